@@ -1,0 +1,102 @@
+"""One base error and its kinds: each message says what was wrong, what was got, what was wanted and what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+
+class TwofourError(Exception):
+    """Base of every error that twofour raises on purpose.
+
+    Args:
+        what: One sentence: what could not be done.
+        got: What was found, with values.
+        wanted: What would have been accepted.
+        remedy: What the reader can try next.
+        reasons: One line per candidate that was considered and refused.
+        layer: Name of the layer or weight concerned; the border that knows it adds it with `for_layer`.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        got: str | None = None,
+        wanted: str | None = None,
+        remedy: str | None = None,
+        reasons: Sequence[str] = (),
+        layer: str | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.got = got
+        self.wanted = wanted
+        self.remedy = remedy
+        self.reasons = tuple(reasons)
+        self.layer = layer
+
+    def __str__(self) -> str:
+        lines = [f"layer `{self.layer}`: {self.what}" if self.layer else self.what]
+        lines += [f"  reason  {reason}" for reason in self.reasons]
+        for label, text in (("got", self.got), ("wanted", self.wanted), ("try", self.remedy)):
+            if text:
+                lines.append(f"  {label:<7} {text}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions pickle by calling cls(*args); keyword-only fields travel as state instead.
+        return (type(self), (self.what,), self.__dict__.copy())
+
+    def for_layer(self, name: str) -> Self:
+        """Return the same error with the layer's name in front, unless one is named already."""
+        self.layer = self.layer or name
+        return self
+
+
+class PatternError(TwofourError, ValueError):
+    """A sparsity pattern does not parse, is not built yet, or does not fit the tensor."""
+
+
+class LayerError(TwofourError, ValueError):
+    """A layer cannot be pruned or addressed as asked."""
+
+
+class MaskError(TwofourError, RuntimeError):
+    """A mask cannot be attached, kept or restored."""
+
+
+class RecipeError(TwofourError, ValueError):
+    """A recipe is malformed or names layers that do not exist."""
+
+
+class PackingError(TwofourError, ValueError):
+    """A weight cannot be written in the packed form, or packed bytes are inconsistent."""
+
+
+class KernelError(TwofourError, RuntimeError):
+    """No kernel can run the operation, or one was given bytes made for another."""
+
+
+class CompileError(TwofourError, RuntimeError):
+    """A model cannot be compiled as asked."""
+
+
+class FormatError(TwofourError, ValueError):
+    """A file is truncated, malformed or of another format."""
+
+
+class TrainingError(TwofourError, RuntimeError):
+    """A training run cannot start or continue."""
+
+
+class MeasureError(TwofourError, RuntimeError):
+    """A measurement was asked for that cannot be made."""
+
+
+class DataError(TwofourError, ValueError):
+    """A data set is missing or not in the expected form."""
+
+
+class SourceError(TwofourError, ValueError):
+    """A model source given on the command line cannot be read."""
