@@ -1,0 +1,74 @@
+#include <immintrin.h>
+
+#include "native/parallel.h"
+#include "nm_compress.h"
+
+namespace twofour {
+namespace {
+
+// Lanes kept of four groups: all but those that lose to two others (larger, or equal and of lower index).
+inline __mmask16 keep_two_of_four(__m512i key) {
+  const __m512i r1 = _mm512_shuffle_epi32(key, static_cast<_MM_PERM_ENUM>(0x39));
+  const __m512i r2 = _mm512_shuffle_epi32(key, static_cast<_MM_PERM_ENUM>(0x4e));
+  const __m512i r3 = _mm512_shuffle_epi32(key, static_cast<_MM_PERM_ENUM>(0x93));
+  const __mmask16 l1 = _mm512_cmpgt_epi32_mask(r1, key) | _mm512_mask_cmpeq_epi32_mask(0x8888, r1, key);
+  const __mmask16 l2 = _mm512_cmpgt_epi32_mask(r2, key) | _mm512_mask_cmpeq_epi32_mask(0xcccc, r2, key);
+  const __mmask16 l3 = _mm512_cmpgt_epi32_mask(r3, key) | _mm512_mask_cmpeq_epi32_mask(0xeeee, r3, key);
+  return static_cast<__mmask16>(~((l1 & l2) | (l1 & l3) | (l2 & l3)));
+}
+
+// Byte b: the two nibble codes of keep bits b (two groups); only the 36 values with two bits a group occur.
+struct Codes {
+  uint8_t of[256] = {};
+  constexpr Codes() {
+    for (int bits = 0; bits < 256; ++bits)
+      for (int half = 0; half < 2; ++half) {
+        int shift = 0, code = 0;
+        for (int i = 0; i < 4; ++i)
+          if (bits >> (4 * half + i) & 1 && shift < 4) {
+            code |= i << shift;
+            shift += 2;
+          }
+        of[bits] = static_cast<uint8_t>(of[bits] | code << (4 * half));
+      }
+  }
+};
+constexpr Codes kCodes;
+
+inline int64_t compress_row(const float* w, int64_t columns, float* values, uint8_t* indices) {
+  const __m512i magnitude_mask = _mm512_set1_epi32(0x7fffffff);
+  int64_t dropped = 0;
+  for (int64_t i = 0; i < columns; i += 16) {
+    const int64_t left = columns - i;
+    const __mmask16 lanes = left >= 16 ? 0xffff : static_cast<__mmask16>((1u << left) - 1);
+    const __m512 x = _mm512_maskz_loadu_ps(lanes, w + i);
+    const __m512i key = _mm512_and_si512(_mm512_castps_si512(x), magnitude_mask);
+    const __mmask16 keep = keep_two_of_four(key);
+    dropped += __builtin_popcount(_mm512_test_epi32_mask(key, key) & static_cast<__mmask16>(~keep));
+    const __m512 packed = _mm512_maskz_compress_ps(keep, x);
+    const __mmask16 half = left >= 16 ? 0x00ff : static_cast<__mmask16>((1u << (left / 2)) - 1);
+    _mm512_mask_storeu_ps(values + i / 2, half, packed);
+    indices[i / 8] = kCodes.of[keep & 0xff];
+    if (left > 8) indices[i / 8 + 1] = kCodes.of[keep >> 8];
+    if (left == 4) indices[i / 8] &= 0x0f;
+    if (left == 12) indices[i / 8 + 1] &= 0x0f;
+  }
+  return dropped;
+}
+
+}  // namespace
+
+int64_t nm_compress_2x4_f32__avx512(const NmCompress& a) {
+  int64_t dropped = 0;
+  int64_t* total = &dropped;
+  parallel_for(a.rows, 1, a.threads, [&](int64_t begin, int64_t end) {
+    int64_t mine = 0;
+    for (int64_t r = begin; r < end; ++r)
+      mine += compress_row(a.weight + r * a.stride, a.columns, a.values + r * (a.columns / 2),
+                           a.indices + r * ((a.columns + 7) / 8));
+    __atomic_fetch_add(total, mine, __ATOMIC_RELAXED);
+  });
+  return dropped;
+}
+
+}  // namespace twofour

@@ -1,0 +1,71 @@
+"""The compiled extension: which instruction sets and threads its kernels may use here."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from types import ModuleType
+
+import torch
+
+from twofour.errors import KernelError
+
+ISA_LEVELS = ("scalar", "avx2", "avx512")
+"""Instruction-set levels, slowest first; a kernel row needs one of them."""
+
+
+@cache
+def extension() -> ModuleType:
+    """Import the compiled extension once.
+
+    Torch must come first: the extension's OpenMP symbols bind to the runtime that torch has loaded.
+
+    Raises:
+        KernelError: The extension is missing or does not load in this environment.
+    """
+    assert torch.__version__  # the import above is what matters
+    try:
+        from twofour.native import _ext
+    except ImportError as error:
+        raise KernelError(
+            "the native extension of twofour does not load",
+            got=str(error),
+            wanted="twofour/native/_ext built for this Python and linked against torch's OpenMP runtime",
+            remedy="reinstall with `pip install --no-build-isolation .` in the environment that holds torch",
+        ) from error
+    return _ext
+
+
+def isa() -> str:
+    """Return the level kernels may use: what the CPU has, capped by the environment variable TWOFOUR_ISA.
+
+    Raises:
+        KernelError: TWOFOUR_ISA is not one of `ISA_LEVELS`.
+    """
+    detected = extension().detect_isa()
+    cap = os.environ.get("TWOFOUR_ISA", "")
+    if not cap:
+        return detected
+    if cap not in ISA_LEVELS:
+        raise KernelError(
+            "the environment variable TWOFOUR_ISA names no instruction set",
+            got=f"TWOFOUR_ISA={cap!r}",
+            wanted=f"one of {', '.join(ISA_LEVELS)}",
+            remedy="unset TWOFOUR_ISA to use everything this CPU has",
+        )
+    return min(detected, cap, key=ISA_LEVELS.index)
+
+
+def supports(level: str) -> bool:
+    """Tell whether kernels of instruction-set level `level` may run here and now."""
+    return ISA_LEVELS.index(level) <= ISA_LEVELS.index(isa())
+
+
+def threads() -> int:
+    """Return how many threads a kernel should use: torch's setting, or 1 where no shared OpenMP pool exists."""
+    return torch.get_num_threads() if threads_backend() == "openmp" else 1
+
+
+def threads_backend() -> str:
+    """Return "openmp" when kernels run on torch's own OpenMP pool, "single" when they run on one thread."""
+    return extension().threads_backend()

@@ -1,0 +1,129 @@
+"""The protocol of a sparsity pattern: scores in, mask out, and a check that a weight obeys it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofour.errors import PatternError
+
+
+@dataclass(frozen=True)
+class Conformity:
+    """How far a weight obeys a pattern.
+
+    Attributes:
+        groups: How many groups the weight has.
+        legal: How many of them obey the pattern.
+        first: Index of the first value of the first offending group, or None.
+        values: The values of that group.
+    """
+
+    groups: int
+    legal: int
+    first: tuple[int, ...] | None = None
+    values: tuple[float, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether every group obeys the pattern."""
+        return self.legal == self.groups
+
+
+class Pattern(ABC):
+    """What may be zero. Groups lie along the last axis, which is the reduction axis of the product."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The text that `twofour.patterns.parse` turns into this pattern."""
+
+    @property
+    @abstractmethod
+    def group(self) -> int:
+        """Values per group; the reduction axis must be a multiple of it."""
+
+    @property
+    @abstractmethod
+    def density(self) -> float:
+        """Largest fraction of values that may be non-zero."""
+
+    @abstractmethod
+    def project(self, scores: Tensor, *, absolute: bool = False) -> Tensor:
+        """Return the mask that keeps the best-scored values of each group, the lowest index winning ties.
+
+        Args:
+            scores: Real scores (..., in), any floating dtype; larger is more important.
+            absolute: Rank by |scores|, without making a copy of them.
+
+        Returns:
+            Bool mask of the same shape, True where a value is kept.
+
+        Raises:
+            PatternError: `scores` does not divide into groups, is not real, or holds NaN or infinity.
+        """
+
+    @abstractmethod
+    def check(self, weight: Tensor) -> Conformity:
+        """Say how many groups of `weight` (..., in) obey the pattern; -0.0 counts as zero.
+
+        Raises:
+            PatternError: `weight` does not divide into groups or has no values (meta).
+        """
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def require_groups(pattern: Pattern, tensor: Tensor, role: str) -> None:
+    """Refuse a tensor that `pattern` cannot be laid over.
+
+    Raises:
+        PatternError: The tensor is on the meta device, not strided, complex, empty, a scalar, or its last axis is
+            not a multiple of the group.
+    """
+    shape = tuple(tensor.shape)
+    if tensor.layout != torch.strided or tensor.is_complex() or tensor.is_quantized:
+        raise PatternError(
+            f"{role} cannot carry the pattern {pattern.name}",
+            got=f"a {tensor.layout} tensor of dtype {tensor.dtype}",
+            wanted="a plain (strided) real tensor",
+            remedy="convert it with .to_dense() or .dequantize() first",
+        )
+    if tensor.ndim == 0 or tensor.numel() == 0 or shape[-1] % pattern.group:
+        raise PatternError(
+            f"{role} cannot carry the pattern {pattern.name}",
+            got=f"shape {shape}: {_what_is_wrong(shape, pattern.group)}",
+            wanted=f"a last (reduction) axis that is a positive multiple of {pattern.group}",
+            remedy="leave this layer dense (skip=...), or pad the layer to a multiple of the group",
+        )
+    if tensor.is_meta:
+        raise PatternError(
+            f"{role} cannot carry the pattern {pattern.name}",
+            got=f"a tensor on the meta device, shape {shape}: it has no values",
+            wanted="a tensor with values",
+            remedy="load the weights first, for instance with model.to_empty(device='cpu') and load_state_dict",
+        )
+
+
+def _what_is_wrong(shape: tuple[int, ...], group: int) -> str:
+    if not shape:
+        return "a scalar has no reduction axis"
+    if 0 in shape:
+        return "there are no values"
+    return f"{shape[-1]} is not a multiple of {group}"
+
+
+def non_finite(role: str, tensor: Tensor) -> PatternError:
+    """Build the error for scores or weights that hold NaN or infinity."""
+    bad = (~torch.isfinite(tensor)).nonzero()
+    where = tuple(bad[0].tolist())
+    return PatternError(
+        f"{role} cannot be ranked",
+        got=f"{len(bad)} values that are NaN or infinite, the first {tensor[where].item()} at {where}",
+        wanted="finite values only",
+        remedy="look for a diverged training run or a broken checkpoint; torch.nan_to_num would hide it",
+    )

@@ -1,0 +1,130 @@
+"""N:M: at most N non-zero values in every M consecutive ones along the reduction axis.
+
+2:4 is the pattern of Sparse Tensor Cores (Mishra et al. 2021, section 3); 1:2 is its form for tf32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofour import native
+from twofour.patterns.base import Conformity, Pattern, non_finite, require_groups
+
+LARGEST_GROUP = 64
+"""Largest M: the native kernel ranks a group in registers and on the stack."""
+
+
+@dataclass(frozen=True)
+class NM(Pattern):
+    """At most `n` non-zero values in every group of `m` consecutive ones (1 <= n < m <= 64)."""
+
+    n: int
+    m: int
+
+    @property
+    def name(self) -> str:
+        """The pattern's text, for example "2:4"."""
+        return f"{self.n}:{self.m}"
+
+    @property
+    def group(self) -> int:
+        """Values per group: m."""
+        return self.m
+
+    @property
+    def density(self) -> float:
+        """Largest fraction of non-zero values: n / m."""
+        return self.n / self.m
+
+    def project(self, scores: Tensor, *, absolute: bool = False) -> Tensor:
+        """Keep the `n` largest scores of every group; see `Pattern.project`."""
+        require_groups(self, scores, "a tensor of scores")
+        scores = scores.detach()
+        if scores.device.type != "cpu":
+            return project_reference(scores, self.n, self.m, absolute=absolute)
+        return _project_native(scores, self.n, self.m, absolute)
+
+    def check(self, weight: Tensor) -> Conformity:
+        """Count the groups with at most `n` non-zeros; see `Pattern.check`."""
+        require_groups(self, weight, "a weight")
+        return check_groups(weight.detach().unflatten(-1, (-1, self.m)) != 0, self.n, weight, self.m)
+
+
+def project_reference(scores: Tensor, n: int, m: int, *, absolute: bool = False) -> Tensor:
+    """Keep the `n` largest of every `m` scores in plain torch: the reference of the native kernels, any device.
+
+    Args:
+        scores: Real scores (..., in), `in` a multiple of `m`.
+        n: Kept values per group.
+        m: Values per group.
+        absolute: Rank by |scores|.
+
+    Raises:
+        PatternError: A score is NaN or infinite.
+    """
+    if scores.is_floating_point() and not torch.isfinite(scores).all():
+        raise non_finite("a tensor of scores", scores)
+    groups = scores.unflatten(-1, (-1, m))
+    # A stable descending sort puts the lowest index first among equals; integers widen so that |-128| is 128.
+    groups = groups.to(torch.int64 if not scores.is_floating_point() else scores.dtype)
+    best = (groups.abs() if absolute else groups).sort(dim=-1, descending=True, stable=True).indices[..., :n]
+    return (
+        torch.zeros(groups.shape, dtype=torch.bool, device=scores.device).scatter_(-1, best, True).flatten(-2)
+    )
+
+
+def _project_native(scores: Tensor, n: int, m: int, absolute: bool) -> Tensor:
+    ranked = scores.to(torch.float32).contiguous() if _fits_float32(scores) else None
+    if ranked is None:
+        return project_reference(scores, n, m, absolute=absolute)
+    keep = torch.empty(scores.shape, dtype=torch.bool)
+    finite = native.extension().nm_mask(
+        mask_row(n, m),
+        ranked.data_ptr(),
+        keep.data_ptr(),
+        ranked.numel() // m,
+        n,
+        m,
+        absolute,
+        native.threads(),
+    )
+    if not finite:
+        raise non_finite("a tensor of scores", scores)
+    return keep
+
+
+def _fits_float32(scores: Tensor) -> bool:
+    """Whether ranking in float32 loses nothing: float64 and wide integers take the reference."""
+    return scores.dtype in (
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.int8,
+        torch.uint8,
+        torch.int16,
+    )
+
+
+def mask_row(n: int, m: int) -> int:
+    """Return the index of the fastest native mask kernel for `n`:`m` that may run here (TWOFOUR_ISA caps it)."""
+    rows = native.extension().nm_mask_rows()
+    return next(
+        index
+        for index, (_, isa, row_n, row_m) in enumerate(rows)
+        if native.supports(isa) and (row_n, row_m) in ((n, m), (0, 0))
+    )
+
+
+def check_groups(nonzero: Tensor, allowed: int, weight: Tensor, group: int) -> Conformity:
+    """Count the legal groups of `nonzero` (..., groups, m) and find the first offending one in `weight`."""
+    counts = nonzero.sum(-1, dtype=torch.uint8 if nonzero.shape[-1] < 256 else torch.int32)
+    legal = counts <= allowed
+    good = int(legal.sum())
+    if good == legal.numel():
+        return Conformity(legal.numel(), good)
+    *rows, index = (~legal).nonzero()[0].tolist()
+    values = weight.detach()[tuple(rows)][index * group : (index + 1) * group].tolist()
+    return Conformity(legal.numel(), good, (*rows, index * group), tuple(values))

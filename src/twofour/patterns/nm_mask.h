@@ -1,0 +1,28 @@
+// Keep-masks of N:M patterns: the N largest scores of every M consecutive ones, the lowest index winning ties.
+#pragma once
+
+#include <cstdint>
+
+namespace twofour {
+
+struct NmMask {
+  const float* scores;  // groups * m values, the reduction axis contiguous
+  uint8_t* keep;        // same shape, 1 = kept
+  int64_t groups;
+  int n, m;
+  bool absolute;  // rank by |score|
+};
+
+// Returns false when a score is NaN or infinite; `keep` is then unspecified.
+struct NmMaskKernel {
+  const char* name;
+  const char* isa;
+  int n, m;  // 0, 0 = any
+  bool (*run)(const NmMask&);
+};
+
+#define TWOFOUR_NM_MASK(symbol, isa, n, m) bool symbol(const NmMask&);
+#include "nm_mask.inc"
+#undef TWOFOUR_NM_MASK
+
+}  // namespace twofour

@@ -1,0 +1,51 @@
+"""Pair-wise N:M, the form that 4-bit types take on Sparse Tensor Cores.
+
+In every 8 values, seen as 4 aligned pairs, exactly 2 pairs are kept whole (PTX ISA, "Sparse matrix storage", for
+.u4, .s4 and fp4): half of the values, with one 2-bit index for each kept pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofour.patterns.base import Conformity, Pattern, require_groups
+from twofour.patterns.nm import check_groups, project_reference
+
+
+@dataclass(frozen=True)
+class PairedNM(Pattern):
+    """At most `n` / 2 non-zero pairs in every `m` / 2 aligned pairs; `n` and `m` count values and are even."""
+
+    n: int
+    m: int
+
+    @property
+    def name(self) -> str:
+        """The pattern's text, for example "4:8-pairs"."""
+        return f"{self.n}:{self.m}-pairs"
+
+    @property
+    def group(self) -> int:
+        """Values per group: m."""
+        return self.m
+
+    @property
+    def density(self) -> float:
+        """Largest fraction of values that may be non-zero: n / m."""
+        return self.n / self.m
+
+    def project(self, scores: Tensor, *, absolute: bool = False) -> Tensor:
+        """Keep the pairs with the largest sum of scores; see `Pattern.project`."""
+        require_groups(self, scores, "a tensor of scores")
+        ranked = scores.detach().to(torch.float64 if scores.dtype == torch.float64 else torch.float32)
+        pairs = (ranked.abs() if absolute else ranked).unflatten(-1, (-1, 2)).sum(-1)
+        return project_reference(pairs, self.n // 2, self.m // 2).repeat_interleave(2, dim=-1)
+
+    def check(self, weight: Tensor) -> Conformity:
+        """Count the groups with at most `n` / 2 pairs that are not zero; see `Pattern.check`."""
+        require_groups(self, weight, "a weight")
+        pairs = (weight.detach().unflatten(-1, (-1, 2)) != 0).any(-1)
+        return check_groups(pairs.unflatten(-1, (-1, self.m // 2)), self.n // 2, weight, self.m)

@@ -1,0 +1,80 @@
+"""Text to pattern, once, at the border: inside the package only `Pattern` objects travel."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from twofour.errors import PatternError
+from twofour.patterns.base import Pattern
+from twofour.patterns.nm import LARGEST_GROUP, NM
+from twofour.patterns.pairs import PairedNM
+
+_FORMS = '"N:M" (2:4, 1:2, 4:8, 1:4, 8:16, ...) or "4:8-pairs"'
+_PLANNED = {
+    r"\d+:\d+:\d+": "V:N:M",
+    r"block(:.*)?": "block",
+    r"channel(:.*)?": "channel",
+}
+
+
+def parse(pattern: str | Pattern) -> Pattern:
+    """Turn the text of a pattern into a `Pattern`; a `Pattern` is returned as it is.
+
+    Example:
+        >>> parse("2:4").density
+        0.5
+
+    Raises:
+        PatternError: The text is no pattern, or one that is planned and not built yet.
+    """
+    if isinstance(pattern, Pattern):
+        return pattern
+    if not isinstance(pattern, str):
+        raise PatternError(
+            "a pattern must be text or a Pattern",
+            got=f"{type(pattern).__name__}: {pattern!r}",
+            wanted=_FORMS,
+        )
+    return _parse(pattern.strip())
+
+
+@cache
+def _parse(text: str) -> Pattern:
+    if match := re.fullmatch(r"(\d{1,4}):(\d{1,4})(-pairs)?", text):
+        n, m = int(match[1]), int(match[2])
+        return _paired(text, n, m) if match[3] else _plain(text, n, m)
+    for form, kind in _PLANNED.items():
+        if re.fullmatch(form, text):
+            raise PatternError(
+                f"the pattern {text!r} is planned, not built yet",
+                got=f"a {kind} pattern",
+                wanted=_FORMS,
+                remedy='use "2:4" until a release lists the pattern in its changelog',
+            )
+    raise PatternError(
+        "the text is not a sparsity pattern",
+        got=repr(text),
+        wanted=_FORMS,
+        remedy='"2:4" is what Sparse Tensor Cores and the CPU kernels run',
+    )
+
+
+def _plain(text: str, n: int, m: int) -> Pattern:
+    if not 1 <= n < m <= LARGEST_GROUP:
+        raise PatternError(
+            f"the pattern {text!r} is impossible",
+            got=f"N = {n}, M = {m}",
+            wanted=f"1 <= N < M <= {LARGEST_GROUP}",
+        )
+    return NM(n, m)
+
+
+def _paired(text: str, n: int, m: int) -> Pattern:
+    if n % 2 or m % 2 or not 2 <= n < m <= LARGEST_GROUP:
+        raise PatternError(
+            f"the pattern {text!r} is impossible",
+            got=f"N = {n}, M = {m}",
+            wanted=f"even N and M with 2 <= N < M <= {LARGEST_GROUP}",
+        )
+    return PairedNM(n, m)

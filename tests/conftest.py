@@ -1,0 +1,59 @@
+"""Shared by all tests: poisoned outputs, where data lives, and each instruction set this machine has."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from twofour import native
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill what torch.empty returns with NaN (all ones for integers), so that an unwritten output is seen."""
+
+    def poison(make):
+        def empty(*args, **kwargs):
+            tensor = make(*args, **kwargs)
+            if tensor.device.type == "cpu" and tensor.layout == torch.strided:
+                tensor.fill_(float("nan") if tensor.is_floating_point() else 1)
+            return tensor
+
+        return empty
+
+    for name in ("empty", "empty_like"):
+        monkeypatch.setattr(torch, name, poison(getattr(torch, name)))
+
+
+def isa_levels() -> list[str]:
+    """Instruction-set levels of this CPU, slowest first."""
+    detected = native.extension().detect_isa()
+    return list(native.ISA_LEVELS[: native.ISA_LEVELS.index(detected) + 1])
+
+
+@pytest.fixture(params=native.ISA_LEVELS)
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run the test once for each instruction set; those this CPU lacks are skipped with the reason."""
+    if request.param not in isa_levels():
+        pytest.skip(f"this CPU has no {request.param}: its levels are {', '.join(isa_levels())}")
+    monkeypatch.setenv("TWOFOUR_ISA", request.param)
+    return request.param
+
+
+def find_data() -> Path | None:
+    """Return the folder of real data sets: $TWOFOUR_DATA, else ../shared/data beside the repository."""
+    given = os.environ.get("TWOFOUR_DATA")
+    folder = Path(given) if given else ROOT.parent / "shared" / "data"
+    return folder if folder.is_dir() else None
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of real data sets; the test is skipped where there is none."""
+    folder = find_data()
+    if folder is None:
+        pytest.skip("no data folder: set TWOFOUR_DATA to one that holds the data sets")
+    return folder

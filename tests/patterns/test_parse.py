@@ -1,0 +1,44 @@
+import pytest
+
+from twofour.errors import PatternError
+from twofour.patterns import NM, PairedNM, parse
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 2), (4, 8), (1, 4), (8, 16), (3, 7), (63, 64)])
+def test_names_round_trip(n: int, m: int) -> None:
+    pattern = parse(f"{n}:{m}")
+    assert pattern == NM(n, m)
+    assert parse(pattern.name) is parse(f" {pattern.name} ")
+    assert (pattern.group, pattern.density) == (m, n / m)
+    assert parse(pattern) is pattern
+
+
+def test_pairs_round_trip() -> None:
+    assert parse("4:8-pairs") == PairedNM(4, 8)
+    assert parse("4:8-pairs").name == "4:8-pairs"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2", "2:4:", "a:b", "2/4", "-2:4", "2.0:4", "2:4 pairs", "②:4", "2:4\n1:2"]
+)
+def test_what_is_no_pattern_is_refused(text: str) -> None:
+    with pytest.raises(PatternError, match="not a sparsity pattern") as caught:
+        parse(text)
+    assert "wanted" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["0:4", "4:4", "5:4", "2:65", "3:8-pairs", "4:4-pairs"])
+def test_impossible_patterns_are_refused(text: str) -> None:
+    with pytest.raises(PatternError, match="impossible"):
+        parse(text)
+
+
+@pytest.mark.parametrize("text", ["64:2:4", "block:16x16@0.9", "channel"])
+def test_planned_patterns_say_so(text: str) -> None:
+    with pytest.raises(PatternError, match="planned, not built yet"):
+        parse(text)
+
+
+def test_other_types_are_refused() -> None:
+    with pytest.raises(PatternError, match="tuple"):
+        parse((2, 4))  # type: ignore[arg-type]
