@@ -1,0 +1,15 @@
+"""How it is stored: the canonical packed form, its header and its index streams."""
+
+from twofour.packing.header import DTYPES, FORMAT_VERSION, HEADER_BYTES, Header, layout_header, read_layout_header
+from twofour.packing.pack import Packed, pack
+
+__all__ = [
+    "DTYPES",
+    "FORMAT_VERSION",
+    "HEADER_BYTES",
+    "Header",
+    "Packed",
+    "layout_header",
+    "pack",
+    "read_layout_header",
+]

@@ -1,0 +1,227 @@
+"""Dense weight <-> canonical packed form: kept values in order, and their positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofour import native
+from twofour.errors import PackingError
+from twofour.packing.header import DTYPES, Header
+from twofour.packing.indices import decode, encode, row_bytes
+from twofour.patterns import NM, PairedNM, Pattern, parse
+from twofour.patterns.base import non_finite, require_groups
+
+
+_CODES = {first | second << 2 for second in range(4) for first in range(second)}
+_LEGAL_BYTES = torch.tensor([byte & 0xF in _CODES and byte >> 4 in _CODES for byte in range(256)])
+_LEGAL_LAST = torch.tensor([byte in _CODES for byte in range(256)])
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A weight in the canonical packed form.
+
+    Attributes:
+        header: Pattern, dtype, dense shape and reduction axis.
+        values: Kept values (rows, kept per row) in the dtype of `DTYPES`; int4: uint8, two values a byte, low first.
+        indices: uint8 (rows, bytes per row); see `twofour.packing.indices`.
+    """
+
+    header: Header
+    values: Tensor
+    indices: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and indices."""
+        return self.values.nbytes + self.indices.nbytes
+
+    def positions(self) -> Tensor:
+        """Return the validated positions of the kept values in their groups: int64 (rows, groups, n).
+
+        Raises:
+            PackingError: Sizes do not match the header, or an index is illegal.
+        """
+        geometry = _Geometry.of(self.header)
+        _require_sizes(self, geometry)
+        found = decode(self.indices, geometry.groups, geometry.kept_units, geometry.units, geometry.tf32)
+        if geometry.width == 1:
+            return found
+        return (found.unsqueeze(-1) * 2 + torch.arange(2)).flatten(-2)
+
+    def validate(self) -> None:
+        """Check sizes and every index, without building positions where the pattern is 2:4.
+
+        Raises:
+            PackingError: Sizes do not match the header, or an index is illegal.
+        """
+        geometry = _Geometry.of(self.header)
+        if (geometry.kept_units, geometry.units) != (2, 4):
+            self.positions()
+            return
+        _require_sizes(self, geometry)
+        legal = _LEGAL_BYTES[self.indices.int()]
+        if geometry.groups % 2:
+            legal[:, -1] = _LEGAL_LAST[self.indices[:, -1].int()]
+        if not legal.all():
+            self.positions()  # raises, naming the place
+
+    def unpack(self) -> Tensor:
+        """Return the dense weight, exactly as it was packed (-0.0 that was dropped comes back as 0.0).
+
+        Raises:
+            PackingError: Sizes do not match the header, or an index is illegal.
+        """
+        header, geometry = self.header, _Geometry.of(self.header)
+        positions = self.positions()
+        values = _read_int4(self.values) if header.dtype == "int4" else self.values
+        dense = torch.zeros(header.rows, geometry.groups, geometry.group, dtype=values.dtype)
+        dense.scatter_(-1, positions, values.view(positions.shape))
+        last = [size for axis, size in enumerate(header.shape) if axis != header.axis]
+        return dense.view(*last, header.reduction).movedim(-1, header.axis).contiguous()
+
+
+def pack(weight: Tensor, pattern: str | Pattern, dtype: str | torch.dtype | None = None, *, axis: int = -1) -> Packed:
+    """Write a weight that obeys `pattern` in the canonical packed form.
+
+    Args:
+        weight: Dense weight on the CPU, any shape; float32, bfloat16, float16, or int8 (int4: int8 in -8..7).
+        pattern: N:M or "4:8-pairs"; `weight` must obey it along `axis`.
+        dtype: Encoding of the kept values: a float dtype (rounded to it), "int8", "int4" (pairs only) or "tf32"
+            (1:2 only); default the weight's own.
+        axis: Reduction axis: -1 for a Linear, 1 for a convolution.
+
+    Raises:
+        PackingError: The weight does not obey the pattern, or cannot be written in `dtype`.
+        PatternError: The pattern does not divide the axis, or the weight holds NaN or infinity.
+
+    Example:
+        >>> packed = pack(torch.tensor([[1.0, 0.0, 0.0, 2.0]]), "2:4")
+        >>> packed.values.tolist(), packed.indices.tolist()
+        ([[1.0, 2.0]], [[12]])
+    """
+    rule = parse(pattern)
+    moved = weight.detach().movedim(axis, -1) if weight.ndim else weight
+    require_groups(rule, moved, "a weight")
+    if moved.device.type != "cpu":
+        moved = moved.cpu()
+    name = _encoding(rule, weight.dtype, dtype)
+    header = Header(rule.name, name, tuple(weight.shape), axis % weight.ndim)
+    flat = moved.reshape(-1, moved.shape[-1]).to(DTYPES[name])
+    if rule == NM(2, 4) and flat.dtype == torch.float32:
+        values, indices = _compress_native(flat.contiguous(), moved, rule)
+    else:
+        values, indices = _compress(flat, rule, header)
+    if values.is_floating_point() and not torch.isfinite(values).all():
+        raise non_finite("a weight", weight)
+    return Packed(header, _write_int4(values) if name == "int4" else values, indices)
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """Sizes that a header implies; a unit is what one index names: a value, or a pair of them."""
+
+    group: int
+    groups: int
+    units: int
+    kept_units: int
+    width: int
+    tf32: bool
+
+    @classmethod
+    def of(cls, header: Header) -> _Geometry:
+        rule = header.parsed()
+        assert isinstance(rule, NM | PairedNM), rule
+        width = 2 if isinstance(rule, PairedNM) else 1
+        return cls(rule.m, header.reduction // rule.m, rule.m // width, rule.n // width, width, header.dtype == "tf32")
+
+
+def _compress_native(flat: Tensor, moved: Tensor, rule: Pattern) -> tuple[Tensor, Tensor]:
+    rows, columns = flat.shape
+    values = torch.empty(rows, columns // 2)
+    indices = torch.empty(rows, row_bytes(columns // 4, 2, 4), dtype=torch.uint8)
+    extension = native.extension()
+    row = next(i for i, (_, isa) in enumerate(extension.nm_compress_rows()) if native.supports(isa))
+    dropped = extension.nm_compress(
+        row, flat.data_ptr(), columns, rows, columns, values.data_ptr(), indices.data_ptr(), native.threads()
+    )
+    if dropped:
+        raise _not_legal(moved, rule)
+    return values, indices
+
+
+def _compress(flat: Tensor, rule: Pattern, header: Header) -> tuple[Tensor, Tensor]:
+    if not rule.check(flat).ok:
+        raise _not_legal(flat.view(-1, flat.shape[-1]), rule)
+    geometry = _Geometry.of(header)
+    keep = rule.project(flat, absolute=True).view(len(flat), geometry.groups, geometry.group)
+    positions = keep.nonzero()[:, -1].view(len(flat), geometry.groups, -1)
+    values = flat.view(keep.shape).gather(-1, positions).flatten(1)
+    units = positions[..., :: geometry.width] // geometry.width
+    return values, encode(units, geometry.units, geometry.tf32)
+
+
+def _encoding(rule: Pattern, weight: torch.dtype, asked: str | torch.dtype | None) -> str:
+    name = asked if isinstance(asked, str) else str(asked or weight).removeprefix("torch.")
+    to_int = name in ("int8", "int4")
+    if name not in DTYPES or to_int != (weight == torch.int8) or not (weight.is_floating_point or to_int):
+        raise PackingError(
+            "the weight cannot be written in this dtype",
+            got=f"a {weight} weight, dtype {name!r}",
+            wanted="float32, bfloat16 or float16 (or tf32) from a floating weight; int8 or int4 from an int8 weight",
+            remedy="quantize the weight first if whole numbers are wanted",
+        )
+    form = {"int4": isinstance(rule, PairedNM), "tf32": rule == NM(1, 2)}.get(name, isinstance(rule, NM))
+    if not form:
+        raise PackingError(
+            f"the pattern {rule.name} has no {name} form",
+            got=f"pattern {rule.name}, dtype {name}",
+            wanted='int4 with "4:8-pairs", tf32 with "1:2", every other dtype with N:M',
+        )
+    return name
+
+
+def _not_legal(weight: Tensor, rule: Pattern) -> PackingError:
+    found = rule.check(weight)
+    return PackingError(
+        f"the weight does not obey {rule.name}",
+        got=f"{found.groups - found.legal} of {found.groups} groups break it, the first at {found.first}: "
+        f"{[round(value, 6) for value in found.values]}",
+        wanted=f"at most {rule.density:.0%} non-zeros in each group of {rule.group} along the reduction axis",
+        remedy="prune first: twofour.prune(model, ...), or weight *= pattern.project(weight, absolute=True)",
+    )
+
+
+def _require_sizes(packed: Packed, geometry: _Geometry) -> None:
+    header = packed.header
+    per_row = geometry.groups * geometry.kept_units * geometry.width
+    stored = (header.rows, (per_row + 1) // 2 if header.dtype == "int4" else per_row)
+    stream = (header.rows, row_bytes(geometry.groups, geometry.kept_units, geometry.units, geometry.tf32))
+    dtype = torch.uint8 if header.dtype == "int4" else DTYPES[header.dtype]
+    got = (tuple(packed.values.shape), packed.values.dtype, tuple(packed.indices.shape), packed.indices.dtype)
+    if got != (stored, dtype, stream, torch.uint8):
+        raise PackingError(
+            "the sizes of a packed weight do not match its header",
+            got=f"values {got[0]} {got[1]}, indices {got[2]} {got[3]}",
+            wanted=f"values {stored} {dtype}, indices {stream} torch.uint8",
+            remedy="the file is damaged; write it again",
+        )
+
+
+def _write_int4(values: Tensor) -> Tensor:
+    if int(values.min()) < -8 or int(values.max()) > 7:
+        raise PackingError(
+            "the weight cannot be written as int4",
+            got=f"values from {int(values.min())} to {int(values.max())}",
+            wanted="whole numbers from -8 to 7",
+        )
+    nibbles = values.to(torch.uint8) & 0xF
+    return nibbles[:, 0::2] | nibbles[:, 1::2] << 4
+
+
+def _read_int4(stored: Tensor) -> Tensor:
+    nibbles = torch.stack((stored & 0xF, stored >> 4), -1).flatten(1).to(torch.int8)
+    return torch.where(nibbles > 7, nibbles - 16, nibbles)
