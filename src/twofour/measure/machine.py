@@ -13,6 +13,9 @@ from pathlib import Path
 
 import torch
 
+from twofour import native
+from twofour.errors import TwofourError
+
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _ISA_FLAGS = re.compile(r"^(avx\w*|fma|f16c|amx_\w+|sse4_[12]|gfni|asimd\w*|sve\w*|i8mm|bf16)$")
@@ -109,11 +112,9 @@ def _software() -> dict[str, str | None]:
 
 def _native_isa() -> str:
     try:
-        from twofour import native
-
         return native.isa()
-    except (ImportError, OSError) as error:  # a record of dense code alone is still a record
-        return f"none: {error}"
+    except TwofourError as error:  # a record of dense code alone is still a record
+        return f"none: {error.got}"
 
 
 def _version(package: str) -> str | None:

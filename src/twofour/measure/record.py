@@ -111,9 +111,7 @@ class Record:
         Raises:
             MeasureError: The record has no baseline and none is given, or a name is unknown.
         """
-        names = (
-            self.baseline if against is None else (against,) if isinstance(against, str) else tuple(against)
-        )
+        names = self.baseline if against is None else (against,) if isinstance(against, str) else tuple(against)
         if not names:
             raise MeasureError(
                 "this record has no baseline to compare with.",
@@ -200,16 +198,12 @@ def load(path: str | os.PathLike[str]) -> list[Record]:
     try:
         content = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
-        raise MeasureError(
-            f"{path} cannot be read as records.", got=f"{type(error).__name__}: {error}"
-        ) from error
+        raise MeasureError(f"{path} cannot be read as records.", got=f"{type(error).__name__}: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("version") != VERSION:
         raise MeasureError(
             f"{path} is not a file of records.",
             got=repr(
-                {key: content.get(key) for key in ("format", "version")}
-                if isinstance(content, dict)
-                else content
+                {key: content.get(key) for key in ("format", "version")} if isinstance(content, dict) else content
             ),
             wanted=f"format {FORMAT!r}, version {VERSION}",
         )
@@ -279,6 +273,4 @@ def _checked(values: object, cls: type[Record] | type[Timing], what: str) -> dic
 
 
 def _malformed(what: str, got: object) -> MeasureError:
-    return MeasureError(
-        f"malformed record: {what}.", got=repr(got)[:200], wanted="a record written by measure.save"
-    )
+    return MeasureError(f"malformed record: {what}.", got=repr(got)[:200], wanted="a record written by measure.save")

@@ -63,9 +63,7 @@ def copies_for_cold(bytes_each: int, *, cap_bytes: int = 1 << 30, llc_bytes: int
         MeasureError: `bytes_each` is not positive, or two copies do not fit in memory.
     """
     if bytes_each <= 0:
-        raise MeasureError(
-            "cold copies need a size.", got=f"bytes_each={bytes_each}", wanted="bytes_each > 0"
-        )
+        raise MeasureError("cold copies need a size.", got=f"bytes_each={bytes_each}", wanted="bytes_each > 0")
     llc = llc_bytes if llc_bytes is not None else last_level_cache_bytes()
     free = free_memory_bytes()
     if free is not None and 2 * bytes_each > free:
@@ -220,9 +218,7 @@ def balanced_orders(count: int) -> list[list[int]]:
 
 def _runners(candidates: Mapping[str, Candidate], clock: str) -> list[_Runner]:
     if not candidates:
-        raise MeasureError(
-            "there is nothing to time.", got="no candidates", wanted="a dict of name to callable"
-        )
+        raise MeasureError("there is nothing to time.", got="no candidates", wanted="a dict of name to callable")
     if clock not in CLOCKS:
         raise MeasureError("unknown clock.", got=repr(clock), wanted='"wall" or "thread"')
     runners = []
@@ -302,9 +298,7 @@ def _twin(runners: Sequence[_Runner], baseline: tuple[str, ...]) -> _Runner:
     best = min((runner for runner in runners if runner.name in baseline), key=lambda runner: runner.seconds)
     # The twin starts half the copies away: right behind its sibling it would find that copy in the cache.
     away = len(best.copies) // 2
-    return _Runner(
-        best.name + AGAIN, best.copies, best.clock, best.calls, best.seconds, best.next_copy + away
-    )
+    return _Runner(best.name + AGAIN, best.copies, best.clock, best.calls, best.seconds, best.next_copy + away)
 
 
 def _rounds(runners: Sequence[_Runner], repeats: int, seconds: float, hot: bool) -> None:
