@@ -1,0 +1,153 @@
+"""Masks in checkpoints: saved and restored exactly, or derived from weights that are already sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypedDict, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from twofour.errors import MaskError, PatternError
+from twofour.layers import PrunableWeight, nearest, walk
+from twofour.masks.link import whole
+from twofour.masks.mask import Mask, attach_all, of
+from twofour.patterns import Pattern, parse
+
+
+class SavedMask(TypedDict):
+    """One mask in a training checkpoint; torch.load(weights_only=True) reads it."""
+
+    pattern: str
+    shape: tuple[int, ...]
+    bits: Tensor
+
+
+@runtime_checkable
+class PatternChoice(Protocol):
+    """Anything that gives each layer a pattern, or None for dense, as a Recipe does."""
+
+    def pattern_for(self, layer: str) -> Pattern | None:
+        """Return the pattern of the layer."""
+        ...
+
+
+def state_dict(model: nn.Module) -> dict[str, SavedMask]:
+    """Return the exact masks of `model`, one bit a value, to store beside the model's own state dict.
+
+    Each entry holds the pattern's text, the weight's shape and `bits`: uint8, eight values a byte in the weight's own
+    order, the first value in the lowest bit.
+    """
+    return {
+        name: {"pattern": mask.pattern.name, "shape": tuple(mask.keep.shape), "bits": _to_bits(mask.keep)}
+        for name, mask in of(model).items()
+    }
+
+
+def load_state_dict(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Mask]:
+    """Restore the masks that `state_dict` returned, attaching them where the model has none; all or nothing.
+
+    Raises:
+        MaskError: A name or shape does not fit the model, an entry is malformed, or the model has a mask that the
+            state lacks.
+    """
+    weights = _by_name(model)
+    plan: list[tuple[PrunableWeight, Tensor, Pattern | str]] = []
+    for name, saved in state.items():
+        if name not in weights:
+            raise MaskError(
+                "the checkpoint holds a mask for a weight the model lacks", remedy=nearest(name, weights)
+            ).for_layer(name)
+        plan.append(_restore(weights[name], saved))
+    names = {prunable.name for prunable, _, _ in plan}
+    if extra := [name for name in of(model) if weights[name].name not in names]:
+        raise MaskError(
+            "the model has masks that the checkpoint lacks",
+            got=", ".join(extra),
+            remedy="call twofour.masks.detach(model) first",
+        )
+    attach_all(plan)
+    return of(model)
+
+
+def derive(
+    model: nn.Module,
+    pattern: str | Pattern | PatternChoice,
+    *,
+    skip: str | Sequence[str] = (),
+    eligibility: str = "asp",
+) -> dict[str, Mask]:
+    """Attach masks to a model whose weights already are sparse, as loaded from a plain checkpoint.
+
+    The non-zero values are kept. Where a group has fewer than the pattern allows, zeros fill the mask up, the lowest
+    index first (the tie rule of the projection on |w|). All or nothing.
+
+    Args:
+        model: Model with sparse weights.
+        pattern: One pattern for all eligible weights, or a recipe.
+        skip: Globs of layers that are dense.
+        eligibility: As in `layers.walk`.
+
+    Raises:
+        MaskError: A weight breaks the pattern; one reason for each, with its first offending group.
+        PatternError: A weight holds NaN or infinity.
+    """
+    plan: list[tuple[PrunableWeight, Tensor, Pattern | str]] = []
+    reasons: list[str] = []
+    for prunable in walk(model, skip=skip, eligibility=eligibility).weights:
+        chosen = pattern.pattern_for(prunable.layer) if isinstance(pattern, PatternChoice) else parse(pattern)
+        if chosen is None:
+            continue
+        weight = prunable.reduction_last(whole(prunable.parameter.detach()))
+        try:
+            conformity = chosen.check(weight)
+            if conformity.ok:
+                keep = prunable.from_reduction_last(chosen.project(weight, absolute=True))
+                plan.append((prunable, keep, chosen))
+            else:
+                reasons.append(
+                    f"`{prunable.name}` is not {chosen.name}: group at {conformity.first} holds {conformity.values}"
+                )
+        except PatternError as error:
+            raise error.for_layer(prunable.name) from None
+    if reasons:
+        raise MaskError(
+            "no masks can be derived: weights are not sparse in the pattern",
+            reasons=reasons,
+            wanted="weights whose reduction axis obeys the pattern already",
+            remedy="leave dense layers out with skip=..., or make them sparse with twofour.prune",
+        )
+    if not plan:
+        raise MaskError("no masks can be derived: no weight of the model is eligible", remedy="eligibility='any'")
+    attach_all(plan)
+    return of(model)
+
+
+def _by_name(model: nn.Module) -> dict[str, PrunableWeight]:
+    weights = walk(model, eligibility="any").weights
+    return {name: prunable for prunable in weights for name in (prunable.name, *prunable.aliases)}
+
+
+def _restore(prunable: PrunableWeight, saved: Any) -> tuple[PrunableWeight, Tensor, Pattern]:
+    try:
+        pattern, shape, bits = parse(saved["pattern"]), tuple(saved["shape"]), saved["bits"]
+        keep = _from_bits(bits, shape)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise MaskError(
+            "the saved mask is malformed", got=str(error), wanted="an entry of twofour.masks.state_dict"
+        ).for_layer(prunable.name) from error
+    return prunable, keep.to(prunable.parameter.device), pattern
+
+
+def _to_bits(keep: Tensor) -> Tensor:
+    flat = keep.flatten().to("cpu", torch.uint8)
+    padded = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).view(-1, 8)
+    return (padded << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
+
+
+def _from_bits(bits: Tensor, shape: tuple[int, ...]) -> Tensor:
+    size = torch.Size(shape).numel()
+    if bits.dtype != torch.uint8 or tuple(bits.shape) != (-(-size // 8),):
+        raise ValueError(f"bits {tuple(bits.shape)} of {bits.dtype} for the shape {shape}")
+    flat = (bits.unsqueeze(-1).cpu() >> torch.arange(8, dtype=torch.uint8)) & 1
+    return flat.flatten()[:size].bool().view(shape)

@@ -1,0 +1,164 @@
+"""Attach, list and remove masks. A mask is a non-persistent buffer, so the state dict keeps the dense model's keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from twofour.errors import MaskError, PatternError
+from twofour.layers import PrunableWeight, is_distributed, reduction_last
+from twofour.masks import hooks
+from twofour.masks.link import LINKS, Link, buffer_name, fill_pruned, links_of
+from twofour.patterns import Pattern, parse
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """A mask as it is attached to a model.
+
+    Attributes:
+        name: Full parameter name, "encoder.fc1.weight".
+        layer: Name of the module that owns it.
+        module: That module.
+        attribute: Name of the parameter in the module.
+        pattern: The pattern it obeys.
+        keep: Bool tensor of the weight's shape, True where a value is kept; the buffer itself, not a copy.
+    """
+
+    name: str
+    layer: str
+    module: nn.Module
+    attribute: str
+    pattern: Pattern
+    keep: Tensor
+
+    @property
+    def density(self) -> float:
+        """Fraction of values that are kept."""
+        return self.keep.sum().item() / max(self.keep.numel(), 1)
+
+
+def attach(prunable: PrunableWeight, keep: Tensor, pattern: Pattern | str) -> Mask:
+    """Put a mask on a weight: its pruned values become 0 now and after every step of any `torch.optim` optimiser.
+
+    Before a step the gradient is masked, after it the parameter and the optimiser state; `masks.enforce` does the same
+    by hand. Gradient norms taken between backward and step still see the dense gradient: call `enforce` first.
+    Attaching again replaces the mask.
+
+    Args:
+        prunable: The weight, as `layers.walk` finds it.
+        keep: Bool tensor of the weight's shape on its device, True where a value is kept.
+        pattern: The pattern that `keep` obeys along the reduction axis.
+
+    Raises:
+        MaskError: `keep` does not fit the weight or breaks the pattern, or the module has another `weight_mask`.
+    """
+    return attach_all([(prunable, keep, pattern)])[0]
+
+
+def attach_all(plan: Sequence[tuple[PrunableWeight, Tensor, Pattern | str]]) -> list[Mask]:
+    """Attach several masks; nothing changes unless all of them fit.
+
+    Raises:
+        MaskError: As `attach`.
+    """
+    parsed = [(prunable, keep, parse(pattern)) for prunable, keep, pattern in plan]
+    for prunable, keep, pattern in parsed:
+        try:
+            _require_fit(prunable, keep, pattern)
+        except MaskError as error:
+            raise error.for_layer(prunable.name) from error.__cause__
+    hooks.install()
+    return [_attach(*entry) for entry in parsed]
+
+
+def _attach(prunable: PrunableWeight, keep: Tensor, pattern: Pattern) -> Mask:
+    module, attribute = prunable.module, prunable.attribute
+    name = buffer_name(attribute)
+    buffer = module._buffers.get(name)
+    if buffer is not None and buffer.shape == keep.shape and buffer.device == keep.device:
+        # In place, so that a Mask handed out earlier shows the mask in force.
+        buffer.copy_(keep)
+    else:
+        buffer = keep.clone(memory_format=torch.contiguous_format)
+        module.register_buffer(name, buffer, persistent=False)
+    module.__dict__.setdefault(LINKS, {})[attribute] = Link(module, attribute, prunable.name, pattern)
+    if hooks.after_load not in module._load_state_dict_post_hooks.values():
+        module.register_load_state_dict_post_hook(hooks.after_load)
+    with torch.no_grad():
+        fill_pruned(prunable.parameter, buffer)
+    return Mask(prunable.name, prunable.layer, module, attribute, pattern, buffer)
+
+
+def _require_fit(prunable: PrunableWeight, keep: Tensor, pattern: Pattern) -> None:
+    weight = prunable.parameter
+    name = buffer_name(prunable.attribute)
+    if prunable.attribute not in links_of(prunable.module) and name in dir(prunable.module):
+        raise MaskError(
+            f"the module already has a `{name}` that is not ours",
+            wanted=f"a module without `{name}`",
+            remedy="make torch.nn.utils.prune permanent with prune.remove(module, name), or rename the attribute",
+        )
+    if keep.dtype != torch.bool or keep.shape != weight.shape:
+        raise MaskError(
+            "the mask does not fit the weight",
+            got=f"mask {tuple(keep.shape)} of {keep.dtype}, weight {tuple(weight.shape)}",
+            wanted="a torch.bool mask of the weight's shape",
+        )
+    if keep.device != weight.device and not is_distributed(weight):
+        raise MaskError(
+            "the mask and the weight are on different devices",
+            got=f"mask on {keep.device}, weight on {weight.device}",
+            remedy="move the mask with keep.to(weight.device)",
+        )
+    try:
+        conformity = pattern.check(reduction_last(keep).to(torch.uint8))
+    except PatternError as error:
+        raise MaskError(error.what, got=error.got, wanted=error.wanted, remedy=error.remedy) from error
+    if not conformity.ok:
+        raise MaskError(
+            f"the mask is not {pattern.name} along the reduction axis",
+            got=f"the group at {conformity.first} of (out, [spatial], in) keeps {conformity.values}; "
+            f"{conformity.groups - conformity.legal} of {conformity.groups} groups break the pattern",
+            wanted=f"pattern.project of scores laid out by reduction_last ({pattern.name})",
+        )
+
+
+def of(model: nn.Module) -> dict[str, Mask]:
+    """Return the masks attached in `model`, by full parameter name; a tied weight is listed once."""
+    found: dict[str, Mask] = {}
+    for layer, module in model.named_modules():
+        for attribute, link in links_of(module).items():
+            name = f"{layer}.{attribute}" if layer else attribute
+            found[name] = Mask(name, layer, module, attribute, link.pattern, link.keep)
+    return found
+
+
+def detach(model: nn.Module) -> None:
+    """Remove all masks from `model`; the weights stay as they are, zeros included, and are free to move."""
+    for module in model.modules():
+        for attribute in links_of(module):
+            module._buffers.pop(buffer_name(attribute), None)
+            module._non_persistent_buffers_set.discard(buffer_name(attribute))
+        if module.__dict__.pop(LINKS, None) is not None:
+            hooks_of = module._load_state_dict_post_hooks
+            for key in [key for key, hook in hooks_of.items() if hook is hooks.after_load]:
+                del hooks_of[key]
+
+
+@torch.no_grad()
+def enforce(model: nn.Module) -> None:
+    """Set pruned weights and their gradients to zero now: for home-made optimisers and before clipping gradients.
+
+    Raises:
+        MaskError: A masked module has lost its parameter.
+    """
+    for module in model.modules():
+        for link in links_of(module).values():
+            parameter = link.parameter()
+            fill_pruned(parameter, link.keep)
+            if parameter.grad is not None:
+                fill_pruned(parameter.grad, link.keep)
