@@ -1,0 +1,92 @@
+"""From loader to model call: one epoch's batches in fixed order, and the three forms an input may have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from twofour.errors import TrainingError
+from twofour.training import randomness
+
+Loader = Iterable[Any]
+_END = object()
+
+
+def length(loader: Loader) -> int | None:
+    """Number of batches in an epoch, None when the loader does not know."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:  # no __len__, or an IterableDataset without one
+        return None
+
+
+def epoch_batches(loader: Loader, seed: int, epoch: int, skip: int = 0) -> Iterator[tuple[Any, Any]]:
+    """Yield one epoch's (input, target) pairs, leaving out the first `skip`.
+
+    The order follows from (seed, epoch) alone: the loader draws from a stream of its own, and generators it
+    holds are seeded for the epoch. Skipped batches are still loaded, since augmentation may draw random
+    numbers.
+
+    Raises:
+        TrainingError: A batch is not an (input, target) pair, or the epoch is shorter than `skip`.
+    """
+    randomness.seed_loader(loader, seed, epoch)
+    stream = randomness.Stream(randomness.derive(seed, epoch, "data"))
+    with stream:
+        iterator = iter(loader)
+    number = 0
+    while True:
+        with stream:
+            batch = next(iterator, _END)
+        if batch is _END:
+            break
+        number += 1
+        if number > skip:
+            yield pair(batch)
+    if number < skip:
+        raise TrainingError(
+            "the loader ends before the point where the checkpoint was written.",
+            got=f"{number} batches in epoch {epoch + 1}",
+            wanted=f"at least {skip}",
+            remedy="pass the loader of the interrupted run, or start anew with another checkpoint folder",
+        )
+
+
+def pair(batch: Any) -> tuple[Any, Any]:
+    """The batch as (input, target)."""
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    size = f" of {len(batch)}" if isinstance(batch, tuple | list | dict) else ""
+    raise TrainingError(
+        "the loader's batches cannot be used.",
+        got=f"{type(batch).__name__}{size}",
+        wanted="pairs (input, target); input: a tensor, a tuple of arguments or a dict of keyword arguments",
+        remedy="wrap the loader in a class whose __iter__ yields such pairs",
+    )
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """The model's output: a tuple is spread over positional arguments, a dict over keywords."""
+    match inputs:
+        case tuple() | list():
+            return model(*inputs)
+        case Mapping():
+            return model(**inputs)
+        case _:
+            return model(inputs)
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """The value with every tensor in it on the device; other things pass as they are."""
+    match value:
+        case torch.Tensor():
+            return value.to(device, non_blocking=True)
+        case tuple() | list():
+            return tuple(to_device(item, device) for item in value)
+        case Mapping():
+            return {key: to_device(item, device) for key, item in value.items()}
+        case _:
+            return value

@@ -1,0 +1,130 @@
+"""Checkpoints of a training run: one file per run, replaced in one step, tensors and plain values only.
+
+A file is written under a temporary name in the same folder, flushed to the disk and renamed, so that at any
+moment the named file is either the previous checkpoint or the next one, whole.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from twofour.errors import FormatError, TrainingError
+
+FORMAT = "twofour training checkpoint"
+VERSION = 1
+PARTS: dict[str, type | tuple[type, ...]] = {
+    "run": dict,
+    "position": dict,
+    "history": list,
+    "before": object,
+    "model": dict,
+    "masks": dict,
+    "optimizer": dict,
+    "schedule": (dict, type(None)),
+    "random": dict,
+}
+
+
+def write(path: Path, state: dict[str, Any]) -> None:
+    """Replace the checkpoint at `path`; killed at any moment, it leaves a whole file there.
+
+    Args:
+        path: File to write; its folder is made when missing.
+        state: The parts named in `PARTS`; tensors, numbers, strings and containers of them.
+
+    Raises:
+        TrainingError: The state holds an object that is neither a tensor nor plain, so that reading it back
+            would need pickle.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        torch.save(plain({"format": FORMAT, "version": VERSION, **state}), file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # makes the rename itself survive a power cut
+    finally:
+        os.close(folder)
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """The state stored at `path`, None when there is no such file; no code in the file is ever run.
+
+    Raises:
+        FormatError: The file is truncated, damaged, or not a checkpoint of this library and version. It is
+            left untouched.
+    """
+    if not path.exists():
+        return None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # torch.load does not check the zip's checksums
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"checksum of {damaged} does not match")
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises a dozen kinds for broken files
+        raise _malformed(path, f"{type(error).__name__}: {str(error).splitlines()[0][:200]}") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise _malformed(path, "a file of another program")
+    if state.get("version") != VERSION:
+        raise _malformed(path, f"version {state.get('version')!r}")
+    wrong = [part for part, kind in PARTS.items() if part not in state or not isinstance(state[part], kind)]
+    if wrong:
+        raise _malformed(path, f"no {', '.join(wrong)}")
+    return state
+
+
+def plain(value: Any, where: str = "") -> Any:
+    """The value rebuilt from plain containers, or a refusal that names the first object that is none."""
+    match value:
+        case torch.Tensor() | bool() | int() | str() | bytes() | None:
+            return value
+        case float():
+            return float(value)  # np.float64 is a float too, and would need pickle
+        case np.generic():
+            return value.item()
+        case collections.Counter():
+            return value
+        case dict():
+            return {key: plain(item, f"{where}.{key}") for key, item in value.items()}
+        case list():
+            return [plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        case tuple():
+            return tuple(plain(item, f"{where}[{i}]") for i, item in enumerate(value))
+    raise TrainingError(
+        "the state of this run cannot be written into a checkpoint.",
+        got=f"{where.lstrip('.')}: {type(value).__module__}.{type(value).__qualname__}",
+        wanted="tensors, numbers, strings and containers of them, readable without running code",
+        remedy="choose an optimiser and a schedule with a plain state dict, or run without `checkpoint`",
+    )
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two plain states are the same, tensors compared by value and type."""
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        same = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.dtype == other.dtype
+        return same and torch.equal(one.cpu(), other.cpu())
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other
+
+
+def _malformed(path: Path, got: str) -> FormatError:
+    return FormatError(
+        f"checkpoint `{path}` cannot be read; it is left as it is.",
+        got=got,
+        wanted=f"a whole {FORMAT}, version {VERSION}",
+        remedy="move the file away to start the run anew, or pass another checkpoint folder",
+    )

@@ -1,0 +1,155 @@
+"""The paper's workflow after pruning: repeat the original training, optimiser state fresh, same schedule.
+
+Source: Mishra et al. 2021, "Accelerating Sparse Deep Neural Networks" (arXiv 2104.08378), section 4: prune a
+trained network once, then repeat its training with the mask fixed, same schedule, same number of epochs,
+optimiser state from zero. "Sparse, trained again" against "dense, trained once" would flatter sparsity, hence
+the control run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from torch import nn
+
+from twofour import masks
+from twofour.errors import TrainingError
+from twofour.training import loop
+from twofour.training.batches import Loader
+from twofour.training.display import Display
+from twofour.training.plan import Evaluate, Loss, OptimizerFactory, Plan, ScheduleFactory
+from twofour.training.result import Result, Run
+
+
+def finetune(
+    model: nn.Module,
+    loader: Loader,
+    *,
+    loss: Loss,
+    optimizer: OptimizerFactory,
+    schedule: ScheduleFactory | None = None,
+    epochs: int,
+    evaluate: Evaluate | None = None,
+    control: nn.Module | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    seed: int = 0,
+    schedule_every: Literal["step", "epoch"] = "step",
+    clip_norm: float | None = None,
+    progress: bool = True,
+) -> Result:
+    """Train a pruned model again as it was trained before, and the dense model beside it as a control.
+
+    Both models are trained in place, one after the other, on the same batches in the same order. The order of
+    an epoch follows from (seed, epoch) alone; torch generators held by the loader are seeded for it and put
+    back at the end, like the global random state. A random generator hidden elsewhere in the loader is not
+    reached.
+
+    With `checkpoint`, a run that was killed continues when called again with the same arguments and a model
+    with the same masks, and ends with the same bits as an uninterrupted run on the same number of threads.
+    Mid-epoch, batches already used are loaded again and left out.
+
+    Args:
+        model: A model pruned with `twofour.prune`.
+        loader: Yields (input, target) pairs, anew each epoch; an input is a tensor, a tuple of positional
+            arguments or a dict of keyword arguments. Tensors are moved to the model's device.
+        loss: `loss(output, target)` -> tensor with one element.
+        optimizer: Builds the optimiser from the list of parameters, the same as in the original training.
+        schedule: Builds the learning-rate schedule from the optimiser.
+        epochs: As many as the original training had.
+        evaluate: `evaluate(model)` -> a number or a dict of numbers; called in evaluation mode without
+            gradients, before the first step and after every epoch.
+        control: The dense model, copied before pruning; it gets the same extra training.
+        checkpoint: Folder for `sparse.pt` and `control.pt`, written at the end of every epoch.
+        checkpoint_every: Write them also every so many steps within an epoch.
+        seed: Fixes the data order and the random numbers the model draws.
+        schedule_every: Whether the schedule steps after every "step" or every "epoch".
+        clip_norm: Clip the gradients to this total norm.
+        progress: Show progress bars with the time left on standard error.
+
+    Returns:
+        The histories of both runs and the difference of their final evaluations.
+
+    Raises:
+        TrainingError: The model has no masks, the optimiser does not hold them all, the control is not a
+            dense model of the same shapes, the loader is empty or yields no pairs, the loss is not finite, or
+            the checkpoint is of another run.
+        FormatError: The checkpoint is truncated, damaged or foreign. The file is left untouched.
+        MaskError: A pruned weight is no longer zero after an epoch.
+    """
+    plan = Plan(loader, loss, optimizer, schedule, epochs, evaluate, seed, schedule_every, clip_norm, checkpoint_every)
+    plan.check()
+    check_masked(model)
+    if control is not None:
+        check_control(control, model)
+    folder = Path(checkpoint) if checkpoint is not None else None
+    with Display(progress) as display:
+        sparse_run = loop.run(model, plan, "sparse", folder and folder / "sparse.pt", display)
+        control_run = None
+        if control is not None:
+            control_run = loop.run(control, plan, "control", folder and folder / "control.pt", display)
+    return Result(sparse_run, control_run, seed)
+
+
+def train(
+    model: nn.Module,
+    loader: Loader,
+    *,
+    loss: Loss,
+    optimizer: OptimizerFactory,
+    schedule: ScheduleFactory | None = None,
+    epochs: int,
+    evaluate: Evaluate | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    seed: int = 0,
+    schedule_every: Literal["step", "epoch"] = "step",
+    clip_norm: float | None = None,
+    progress: bool = True,
+    name: str = "dense",
+) -> Run:
+    """The original training that `finetune` repeats: the same loop and arguments, one model, masks or none.
+
+    With `checkpoint`, the state is kept in the folder under `<name>.pt`. Raises as `finetune` does.
+    """
+    plan = Plan(loader, loss, optimizer, schedule, epochs, evaluate, seed, schedule_every, clip_norm, checkpoint_every)
+    plan.check()
+    file = Path(checkpoint) / f"{name}.pt" if checkpoint is not None else None
+    with Display(progress) as display:
+        return loop.run(model, plan, name, file, display)
+
+
+def check_masked(model: nn.Module) -> None:
+    """Refuse a model without masks."""
+    if not masks.of(model):
+        raise TrainingError(
+            "the model has no masks, so nothing would stay sparse.",
+            got=f"{type(model).__name__} without a masked weight",
+            wanted="a model returned by twofour.prune",
+            remedy='call twofour.prune(model, "2:4") first; for a dense model use twofour.training.train',
+        )
+
+
+def check_control(control: nn.Module, model: nn.Module) -> None:
+    """Refuse a control that is masked, shares weights with the model, or is another network."""
+    if masks.of(control):
+        got = "the pruned model itself" if control is model else f"{len(masks.of(control))} masked weights"
+        raise _bad_control(got)
+    mine = {id(parameter) for parameter in model.parameters()}
+    shared = [name for name, parameter in control.named_parameters() if id(parameter) in mine]
+    if shared:
+        raise _bad_control(f"{len(shared)} weights shared with the pruned model: {', '.join(shared[:3])}")
+    shapes = [{name: tuple(p.shape) for name, p in m.named_parameters()} for m in (control, model)]
+    for name in dict.fromkeys((*shapes[0], *shapes[1])):
+        if shapes[0].get(name) != shapes[1].get(name):
+            raise _bad_control(f"`{name}` is {shapes[0].get(name)} there and {shapes[1].get(name)} in the pruned model")
+
+
+def _bad_control(got: str) -> TrainingError:
+    return TrainingError(
+        "the control cannot be compared with the pruned model.",
+        got=got,
+        wanted="the dense model from before pruning, with weights of its own",
+        remedy='keep a copy: control = copy.deepcopy(model); twofour.prune(model, "2:4")',
+    )

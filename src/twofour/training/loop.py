@@ -1,0 +1,159 @@
+"""The training loop of one model, from its first step or its last checkpoint to the end of its last epoch."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from twofour import masks
+from twofour.errors import MaskError, TrainingError
+from twofour.training import batches, randomness
+from twofour.training.display import Display
+from twofour.training.plan import Plan, empty_loader
+from twofour.training.result import Epoch, Evaluation, Run
+from twofour.training.trainee import Trainee
+
+log = logging.getLogger("twofour.training")
+
+
+def run(model: nn.Module, plan: Plan, name: str, file: Path | None, display: Display) -> Run:
+    """Train `model` in place as `plan` says; continue from `file` when it holds a checkpoint of this run.
+
+    Args:
+        model: The model; its masks, if it has any, hold throughout.
+        plan: The recipe, already checked.
+        name: What the run is called in messages, progress and the result.
+        file: Checkpoint to continue from and to keep up to date, None for none.
+        display: Shows progress.
+
+    Raises:
+        TrainingError: The loss is not finite, the loader is empty or yields no pairs, or the checkpoint is of
+            another run.
+        FormatError: The checkpoint is damaged.
+        MaskError: A pruned weight is no longer zero after an epoch.
+    """
+    was_training = model.training
+    with randomness.undisturbed(plan.loader):
+        trainee = Trainee.start(name, model, plan, file)
+        display.begin(name, plan.epochs, batches.length(plan.loader), trainee.epoch, trainee.step)
+        if not trainee.begun:
+            trainee.before = evaluate(model, plan, -1)
+        while trainee.epoch < plan.epochs:
+            train_epoch(trainee, plan, display)
+            finish_epoch(trainee, plan)
+    model.train(was_training)
+    return Run(name, trainee.before, tuple(Epoch(**epoch) for epoch in trainee.history), trainee.seconds)
+
+
+def train_epoch(trainee: Trainee, plan: Plan, display: Display) -> None:
+    """The steps of one epoch, or those that are left of it."""
+    model, optimizer, schedule = trainee.model, trainee.optimizer, trainee.schedule
+    device = next(model.parameters()).device
+    model.train()
+    if trainee.random is None:
+        randomness.seed_everything(randomness.derive(plan.seed, trainee.epoch, "model"))
+    else:
+        randomness.restore(trainee.random)
+        trainee.random = None
+    for inputs, target in batches.epoch_batches(plan.loader, plan.seed, trainee.epoch, skip=trainee.step):
+        trainee.begun = True
+        output = batches.call(model, batches.to_device(inputs, device))
+        loss = plan.loss(output, batches.to_device(target, device))
+        value = finite(loss, trainee)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if plan.clip_norm is not None:
+            masks.enforce(model)  # the norm is that of the gradients that the step will use
+            nn.utils.clip_grad_norm_(model.parameters(), plan.clip_norm)
+        optimizer.step()
+        trainee.lr = float(optimizer.param_groups[0]["lr"])
+        if schedule is not None and plan.schedule_every == "step":
+            schedule.step()
+        trainee.step += 1
+        trainee.loss_sum += value
+        display.advance(value)
+        if plan.checkpoint_every and trainee.step % plan.checkpoint_every == 0:
+            trainee.save()
+    if trainee.step == 0:
+        raise empty_loader()
+
+
+def finish_epoch(trainee: Trainee, plan: Plan) -> None:
+    """Schedule, masks, evaluation and checkpoint at the end of an epoch."""
+    if trainee.schedule is not None and plan.schedule_every == "epoch":
+        trainee.schedule.step()
+    assert_masks_hold(trainee.model, trainee.epoch)
+    loss = trainee.loss_sum / trainee.step
+    evaluation = evaluate(trainee.model, plan, trainee.epoch)
+    record = {"epoch": trainee.epoch + 1, "loss": loss, "lr": trainee.lr, "evaluation": evaluation}
+    trainee.history.append(record)
+    log.info(
+        "%s epoch %d of %d: loss %.4f, evaluation %s",
+        trainee.name,
+        record["epoch"],
+        plan.epochs,
+        loss,
+        evaluation,
+    )
+    trainee.epoch, trainee.step, trainee.loss_sum = trainee.epoch + 1, 0, 0.0
+    trainee.save()
+
+
+def finite(loss: torch.Tensor, trainee: Trainee) -> float:
+    """The loss as a number, checked before the step so that the weights are still those that gave it."""
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        got = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise TrainingError(
+            "`loss(output, target)` must return one number to minimise.",
+            got=str(got),
+            wanted="a tensor with one element",
+            remedy="reduce it, for example with .mean()",
+        )
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        where = f"epoch {trainee.epoch + 1}, step {trainee.step + 1}"
+        raise TrainingError(
+            f"the loss of the {trainee.name} run is not finite at {where}.",
+            got=str(value),
+            wanted="a finite number",
+            remedy="lower the learning rate, pass clip_norm=1.0, or look for bad values in this batch",
+        )
+    return value
+
+
+def evaluate(model: nn.Module, plan: Plan, epoch: int) -> Evaluation | None:
+    """What `evaluate` answers in evaluation mode; its random numbers do not touch the training."""
+    if plan.evaluate is None:
+        return None
+    model.eval()
+    with torch.no_grad(), randomness.undisturbed():
+        randomness.seed_everything(randomness.derive(plan.seed, epoch, "evaluate"))
+        answer: Any = plan.evaluate(model)
+    try:
+        if isinstance(answer, Mapping):
+            return {str(name): float(value) for name, value in answer.items()}
+        return float(answer)
+    except (TypeError, ValueError) as error:
+        raise TrainingError(
+            "`evaluate(model)` must return a number, or a dict of numbers.", got=repr(answer)[:80]
+        ) from error
+
+
+def assert_masks_hold(model: nn.Module, epoch: int) -> None:
+    """Raise MaskError unless every pruned entry of every masked weight is zero."""
+    for name, mask in masks.of(model).items():
+        weight = getattr(mask.module, mask.attribute).detach()
+        revived = int((weight[~mask.keep] != 0).sum())
+        if revived:
+            raise MaskError(
+                f"pruned weights are no longer zero after epoch {epoch + 1}.",
+                got=f"{revived} non-zero entries outside the mask",
+                wanted="zeros there after every optimiser step",
+                remedy="let nothing but the optimiser's step write into the weights",
+            ).for_layer(name)

@@ -1,0 +1,103 @@
+"""What a training run hands back: plain frozen records that become JSON without help."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+Evaluation = float | dict[str, float]
+"""What `evaluate` answered: one number, or several by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Epoch:
+    """One pass over the data.
+
+    Attributes:
+        epoch: Number of the epoch, from 1.
+        loss: Mean of the loss over the epoch's steps.
+        lr: Learning rate of the optimiser's first group at the epoch's last step.
+        evaluation: What `evaluate` answered after the epoch, None without one.
+    """
+
+    epoch: int
+    loss: float
+    lr: float
+    evaluation: Evaluation | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One model's training from its first step to its last.
+
+    Attributes:
+        name: "sparse", "control", or the name given to `train`.
+        before: What `evaluate` answered before the first step; for a freshly pruned model the one-shot
+            figure.
+        history: One record per epoch.
+        seconds: Working time, added up over the sessions when the run was interrupted.
+    """
+
+    name: str
+    before: Evaluation | None
+    history: tuple[Epoch, ...]
+    seconds: float
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """What `evaluate` answered after the last epoch."""
+        return self.history[-1].evaluation
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the last epoch."""
+        return self.history[-1].loss
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as dicts, lists and numbers, ready for `json.dumps`."""
+        return {**dataclasses.asdict(self), "history": [dataclasses.asdict(epoch) for epoch in self.history]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The sparse run beside its control: the dense model that had the same extra training.
+
+    Attributes:
+        sparse: The run of the masked model.
+        control: The run of the dense model, None when none was handed over.
+        seed: The seed both runs had.
+    """
+
+    sparse: Run
+    control: Run | None
+    seed: int
+
+    @property
+    def difference(self) -> Evaluation | None:
+        """Final evaluation of the sparse run minus that of the control, in the form `evaluate` answers."""
+        if self.control is None:
+            return None
+        return _difference(self.sparse.evaluation, self.control.evaluation)
+
+    @property
+    def seconds(self) -> float:
+        """Working time of both runs."""
+        return self.sparse.seconds + (self.control.seconds if self.control else 0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as dicts, lists and numbers, ready for `json.dumps`."""
+        return {
+            "sparse": self.sparse.to_dict(),
+            "control": self.control.to_dict() if self.control else None,
+            "difference": self.difference,
+            "seed": self.seed,
+            "seconds": self.seconds,
+        }
+
+
+def _difference(sparse: Evaluation | None, control: Evaluation | None) -> Evaluation | None:
+    if isinstance(sparse, dict) and isinstance(control, dict):
+        return {name: value - control[name] for name, value in sparse.items() if name in control}
+    if isinstance(sparse, float) and isinstance(control, float):
+        return sparse - control
+    return None

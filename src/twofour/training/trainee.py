@@ -1,0 +1,145 @@
+"""One model under training: all that changes from step to step, so that it can be saved and continued."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from twofour import masks
+from twofour.errors import FormatError, TrainingError
+from twofour.training import checkpoint, randomness
+from twofour.training.plan import Plan
+from twofour.training.result import Evaluation
+
+log = logging.getLogger("twofour.training")
+
+
+@dataclasses.dataclass
+class Trainee:
+    """The changing state of a run.
+
+    `epoch` counts from 0, `step` counts the batches already trained on in this epoch, `random` is the model's
+    random state to go on with in mid-epoch.
+    """
+
+    name: str
+    model: nn.Module
+    optimizer: Optimizer
+    schedule: LRScheduler | None
+    fingerprint: dict[str, Any]
+    file: Path | None
+    epoch: int = 0
+    step: int = 0
+    loss_sum: float = 0.0
+    lr: float = 0.0
+    history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    before: Evaluation | None = None
+    begun: bool = False
+    random: randomness.State | None = None
+    earlier: float = 0.0
+    since: float = dataclasses.field(default_factory=time.perf_counter)
+
+    @classmethod
+    def start(cls, name: str, model: nn.Module, plan: Plan, file: Path | None) -> Trainee:
+        """A run at its first step, or where `file` left it."""
+        optimizer, schedule = plan.start(model, masks.of(model))
+        fingerprint = {}
+        if file is not None:
+            fingerprint = checkpoint.plain({"name": name, **plan.fingerprint(optimizer, schedule)})
+        trainee = cls(name, model, optimizer, schedule, fingerprint, file)
+        state = checkpoint.read(file) if file is not None else None
+        if state is not None:
+            trainee.resume(state)
+        return trainee
+
+    @property
+    def seconds(self) -> float:
+        """Working time so far, earlier sessions included."""
+        return self.earlier + time.perf_counter() - self.since
+
+    def save(self) -> None:
+        """Write the checkpoint, if there is to be one."""
+        if self.file is None:
+            return
+        position = {"epoch": self.epoch, "step": self.step, "loss_sum": self.loss_sum, "lr": self.lr}
+        state = {
+            "run": self.fingerprint,
+            "position": {**position, "seconds": self.seconds, "threads": torch.get_num_threads()},
+            "history": self.history,
+            "before": self.before,
+            "model": self.model.state_dict(),
+            "masks": masks.state_dict(self.model),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict() if self.schedule is not None else None,
+            "random": randomness.to_plain(randomness.capture()),
+        }
+        checkpoint.write(self.file, state)
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state; the model is written last, when all else has fitted.
+
+        Raises:
+            TrainingError: The checkpoint is of another run, model or set of masks.
+            FormatError: Its parts do not fit together.
+        """
+        self._same_run(state)
+        self._same_model(state)
+        try:
+            position, random = state["position"], randomness.from_plain(state["random"])
+            if not 0 <= position["epoch"] <= self.fingerprint["epochs"] or len(state["history"]) != position["epoch"]:
+                raise ValueError(f"epoch {position['epoch']} with {len(state['history'])} finished")
+            self.optimizer.load_state_dict(state["optimizer"])
+            if self.schedule is not None:
+                if state["schedule"].keys() != self.schedule.state_dict().keys():  # loading takes any keys
+                    raise ValueError(f"a schedule's state with {', '.join(state['schedule']) or 'nothing'}")
+                self.schedule.load_state_dict(state["schedule"])
+            self.epoch, self.step = int(position["epoch"]), int(position["step"])
+            self.loss_sum, self.lr = float(position["loss_sum"]), float(position["lr"])
+            self.earlier, threads = float(position["seconds"]), position["threads"]
+            self.history, self.before, self.begun = list(state["history"]), state["before"], True
+            self.model.load_state_dict(state["model"])
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+            raise FormatError(
+                f"checkpoint `{self.file}` cannot be continued; it is left as it is.",
+                got=f"{type(error).__name__}: {str(error)[:200]}",
+                wanted="the state of this run, as it was written",
+                remedy="move the file away to start the run anew",
+            ) from error
+        self.random = random if self.step else None
+        if threads != torch.get_num_threads():
+            log.warning(
+                "%s run: begun with %d threads, continued with %d; the result may differ in the last bits",
+                *(self.name, threads, torch.get_num_threads()),
+            )
+        log.info("%s run continues at epoch %d, step %d", self.name, self.epoch + 1, self.step + 1)
+
+    def _same_run(self, state: dict[str, Any]) -> None:
+        stored, mine = state["run"], self.fingerprint
+        for key, value in mine.items():
+            if not checkpoint.equal(stored.get(key), value):
+                raise self._other_run(key, stored.get(key), value)
+
+    def _same_model(self, state: dict[str, Any]) -> None:
+        stored, mine = state["model"], self.model.state_dict()
+        for key in dict.fromkeys((*mine, *stored)):
+            shapes = [tuple(getattr(d[key], "shape", ())) if key in d else "absent" for d in (stored, mine)]
+            if shapes[0] != shapes[1]:
+                raise self._other_run(f"state of the model, `{key}`", *shapes)
+        if not checkpoint.equal(state["masks"], checkpoint.plain(masks.state_dict(self.model))):
+            raise self._other_run("masks", "other masks", "the masks of this model")
+
+    def _other_run(self, what: str, stored: object, mine: object) -> TrainingError:
+        return TrainingError(
+            f"checkpoint `{self.file}` is of another run; it is left as it is.",
+            got=f"{what}: {stored}",
+            wanted=f"{what}: {mine}",
+            remedy="pass the same arguments as the interrupted run, or another checkpoint folder",
+        )
