@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -295,6 +295,11 @@ def is_distributed(tensor: Tensor) -> bool:
     from torch.distributed.tensor import DTensor
 
     return isinstance(tensor, DTensor)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all values of a tensor; for a sharded one (DTensor) every process must call this together."""
+    return cast(Any, tensor).full_tensor() if is_distributed(tensor) else tensor
 
 
 def _kind(module: nn.Module) -> Kind:

@@ -1,0 +1,277 @@
+"""A recipe says which layer gets which pattern, chosen by which criterion; it loads from and saves to TOML.
+
+format = 1
+criterion = "magnitude"
+eligibility = "asp"
+skip = ["head"]
+
+[[rule]]
+layers = "encoder.*.fc1"
+pattern = "2:4"
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from twofour import criteria, patterns
+from twofour.criteria import Criterion
+from twofour.errors import LayerError, PatternError, RecipeError
+from twofour.layers import PrunableWeight, Skipped, matches, nearest, walk
+from twofour.patterns import Pattern
+
+FORMAT = 1
+DENSE = "dense"
+ELIGIBILITIES = ("asp", "any")
+
+_KEYS = ("format", "criterion", "eligibility", "skip", "rule")
+_RULE_KEYS = ("layers", "pattern")
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a recipe means for one model: a pattern for each weight to prune, a reason for each other one."""
+
+    weights: tuple[tuple[PrunableWeight, Pattern], ...]
+    skipped: tuple[Skipped, ...]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Ordered rules from layer globs to patterns; the first glob that matches a layer decides.
+
+    Attributes:
+        rules: Pairs of a glob (see `layers.matches`) and a pattern, or None for dense.
+        criterion: Which values of a group stay.
+        skip: Globs of layers that stay dense whatever the rules say.
+        eligibility: "asp" or "any", as in `layers.walk`.
+    """
+
+    rules: tuple[tuple[str, Pattern | None], ...]
+    criterion: Criterion = field(default_factory=criteria.Magnitude)
+    skip: tuple[str, ...] = ()
+    eligibility: str = "asp"
+
+    def __post_init__(self) -> None:
+        if self.eligibility not in ELIGIBILITIES:
+            wanted = " or ".join(map(repr, ELIGIBILITIES))
+            raise RecipeError("the eligibility rule is unknown", got=repr(self.eligibility), wanted=wanted)
+        if not self.rules:
+            raise RecipeError("the recipe has no rules", wanted='a pattern, or a mapping such as {"encoder.*": "2:4"}')
+
+    @classmethod
+    def parse(
+        cls,
+        source: str | Pattern | Mapping[str, str | Pattern] | Recipe,
+        *,
+        criterion: str | Criterion = "magnitude",
+        skip: str | Sequence[str] = (),
+        eligibility: str = "asp",
+    ) -> Recipe:
+        """Turn what a caller wrote into a recipe; a `Recipe` keeps its own criterion and rules and gains `skip`.
+
+        Args:
+            source: A pattern for every eligible layer; a mapping from globs to patterns or "dense", first match wins;
+                or a recipe.
+            criterion: Name of a criterion, or one.
+            skip: Further globs of layers to leave dense.
+            eligibility: "asp" or "any".
+
+        Raises:
+            RecipeError: A rule is malformed, or an argument contradicts the recipe given.
+            PatternError: A pattern does not parse.
+        """
+        globs = (skip,) if isinstance(skip, str) else tuple(skip)
+        chosen = criteria.parse(criterion)
+        if isinstance(source, Recipe):
+            for name, value, default, own in (
+                ("criterion", chosen, criteria.parse("magnitude"), source.criterion),
+                ("eligibility", eligibility, "asp", source.eligibility),
+            ):
+                if value not in (default, own):
+                    raise RecipeError(f"`{name}` is given twice", got=f"{value} beside a recipe that says {own}")
+            return replace(source, skip=tuple(dict.fromkeys((*source.skip, *globs))))
+        if isinstance(source, Mapping):
+            rules = tuple((_glob(glob), _pattern(text, glob)) for glob, text in source.items())
+        else:
+            rules = (("*", patterns.parse(source)),)
+        return cls(rules, chosen, globs, eligibility)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Recipe:
+        """Read a recipe from a TOML file.
+
+        Raises:
+            RecipeError: The file is missing, no TOML, or not a recipe.
+        """
+        try:
+            table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise RecipeError(f"the recipe {os.fspath(path)!r} cannot be read", got=str(error)) from error
+        try:
+            return _from_table(cls, table)
+        except (RecipeError, PatternError) as error:
+            error.what = f"{os.fspath(path)}: {error.what}"
+            raise
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the recipe as TOML, under a temporary name first, so that a reader never sees half of it."""
+        target = Path(path)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(self.to_toml())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def to_toml(self) -> str:
+        """Return the recipe's TOML text."""
+        lines = [
+            f"format = {FORMAT}",
+            f"criterion = {_quote(self.criterion.name)}",
+            f"eligibility = {_quote(self.eligibility)}",
+            f"skip = [{', '.join(map(_quote, self.skip))}]",
+        ]
+        for glob, pattern in self.rules:
+            name = DENSE if pattern is None else pattern.name
+            lines += ["", "[[rule]]", f"layers = {_quote(glob)}", f"pattern = {_quote(name)}"]
+        return "\n".join(lines) + "\n"
+
+    def rule_for(self, *layers: str) -> tuple[str, Pattern | None] | None:
+        """Return the first rule that matches any of the names of a (tied) layer, or None."""
+        return next((rule for rule in self.rules if any(matches(rule[0], layer) for layer in layers)), None)
+
+    def pattern_for(self, layer: str) -> Pattern | None:
+        """Return the pattern that the rules give a layer; None is dense. `skip` and eligibility are not looked at."""
+        rule = self.rule_for(layer)
+        return rule[1] if rule else None
+
+    def assign(self, model: nn.Module) -> Assignment:
+        """Lay the recipe over a model.
+
+        Raises:
+            RecipeError: A glob matches no layer.
+            LayerError: A rule other than "*" asks for a pattern and no weight can be given it.
+        """
+        self._require_matches(model)
+        found = walk(model, skip=self.skip, eligibility=self.eligibility)
+        weights: list[tuple[PrunableWeight, Pattern]] = []
+        skipped = list(found.skipped)
+        for weight in found.weights:
+            rule = self.rule_for(weight.layer, *(_layer_of(alias) for alias in weight.aliases))
+            if reason := _rule_reason(weight, rule):
+                skipped.append(Skipped(weight.name, weight.layer, reason))
+            elif rule and rule[1]:
+                weights.append((weight, rule[1]))
+        self._require_effect(weights, skipped)
+        return Assignment(tuple(weights), tuple(skipped))
+
+    def _require_matches(self, model: nn.Module) -> None:
+        names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+        for glob, _ in self.rules:
+            if not any(matches(glob, name) for name in names):
+                raise RecipeError(
+                    "a rule matches no layer",
+                    got=repr(glob),
+                    wanted="a glob of layer names",
+                    remedy=nearest(glob, names),
+                )
+
+    def _require_effect(self, weights: Sequence[tuple[PrunableWeight, Pattern]], skipped: Sequence[Skipped]) -> None:
+        """Refuse a rule that asks for sparse layers by name and gets none; "*" takes what there is."""
+        layers = [_layer_of(name) for weight, _ in weights for name in (weight.name, *weight.aliases)]
+        for rule in self.rules:
+            glob, pattern = rule
+            if pattern is None or not glob.strip("*") or any(self.rule_for(layer) == rule for layer in layers):
+                continue
+            reasons = [f"`{other.name}`: {other.reason}" for other in skipped if matches(glob, other.layer)]
+            raise LayerError(
+                f"the rule {glob!r} asks for {pattern.name} and prunes nothing",
+                reasons=reasons or ["an earlier rule decides all its layers, or they have no weight"],
+                wanted="a rule that prunes at least one weight",
+                remedy='eligibility="any" lifts ASP\'s rule; "dense" leaves layers alone',
+            )
+
+
+def _rule_reason(weight: PrunableWeight, rule: tuple[str, Pattern | None] | None) -> str | None:
+    if rule is None:
+        return "no rule of the recipe matches it"
+    glob, pattern = rule
+    if pattern is None:
+        return f"dense by the rule {glob!r}"
+    if weight.reduction % pattern.group:
+        shape = tuple(weight.parameter.shape)
+        return (
+            f"weight {shape}: reduction axis {weight.reduction} is not a multiple of {pattern.group} ({pattern.name})"
+        )
+    return None
+
+
+def _layer_of(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _glob(glob: Any) -> str:
+    if not isinstance(glob, str) or not glob:
+        raise RecipeError("a rule's glob must be text", got=repr(glob), wanted='a layer name or glob, "encoder.*.fc1"')
+    return glob
+
+
+def _pattern(text: Any, glob: str) -> Pattern | None:
+    try:
+        return None if text == DENSE else patterns.parse(text)
+    except PatternError as error:
+        error.what = f"rule {glob!r}: {error.what}"
+        raise
+
+
+def _from_table(cls: type[Recipe], table: dict[str, Any]) -> Recipe:
+    _require_keys(table, _KEYS, "the recipe")
+    if table.get("format") != FORMAT:
+        raise RecipeError("the recipe has another format", got=repr(table.get("format")), wanted=f"format = {FORMAT}")
+    rules, skip = table.get("rule", []), table.get("skip", [])
+    if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
+        raise RecipeError("the rules are malformed", got=repr(rules), wanted="[[rule]] tables")
+    if not isinstance(skip, list) or not all(isinstance(glob, str) for glob in skip):
+        raise RecipeError("`skip` is malformed", got=repr(skip), wanted='a list of globs, skip = ["head"]')
+    for rule in rules:
+        _require_keys(rule, _RULE_KEYS, "a rule")
+        if missing := [key for key in _RULE_KEYS if key not in rule]:
+            raise RecipeError(f"a rule lacks `{missing[0]}`", got=repr(rule), wanted='layers = "...", pattern = "..."')
+    return cls(
+        tuple((_glob(rule["layers"]), _pattern(rule["pattern"], rule["layers"])) for rule in rules),
+        criteria.parse(table.get("criterion", "magnitude")),
+        tuple(skip),
+        table.get("eligibility", "asp"),
+    )
+
+
+def _require_keys(table: dict[str, Any], known: Sequence[str], what: str) -> None:
+    for key in table:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            raise RecipeError(
+                f"{what} has an unknown key",
+                got=repr(key),
+                wanted=", ".join(known),
+                remedy=f"did you mean `{close[0]}`?" if close else None,
+            )
+
+
+def _quote(text: str) -> str:
+    # JSON's escapes are TOML's, but for DEL, which TOML wants escaped too.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
