@@ -3,4 +3,14 @@
 from twofour.masks.checkpoint import derive, load_state_dict, state_dict
 from twofour.masks.mask import Mask, attach, attach_all, detach, enforce, of
 
-__all__ = ["Mask", "attach", "attach_all", "derive", "detach", "enforce", "load_state_dict", "of", "state_dict"]
+__all__ = [
+    "Mask",
+    "attach",
+    "attach_all",
+    "derive",
+    "detach",
+    "enforce",
+    "load_state_dict",
+    "of",
+    "state_dict",
+]

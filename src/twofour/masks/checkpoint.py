@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour.errors import MaskError, PatternError
-from twofour.layers import PrunableWeight, nearest, walk
-from twofour.masks.link import whole
+from twofour.layers import PrunableWeight, nearest, walk, whole
 from twofour.masks.mask import Mask, attach_all, of
 from twofour.patterns import Pattern, parse
 

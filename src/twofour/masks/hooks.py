@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from twofour.layers import reduction_last
-from twofour.masks.link import Link, fill_pruned, keeps, links_of, living, whole
+from twofour.layers import reduction_last, whole
+from twofour.masks.link import Link, fill_pruned, keeps, links_of, living
 
 _log = logging.getLogger("twofour.masks")
 

@@ -141,11 +141,6 @@ def _local_part(tensor: Any, keep: Tensor) -> tuple[Tensor, Tensor]:
     return whole.redistribute(mesh, tensor.placements).to_local(), tensor.to_local()
 
 
-def whole(tensor: Any) -> Tensor:
-    """Return all values of a tensor; for a sharded one every process must call this together."""
-    return tensor.full_tensor() if is_distributed(tensor) else tensor
-
-
 def keeps(tensor: Tensor, keep: Tensor) -> bool:
     """Whether `tensor` is zero wherever `keep` is False; NaN is not zero, -0.0 is."""
     return not bool((tensor.ne(0) & keep.to(tensor.device).logical_not()).any())
