@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any, cast
 
 import torch
@@ -26,9 +26,10 @@ _log = logging.getLogger("twofour.masks")
 @cache
 def install() -> None:
     """Register the two optimiser hooks, once per process; with no masked parameter they cost one look at a set."""
-    # Untraced: a traced hook would be recompiled for each new masked model until torch.compile gives up on the step.
-    register_optimizer_step_pre_hook(cast(Any, torch.compiler.disable(_before_step)))
-    register_optimizer_step_post_hook(cast(Any, torch.compiler.disable(_after_step)))
+    # A traced hook would be recompiled for each new masked model until torch.compile gives up on the step.
+    untraced = partial(torch.compiler.disable, reason="twofour masks: looks models up while it runs")
+    register_optimizer_step_pre_hook(cast(Any, untraced(_before_step)))
+    register_optimizer_step_post_hook(cast(Any, untraced(_after_step)))
 
 
 def _masked_parameters(optimizer: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
