@@ -216,11 +216,11 @@ def _reason(places: Sequence[_Owner], parameter: Tensor, globs: Sequence[str], e
         for glob in globs:
             if matches(glob, place.layer):
                 return f"left out by skip={glob!r}"
+    if is_lazy(parameter):
+        return "a lazy layer without a shape yet: run one batch first"
     for place in places:
         if reason := _module_reason(place):
             return reason if place is places[0] else f"shared with `{place.name}`: {reason}"
-    if is_lazy(parameter):
-        return "a lazy layer without a shape yet: run one batch first"
     return _tensor_reason(parameter) or (_asp_reason(places[0].module, parameter) if eligibility == "asp" else None)
 
 
