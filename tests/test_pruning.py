@@ -1,0 +1,199 @@
+"""Pruning from the caller's side: what becomes sparse, what is logged, what is refused and left as it was."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.prune import l1_unstructured
+
+import twofour
+from twofour import masks
+from twofour.errors import LayerError, PatternError, RecipeError
+from twofour.patterns import NM
+from twofour.recipe import Recipe
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.ModuleDict(
+        {
+            "stem": nn.Conv2d(3, 16, 3),
+            "conv": nn.Conv2d(16, 16, 3, groups=1),
+            "fc": nn.Linear(32, 32),
+            "head": nn.Linear(32, 10),
+        }
+    )
+
+
+def untouched(model: nn.Module, state: dict[str, torch.Tensor]) -> bool:
+    return not masks.of(model) and all(
+        torch.equal(value.nan_to_num(), state[name].nan_to_num()) for name, value in model.state_dict().items()
+    )
+
+
+def copied(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def test_the_two_largest_of_four_input_channels_stay() -> None:
+    model = network()
+    before = copied(model)
+    assert twofour.prune(model, "2:4") is model
+    for name in ("conv.weight", "fc.weight"):
+        old, new = before[name], model.state_dict()[name]
+        groups = old.reshape(old.shape[0], -1, 4, *old.shape[2:])
+        ranks = groups.abs().argsort(dim=2, descending=True, stable=True).argsort(dim=2)
+        assert torch.equal(new, torch.where(ranks < 2, groups, 0.0).reshape(old.shape))
+    for name in before.keys() - {"conv.weight", "fc.weight"}:
+        assert torch.equal(before[name], model.state_dict()[name])
+    assert list(masks.of(model)) == ["conv.weight", "fc.weight"]
+
+
+def test_what_stays_dense_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "twofour.pruning"):
+        twofour.prune(network(), "2:4", skip=["conv"])
+    assert [record.getMessage() for record in caplog.records] == [
+        "`stem.weight` stays dense: in_channels 3 is not a multiple of 16 (ASP's rule)",
+        "`conv.weight` stays dense: left out by skip='conv'",
+        "`head.weight` stays dense: out_features 10 is not a multiple of 8 (ASP's rule)",
+        "pruned 1 weights to 2:4: 1,024 values under a mask; 3 parameters with two or more axes stay dense",
+    ]
+
+
+def test_rules_recipes_and_eligibility() -> None:
+    model = twofour.prune(network(), {"fc": "1:4", "head": NM(2, 4), "*": "dense"}, eligibility="any")
+    assert {name: str(mask.pattern) for name, mask in masks.of(model).items()} == {
+        "fc.weight": "1:4",
+        "head.weight": "2:4",
+    }
+    assert (model["fc"].weight != 0).float().mean() == 0.25
+    model = twofour.prune(network(), Recipe.parse("4:8", skip=["fc"]))
+    assert list(masks.of(model)) == ["conv.weight"]
+
+
+@pytest.mark.parametrize("pattern", ["2:4", "1:2", "1:4", "4:8", "8:16", "4:8-pairs"])
+def test_every_pattern_prunes_every_kind_of_layer(pattern: str) -> None:
+    model = twofour.prune(nn.ModuleList([nn.Linear(32, 8), nn.Conv1d(16, 8, 3), nn.Conv2d(16, 8, 2)]), pattern)
+    chosen = twofour.patterns.parse(pattern)
+    for mask in masks.of(model).values():
+        weight = getattr(mask.module, mask.attribute)
+        assert chosen.check(weight.movedim(1, -1)).ok
+        assert (weight != 0).float().mean() == mask.density == chosen.density
+
+
+def test_pruning_again_is_idempotent_and_may_be_stricter() -> None:
+    model = twofour.prune(network(), "2:4")
+    once = copied(model)
+    twofour.prune(model, "2:4")
+    assert all(torch.equal(value, once[name]) for name, value in model.state_dict().items())
+    twofour.prune(model, "1:4")
+    assert (model["fc"].weight != 0).float().mean() == 0.25
+
+
+def test_the_same_model_gives_the_same_masks() -> None:
+    left, right = twofour.prune(network(), "2:4"), twofour.prune(network(), "2:4")
+    for name, mask in masks.of(left).items():
+        assert torch.equal(mask.keep, masks.of(right)[name].keep)
+
+
+@pytest.mark.parametrize("layout", ["transposed", "strided", "channels-last", "expanded"])
+def test_weights_that_are_not_contiguous(layout: str) -> None:
+    torch.manual_seed(0)
+    layer: nn.Module = nn.Linear(32, 32)
+    values = {
+        "transposed": lambda: torch.randn(32, 32).t(),
+        "strided": lambda: torch.randn(64, 64)[::2, 1::2],
+        "expanded": lambda: torch.randn(1, 32).expand(32, 32).clone(memory_format=torch.preserve_format),
+    }
+    if layout == "channels-last":
+        layer = nn.Conv2d(16, 16, 3).to(memory_format=torch.channels_last)
+    else:
+        layer.weight = nn.Parameter(values[layout]())
+    plain = type(layer)(16, 16, 3) if layout == "channels-last" else nn.Linear(32, 32)
+    with torch.no_grad():
+        plain.weight.copy_(layer.weight)
+        plain.bias.copy_(layer.bias)
+    stride = layer.weight.stride()
+    twofour.prune(layer, "2:4")
+    twofour.prune(plain, "2:4")
+    assert torch.equal(layer.weight, plain.weight) and layer.weight.stride() == stride
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        layer.weight.sum().backward()
+        optimizer.step()
+    assert NM(2, 4).check(layer.weight.movedim(1, -1)).ok
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_other_floating_types(dtype: torch.dtype) -> None:
+    layer = twofour.prune(nn.Linear(32, 32, dtype=dtype), "2:4")
+    assert layer.weight.dtype == dtype and (layer.weight != 0).float().mean() == 0.5
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_weight_that_is_not_finite_is_named_and_nothing_changes(value: float) -> None:
+    model = network()
+    with torch.no_grad():
+        model["fc"].weight[3, 5] = value
+    before = copied(model)
+    with pytest.raises(PatternError, match=r"layer `fc.weight`: .*\n  got +1 values that are NaN or inf.*\(3, 5\)"):
+        twofour.prune(model, "2:4")
+    assert untouched(model, before)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (lambda: nn.Linear(770, 768), "`weight`: in_features 770 is not a multiple of 16"),
+        (lambda: nn.Linear(0, 8), r"`weight`: shape \(8, 0\) has no values"),
+        (lambda: nn.Linear(16, 0), r"`weight`: shape \(0, 16\) has no values"),
+        (lambda: nn.Linear(32, 32, device="meta"), "`weight`: on the meta device"),
+        (lambda: nn.Linear(32, 32, dtype=torch.complex64), "`weight`: dtype complex64"),
+        (lambda: nn.Embedding(16, 16), "`weight`: an embedding"),
+        (lambda: nn.ReLU(), "the model has no parameter with two or more axes"),
+    ],
+    ids=["k", "no-inputs", "no-outputs", "meta", "complex", "embedding", "empty"],
+)
+def test_nothing_to_prune_lists_the_reasons(layer, reason: str) -> None:
+    with pytest.raises(LayerError, match=r"nothing in the model can be pruned\n  reason  .*" + reason.lstrip("`")):
+        twofour.prune(layer(), "2:4")
+
+
+def test_integer_weights() -> None:
+    model = network()
+    model["fc"].weight = nn.Parameter(torch.ones(32, 32, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(LayerError, match=r"the rule 'fc' asks for 2:4.*\n  reason  `fc.weight`: dtype int8"):
+        twofour.prune(model, {"fc": "2:4", "*": "2:4"})
+    assert list(masks.of(twofour.prune(model, "2:4"))) == ["conv.weight"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "options", "error", "message"),
+    [
+        ("2-4", {}, PatternError, "the text is not a sparsity pattern"),
+        ("4:2", {}, PatternError, "impossible"),
+        ("block:16x16@0.9", {}, PatternError, "planned"),
+        ("2:4", {"permute": True}, RecipeError, "the option `permute` is planned"),
+        ("2:4", {"data": [torch.ones(1)]}, RecipeError, "the option `data` is planned"),
+        ("2:4", {"example": torch.ones(1)}, RecipeError, "the option `example` is planned"),
+        ("2:4", {"criterion": "sparsegpt"}, RecipeError, "'sparsegpt' is planned"),
+        ("2:4", {"skip": ["tail"]}, LayerError, "matches no layer"),
+        ({"tail": "2:4"}, {}, RecipeError, "matches no layer"),
+        (None, {}, PatternError, "must be text or a Pattern"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_changes(pattern, options, error, message: str) -> None:
+    model = network()
+    before = copied(model)
+    with pytest.raises(error, match=message):
+        twofour.prune(model, pattern, **options)
+    assert untouched(model, before)
+
+
+def test_a_pruned_weight_torch_masked_already_is_refused() -> None:
+    model = network()
+    l1_unstructured(model["fc"], "weight", amount=0.5)
+    twofour.prune(model, "2:4")
+    assert list(masks.of(model)) == ["conv.weight"]
