@@ -1,0 +1,50 @@
+"""The product with a packed weight in plain torch: what every fast kernel is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofour.kernels.base import Kernel
+from twofour.packing import Packed
+
+
+def nm_matmul_reference(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
+    """Return x @ W.T + bias with W unpacked.
+
+    Args:
+        x: (..., in), a floating dtype.
+        packed: Any N:M weight of shape (out, in).
+        bias: (out,) or None.
+
+    Returns:
+        (..., out) in the dtype of `x`.
+    """
+    weight = packed.unpack().to(x.dtype)
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+@dataclass(frozen=True)
+class ReferenceMatmul(Kernel):
+    """The reference as a row of the table; it keeps the weight dense, so it saves neither time nor memory."""
+
+    def refuses(self, packed: Packed) -> str | None:
+        """Return why not: the reference takes every pattern and every floating dtype."""
+        if packed.header.dtype in ("int8", "int4"):
+            return f"computes in floating point, the weight is {packed.header.dtype} without scales"
+        return None
+
+    def prepare(self, weight: Packed | Tensor) -> Tensor:
+        """Return the dense weight (out, in)."""
+        assert isinstance(weight, Packed), type(weight)
+        return weight.unpack()
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+        """Multiply densely; see `Kernel.run`."""
+        assert len(weight) == out_features, (weight.shape, out_features)
+        return torch.nn.functional.linear(x, weight.to(x.dtype), bias)
+
+
+REFERENCE = ReferenceMatmul("nm_matmul_any_reference__torch", "nm_matmul", "any", "any", "cpu", "any", "unpacked")

@@ -1,0 +1,175 @@
+// Design C, row-vectorised: vectors hold output rows, the activation is permuted in the register.
+//
+// The four inputs of a group are broadcast to every 128-bit lane and each row picks its own with the low two bits of
+// its metadata dword; the next index is a shift of that dword, because the permute ignores the bits above. The weights
+// are one stream that is read once, which is what few tokens are limited by.
+// Included once per instruction-set file, with V the vector type of that file; everything has internal linkage.
+#pragma once
+
+#include <cstdint>
+
+#include "compiler.h"
+#include "layout.h"
+#include "nm_matmul.h"
+#include "team.h"
+
+namespace {
+
+using twofour::kRowTile;
+using twofour::kRowUnit;
+using twofour::kRowUnitBytes;
+using twofour::NmMatmul;
+
+constexpr int64_t kRowWorkspace = 512 * 1024;  // copied activations per pass over the weights: half of a small L2
+constexpr int64_t kRowAhead = 8192;            // bytes of weights prefetched ahead; decisive at 8 tokens from memory
+
+inline int64_t row_tiles(const NmMatmul& a) { return (a.in_features + kRowTile - 1) / kRowTile; }
+inline int64_t fewer(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// One half unit (16 rows x 32 inputs) against T tokens; x is [group][token][4]. Two sets of sums where registers
+// allow, so that few tokens are not bound by the latency of the multiply-add.
+template <class V, int T, int Halves, int Sets>
+TWOFOUR_INLINE void add_unit(const char* unit, const float* x,
+                             typename V::reg (&acc)[Sets][Halves * (kRowUnit / V::width)][T]) {
+  constexpr int per_half = kRowUnit / V::width;
+  constexpr int vectors = Halves * per_half;
+  typename V::ireg index[vectors];
+  const float* values[vectors];
+  TWOFOUR_UNROLL
+  for (int v = 0; v < vectors; v++) {
+    const char* half = unit + v / per_half * kRowUnitBytes + v % per_half * V::width * 4;
+    index[v] = V::load_index(half);
+    values[v] = reinterpret_cast<const float*>(half + kRowUnit * 4);
+  }
+  TWOFOUR_UNROLL
+  for (int g = 0; g < kRowTile / 4; g++) {
+    typename V::reg w0[vectors], w1[vectors];
+    typename V::ireg next[vectors];
+    TWOFOUR_UNROLL
+    for (int v = 0; v < vectors; v++) {
+      const float* at = values[v] + g * 2 * kRowUnit;
+      w0[v] = V::load(at);
+      w1[v] = V::load(at + kRowUnit);
+      V::prefetch(reinterpret_cast<const char*>(at) + kRowAhead);
+      V::prefetch(reinterpret_cast<const char*>(at + kRowUnit) + kRowAhead);
+      next[v] = V::template shift_right<2>(index[v]);
+    }
+    TWOFOUR_UNROLL
+    for (int t = 0; t < T; t++) {
+      const typename V::reg four = V::broadcast4(x + (g * T + t) * 4);
+      TWOFOUR_UNROLL
+      for (int v = 0; v < vectors; v++) {
+        acc[0][v][t] = V::fma(w0[v], V::permute4(four, index[v]), acc[0][v][t]);
+        acc[Sets - 1][v][t] = V::fma(w1[v], V::permute4(four, next[v]), acc[Sets - 1][v][t]);
+      }
+    }
+    TWOFOUR_UNROLL
+    for (int v = 0; v < vectors; v++) index[v] = V::template shift_right<4>(index[v]);
+  }
+}
+
+// Rows [row, row + 16 * Halves) of T tokens from `first` on.
+template <class V, int T, int Halves>
+TWOFOUR_INLINE void row_unit(const NmMatmul& a, const char* unit, const float* x, int64_t first, int64_t row) {
+  constexpr int vectors = Halves * (kRowUnit / V::width);
+  constexpr int Sets = vectors * T * 2 <= V::row_sums ? 2 : 1;
+  typename V::reg acc[Sets][vectors][T];
+  TWOFOUR_UNROLL
+  for (int s = 0; s < Sets; s++) {
+    TWOFOUR_UNROLL
+    for (int v = 0; v < vectors; v++) {
+      TWOFOUR_UNROLL
+      for (int t = 0; t < T; t++) acc[s][v][t] = V::zero();
+    }
+  }
+  for (int64_t k = row_tiles(a); k > 0; k--, unit += 2 * kRowUnitBytes, x += kRowTile * T)
+    add_unit<V, T, Halves, Sets>(unit, x, acc);
+  TWOFOUR_UNROLL
+  for (int v = 0; v < vectors; v++) {
+    const int64_t m = row + v * V::width, rows = fewer(V::width, a.out_features - m);
+    if (rows <= 0) continue;
+    const typename V::reg bias = a.bias == nullptr ? V::zero() : V::load_partial(a.bias + m, rows);
+    TWOFOUR_UNROLL
+    for (int t = 0; t < T; t++) {
+      typename V::reg sum = acc[0][v][t];
+      if (Sets == 2) sum = V::add(sum, acc[Sets - 1][v][t]);
+      V::store_partial(a.y + (first + t) * a.y_stride + m, V::add(sum, bias), rows);
+    }
+  }
+}
+
+// All rows of units [u0, u1) (32 rows each) for T tokens.
+template <class V, int T>
+TWOFOUR_NOINLINE void row_units(const NmMatmul& a, const float* x, int64_t first, int64_t u0, int64_t u1) {
+  constexpr int Halves = V::row_halves;
+  const int64_t unit_bytes = row_tiles(a) * 2 * kRowUnitBytes;
+  for (int64_t u = u0; u < u1; u++) {
+    const char* unit = static_cast<const char*>(a.weight) + u * unit_bytes;
+    for (int h = 0; h < 2; h += Halves)
+      row_unit<V, T, Halves>(a, unit + h * kRowUnitBytes, x, first, (2 * u + h) * kRowUnit);
+  }
+}
+
+// The same for `tokens` <= T.
+template <class V, int T>
+void row_units_of(int64_t tokens, const NmMatmul& a, const float* x, int64_t first, int64_t u0, int64_t u1) {
+  if (tokens == T) return row_units<V, T>(a, x, first, u0, u1);
+  if constexpr (T > 1) row_units_of<V, T - 1>(tokens, a, x, first, u0, u1);
+}
+
+// Tokens [first, first + tokens) -> x[group][token][4], zero past in_features. Reading rows of x in place would put
+// tokens 4 KB apart into one L1 set when in_features is a multiple of 1024.
+inline void copy_tokens(const NmMatmul& a, int64_t first, int64_t tokens, float* to) {
+  const int64_t groups = row_tiles(a) * (kRowTile / 4);
+  for (int64_t t = 0; t < tokens; t++) {
+    const float* from = a.x + (first + t) * a.x_stride;
+    for (int64_t g = 0; g < groups; g++)
+      for (int64_t i = 0; i < 4; i++) to[(g * tokens + t) * 4 + i] = g * 4 < a.in_features ? from[g * 4 + i] : 0.0f;
+  }
+}
+
+// Pieces of at most V::row_tokens tokens, as many per pass over the weights as fit kRowWorkspace.
+template <class V>
+struct RowPlan {
+  int64_t piece_floats, pieces;
+
+  explicit RowPlan(const NmMatmul& a) {
+    piece_floats = row_tiles(a) * kRowTile * V::row_tokens;
+    const int64_t all = (a.tokens + V::row_tokens - 1) / V::row_tokens, fit = kRowWorkspace / (piece_floats * 4);
+    pieces = fewer(all, fit > 0 ? fit : 1);
+  }
+};
+
+template <class V>
+int64_t row_blocks_workspace(const NmMatmul& a) {
+  const RowPlan<V> plan(a);
+  return plan.pieces * plan.piece_floats * 4;
+}
+
+template <class V>
+void row_blocks(const NmMatmul& a) {
+  if (a.tokens <= 0) return;
+  const RowPlan<V> plan(a);
+  float* x = static_cast<float*>(a.workspace);
+  const int64_t all = (a.tokens + V::row_tokens - 1) / V::row_tokens;
+  with_team(a.threads, [&](const Team& team) {
+    int64_t u0, u1;
+    team.share((a.out_features + 2 * kRowUnit - 1) / (2 * kRowUnit), 1, &u0, &u1);
+    for (int64_t p0 = 0; p0 < all; p0 += plan.pieces) {
+      const int64_t p1 = fewer(p0 + plan.pieces, all);
+      if (p0 > 0) team.barrier();  // the last pieces are still being read
+      for (int64_t p = p0 + team.me; p < p1; p += team.size) {
+        const int64_t first = p * V::row_tokens;
+        copy_tokens(a, first, fewer(V::row_tokens, a.tokens - first), x + (p - p0) * plan.piece_floats);
+      }
+      team.barrier();
+      for (int64_t p = p0; p < p1; p++) {
+        const int64_t first = p * V::row_tokens;
+        const int64_t tokens = fewer(V::row_tokens, a.tokens - first);
+        row_units_of<V, V::row_tokens>(tokens, a, x + (p - p0) * plan.piece_floats, first, u0, u1);
+      }
+    }
+  });
+}
+
+}  // namespace
