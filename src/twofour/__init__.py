@@ -1,1 +1,60 @@
 """Make a neural network 2:4 sparse, prove that it is as accurate, and run it faster on the machine you have."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twofour import kernels, masks, measure, packing, patterns, training
+    from twofour.compiler import advise, compile
+    from twofour.export import load, save
+    from twofour.legality import check
+    from twofour.pruning import prune
+    from twofour.training import finetune
+
+try:
+    __version__ = version("twofour")
+except PackageNotFoundError:  # imported from a source tree that was never installed
+    __version__ = "0+unknown"
+
+# Verbs in pipeline order; each is imported from its stage when it is first used, so that `import twofour` is cheap.
+_VERBS = {
+    "prune": "twofour.pruning",
+    "finetune": "twofour.training",
+    "compile": "twofour.compiler",
+    "advise": "twofour.compiler",
+    "save": "twofour.export",
+    "load": "twofour.export",
+    "check": "twofour.legality",
+}
+_STAGES = ("kernels", "masks", "measure", "packing", "patterns", "training")
+
+__all__ = [
+    "advise",
+    "check",
+    "compile",
+    "finetune",
+    "kernels",
+    "load",
+    "masks",
+    "measure",
+    "packing",
+    "patterns",
+    "prune",
+    "save",
+    "training",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _VERBS:
+        return getattr(import_module(_VERBS[name]), name)
+    if name in _STAGES:
+        return import_module(f"twofour.{name}")
+    raise AttributeError(f"module 'twofour' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,145 @@
+"""advise: measured per layer, will 2:4 make this model faster on this machine, before anything is pruned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from twofour import native
+from twofour.compiler.cache import Cache
+from twofour.compiler.choose import Choice, choose
+from twofour.compiler.replaceable import attention_parts, refusal
+from twofour.errors import CompileError
+from twofour.layers import walk
+from twofour.packing import pack
+from twofour.patterns import parse
+from twofour.patterns.base import non_finite
+
+WORTH = 1.05
+"""Ratio from which a layer is said to go faster: below it, the gain is within the noise of a shared machine."""
+
+
+@dataclass(frozen=True)
+class AdviceRow:
+    """One layer at one token count.
+
+    Attributes:
+        layer: Name of the layer.
+        shape: (out_features, in_features).
+        tokens: Rows of the activation.
+        dense_ms: Best dense time.
+        sparse_ms: Best 2:4 time.
+        kernel: The kernel that would run.
+        verdict: One sentence.
+    """
+
+    layer: str
+    shape: tuple[int, int]
+    tokens: int
+    dense_ms: float
+    sparse_ms: float
+    kernel: str
+    verdict: str
+
+    @property
+    def ratio(self) -> float:
+        """Best dense time over best sparse time; above 1 sparse is faster."""
+        return self.dense_ms / self.sparse_ms
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What 2:4 would bring on this machine.
+
+    Attributes:
+        rows: One per layer and token count.
+        skipped: Layer name and reason of each weight that would stay dense.
+        tokens: Token counts measured.
+        threads: Threads used.
+        isa: Instruction-set level of the kernels.
+    """
+
+    rows: tuple[AdviceRow, ...]
+    skipped: tuple[tuple[str, str], ...]
+    tokens: tuple[int, ...]
+    threads: int
+    isa: str
+
+    def total(self, tokens: int) -> tuple[float, float]:
+        """Return milliseconds of all these layers at `tokens`: best dense, and with the better of dense and 2:4."""
+        rows = [row for row in self.rows if row.tokens == tokens]
+        return sum(row.dense_ms for row in rows), sum(min(row.dense_ms, row.sparse_ms) for row in rows)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return JSON-ready fields."""
+        rows = [{**row.__dict__, "shape": list(row.shape), "ratio": row.ratio} for row in self.rows]
+        return {**self.__dict__, "rows": rows, "skipped": [list(s) for s in self.skipped], "tokens": list(self.tokens)}
+
+
+def advise(model: nn.Module, *, tokens: Sequence[int] = (1, 8, 128), skip: Sequence[str] = ()) -> Advice:
+    """Measure, per eligible Linear, the best dense kernel against the best 2:4 one; the model is not changed.
+
+    The weights are pruned by magnitude for the measurement only: what counts for time is the pattern.
+
+    Args:
+        model: Any model on the CPU with float32 weights.
+        tokens: Token counts (batch times sequence length) to measure.
+        skip: Layer globs to leave out.
+
+    Raises:
+        CompileError: The token counts are impossible, or no layer is eligible.
+        PatternError: A weight holds NaN or infinity.
+    """
+    if not tokens or any(type(count) is not int or count < 1 for count in tokens):
+        raise CompileError("the token counts are impossible", got=repr(tokens), wanted="positive whole numbers")
+    found = walk(model, skip=skip)
+    parts = attention_parts(model)
+    reasons = {entry.name: refusal(entry.module, entry.layer in parts) for entry in found.weights}
+    chosen = [entry for entry in found.weights if reasons[entry.name] is None]
+    skipped = [(entry.name, entry.reason) for entry in found.skipped]
+    skipped += [(entry.name, reason) for entry in found.weights if (reason := reasons[entry.name]) is not None]
+    if not chosen:
+        raise CompileError(
+            "no layer of the model can run 2:4 here",
+            reasons=[f"{name}: {reason}" for name, reason in skipped],
+            wanted="at least one float32 Linear on the CPU whose sizes suit the pattern",
+        )
+    cache = Cache.for_this_machine()
+    footprint = sum(entry.parameter.numel() * 4 for entry in chosen)
+    rows: list[AdviceRow] = []
+    for entry in chosen:
+        choice = _measure(entry.layer, entry.module, tokens, footprint, cache)
+        rows += [_row(entry.layer, tuple(entry.parameter.shape), count, choice) for count in tokens]
+    cache.save()
+    return Advice(tuple(rows), tuple(skipped), tuple(tokens), native.threads(), native.isa())
+
+
+def _measure(name: str, module: nn.Module, tokens: Sequence[int], footprint: int, cache: Cache) -> Choice:
+    weight, bias = module._parameters["weight"], module._parameters["bias"]
+    assert weight is not None, name
+    dense = weight.detach()
+    if not torch.isfinite(dense).all():
+        raise non_finite("a weight", dense).for_layer(name)
+    pattern = parse("2:4")
+    pruned = dense * pattern.project(dense, absolute=True)
+    bias = None if bias is None else bias.detach()
+    return choose(pack(pruned, pattern), bias, tokens, memory="fast", footprint=footprint, cache=cache)
+
+
+def _row(layer: str, shape: tuple[int, ...], tokens: int, choice: Choice) -> AdviceRow:
+    dense, sparse = choice.best(tokens, "dense_matmul"), choice.best(tokens, "nm_matmul")
+    assert dense and sparse, choice.times
+    ratio = dense[1] / sparse[1]
+    if ratio >= WORTH:
+        verdict = f"2:4 is {ratio:.2f}x as fast"
+    elif ratio > 1 / WORTH:
+        verdict = "no difference beyond noise; stays dense or packed as measured"
+    else:
+        verdict = f"dense stays: 2:4 would take {1 / ratio:.2f}x its time"
+    rows, columns = shape
+    return AdviceRow(
+        layer, (rows, columns), tokens, dense[1] * 1e3, sparse[1] * 1e3, min(dense[::-1], sparse[::-1])[1], verdict
+    )

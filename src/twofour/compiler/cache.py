@@ -1,0 +1,87 @@
+"""Times measured on this machine, kept between processes so that a second compile is quick.
+
+One JSON file per machine, kernel set and version, in $TWOFOUR_CACHE, else $XDG_CACHE_HOME/twofour, else
+~/.cache/twofour. TWOFOUR_CACHE=off measures anew each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+
+import torch
+
+from twofour import native
+from twofour.kernels import rows
+from twofour.measure import machine, write_json
+
+logger = logging.getLogger("twofour.compiler")
+
+
+class Cache:
+    """Medians by case; a damaged or unwritable file is reported and ignored, never fatal."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._times: dict[str, dict[str, float]] = {}
+        self._changed = False
+        if path is not None and path.exists():
+            self._times = _read(path)
+
+    @classmethod
+    def for_this_machine(cls) -> Cache:
+        """Open the cache of this machine, this torch and these kernels."""
+        setting = os.environ.get("TWOFOUR_CACHE", "")
+        if setting == "off":
+            return cls(None)
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twofour"
+        return cls(Path(setting or base) / f"times-{_identity()}.json")
+
+    def key(self, out_features: int, in_features: int, bias: bool, tokens: int, threads: int, footprint: int) -> str:
+        """Name a case; footprints within a factor of two of each other share one."""
+        size = footprint.bit_length()
+        return f"{out_features}x{in_features}{'+bias' if bias else ''}@{tokens}/{threads}t/2^{size}B/{native.isa()}"
+
+    def get(self, key: str) -> dict[str, float]:
+        """Return the seconds of each kernel measured for this case, possibly none."""
+        return self._times.get(key, {})
+
+    def put(self, key: str, seconds: dict[str, float]) -> None:
+        """Remember the seconds of each kernel for this case; `save` writes them."""
+        self._times[key] = seconds
+        self._changed = True
+
+    def save(self) -> None:
+        """Write the file if anything is new, keeping what another process has added meanwhile."""
+        if self.path is None or not self._changed:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            others = _read(self.path) if self.path.exists() else {}
+            write_json(self.path, {**others, **self._times})
+            self._changed = False
+        except OSError as error:
+            logger.warning("the measured times could not be kept in %s: %s", self.path, error)
+
+
+def _identity() -> str:
+    """Hash what a measured time depends on: processor, torch, and the kernels there are."""
+    from twofour import __version__
+
+    described = machine()
+    facts = [described["cpu"], torch.__version__, __version__, [kernel.name for kernel in rows()]]
+    return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]
+
+
+def _read(path: Path) -> dict[str, dict[str, float]]:
+    try:
+        found = json.loads(path.read_text())
+        if not all(isinstance(s, float) and s > 0 for times in found.values() for s in times.values()):
+            raise ValueError("a time is not a positive number")
+    except (OSError, ValueError, AttributeError) as error:
+        logger.warning("the cache of measured times %s is not readable and is not used: %s", path, error)
+        return {}
+    return found

@@ -1,0 +1,168 @@
+"""Measure every kernel that could serve a layer, at several token counts, and keep the fastest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from twofour import native
+from twofour.compiler.cache import Cache
+from twofour.kernels import Kernel, available
+from twofour.kernels.ladder import Ladder, climb
+from twofour.measure import compare
+from twofour.packing import Packed
+
+logger = logging.getLogger("twofour.compiler")
+
+DEFAULT_TOKENS = (1, 8, 32, 128, 512)
+"""Token counts measured besides the example's, so that later batch sizes are served well too."""
+
+ROTATED_BYTES = 128 << 20
+"""Copies of a layer's weight that one candidate rotates over, at most: the footprint of a mid-sized model."""
+
+Times = dict[int, dict[str, float]]
+"""Token count -> kernel name -> median seconds."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was measured for one layer and what was chosen.
+
+    Attributes:
+        ladder: Kernels by token count.
+        times: Median seconds of every candidate at every measured token count.
+        layouts: The weight in each layout the ladder needs.
+    """
+
+    ladder: Ladder
+    times: Times
+    layouts: dict[str, Tensor]
+
+    def best(self, tokens: int, operation: str) -> tuple[str, float] | None:
+        """Return name and seconds of the fastest kernel of `operation` at `tokens`, if one was measured."""
+        found = [(s, n) for n, s in self.times[tokens].items() if n.startswith(operation)]
+        return (min(found)[1], min(found)[0]) if found else None
+
+
+def candidates(weight: Packed | Tensor) -> tuple[Kernel, ...]:
+    """Return the kernels that can multiply by `weight` here: sparse ones only for a 2:4 float32 weight."""
+    dense = available("dense_matmul")
+    if not isinstance(weight, Packed):
+        return dense
+    return (*(kernel for kernel in available("nm_matmul") if kernel.refuses(weight) is None), *dense)
+
+
+def choose(
+    weight: Packed | Tensor,
+    bias: Tensor | None,
+    tokens: Iterable[int],
+    *,
+    memory: str,
+    footprint: int,
+    cache: Cache,
+) -> Choice:
+    """Measure the candidates for one layer and keep the fastest at each token count.
+
+    Args:
+        weight: Canonical 2:4 weight, or a dense float32 one (out, in).
+        bias: float32 (out,) or None.
+        tokens: Token counts to measure.
+        memory: "fast" keeps every layout that wins somewhere; "small" keeps one, sparse where there is one.
+        footprint: Bytes of the whole model's weights: that many bytes of copies are rotated (up to a cap), so that
+            each call finds its weights as far from the core as it would inside the model.
+        cache: Times measured earlier on this machine.
+    """
+    kernels = candidates(weight)
+    layouts: dict[str, Tensor] = {}
+
+    def layout(kernel: Kernel) -> Tensor:
+        if kernel.layout not in layouts:
+            layouts[kernel.layout] = kernel.prepare(weight)
+        return layouts[kernel.layout]
+
+    times: Times = {}
+    rows, columns = weight.header.shape if isinstance(weight, Packed) else weight.shape
+    for count in sorted(set(tokens)):
+        key = cache.key(rows, columns, bias is not None, count, native.threads(), footprint)
+        known = cache.get(key)
+        if not all(kernel.name in known for kernel in kernels):
+            known = _measure(kernels, layout, bias, count, rows, columns, footprint)
+            cache.put(key, known)
+        times[count] = {kernel.name: known[kernel.name] for kernel in kernels}
+    ladder = climb({count: min(found, key=found.__getitem__) for count, found in times.items()})
+    if memory == "small":
+        ladder = _one_layout(kernels, times)
+    kept = {kernel.layout: layout(kernel) for kernel in ladder.kernels}
+    return Choice(ladder, times, kept)
+
+
+def _one_layout(kernels: Sequence[Kernel], times: Times) -> Ladder:
+    """Keep the single layout with the best geometric mean over the token counts, sparse where there is one."""
+    sparse = [kernel for kernel in kernels if kernel.operation == "nm_matmul"]
+    # A plain dense weight is what the model holds anyway; a prepacked one would be a second copy.
+    pool = sparse or [kernel for kernel in kernels if kernel.layout == "dense"]
+    by_layout = {
+        layout: [kernel.name for kernel in pool if kernel.layout == layout]
+        for layout in {kernel.layout: None for kernel in pool}
+    }
+
+    def cost(layout: str) -> float:
+        names = by_layout[layout]
+        return float(sum(torch.tensor([min(found[n] for n in names) for found in times.values()]).log()))
+
+    best = by_layout[min(by_layout, key=cost)]
+    return climb({count: min(best, key=found.__getitem__) for count, found in times.items()})
+
+
+def _measure(
+    kernels: Sequence[Kernel],
+    layout: Callable[[Kernel], Tensor],
+    bias: Tensor | None,
+    tokens: int,
+    rows: int,
+    columns: int,
+    footprint: int,
+) -> dict[str, float]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(tokens, columns, generator=generator)
+    copies = max(1, min(footprint, ROTATED_BYTES) // (rows * columns * 4))
+    copied: dict[str, list[Tensor]] = {}
+
+    def calls(kernel: Kernel) -> list[Callable[[], object]]:
+        if kernel.layout not in copied:
+            first = layout(kernel)
+            copied[kernel.layout] = [first, *(_copy(kernel, first) for _ in range(copies - 1))]
+        return [partial(kernel.run, x, weight, bias, rows) for weight in copied[kernel.layout]]
+
+    with torch.inference_mode():
+        record = compare(
+            {kernel.name: calls(kernel) for kernel in kernels},
+            repeats=9,
+            seconds=0.4,
+            weights="hot" if copies == 1 else "cold",
+        )
+    found = {kernel.name: record.median(kernel.name) for kernel in kernels}
+    best = min(found, key=found.__getitem__)
+    logger.info("(%d, %d) at %d tokens: %s, %.4f ms", rows, columns, tokens, best, found[best] * 1e3)
+    return found
+
+
+def _copy(kernel: Kernel, prepared: Tensor) -> Tensor:
+    return kernel.prepare(prepared.to_dense()) if prepared.is_mkldnn else prepared.clone()
+
+
+def why(choice: Choice, tokens: int, weight: Packed | str) -> str:
+    """Say in a few words why the layer runs as it does at `tokens`."""
+    if isinstance(weight, str):
+        return f"dense: {weight}"
+    kernel, _ = choice.ladder.at(tokens)
+    dense, sparse = choice.best(tokens, "dense_matmul"), choice.best(tokens, "nm_matmul")
+    assert dense and sparse, choice.times
+    if kernel.operation == "nm_matmul":
+        return "sparse is faster" if sparse[1] < dense[1] else 'sparse: memory="small" keeps packed weights alone'
+    return f"dense: the best sparse kernel takes {sparse[1] / dense[1]:.2f}x its time here"

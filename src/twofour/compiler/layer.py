@@ -1,0 +1,136 @@
+"""The compiled Linear: prepared weights, a ladder of kernels, and nothing that trains."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twofour.errors import KernelError
+from twofour.kernels.ladder import Ladder, read
+from twofour.kernels.nm_matmul import from_layout
+from twofour.kernels.operator import inference_only, linear
+from twofour.packing import Packed
+
+logger = logging.getLogger("twofour.compiler")
+
+
+class PreparedWeights:
+    """A weight in each layout a ladder needs; immutable, so copies of a model share it.
+
+    oneDNN's opaque tensors cannot be deep-copied or pickled: copying shares them, pickling goes through dense ones.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.layouts = tuple(tensors)
+        self.tensors = list(tensors.values())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PreparedWeights:
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        plain = {
+            layout: tensor.to_dense() if tensor.is_mkldnn else tensor
+            for layout, tensor in zip(self.layouts, self.tensors, strict=True)
+        }
+        return _unpickle, (plain,)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all layouts; oneDNN's blocked order pads nothing for the shapes it blocks."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+
+    def source(self) -> Packed | Tensor:
+        """Return the weight in its canonical packed form, or dense (out, in) where no layout is packed."""
+        for layout, tensor in zip(self.layouts, self.tensors, strict=True):
+            if layout not in ("dense", "onednn"):
+                return from_layout(tensor)
+        first = self.tensors[0]
+        return first.to_dense() if first.is_mkldnn else first
+
+
+def _unpickle(plain: dict[str, Tensor]) -> PreparedWeights:
+    from twofour.kernels.dense_matmul import ONEDNN
+
+    return PreparedWeights(
+        {layout: ONEDNN.prepare(tensor) if layout == "onednn" else tensor for layout, tensor in plain.items()}
+    )
+
+
+class CompiledLinear(nn.Module):
+    """A Linear for inference whose kernel is chosen by token count.
+
+    Args:
+        name: Name of the layer in its model, for messages.
+        in_features: Reduction length.
+        out_features: Rows of the weight.
+        ladder: Kernels by token count.
+        prepared: The weight in each layout of `ladder.layouts`.
+        bias: float32 (out,) or None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        in_features: int,
+        out_features: int,
+        ladder: Ladder,
+        prepared: PreparedWeights,
+        bias: Tensor | None,
+    ) -> None:
+        super().__init__()
+        assert prepared.layouts == ladder.layouts, (prepared.layouts, ladder.layouts)
+        self.name = name
+        self.in_features = in_features
+        self.out_features = out_features
+        self.prepared = prepared
+        self.ladder_text = ladder.to_text()
+        self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
+        self._warned = False
+
+    @property
+    def ladder(self) -> Ladder:
+        """Kernels by token count."""
+        return read(self.ladder_text)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x @ W.T + bias: x float32 (..., in) -> float32 (..., out).
+
+        Raises:
+            KernelError: Shape, dtype or device of `x` do not fit, or a gradient is asked for.
+        """
+        if torch.compiler.is_compiling():
+            return torch.ops.twofour.linear(x, self.prepared.tensors, self.bias, self.ladder_text, self.out_features)
+        if x.dtype != torch.float32 or x.shape[-1:] != (self.in_features,) or x.device.type != "cpu":
+            raise self._unfit(x)
+        if x.requires_grad and torch.is_grad_enabled():
+            raise inference_only().for_layer(self.name)
+        return linear(x, self.prepared.tensors, self.bias, read(self.ladder_text), self.out_features)
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense weight, unpacked at each call: for code that looks at it, not for computing."""
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "layer `%s`: something reads the dense weight of a compiled layer; it is unpacked at each read, and "
+                "a product computed with it does not use the compiled kernels",
+                self.name,
+            )
+        source = self.prepared.source()
+        return source.unpack() if isinstance(source, Packed) else source
+
+    def extra_repr(self) -> str:
+        """Describe the layer in the printed model."""
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, kernels={self.ladder_text}"
+
+    def _unfit(self, x: Tensor) -> KernelError:
+        return KernelError(
+            "the input of a compiled layer does not fit",
+            got=f"{x.dtype} {tuple(x.shape)} on {x.device}",
+            wanted=f"torch.float32 (..., {self.in_features}) on cpu",
+            remedy="convert the input, or compile the model again as it is used now",
+            layer=self.name,
+        )

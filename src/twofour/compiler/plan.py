@@ -1,0 +1,109 @@
+"""What compile decided, layer by layer, with the times behind each decision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from twofour.compiler.choose import Times
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """How one layer runs.
+
+    Attributes:
+        name: Name of the layer in the model.
+        kind: Class of the layer, "Linear", "Conv2d", ...
+        shape: Shape of its dense weight.
+        tokens: Token count the row of the table speaks of: the example's, or the largest measured.
+        kernel: Kernel that runs at `tokens`.
+        ladder: Kernels by token count, as text; "" for a layer left as it was.
+        dense_ms: Best dense time at `tokens`, or None where nothing was measured.
+        sparse_ms: Best sparse time at `tokens`, or None where there is no sparse kernel.
+        reason: Why this kernel.
+        bytes_before: Bytes of the dense weight.
+        bytes_after: Bytes of the weight in every layout kept.
+        times: Median seconds of each kernel at each measured token count.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    tokens: int | None
+    kernel: str
+    ladder: str
+    dense_ms: float | None
+    sparse_ms: float | None
+    reason: str
+    bytes_before: int
+    bytes_after: int
+    times: Times = field(default_factory=dict, repr=False)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether a sparse kernel runs at `tokens`."""
+        return self.kernel.startswith("nm_matmul")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The decisions for a whole model.
+
+    Attributes:
+        layers: One entry per layer that holds a matrix or convolution weight.
+        dtype: Computing type.
+        memory: "fast" or "small".
+        tokens: Token counts that were measured besides the example's.
+        threads: Threads the times were measured with.
+        isa: Instruction-set level of the kernels.
+        error: Relative error ||compiled - masked|| / ||masked|| on the example, or None without one.
+    """
+
+    layers: tuple[LayerPlan, ...]
+    dtype: str
+    memory: str
+    tokens: tuple[int, ...]
+    threads: int
+    isa: str
+    error: float | None = None
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of the dense weights of all layers."""
+        return sum(layer.bytes_before for layer in self.layers)
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes of these weights as the compiled model keeps them."""
+        return sum(layer.bytes_after for layer in self.layers)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return JSON-ready fields."""
+        layers = [
+            {**layer.__dict__, "shape": list(layer.shape), "times": {str(n): t for n, t in layer.times.items()}}
+            for layer in self.layers
+        ]
+        return {**self.__dict__, "layers": layers, "tokens": list(self.tokens)}
+
+    def __str__(self) -> str:
+        head = ("layer", "shape", "tokens", "kernel", "dense ms", "sparse ms", "why")
+        rows = [head, *(_row(layer) for layer in self.layers)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+        lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        sparse = sum(layer.sparse for layer in self.layers)
+        error = "" if self.error is None else f", error on the example {self.error:.1e}"
+        lines.append(
+            f"{sparse} of {len(self.layers)} layers run sparse ({self.dtype}, {self.threads} threads, {self.isa}); "
+            f"weights {self.bytes_before / 1e6:.2f} MB dense, {self.bytes_after / 1e6:.2f} MB as kept "
+            f'(memory="{self.memory}"){error}'
+        )
+        return "\n".join(lines)
+
+
+def _row(layer: LayerPlan) -> tuple[str, ...]:
+    def ms(value: float | None) -> str:
+        return "-" if value is None else f"{value:.4f}"
+
+    shape = "x".join(str(size) for size in layer.shape)
+    tokens = "-" if layer.tokens is None else str(layer.tokens)
+    return (layer.name or "(model)", shape, tokens, layer.kernel, ms(layer.dense_ms), ms(layer.sparse_ms), layer.reason)

@@ -1,0 +1,56 @@
+"""The protocol of a kernel: one row of the table, which says where it runs, prepares a weight and multiplies by it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from twofour import native
+from twofour.packing import Packed
+
+
+@dataclass(frozen=True)
+class Kernel(ABC):
+    """One implementation of one operation.
+
+    Attributes:
+        name: `<operation>_<pattern>_<dtype>_<design>__<hardware>`; hardware stands after the double underscore.
+        operation: What it computes: "nm_matmul" or "dense_matmul".
+        pattern: Pattern of the weights it takes, "any" for every N:M, "dense" for none.
+        dtype: Computing type.
+        device: "cpu".
+        isa: Instruction-set level it needs, "any" when torch chooses.
+        layout: Order of the weight's bytes; kernels of one layout share a prepared weight.
+    """
+
+    name: str
+    operation: str
+    pattern: str
+    dtype: str
+    device: str
+    isa: str
+    layout: str
+
+    def unavailable(self) -> str | None:
+        """Return why this kernel cannot run here and now, or None when it can."""
+        if self.isa != "any" and not native.supports(self.isa):
+            return f"needs {self.isa}; this CPU and TWOFOUR_ISA allow {native.isa()}"
+        return None
+
+    def refuses(self, packed: Packed) -> str | None:
+        """Return why this kernel cannot multiply by `packed`, or None when it can."""
+        if self.pattern not in ("any", packed.header.pattern):
+            return f"takes {self.pattern} weights, not {packed.header.pattern}"
+        if self.dtype != packed.header.dtype:
+            return f"computes in {self.dtype}, the weight is {packed.header.dtype}"
+        return self.unavailable()
+
+    @abstractmethod
+    def prepare(self, weight: Packed | Tensor) -> Tensor:
+        """Return the weight in this kernel's layout: canonical form for sparse kernels, (out, in) for dense ones."""
+
+    @abstractmethod
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+        """Multiply: x (tokens, in) by a prepared weight of `out_features` rows, plus bias; returns (tokens, out)."""

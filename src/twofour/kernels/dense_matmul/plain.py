@@ -1,0 +1,27 @@
+"""The dense product as torch does it by default (MKL for float32 on x86)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofour.kernels.base import Kernel
+from twofour.packing import Packed
+
+
+@dataclass(frozen=True)
+class PlainMatmul(Kernel):
+    """torch.nn.functional.linear on the weight as it is."""
+
+    def prepare(self, weight: Packed | Tensor) -> Tensor:
+        """Return the weight (out, in) contiguous."""
+        return (weight.unpack() if isinstance(weight, Packed) else weight.detach()).contiguous()
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+        """Multiply; see `Kernel.run`."""
+        return torch.nn.functional.linear(x, weight, bias)
+
+
+PLAIN = PlainMatmul("dense_matmul_f32_linear__torch", "dense_matmul", "dense", "float32", "cpu", "any", "dense")

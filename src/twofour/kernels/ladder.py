@@ -1,0 +1,94 @@
+"""Which kernel serves which token count: the outcome of measuring one layer, as a value and as text."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from twofour.errors import KernelError
+from twofour.kernels.base import Kernel
+from twofour.kernels.table import find
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Kernels by token count: step i serves up to `limits[i]` tokens, the last step every count above.
+
+    Attributes:
+        limits: Ascending token counts, one less than there are kernels.
+        names: Names of the kernels.
+    """
+
+    limits: tuple[int, ...]
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.names) == len(self.limits) + 1, (self.limits, self.names)
+        assert list(self.limits) == sorted(set(self.limits)), self.limits
+
+    @cached_property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The kernels, in the order of `names`."""
+        return tuple(find(name) for name in self.names)
+
+    @cached_property
+    def layouts(self) -> tuple[str, ...]:
+        """The layouts these kernels need, each once, in order of first use."""
+        return tuple(dict.fromkeys(kernel.layout for kernel in self.kernels))
+
+    @cached_property
+    def steps(self) -> tuple[tuple[Kernel, int], ...]:
+        """Each kernel with the index of its layout in `layouts`."""
+        return tuple((kernel, self.layouts.index(kernel.layout)) for kernel in self.kernels)
+
+    def at(self, tokens: int) -> tuple[Kernel, int]:
+        """Return the kernel for `tokens` and the index of its layout."""
+        return self.steps[bisect_left(self.limits, tokens)]
+
+    @property
+    def sparse(self) -> bool:
+        """Whether any step is a sparse kernel."""
+        return any(kernel.operation == "nm_matmul" for kernel in self.kernels)
+
+    def to_text(self) -> str:
+        """Return the ladder as text, for example "16=a;*=b": what the registered operator carries."""
+        return ";".join(f"{limit}={name}" for limit, name in zip([*self.limits, "*"], self.names, strict=True))
+
+
+def climb(best: dict[int, str]) -> Ladder:
+    """Build the ladder from the best kernel at each measured token count.
+
+    A count between two measured ones with different winners goes to the upper one from their geometric mean on.
+    """
+    limits: list[int] = []
+    names: list[str] = []
+    tokens = sorted(best)
+    for index, count in enumerate(tokens):
+        if names and best[count] == names[-1]:
+            continue
+        if names:
+            limits.append(int((tokens[index - 1] * count) ** 0.5))
+        names.append(best[count])
+    return Ladder(tuple(limits), tuple(names))
+
+
+@cache
+def read(text: str) -> Ladder:
+    """Read what `Ladder.to_text` wrote.
+
+    Raises:
+        KernelError: The text is no ladder, or names a kernel that does not exist.
+    """
+    try:
+        pairs = [step.split("=") for step in text.split(";")]
+        *limits, last = [limit for limit, _ in pairs]
+        counts = tuple(int(limit) for limit in limits)
+        names = tuple(name for _, name in pairs)
+        if last != "*" or list(counts) != sorted(set(counts)):
+            raise ValueError(text)
+    except ValueError:
+        raise KernelError("the text is no ladder of kernels", got=repr(text), wanted='"16=kernel;*=kernel"') from None
+    for name in names:
+        find(name)
+    return Ladder(counts, names)

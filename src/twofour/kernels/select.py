@@ -1,0 +1,90 @@
+"""Choose a kernel once, say which, or raise with the reason of every candidate."""
+
+from __future__ import annotations
+
+import logging
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from twofour.errors import KernelError
+from twofour.kernels.base import Kernel
+from twofour.kernels.table import find, rows
+from twofour.packing import Packed
+
+logger = logging.getLogger("twofour.kernels")
+
+FEW_TOKENS = 16
+"""Up to here the row layout wins on every CPU measured (docs/kernels.md); `compile` measures instead."""
+
+_prepared: WeakKeyDictionary[Packed, dict[str, Tensor]] = WeakKeyDictionary()
+
+
+def select(packed: Packed, tokens: int) -> Kernel:
+    """Return the kernel for a product of `tokens` rows with `packed`, without measuring.
+
+    Raises:
+        KernelError: No kernel takes this weight here; one reason per candidate.
+    """
+    candidates = [kernel for kernel in rows() if kernel.operation == "nm_matmul" and kernel.pattern != "any"]
+    fitting = [kernel for kernel in candidates if kernel.refuses(packed) is None]
+    if not fitting:
+        raise KernelError(
+            f"no kernel multiplies by a {packed.header.pattern} {packed.header.dtype} weight here",
+            reasons=[f"{kernel.name}: {kernel.refuses(packed)}" for kernel in candidates],
+            remedy='kernel="nm_matmul_any_reference__torch" runs it densely, without any saving',
+        )
+    layout = "rows" if tokens <= FEW_TOKENS else "panels"
+    chosen = next((kernel for kernel in fitting if kernel.layout == layout), fitting[0])
+    logger.debug("using %s for %d tokens of a %s weight", chosen.name, tokens, packed.header.shape)
+    return chosen
+
+
+def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None, *, kernel: str | None = None) -> Tensor:
+    """Return x @ W.T + bias with W packed.
+
+    Args:
+        x: (..., in), float32 on the CPU, any strides.
+        packed: Weight (out, in) in the canonical form; its kernel layout is made once and kept beside it.
+        bias: float32 (out,) or None.
+        kernel: Name of a row of the kernel table; default: chosen by token count.
+
+    Returns:
+        float32 (..., out).
+
+    Raises:
+        KernelError: Shapes, dtypes or devices do not fit, a gradient is asked for, or no kernel takes the weight.
+    """
+    _require_operands(x, packed, bias)
+    flat = x.reshape(-1, x.shape[-1])
+    chosen = find(kernel) if kernel else select(packed, len(flat))
+    if reason := chosen.refuses(packed):
+        raise KernelError(f"{chosen.name} cannot run this product", got=reason, remedy="leave `kernel` out")
+    layouts = _prepared.setdefault(packed, {})
+    if chosen.layout not in layouts:
+        layouts[chosen.layout] = chosen.prepare(packed)
+    out_features = packed.header.rows
+    bias = None if bias is None else bias.detach().contiguous()
+    with torch.no_grad():
+        y = chosen.run(flat.detach(), layouts[chosen.layout], bias, out_features)
+    return y.view(*x.shape[:-1], out_features)
+
+
+def _require_operands(x: Tensor, packed: Packed, bias: Tensor | None) -> None:
+    header = packed.header
+    if len(header.shape) != 2 or header.axis != 1:
+        raise _unfit(f"a packed weight of shape {header.shape}, axis {header.axis}", "a Linear weight (out, in)")
+    if x.ndim == 0 or x.shape[-1] != header.reduction:
+        raise _unfit(f"x of shape {tuple(x.shape)}", f"(..., {header.reduction})")
+    for role, tensor in (("x", x), ("bias", bias)):
+        if tensor is not None and (tensor.device.type != "cpu" or tensor.dtype != torch.float32):
+            raise _unfit(f"{role} of {tensor.dtype} on {tensor.device}", "float32 on the CPU")
+    if bias is not None and tuple(bias.shape) != (header.rows,):
+        raise _unfit(f"bias of shape {tuple(bias.shape)}", f"({header.rows},)")
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        raise _unfit("an operand that requires a gradient", "inference: wrap the call in torch.inference_mode()")
+
+
+def _unfit(got: str, wanted: str) -> KernelError:
+    return KernelError("the operands of a packed product do not fit", got=got, wanted=wanted)

@@ -1,0 +1,80 @@
+// Scratch memory for kernels: kept between calls, never shared by two calls at once, so that kernels are re-entrant.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <utility>
+#include <vector>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+namespace twofour {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+// Asks for 2 MB pages inside [address, address + bytes): a packed weight of many pages otherwise misses the TLB.
+inline void advise_huge_pages(void* address, size_t bytes) {
+#ifdef __linux__
+  const size_t begin = (reinterpret_cast<size_t>(address) + kHugePage - 1) / kHugePage * kHugePage;
+  const size_t end = (reinterpret_cast<size_t>(address) + bytes) / kHugePage * kHugePage;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)address, (void)bytes;
+#endif
+}
+
+// A stack of free buffers. The most recently returned one is the warmest and is tried first.
+class Scratch {
+ public:
+  class Lease {
+   public:
+    Lease(Scratch& owner, size_t bytes) : owner_(owner), buffer_(owner.take(bytes)) {}
+    ~Lease() { owner_.give(buffer_); }
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    void* data() const { return buffer_.first; }
+
+   private:
+    Scratch& owner_;
+    std::pair<void*, size_t> buffer_;
+  };
+
+ private:
+  std::pair<void*, size_t> take(size_t bytes) {
+    if (bytes == 0) return {nullptr, 0};
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (size_t i = free_.size(); i-- > 0;)
+        if (free_[i].second >= bytes) {
+          auto found = free_[i];
+          free_.erase(free_.begin() + static_cast<std::ptrdiff_t>(i));
+          return found;
+        }
+      if (!free_.empty()) {  // all too small: replace one rather than hoard
+        std::free(free_.back().first);
+        free_.pop_back();
+      }
+    }
+    const size_t page = bytes >= kHugePage ? kHugePage : size_t{4096};
+    const size_t rounded = (bytes + page - 1) / page * page;
+    void* data = std::aligned_alloc(page, rounded);
+    if (!data) throw std::bad_alloc();
+    advise_huge_pages(data, rounded);
+    return {data, rounded};
+  }
+
+  void give(std::pair<void*, size_t> buffer) {
+    if (!buffer.first) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    free_.push_back(buffer);
+  }
+
+  std::mutex mutex_;
+  std::vector<std::pair<void*, size_t>> free_;
+};
+
+}  // namespace twofour
