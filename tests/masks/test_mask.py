@@ -193,6 +193,18 @@ def test_a_parametrisation_after_pruning_is_refused_at_the_next_step() -> None:
     train(layer)
 
 
+def test_a_lost_weight_of_a_dropped_model_troubles_nobody() -> None:
+    lost = masked(nn.Linear(32, 32))
+    torch.nn.utils.parametrizations.weight_norm(lost)
+    lost.me = [lost]  # only the collector can free it
+    other = masked(nn.Linear(32, 32))
+    with pytest.raises(MaskError, match="can no longer be kept"):
+        train(other)
+    del lost
+    train(other)
+    assert (other.weight == 0).float().mean() == 0.5
+
+
 def test_a_weight_of_another_shape_is_refused_at_the_next_step() -> None:
     layer = masked(nn.Linear(32, 32))
     layer.weight = nn.Parameter(torch.randn(16, 32))

@@ -24,6 +24,7 @@ from torch.optim import (
     Rprop,
 )
 
+import twofour
 from twofour import layers, masks, patterns
 
 STEPS = 50
@@ -96,6 +97,7 @@ def illegal_groups(weight: Tensor) -> int:
 
 
 def assert_sparse(model: nn.Module, before: dict[str, Tensor], *optimizers: Optimizer) -> None:
+    assert twofour.check(model).ok
     for name, weight in weights_of(model).items():
         pruned = before[name] == 0
         assert pruned.float().mean() == 0.5
@@ -278,6 +280,30 @@ def test_pruned_entries_that_are_not_finite_become_zero() -> None:
     weight.grad[before["0.weight"] == 0] = float("nan")
     optimizer.step()
     assert_sparse(model, before, optimizer)
+
+
+class CodedState(Optimizer):
+    """Keeps uint8 codes in which 0 is not zero, as 8-bit optimisers do."""
+
+    def __init__(self, parameters) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["codes"] = torch.full(parameter.shape, 127, dtype=torch.uint8)
+            self.state[parameter]["moment"] = torch.ones_like(parameter)
+            parameter.add_(1.0)
+
+
+def test_an_optimizer_of_ones_own_is_masked_but_its_codes_are_left_alone() -> None:
+    layer = masked(nn.Linear(32, 32))
+    pruned = layer.weight == 0
+    optimizer = CodedState(layer.parameters())
+    optimizer.step()
+    assert (layer.weight[pruned] == 0).all() and (layer.weight[~pruned] != 0).all()
+    assert (optimizer.state[layer.weight]["moment"] == (~pruned).float()).all()
+    assert (optimizer.state[layer.weight]["codes"] == 127).all()
 
 
 def test_a_frozen_or_unused_weight_is_left_alone() -> None:

@@ -7,6 +7,7 @@ and earlier dense training left (both halves are needed: apex asp.py does the sa
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from functools import cache, partial, wraps
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from twofour.layers import reduction_last, whole
+from twofour.errors import MaskError
+from twofour.layers import is_distributed, reduction_last, whole
 from twofour.masks.link import Link, fill_pruned, keeps, links_of, living
 
 _log = logging.getLogger("twofour.masks")
@@ -39,7 +41,16 @@ def _masked_parameters(optimizer: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
         return
     stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for link in links:
-        parameter = link.parameter()
+        try:
+            parameter = link.parameter()
+        except MaskError:
+            parameter = None
+        if parameter is None:
+            # Which optimiser a lost weight belongs to cannot be known, so any step says it; dropped models are excused.
+            gc.collect()
+            if link.module is None:
+                continue
+            parameter = link.parameter()
         if id(parameter) in stepped:
             yield parameter, link.keep
 
@@ -79,8 +90,13 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
     for parameter, keep in _masked_parameters(optimizer):
         fill_pruned(parameter, keep)
         for state in optimizer.state.get(parameter, {}).values():
-            if isinstance(state, Tensor) and state.shape == parameter.shape:
+            if _is_plain_state(state) and state.shape == parameter.shape:
                 fill_pruned(state, keep)
+
+
+def _is_plain_state(state: Any) -> bool:
+    """Whether a zero in the state means zero: in the codes of 8-bit optimisers, integers or subclasses, it does not."""
+    return isinstance(state, Tensor) and state.is_floating_point() and (type(state) is Tensor or is_distributed(state))
 
 
 @torch.no_grad()
