@@ -194,6 +194,14 @@ def test_loading_dense_weights_masks_them_again_and_says_so(assign: bool, caplog
     ]
 
 
+def test_loading_nan_into_other_places_names_the_weight() -> None:
+    layer = masked(nn.Linear(32, 32))
+    state = {name: value.clone() for name, value in layer.state_dict().items()}
+    state["weight"] = torch.where(masks.of(layer)["weight"].keep, 0.0, float("nan"))
+    with pytest.raises(PatternError, match="layer `weight`: "):
+        layer.load_state_dict(state)
+
+
 def test_a_weight_assigned_by_a_load_is_kept_sparse_by_the_next_step() -> None:
     layer = masked(nn.Linear(32, 32))
     layer.load_state_dict({name: value.clone() for name, value in layer.state_dict().items()}, assign=True)

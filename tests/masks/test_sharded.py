@@ -74,12 +74,25 @@ def check_flat_parameters(use_orig_params: bool, message: str) -> None:
     masks.detach(model)
 
 
+def check_replicas() -> None:
+    torch.manual_seed(0)
+    model = twofour.prune(nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32)), "2:4")
+    keep = masks.of(model)["0.weight"].keep.clone()
+    replica = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(replica.parameters(), lr=0.01)
+    train(replica, optimizer)
+    assert torch.equal(masks.of(replica)["module.0.weight"].keep, keep)
+    assert torch.equal(model[0].weight != 0, keep)
+    assert twofour.check(model).ok
+
+
 def worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
     try:
         check_fully_shard(prune_first=True)
         check_fully_shard(prune_first=False)
+        check_replicas()
         check_flat_parameters(False, r"can no longer be kept 2:4[\s\S]*flattened \(FSDP1\)")
         check_flat_parameters(True, r"different shapes[\s\S]*FSDP1 shards a weight flat")
     finally:

@@ -97,18 +97,12 @@ def derive(
         chosen = pattern.pattern_for(prunable.layer) if isinstance(pattern, PatternChoice) else parse(pattern)
         if chosen is None:
             continue
-        weight = prunable.reduction_last(whole(prunable.parameter.detach()))
         try:
-            conformity = chosen.check(weight)
-            if conformity.ok:
-                keep = prunable.from_reduction_last(chosen.project(weight, absolute=True))
-                plan.append((prunable, keep, chosen))
-            else:
-                reasons.append(
-                    f"`{prunable.name}` is not {chosen.name}: group at {conformity.first} holds {conformity.values}"
-                )
+            plan.append((prunable, _derive_one(prunable, chosen), chosen))
         except PatternError as error:
             raise error.for_layer(prunable.name) from None
+        except MaskError as error:
+            reasons.append(error.what)
     if reasons:
         raise MaskError(
             "no masks can be derived: weights are not sparse in the pattern",
@@ -120,6 +114,14 @@ def derive(
         raise MaskError("no masks can be derived: no weight of the model is eligible", remedy="eligibility='any'")
     attach_all(plan)
     return of(model)
+
+
+def _derive_one(prunable: PrunableWeight, pattern: Pattern) -> Tensor:
+    weight = prunable.reduction_last(whole(prunable.parameter.detach()))
+    found = pattern.check(weight)
+    if not found.ok:
+        raise MaskError(f"`{prunable.name}` is not {pattern.name}: group at {found.first} holds {found.values}")
+    return prunable.from_reduction_last(pattern.project(weight, absolute=True))
 
 
 def _by_name(model: nn.Module) -> dict[str, PrunableWeight]:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from twofour.errors import MaskError
-from twofour.layers import is_distributed, reduction_last, whole
+from twofour.errors import MaskError, PatternError
+from twofour.layers import from_reduction_last, is_distributed, reduction_last, whole
 from twofour.masks.link import Link, fill_pruned, keeps, links_of, living
 
 _log = logging.getLogger("twofour.masks")
@@ -121,6 +121,9 @@ def after_load(module: nn.Module, incompatible_keys: object) -> None:
 
 
 def _adopt(link: Link, weight: Tensor) -> None:
-    keep = link.pattern.project(reduction_last(weight), absolute=True)
-    link.keep.copy_(keep.movedim(-1, 1))
+    try:
+        keep = link.pattern.project(reduction_last(weight), absolute=True)
+    except PatternError as error:
+        raise error.for_layer(link.name) from None
+    link.keep.copy_(from_reduction_last(keep))
     _log.info("`%s`: the loaded weight is %s with other zeros; its mask follows", link.name, link.pattern.name)
