@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._device import _device_constructors
 
 from twofour import native
 
 ROOT = Path(__file__).parent.parent
+
+# `with torch.device(...)` looks functions up in a list made at its first use: it must hold torch.empty itself.
+_device_constructors()
 
 
 @pytest.fixture(autouse=True)
@@ -57,3 +61,9 @@ def data_dir() -> Path:
     if folder is None:
         pytest.skip("no data folder: set TWOFOUR_DATA to one that holds the data sets")
     return folder
+
+
+@pytest.fixture(scope="session")
+def times_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for measured times, shared by the session: each shape is measured once."""
+    return tmp_path_factory.mktemp("times")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,7 +79,13 @@ class Advice:
         return {**self.__dict__, "rows": rows, "skipped": [list(s) for s in self.skipped], "tokens": list(self.tokens)}
 
 
-def advise(model: nn.Module, *, tokens: Sequence[int] = (1, 8, 128), skip: Sequence[str] = ()) -> Advice:
+def advise(
+    model: nn.Module,
+    *,
+    tokens: Sequence[int] = (1, 8, 128),
+    skip: Sequence[str] = (),
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Advice:
     """Measure, per eligible Linear, the best dense kernel against the best 2:4 one; the model is not changed.
 
     The weights are pruned by magnitude for the measurement only: what counts for time is the pattern.
@@ -88,6 +94,7 @@ def advise(model: nn.Module, *, tokens: Sequence[int] = (1, 8, 128), skip: Seque
         model: Any model on the CPU with float32 weights.
         tokens: Token counts (batch times sequence length) to measure.
         skip: Layer globs to leave out.
+        progress: Called with layers done, layers in all and the layer that is measured next.
 
     Raises:
         CompileError: The token counts are impossible, or no layer is eligible.
@@ -110,7 +117,9 @@ def advise(model: nn.Module, *, tokens: Sequence[int] = (1, 8, 128), skip: Seque
     cache = Cache.for_this_machine()
     footprint = sum(entry.parameter.numel() * 4 for entry in chosen)
     rows: list[AdviceRow] = []
-    for entry in chosen:
+    for done, entry in enumerate(chosen):
+        if progress:
+            progress(done, len(chosen), entry.layer)
         choice = _measure(entry.layer, entry.module, tokens, footprint, cache)
         rows += [_row(entry.layer, tuple(entry.parameter.shape), count, choice) for count in tokens]
     cache.save()
@@ -141,5 +150,11 @@ def _row(layer: str, shape: tuple[int, ...], tokens: int, choice: Choice) -> Adv
         verdict = f"dense stays: 2:4 would take {1 / ratio:.2f}x its time"
     rows, columns = shape
     return AdviceRow(
-        layer, (rows, columns), tokens, dense[1] * 1e3, sparse[1] * 1e3, min(dense[::-1], sparse[::-1])[1], verdict
+        layer,
+        (rows, columns),
+        tokens,
+        dense[1] * 1e3,
+        sparse[1] * 1e3,
+        sparse[0] if sparse[1] < dense[1] else dense[0],
+        verdict,
     )

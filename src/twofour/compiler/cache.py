@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from twofour import native
+from twofour.errors import MeasureError
 from twofour.kernels import rows
 from twofour.measure import machine, write_json
 
@@ -63,7 +64,7 @@ class Cache:
             others = _read(self.path) if self.path.exists() else {}
             write_json(self.path, {**others, **self._times})
             self._changed = False
-        except OSError as error:
+        except (OSError, MeasureError) as error:
             logger.warning("the measured times could not be kept in %s: %s", self.path, error)
 
 
@@ -81,7 +82,7 @@ def _read(path: Path) -> dict[str, dict[str, float]]:
         found = json.loads(path.read_text())
         if not all(isinstance(s, float) and s > 0 for times in found.values() for s in times.values()):
             raise ValueError("a time is not a positive number")
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError) as error:  # UnicodeDecodeError is a ValueError
         logger.warning("the cache of measured times %s is not readable and is not used: %s", path, error)
         return {}
     return found

@@ -142,8 +142,8 @@ def _measure(
     with torch.inference_mode():
         record = compare(
             {kernel.name: calls(kernel) for kernel in kernels},
-            repeats=9,
-            seconds=0.4,
+            repeats=7,
+            seconds=0.3,
             weights="hot" if copies == 1 else "cold",
         )
     found = {kernel.name: record.median(kernel.name) for kernel in kernels}

@@ -90,7 +90,7 @@ def build(
     shared: dict[int, PreparedWeights] = {}
     for name, entry in weights.items():
         count = counts.get(name)
-        measured = sorted({*tokens, *([count] if count else [])})
+        measured = sorted({*tokens, count} if count else set(tokens))
         try:
             choice = choose(entry.source, entry.bias, measured, memory=memory, footprint=footprint, cache=cache)
         except TwofourError as error:

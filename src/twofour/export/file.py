@@ -118,8 +118,8 @@ def _described(path: Path, text: str) -> dict[str, Any]:
             wanted=f"version {FILE_VERSION}",
             remedy="use the release of twofour that wrote it",
         )
-    parts = {key: found.get(key) for key in ("packed", "aliases", "settings")}
-    if not all(isinstance(part, dict) for part in parts.values()):
+    parts = {key: part for key in ("packed", "aliases", "settings") if isinstance(part := found.get(key), dict)}
+    if len(parts) < 3:
         raise _malformed(path, "the metadata lacks packed, aliases or settings")
     if not all(isinstance(name, str) for name in parts["aliases"].values()):
         raise _malformed(path, "an alias is no name")

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
 from twofour.kernels.table import find, rows
@@ -36,7 +37,8 @@ def select(packed: Packed, tokens: int) -> Kernel:
             remedy='kernel="nm_matmul_any_reference__torch" runs it densely, without any saving',
         )
     layout = "rows" if tokens <= FEW_TOKENS else "panels"
-    chosen = next((kernel for kernel in fitting if kernel.layout == layout), fitting[0])
+    # max keeps the first of equals: the table's order decides within an instruction set.
+    chosen = max(fitting, key=lambda kernel: (kernel.layout == layout, native.ISA_LEVELS.index(kernel.isa)))
     logger.debug("using %s for %d tokens of a %s weight", chosen.name, tokens, packed.header.shape)
     return chosen
 

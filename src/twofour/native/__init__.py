@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import cache
+from importlib import import_module
 from types import ModuleType
 
 import torch
@@ -25,7 +26,7 @@ def extension() -> ModuleType:
     """
     assert torch.__version__  # the import above is what matters
     try:
-        from twofour.native import _ext
+        _ext = import_module("twofour.native._ext")
     except ImportError as error:
         raise KernelError(
             "the native extension of twofour does not load",

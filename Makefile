@@ -1,0 +1,62 @@
+# make demo    the whole pipeline on real data, about a minute after installation
+# make test    every test this machine can run; what is skipped is printed with its reason
+# make check   formatting, lint, types
+# make bench   OP=linear|mask: timings with records
+# make kernels every kernel: available here, or the reason it is not
+# make build   rebuild the native part after a change of C++
+#
+# TORCH_INDEX=URL takes torch from that package index (see README: the CPU-only build is a tenth of the size).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+NATIVE := $(shell find src -name '*.cc' -o -name '*.h' -o -name '*.inc') CMakeLists.txt pyproject.toml
+OP ?= linear
+
+.PHONY: demo test check bench kernels build clean
+
+demo: $(VENV)/demo.stamp $(VENV)/package.stamp
+	$(BIN)/twofour demo $(ARGS)
+
+test: $(VENV)/test.stamp $(VENV)/package.stamp
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/check.stamp $(VENV)/test.stamp $(VENV)/package.stamp
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+bench: $(VENV)/package.stamp
+	$(BIN)/python benchmarks/run.py $(OP) $(ARGS)
+
+kernels: $(VENV)/package.stamp
+	$(BIN)/twofour kernels
+
+build: $(VENV)/package.stamp
+
+clean:
+	rm -rf build $(VENV)
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+
+# torch before everything else, so that nothing pulls another build of it.
+$(VENV)/base.stamp: requirements/base.txt requirements/build.txt | $(BIN)/python
+	@echo "installing torch and the pinned dependencies into $(VENV)"
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $$(grep '^torch==' requirements/base.txt)
+	$(PIP) -r requirements/base.txt -r requirements/build.txt
+	@touch $@
+
+$(VENV)/package.stamp: $(VENV)/base.stamp $(NATIVE)
+	@echo "building twofour"
+	$(PIP) --no-build-isolation --no-deps --editable .
+	@touch $@
+
+$(VENV)/%.stamp: requirements/%.txt $(VENV)/base.stamp
+	$(PIP) -r $<
+	@touch $@
+
+# test.txt includes demo.txt.
+$(VENV)/test.stamp: requirements/demo.txt

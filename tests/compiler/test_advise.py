@@ -1,0 +1,46 @@
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from twofour.compiler import advise
+from twofour.errors import CompileError, PatternError
+
+
+@pytest.fixture(autouse=True)
+def shared_cache(times_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
+
+
+def test_each_layer_is_measured_dense_and_sparse_and_the_model_is_untouched() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 128), nn.Conv1d(16, 16, 3), nn.Linear(128, 10))
+    before = model[0].weight.clone()
+    advice = advise(model, tokens=(1, 16))
+    assert torch.equal(model[0].weight, before)
+    assert [(row.layer, row.tokens, row.shape) for row in advice.rows] == [("0", 1, (128, 64)), ("0", 16, (128, 64))]
+    for row in advice.rows:
+        assert row.dense_ms > 0 and row.sparse_ms > 0
+        assert row.ratio == row.dense_ms / row.sparse_ms
+        assert row.kernel.startswith("nm_matmul" if row.ratio > 1 else "dense_matmul")
+        assert ("fast" in row.verdict) == (row.ratio >= 1.05)
+    skipped = dict(advice.skipped)
+    assert "no packed kernel for Conv1d" in skipped["1.weight"]
+    assert "2.weight" in skipped
+    dense, ours = advice.total(16)
+    assert ours <= dense == advice.rows[1].dense_ms
+    assert advice.to_dict()["rows"]
+
+
+def test_nothing_to_measure_is_an_error_with_reasons() -> None:
+    with pytest.raises(CompileError, match="no layer of the model can run 2:4") as caught:
+        advise(nn.Sequential(nn.Linear(3, 5)))
+    assert "reason" in str(caught.value)
+    with pytest.raises(CompileError, match="token counts"):
+        advise(nn.Linear(64, 64), tokens=(0,))
+    broken = nn.Linear(64, 64)
+    with torch.no_grad():
+        broken.weight[1, 2] = float("inf")
+    with pytest.raises(PatternError, match=r"\(1, 2\)"):
+        advise(broken, tokens=(1,))

@@ -1,0 +1,301 @@
+import copy
+import io
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import twofour
+from twofour import native
+from twofour.compiler import CompiledLinear, Plan
+from twofour.compiler.cache import Cache
+from twofour.errors import CompileError, KernelError, PatternError
+
+TOKENS = (1, 32)
+
+
+@pytest.fixture(autouse=True)
+def shared_cache(times_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
+
+
+@pytest.fixture
+def own_cache(shared_cache: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TWOFOUR_CACHE", str(tmp_path / "times"))
+    return tmp_path / "times"
+
+
+def mlp(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64, bias=False), nn.Linear(64, 10))
+
+
+def quick(model: nn.Module, example: object = None, **options: object) -> nn.Module:
+    return twofour.compile(model, example, tokens=TOKENS, **options)  # type: ignore[arg-type]
+
+
+def test_a_compiled_model_computes_what_the_masked_model_does() -> None:
+    model = twofour.prune(mlp(), "2:4").eval()
+    before = copy.deepcopy(model.state_dict())
+    example = torch.randn(7, 64)
+    fast = quick(model, example)
+    with torch.inference_mode():
+        for shape in ((1, 64), (7, 64), (130, 64), (2, 3, 64), (0, 64)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(fast(x), model(x), atol=1e-5, rtol=1e-5)
+    assert isinstance(fast.plan, Plan)
+    assert fast.plan.error is not None and fast.plan.error < 1e-5
+    assert [layer.name for layer in fast.plan.layers] == ["0", "2", "3"]
+    assert type(fast) is type(model)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), "compile must leave the model as it was"
+
+
+def test_the_plan_says_what_runs_and_why() -> None:
+    fast = quick(twofour.prune(mlp(), "2:4"), torch.randn(7, 64))
+    by_name = {layer.name: layer for layer in fast.plan.layers}
+    assert by_name["3"].reason.startswith("dense: not 2:4")
+    assert by_name["3"].sparse_ms is None
+    for name in ("0", "2"):
+        layer = by_name[name]
+        assert layer.tokens == 7
+        assert set(layer.times) == {1, 7, 32}
+        fastest = min(layer.times[7], key=layer.times[7].__getitem__)
+        assert layer.kernel == fastest, "the kernel at a measured count is the fastest measured there"
+        assert layer.sparse == fastest.startswith("nm_matmul")
+    text = str(fast.plan)
+    assert "why" in text and "layers run sparse" in text and "MB as kept" in text
+    assert fast.plan.bytes_before == 4 * (64 * 128 + 128 * 64 + 640)
+
+
+def test_memory_small_keeps_packed_weights_alone() -> None:
+    model = twofour.prune(mlp(), "2:4")
+    fast = quick(model, memory="small")
+    for name in ("0", "2"):
+        layer = fast.get_submodule(name)
+        assert isinstance(layer, CompiledLinear)
+        assert len(layer.prepared.tensors) == 1
+        assert layer.prepared.layouts[0] in ("rows", "panels")
+        # 17/32 of the dense bytes, padded to the layout's blocks, and a header of 64 bytes.
+        assert layer.prepared.nbytes <= 128 * 64 * 17 // 8 + 64
+    assert fast.plan.bytes_after < fast.plan.bytes_before
+    x = torch.randn(5, 64)
+    torch.testing.assert_close(fast(x), model(x).detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_second_compile_measures_nothing(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = quick(twofour.prune(mlp(), "2:4"))
+    monkeypatch.setattr("twofour.compiler.choose.compare", lambda *_, **__: pytest.fail("measured again"))
+    second = quick(twofour.prune(mlp(1), "2:4"))
+    assert [layer.ladder for layer in first.plan.layers] == [layer.ladder for layer in second.plan.layers]
+
+
+@pytest.mark.parametrize("damage", ["{", '{"a": {"b": "fast"}}', "[]", '{"a": {"b": -1.0}}', "\xff"])
+def test_a_damaged_cache_is_reported_and_ignored(
+    own_cache: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    cache = Cache.for_this_machine()
+    cache.put("case", {"kernel": 1.0})
+    cache.save()
+    assert Cache.for_this_machine().get("case") == {"kernel": 1.0}
+    (file,) = own_cache.glob("*.json")
+    file.write_text(damage, encoding="latin-1")
+    with caplog.at_level(logging.WARNING, logger="twofour"):
+        assert Cache.for_this_machine().get("case") == {}
+    assert "not readable" in caplog.text
+
+
+def test_the_cache_can_be_off_or_unwritable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TWOFOUR_CACHE", "off")
+    quick(twofour.prune(nn.Linear(64, 64), "2:4"))
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TWOFOUR_CACHE", str(tmp_path / "file" / "below"))
+    with caplog.at_level(logging.WARNING, logger="twofour"):
+        quick(twofour.prune(nn.Linear(64, 64), "2:4"))
+    assert "could not be kept" in caplog.text
+
+
+def test_every_level_compiles(isa: str) -> None:
+    model = twofour.prune(mlp(), "2:4")
+    fast = quick(model, torch.randn(3, 64), memory="small")
+    assert fast.plan.isa == isa
+    for name in ("0", "2"):
+        for kernel in fast.get_submodule(name).ladder.kernels:
+            assert kernel.isa in native.ISA_LEVELS[: native.ISA_LEVELS.index(isa) + 1]
+
+
+def test_torch_compile_around_it() -> None:
+    model = twofour.prune(mlp(), "2:4").eval()
+    fast = quick(model, torch.randn(4, 64))
+    torch._dynamo.reset()
+    outer = torch.compile(fast, fullgraph=True, backend="aot_eager")
+    with torch.inference_mode():
+        for tokens in (4, 9, 40):
+            x = torch.randn(tokens, 64)
+            torch.testing.assert_close(outer(x), model(x), atol=1e-5, rtol=1e-5)
+
+
+def test_torch_export_of_it() -> None:
+    model = twofour.prune(mlp(), "2:4").eval()
+    fast = quick(model, torch.randn(4, 64), memory="small")
+    program = torch.export.export(fast, (torch.randn(4, 64),), dynamic_shapes=({0: torch.export.Dim("tokens", min=2)},))
+    x = torch.randn(11, 64)
+    torch.testing.assert_close(program.module()(x), model(x).detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_copies_and_pickles() -> None:
+    model = twofour.prune(mlp(), "2:4").eval()
+    fast = quick(model, torch.randn(4, 64))
+    x = torch.randn(5, 64)
+    want = fast(x)
+    assert torch.equal(copy.deepcopy(fast)(x), want)
+    stream = io.BytesIO()
+    torch.save(fast, stream)
+    stream.seek(0)
+    torch.testing.assert_close(torch.load(stream, weights_only=False)(x), want)
+
+
+def test_transformer_encoder_layers_use_the_compiled_linears() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    model = twofour.prune(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), "2:4").eval()
+    x = torch.randn(2, 5, 64)
+    fast = quick(model, x)
+    seen: list[str] = []
+    for name, module in fast.named_modules():
+        if isinstance(module, CompiledLinear):
+            module.register_forward_pre_hook(lambda _, __, name=name: seen.append(name))
+    with torch.inference_mode():
+        torch.testing.assert_close(fast(x), model(x), atol=1e-4, rtol=1e-4)
+    assert len(seen) == 4
+    reasons = {entry.name: entry.reason for entry in fast.plan.layers}
+    assert "MultiheadAttention" in reasons["layers.0.self_attn.out_proj"]
+
+
+def test_tied_layers_share_one_prepared_weight() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    model[2].weight = model[0].weight
+    twofour.prune(model, "2:4")
+    fast = quick(model, torch.randn(3, 64))
+    assert fast[0].prepared is fast[2].prepared
+
+
+def test_layers_that_cannot_be_replaced_stay_and_say_why() -> None:
+    class Own(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * 2
+
+    hooked = nn.Linear(64, 64)
+    hooked.register_forward_hook(lambda *_: None)
+    parametrised = nn.utils.parametrizations.weight_norm(nn.Linear(64, 64))
+    model = nn.Sequential(Own(64, 64), hooked, parametrised, nn.Linear(64, 64).double(), nn.Linear(66, 8))
+    model[3].forward = lambda x: x  # type: ignore[method-assign]
+    fast = quick(model)
+    reasons = {layer.name: layer.reason for layer in fast.plan.layers}
+    assert "forward of its own" in reasons["0"]
+    assert "hooks" in reasons["1"]
+    assert "forward of its own" in reasons["3"]
+    assert "66 is not a multiple of 4" in reasons["4"]
+    assert type(fast[0]) is Own
+
+
+def test_a_root_linear_and_dict_examples() -> None:
+    torch.manual_seed(0)
+    root = twofour.prune(nn.Linear(64, 64), "2:4")
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(quick(root, x)(x), root(x).detach(), atol=1e-5, rtol=1e-5)
+
+    class Keyed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(64, 64)
+
+        def forward(self, *, first: torch.Tensor, second: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"sum": self.fc(first) + second}
+
+    model = twofour.prune(Keyed(), "2:4")
+    inputs = {"first": torch.randn(9, 64), "second": torch.randn(9, 64)}
+    fast = quick(model, inputs)
+    torch.testing.assert_close(fast(**inputs)["sum"], model(**inputs)["sum"].detach(), atol=1e-5, rtol=1e-5)
+    assert fast.plan.layers[0].tokens == 9
+
+
+def test_a_model_with_a_plan_of_its_own_keeps_it(caplog: pytest.LogCaptureFixture) -> None:
+    model = twofour.prune(mlp(), "2:4")
+    model.plan = "mine"  # type: ignore[assignment]
+    with caplog.at_level(logging.WARNING, logger="twofour"):
+        assert quick(model).plan == "mine"
+    assert "layers run sparse" in caplog.text
+
+
+def test_training_mode_comes_back_and_randomness_is_off() -> None:
+    model = twofour.prune(nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)), "2:4")
+    model.train()
+    model[1].eval()
+    fast = quick(model, torch.randn(3, 64))
+    assert (model.training, model[0].training, model[1].training) == (True, True, False)
+    assert not fast.training and not any(p.requires_grad for p in fast.parameters())
+
+
+def test_reading_the_dense_weight_is_possible_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    model = twofour.prune(mlp(), "2:4")
+    fast = quick(model)
+    with caplog.at_level(logging.WARNING, logger="twofour"):
+        assert torch.equal(fast[0].weight, model[0].weight)
+    assert "layer `0`" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [
+        (torch.randn(2, 63), r"torch.float32 \(2, 63\)"),
+        (torch.randn(2, 64).half(), "torch.float16"),
+        (torch.randn(2, 64, device="meta"), "meta"),
+        (torch.randn(2, 64, requires_grad=True), "gradient"),
+    ],
+)
+def test_inputs_that_do_not_fit_name_the_layer(x: torch.Tensor, said: str) -> None:
+    fast = quick(twofour.prune(mlp(), "2:4"))
+    with pytest.raises(KernelError, match="layer `0`") as caught:
+        fast(x)
+    assert __import__("re").search(said, str(caught.value))
+
+
+def test_impossible_requests_are_refused() -> None:
+    model = mlp()
+    for options, said in (
+        ({"dtype": "bfloat16"}, "planned"),
+        ({"dtype": "float64"}, "dtype is not known"),
+        ({"memory": "tiny"}, "memory is not known"),
+    ):
+        with pytest.raises(CompileError, match=said):
+            quick(model, **options)
+    for tokens in ((), (0,), (1.5,), ("8",)):
+        with pytest.raises(CompileError, match="token counts"):
+            twofour.compile(model, tokens=tokens)  # type: ignore[arg-type]
+    with pytest.raises(CompileError, match="does not run on the example"):
+        quick(model, torch.randn(3, 65))
+    with torch.device("meta"), pytest.raises(CompileError, match="device without kernels"):
+        quick(nn.Linear(4, 4))
+    with torch.no_grad():
+        model[2].weight[3, 5] = float("nan")
+    with pytest.raises(PatternError, match="layer `2`"):
+        quick(model)
+
+
+def test_a_model_that_answers_differently_is_refused() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(x) + torch.randn(64)
+
+    with pytest.raises(CompileError, match="does not compute what the model does"):
+        quick(Noisy(), torch.randn(2, 64))

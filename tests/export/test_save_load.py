@@ -1,0 +1,223 @@
+import json
+import os
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import twofour
+from twofour import masks
+from twofour.compiler import CompiledLinear
+from twofour.errors import FormatError, PackingError
+from twofour.export import read
+from twofour.patterns import parse
+
+
+@pytest.fixture(autouse=True)
+def shared_cache(times_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(16, 16, 3, padding=1)
+        self.norm = nn.BatchNorm2d(16)
+        self.fc = nn.Linear(256, 64)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.fc(self.norm(self.conv(x)).flatten(1))))
+
+
+def masked(seed: int = 0) -> Net:
+    torch.manual_seed(seed)
+    model = Net().eval()
+    twofour.prune(model, "2:4")
+    return model
+
+
+def quick(model: nn.Module) -> nn.Module:
+    return twofour.compile(model, torch.randn(2, 16, 4, 4), tokens=(2,))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_is_saved_comes_back(tmp_path: Path, compiled: bool) -> None:
+    model = masked()
+    twofour.save(quick(model) if compiled else model, tmp_path / "m.safetensors")
+    x = torch.randn(3, 16, 4, 4)
+    fast = twofour.load(tmp_path / "m.safetensors", Net(), tokens=(2,))
+    torch.testing.assert_close(fast(x), model(x).detach(), atol=1e-5, rtol=1e-5)
+    assert isinstance(fast.fc, CompiledLinear)
+    assert fast.plan.layers
+
+
+def test_masked_models_come_back_ready_for_training(tmp_path: Path) -> None:
+    model = masked()
+    twofour.save(model, tmp_path / "m.safetensors")
+    back = twofour.load(tmp_path / "m.safetensors", Net(), masked=True)
+    for (name, want), (other, got) in zip(model.state_dict().items(), back.state_dict().items(), strict=True):
+        assert name == other
+        assert torch.equal(want, got)
+    assert masks.of(back).keys() == masks.of(model).keys()
+    optimizer = torch.optim.AdamW(back.parameters(), lr=0.1)
+    back.train()(torch.randn(2, 16, 4, 4)).sum().backward()
+    optimizer.step()
+    assert twofour.check(back).ok
+    assert parse("2:4").check(back.conv.weight.movedim(1, -1)).ok
+
+
+def test_dense_weights_need_not_be_in_memory(tmp_path: Path) -> None:
+    model = masked()
+    twofour.save(model, tmp_path / "m.safetensors")
+    with torch.device("meta"):
+        empty = Net()
+    fast = twofour.load(tmp_path / "m.safetensors", empty, memory="small", tokens=(2,))
+    assert empty.fc.weight.is_meta
+    x = torch.randn(2, 16, 4, 4)
+    torch.testing.assert_close(fast(x), model(x).detach(), atol=1e-5, rtol=1e-5)
+    back = twofour.load(tmp_path / "m.safetensors", empty, masked=True)
+    assert torch.equal(back.fc.weight, model.fc.weight)
+
+
+def test_files_are_as_small_as_promised_and_plain_ones_readable_by_all(tmp_path: Path) -> None:
+    model = masked()
+    twofour.save(model, tmp_path / "packed.safetensors")
+    twofour.save(model, tmp_path / "plain.safetensors", packed=False)
+    plain = load_file(tmp_path / "plain.safetensors")
+    assert plain.keys() == model.state_dict().keys()
+    assert all(torch.equal(plain[name], tensor) for name, tensor in model.state_dict().items())
+    sparse = (model.conv.weight.numel() + model.fc.weight.numel()) * 4
+    contents = read(tmp_path / "packed.safetensors")
+    assert sum(weight.nbytes for weight in contents.packed.values()) == sparse * 17 // 32
+    saved = os.path.getsize(tmp_path / "plain.safetensors") - os.path.getsize(tmp_path / "packed.safetensors")
+    assert saved > sparse * 0.4
+    fast = twofour.load(tmp_path / "plain.safetensors", Net(), tokens=(2,))
+    assert any("nm_matmul" in layer.ladder or layer.sparse_ms is not None for layer in fast.plan.layers)
+
+
+def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
+    def tied() -> nn.ModuleDict:
+        model = nn.ModuleDict({"a": nn.Linear(64, 64), "b": nn.Linear(64, 64)})
+        model["b"].weight = model["a"].weight
+        return model
+
+    model = tied()
+    twofour.save(model, tmp_path / "t.safetensors")
+    with safe_open(tmp_path / "t.safetensors", framework="pt") as file:
+        assert len(list(file.keys())) == 3
+    back = twofour.load(tmp_path / "t.safetensors", tied(), masked=True)
+    assert torch.equal(back["b"].weight, model["a"].weight)
+
+
+def test_a_failed_save_keeps_the_old_file(tmp_path: Path) -> None:
+    model, path = masked(), tmp_path / "m.safetensors"
+    twofour.save(model, path)
+    before = path.read_bytes()
+    with torch.no_grad():
+        model.fc.weight.fill_(1.0)  # behind the masks' back
+    with pytest.raises(PackingError, match=r"layer `fc\.weight`"):
+        twofour.save(model, path)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m.safetensors"]
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(FormatError, match="cannot be written"):
+        twofour.save(masked(), tmp_path / "folder")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["folder", "m.safetensors"]
+
+
+def change_metadata(path: Path, change: dict[str, object]) -> None:
+    with safe_open(path, framework="pt") as file:
+        described = json.loads(file.metadata()["twofour"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors, path, metadata={"twofour": json.dumps({**described, **change})})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": 2}, "another version"),
+        ({"packed": []}, "lacks packed"),
+        ({"aliases": {"x": 3}}, "alias is no name"),
+        ({"aliases": {"x": "y"}}, "tied to `y`"),
+        ({"packed": {"gone.weight": {}}}, "lacks gone.weight.values"),
+        ({"packed": {"fc.weight": {"pattern": "2:4"}}}, "header of a packed weight is malformed"),
+    ],
+)
+def test_malformed_metadata_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    path = tmp_path / "m.safetensors"
+    twofour.save(masked(), path)
+    change_metadata(path, change)
+    with pytest.raises(FormatError, match=said):
+        read(path)
+
+
+def test_wrong_headers_and_illegal_codes_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    twofour.save(masked(), path)
+    header = read(path).packed["fc.weight"].header.to_dict()
+    others = {"conv.weight": read(path).packed["conv.weight"].header.to_dict()}
+    change_metadata(path, {"packed": {**others, "fc.weight": {**header, "shape": [128, 128]}}})
+    with pytest.raises(FormatError, match="do not match its header"):
+        read(path)
+    twofour.save(masked(), path)
+    tensors = load_file(path)
+    tensors["fc.weight.indices"][5, 3] = 0xFF
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    save_file(tensors, path, metadata=metadata)
+    with pytest.raises(FormatError, match="ascending") as caught:
+        read(path)
+    assert "layer `fc.weight`" in str(caught.value)
+
+
+def test_files_of_another_model_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    twofour.save(masked(), path)
+    other = Net()
+    other.head = nn.Linear(64, 11)
+    with pytest.raises(FormatError, match=r"`head.weight` is \(10, 64\) in the file and \(11, 64\) in the model"):
+        twofour.load(path, other)
+    other.head = nn.Sequential(nn.Linear(64, 10))
+    with pytest.raises(FormatError, match=r"not in the file, such as `head\.0\.bias`"):
+        twofour.load(path, other)
+    with pytest.raises(FormatError, match=r"not in the model, such as `conv\.bias`"):
+        twofour.load(path, nn.Sequential())
+
+
+@pytest.mark.parametrize("cut", [0, 4, 8, 100, 2000, -1])
+def test_truncated_files_are_refused(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "m.safetensors"
+    twofour.save(masked(), path)
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(FormatError, match="not readable as safetensors"):
+        twofour.load(path, Net())
+    with pytest.raises(FormatError, match="not readable"):
+        read(tmp_path / "nothing.safetensors")
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_damaged_files_never_get_through_unnoticed_or_crash(tmp_path: Path, data: st.DataObject) -> None:
+    """Any damage to header or index bytes is refused or yields a weight that still obeys its pattern."""
+    path = tmp_path / "fuzz.safetensors"
+    if not (tmp_path / "good").exists():
+        twofour.save(masked(), tmp_path / "good")
+    good = bytearray((tmp_path / "good").read_bytes())
+    (size,) = struct.unpack("<Q", good[:8])
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.one_of(st.integers(0, size + 8), st.integers(0, len(good) - 1)))
+        good[place] = data.draw(st.integers(0, 255))
+    path.write_bytes(good)
+    try:
+        contents = read(path)
+    except FormatError:
+        return
+    for weight in contents.packed.values():
+        assert parse(weight.header.pattern).check(weight.unpack().movedim(weight.header.axis, -1)).ok

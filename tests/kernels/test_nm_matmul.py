@@ -1,0 +1,227 @@
+"""Every row of the native table against float64, at odd shapes, with poisoned outputs (conftest fills torch.empty)."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import isa_levels
+from twofour import native
+from twofour.errors import KernelError
+from twofour.kernels import find, matmul, rows, select
+from twofour.kernels.nm_matmul import NativeMatmul, from_layout, nm_matmul_reference, to_layout
+from twofour.packing import HEADER_BYTES, Packed, pack
+from twofour.patterns import parse
+
+EPSILON = torch.finfo(torch.float32).eps
+ROWS = [row for row in rows() if isinstance(row, NativeMatmul)]
+HERE = [row for row in ROWS if row.isa in isa_levels()]
+ABSENT = sorted({row.isa for row in ROWS} - set(isa_levels()))
+SHAPES = [(1, 4), (5, 12), (16, 64), (17, 68), (33, 260), (96, 32), (385, 132), (400, 4)]
+
+
+def sparse(out: int, columns: int, seed: int = 0) -> torch.Tensor:
+    weight = torch.randn(out, columns, generator=torch.Generator().manual_seed(seed))
+    return weight * parse("2:4").project(weight, absolute=True)
+
+
+def assert_product(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """|err| <= 4 eps K^0.5 |x||w| in norm, against float64."""
+    want = x.double() @ weight.double().T
+    want = want if bias is None else want + bias.double()
+    assert torch.isfinite(y).all()
+    bound = 4 * EPSILON * x.shape[-1] ** 0.5 * x.double().norm() * weight.double().norm()
+    assert (y.double() - want).norm() <= bound + EPSILON * want.norm()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_rows_that_cannot_run_here_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with capsys.disabled():
+        if ABSENT:
+            print(f"\nnot run on this CPU: rows for {', '.join(ABSENT)}")
+    assert any(row.isa == "scalar" for row in HERE)
+
+
+@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_odd_shapes(row: NativeMatmul, count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    with threads(count):
+        for out, columns in SHAPES:
+            weight = sparse(out, columns)
+            packed = pack(weight, "2:4")
+            for tokens in (1, 2, 7, 16, 17, 33, 65, 130):
+                x = torch.randn(tokens, columns, generator=generator)
+                bias = torch.randn(out, generator=generator) if tokens % 2 else None
+                assert_product(matmul(x, packed, bias, kernel=row.name), x, weight, bias)
+
+
+@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+@given(tokens=st.integers(0, 140), out=st.integers(1, 200), groups=st.integers(1, 80), bias=st.booleans(),
+       seed=st.integers(0, 2**31))  # fmt: skip
+@settings(max_examples=30, deadline=None)
+def test_any_shape(row: NativeMatmul, tokens: int, out: int, groups: int, bias: bool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = sparse(out, 4 * groups, seed)
+    x = torch.randn(tokens, 4 * groups, generator=generator)
+    b = torch.randn(out, generator=generator) if bias else None
+    y = matmul(x, pack(weight, "2:4"), b, kernel=row.name)
+    assert y.shape == (tokens, out)
+    assert_product(y, x, weight, b)
+
+
+@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+def test_a_long_reduction_stays_accurate(row: NativeMatmul) -> None:
+    weight, x = sparse(64, 4096), torch.randn(40, 4096, generator=torch.Generator().manual_seed(3))
+    assert_product(matmul(x, pack(weight, "2:4"), kernel=row.name), x, weight, None)
+
+
+@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+def test_views_with_strides(row: NativeMatmul) -> None:
+    weight = sparse(24, 32)
+    packed = pack(weight, "2:4")
+    wide = torch.full((40, 80), float("nan"))
+    wide[:20, :32] = torch.randn(20, 32)
+    x = wide[:20, :32]
+    assert_product(matmul(x, packed, kernel=row.name), x, weight, None)
+    transposed = torch.randn(32, 20).T
+    assert_product(matmul(transposed, packed, kernel=row.name), transposed, weight, None)
+    assert matmul(torch.randn(3, 5, 32), packed, kernel=row.name).shape == (3, 5, 24)
+
+
+@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+def test_padding_does_not_leak_infinities(row: NativeMatmul) -> None:
+    weight = sparse(5, 12)
+    x = torch.randn(3, 12)
+    x[1, 11] = float("inf")
+    y = matmul(x, pack(weight, "2:4"), kernel=row.name)
+    assert torch.isfinite(y[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+def test_calls_from_several_threads_do_not_disturb_each_other(row: NativeMatmul) -> None:
+    weight = sparse(96, 128)
+    packed = pack(weight, "2:4")
+    inputs = [torch.randn(tokens, 128) for tokens in (1, 16, 33, 70)]
+    want = [matmul(x, packed, kernel=row.name) for x in inputs]
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        for _ in range(20):
+            if not torch.equal(matmul(inputs[index], packed, kernel=row.name), want[index]):
+                wrong.append(index)
+
+    workers = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("layout", sorted({row.layout for row in ROWS}))
+@given(out=st.integers(1, 800), groups=st.integers(1, 40), seed=st.integers(0, 2**31))
+@settings(max_examples=40, deadline=None)
+def test_layouts_come_back_as_the_canonical_form(layout: str, out: int, groups: int, seed: int) -> None:
+    packed = pack(sparse(out, 4 * groups, seed), "2:4")
+    back = from_layout(to_layout(packed, layout))
+    assert torch.equal(back.values, packed.values)
+    assert torch.equal(back.indices, packed.indices)
+
+
+def test_every_level_has_a_row_for_few_and_for_many_tokens(isa: str) -> None:
+    packed = pack(sparse(32, 64), "2:4")
+    few, many = select(packed, 1), select(packed, 512)
+    assert (few.isa, many.isa) == (isa, isa)
+    assert (few.layout, many.layout) == ("rows", "panels")
+    x = torch.randn(9, 64)
+    assert_product(matmul(x, packed), x, packed.unpack(), None)
+
+
+@pytest.mark.parametrize("pattern", ["1:2", "4:8", "1:4", "3:5"])
+def test_other_patterns_run_by_the_reference_when_asked(pattern: str) -> None:
+    rule = parse(pattern)
+    weight = torch.randn(6, 4 * rule.group)
+    weight *= rule.project(weight, absolute=True)
+    packed, x = pack(weight, pattern), torch.randn(3, 4 * rule.group)
+    assert_product(matmul(x, packed, kernel="nm_matmul_any_reference__torch"), x, weight, None)
+    assert torch.equal(nm_matmul_reference(x, packed), x @ weight.T)
+    with pytest.raises(KernelError, match=f"takes 2:4 weights, not {pattern}") as caught:
+        matmul(x, packed)
+    assert "reason" in str(caught.value)
+
+
+def test_a_level_above_the_cap_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOFOUR_ISA", "scalar")
+    packed = pack(sparse(8, 8), "2:4")
+    for row in ROWS:
+        if row.isa != "scalar":
+            assert "needs" in (row.unavailable() or "")
+            with pytest.raises(KernelError, match="needs avx"):
+                matmul(torch.randn(1, 8), packed, kernel=row.name)
+    monkeypatch.setenv("TWOFOUR_ISA", "sse9")
+    with pytest.raises(KernelError, match="TWOFOUR_ISA='sse9'"):
+        native.isa()
+
+
+def test_bytes_made_for_another_kernel_are_refused() -> None:
+    packed = pack(sparse(16, 32), "2:4")
+    by_layout = {row.layout: row for row in HERE if row.isa == "scalar"}
+    panels, other = by_layout["panels"], by_layout["rows"]
+    x, prepared = torch.randn(4, 32), by_layout["panels"].prepare(packed)
+    assert torch.isfinite(panels.run(x, prepared, None, 16)).all()
+    for kernel, weight, out in ((other, prepared, 16), (panels, prepared, 15)):
+        with pytest.raises(KernelError, match="bytes made for another kernel"):
+            kernel.run(x, weight, None, out)
+    damaged = prepared.clone()
+    damaged[0] = 0
+    with pytest.raises(KernelError, match="bytes made for another kernel"):
+        panels.run(x, damaged, None, 16)
+
+
+@pytest.mark.parametrize(
+    ("x", "bias", "said"),
+    [
+        (torch.randn(2, 12), None, r"x of shape \(2, 12\)"),
+        (torch.randn(2, 16).double(), None, "torch.float64"),
+        (torch.randn(2, 16, device="meta"), None, "meta"),
+        (torch.randn(2, 16), torch.randn(7), r"bias of shape \(7,\)"),
+        (torch.randn(2, 16, requires_grad=True), None, "gradient"),
+        (torch.tensor(1.0), None, r"x of shape \(\)"),
+    ],
+)
+def test_operands_that_do_not_fit_are_refused(x: torch.Tensor, bias: torch.Tensor | None, said: str) -> None:
+    with pytest.raises(KernelError, match=said):
+        matmul(x, pack(sparse(8, 16), "2:4"), bias)
+
+
+def test_inconsistent_packed_weights_are_refused_before_the_kernel_sees_them() -> None:
+    packed = pack(sparse(8, 16), "2:4")
+    stream = packed.indices.clone()
+    stream[3, 1] = 0xFF
+    with pytest.raises(ValueError, match="ascending"):
+        matmul(torch.randn(1, 16), Packed(packed.header, packed.values, stream))
+    with pytest.raises(KernelError, match="no such kernel"):
+        find("nm_matmul_2x4_f32_best__avx1024")
+
+
+def test_layout_buffers_are_aligned_and_sized() -> None:
+    packed = pack(sparse(384, 256), "2:4")
+    for layout in ("panels", "rows"):
+        buffer = to_layout(packed, layout)
+        assert buffer.data_ptr() % 64 == 0
+        # 2 bytes of values and 1/8 byte of indices per dense element: 17/32 of float32.
+        assert buffer.nbytes - HEADER_BYTES == 384 * 256 * 17 // 8

@@ -1,0 +1,37 @@
+"""Objects of one instruction set must not define anything the rest of the program could link to by accident."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def objects() -> list[Path]:
+    """Objects of the newest build: one folder per instruction set."""
+    folders = [folder for folder in (ROOT / "build").glob("*/CMakeFiles/kernels_*.dir") if "scalar" not in folder.name]
+    return [path for folder in folders for path in folder.rglob("*.o")]
+
+
+def test_instruction_set_objects_export_only_their_kernels() -> None:
+    found = objects()
+    if not found or shutil.which("nm") is None:
+        pytest.skip("no build folder with objects beside the sources, or no `nm`: run `make build` from a checkout")
+    for path in found:
+        listing = subprocess.run(["nm", "-C", "--defined-only", path], capture_output=True, text=True, check=True)
+        symbols = [line.split(maxsplit=2)[1:] for line in listing.stdout.splitlines()]
+        weak = [name for kind, name in symbols if kind in "WVuw"]
+        assert not weak, f"{path.name} shares {weak} with the rest of the program"
+        exported = [name for kind, name in symbols if kind in "TDBR"]
+        assert exported, path
+        strangers = [name for name in exported if not name.startswith("twofour::nm_")]
+        assert not strangers, f"{path.name} exports {strangers}"
+
+
+def test_one_flag_set_per_level() -> None:
+    text = (ROOT / "CMakeLists.txt").read_text()
+    for level in ("scalar", "avx2", "avx512"):
+        assert f"FLAGS_{level}" in text
+        assert f"SOURCES_{level}" in text

@@ -1,0 +1,76 @@
+"""ARCHITECTURE.md lists the stages in order; the code may only import upwards in that list."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "twofour"
+STAGES = re.findall(r"^\| `(\w+)`", (ROOT / "ARCHITECTURE.md").read_text(), re.M)
+# The front door re-exports; version, compile and so on are not stages.
+FRONT_DOOR = PACKAGE / "__init__.py"
+
+
+def stage(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """Stages of our own package that this file imports, at the top or inside a function."""
+    here, found = path.relative_to(PACKAGE.parent).parts, set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            dotted = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = list(here[: len(here) - node.level]) if node.level else []
+            dotted = [[*base, *(node.module or "").split("."), alias.name] for alias in node.names]
+        else:
+            continue
+        parts = [[part for part in names if part] for names in dotted]
+        found |= {names[1] for names in parts if names[0] == PACKAGE.name and len(names) > 1}
+    return found & set(STAGES)
+
+
+def test_every_module_has_a_row_and_every_row_a_module() -> None:
+    have = {
+        path.stem if path.is_file() else path.name
+        for path in PACKAGE.iterdir()
+        if not path.name.startswith("_") and path.name != "py.typed"
+    }
+    assert have == set(STAGES)
+
+
+def test_imports_point_up_the_table() -> None:
+    bad = [
+        f"{path.relative_to(ROOT)} ({stage(path)}) imports {target}, a later stage"
+        for path in PACKAGE.rglob("*.py")
+        if path != FRONT_DOOR and stage(path) in STAGES
+        for target in imports(path)
+        if STAGES.index(target) > STAGES.index(stage(path))
+    ]
+    assert not bad, "\n".join(bad)
+
+
+def test_the_reader_of_imports_sees_them() -> None:
+    assert imports(PACKAGE / "export" / "save_load.py") >= {"compiler", "masks", "packing"}
+
+
+def test_files_stay_small() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}: {count} lines"
+        for path in PACKAGE.rglob("*.py")
+        if (count := len(path.read_text().splitlines())) > 400
+    ]
+    assert not long, "\n".join(long)
+
+
+def test_functions_stay_small() -> None:
+    long = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                doc = ast.get_docstring(node, clean=False)
+                lines = (node.end_lineno or 0) - node.lineno + 1 - (len(doc.splitlines()) if doc else 0)
+                if lines > 40:
+                    long.append(f"{path.relative_to(ROOT)}:{node.name}: {lines} lines without its docstring")
+    assert not long, "\n".join(long)

@@ -1,0 +1,57 @@
+"""`import twofour` must be cheap: no optional package, no native build, no CUDA initialisation."""
+
+import subprocess
+import sys
+
+HEAVY = ("triton", "transformers", "sklearn", "rich", "typer", "safetensors", "twofour.native", "twofour.kernels")
+
+
+def test_import_brings_nothing_heavy() -> None:
+    code = f"""
+import sys
+import twofour
+heavy = [name for name in {HEAVY} if name in sys.modules]
+assert not heavy, heavy
+torch = sys.modules.get("torch")
+assert torch is None or not torch.cuda.is_initialized()
+twofour.prune, twofour.check, twofour.compile
+assert "transformers" not in sys.modules and "sklearn" not in sys.modules
+assert "compile" in dir(twofour)
+try:
+    twofour.nothing
+except AttributeError as error:
+    assert "nothing" in str(error)
+else:
+    raise AssertionError("an unknown name was found")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_one_openmp_runtime_in_the_process() -> None:
+    code = """
+import torch
+from twofour import native
+native.extension()
+torch.ones(1000, 1000) @ torch.ones(1000, 1000)
+maps = {line.split()[-1] for line in open("/proc/self/maps") if "omp" in line.rsplit("/", 1)[-1]}
+assert len(maps) == 1, maps
+"""
+    if sys.platform == "linux":
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_extension_without_torch_says_what_is_missing() -> None:
+    code = """
+import importlib.util, sys
+from pathlib import Path
+import twofour
+from importlib.metadata import files
+found = [f.locate() for f in files("twofour") if f.name.startswith("_ext")]
+assert found and "torch" not in sys.modules
+spec = importlib.util.spec_from_file_location("_ext", found[0])
+try:
+    importlib.util.module_from_spec(spec)
+except ImportError as error:
+    assert "GOMP" in str(error) or "omp" in str(error), error
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
