@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+import twofour
 from twofour import layers, masks, patterns
 from twofour.errors import MaskError, PatternError
 from twofour.patterns import NM
+from twofour.recipe import Recipe
 
 
 def network() -> nn.Module:
@@ -142,6 +144,18 @@ def test_weights_that_are_not_sparse_are_refused_with_their_first_group() -> Non
     assert "`1.weight` is not 2:4: group at (2, 1, 2, 4) holds (1.0, 1.0, 1.0, 1.0)" in str(caught.value)
     assert masks.of(model) == {}
     assert list(masks.derive(model, "2:4", skip=["0", "1"])) == ["2.weight"]
+
+
+def test_a_recipe_says_where_to_derive() -> None:
+    recipe = Recipe.parse({"0": "1:4", "1": "dense", "*": "2:4"}, skip=["3"], eligibility="any")
+    model = nn.Sequential(*network(), nn.Linear(16, 16), nn.Linear(8, 3), nn.Linear(6, 4))
+    pruned = twofour.prune(model, recipe)
+    expected = keeps(pruned)
+    assert list(expected) == ["0.weight", "2.weight", "4.weight"]
+    masks.detach(pruned)
+    assert same({name: mask.keep for name, mask in masks.derive(pruned, recipe).items()}, expected)
+    masks.detach(pruned)
+    assert list(masks.derive(pruned, recipe, skip="4")) == ["0.weight", "2.weight"]
 
 
 def test_a_model_without_eligible_weights_has_no_masks_to_derive() -> None:

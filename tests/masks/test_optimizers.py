@@ -17,12 +17,14 @@ from torch.optim import (
     Adam,
     Adamax,
     AdamW,
+    Muon,
     NAdam,
     Optimizer,
     RAdam,
     RMSprop,
     Rprop,
 )
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import twofour
 from twofour import layers, masks, patterns
@@ -280,6 +282,21 @@ def test_pruned_entries_that_are_not_finite_become_zero() -> None:
     weight.grad[before["0.weight"] == 0] = float("nan")
     optimizer.step()
     assert_sparse(model, before, optimizer)
+
+
+def test_muon_and_an_averaged_copy() -> None:
+    torch.manual_seed(0)
+    model = masked(nn.Sequential(nn.Linear(32, 32, bias=False), nn.Tanh(), nn.Linear(32, 32, bias=False)))
+    average = AveragedModel(model, use_buffers=True, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    before = copies(model)
+    optimizer = Muon(model.parameters(), lr=0.01, weight_decay=0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randn(8, 32)).square().mean().backward()
+        optimizer.step()
+        average.update_parameters(model)
+    assert_sparse(model, before, optimizer)
+    assert_sparse(average.module, before)
 
 
 class CodedState(Optimizer):

@@ -7,7 +7,7 @@ torch's own optimisers break the graph as well, and `fullgraph=True` over a step
 Refused at the next step: a module that has lost its parameter (FSDP1, parametrisations registered after pruning).
 
 Not seen, since no optimiser here steps the parameter: separate master copies and functional optimisers. Call `enforce`
-after their step, and `twofour.check` tells when it was forgotten. State that an 8-bit optimiser holds in codes or tensor
+after their step, and `twofour.check` tells when it was forgotten. State that 8-bit optimisers hold in codes or tensor
 subclasses is left alone. DDP broadcasts buffers, masks among them, at each forward: `broadcast_buffers=False` spares it
 where no other buffer needs it.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
 import torch
@@ -25,6 +25,16 @@ class SavedMask(TypedDict):
 @runtime_checkable
 class PatternChoice(Protocol):
     """Anything that gives each layer a pattern, or None for dense, as a Recipe does."""
+
+    @property
+    def skip(self) -> tuple[str, ...]:
+        """Globs of layers that are dense."""
+        ...
+
+    @property
+    def eligibility(self) -> str:
+        """The rule of `layers.walk`."""
+        ...
 
     def pattern_for(self, layer: str) -> Pattern | None:
         """Return the pattern of the layer."""
@@ -59,7 +69,7 @@ def load_state_dict(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Mas
             ).for_layer(name)
         plan.append(_restore(weights[name], saved))
     names = {prunable.name for prunable, _, _ in plan}
-    if extra := [name for name in of(model) if weights[name].name not in names]:
+    if extra := [name for name in of(model) if name not in weights or weights[name].name not in names]:
         raise MaskError(
             "the model has masks that the checkpoint lacks",
             got=", ".join(extra),
@@ -83,8 +93,8 @@ def derive(
 
     Args:
         model: Model with sparse weights.
-        pattern: One pattern for all eligible weights, or a recipe.
-        skip: Globs of layers that are dense.
+        pattern: One pattern for all eligible weights, or a recipe, whose own eligibility then counts.
+        skip: Globs of layers that are dense, beside those of the recipe.
         eligibility: As in `layers.walk`.
 
     Raises:
@@ -93,10 +103,7 @@ def derive(
     """
     plan: list[tuple[PrunableWeight, Tensor, Pattern | str]] = []
     reasons: list[str] = []
-    for prunable in walk(model, skip=skip, eligibility=eligibility).weights:
-        chosen = pattern.pattern_for(prunable.layer) if isinstance(pattern, PatternChoice) else parse(pattern)
-        if chosen is None:
-            continue
+    for prunable, chosen in _candidates(model, pattern, (skip,) if isinstance(skip, str) else tuple(skip), eligibility):
         try:
             plan.append((prunable, _derive_one(prunable, chosen), chosen))
         except PatternError as error:
@@ -114,6 +121,19 @@ def derive(
         raise MaskError("no masks can be derived: no weight of the model is eligible", remedy="eligibility='any'")
     attach_all(plan)
     return of(model)
+
+
+def _candidates(
+    model: nn.Module, pattern: str | Pattern | PatternChoice, skip: tuple[str, ...], eligibility: str
+) -> Iterator[tuple[PrunableWeight, Pattern]]:
+    if isinstance(pattern, PatternChoice):
+        skip, eligibility = (*skip, *pattern.skip), pattern.eligibility
+    else:
+        pattern = parse(pattern)
+    for prunable in walk(model, skip=skip, eligibility=eligibility).weights:
+        chosen = pattern if isinstance(pattern, Pattern) else pattern.pattern_for(prunable.layer)
+        if chosen is not None and prunable.reduction % chosen.group == 0:
+            yield prunable, chosen
 
 
 def _derive_one(prunable: PrunableWeight, pattern: Pattern) -> Tensor:
