@@ -24,6 +24,7 @@ AGAIN = " (again)"
 SAMPLE_SECONDS = 1e-3
 # Above this, one warm-up call before each sample costs more than the caches it warms can change.
 LONG_CALL_SECONDS = 0.05
+LONG_SAMPLE_SECONDS = 0.02
 MIN_ROUNDS = 3
 
 Candidate: TypeAlias = Callable[[], object] | Sequence[Callable[[], object]]
@@ -123,6 +124,9 @@ class _Runner:
         if hot and self.seconds < LONG_CALL_SECONDS:
             self.run(1)
         self.samples.append(self.run(self.calls))
+        # On a busy machine a call may become far slower than when it was calibrated; stay near the time box.
+        if self.samples[-1] * self.calls > LONG_SAMPLE_SECONDS:
+            self.calls = max(1, self.calls // 4)
 
     def timing(self) -> Timing:
         # A clock that did not advance over a sample would give a ratio of infinity.
