@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from twofour.legality.examine import check, check_weights
+from twofour.legality.examine import KINDS, check, check_weights
 from twofour.legality.report import Finding, Report
 from twofour.legality.rules import RULES, Fit, Rule
 
-__all__ = ["RULES", "Finding", "Fit", "Report", "Rule", "check", "check_weights"]
+__all__ = ["KINDS", "RULES", "Finding", "Fit", "Report", "Rule", "check", "check_weights"]

@@ -1,0 +1,88 @@
+"""`twofour advise`: measured per layer, will 2:4 go faster on this machine, and why not."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+import typer
+
+from twofour import compiler, measure
+from twofour.cli import source as sources
+from twofour.cli.screen import JsonFile, print_table, progress, say, write
+from twofour.compiler import Advice, AdviceRow
+from twofour.compiler.advise import WORTH
+
+
+def advise(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The dense model.")],
+    batch: Annotated[
+        str, typer.Option(metavar="LIST", help="Token counts (batch times sequence length), comma separated.")
+    ] = "1,8,128",
+    skip: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Leave these layers out.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads; torch's default when left out.")] = None,
+    json: JsonFile = None,
+) -> None:
+    """Measure per layer what 2:4 would bring on this machine: best dense kernel against best sparse one."""
+    tokens = _tokens(batch)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with progress(f"reading {source}"):
+        model = sources.resolve(source).model()
+    with progress("measuring") as advance:
+        advice = compiler.advise(model, tokens=tokens, skip=skip or (), progress=advance)
+    show(advice)
+    write(json, {"source": source, **advice.to_dict(), "machine": measure.machine()})
+
+
+def show(advice: Advice) -> None:
+    """Print one row per layer, then the sum of all layers at each token count."""
+    layers: dict[str, list[AdviceRow]] = {}
+    for row in advice.rows:
+        layers.setdefault(row.layer, []).append(row)
+    head = ("layer", "shape", *(f"{count} token{'s'[: count > 1]}" for count in advice.tokens), "verdict")
+    print_table(
+        "each cell: best dense ms, best 2:4 ms, ratio",
+        head,
+        [
+            (
+                name,
+                "x".join(map(str, rows[0].shape)),
+                *(f"{row.dense_ms:.3f} {row.sparse_ms:.3f} {row.ratio:.2f}x" for row in rows),
+                _verdict(rows),
+            )
+            for name, rows in layers.items()
+        ],
+        right=range(2, 2 + len(advice.tokens)),
+    )
+    if advice.skipped:
+        print_table("", ("left dense", "reason"), advice.skipped)
+    for count in advice.tokens:
+        dense, best = advice.total(count)
+        say(
+            f"{count} tokens: these layers take {dense:.3f} ms dense, {best:.3f} ms with the better of dense and 2:4 "
+            f"in each: {dense / best:.2f}x"
+        )
+    say(f"measured with {advice.threads} threads, {advice.isa} kernels, on {measure.machine()['cpu']}")
+
+
+def _verdict(rows: list[AdviceRow]) -> str:
+    """Say one sentence for the layer when its token counts agree, else one per token count."""
+    faster = [str(row.tokens) for row in rows if row.ratio >= WORTH]
+    if len(faster) == len(rows):
+        return "2:4 is faster"
+    if len(rows) == 1 or not faster:
+        return rows[0].verdict if len(rows) == 1 else "dense stays: 2:4 is nowhere faster"
+    return f"2:4 is faster at {', '.join(faster)}, dense elsewhere"
+
+
+def _tokens(batch: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(dict.fromkeys(int(part) for part in batch.split(",")))
+    except ValueError:
+        counts = ()
+    if not counts or min(counts) < 1:
+        raise typer.BadParameter(
+            f"{batch!r} is no list of positive whole numbers such as 1,8,128", param_hint="--batch"
+        )
+    return counts

@@ -1,0 +1,98 @@
+"""Hugging Face folders: found, loaded and written without the network and without unpickling."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+from torch import nn
+
+from twofour.errors import SourceError
+
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.h5", "*.onnx")
+
+
+def is_model(folder: Path) -> bool:
+    """Tell whether a folder holds a model's config.json with safetensors beside it."""
+    return _architectures(folder / "config.json") is not None and any(folder.glob("*.safetensors"))
+
+
+def find(folder: Path) -> Path:
+    """Return `folder`, or the only folder right inside it (as packages lay it out), that holds a model.
+
+    Raises:
+        SourceError: There is none, or several.
+    """
+    if is_model(folder):
+        return folder
+    inside = sorted(child for child in folder.iterdir() if child.is_dir() and is_model(child))
+    if len(inside) == 1:
+        return inside[0]
+    raise SourceError(
+        f"{folder} is not a Hugging Face model folder.",
+        got=f"{len(inside)} model folders inside it" if inside else "no config.json with a .safetensors file beside it",
+        wanted="config.json (with model_type) and model.safetensors",
+        remedy="name one of the folders inside, or a .safetensors file",
+    )
+
+
+def load(folder: Path) -> nn.Module:
+    """Load the model with transformers, in the class that its config names, on the CPU and in evaluation mode.
+
+    Raises:
+        SourceError: transformers is not installed, or it cannot load the folder.
+    """
+    transformers = _transformers(folder)
+    names = _architectures(folder / "config.json") or ()
+    cls = next((found for name in names if (found := getattr(transformers, name, None))), transformers.AutoModel)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model = cls.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    except Exception as error:  # every kind of trouble in a foreign folder ends in the same sentence
+        raise SourceError(
+            f"transformers cannot load {folder}.",
+            got=f"{type(error).__name__}: {error}",
+            wanted="config.json and safetensors weights of one model",
+        ) from error
+    return model.eval()
+
+
+def save(model: nn.Module, source: Path, target: Path) -> Path:
+    """Write the model in Hugging Face form with the tokenizer files of `source`; return the weights' path."""
+    for entry in source.iterdir():
+        if any(entry.match(pattern) for pattern in _WEIGHTS):
+            continue
+        if entry.is_dir():
+            shutil.copytree(entry, target / entry.name, ignore=shutil.ignore_patterns(*_WEIGHTS))
+        else:
+            shutil.copy2(entry, target / entry.name)
+    # One file: the promise in its metadata is then in one place too.
+    model.save_pretrained(target, max_shard_size="1000GB")  # pyright: ignore[reportCallIssue]
+    return target / "model.safetensors"
+
+
+def _architectures(config: Path) -> tuple[str, ...] | None:
+    """Return the class names in a config.json, or None where the file is not a model's config."""
+    try:
+        content = json.loads(config.read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(content, dict) or "model_type" not in content:
+        return None
+    return tuple(content.get("architectures") or ())
+
+
+def _transformers(folder: Path) -> ModuleType:
+    try:
+        import transformers  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise SourceError(
+            f"{folder} needs transformers to be loaded.",
+            got=str(error),
+            wanted="the package transformers",
+            remedy='pip install "twofour[text]"',
+        ) from error
+    return transformers

@@ -1,0 +1,140 @@
+"""`twofour prune`: a dense model or file of weights in, a folder with sparse weights out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor
+
+from twofour import legality, measure, pruning
+from twofour.cli import check as check_command
+from twofour.cli import output
+from twofour.cli import source as sources
+from twofour.cli.screen import JsonFile, progress, say, write
+from twofour.errors import SourceError, TwofourError
+from twofour.layers import matches, reduction_last
+from twofour.legality import Report
+from twofour.recipe import Recipe
+
+
+def prune(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The dense model or weights.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; must not exist.")],
+    pattern: Annotated[str, typer.Option(metavar="PATTERN", help="2:4 or another N:M.")] = "2:4",
+    criterion: Annotated[str, typer.Option(help="Which values of a group stay.")] = "magnitude",
+    include: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Prune these layers only; needed for a file.")
+    ] = None,
+    skip: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Leave these layers dense.")] = None,
+    eligibility: Annotated[
+        str, typer.Option(help='"asp": size(0) % 8 == 0 and size(1) % 16 == 0; "any": what the pattern divides.')
+    ] = "asp",
+    force: Annotated[bool, typer.Option("--force", help="Replace the result of an earlier prune.")] = False,
+    json: JsonFile = None,
+) -> None:
+    """Make a model sparse once, without training; write weights, recipe.toml and report.json to DIR."""
+    output.require_free(out, force)
+    found = sources.resolve(source)
+    rules: Any = {glob: pattern for glob in include} if include else pattern
+    recipe = Recipe.parse(rules, criterion=criterion, skip=skip or (), eligibility=eligibility)
+    if found.kind == "file" and not include:
+        raise _needs_include(found)
+    with output.folder(out, force) as target:
+        with progress(f"pruning {source}"):
+            report = _prune_file(found, recipe, target) if found.kind == "file" else _prune_model(found, recipe, target)
+        content = {"source": source, "out": str(out), **report.to_dict()}
+        recipe.save(target / output.RECIPE)
+        measure.write_json(target / "report.json", content)
+    check_command.show(report)
+    say(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
+    write(json, content)
+
+
+def _prune_model(source: sources.Source, recipe: Recipe, target: Path) -> Report:
+    model = source.model()
+    pruning.prune(model, recipe)
+    output.write_model(model, source, target)
+    return legality.check(model)
+
+
+def _prune_file(source: sources.Source, recipe: Recipe, target: Path) -> Report:
+    assert source.path is not None, source
+    weights = _plain(source)
+    promise: dict[str, str] = {}
+    skipped: list[tuple[str, str]] = []
+    for name, weight in weights.items():
+        reason = _reason(name, weight, recipe)
+        if reason is None:
+            weights[name] = _sparse(name, weight, recipe)
+            promise[name] = _rule(name, recipe).name
+        elif weight.ndim >= 2:
+            skipped.append((name, reason))
+    if not promise:
+        raise SourceError(
+            f"no weight in {source.text} can be pruned as asked.",
+            got="; ".join(f"`{name}`: {reason}" for name, reason in skipped[:5]) or "no tensor of two or more axes",
+            wanted="an --include that matches Linear or convolution weights",
+            remedy="`twofour check FILE` lists the weights; --eligibility any lifts the rule of 8 x 16 multiples",
+        )
+    output.write_weights(weights, promise, target / output.WEIGHTS, sources.read_metadata(source.path))
+    report = legality.check_weights({name: weights[name] for name in promise}, expect=promise)
+    return Report(report.layers, tuple(skipped))
+
+
+def _sparse(name: str, weight: Tensor, recipe: Recipe) -> Tensor:
+    try:
+        scores = reduction_last(recipe.criterion.score(weight))
+        keep = _rule(name, recipe).project(scores, absolute=recipe.criterion.absolute)
+    except TwofourError as error:
+        raise error.for_layer(name) from None
+    return torch.where(keep.movedim(-1, 1), weight, torch.zeros((), dtype=weight.dtype)).contiguous()
+
+
+def _rule(name: str, recipe: Recipe) -> Any:
+    return next((rule for glob, rule in recipe.rules if _matches(glob, name)), None)
+
+
+def _matches(glob: str, name: str) -> bool:
+    # Both "fc1" and "fc1.weight" name the weight of layer fc1.
+    return matches(glob, name) or matches(glob, name.removesuffix(".weight"))
+
+
+def _reason(name: str, weight: Tensor, recipe: Recipe) -> str | None:
+    pattern = _rule(name, recipe)
+    if pattern is None:
+        return "no --include matches it"
+    if any(_matches(glob, name) for glob in recipe.skip):
+        return "left out by --skip"
+    if weight.ndim not in legality.KINDS or not weight.is_floating_point() or not weight.numel():
+        return f"{weight.dtype} of shape {tuple(weight.shape)} is no Linear or convolution weight"
+    out, reduction = weight.shape[:2]
+    if recipe.eligibility == "asp" and (out % 8 or reduction % 16):
+        return f"({out}, {reduction}) is not a multiple of (8, 16) (ASP's rule)"
+    if reduction % pattern.group:
+        return f"its reduction axis {reduction} is not a multiple of {pattern.group}"
+    return None
+
+
+def _needs_include(source: sources.Source) -> SourceError:
+    names = [name for name, weight in _plain(source).items() if weight.ndim >= 2]
+    return SourceError(
+        f"{source.text} does not say which of its tensors are layers.",
+        got=f"{len(names)} tensors of two or more axes: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}",
+        wanted='--include GLOB, for example --include "encoder.*"',
+        remedy="an embedding looks like a Linear weight in a file: name what may be pruned, or pass the model",
+    )
+
+
+def _plain(source: sources.Source) -> dict[str, Tensor]:
+    weights = source.weights()
+    if weights.packed:
+        raise SourceError(
+            f"{source.text} is packed already.",
+            got=f"{len(weights.packed)} packed weights",
+            wanted="a plain safetensors file",
+            remedy="`twofour check` says what it holds",
+        )
+    return weights.tensors

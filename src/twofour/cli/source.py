@@ -1,0 +1,192 @@
+"""SOURCE: text on the command line to a model or to named weights."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from twofour import export
+from twofour.cli import huggingface
+from twofour.errors import SourceError
+
+PROMISE = "twofour.patterns"
+FORMS = (
+    "package.module:function that returns a torch.nn.Module",
+    "a folder in Hugging Face form (config.json and safetensors)",
+    "the name of an installed package that carries such a folder",
+    "a .safetensors file",
+)
+
+Kind = Literal["function", "folder", "file"]
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """The content of a file of weights.
+
+    Attributes:
+        tensors: Dense tensors by name.
+        promise: Names of the weights that are promised to be sparse, and their patterns.
+        packed: Names of those that are stored in the packed form.
+    """
+
+    tensors: dict[str, Tensor]
+    promise: dict[str, str]
+    packed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the text SOURCE refers to.
+
+    Attributes:
+        text: As given.
+        kind: "function", "folder" or "file".
+        path: The folder or the file; None for a function.
+    """
+
+    text: str
+    kind: Kind
+    path: Path | None = None
+
+    def model(self) -> nn.Module:
+        """Load the model.
+
+        Raises:
+            SourceError: It is a file of weights without a model, or the model cannot be made.
+        """
+        if self.kind == "function":
+            return _call(self.text)
+        assert self.path is not None, self
+        if self.kind == "folder":
+            return huggingface.load(self.path)
+        raise SourceError(
+            f"{self.text} holds weights, and the layers they belong to are not known.",
+            got="a safetensors file",
+            wanted=" or ".join(FORMS[:3]),
+            remedy="pass the function that builds the model, or its Hugging Face folder",
+        )
+
+    def weights(self) -> Weights:
+        """Read the tensors of a file, packed ones unpacked, and what is promised for them.
+
+        Raises:
+            FormatError: The file is truncated, malformed or holds an illegal index.
+            SourceError: Its promise is malformed.
+        """
+        assert self.path is not None, self
+        contents = export.read(self.path)
+        unpacked = {name: packed.unpack() for name, packed in contents.packed.items()}
+        promise = {name: packed.header.pattern for name, packed in contents.packed.items()}
+        return Weights({**contents.plain, **unpacked}, {**read_promise(self.path), **promise}, tuple(unpacked))
+
+    def promise(self) -> dict[str, str]:
+        """Return the weight names and patterns that the weights of a folder promise (written by `twofour prune`)."""
+        path = self.path / "model.safetensors" if self.kind == "folder" and self.path else None
+        if path is None or not path.is_file():
+            return {}
+        export.read(path)
+        return read_promise(path)
+
+
+def resolve(text: str) -> Source:
+    """Say what SOURCE refers to, without loading it.
+
+    Raises:
+        SourceError: It is nothing of the forms in `FORMS`.
+    """
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return Source(text, "folder", huggingface.find(path))
+    if path.is_file():
+        if path.suffix != ".safetensors":
+            raise SourceError(
+                f"{text} is not a kind of file that can be read.",
+                got=f"a {path.suffix or 'nameless'} file",
+                wanted="a .safetensors file",
+                remedy="a pickled checkpoint can run code when loaded: write it with safetensors.torch.save_file",
+            )
+        return Source(text, "file", path)
+    if ":" in text and os.path.sep + ":" not in text:
+        return Source(text, "function")
+    if folder := _installed(text):
+        return Source(text, "folder", folder)
+    raise SourceError(
+        f"{text} is not a source of a model.",
+        got="no such file, folder or installed package",
+        wanted="; ".join(FORMS),
+    )
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Read the metadata of a safetensors file that `export.read` accepts."""
+    with safe_open(path, framework="pt") as file:
+        return dict(file.metadata() or {})
+
+
+def read_promise(path: Path) -> dict[str, str]:
+    """Read the weight names and patterns promised in a file's metadata.
+
+    Raises:
+        SourceError: The promise is malformed.
+    """
+    text = read_metadata(path).get(PROMISE, "{}")
+    try:
+        promise = json.loads(text)
+    except ValueError:
+        promise = None
+    if not isinstance(promise, Mapping) or not all(isinstance(value, str) for value in promise.values()):
+        raise SourceError(
+            f"the metadata of {path} is malformed.", got=text[:120], wanted=f"{PROMISE}: a JSON object of patterns"
+        )
+    return {str(name): value for name, value in promise.items()}
+
+
+def _installed(name: str) -> Path | None:
+    """Find the Hugging Face folder inside an installed package, by distribution or import name."""
+    try:
+        files = importlib.metadata.files(name) or []
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return None
+    folders = [Path(str(file.locate())).parent for file in files if file.name == "config.json"]
+    return next((folder.resolve() for folder in folders if huggingface.is_model(folder)), None)
+
+
+def _call(text: str) -> nn.Module:
+    module_name, _, function_name = text.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise SourceError(
+            f"the module `{module_name}` cannot be imported.",
+            got=f"{type(error).__name__}: {error}",
+            wanted=FORMS[0],
+            remedy="run from the folder that holds the module, or install its package",
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        names = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
+        raise SourceError(
+            f"`{module_name}` has no function `{function_name}`.",
+            got=f"functions {', '.join(names[:8]) or 'none'}",
+            wanted=FORMS[0],
+        )
+    try:
+        model = function()
+    except Exception as error:
+        raise SourceError(f"{text} raised {type(error).__name__}.", got=str(error), wanted=FORMS[0]) from error
+    if not isinstance(model, nn.Module):
+        raise SourceError(f"{text} did not return a model.", got=type(model).__name__, wanted=FORMS[0])
+    return model
