@@ -131,7 +131,9 @@ def test_weights_stay_sparse(make: Callable[..., Optimizer]) -> None:
     assert list(model.state_dict()) == keys == list(network().state_dict())
 
 
-@pytest.mark.parametrize("name", ["sgd", "sgd-momentum-nesterov-decay", "sgd-fused", "adam", "adamw", "adamw-foreach"])
+@pytest.mark.parametrize(
+    "name", ["sgd", "sgd-momentum-nesterov-decay", "sgd-fused", "adam", "adamw-foreach", "adafactor"]
+)
 def test_training_equals_masking_by_hand(name: str) -> None:
     torch.manual_seed(0)
     model = masked(network())
