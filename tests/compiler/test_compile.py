@@ -299,3 +299,12 @@ def test_a_model_that_answers_differently_is_refused() -> None:
 
     with pytest.raises(CompileError, match="does not compute what the model does"):
         quick(Noisy(), torch.randn(2, 64))
+
+
+def test_compiled_models_can_be_checked_and_show_progress() -> None:
+    steps: list[tuple[int, int, str]] = []
+    fast = quick(twofour.prune(mlp(), "2:4"), memory="small", progress=lambda *step: steps.append(step))
+    assert steps == [(0, 3, "0"), (1, 3, "2"), (2, 3, "3")]
+    report = twofour.check(fast)
+    assert report.ok
+    assert {finding.name for finding in report.layers} == {"0.weight", "2.weight", "3.weight"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 from twofour import native
 from twofour.compiler.cache import Cache
-from twofour.compiler.choose import Choice, choose
+from twofour.compiler.choose import Choice, Progress, choose
 from twofour.compiler.replaceable import attention_parts, refusal
 from twofour.errors import CompileError
 from twofour.layers import walk
@@ -84,7 +84,7 @@ def advise(
     *,
     tokens: Sequence[int] = (1, 8, 128),
     skip: Sequence[str] = (),
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Advice:
     """Measure, per eligible Linear, the best dense kernel against the best 2:4 one; the model is not changed.
 
@@ -118,11 +118,13 @@ def advise(
     footprint = sum(entry.parameter.numel() * 4 for entry in chosen)
     rows: list[AdviceRow] = []
     for done, entry in enumerate(chosen):
-        if progress:
+        if progress is not None:
             progress(done, len(chosen), entry.layer)
         choice = _measure(entry.layer, entry.module, tokens, footprint, cache)
         rows += [_row(entry.layer, tuple(entry.parameter.shape), count, choice) for count in tokens]
     cache.save()
+    if progress is not None:
+        progress(len(chosen), len(chosen), "")
     return Advice(tuple(rows), tuple(skipped), tuple(tokens), native.threads(), native.isa())
 
 

@@ -25,6 +25,9 @@ DEFAULT_TOKENS = (1, 8, 32, 128, 512)
 ROTATED_BYTES = 128 << 20
 """Copies of a layer's weight that one candidate rotates over, at most: the footprint of a mid-sized model."""
 
+Progress = Callable[[int, int, str], None]
+"""Called with steps done, steps in all, and the name of the next."""
+
 Times = dict[int, dict[str, float]]
 """Token count -> kernel name -> median seconds."""
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from twofour import native
 from twofour.compiler.cache import Cache
-from twofour.compiler.choose import DEFAULT_TOKENS, choose, why
+from twofour.compiler.choose import DEFAULT_TOKENS, Progress, choose, why
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.plan import LayerPlan, Plan
 from twofour.compiler.replaceable import LayerWeight, left_alone, replaceable
@@ -34,6 +34,7 @@ def compile(
     *,
     memory: str = "fast",
     tokens: Sequence[int] = DEFAULT_TOKENS,
+    progress: Progress | None = None,
 ) -> nn.Module:
     """Return a copy of `model` for inference whose Linear layers run on the fastest measured kernels.
 
@@ -49,6 +50,7 @@ def compile(
         memory: "fast" keeps the weight in every layout that wins at some token count; "small" keeps packed weights
             alone, in one layout.
         tokens: Token counts to measure besides the example's.
+        progress: Called with layers done, layers in all and the next layer's name.
 
     Raises:
         CompileError: An argument is impossible, the model is not on the CPU, or the outputs do not agree.
@@ -58,7 +60,9 @@ def compile(
     with _evaluating(model):
         counts, reference = _observe(model, example)
         weights = dict(replaceable(model))
-        fast, plan = build(model, weights, counts, memory=memory, tokens=tokens, left=left_alone(model))
+        fast, plan = build(
+            model, weights, counts, memory=memory, tokens=tokens, left=left_alone(model), progress=progress
+        )
         if example is not None:
             plan = _verified(fast, plan, example, reference)
     return with_plan(fast, plan)
@@ -72,6 +76,7 @@ def build(
     memory: str,
     tokens: Sequence[int],
     left: Sequence[LayerPlan] = (),
+    progress: Progress | None = None,
 ) -> tuple[nn.Module, Plan]:
     """Copy `model` with the named Linear layers replaced, measuring what each should run on.
 
@@ -82,13 +87,16 @@ def build(
         memory: "fast" or "small".
         tokens: Token counts to measure besides.
         left: Plan entries of layers that stay as they are.
+        progress: See `compile`.
     """
     cache = Cache.for_this_machine()
     footprint = sum(4 * entry.rows * entry.columns for entry in weights.values())
     replacements: dict[str, CompiledLinear] = {}
     plans: dict[str, LayerPlan] = {}
     shared: dict[int, PreparedWeights] = {}
-    for name, entry in weights.items():
+    for done, (name, entry) in enumerate(weights.items()):
+        if progress is not None:
+            progress(done, len(weights), name)
         count = counts.get(name)
         measured = sorted({*tokens, count} if count else set(tokens))
         try:

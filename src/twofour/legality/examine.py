@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from twofour import layers, masks, patterns
+from twofour.compiler import CompiledLinear
 from twofour.errors import LayerError, TwofourError
 from twofour.legality.report import Finding, Report
 from twofour.legality.rules import RULES, fit
+from twofour.packing import Packed
 from twofour.patterns import Pattern
 
 # Tightest first: a weight that is 1:4 is also 2:4 and 4:8.
@@ -78,10 +80,25 @@ def check(model: nn.Module, *, expect: str | Pattern | Mapping[str, str | Patter
         if name not in seen:
             seen.add(name)
             subjects.append(_subject(name, getattr(mask.module, mask.attribute).detach(), mask.pattern, mask.keep))
+    subjects += _compiled(model)
+    seen.update(subject.name for subject in subjects)
     _refuse_unknown(named, seen)
     examined = {subject.name for subject in subjects}
     skipped = tuple((skip.name, skip.reason) for skip in walk.skipped if skip.name not in examined)
     return Report(tuple(map(_examine, subjects)), skipped)
+
+
+def _compiled(model: nn.Module) -> list[_Subject]:
+    """Return the weights of compiled layers; those held packed are promised to obey their pattern."""
+    subjects = []
+    for name, module in model.named_modules():
+        if isinstance(module, CompiledLinear):
+            source = module.prepared.source()
+            packed = isinstance(source, Packed)
+            stored = source.unpack() if packed else source
+            promise = source.header.parsed() if packed else None
+            subjects.append(_subject(f"{name}.weight".lstrip("."), stored, promise))
+    return subjects
 
 
 def check_weights(

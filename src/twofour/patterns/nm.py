@@ -71,9 +71,7 @@ def project_reference(scores: Tensor, n: int, m: int, *, absolute: bool = False)
     # A stable descending sort puts the lowest index first among equals; integers widen so that |-128| is 128.
     groups = groups.to(torch.int64 if not scores.is_floating_point() else scores.dtype)
     best = (groups.abs() if absolute else groups).sort(dim=-1, descending=True, stable=True).indices[..., :n]
-    return (
-        torch.zeros(groups.shape, dtype=torch.bool, device=scores.device).scatter_(-1, best, True).flatten(-2)
-    )
+    return torch.zeros(groups.shape, dtype=torch.bool, device=scores.device).scatter_(-1, best, True).flatten(-2)
 
 
 def _project_native(scores: Tensor, n: int, m: int, absolute: bool) -> Tensor:
