@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from twofour import layers, masks, patterns
+from twofour.pruning import prune
 
 CLASSES = 4
 WIDTH = 16
@@ -42,12 +42,7 @@ def dense_model(seed: int = 0, dropout: float = 0.1) -> nn.Sequential:
 def pair_of_models(seed: int = 0, dropout: float = 0.1) -> tuple[nn.Module, nn.Module]:
     """A pruned model, every linear layer masked, and the dense one it came from."""
     control = dense_model(seed, dropout)
-    model = copy.deepcopy(control)
-    pattern = patterns.parse("2:4")
-    for weight in layers.walk(model, eligibility="any").weights:
-        keep = pattern.project(weight.reduction_last(weight.parameter.detach()), absolute=True)
-        masks.attach(weight, weight.from_reduction_last(keep), pattern)
-    return model, control
+    return prune(copy.deepcopy(control), "2:4", eligibility="any"), control
 
 
 def noisy_loader(own_generator: bool = False, batch: int = 8) -> DataLoader:
