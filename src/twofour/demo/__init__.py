@@ -1,0 +1,6 @@
+"""The whole pipeline once through on real data, in about a minute."""
+
+from twofour.demo.summary import Summary
+from twofour.demo.workflow import demo
+
+__all__ = ["Summary", "demo"]
