@@ -2,6 +2,7 @@
 #include <immintrin.h>
 
 #include "row_blocks.h"
+#include "row_pairs.h"
 #include "token_panels.h"
 
 namespace {
@@ -18,6 +19,12 @@ struct Vec {
   }
   static reg zero() { return _mm256_setzero_ps(); }
   static reg load(const float* p) { return _mm256_load_ps(p); }
+  // A load that stays one: without the barrier gcc folds it into each multiply-add that uses it, loading twice.
+  static reg load_shared(const float* p) {
+    reg v = load(p);
+    asm("" : "+x"(v));
+    return v;
+  }
   static reg load_unaligned(const float* p) { return _mm256_loadu_ps(p); }
   static reg load_partial(const float* p, int64_t count) { return _mm256_maskload_ps(p, mask(count)); }
   static void store(float* p, reg v) { _mm256_store_ps(p, v); }
@@ -39,6 +46,7 @@ struct Vec {
 
   static void transpose(reg (&t)[8]) {
     reg s[8];
+    TWOFOUR_UNROLL
     for (int i = 0; i < 8; i += 4) {
       const reg a = _mm256_unpacklo_ps(t[i], t[i + 1]), b = _mm256_unpackhi_ps(t[i], t[i + 1]);
       const reg c = _mm256_unpacklo_ps(t[i + 2], t[i + 3]), d = _mm256_unpackhi_ps(t[i + 2], t[i + 3]);
@@ -47,6 +55,7 @@ struct Vec {
       s[i + 2] = _mm256_shuffle_ps(b, d, 0x44);
       s[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
     }
+    TWOFOUR_UNROLL
     for (int i = 0; i < 4; i++) {
       t[i] = _mm256_permute2f128_ps(s[i], s[i + 4], 0x20);
       t[i + 4] = _mm256_permute2f128_ps(s[i], s[i + 4], 0x31);
@@ -58,12 +67,15 @@ struct Vec {
 
 namespace twofour {
 
-int64_t nm_matmul_2x4_f32_panels__avx2__workspace(const NmMatmul& a) { return token_panels_workspace<Vec, 8, 1>(a); }
-void nm_matmul_2x4_f32_panels__avx2(const NmMatmul& a) { token_panels<Vec, 8, 1>(a); }
-int64_t nm_matmul_2x4_f32_panels_blocked__avx2__workspace(const NmMatmul& a) {
-  return token_panels_workspace<Vec, 8, 8>(a);
-}
-void nm_matmul_2x4_f32_panels_blocked__avx2(const NmMatmul& a) { token_panels<Vec, 8, 8>(a); }
+#define TWOFOUR_PANEL_ROW(symbol, Weights, Wide, Group)                                                             \
+  int64_t symbol##__workspace(const NmMatmul& a) { return panel_product_workspace<Vec, Wide, Group>(a); }           \
+  void symbol(const NmMatmul& a) { panel_product<Vec, Weights, Wide, Group>(a); }
+TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_panels__avx2, BlockWeights, 8, 1)
+TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_panels_blocked__avx2, BlockWeights, 8, 8)
+TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_pairs__avx2, PairWeights, 4, 1)
+TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_pairs_blocked__avx2, PairWeights, 4, 16)
+#undef TWOFOUR_PANEL_ROW
+
 int64_t nm_matmul_2x4_f32_rows__avx2__workspace(const NmMatmul& a) { return row_blocks_workspace<Vec>(a); }
 void nm_matmul_2x4_f32_rows__avx2(const NmMatmul& a) { row_blocks<Vec>(a); }
 

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "row_blocks.h"
+#include "row_pairs.h"
 #include "token_panels.h"
 
 namespace {
@@ -19,6 +20,12 @@ struct Vec {
   static __mmask16 mask(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }
   static reg zero() { return _mm512_setzero_ps(); }
   static reg load(const float* p) { return _mm512_load_ps(p); }
+  // A load that stays one: without the barrier gcc folds it into each multiply-add that uses it, loading twice.
+  static reg load_shared(const float* p) {
+    reg v = load(p);
+    asm("" : "+v"(v));
+    return v;
+  }
   static reg load_unaligned(const float* p) { return _mm512_loadu_ps(p); }
   static reg load_partial(const float* p, int64_t count) { return _mm512_maskz_loadu_ps(mask(count), p); }
   static void store(float* p, reg v) { _mm512_store_ps(p, v); }
@@ -40,6 +47,7 @@ struct Vec {
 
   static void transpose(reg (&t)[16]) {
     reg s[16];
+    TWOFOUR_UNROLL
     for (int i = 0; i < 16; i += 4) {
       const reg a = _mm512_unpacklo_ps(t[i], t[i + 1]), b = _mm512_unpackhi_ps(t[i], t[i + 1]);
       const reg c = _mm512_unpacklo_ps(t[i + 2], t[i + 3]), d = _mm512_unpackhi_ps(t[i + 2], t[i + 3]);
@@ -48,6 +56,7 @@ struct Vec {
       s[i + 2] = _mm512_shuffle_ps(b, d, 0x44);
       s[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
     }
+    TWOFOUR_UNROLL
     for (int i = 0; i < 4; i++) {  // the 4 x 4 transpose of 128-bit lanes
       const reg a = _mm512_shuffle_f32x4(s[i], s[i + 4], 0x88), b = _mm512_shuffle_f32x4(s[i], s[i + 4], 0xdd);
       const reg c = _mm512_shuffle_f32x4(s[i + 8], s[i + 12], 0x88), d = _mm512_shuffle_f32x4(s[i + 8], s[i + 12], 0xdd);
@@ -63,12 +72,15 @@ struct Vec {
 
 namespace twofour {
 
-int64_t nm_matmul_2x4_f32_panels__avx512__workspace(const NmMatmul& a) { return token_panels_workspace<Vec, 8, 1>(a); }
-void nm_matmul_2x4_f32_panels__avx512(const NmMatmul& a) { token_panels<Vec, 8, 1>(a); }
-int64_t nm_matmul_2x4_f32_panels_blocked__avx512__workspace(const NmMatmul& a) {
-  return token_panels_workspace<Vec, 8, 4>(a);
-}
-void nm_matmul_2x4_f32_panels_blocked__avx512(const NmMatmul& a) { token_panels<Vec, 8, 4>(a); }
+#define TWOFOUR_PANEL_ROW(symbol, Weights, Wide, Group)                                                             \
+  int64_t symbol##__workspace(const NmMatmul& a) { return panel_product_workspace<Vec, Wide, Group>(a); }           \
+  void symbol(const NmMatmul& a) { panel_product<Vec, Weights, Wide, Group>(a); }
+TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_panels__avx512, BlockWeights, 8, 1)
+TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_panels_blocked__avx512, BlockWeights, 8, 4)
+TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_pairs__avx512, PairWeights, 8, 1)
+TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_pairs_blocked__avx512, PairWeights, 8, 4)
+#undef TWOFOUR_PANEL_ROW
+
 int64_t nm_matmul_2x4_f32_rows__avx512__workspace(const NmMatmul& a) { return row_blocks_workspace<Vec>(a); }
 void nm_matmul_2x4_f32_rows__avx512(const NmMatmul& a) { row_blocks<Vec>(a); }
 

@@ -107,16 +107,165 @@ void unpack_rows(const uint8_t* packed, int64_t out, int64_t in, float* values, 
   });
 }
 
+// One domain and tile of the pairs layout, unpacked: what a pair's record is built from and read back into.
+struct PairTile {
+  struct Row {
+    uint64_t mask = 0;               // bit k: input k is kept
+    float values[kPanelTile / 2]{};  // in order of the inputs
+  };
+  Row rows[kPairRows];
+  int64_t count = 0;  // rows that exist; an odd last one is paired with a row of zero values
+
+  struct Pair {
+    int a, b, common;
+  };
+  Pair pairs[kPairRows / 2];
+  int64_t pair_count = 0;
+
+  void match();
+};
+
+// Greedy: of all pairs of free rows, the one with the most inputs in common, again and again. A counting sort makes it
+// quadratic in the rows of a domain. The pairs come out ordered by what they share, so the kernel's loop counts change
+// rarely and are predicted.
+void PairTile::match() {
+  constexpr int most = kPanelTile / 2;
+  uint8_t first[kPairRows * kPairRows / 2], second[kPairRows * kPairRows / 2];
+  int start[most + 2] = {};
+  const int n = static_cast<int>(count);
+  const auto common = [&](int a, int b) { return std::popcount(rows[a].mask & rows[b].mask); };
+  for (int a = 0; a < n; a++)
+    for (int b = a + 1; b < n; b++) start[most - common(a, b) + 1]++;
+  for (int level = 0; level < most; level++) start[level + 1] += start[level];
+  for (int a = 0; a < n; a++)
+    for (int b = a + 1; b < n; b++) {
+      const int at = start[most - common(a, b)]++;
+      first[at] = static_cast<uint8_t>(a);
+      second[at] = static_cast<uint8_t>(b);
+    }
+  bool taken[kPairRows] = {};
+  pair_count = 0;
+  for (int i = 0; i < n * (n - 1) / 2; i++) {
+    const int a = first[i], b = second[i];
+    if (taken[a] || taken[b]) continue;
+    taken[a] = taken[b] = true;
+    pairs[pair_count++] = {a, b, common(a, b)};
+  }
+}
+
+// The inputs of `a` and `b` in the record's order: the shared ones, then one of each in turn.
+void pair_inputs(uint64_t a, uint64_t b, int shared, uint8_t* inputs) {
+  uint64_t both = a & b;
+  for (int i = 0; i < shared; i++, both &= both - 1) {
+    const uint64_t bit = both & (~both + 1);
+    *inputs++ = static_cast<uint8_t>(std::countr_zero(bit));
+    a &= ~bit;
+    b &= ~bit;
+  }
+  for (; a != 0; a &= a - 1, b &= b - 1) {
+    *inputs++ = static_cast<uint8_t>(std::countr_zero(a));
+    *inputs++ = static_cast<uint8_t>(std::countr_zero(b) & 63);  // in bounds even for a code nobody validated
+  }
+}
+
+// Which input the i-th value of a row (0 or 1 of the pair) belongs to.
+uint8_t input_of(const uint8_t* inputs, int shared, int i, int which) {
+  return i < shared ? inputs[i] : inputs[shared + 2 * (i - shared) + which];
+}
+
+void write_pairs(PairTile* tile, uint8_t* packed) {
+  tile->match();
+  std::memset(packed, 0, kPairTileBytes);
+  for (int64_t p = 0; p < tile->pair_count; p++) {
+    const PairTile::Pair pair = tile->pairs[p];
+    const int shared = pair.common & ~1;  // the kernel takes two inputs per turn
+    const uint8_t head[4] = {static_cast<uint8_t>(pair.a), static_cast<uint8_t>(pair.b), static_cast<uint8_t>(shared), 0};
+    std::memcpy(packed + p * 4, head, 4);
+    uint8_t* record = packed + kPairHead + p * kPairRecord;
+    uint8_t* inputs = record + kPanelTile * 4;
+    pair_inputs(tile->rows[pair.a].mask, tile->rows[pair.b].mask, shared, inputs);
+    for (int which = 0; which < 2; which++) {
+      const PairTile::Row& row = tile->rows[which == 0 ? pair.a : pair.b];
+      for (int i = 0; i < kPanelTile / 2; i++) {
+        const uint64_t below = (uint64_t{1} << input_of(inputs, shared, i, which)) - 1;
+        std::memcpy(record + (2 * i + which) * 4, row.values + std::popcount(row.mask & below), 4);
+      }
+    }
+  }
+}
+
+void pack_pairs(const float* values, const uint8_t* indices, int64_t out, int64_t in, uint8_t* packed) {
+  const Canonical canonical{in};
+  for (int64_t first = 0; first < out; first += kPairRows) {
+    const int64_t rows = least(kPairRows, out - first);
+    for (int64_t k = 0; k < in; k += kPanelTile, packed += kPairTileBytes) {
+      PairTile tile;
+      tile.count = rows + rows % 2;
+      for (int64_t r = 0; r < tile.count; r++) {
+        const int64_t row = first + least(r, rows - 1);  // the row of zeros keeps what its neighbour keeps
+        uint8_t meta[kPanelTile / 8];
+        canonical.read(indices + row * canonical.bytes_per_row(), k, kPanelTile, meta);
+        for (int g = 0; g < kPanelTile / 4; g++) {
+          const int nibble = meta[g / 2] >> (g % 2 * 4);
+          tile.rows[r].mask |= uint64_t{1} << (4 * g + (nibble & 3)) | uint64_t{1} << (4 * g + (nibble >> 2 & 3));
+        }
+        const size_t count = static_cast<size_t>(least(kPanelTile, in - k) / 2);
+        if (r < rows) std::memcpy(tile.rows[r].values, values + row * canonical.values_per_row() + k / 2, count * 4);
+      }
+      write_pairs(&tile, packed);
+    }
+  }
+}
+
+// One row of a pair back to its canonical place.
+void unpack_pair_row(const Canonical& canonical, const uint8_t* record, int shared, int which, int64_t k, float* values,
+                     uint8_t* indices) {
+  const uint8_t* inputs = record + kPanelTile * 4;
+  uint64_t mask = 0;
+  for (int i = 0; i < kPanelTile / 2; i++) mask |= uint64_t{1} << (input_of(inputs, shared, i, which) & 63);
+  for (int i = 0; i < kPanelTile / 2; i++) {
+    const int input = input_of(inputs, shared, i, which) & 63;
+    const int at = std::popcount(mask & ((uint64_t{1} << input) - 1));
+    if (k / 2 + at < canonical.values_per_row()) std::memcpy(values + k / 2 + at, record + (2 * i + which) * 4, 4);
+  }
+  uint8_t meta[kPanelTile / 8] = {};
+  for (int g = 0; g < kPanelTile / 4; g++) {
+    const unsigned kept = static_cast<unsigned>(mask >> (4 * g)) & 15;
+    const unsigned low = static_cast<unsigned>(std::countr_zero(kept | 16u)) & 3;
+    const unsigned high = static_cast<unsigned>(std::bit_width(kept | 1u) - 1);
+    meta[g / 2] = static_cast<uint8_t>(meta[g / 2] | (low | high << 2) << (g % 2 * 4));
+  }
+  canonical.write(indices, k, kPanelTile, meta);
+}
+
+void unpack_pairs(const uint8_t* packed, int64_t out, int64_t in, float* values, uint8_t* indices) {
+  const Canonical canonical{in};
+  for (int64_t first = 0; first < out; first += kPairRows) {
+    const int64_t rows = least(kPairRows, out - first);
+    for (int64_t k = 0; k < in; k += kPanelTile, packed += kPairTileBytes)
+      for (int64_t p = 0; p < (rows + 1) / 2; p++)
+        for (int which = 0; which < 2; which++) {
+          const int64_t r = packed[p * 4 + which];
+          if (r >= rows) continue;
+          unpack_pair_row(canonical, packed + kPairHead + p * kPairRecord, packed[p * 4 + 2] & 62, which, k,
+                          values + (first + r) * canonical.values_per_row(),
+                          indices + (first + r) * canonical.bytes_per_row());
+        }
+  }
+}
+
 }  // namespace
 
 bool layout_from_name(const char* name, Layout* layout) {
   if (std::strcmp(name, "panels") == 0) return *layout = Layout::panels, true;
+  if (std::strcmp(name, "pairs") == 0) return *layout = Layout::pairs, true;
   if (std::strcmp(name, "rows") == 0) return *layout = Layout::rows, true;
   return false;
 }
 
 int64_t layout_bytes(Layout layout, int64_t out, int64_t in) {
   if (layout == Layout::rows) return ceil_div(out, 2 * kRowUnit) * 2 * ceil_div(in, kRowTile) * kRowUnitBytes;
+  if (layout == Layout::pairs) return ceil_div(out, kPairRows) * ceil_div(in, kPanelTile) * kPairTileBytes;
   const int64_t full = out / kPanelRows, rest = out % kPanelRows;
   return ceil_div(in, kPanelTile) * (full * panel_tile_bytes(kPanelRows) + panel_tile_bytes(rest));
 }
@@ -124,12 +273,14 @@ int64_t layout_bytes(Layout layout, int64_t out, int64_t in) {
 void layout_pack(Layout layout, const float* values, const uint8_t* indices, int64_t out, int64_t in, void* packed) {
   auto* bytes = static_cast<uint8_t*>(packed);
   if (layout == Layout::rows) return pack_rows(values, indices, out, in, bytes);
+  if (layout == Layout::pairs) return pack_pairs(values, indices, out, in, bytes);
   pack_panels(values, indices, out, in, bytes);
 }
 
 void layout_unpack(Layout layout, const void* packed, int64_t out, int64_t in, float* values, uint8_t* indices) {
   const auto* bytes = static_cast<const uint8_t*>(packed);
   if (layout == Layout::rows) return unpack_rows(bytes, out, in, values, indices);
+  if (layout == Layout::pairs) return unpack_pairs(bytes, out, in, values, indices);
   unpack_panels(bytes, out, in, values, indices);
 }
 

@@ -1,4 +1,4 @@
-// The two packed layouts of a 2:4 fp32 weight (drawn in README.md): sizes, packing from the canonical form and back.
+// The three packed layouts of a 2:4 fp32 weight (drawn in README.md): sizes, packing from the canonical form and back.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,21 @@ namespace twofour {
 constexpr int64_t kPanelRows = 384;
 constexpr int64_t kPanelTile = 64;
 
+// "pairs": domains of kPairRows output rows and kPanelTile inputs; inside one, rows are matched in twos that keep many
+// inputs in common. Per domain and tile: kPairHead bytes (per pair: row, row, inputs in common rounded down to even, 0)
+// and one record per pair: 64 values, then 64 bytes of inputs. The first c inputs serve both rows, the others take turns.
+constexpr int64_t kPairRows = 96;
+constexpr int64_t kPairHead = kPairRows / 2 * 4;
+constexpr int64_t kPairRecord = kPanelTile * 4 + kPanelTile;
+constexpr int64_t kPairTileBytes = kPairHead + kPairRows / 2 * kPairRecord;
+
 // "rows": units of 2 x 16 output rows and kRowTile inputs; each half holds 16 dwords of metadata, then for every group
 // of four inputs the first values of 16 rows and the second values of 16 rows.
 constexpr int64_t kRowUnit = 16;
 constexpr int64_t kRowTile = 32;
 constexpr int64_t kRowUnitBytes = kRowUnit * 4 + kRowTile / 2 * kRowUnit * 4;
 
-enum class Layout { panels, rows };
+enum class Layout { panels, pairs, rows };
 
 // False when no layout has that name.
 bool layout_from_name(const char* name, Layout* layout);

@@ -25,7 +25,7 @@ struct NmMatmul {
 struct NmMatmulKernel {
   const char* name;
   const char* isa;     // "scalar" | "avx2" | "avx512", the levels of native/isa.h
-  const char* layout;  // "panels" | "rows", see layout.h
+  const char* layout;  // "panels" | "pairs" | "rows", see layout.h
   int64_t tokens_min, tokens_max;
   int64_t (*workspace_bytes)(const NmMatmul&);
   void (*run)(const NmMatmul&);

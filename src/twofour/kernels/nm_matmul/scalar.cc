@@ -1,5 +1,8 @@
 // The portable rows: 128-bit vectors as GCC and clang write them, lowered to SSE2, NEON or plain scalar code.
+#include <cstring>
+
 #include "row_blocks.h"
+#include "row_pairs.h"
 #include "token_panels.h"
 
 namespace {
@@ -13,6 +16,7 @@ struct Vec {
 
   static reg zero() { return reg{0, 0, 0, 0}; }
   static reg load(const float* p) { return load_unaligned(p); }
+  static reg load_shared(const float* p) { return load_unaligned(p); }
   static reg load_unaligned(const float* p) {
     reg v;
     std::memcpy(&v, p, 16);
@@ -56,8 +60,13 @@ struct Vec {
 
 namespace twofour {
 
-int64_t nm_matmul_2x4_f32_panels__scalar__workspace(const NmMatmul& a) { return token_panels_workspace<Vec, 4, 1>(a); }
-void nm_matmul_2x4_f32_panels__scalar(const NmMatmul& a) { token_panels<Vec, 4, 1>(a); }
+#define TWOFOUR_PANEL_ROW(symbol, Weights, Wide, Group)                                                             \
+  int64_t symbol##__workspace(const NmMatmul& a) { return panel_product_workspace<Vec, Wide, Group>(a); }           \
+  void symbol(const NmMatmul& a) { panel_product<Vec, Weights, Wide, Group>(a); }
+TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_panels__scalar, BlockWeights, 4, 1)
+TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_pairs__scalar, PairWeights, 4, 1)
+#undef TWOFOUR_PANEL_ROW
+
 int64_t nm_matmul_2x4_f32_rows__scalar__workspace(const NmMatmul& a) { return row_blocks_workspace<Vec>(a); }
 void nm_matmul_2x4_f32_rows__scalar(const NmMatmul& a) { row_blocks<Vec>(a); }
 

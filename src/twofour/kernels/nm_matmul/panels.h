@@ -1,0 +1,182 @@
+// What both token-vectorised kernels share: x transposed into panels, sums transposed into y, and the loops around.
+//
+// A panel is P[k][tokens] for up to 8 vectors of tokens; sums are S[row][tokens] with the same stride. A Weights type
+// says how packed rows are cut and multiplies some of them with one panel (token_panels.h, row_pairs.h).
+// Included once per instruction-set file, with V the vector type of that file; everything has internal linkage.
+#pragma once
+
+#include <cstdint>
+
+#include "compiler.h"
+#include "layout.h"
+#include "nm_matmul.h"
+#include "team.h"
+
+namespace {
+
+using twofour::kPanelRows;
+using twofour::kPanelTile;
+using twofour::NmMatmul;
+
+constexpr int64_t kPanelL1Bytes = 32768;  // panel bytes one pass over the rows keeps in L1 (32 to 48 KB)
+
+TWOFOUR_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+TWOFOUR_INLINE float* floats_at(void* base, int64_t bytes) {
+  return reinterpret_cast<float*>(static_cast<char*>(base) + bytes);
+}
+TWOFOUR_INLINE int64_t panel_tiles(const NmMatmul& a) { return (a.in_features + kPanelTile - 1) / kPanelTile; }
+
+// Vectors between two panel rows for a panel that uses `used` of them: the next power of two, so that an input becomes
+// an address by shifting.
+constexpr int panel_stride(int used) { return used <= 1 ? 1 : used <= 2 ? 2 : used <= 4 ? 4 : 8; }
+constexpr int log2_of(int64_t n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
+
+// One W x W corner of x, transposed to panel rows; `tokens` and `inputs` of it exist, the rest becomes zero.
+template <class V, bool whole>
+TWOFOUR_INLINE void pack_square(const float* x, int64_t x_stride, int64_t tokens, int64_t inputs, float* panel,
+                                int64_t stride) {
+  typename V::reg t[V::width];
+  TWOFOUR_UNROLL
+  for (int i = 0; i < V::width; i++) {
+    if (whole) t[i] = V::load_unaligned(x + i * x_stride);
+    else t[i] = i < tokens && inputs > 0 ? V::load_partial(x + i * x_stride, smaller(inputs, V::width)) : V::zero();
+  }
+  V::transpose(t);
+  TWOFOUR_UNROLL
+  for (int i = 0; i < V::width; i++) V::store(panel + i * stride, t[i]);
+}
+
+// x[first token.., k0..k1) -> panel[k][tokens]; tokens and inputs past the end become zero.
+template <class V>
+TWOFOUR_NOINLINE void pack_panel(const NmMatmul& a, int64_t first, int used, int64_t k0, int64_t k1, float* panel) {
+  const int64_t stride = panel_stride(used) * V::width;
+  for (int u = 0; u < used; u++) {
+    const int64_t token = first + u * V::width, tokens = a.tokens - token;
+    for (int64_t k = k0; k < k1; k += V::width) {
+      const float* from = a.x + token * a.x_stride + k;
+      float* to = panel + k * stride + u * V::width;
+      const int64_t inputs = a.in_features - k;
+      if (tokens >= V::width && inputs >= V::width) pack_square<V, true>(from, a.x_stride, tokens, inputs, to, stride);
+      else pack_square<V, false>(from, a.x_stride, tokens, inputs, to, stride);
+    }
+  }
+}
+
+// One W x W corner of the sums, transposed to rows of y; `tokens` and `rows` of it exist.
+template <class V, bool whole>
+TWOFOUR_INLINE void unpack_square(const float* sums, int64_t stride, typename V::reg bias, int64_t tokens, int64_t rows,
+                                  float* y, int64_t y_stride) {
+  typename V::reg t[V::width];
+  TWOFOUR_UNROLL
+  for (int i = 0; i < V::width; i++) t[i] = whole || i < rows ? V::load(sums + i * stride) : V::zero();
+  V::transpose(t);
+  TWOFOUR_UNROLL
+  for (int i = 0; i < V::width; i++) {
+    if (whole) V::store_unaligned(y + i * y_stride, V::add(t[i], bias));
+    else if (i < tokens) V::store_partial(y + i * y_stride, V::add(t[i], bias), smaller(rows, V::width));
+  }
+}
+
+// sums[row][tokens] of rows [m0, m1) -> y[token][row], bias added.
+template <class V>
+TWOFOUR_NOINLINE void unpack_sums(const NmMatmul& a, int64_t first, int used, int64_t m0, int64_t m1,
+                                  const float* sums) {
+  const int64_t stride = panel_stride(used) * V::width;
+  for (int u = 0; u < used; u++) {
+    const int64_t token = first + u * V::width, tokens = a.tokens - token;
+    for (int64_t m = m0; m < m1; m += V::width) {
+      const int64_t rows = m1 - m;
+      const float* from = sums + (m - m0) * stride + u * V::width;
+      float* to = a.y + token * a.y_stride + m;
+      const auto bias = a.bias == nullptr ? V::zero() : V::load_partial(a.bias + m, smaller(rows, V::width));
+      if (tokens >= V::width && rows >= V::width)
+        unpack_square<V, true>(from, stride, bias, tokens, rows, to, a.y_stride);
+      else unpack_square<V, false>(from, stride, bias, tokens, rows, to, a.y_stride);
+    }
+  }
+}
+
+// Rows [row, row + rows) of the weights: a chunk that lies inside kPanelRows aligned rows.
+struct RowChunk {
+  int64_t row, rows;
+};
+
+// How a call is cut: panels of up to `Wide` vectors of tokens, `Group` panels per pass over the weights.
+template <class V, int Wide, int Group>
+struct PanelPlan {
+  static constexpr int wide = Wide;
+  static constexpr int64_t panel_tokens = Wide * V::width;
+  int64_t group, panel_floats, sums_floats;
+  static constexpr int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
+
+  explicit PanelPlan(const NmMatmul& a) {
+    const int64_t panels = (a.tokens + panel_tokens - 1) / panel_tokens;
+    group = smaller(Group, panels);
+    const int64_t stride = panel_stride(used(a, 0)) * V::width;
+    panel_floats = round16(panel_tiles(a) * kPanelTile * stride);
+    sums_floats = round16(smaller(kPanelRows, a.out_features + 1) * stride);  // pairs may add a row of zeros
+  }
+  int used(const NmMatmul& a, int64_t panel) const {
+    const int64_t left = a.tokens - panel * panel_tokens;
+    return static_cast<int>(left >= panel_tokens ? Wide : (left + V::width - 1) / V::width);
+  }
+  int64_t bytes(const NmMatmul& a) const {
+    return group * 4 * (panel_floats + (a.threads > 1 ? a.threads : 1) * sums_floats);
+  }
+};
+
+// One chunk through tiles [t0, t1) of a panel that uses `used` <= U vectors.
+template <class V, class Weights, int U>
+void add_chunk(int used, const NmMatmul& a, const RowChunk& chunk, int64_t t0, int64_t t1, const float* panel,
+               float* sums) {
+  if (used == U) return Weights::template add<V, U>(a, chunk, t0, t1, panel, sums);
+  if constexpr (U > 1) add_chunk<V, Weights, U - 1>(used, a, chunk, t0, t1, panel, sums);
+}
+
+// One group of panels, packed: this member's rows of the whole output, chunk by chunk, in L1-sized passes.
+template <class V, class Weights, class Plan>
+void multiply_group(const NmMatmul& a, const Plan& plan, const Team& team, int64_t p0, int64_t p1) {
+  const float* panels = static_cast<const float*>(a.workspace);
+  float* sums = floats_at(a.workspace, plan.group * 4 * (plan.panel_floats + team.me * plan.sums_floats));
+  const int64_t tiles = panel_tiles(a), row_bytes = panel_stride(plan.used(a, p0)) * V::width * 4;
+  const int64_t fit = kPanelL1Bytes / (kPanelTile * row_bytes), pass = fit > 0 ? fit : 1;
+  int64_t begin, end;
+  team.share(a.out_features, Weights::grain, &begin, &end);
+  for (int64_t m = begin; m < end;) {
+    const RowChunk chunk{m, smaller(kPanelRows - m % kPanelRows, end - m)};
+    for (int64_t t = 0; t < tiles; t += pass)
+      for (int64_t p = p0; p < p1; p++)
+        add_chunk<V, Weights, Plan::wide>(plan.used(a, p), a, chunk, t, smaller(t + pass, tiles),
+                                          panels + (p - p0) * plan.panel_floats, sums + (p - p0) * plan.sums_floats);
+    for (int64_t p = p0; p < p1; p++)
+      unpack_sums<V>(a, p * plan.panel_tokens, plan.used(a, p), m, m + chunk.rows, sums + (p - p0) * plan.sums_floats);
+    m += chunk.rows;
+  }
+}
+
+template <class V, int Wide, int Group>
+int64_t panel_product_workspace(const NmMatmul& a) {
+  return PanelPlan<V, Wide, Group>(a).bytes(a);
+}
+
+template <class V, class Weights, int Wide, int Group>
+void panel_product(const NmMatmul& a) {
+  if (a.tokens <= 0) return;
+  const PanelPlan<V, Wide, Group> plan(a);
+  const int64_t panels = (a.tokens + plan.panel_tokens - 1) / plan.panel_tokens;
+  with_team(a.threads, [&](const Team& team) {
+    int64_t k0, k1;
+    team.share(panel_tiles(a) * kPanelTile, 16, &k0, &k1);
+    for (int64_t p0 = 0; p0 < panels; p0 += plan.group) {
+      const int64_t p1 = smaller(p0 + plan.group, panels);
+      if (p0 > 0) team.barrier();  // the panels of the last group are still being read
+      for (int64_t p = p0; p < p1; p++)
+        pack_panel<V>(a, p * plan.panel_tokens, plan.used(a, p), k0, k1,
+                      floats_at(a.workspace, (p - p0) * plan.panel_floats * 4));
+      team.barrier();
+      multiply_group<V, Weights>(a, plan, team, p0, p1);
+    }
+  });
+}
+
+}  // namespace
