@@ -45,10 +45,10 @@ def pair_of_models(seed: int = 0, dropout: float = 0.1) -> tuple[nn.Module, nn.M
     return prune(copy.deepcopy(control), "2:4", eligibility="any"), control
 
 
-def noisy_loader(own_generator: bool = False, batch: int = 8) -> DataLoader:
+def noisy_loader(own_generator: bool = False, batch: int = 8, workers: int = 0) -> DataLoader:
     """A shuffling loader, with a generator of its own or drawing its order from the global one."""
     generator = torch.Generator().manual_seed(11) if own_generator else None
-    return DataLoader(Noisy(), batch, shuffle=True, generator=generator)
+    return DataLoader(Noisy(), batch, shuffle=True, generator=generator, num_workers=workers)
 
 
 def recipe(epochs: int = 2, steps: int = 6) -> dict:

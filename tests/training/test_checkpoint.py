@@ -58,9 +58,14 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("own_generator", [False, True])
-@pytest.mark.parametrize("stop", [1, 5, 6, 7, 8, 11])
-def test_stopped_anywhere_it_continues_to_the_same_bits(tmp_path, stop, own_generator):
+LOADERS = {"global": {}, "own generator": {"own_generator": True}, "worker": {"workers": 1}}
+
+
+@pytest.mark.parametrize(
+    "stop, loader",
+    [(stop, loader) for stop in (1, 5, 6, 7, 8, 11) for loader in ("global", "own generator")] + [(8, "worker")],
+)
+def test_stopped_anywhere_it_continues_to_the_same_bits(tmp_path, stop, loader):
     def model_after(folder, stop_at):
         model, _ = pair_of_models()
         calls = []
@@ -79,7 +84,7 @@ def test_stopped_anywhere_it_continues_to_the_same_bits(tmp_path, stop, own_gene
             "evaluate": accuracy,
         }
         try:
-            return model, finetune(model, noisy_loader(own_generator), **arguments), len(calls)
+            return model, finetune(model, noisy_loader(**LOADERS[loader]), **arguments), len(calls)
         except Stop:
             return model, None, len(calls)
 

@@ -44,7 +44,7 @@ def finetune(
     Both models are trained in place, one after the other, on the same batches in the same order. The order of
     an epoch follows from (seed, epoch) alone; torch generators held by the loader are seeded for it and put
     back at the end, like the global random state. A random generator hidden elsewhere in the loader is not
-    reached.
+    reached. Every epoch begins with `model.train()`.
 
     With `checkpoint`, a run that was killed continues when called again with the same arguments and a model
     with the same masks, and ends with the same bits as an uninterrupted run on the same number of threads.

@@ -39,15 +39,17 @@ def run(model: nn.Module, plan: Plan, name: str, file: Path | None, display: Dis
         MaskError: A pruned weight is no longer zero after an epoch.
     """
     was_training = model.training
-    with randomness.undisturbed(plan.loader):
-        trainee = Trainee.start(name, model, plan, file)
-        display.begin(name, plan.epochs, batches.length(plan.loader), trainee.epoch, trainee.step)
-        if not trainee.begun:
-            trainee.before = evaluate(model, plan, -1)
-        while trainee.epoch < plan.epochs:
-            train_epoch(trainee, plan, display)
-            finish_epoch(trainee, plan)
-    model.train(was_training)
+    try:
+        with randomness.undisturbed(plan.loader):
+            trainee = Trainee.start(name, model, plan, file)
+            display.begin(name, plan.epochs, batches.length(plan.loader), trainee.epoch, trainee.step)
+            if not trainee.begun:
+                trainee.before = evaluate(model, plan, -1)
+            while trainee.epoch < plan.epochs:
+                train_epoch(trainee, plan, display)
+                finish_epoch(trainee, plan)
+    finally:
+        model.train(was_training)
     return Run(name, trainee.before, tuple(Epoch(**epoch) for epoch in trainee.history), trainee.seconds)
 
 
