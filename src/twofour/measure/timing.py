@@ -188,7 +188,6 @@ def compare(
         if noise:
             runners.append(_twin(runners, names))
         _rounds(runners, repeats, seconds, hot)
-        described = machine()
     timings = {runner.name: runner.timing() for runner in runners}
     cold = asdict(weights) if isinstance(weights, Cold) else None
     if cold is None and not hot:
@@ -203,7 +202,7 @@ def compare(
         noise=_noise(timings) if noise else None,
         note=note,
         meta=dict(meta or {}),
-        machine=described,
+        machine=machine(),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
 

@@ -1,0 +1,1 @@
+"""Cases of the benchmark suite; twofour.measure is the only timer."""

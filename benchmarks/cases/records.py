@@ -1,0 +1,74 @@
+"""Records of a run: one file per machine, added to after every cell so that a stopped run can be resumed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from twofour import measure
+from twofour.measure import Record
+
+FOLDER = Path(__file__).resolve().parent.parent / "records"
+KEY = ("case", "shape", "tokens", "threads", "weights", "dtype")
+
+
+def default_path(name: str) -> Path:
+    """Return benchmarks/records/<name>-<processor>.json."""
+    machine = measure.machine()
+    processor = re.sub(r"[^a-z0-9]+", "-", str(machine["cpu"]).lower().replace("(r)", "")).strip("-")
+    identity = "-".join(re.findall(r"\d+", str(machine["cpu_identity"])))
+    return FOLDER / f"{name}-{processor}-{identity}.json"
+
+
+def key(meta: dict[str, object]) -> tuple[object, ...]:
+    """Return what tells one cell from another."""
+    return tuple(str(meta.get(name)) for name in KEY)
+
+
+def run(
+    cells: Sequence[dict[str, object]],
+    measure_cell: Callable[[dict[str, object]], Record],
+    path: Path,
+    resume: bool,
+) -> list[Record]:
+    """Measure every cell, saving after each; with `resume`, keep those that the file has already."""
+    known = {key(dict(record.meta)): record for record in measure.load(path)} if resume and path.exists() else {}
+    done: list[Record] = []
+    for cell in _shown(cells):
+        record = known.get(key(cell)) or measure_cell(cell)
+        done.append(record)
+        measure.save(done, path)
+    return done
+
+
+def _shown(cells: Sequence[dict[str, object]]) -> Iterator[dict[str, object]]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=len(cells))
+        for cell in cells:
+            bar.update(task, description=" ".join(str(cell[name]) for name in KEY if name in cell))
+            yield cell
+            bar.advance(task)
+
+
+def machine_line(record: Record) -> str:
+    """Say in one line what the records were measured on."""
+    machine = record.machine
+    software, commit = dict(machine["software"]), machine.get("commit")  # pyright: ignore[reportArgumentType,reportCallIssue]
+    state = "no commit" if not commit else f"commit {commit['id'][:10]}{' + changes' if commit['dirty'] else ''}"  # pyright: ignore
+    return (
+        f"{machine['cpu']} ({machine['cpu_identity']}), {machine['cores_allowed']} cores, {machine['os']}; "
+        f"torch {software['torch']}, {software['mkl']}, oneDNN {software['onednn']}, "
+        f"twofour {software['twofour']} [{software['native_isa']}], {state}"
+    )

@@ -1,0 +1,152 @@
+"""Records as tables: ratios per shape and token count with their geometric mean, and what won where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from cases import linear, mask
+from cases.records import machine_line
+from twofour.measure import Record, geometric_mean
+
+
+def show_linear(records: Sequence[Record], console: Console) -> None:
+    """Print one table per thread count and cache state: best dense over best sparse, and the winners."""
+    groups: dict[tuple[int, str], list[Record]] = {}
+    for record in records:
+        groups.setdefault((record.threads, record.weights), []).append(record)
+    for (threads, weights), group in groups.items():
+        title = f"float32, {threads} thread{'s'[: threads > 1]}, weights {weights}: best dense / best 2:4"
+        _heading(title, console)
+        console.print(_ratios(group))
+    _heading("each cell", console)
+    console.print(_details(records))
+    if any(record.cold for record in records):
+        console.print(f"cold: up to {_cold(records)}", highlight=False)
+    noise = sorted(record.noise or 0.0 for record in records)
+    console.print(
+        f"A/A noise of a cell (the fastest dense timed twice): median {noise[len(noise) // 2]:.1%}, "
+        f"worst {noise[-1]:.1%}",
+        highlight=False,
+    )
+    console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)
+
+
+def show_mask(records: Sequence[Record], console: Console) -> None:
+    """Print the mask's time beside copying and torch.topk."""
+    _heading("2:4 mask of float32 weights", console)
+    table = Table(box=None, pad_edge=False)
+    head = (
+        "shape",
+        "threads",
+        "mask ms",
+        "copy_ ms",
+        "clone ms",
+        "topk ms",
+        "mask / copy_",
+        "topk / mask",
+        "GB/s read",
+    )
+    for index, name in enumerate(head):
+        table.add_column(name, justify="right" if index else "left")
+    for record in records:
+        rows, columns = map(int, str(record.meta["shape"]).split("x"))
+        own, copy, clone, topk = (record.median(name) for name in (mask.MASK, mask.COPY, mask.CLONE, mask.TOPK))
+        table.add_row(
+            str(record.meta["shape"]),
+            str(record.threads),
+            *(f"{seconds * 1e3:.3f}" for seconds in (own, copy, clone, topk)),
+            f"{own / copy:.2f}",
+            f"{topk / own:.0f}",
+            f"{rows * columns * 4 / own / 1e9:.1f}",
+        )
+    console.print(table)
+    for threads in dict.fromkeys(record.threads for record in records):
+        ratios = [1 / record.ratio(mask.MASK) for record in records if record.threads == threads]
+        worst, mean = max(ratios), geometric_mean(ratios)
+        console.print(f"{threads} threads: mask / copy_ geometric mean {mean:.2f}, worst {worst:.2f}", highlight=False)
+    console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)
+
+
+def sparse_names(record: Record) -> list[str]:
+    """Return the names of the sparse candidates."""
+    return [name for name in record.timings if name not in linear.BASELINE]
+
+
+def best_ratio(record: Record) -> float:
+    """Return best dense over best sparse."""
+    return record.ratio(record.fastest(sparse_names(record)))
+
+
+def _heading(text: str, console: Console) -> None:
+    # A table's own title is wrapped to the table's width.
+    console.print(f"\n{text}", highlight=False, soft_wrap=True, style="bold")
+
+
+def _ratios(records: Sequence[Record]) -> Table:
+    shapes = list(dict.fromkeys(str(record.meta["shape"]) for record in records))
+    table = Table(box=None, pad_edge=False)
+    for index, name in enumerate(("tokens", *shapes, "geomean", "to F.linear")):
+        table.add_column(name, justify="right" if index else "left")
+    for tokens in sorted({int(str(record.meta["tokens"])) for record in records}):
+        row = {str(record.meta["shape"]): record for record in records if record.meta["tokens"] == tokens}
+        ratios = {shape: best_ratio(record) for shape, record in row.items()}
+        plain = [r.ratio(r.fastest(sparse_names(r)), against=linear.PLAIN) for r in row.values()]
+        table.add_row(
+            str(tokens),
+            *(f"{ratios[shape]:.2f}" if shape in ratios else "-" for shape in shapes),
+            f"{geometric_mean(ratios.values()):.2f}",
+            f"{geometric_mean(plain):.2f}",
+        )
+    return table
+
+
+def _details(records: Sequence[Record]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    head = (
+        "shape",
+        "weights",
+        "threads",
+        "tokens",
+        "dense ms",
+        "by",
+        "2:4 ms",
+        "by",
+        "ratio",
+        "spread",
+        "A/A",
+        "GFLOP/s",
+    )
+    for index, name in enumerate(head):
+        table.add_column(name, justify="left" if index in (0, 1, 5, 7) else "right")
+    for record in records:
+        dense, ours = record.fastest(linear.BASELINE), record.fastest(sparse_names(record))
+        rows, columns = map(int, str(record.meta["shape"]).split("x"))
+        work = 2 * rows * columns * int(str(record.meta["tokens"]))
+        table.add_row(
+            str(record.meta["shape"]),
+            record.weights,
+            str(record.threads),
+            str(record.meta["tokens"]),
+            f"{record.median(dense) * 1e3:.4f}",
+            dense,
+            f"{record.median(ours) * 1e3:.4f}",
+            ours,
+            f"{record.ratio(ours):.2f}",
+            f"{max(record.spread(dense), record.spread(ours)):.0%}",
+            f"{record.noise or 0:.0%}",
+            f"{work / record.median(ours) / 1e9:.0f}",
+        )
+    return table
+
+
+def _cold(records: Sequence[Record]) -> str:
+    largest = max((record.cold for record in records if record.cold), key=lambda cold: int(str(cold["bytes_total"])))
+    llc = largest["llc_bytes"]
+    says = {True: "larger than", False: "SMALLER than", None: "beside an unknown"}[largest["exceeds_llc"]]  # pyright: ignore
+    return (
+        f"{int(str(largest['bytes_total'])) / 1e6:.0f} MB of dense weight copies, {says} the last-level cache "
+        f"({f'{int(str(llc)) / 1e6:.0f} MB' if llc else '?'} reported)"
+    )
