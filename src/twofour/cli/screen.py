@@ -57,7 +57,9 @@ def print_error(error: TwofourError) -> None:
 
 def print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> None:
     """Print a table; the columns in `right` are aligned to the right. Cells are plain text, never markup."""
-    table = Table(title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    if title:  # a table's own title is wrapped to the table's width
+        say(title)
+    table = Table(box=None, header_style="bold", pad_edge=False)
     for index, name in enumerate(head):
         table.add_column(name, justify="right" if index in right else "left", overflow="fold")
     for row in rows:
