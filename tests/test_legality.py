@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import twofour
 from twofour import layers, legality, masks, patterns
 from twofour.errors import LayerError, PatternError
 
@@ -201,6 +202,15 @@ def test_tied_weights_are_found_once():
     net[1].weight = net[0].weight
     assert len(legality.check(net).layers) == 1
     assert len(legality.check(net, expect={"1.weight": "2:4"}).layers) == 1
+
+
+def test_a_compiled_model_is_checked_in_its_packed_form(monkeypatch, tmp_path):
+    monkeypatch.setenv("TWOFOUR_CACHE", str(tmp_path))
+    net = twofour.prune(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)), "2:4")
+    fast = twofour.compile(net, torch.randn(4, 64), memory="small")
+    report = legality.check(fast)
+    assert report.ok and finding(report, "0.weight").verdict == "2:4 kept"
+    assert finding(report, "0.weight").shape == (128, 64)
 
 
 def test_the_report_is_json_and_a_table():

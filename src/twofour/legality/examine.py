@@ -40,8 +40,9 @@ class _Subject:
 def check(model: nn.Module, *, expect: str | Pattern | Mapping[str, str | Pattern] | None = None) -> Report:
     """Say per prunable weight whether it is sparse as promised, along the right axis, and for which runtimes.
 
-    A weight is promised by its mask, or by `expect`. Groups lie along `in` of a Linear weight and along the
-    input channels of a convolution, separately for each kernel position; alignment rules are in `RULES`.
+    A weight is promised by its mask, by its packed form in a compiled model, or by `expect`. Groups lie along `in`
+    of a Linear weight and along the input channels of a convolution, separately for each kernel position; the
+    alignment rules are in `RULES`.
 
     Args:
         model: Any module; its weights are not changed.
@@ -62,9 +63,20 @@ def check(model: nn.Module, *, expect: str | Pattern | Mapping[str, str | Patter
             remedy="for a dict of tensors use twofour.legality.check_weights",
         )
     named, everywhere = _expectation(expect)
-    attached = masks.of(model)
     walk = layers.walk(model)
     eligible = {weight.name for weight in walk.weights}
+    subjects, seen = _subjects(model, eligible, named, everywhere)
+    _refuse_unknown(named, seen)
+    examined = {subject.name for subject in subjects}
+    skipped = tuple((skip.name, skip.reason) for skip in walk.skipped if skip.name not in examined)
+    return Report(tuple(map(_examine, subjects)), skipped)
+
+
+def _subjects(
+    model: nn.Module, eligible: set[str], named: Mapping[str, Pattern], everywhere: Pattern | None
+) -> tuple[list[_Subject], set[str]]:
+    """Collect the weights to examine, and every name that a promise may use."""
+    attached = masks.of(model)
     subjects: list[_Subject] = []
     seen: set[str] = set()
     for weight in layers.walk(model, eligibility="any").weights:
@@ -73,32 +85,21 @@ def check(model: nn.Module, *, expect: str | Pattern | Mapping[str, str | Patter
         promise = next((named[name] for name in names if name in named), None)
         seen.update(names)
         if weight.name in eligible or mask or promise:
-            stored = weight.parameter.detach()
             promised = mask.pattern if mask else promise or everywhere
-            subjects.append(_subject(weight.name, stored, promised, mask.keep if mask else None))
+            subjects.append(_subject(weight.name, weight.parameter.detach(), promised, mask.keep if mask else None))
     for name, mask in attached.items():  # a mask promises even where the walk would not look
         if name not in seen:
             seen.add(name)
             subjects.append(_subject(name, getattr(mask.module, mask.attribute).detach(), mask.pattern, mask.keep))
-    subjects += _compiled(model)
-    seen.update(subject.name for subject in subjects)
-    _refuse_unknown(named, seen)
-    examined = {subject.name for subject in subjects}
-    skipped = tuple((skip.name, skip.reason) for skip in walk.skipped if skip.name not in examined)
-    return Report(tuple(map(_examine, subjects)), skipped)
-
-
-def _compiled(model: nn.Module) -> list[_Subject]:
-    """Return the weights of compiled layers; those held packed are promised to obey their pattern."""
-    subjects = []
-    for name, module in model.named_modules():
+    for layer, module in model.named_modules():
         if isinstance(module, CompiledLinear):
-            source = module.prepared.source()
-            packed = isinstance(source, Packed)
-            stored = source.unpack() if packed else source
-            promise = source.header.parsed() if packed else None
-            subjects.append(_subject(f"{name}.weight".lstrip("."), stored, promise))
-    return subjects
+            name, source = f"{layer}.weight".lstrip("."), module.prepared.source()
+            seen.add(name)
+            if isinstance(source, Packed):  # the packed form is the promise
+                subjects.append(_subject(name, source.unpack(), patterns.parse(source.header.pattern)))
+            else:
+                subjects.append(_subject(name, source.detach(), named.get(name, everywhere)))
+    return subjects, seen
 
 
 def check_weights(
