@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from twofour import native
 from twofour.compiler.cache import Cache
 from twofour.kernels import Kernel, available
 from twofour.kernels.ladder import Ladder, climb
+from twofour.kernels.nm_matmul import NativeMatmul
 from twofour.measure import compare
 from twofour.packing import Packed
 
@@ -53,11 +55,20 @@ class Choice:
 
 
 def candidates(weight: Packed | Tensor) -> tuple[Kernel, ...]:
-    """Return the kernels that can multiply by `weight` here: sparse ones only for a 2:4 float32 weight."""
+    """Return the kernels that could multiply by `weight` here: sparse ones only for a 2:4 float32 weight.
+
+    Of the native rows only those of the highest instruction-set level are worth measuring.
+    """
     dense = available("dense_matmul")
     if not isinstance(weight, Packed):
         return dense
-    return (*(kernel for kernel in available("nm_matmul") if kernel.refuses(weight) is None), *dense)
+    fitting = [kernel for kernel in available("nm_matmul") if kernel.refuses(weight) is None]
+    best = max((native.ISA_LEVELS.index(kernel.isa) for kernel in fitting), default=0)
+    return (*(kernel for kernel in fitting if native.ISA_LEVELS.index(kernel.isa) == best), *dense)
+
+
+def _promising(kernel: Kernel, tokens: int) -> bool:
+    return not isinstance(kernel, NativeMatmul) or kernel.tokens_min <= tokens <= kernel.tokens_max
 
 
 def choose(
@@ -91,34 +102,37 @@ def choose(
     times: Times = {}
     rows, columns = weight.header.shape if isinstance(weight, Packed) else weight.shape
     for count in sorted(set(tokens)):
+        # One layout has to serve every count, so "small" measures each kernel everywhere.
+        measured = [kernel for kernel in kernels if memory == "small" or _promising(kernel, count)]
         key = cache.key(rows, columns, bias is not None, count, native.threads(), footprint)
         known = cache.get(key)
-        if not all(kernel.name in known for kernel in kernels):
-            known = _measure(kernels, layout, bias, count, rows, columns, footprint)
+        if not all(kernel.name in known for kernel in measured):
+            known = _measure(measured, layout, bias, count, rows, columns, footprint)
             cache.put(key, known)
-        times[count] = {kernel.name: known[kernel.name] for kernel in kernels}
+        times[count] = {kernel.name: known[kernel.name] for kernel in measured}
     ladder = climb({count: min(found, key=found.__getitem__) for count, found in times.items()})
     if memory == "small":
-        ladder = _one_layout(kernels, times)
+        ladder = _one_layout(kernels, times, rows, columns)
     kept = {kernel.layout: layout(kernel) for kernel in ladder.kernels}
     return Choice(ladder, times, kept)
 
 
-def _one_layout(kernels: Sequence[Kernel], times: Times) -> Ladder:
-    """Keep the single layout with the best geometric mean over the token counts, sparse where there is one."""
-    sparse = [kernel for kernel in kernels if kernel.operation == "nm_matmul"]
+def _one_layout(kernels: Sequence[Kernel], times: Times, rows: int, columns: int) -> Ladder:
+    """Keep the single layout with the best geometric mean over the token counts, sparse where there is one.
+
+    A layout more than 5 % larger than the smallest one is not considered: it trades bytes for speed.
+    """
+    sparse = [kernel for kernel in kernels if isinstance(kernel, NativeMatmul)]
     # A plain dense weight is what the model holds anyway; a prepacked one would be a second copy.
     pool = sparse or [kernel for kernel in kernels if kernel.layout == "dense"]
-    by_layout = {
-        layout: [kernel.name for kernel in pool if kernel.layout == layout]
-        for layout in {kernel.layout: None for kernel in pool}
-    }
+    sizes = {kernel.layout: kernel.layout_bytes(rows, columns) for kernel in sparse} or {"dense": 4 * rows * columns}
+    small = [layout for layout, size in sizes.items() if size <= 1.05 * min(sizes.values())]
+    names = {layout: [kernel.name for kernel in pool if kernel.layout == layout] for layout in small}
 
     def cost(layout: str) -> float:
-        names = by_layout[layout]
-        return float(sum(torch.tensor([min(found[n] for n in names) for found in times.values()]).log()))
+        return sum(math.log(min(found[name] for name in names[layout])) for found in times.values())
 
-    best = by_layout[min(by_layout, key=cost)]
+    best = names[min(small, key=cost)]
     return climb({count: min(best, key=found.__getitem__) for count, found in times.items()})
 
 

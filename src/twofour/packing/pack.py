@@ -14,7 +14,6 @@ from twofour.packing.indices import decode, encode, row_bytes
 from twofour.patterns import NM, PairedNM, Pattern, parse
 from twofour.patterns.base import non_finite, require_groups
 
-
 _CODES = {first | second << 2 for second in range(4) for first in range(second)}
 _LEGAL_BYTES = torch.tensor([byte & 0xF in _CODES and byte >> 4 in _CODES for byte in range(256)])
 _LEGAL_LAST = torch.tensor([byte in _CODES for byte in range(256)])

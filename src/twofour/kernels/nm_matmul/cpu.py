@@ -30,6 +30,10 @@ class NativeMatmul(Kernel):
         assert isinstance(weight, Packed), type(weight)
         return to_layout(weight, self.layout)
 
+    def layout_bytes(self, out_features: int, in_features: int) -> int:
+        """Return the bytes of a weight of this size in this row's layout, without the header."""
+        return native.extension().layout_bytes(self.layout, out_features, in_features)
+
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
         """Multiply; see `Kernel.run`. x may have any row stride.
 
@@ -70,7 +74,7 @@ def to_layout(packed: Packed, layout: str) -> Tensor:
 
     Args:
         packed: Canonical weight of shape (out, in); every index is validated first.
-        layout: A layout of nm_matmul/README.md: "panels" or "rows".
+        layout: A layout of nm_matmul/README.md: "panels", "pairs" or "rows".
 
     Returns:
         uint8: 64-byte header, then the layout's bytes.

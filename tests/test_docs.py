@@ -1,0 +1,77 @@
+"""Documentation has tests: what exists is documented, and what is shown runs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from twofour import native
+from twofour.cli import app
+from twofour.kernels import rows
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def text(*names: str) -> str:
+    return "\n".join((ROOT / name).read_text() for name in names)
+
+
+def test_every_kernel_row_is_documented() -> None:
+    page = text("docs/kernels.md")
+    extension = native.extension()
+    names = [row.name for row in rows()]
+    names += [row[0] for row in (*extension.nm_mask_rows(), *extension.nm_compress_rows())]
+    assert [name for name in names if f"`{name}`" not in page] == []
+    known = set(re.findall(r"`((?:nm|dense)_\w+__\w+)`", page))
+    assert known == set(names), "the page names kernels that do not exist"
+
+
+def test_every_command_is_documented_in_the_cli_page_and_readme() -> None:
+    commands = [info.name or (info.callback.__name__ if info.callback else "") for info in app.registered_commands]
+    assert set(commands) == {"demo", "prune", "check", "advise", "kernels"}
+    for command in commands:
+        assert f"`twofour {command}" in text("docs/cli.md")
+        assert f"twofour {command}" in text("README.md")
+
+
+def test_every_environment_variable_is_documented() -> None:
+    used = set(re.findall(r"\bTWOFOUR_[A-Z]+\b", "\n".join(p.read_text() for p in (ROOT / "src").rglob("*.py"))))
+    assert used
+    assert [name for name in sorted(used) if f"`{name}`" not in text("docs/environment.md")] == []
+
+
+def test_every_criterion_and_pattern_kind_is_in_the_guide() -> None:
+    for word in ("`magnitude`", "`2:4`", "`4:8-pairs`", "`V:N:M`"):
+        assert word in text("docs/guide.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_examples_run(example: Path, times_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(example.read_text().splitlines()) < 60
+    monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
+    run = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout
+
+
+def test_the_readme_code_runs(times_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", text("README.md"), re.S)
+    assert blocks
+    script = tmp_path / "readme.py"
+    script.write_text("\n".join(blocks))
+    monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
+    run = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path
+    )
+    assert run.returncode == 0, run.stderr
