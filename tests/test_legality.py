@@ -207,7 +207,7 @@ def test_tied_weights_are_found_once():
 def test_a_compiled_model_is_checked_in_its_packed_form(monkeypatch, tmp_path):
     monkeypatch.setenv("TWOFOUR_CACHE", str(tmp_path))
     net = twofour.prune(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)), "2:4")
-    fast = twofour.compile(net, torch.randn(4, 64), memory="small")
+    fast = twofour.compile(net, torch.randn(4, 64), memory="small", tokens=(4,))
     report = legality.check(fast)
     assert report.ok and finding(report, "0.weight").verdict == "2:4 kept"
     assert finding(report, "0.weight").shape == (128, 64)
