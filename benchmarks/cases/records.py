@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -38,6 +39,8 @@ def run(
     """Measure every cell, saving after each; with `resume`, keep those that the file has already."""
     known = {key(dict(record.meta)): record for record in measure.load(path)} if resume and path.exists() else {}
     done: list[Record] = []
+    # Weights are prepared and copied on one thread: on a busy machine each short parallel region may wait for a core.
+    torch.set_num_threads(1)
     for cell in _shown(cells):
         record = known.get(key(cell)) or measure_cell(cell)
         done.append(record)
