@@ -2,8 +2,8 @@
 
 Both sides allocate their output and add the bias inside the timing; weights are prepared outside it. Dense candidates
 are F.linear and oneDNN on a weight reordered for that token count; sparse ones are the rows of the kernel table that
-can win at it. Cold copies are plain clones, without huge pages on either side. Every candidate is compared with F.linear
-on the masked weight before it is timed.
+can win at it. Cold copies are plain clones, without huge pages on either side. Every candidate is compared with
+F.linear on the masked weight before it is timed.
 """
 
 from __future__ import annotations
