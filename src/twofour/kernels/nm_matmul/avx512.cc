@@ -37,7 +37,10 @@ struct Vec {
   static reg fma(reg w, const float* x, reg sum) { return _mm512_fmadd_ps(w, _mm512_load_ps(x), sum); }
   static reg fma(reg w, reg x, reg sum) { return _mm512_fmadd_ps(w, x, sum); }
   // Forced inline: gcc 12 takes a function that only prefetches for one without effect and drops its calls.
-  static TWOFOUR_INLINE void prefetch(const char* p) { _mm_prefetch(p, _MM_HINT_T0); }
+  static TWOFOUR_INLINE void prefetch(const float* p, int64_t near, int64_t far) {
+    _mm_prefetch(reinterpret_cast<const char*>(p) + near, _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(p) + far, _MM_HINT_T1);
+  }
 
   static ireg load_index(const char* p) { return _mm512_load_si512(p); }
   template <int bits>

@@ -89,11 +89,7 @@ struct PairWeights {
       float *ya = y + head[0] * stride, *yb = y + head[1] * stride;
       PairSums<V, U> sums;
       TWOFOUR_UNROLL
-      for (int u = 0; u < U; u++) {
-        sums.a[u] = sums.b[u] = V::zero();
-        V::prefetch(reinterpret_cast<const char*>(ya + u * V::width));  // rows come in matched order
-        V::prefetch(reinterpret_cast<const char*>(yb + u * V::width));
-      }
+      for (int u = 0; u < U; u++) sums.a[u] = sums.b[u] = V::zero();
       sums.add_record(record, head[2], reinterpret_cast<const char*>(x));
       finish_pair_row<V, U>(sums.a, first, ya);
       finish_pair_row<V, U>(sums.b, first, yb);

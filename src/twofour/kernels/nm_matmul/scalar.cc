@@ -37,7 +37,7 @@ struct Vec {
   static reg add(reg a, reg b) { return a + b; }
   static reg fma(reg w, const float* x, reg sum) { return sum + w * load(x); }
   static reg fma(reg w, reg x, reg sum) { return sum + w * x; }
-  static void prefetch(const char*) {}
+  static void prefetch(const float*, int64_t, int64_t) {}
 
   static ireg load_index(const char* p) {
     ireg v;
