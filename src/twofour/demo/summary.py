@@ -57,6 +57,7 @@ class Summary:
         seconds: Wall time of the whole demo.
         seed: Seed of everything.
         folder: Where the run's files lie.
+        quick: Whether the network was the tiny one, whose figures mean nothing.
     """
 
     data: str
@@ -72,6 +73,7 @@ class Summary:
     seconds: float
     seed: int
     folder: Path
+    quick: bool = False
 
     def error(self, name: str) -> float:
         """Binomial standard error of one accuracy: sqrt(p (1 - p) / n)."""
@@ -83,6 +85,7 @@ class Summary:
         return {
             "data": self.data,
             "seed": self.seed,
+            "quick": self.quick,
             "test_images": self.test,
             "accuracy": dict(self.accuracy),
             "accuracy_standard_error": {name: self.error(name) for name in self.accuracy},
@@ -100,7 +103,9 @@ class Summary:
         from rich import box
         from rich.table import Table
 
-        table = Table(title=f"twofour demo on {self.data}, seed {self.seed}", title_justify="left", box=box.SIMPLE_HEAD)
+        title = f"twofour demo on {self.data}, seed {self.seed}"
+        title += " (quick: too small to judge by)" if self.quick else ""
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
         table.add_column("model", no_wrap=True)
         for name in ("accuracy", "checkpoint", *(f"batch {batch}" for batch in self.latency)):
             table.add_column(name, justify="right", no_wrap=True)
@@ -132,7 +137,7 @@ class Summary:
             f"{self.difference.error * 100:.2f} points.\n"
             f"The saved file, loaded again, agrees with the trained model on {self.agreement:.1%} of the images.\n"
             f"Times: medians of interleaved runs, float32; the best dense against itself differs by {noise}.\n"
-            f"{first.machine.get('cpu')}, {first.threads} threads, torch {torch_version}; {self.seconds:.0f} s in all."
+            f"{first.machine.get('cpu')}, {first.threads} thread{'s' * (first.threads > 1)}, torch {torch_version}; {self.seconds:.0f} s in all."
         )
 
     def _accuracy(self, name: str) -> str:

@@ -121,6 +121,7 @@ def demo(
         seconds=time.perf_counter() - started,
         seed=seed,
         folder=job.folder,
+        quick=quick,
     )
     finish(summary)
     return summary
