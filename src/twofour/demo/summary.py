@@ -130,6 +130,7 @@ class Summary:
         first = next(iter(self.latency.values()))
         software = first.machine.get("software")
         torch_version = software.get("torch") if isinstance(software, Mapping) else None
+        threads = f"{first.threads} thread{'s' * (first.threads > 1)}"
         noise = ", ".join(f"{r.noise:.1%} at batch {b}" for b, r in self.latency.items() if r.noise is not None)
         return (
             f"n = {self.test} held-out images, one run: ± is the standard error over images, not over seeds.\n"
@@ -137,7 +138,7 @@ class Summary:
             f"{self.difference.error * 100:.2f} points.\n"
             f"The saved file, loaded again, agrees with the trained model on {self.agreement:.1%} of the images.\n"
             f"Times: medians of interleaved runs, float32; the best dense against itself differs by {noise}.\n"
-            f"{first.machine.get('cpu')}, {first.threads} thread{'s' * (first.threads > 1)}, torch {torch_version}; {self.seconds:.0f} s in all."
+            f"{first.machine.get('cpu')}, {threads}, torch {torch_version}; {self.seconds:.0f} s in all."
         )
 
     def _accuracy(self, name: str) -> str:
