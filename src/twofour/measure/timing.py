@@ -116,6 +116,7 @@ class _Runner:
             self.seconds = self.run(self.calls)
             sample = self.seconds * self.calls
             if sample >= SAMPLE_SECONDS or self.calls >= most:
+                self._shorten(sample)
                 return
             grow = 1.2 * SAMPLE_SECONDS / max(sample, 1e-9)
             self.calls = min(most, max(self.calls + 1, int(self.calls * min(grow, 100.0))))
@@ -124,9 +125,12 @@ class _Runner:
         if hot and self.seconds < LONG_CALL_SECONDS:
             self.run(1)
         self.samples.append(self.run(self.calls))
+        self._shorten(self.samples[-1] * self.calls)
+
+    def _shorten(self, sample: float) -> None:
         # On a busy machine a call may become far slower than when it was calibrated; stay near the time box.
-        if self.samples[-1] * self.calls > LONG_SAMPLE_SECONDS:
-            self.calls = max(1, self.calls // 4)
+        if sample > LONG_SAMPLE_SECONDS:
+            self.calls = max(1, int(self.calls * LONG_SAMPLE_SECONDS / (2 * sample)))
 
     def timing(self) -> Timing:
         # A clock that did not advance over a sample would give a ratio of infinity.
@@ -161,8 +165,8 @@ def compare(
             on different copies of the weights: consecutive calls use the next copy.
         baseline: Name or names that `Record.ratio` compares with.
         repeats: Rounds at most.
-        seconds: Wall time after which no further round starts; three rounds are always made (`repeats` if
-            fewer).
+        seconds: Wall time after which no further round starts; three rounds are made all the same (two when they
+            take more than four times as long, `repeats` if fewer).
         warmup: Untimed calls of each candidate at the start.
         threads: Threads for torch during the comparison; the current number when None.
         clock: "wall", or "thread": processor time of the calling thread, honest for one thread on a shared
@@ -306,9 +310,10 @@ def _twin(runners: Sequence[_Runner], baseline: tuple[str, ...]) -> _Runner:
 
 def _rounds(runners: Sequence[_Runner], repeats: int, seconds: float, hot: bool) -> None:
     orders = balanced_orders(len(runners))
-    deadline = time.perf_counter() + seconds
+    start = time.perf_counter()
     for index in range(repeats):
-        if index >= MIN_ROUNDS and time.perf_counter() > deadline:
+        elapsed = time.perf_counter() - start
+        if elapsed > seconds and (index >= MIN_ROUNDS or (index >= 2 and elapsed > 4 * seconds)):
             return
         for position in orders[index % len(orders)]:
             runners[position].sample(hot)
