@@ -120,9 +120,10 @@ struct PanelPlan {
     const int64_t left = a.tokens - panel * panel_tokens;
     return static_cast<int>(left >= panel_tokens ? Wide : (left + V::width - 1) / V::width);
   }
-  int64_t bytes(const NmMatmul& a) const {
-    return group * 4 * (panel_floats + (a.threads > 1 ? a.threads : 1) * sums_floats);
-  }
+  // Panels of one group, or one panel per thread; then every thread's sums.
+  int64_t panel_bytes(const NmMatmul& a) const { return (Group == 1 ? threads(a) : group) * panel_floats * 4; }
+  int64_t bytes(const NmMatmul& a) const { return panel_bytes(a) + threads(a) * group * sums_floats * 4; }
+  static int64_t threads(const NmMatmul& a) { return a.threads > 1 ? a.threads : 1; }
 };
 
 // One chunk through tiles [t0, t1) of a panel that uses `used` <= U vectors.
@@ -133,11 +134,10 @@ void add_chunk(int used, const NmMatmul& a, const RowChunk& chunk, int64_t t0, i
   if constexpr (U > 1) add_chunk<V, Weights, U - 1>(used, a, chunk, t0, t1, panel, sums);
 }
 
-// One group of panels, packed: this member's rows of the whole output, chunk by chunk, in L1-sized passes.
+// Panels [p0, p1), packed: this member's rows of the whole output, chunk by chunk, in L1-sized passes.
 template <class V, class Weights, class Plan>
-void multiply_group(const NmMatmul& a, const Plan& plan, const Team& team, int64_t p0, int64_t p1) {
-  const float* panels = static_cast<const float*>(a.workspace);
-  float* sums = floats_at(a.workspace, plan.group * 4 * (plan.panel_floats + team.me * plan.sums_floats));
+void multiply_group(const NmMatmul& a, const Plan& plan, const Team& team, int64_t p0, int64_t p1, const float* panels,
+                    float* sums) {
   const int64_t tiles = panel_tiles(a), row_bytes = panel_stride(plan.used(a, p0)) * V::width * 4;
   const int64_t fit = kPanelL1Bytes / (kPanelTile * row_bytes), pass = fit > 0 ? fit : 1;
   int64_t begin, end;
@@ -159,22 +159,28 @@ int64_t panel_product_workspace(const NmMatmul& a) {
   return PanelPlan<V, Wide, Group>(a).bytes(a);
 }
 
+// The members share the rows of each group of panels; where the panels of a one-panel group divide evenly, each member
+// takes whole panels instead and nobody waits: a barrier costs a time slice when another process wants the core.
 template <class V, class Weights, int Wide, int Group>
 void panel_product(const NmMatmul& a) {
   if (a.tokens <= 0) return;
   const PanelPlan<V, Wide, Group> plan(a);
   const int64_t panels = (a.tokens + plan.panel_tokens - 1) / plan.panel_tokens;
   with_team(a.threads, [&](const Team& team) {
+    const bool apart = Group == 1 && panels % team.size == 0;
+    const Team together = apart ? Team{0, 1} : team;
+    float* packed = floats_at(a.workspace, apart ? team.me * plan.panel_floats * 4 : 0);
+    float* sums = floats_at(a.workspace, plan.panel_bytes(a) + team.me * plan.group * plan.sums_floats * 4);
+    const int64_t first = apart ? team.me : 0, step = apart ? team.size : plan.group;
     int64_t k0, k1;
-    team.share(panel_tiles(a) * kPanelTile, 16, &k0, &k1);
-    for (int64_t p0 = 0; p0 < panels; p0 += plan.group) {
+    together.share(panel_tiles(a) * kPanelTile, 16, &k0, &k1);
+    for (int64_t p0 = first; p0 < panels; p0 += step) {
       const int64_t p1 = smaller(p0 + plan.group, panels);
-      if (p0 > 0) team.barrier();  // the panels of the last group are still being read
+      if (p0 > first) together.barrier();  // the panels of the last group are still being read
       for (int64_t p = p0; p < p1; p++)
-        pack_panel<V>(a, p * plan.panel_tokens, plan.used(a, p), k0, k1,
-                      floats_at(a.workspace, (p - p0) * plan.panel_floats * 4));
-      team.barrier();
-      multiply_group<V, Weights>(a, plan, team, p0, p1);
+        pack_panel<V>(a, p * plan.panel_tokens, plan.used(a, p), k0, k1, packed + (p - p0) * plan.panel_floats);
+      together.barrier();
+      multiply_group<V, Weights>(a, plan, together, p0, p1, packed, sums);
     }
   });
 }
