@@ -11,7 +11,10 @@ import twofour
 from twofour import native
 from twofour.compiler import CompiledLinear, Plan
 from twofour.compiler.cache import Cache
+from twofour.compiler.choose import _few_layouts
 from twofour.errors import CompileError, KernelError, PatternError
+from twofour.kernels import find
+from twofour.kernels.dense_matmul import PLAIN
 
 TOKENS = (1, 32)
 
@@ -62,9 +65,8 @@ def test_the_plan_says_what_runs_and_why() -> None:
         layer = by_name[name]
         assert layer.tokens == 7
         assert set(layer.times) == {1, 7, 32}
-        fastest = min(layer.times[7], key=layer.times[7].__getitem__)
-        assert layer.kernel == fastest, "the kernel at a measured count is the fastest measured there"
-        assert layer.sparse == fastest.startswith("nm_matmul")
+        fastest = min(layer.times[7].values())
+        assert layer.times[7][layer.kernel] <= fastest * 1.04, "a kernel at most 3 % slower may save a copy"
     text = str(fast.plan)
     assert "why" in text and "layers run sparse" in text and "MB as kept" in text
     assert fast.plan.bytes_before == 4 * (64 * 128 + 128 * 64 + 640)
@@ -165,7 +167,7 @@ def test_transformer_encoder_layers_use_the_compiled_linears() -> None:
     layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
     model = twofour.prune(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), "2:4").eval()
     x = torch.randn(2, 5, 64)
-    fast = quick(model, x)
+    fast = quick(model, x, memory="small")
     seen: list[str] = []
     for name, module in fast.named_modules():
         if isinstance(module, CompiledLinear):
@@ -181,7 +183,7 @@ def test_tied_layers_share_one_prepared_weight() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
     model[2].weight = model[0].weight
     twofour.prune(model, "2:4")
-    fast = quick(model, torch.randn(3, 64))
+    fast = quick(model, torch.randn(3, 64), memory="small")
     assert fast[0].prepared is fast[2].prepared
 
 
@@ -244,7 +246,7 @@ def test_training_mode_comes_back_and_randomness_is_off() -> None:
 
 def test_reading_the_dense_weight_is_possible_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     model = twofour.prune(mlp(), "2:4")
-    fast = quick(model)
+    fast = quick(model, memory="small")
     with caplog.at_level(logging.WARNING, logger="twofour"):
         assert torch.equal(fast[0].weight, model[0].weight)
     assert "layer `0`" in caplog.text
@@ -260,7 +262,7 @@ def test_reading_the_dense_weight_is_possible_and_logged(caplog: pytest.LogCaptu
     ],
 )
 def test_inputs_that_do_not_fit_name_the_layer(x: torch.Tensor, said: str) -> None:
-    fast = quick(twofour.prune(mlp(), "2:4"))
+    fast = quick(twofour.prune(mlp(), "2:4"), memory="small")
     with pytest.raises(KernelError, match="layer `0`") as caught:
         fast(x)
     assert __import__("re").search(said, str(caught.value))
@@ -307,4 +309,24 @@ def test_compiled_models_can_be_checked_and_show_progress() -> None:
     assert steps == [(0, 3, "0"), (1, 3, "2"), (2, 3, "3")]
     report = twofour.check(fast)
     assert report.ok
-    assert {finding.name for finding in report.layers} == {"0.weight", "2.weight", "3.weight"}
+    assert {finding.name for finding in report.layers} >= {"0.weight", "2.weight"}
+
+
+def test_a_layout_that_gains_too_little_is_dropped() -> None:
+    rows, panels = "nm_matmul_2x4_f32_rows__scalar", "nm_matmul_2x4_f32_panels__scalar"
+    kernels = [find(rows), find(panels), find("dense_matmul_f32_linear__torch")]
+    dense = kernels[2].name
+    clear = {1: {rows: 1.0, panels: 2.0, dense: 2.0}, 64: {rows: 9.0, panels: 4.0, dense: 6.0}}
+    assert _few_layouts(kernels, clear).names == (rows, panels)
+    close = {1: {rows: 1.0, panels: 1.02, dense: 2.0}, 64: {rows: 9.0, panels: 4.0, dense: 6.0}}
+    assert _few_layouts(kernels, close).names == (panels,)
+
+
+def test_a_layer_that_torch_serves_best_everywhere_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twofour.compiler.choose.available", lambda operation: [PLAIN] if "dense" in operation else [])
+    model = twofour.prune(mlp(), "2:4")
+    fast = quick(model, torch.randn(3, 64))
+    assert type(fast[0]) is nn.Linear and fast[0].weight is not model[0].weight
+    assert fast.plan.layers[0].kernel == PLAIN.name
+    x = torch.randn(4, 64)
+    assert torch.equal(fast(x), model(x))

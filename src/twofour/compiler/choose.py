@@ -27,6 +27,9 @@ DEFAULT_TOKENS = (1, 8, 32, 128, 512)
 ROTATED_BYTES = 128 << 20
 """Copies of a layer's weight that one candidate rotates over, at most: the footprint of a mid-sized model."""
 
+WORTH_A_COPY = 1.03
+"""A further copy of a weight, in another layout, must save at least 3 % of the time at some token count."""
+
 Progress = Callable[[int, int, str], None]
 """Called with steps done, steps in all, and the name of the next."""
 
@@ -110,11 +113,37 @@ def choose(
             known = _measure(measured, layout, bias, count, rows, columns, footprint)
             cache.put(key, known)
         times[count] = {kernel.name: known[kernel.name] for kernel in measured}
-    ladder = climb({count: min(found, key=found.__getitem__) for count, found in times.items()})
+    ladder = _few_layouts(kernels, times)
     if memory == "small":
         ladder = _one_layout(kernels, times, rows, columns)
     kept = {kernel.layout: layout(kernel) for kernel in ladder.kernels}
     return Choice(ladder, times, kept)
+
+
+def _few_layouts(kernels: Sequence[Kernel], times: Times) -> Ladder:
+    """Take the fastest kernel at each count, but drop a layout that gains less than `WORTH_A_COPY` anywhere.
+
+    Without that, noise in the times would keep three copies of a weight where one does.
+    """
+    layout_of = {kernel.name: kernel.layout for kernel in kernels}
+
+    def best(found: dict[str, float], layouts: set[str]) -> float:
+        return min((s for name, s in found.items() if layout_of[name] in layouts), default=math.inf)
+
+    kept = set(layout_of.values())
+    while len(kept) > 1:
+        losses = {
+            layout: max(best(found, kept - {layout}) / best(found, kept) for found in times.values()) for layout in kept
+        }
+        cheapest = min(sorted(kept), key=losses.__getitem__)
+        if losses[cheapest] > WORTH_A_COPY:
+            break
+        kept.remove(cheapest)
+    fastest = {
+        count: min((name for name in found if layout_of[name] in kept), key=found.__getitem__)
+        for count, found in times.items()
+    }
+    return climb(fastest)
 
 
 def _one_layout(kernels: Sequence[Kernel], times: Times, rows: int, columns: int) -> Ladder:
@@ -179,7 +208,9 @@ def why(choice: Choice, tokens: int, weight: Packed | str) -> str:
         return f"dense: {weight}"
     kernel, _ = choice.ladder.at(tokens)
     dense, sparse = choice.best(tokens, "dense_matmul"), choice.best(tokens, "nm_matmul")
-    assert dense and sparse, choice.times
+    assert dense, choice.times
+    if sparse is None:
+        return "dense: no sparse kernel runs here"
     if kernel.operation == "nm_matmul":
         return "sparse is faster" if sparse[1] < dense[1] else 'sparse: memory="small" keeps packed weights alone'
     return f"dense: the best sparse kernel takes {sparse[1] / dense[1]:.2f}x its time here"

@@ -19,6 +19,7 @@ from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.plan import LayerPlan, Plan
 from twofour.compiler.replaceable import LayerWeight, left_alone, replaceable
 from twofour.errors import CompileError, TwofourError
+from twofour.kernels.dense_matmul import PLAIN
 from twofour.packing import Packed
 
 logger = logging.getLogger("twofour.compiler")
@@ -80,6 +81,8 @@ def build(
 ) -> tuple[nn.Module, Plan]:
     """Copy `model` with the named Linear layers replaced, measuring what each should run on.
 
+    A layer that torch's own product serves best at every token count stays as it is.
+
     Args:
         model: Gives the structure; the weights of the named layers are not read (they may be on the meta device).
         weights: Layer name to its weight.
@@ -103,6 +106,10 @@ def build(
             choice = choose(entry.source, entry.bias, measured, memory=memory, footprint=footprint, cache=cache)
         except TwofourError as error:
             raise error.for_layer(name) from None
+        nbytes = 4 * entry.rows * entry.columns
+        if choice.ladder.names == (PLAIN.name,):  # what the layer does already, without a microsecond of ours on top
+            plans[name] = _describe(name, entry, choice, count or measured[-1], nbytes)
+            continue
         # Tied layers share one prepared weight when their ladders need the same layouts.
         prepared = shared.setdefault(entry.identity, PreparedWeights(choice.layouts))
         if prepared.layouts != choice.ladder.layouts:

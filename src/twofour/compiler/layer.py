@@ -103,7 +103,7 @@ class CompiledLinear(nn.Module):
         """
         if torch.compiler.is_compiling():
             return torch.ops.twofour.linear(x, self.prepared.tensors, self.bias, self.ladder_text, self.out_features)
-        if x.dtype != torch.float32 or x.shape[-1:] != (self.in_features,) or x.device.type != "cpu":
+        if x.dtype is not torch.float32 or x.ndim == 0 or x.size(-1) != self.in_features or not x.is_cpu:
             raise self._unfit(x)
         if x.requires_grad and torch.is_grad_enabled():
             raise inference_only().for_layer(self.name)

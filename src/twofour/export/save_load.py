@@ -144,8 +144,14 @@ def _from_packed(model: nn.Module, contents: Contents, memory: str, tokens: Sequ
             bias = plain.get(f"{layer}.bias".lstrip("."))
             weights[layer] = LayerWeight(plain[key], bias, rows, columns, id(plain[key]), "stored dense")
     fast, plan = build(model, weights, {}, memory=memory, tokens=tokens, left=left_alone(model))
+    held: set[str] = set()
+    for layer, entry in weights.items():
+        key = f"{layer}.weight".lstrip(".")
+        if isinstance(fast.get_submodule(layer), CompiledLinear):
+            held.add(key)
+        else:
+            unpacked[key] = entry.source.unpack() if isinstance(entry.source, Packed) else entry.source
     state = _expanded(contents, unpacked)
-    held = {f"{layer}.weight".lstrip(".") for layer in weights} | set(contents.packed) - set(unpacked)
     _assign(fast, {name: tensor for name, tensor in state.items() if name not in held})
     return fast.eval().requires_grad_(False), plan
 

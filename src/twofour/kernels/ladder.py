@@ -44,7 +44,7 @@ class Ladder:
 
     def at(self, tokens: int) -> tuple[Kernel, int]:
         """Return the kernel for `tokens` and the index of its layout."""
-        return self.steps[bisect_left(self.limits, tokens)]
+        return self.steps[bisect_left(self.limits, tokens) if self.limits else 0]
 
     @property
     def sparse(self) -> bool:
