@@ -12,6 +12,7 @@ from torch import nn
 from tests.training.small import accuracy, dense_model, noisy_loader, pair_of_models, recipe, same_state
 from twofour import masks
 from twofour.training import finetune, train
+from twofour.training.result import Epoch, Result, Run
 
 
 def test_it_is_the_plain_loop_with_zeros_put_back():
@@ -182,3 +183,15 @@ def test_progress_goes_to_standard_error(capsys):
     finetune(model, noisy_loader(), **{**recipe(), "progress": True})
     seen = capsys.readouterr()
     assert seen.out == "" and "sparse" in seen.err and "12/12" in seen.err
+
+
+def test_a_result_prints_both_runs_and_their_difference() -> None:
+    epochs = (Epoch(1, 0.5, 0.1, 90.0), Epoch(2, 0.25, 0.01, 91.25))
+    sparse, control = Run("sparse", 80.0, epochs, 1.0), Run("control", 90.0, epochs[:1], 1.0)
+    lines = str(Result(sparse, control, 7)).splitlines()
+    assert lines[1].split() == ["sparse", "80", "91.25", "0.2500", "2"]
+    assert lines[2].split() == ["control", "90", "90", "0.5000", "1"]
+    assert lines[3] == "sparse minus control: +1.25 (one run each, seed 7)"
+    assert "no control" in str(Result(sparse, None, 7))
+    named = Result(Run("sparse", None, (Epoch(1, 0.5, 0.1, {"f1": 0.5}),), 1.0), None, 0)
+    assert "f1 0.5" in str(named)

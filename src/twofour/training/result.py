@@ -95,6 +95,25 @@ class Result:
         }
 
 
+    def __str__(self) -> str:
+        runs = [run for run in (self.sparse, self.control) if run is not None]
+        lines = [f"{'run':<9}{'before':<14}{'after':<14}{'loss':<9}epochs"]
+        for run in runs:
+            before, after = _text(run.before), _text(run.evaluation)
+            lines.append(f"{run.name:<9}{before:<14}{after:<14}{run.loss:<9.4f}{len(run.history)}")
+        if self.control is None:
+            lines.append("no control: pass control=dense_model, or the figure flatters sparsity")
+        elif self.difference is not None:
+            lines.append(f"sparse minus control: {_text(self.difference, sign='+')} (one run each, seed {self.seed})")
+        return "\n".join(lines)
+
+
+def _text(evaluation: Evaluation | None, sign: str = "") -> str:
+    if isinstance(evaluation, dict):
+        return ", ".join(f"{name} {value:{sign}.4g}" for name, value in evaluation.items())
+    return "-" if evaluation is None else f"{evaluation:{sign}.4g}"
+
+
 def _difference(sparse: Evaluation | None, control: Evaluation | None) -> Evaluation | None:
     if isinstance(sparse, dict) and isinstance(control, dict):
         return {name: value - control[name] for name, value in sparse.items() if name in control}
