@@ -267,6 +267,10 @@ def test_the_machine_is_described():
     json.dumps(found)
 
 
+def test_the_load_of_the_machine_is_kept():
+    assert record().load_average is not None
+
+
 def test_geometric_mean():
     assert measure.geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
     with pytest.raises(MeasureError, match="positive ratios"):

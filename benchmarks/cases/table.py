@@ -11,6 +11,10 @@ from cases import linear, mask
 from cases.records import machine_line
 from twofour.measure import Record, geometric_mean
 
+# The token counts that one design of kernel serves: few (a decoder, a request) and many (an encoder, a batch).
+RANGES = ((1, 8), (128, 512))
+WIDE_SPREAD = 0.5
+
 
 def show_linear(records: Sequence[Record], console: Console) -> None:
     """Print one table per thread count and cache state: best dense over best sparse, and the winners."""
@@ -21,8 +25,14 @@ def show_linear(records: Sequence[Record], console: Console) -> None:
         title = f"float32, {threads} thread{'s'[: threads > 1]}, weights {weights}: best dense / best 2:4"
         _heading(title, console)
         console.print(_ratios(group))
+        for least, most in RANGES:
+            ratios = [best_ratio(record) for record in group if least <= int(str(record.meta["tokens"])) <= most]
+            if ratios:
+                mean = f"{geometric_mean(ratios):.2f}, worst cell {min(ratios):.2f}"
+                console.print(f"{least}-{most} tokens: geometric mean {mean}", highlight=False)
     _heading("each cell", console)
     console.print(_details(records))
+    _warn_if_busy(records, console)
     if any(record.cold for record in records):
         console.print(f"cold: up to {_cold(records)}", highlight=False)
     noise = sorted(record.noise or 0.0 for record in records)
@@ -63,6 +73,7 @@ def show_mask(records: Sequence[Record], console: Console) -> None:
             f"{rows * columns * 4 / own / 1e9:.1f}",
         )
     console.print(table)
+    _warn_if_busy(records, console)
     for threads in dict.fromkeys(record.threads for record in records):
         ratios = [1 / record.ratio(mask.MASK) for record in records if record.threads == threads]
         worst, mean = max(ratios), geometric_mean(ratios)
@@ -78,6 +89,18 @@ def sparse_names(record: Record) -> list[str]:
 def best_ratio(record: Record) -> float:
     """Return best dense over best sparse."""
     return record.ratio(record.fastest(sparse_names(record)))
+
+
+def _warn_if_busy(records: Sequence[Record], console: Console) -> None:
+    wide = [r for r in records if max(r.spread(name) for name in (*r.baseline, r.fastest())) > WIDE_SPREAD]
+    if wide:
+        load = max(record.load_average or 0.0 for record in wide)
+        console.print(
+            f"{len(wide)} of {len(records)} cells have a spread above {WIDE_SPREAD:.0%} (load average up to {load:.1f}): "
+            "the machine was busy, measure them again before quoting them",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _heading(text: str, console: Console) -> None:

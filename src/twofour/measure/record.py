@@ -58,6 +58,7 @@ class Record:
         meta: Facts about the case: shape, dtype, tokens.
         machine: Output of `machine()`.
         created: UTC time, ISO 8601.
+        load_average: Processes that wanted to run in the last minute, this one included; None where not reported.
     """
 
     timings: Mapping[str, Timing]
@@ -71,6 +72,7 @@ class Record:
     meta: Mapping[str, object] = field(default_factory=dict)
     machine: Mapping[str, object] = field(default_factory=dict)
     created: str = ""
+    load_average: float | None = None
 
     def timing(self, name: str) -> Timing:
         """Return the timing of one candidate.

@@ -208,6 +208,7 @@ def compare(
         meta=dict(meta or {}),
         machine=machine(),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        load_average=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     )
 
 
