@@ -96,7 +96,7 @@ def _warn_if_busy(records: Sequence[Record], console: Console) -> None:
     if wide:
         load = max(record.load_average or 0.0 for record in wide)
         console.print(
-            f"{len(wide)} of {len(records)} cells have a spread above {WIDE_SPREAD:.0%} (load average up to {load:.1f}): "
+            f"{len(wide)} of {len(records)} cells spread more than {WIDE_SPREAD:.0%} (load average up to {load:.1f}): "
             "the machine was busy, measure them again before quoting them",
             highlight=False,
             soft_wrap=True,
