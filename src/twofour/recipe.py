@@ -15,7 +15,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from torch import nn
 from twofour import criteria, patterns
 from twofour.criteria import Criterion
 from twofour.errors import LayerError, PatternError, RecipeError
+from twofour.files import replacing
 from twofour.layers import PrunableWeight, Skipped, matches, nearest, walk
 from twofour.patterns import Pattern
 
@@ -125,18 +125,9 @@ class Recipe:
             raise
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the recipe as TOML, under a temporary name first, so that a reader never sees half of it."""
-        target = Path(path)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.to_toml())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        """Write the recipe as TOML; a reader never sees half of it."""
+        with replacing(path) as temporary:
+            temporary.write_text(self.to_toml(), encoding="utf-8")
 
     def to_toml(self) -> str:
         """Return the recipe's TOML text."""

@@ -272,7 +272,7 @@ def test_a_state_that_would_need_pickle_is_refused_when_written(tmp_path):
 def test_a_failed_write_leaves_the_previous_checkpoint(tmp_path, monkeypatch):
     file = finished(tmp_path)
     content = file.read_bytes()
-    monkeypatch.setattr(checkpoint.torch, "save", lambda state, f: f.write(b"half") and 1 / 0)
+    monkeypatch.setattr(checkpoint.torch, "save", lambda state, f: f.write_bytes(b"half") and 1 / 0)
     with pytest.raises(ZeroDivisionError):
         checkpoint.write(file, {})
     assert file.read_bytes() == content

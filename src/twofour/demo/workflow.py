@@ -100,21 +100,18 @@ def demo(
 
     model, control, dense, result = train_models(job)
     fast, latency = compile_and_measure(job, model, control)
-    with job.step("[5/5] saving the packed model and loading it again"):
-        save(model, job.folder / "model.safetensors")
-        loaded = load(job.folder / "model.safetensors", network(job, seed + 1), tokens=job.tokens)
-        answers = {name: predict(m, images.test) for name, m in (("sparse", model), ("control", control))}
-        agreement = (predict(loaded, images.test) == answers["sparse"]).float().mean()
-
+    file = job.folder / "model.safetensors"
+    loaded = save_and_load(job, model, file)
+    answers = {name: predict(m, images.test) for name, m in (("sparse", model), ("control", control))}
     right = {name: (answer == images.test_labels).tolist() for name, answer in answers.items()}
     summary = Summary(
         data=data,
         accuracy=accuracies(dense, result),
         test=len(images.test),
         difference=Difference.of(right["sparse"], right["control"]),
-        agreement=float(agreement),
+        agreement=float((predict(loaded, images.test) == answers["sparse"]).float().mean()),
         bytes_dense=len(safetensors.torch.save(control.state_dict())),
-        bytes_packed=(job.folder / "model.safetensors").stat().st_size,
+        bytes_packed=file.stat().st_size,
         latency=latency,
         training=result,
         plan=str(fast.plan),
@@ -125,6 +122,13 @@ def demo(
     )
     finish(summary)
     return summary
+
+
+def save_and_load(job: Job, model: nn.Module, file: Path) -> nn.Module:
+    """The packed file, read back into a network with other weights."""
+    with job.step("[5/5] saving the packed model and loading it again"):
+        save(model, file)
+        return load(file, network(job, job.seed + 1), tokens=job.tokens)
 
 
 def train_models(job: Job) -> tuple[nn.Module, nn.Module, Run, Result]:

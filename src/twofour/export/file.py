@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from twofour.errors import FormatError, PackingError
+from twofour.files import replacing
 from twofour.packing import Header, Packed
 
 FILE_VERSION = 1
@@ -60,19 +60,10 @@ def write(path: str | os.PathLike[str], contents: Contents) -> None:
         "aliases": contents.aliases,
         "settings": contents.settings,
     }
-    temporary = None
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        os.close(handle)
-        save_file(tensors, temporary, metadata={"format": "pt", KEY: json.dumps(described)})
-        os.chmod(temporary, 0o644)  # mkstemp makes it private
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
+        with replacing(target) as temporary:
+            save_file(tensors, temporary, metadata={"format": "pt", KEY: json.dumps(described)})
     except (OSError, SafetensorError) as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         raise FormatError("the file cannot be written", got=f"{target}: {error}", wanted="a writable path") from error
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from twofour.errors import MeasureError
+from twofour.files import replacing
 
 FORMAT = "twofour-records"
 VERSION = 1
@@ -228,12 +228,8 @@ def write_json(path: str | os.PathLike[str], content: object) -> Path:
     except (TypeError, ValueError) as error:
         raise MeasureError(f"{target} cannot be written as JSON.", got=str(error)) from error
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "w") as file:
-            file.write(text + "\n")
-        os.chmod(temporary, 0o644)  # mkstemp makes it private
-        os.replace(temporary, target)
+        with replacing(target) as temporary:
+            temporary.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise MeasureError(f"{target} cannot be written.", got=str(error)) from error
     return target

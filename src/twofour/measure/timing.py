@@ -193,16 +193,13 @@ def compare(
             runners.append(_twin(runners, names))
         _rounds(runners, repeats, seconds, hot)
     timings = {runner.name: runner.timing() for runner in runners}
-    cold = asdict(weights) if isinstance(weights, Cold) else None
-    if cold is None and not hot:
-        cold = {"copies": max(len(runner.copies) for runner in runners)}
     return Record(
         timings={name: timing for name, timing in timings.items() if not name.endswith(AGAIN)},
         baseline=names,
         clock=clock,
         threads=count,
         weights="hot" if hot else "cold",
-        cold=cold,
+        cold=_rotation(weights, runners),
         noise=_noise(timings) if noise else None,
         note=note,
         meta=dict(meta or {}),
@@ -318,6 +315,13 @@ def _rounds(runners: Sequence[_Runner], repeats: int, seconds: float, hot: bool)
             return
         for position in orders[index % len(orders)]:
             runners[position].sample(hot)
+
+
+def _rotation(weights: str | Cold, runners: Sequence[_Runner]) -> dict[str, object] | None:
+    """Say over how many copies a cold comparison rotated; None for a hot one."""
+    if isinstance(weights, Cold):
+        return asdict(weights)
+    return None if weights == "hot" else {"copies": max(len(runner.copies) for runner in runners)}
 
 
 def _noise(timings: Mapping[str, Timing]) -> float:

@@ -7,7 +7,6 @@ moment the named file is either the previous checkpoint or the next one, whole.
 from __future__ import annotations
 
 import collections
-import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 from twofour.errors import FormatError, TrainingError
+from twofour.files import replacing
 
 FORMAT = "twofour training checkpoint"
 VERSION = 1
@@ -43,18 +43,8 @@ def write(path: Path, state: dict[str, Any]) -> None:
         TrainingError: The state holds an object that is neither a tensor nor plain, so that reading it back
             would need pickle.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        torch.save(plain({"format": FORMAT, "version": VERSION, **state}), file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # makes the rename itself survive a power cut
-    finally:
-        os.close(folder)
+    with replacing(path) as temporary:
+        torch.save(plain({"format": FORMAT, "version": VERSION, **state}), temporary)
 
 
 def read(path: Path) -> dict[str, Any] | None:

@@ -94,7 +94,6 @@ class Result:
             "seconds": self.seconds,
         }
 
-
     def __str__(self) -> str:
         runs = [run for run in (self.sparse, self.control) if run is not None]
         lines = [f"{'run':<9}{'before':<14}{'after':<14}{'loss':<9}epochs"]
