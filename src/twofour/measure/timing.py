@@ -185,20 +185,19 @@ def compare(
     names = (baseline,) if isinstance(baseline, str) else tuple(baseline or ())
     count = torch.get_num_threads() if threads is None else threads
     _refuse(candidates, names, repeats, seconds, count, clock, weights, noise, pin)
-    hot = weights == "hot"
     with _conditions(count, pin):
         for runner in runners:
             runner.calibrate(warmup)
         if noise:
             runners.append(_twin(runners, names))
-        _rounds(runners, repeats, seconds, hot)
+        _rounds(runners, repeats, seconds, weights == "hot")
     timings = {runner.name: runner.timing() for runner in runners}
     return Record(
         timings={name: timing for name, timing in timings.items() if not name.endswith(AGAIN)},
         baseline=names,
         clock=clock,
         threads=count,
-        weights="hot" if hot else "cold",
+        weights="hot" if weights == "hot" else "cold",
         cold=_rotation(weights, runners),
         noise=_noise(timings) if noise else None,
         note=note,
