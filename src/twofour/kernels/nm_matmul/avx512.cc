@@ -63,7 +63,8 @@ struct Vec {
     TWOFOUR_UNROLL
     for (int i = 0; i < 4; i++) {  // the 4 x 4 transpose of 128-bit lanes
       const reg a = _mm512_shuffle_f32x4(s[i], s[i + 4], 0x88), b = _mm512_shuffle_f32x4(s[i], s[i + 4], 0xdd);
-      const reg c = _mm512_shuffle_f32x4(s[i + 8], s[i + 12], 0x88), d = _mm512_shuffle_f32x4(s[i + 8], s[i + 12], 0xdd);
+      const reg c = _mm512_shuffle_f32x4(s[i + 8], s[i + 12], 0x88);
+      const reg d = _mm512_shuffle_f32x4(s[i + 8], s[i + 12], 0xdd);
       t[i] = _mm512_shuffle_f32x4(a, c, 0x88);
       t[i + 4] = _mm512_shuffle_f32x4(b, d, 0x88);
       t[i + 8] = _mm512_shuffle_f32x4(a, c, 0xdd);

@@ -179,8 +179,9 @@ void write_pairs(PairTile* tile, uint8_t* packed) {
   for (int64_t p = 0; p < tile->pair_count; p++) {
     const PairTile::Pair pair = tile->pairs[p];
     const int shared = pair.common & ~1;  // the kernel takes two inputs per turn
-    const uint8_t head[4] = {static_cast<uint8_t>(pair.a), static_cast<uint8_t>(pair.b), static_cast<uint8_t>(shared), 0};
-    std::memcpy(packed + p * 4, head, 4);
+    packed[p * 4] = static_cast<uint8_t>(pair.a);
+    packed[p * 4 + 1] = static_cast<uint8_t>(pair.b);
+    packed[p * 4 + 2] = static_cast<uint8_t>(shared);
     uint8_t* record = packed + kPairHead + p * kPairRecord;
     uint8_t* inputs = record + kPanelTile * 4;
     pair_inputs(tile->rows[pair.a].mask, tile->rows[pair.b].mask, shared, inputs);

@@ -11,8 +11,8 @@ constexpr int64_t kPanelRows = 384;
 constexpr int64_t kPanelTile = 64;
 
 // "pairs": domains of kPairRows output rows and kPanelTile inputs; inside one, rows are matched in twos that keep many
-// inputs in common. Per domain and tile: kPairHead bytes (per pair: row, row, inputs in common rounded down to even, 0)
-// and one record per pair: 64 values, then 64 bytes of inputs. The first c inputs serve both rows, the others take turns.
+// inputs in common. Per domain and tile: kPairHead bytes (per pair: row, row, c, 0) and one record per pair: 64 values,
+// then 64 bytes of inputs, first the c (even) that serve both rows, then one of each row in turn.
 constexpr int64_t kPairRows = 96;
 constexpr int64_t kPairHead = kPairRows / 2 * 4;
 constexpr int64_t kPairRecord = kPanelTile * 4 + kPanelTile;

@@ -21,7 +21,7 @@ struct NmMatmul {
 };
 
 // One row of the table. Every kernel is correct for any tokens >= 0, out_features >= 1, in_features a multiple of 4;
-// tokens_min..tokens_max is where it is worth measuring. Both functions run the row's instruction set: ask the CPU first.
+// tokens_min..tokens_max is where it is worth measuring. Both functions run the row's instructions: ask the CPU first.
 struct NmMatmulKernel {
   const char* name;
   const char* isa;     // "scalar" | "avx2" | "avx512", the levels of native/isa.h

@@ -1,7 +1,8 @@
 // What both token-vectorised kernels share: x transposed into panels, sums transposed into y, and the loops around.
 //
 // A panel is P[k][tokens] for up to 8 vectors of tokens; sums are S[row][tokens] with the same stride. A Weights type
-// says how packed rows are cut and multiplies some of them with one panel (token_panels.h, row_pairs.h).
+// says how packed rows are cut and multiplies some of them with one panel (token_panels.h, row_pairs.h). The sums of
+// one pass are formed on their own and then added: no chain of additions is longer than a pass over 64 to 512 inputs.
 // Included once per instruction-set file, with V the vector type of that file; everything has internal linkage.
 #pragma once
 
