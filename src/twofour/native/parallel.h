@@ -35,6 +35,8 @@ static inline void parallel_for(int64_t count, int64_t grain, int threads, const
     }
     return;
   }
+#else
+  (void)grain, (void)threads;
 #endif
   if (count > 0) body(int64_t{0}, count);
 }
