@@ -2,20 +2,10 @@
 
 #include "native/parallel.h"
 #include "nm_compress.h"
+#include "patterns/keep_avx512.h"
 
 namespace twofour {
 namespace {
-
-// Lanes kept of four groups: all but those that lose to two others (larger, or equal and of lower index).
-inline __mmask16 keep_two_of_four(__m512i key) {
-  const __m512i r1 = _mm512_shuffle_epi32(key, static_cast<_MM_PERM_ENUM>(0x39));
-  const __m512i r2 = _mm512_shuffle_epi32(key, static_cast<_MM_PERM_ENUM>(0x4e));
-  const __m512i r3 = _mm512_shuffle_epi32(key, static_cast<_MM_PERM_ENUM>(0x93));
-  const __mmask16 l1 = _mm512_cmpgt_epi32_mask(r1, key) | _mm512_mask_cmpeq_epi32_mask(0x8888, r1, key);
-  const __mmask16 l2 = _mm512_cmpgt_epi32_mask(r2, key) | _mm512_mask_cmpeq_epi32_mask(0xcccc, r2, key);
-  const __mmask16 l3 = _mm512_cmpgt_epi32_mask(r3, key) | _mm512_mask_cmpeq_epi32_mask(0xeeee, r3, key);
-  return static_cast<__mmask16>(~((l1 & l2) | (l1 & l3) | (l2 & l3)));
-}
 
 // Byte b: the two nibble codes of keep bits b (two groups); only the 36 values with two bits a group occur.
 struct Codes {
@@ -43,7 +33,7 @@ inline int64_t compress_row(const float* w, int64_t columns, float* values, uint
     const __mmask16 lanes = left >= 16 ? 0xffff : static_cast<__mmask16>((1u << left) - 1);
     const __m512 x = _mm512_maskz_loadu_ps(lanes, w + i);
     const __m512i key = _mm512_and_si512(_mm512_castps_si512(x), magnitude_mask);
-    const __mmask16 keep = keep_two_of_four(key);
+    const __mmask16 keep = keep_of_magnitudes(key);
     dropped += __builtin_popcount(_mm512_test_epi32_mask(key, key) & static_cast<__mmask16>(~keep));
     const __m512 packed = _mm512_maskz_compress_ps(keep, x);
     const __mmask16 half = left >= 16 ? 0x00ff : static_cast<__mmask16>((1u << (left / 2)) - 1);
