@@ -102,24 +102,30 @@ struct RowChunk {
   int64_t row, rows;
 };
 
-// How a call is cut: panels of up to `Wide` vectors of tokens, `Group` panels per pass over the weights.
+// How a call is cut: panels of up to `Wide` vectors of tokens, evenly filled, `Group` panels per pass over the weights.
 template <class V, int Wide, int Group>
 struct PanelPlan {
   static constexpr int wide = Wide;
-  static constexpr int64_t panel_tokens = Wide * V::width;
-  int64_t group, panel_floats, sums_floats;
+  int64_t vectors, panel_tokens, group, panel_floats, sums_floats;
   static constexpr int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
+  static constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
   explicit PanelPlan(const NmMatmul& a) {
-    const int64_t panels = (a.tokens + panel_tokens - 1) / panel_tokens;
-    group = smaller(Group, panels);
-    const int64_t stride = panel_stride(used(a, 0)) * V::width;
+    const int64_t all = a.tokens > 0 ? ceil_div(a.tokens, V::width) : 1;
+    int64_t panels = ceil_div(all, Wide);
+    // As many panels as threads, if they stay at least half as wide: no thread then waits for another.
+    const int64_t even = ceil_div(panels, threads(a)) * threads(a);
+    if (Group == 1 && all >= even * Wide / 2) panels = even;
+    vectors = ceil_div(all, panels);
+    panel_tokens = vectors * V::width;
+    group = smaller(Group, ceil_div(all, vectors));
+    const int64_t stride = panel_stride(static_cast<int>(vectors)) * V::width;
     panel_floats = round16(panel_tiles(a) * kPanelTile * stride);
     sums_floats = round16(smaller(kPanelRows, a.out_features + 1) * stride);  // pairs may add a row of zeros
   }
   int used(const NmMatmul& a, int64_t panel) const {
-    const int64_t left = a.tokens - panel * panel_tokens;
-    return static_cast<int>(left >= panel_tokens ? Wide : (left + V::width - 1) / V::width);
+    const int64_t left = ceil_div(a.tokens - panel * panel_tokens, V::width);
+    return static_cast<int>(smaller(left, vectors));
   }
   // Panels of one group, or one panel per thread; then every thread's sums.
   int64_t panel_bytes(const NmMatmul& a) const { return (Group == 1 ? threads(a) : group) * panel_floats * 4; }
