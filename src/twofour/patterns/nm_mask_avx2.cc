@@ -1,6 +1,7 @@
 // 2:4 by comparing each value with the three others of its group, two groups a vector.
 #include <immintrin.h>
 
+#include "keep_avx2.h"
 #include "nm_mask.h"
 
 namespace twofour {
@@ -11,24 +12,6 @@ inline __m256i sort_key(__m256 score, bool absolute) {
   const __m256i magnitude_mask = _mm256_set1_epi32(0x7fffffff);
   if (absolute) return _mm256_and_si256(bits, magnitude_mask);
   return _mm256_xor_si256(bits, _mm256_and_si256(_mm256_srai_epi32(bits, 31), magnitude_mask));
-}
-
-// All ones in the lanes that lose to `other`: it is larger, or equal and of lower index (`lower` marks those lanes).
-inline __m256i loses(__m256i other, __m256i key, __m256i lower) {
-  const __m256i equal = _mm256_and_si256(_mm256_cmpeq_epi32(other, key), lower);
-  return _mm256_or_si256(_mm256_cmpgt_epi32(other, key), equal);
-}
-
-// Eight bits, one a lane: kept = loses to at most one of the three others.
-inline int keep_two_of_four(__m256i key) {
-  const __m256i lower1 = _mm256_setr_epi32(0, 0, 0, -1, 0, 0, 0, -1);
-  const __m256i lower2 = _mm256_setr_epi32(0, 0, -1, -1, 0, 0, -1, -1);
-  const __m256i lower3 = _mm256_setr_epi32(0, -1, -1, -1, 0, -1, -1, -1);
-  const __m256i l1 = loses(_mm256_shuffle_epi32(key, 0x39), key, lower1);
-  const __m256i l2 = loses(_mm256_shuffle_epi32(key, 0x4e), key, lower2);
-  const __m256i l3 = loses(_mm256_shuffle_epi32(key, 0x93), key, lower3);
-  const __m256i twice = _mm256_or_si256(_mm256_and_si256(l1, l2), _mm256_and_si256(_mm256_or_si256(l1, l2), l3));
-  return ~_mm256_movemask_ps(_mm256_castsi256_ps(twice)) & 0xff;
 }
 
 // Byte i of the result is bit i of `bits`: the multiplication copies the byte to all eight, the mask picks one bit each.

@@ -1,29 +1,11 @@
 #include <immintrin.h>
 
-#include "native/parallel.h"
+#include "codes.h"
 #include "nm_compress.h"
 #include "patterns/keep_avx512.h"
 
 namespace twofour {
 namespace {
-
-// Byte b: the two nibble codes of keep bits b (two groups); only the 36 values with two bits a group occur.
-struct Codes {
-  uint8_t of[256] = {};
-  constexpr Codes() {
-    for (int bits = 0; bits < 256; ++bits)
-      for (int half = 0; half < 2; ++half) {
-        int shift = 0, code = 0;
-        for (int i = 0; i < 4; ++i)
-          if (bits >> (4 * half + i) & 1 && shift < 4) {
-            code |= i << shift;
-            shift += 2;
-          }
-        of[bits] = static_cast<uint8_t>(of[bits] | code << (4 * half));
-      }
-  }
-};
-constexpr Codes kCodes;
 
 inline int64_t compress_row(const float* w, int64_t columns, float* values, uint8_t* indices) {
   const __m512i magnitude_mask = _mm512_set1_epi32(0x7fffffff);
@@ -48,17 +30,6 @@ inline int64_t compress_row(const float* w, int64_t columns, float* values, uint
 
 }  // namespace
 
-int64_t nm_compress_2x4_f32__avx512(const NmCompress& a) {
-  int64_t dropped = 0;
-  int64_t* total = &dropped;
-  parallel_for(a.rows, 1, a.threads, [&](int64_t begin, int64_t end) {
-    int64_t mine = 0;
-    for (int64_t r = begin; r < end; ++r)
-      mine += compress_row(a.weight + r * a.stride, a.columns, a.values + r * (a.columns / 2),
-                           a.indices + r * ((a.columns + 7) / 8));
-    __atomic_fetch_add(total, mine, __ATOMIC_RELAXED);
-  });
-  return dropped;
-}
+int64_t nm_compress_2x4_f32__avx512(const NmCompress& a) { return compress_rows(a, compress_row); }
 
 }  // namespace twofour

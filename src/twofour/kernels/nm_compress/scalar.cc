@@ -1,6 +1,6 @@
 #include <cstring>
 
-#include "native/parallel.h"
+#include "codes.h"
 #include "nm_compress.h"
 
 namespace twofour {
@@ -40,17 +40,6 @@ inline int64_t compress_row(const float* w, int64_t columns, float* values, uint
 
 }  // namespace
 
-int64_t nm_compress_2x4_f32__scalar(const NmCompress& a) {
-  int64_t dropped = 0;
-  int64_t* total = &dropped;
-  parallel_for(a.rows, 1, a.threads, [&](int64_t begin, int64_t end) {
-    int64_t mine = 0;
-    for (int64_t r = begin; r < end; ++r)
-      mine += compress_row(a.weight + r * a.stride, a.columns, a.values + r * (a.columns / 2),
-                           a.indices + r * ((a.columns + 7) / 8));
-    __atomic_fetch_add(total, mine, __ATOMIC_RELAXED);
-  });
-  return dropped;
-}
+int64_t nm_compress_2x4_f32__scalar(const NmCompress& a) { return compress_rows(a, compress_row); }
 
 }  // namespace twofour
