@@ -88,10 +88,21 @@ def test_memory_small_keeps_packed_weights_alone() -> None:
 
 
 def test_a_second_compile_measures_nothing(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twofour.compiler.choose.STEADY", float("inf"))
     first = quick(twofour.prune(mlp(), "2:4"))
     monkeypatch.setattr("twofour.compiler.choose.compare", lambda *_, **__: pytest.fail("measured again"))
     second = quick(twofour.prune(mlp(1), "2:4"))
     assert [layer.ladder for layer in first.plan.layers] == [layer.ladder for layer in second.plan.layers]
+
+
+def test_times_of_a_busy_machine_are_not_kept(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("twofour.compiler.choose.STEADY", -1.0)
+    with caplog.at_level(logging.WARNING, logger="twofour"):
+        quick(twofour.prune(nn.Linear(64, 64), "2:4"))
+    assert "the machine is busy" in caplog.text
+    assert not list(own_cache.glob("*.json"))
 
 
 @pytest.mark.parametrize("damage", ["{", '{"a": {"b": "fast"}}', "[]", '{"a": {"b": -1.0}}', "\xff"])

@@ -146,7 +146,7 @@ def test_every_level_has_a_row_for_few_and_for_many_tokens(isa: str) -> None:
     packed = pack(sparse(32, 64), "2:4")
     few, many = select(packed, 1), select(packed, 512)
     assert (few.isa, many.isa) == (isa, isa)
-    assert (few.layout, many.layout) == ("rows", "panels")
+    assert (few.layout, many.layout) == ("rows", "pairs")
     x = torch.randn(9, 64)
     assert_product(matmul(x, packed), x, packed.unpack(), None)
 
@@ -220,8 +220,11 @@ def test_inconsistent_packed_weights_are_refused_before_the_kernel_sees_them() -
 
 def test_layout_buffers_are_aligned_and_sized() -> None:
     packed = pack(sparse(384, 256), "2:4")
-    for layout in ("panels", "rows"):
+    # 2 bytes of values and 1/8 byte of indices per dense element: 17/32 of float32. "pairs" writes a byte per index
+    # and 192 bytes per 96 rows x 64 inputs.
+    sizes = {"panels": 384 * 256 * 17 // 8, "rows": 384 * 256 * 17 // 8, "pairs": 4 * 4 * (48 * 320 + 192)}
+    assert sizes.keys() == {row.layout for row in ROWS}
+    for layout, size in sizes.items():
         buffer = to_layout(packed, layout)
         assert buffer.data_ptr() % 64 == 0
-        # 2 bytes of values and 1/8 byte of indices per dense element: 17/32 of float32.
-        assert buffer.nbytes - HEADER_BYTES == 384 * 256 * 17 // 8
+        assert buffer.nbytes - HEADER_BYTES == size

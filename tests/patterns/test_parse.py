@@ -18,9 +18,7 @@ def test_pairs_round_trip() -> None:
     assert parse("4:8-pairs").name == "4:8-pairs"
 
 
-@pytest.mark.parametrize(
-    "text", ["", "2", "2:4:", "a:b", "2/4", "-2:4", "2.0:4", "2:4 pairs", "②:4", "2:4\n1:2"]
-)
+@pytest.mark.parametrize("text", ["", "2", "2:4:", "a:b", "2/4", "-2:4", "2.0:4", "2:4 pairs", "②:4", "2:4\n1:2"])
 def test_what_is_no_pattern_is_refused(text: str) -> None:
     with pytest.raises(PatternError, match="not a sparsity pattern") as caught:
         parse(text)

@@ -27,6 +27,9 @@ DEFAULT_TOKENS = (1, 8, 32, 128, 512)
 ROTATED_BYTES = 128 << 20
 """Copies of a layer's weight that one candidate rotates over, at most: the footprint of a mid-sized model."""
 
+STEADY = 0.25
+"""Interquartile range over median up to which times are kept: a busy machine must not decide for a quiet one."""
+
 WORTH_A_COPY = 1.03
 """A further copy of a weight, in another layout, must save at least 3 % of the time at some token count."""
 
@@ -110,8 +113,9 @@ def choose(
         key = cache.key(rows, columns, bias is not None, count, native.threads(), footprint)
         known = cache.get(key)
         if not all(kernel.name in known for kernel in measured):
-            known = _measure(measured, layout, bias, count, rows, columns, footprint)
-            cache.put(key, known)
+            known, steady = _measure(measured, layout, bias, count, rows, columns, footprint)
+            if steady:
+                cache.put(key, known)
         times[count] = {kernel.name: known[kernel.name] for kernel in measured}
     ladder = _few_layouts(kernels, times)
     if memory == "small":
@@ -173,7 +177,8 @@ def _measure(
     rows: int,
     columns: int,
     footprint: int,
-) -> dict[str, float]:
+) -> tuple[dict[str, float], bool]:
+    """Return the median seconds of each kernel, and whether they are steady enough to be kept for later."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(tokens, columns, generator=generator)
     copies = max(1, min(footprint, ROTATED_BYTES) // (rows * columns * 4))
@@ -194,8 +199,14 @@ def _measure(
         )
     found = {kernel.name: record.median(kernel.name) for kernel in kernels}
     best = min(found, key=found.__getitem__)
+    steady = record.spread(best) <= STEADY
+    if not steady:
+        logger.warning(
+            "(%d, %d) at %d tokens: times spread by %.0f %%, the machine is busy; they serve now and are not kept",
+            *(rows, columns, tokens, 100 * record.spread(best)),
+        )
     logger.info("(%d, %d) at %d tokens: %s, %.4f ms", rows, columns, tokens, best, found[best] * 1e3)
-    return found
+    return found, steady
 
 
 def _copy(kernel: Kernel, prepared: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from twofour.packing import Packed
 logger = logging.getLogger("twofour.kernels")
 
 FEW_TOKENS = 16
-"""Up to here the row layout wins on every CPU measured (docs/kernels.md); `compile` measures instead."""
+"""Up to here the layout "rows" wins, above it "pairs" (kernels/nm_matmul/README.md); `compile` measures instead."""
 
 _prepared: WeakKeyDictionary[Packed, dict[str, Tensor]] = WeakKeyDictionary()
 
@@ -36,7 +36,7 @@ def select(packed: Packed, tokens: int) -> Kernel:
             reasons=[f"{kernel.name}: {kernel.refuses(packed)}" for kernel in candidates],
             remedy='kernel="nm_matmul_any_reference__torch" runs it densely, without any saving',
         )
-    layout = "rows" if tokens <= FEW_TOKENS else "panels"
+    layout = "rows" if tokens <= FEW_TOKENS else "pairs"
     # max keeps the first of equals: the table's order decides within an instruction set.
     chosen = max(fitting, key=lambda kernel: (kernel.layout == layout, native.ISA_LEVELS.index(kernel.isa)))
     logger.debug("using %s for %d tokens of a %s weight", chosen.name, tokens, packed.header.shape)
