@@ -28,6 +28,7 @@ class Cache:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._times: dict[str, dict[str, float]] = {}
+        self._passing: dict[str, dict[str, float]] = {}
         self._changed = False
         if path is not None and path.exists():
             self._times = _read(path)
@@ -48,12 +49,15 @@ class Cache:
 
     def get(self, key: str) -> dict[str, float]:
         """Return the seconds of each kernel measured for this case, possibly none."""
-        return self._times.get(key, {})
+        return self._times.get(key) or self._passing.get(key, {})
 
-    def put(self, key: str, seconds: dict[str, float]) -> None:
-        """Remember the seconds of each kernel for this case; `save` writes them."""
-        self._times[key] = seconds
-        self._changed = True
+    def put(self, key: str, seconds: dict[str, float], *, steady: bool = True) -> None:
+        """Remember the seconds of each kernel for this case; `save` writes them if they were `steady`."""
+        if steady:
+            self._times[key] = seconds
+            self._changed = True
+        else:
+            self._passing[key] = seconds
 
     def save(self) -> None:
         """Write the file if anything is new, keeping what another process has added meanwhile."""

@@ -114,8 +114,7 @@ def choose(
         known = cache.get(key)
         if not all(kernel.name in known for kernel in measured):
             known, steady = _measure(measured, layout, bias, count, rows, columns, footprint)
-            if steady:
-                cache.put(key, known)
+            cache.put(key, known, steady=steady)
         times[count] = {kernel.name: known[kernel.name] for kernel in measured}
     ladder = _few_layouts(kernels, times)
     if memory == "small":
