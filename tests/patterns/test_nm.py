@@ -159,3 +159,20 @@ def test_retained_magnitude_is_the_published_one(distribution: str, pattern: str
     l1, l2 = RETAINED[distribution][pattern]
     assert abs(kept.abs().sum() / weight.abs().sum() - l1) < 0.002
     assert abs(kept.square().sum() / weight.square().sum() - l2) < 0.002
+
+
+@pytest.mark.parametrize(("n", "m"), [(4, 512), (2, 65), (0, 4), (5, 4), (1, 0), (1, -4)])
+def test_the_native_kernel_refuses_groups_it_cannot_rank(isa: str, n: int, m: int) -> None:
+    scores, keep = torch.randn(512), torch.zeros(512, dtype=torch.bool)
+    rows = native.extension().nm_mask_rows()
+    anything = next(index for index, (*_, row_n, row_m) in enumerate(rows) if (row_n, row_m) == (0, 0))
+    with pytest.raises(ValueError, match="no such N:M"):
+        native.extension().nm_mask(anything, scores.data_ptr(), keep.data_ptr(), 1, n, m, True, 1)
+
+
+def test_a_kernel_of_one_pattern_refuses_another(isa: str) -> None:
+    scores, keep = torch.randn(512), torch.zeros(512, dtype=torch.bool)
+    row = mask_row(2, 4)
+    if native.extension().nm_mask_rows()[row][2:] == (2, 4):
+        with pytest.raises(ValueError, match="another N:M"):
+            native.extension().nm_mask(row, scores.data_ptr(), keep.data_ptr(), 1, 1, 8, True, 1)

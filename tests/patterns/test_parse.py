@@ -18,7 +18,9 @@ def test_pairs_round_trip() -> None:
     assert parse("4:8-pairs").name == "4:8-pairs"
 
 
-@pytest.mark.parametrize("text", ["", "2", "2:4:", "a:b", "2/4", "-2:4", "2.0:4", "2:4 pairs", "②:4", "2:4\n1:2"])
+@pytest.mark.parametrize(
+    "text", ["", "2", "2:4:", "a:b", "2/4", "-2:4", "2.0:4", "2:4 pairs", "②:4", "٢:٤", "2:4\n1:2"]
+)
 def test_what_is_no_pattern_is_refused(text: str) -> None:
     with pytest.raises(PatternError, match="not a sparsity pattern") as caught:
         parse(text)
@@ -29,6 +31,18 @@ def test_what_is_no_pattern_is_refused(text: str) -> None:
 def test_impossible_patterns_are_refused(text: str) -> None:
     with pytest.raises(PatternError, match="impossible"):
         parse(text)
+
+
+@pytest.mark.parametrize(("n", "m"), [(4, 512), (0, 4), (4, 4), (-1, 4), (2, 65), (2.0, 4)])
+def test_impossible_patterns_cannot_be_built_either(n: int, m: int) -> None:
+    with pytest.raises(PatternError, match=rf"the pattern '{n}:{m}' is impossible(.|\n)*1 <= N < M <= 64"):
+        NM(n, m)
+
+
+@pytest.mark.parametrize(("n", "m"), [(3, 8), (2, 7), (0, 8), (8, 8), (64, 66)])
+def test_impossible_pairs_cannot_be_built_either(n: int, m: int) -> None:
+    with pytest.raises(PatternError, match=rf"'{n}:{m}-pairs' is impossible(.|\n)*even N and M with 2 <= N"):
+        PairedNM(n, m)
 
 
 @pytest.mark.parametrize("text", ["64:2:4", "block:16x16@0.9", "channel"])

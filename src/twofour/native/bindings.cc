@@ -50,6 +50,8 @@ void bind_masks(nb::module_& m) {
   m.def("nm_mask", [](int index, uintptr_t scores, uintptr_t keep, int64_t groups, int n, int group, bool absolute,
                       int threads) {
     const NmMaskKernel& kernel = row(kNmMaskKernels, index);
+    if (group < 1 || group > kNmMaskMaxGroup || n < 1 || n > group) throw nb::value_error("no such N:M");
+    if (kernel.m != 0 && (kernel.n != n || kernel.m != group)) throw nb::value_error("the row is of another N:M");
     bool finite = true;
     nb::gil_scoped_release release;
     // 1024 groups a share: below that, starting a thread costs more than the mask.

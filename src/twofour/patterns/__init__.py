@@ -1,7 +1,8 @@
 """What may be zero: patterns, their masks and their checks."""
 
 from twofour.patterns.base import Conformity, Pattern
-from twofour.patterns.nm import NM, project_reference
+from twofour.patterns.groups import project_reference
+from twofour.patterns.nm import NM
 from twofour.patterns.pairs import PairedNM
 from twofour.patterns.parse import parse
 

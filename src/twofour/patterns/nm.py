@@ -12,17 +12,18 @@ from torch import Tensor
 
 from twofour import native
 from twofour.patterns.base import Conformity, Pattern, non_finite, require_groups
-
-LARGEST_GROUP = 64
-"""Largest M: the native kernel ranks a group in registers and on the stack."""
+from twofour.patterns.groups import check_groups, project_reference, require_possible
 
 
 @dataclass(frozen=True)
 class NM(Pattern):
-    """At most `n` non-zero values in every group of `m` consecutive ones (1 <= n < m <= 64)."""
+    """At most `n` non-zero values in every group of `m` consecutive ones (1 <= n < m <= 64, PatternError else)."""
 
     n: int
     m: int
+
+    def __post_init__(self) -> None:
+        require_possible(self.name, self.n, self.m, unit=1)
 
     @property
     def name(self) -> str:
@@ -51,27 +52,6 @@ class NM(Pattern):
         """Count the groups with at most `n` non-zeros; see `Pattern.check`."""
         require_groups(self, weight, "a weight")
         return check_groups(weight.detach().unflatten(-1, (-1, self.m)) != 0, self.n, weight, self.m)
-
-
-def project_reference(scores: Tensor, n: int, m: int, *, absolute: bool = False) -> Tensor:
-    """Keep the `n` largest of every `m` scores in plain torch: the reference of the native kernels, any device.
-
-    Args:
-        scores: Real scores (..., in), `in` a multiple of `m`.
-        n: Kept values per group.
-        m: Values per group.
-        absolute: Rank by |scores|.
-
-    Raises:
-        PatternError: A score is NaN or infinite.
-    """
-    if scores.is_floating_point() and not torch.isfinite(scores).all():
-        raise non_finite("a tensor of scores", scores)
-    groups = scores.unflatten(-1, (-1, m))
-    # A stable descending sort puts the lowest index first among equals; integers widen so that |-128| is 128.
-    groups = groups.to(torch.int64 if not scores.is_floating_point() else scores.dtype)
-    best = (groups.abs() if absolute else groups).sort(dim=-1, descending=True, stable=True).indices[..., :n]
-    return torch.zeros(groups.shape, dtype=torch.bool, device=scores.device).scatter_(-1, best, True).flatten(-2)
 
 
 def _project_native(scores: Tensor, n: int, m: int, absolute: bool) -> Tensor:
@@ -114,15 +94,3 @@ def mask_row(n: int, m: int) -> int:
         for index, (_, isa, row_n, row_m) in enumerate(rows)
         if native.supports(isa) and (row_n, row_m) in ((n, m), (0, 0))
     )
-
-
-def check_groups(nonzero: Tensor, allowed: int, weight: Tensor, group: int) -> Conformity:
-    """Count the legal groups of `nonzero` (..., groups, m) and find the first offending one in `weight`."""
-    counts = nonzero.sum(-1, dtype=torch.uint8 if nonzero.shape[-1] < 256 else torch.int32)
-    legal = counts <= allowed
-    good = int(legal.sum())
-    if good == legal.numel():
-        return Conformity(legal.numel(), good)
-    *rows, index = (~legal).nonzero()[0].tolist()
-    values = weight.detach()[tuple(rows)][index * group : (index + 1) * group].tolist()
-    return Conformity(legal.numel(), good, (*rows, index * group), tuple(values))

@@ -5,6 +5,8 @@
 
 namespace twofour {
 
+constexpr int kNmMaskMaxGroup = 64;  // a kernel ranks a group on the stack
+
 struct NmMask {
   const float* scores;  // groups * m values, the reduction axis contiguous
   uint8_t* keep;        // same shape, 1 = kept

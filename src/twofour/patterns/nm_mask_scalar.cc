@@ -16,13 +16,11 @@ inline bool sort_key(float score, bool absolute, int32_t* key) {
   return magnitude < 0x7f800000;
 }
 
-constexpr int kMaxGroup = 64;
-
 }  // namespace
 
 bool nm_mask_any_f32__scalar(const NmMask& a) {
   for (int64_t g = 0; g < a.groups; ++g) {
-    int32_t key[kMaxGroup];
+    int32_t key[kNmMaskMaxGroup];
     for (int i = 0; i < a.m; ++i)
       if (!sort_key(a.scores[g * a.m + i], a.absolute, &key[i])) return false;
     for (int i = 0; i < a.m; ++i) {

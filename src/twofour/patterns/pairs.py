@@ -12,15 +12,21 @@ import torch
 from torch import Tensor
 
 from twofour.patterns.base import Conformity, Pattern, require_groups
-from twofour.patterns.nm import check_groups, project_reference
+from twofour.patterns.groups import check_groups, project_reference, require_possible
 
 
 @dataclass(frozen=True)
 class PairedNM(Pattern):
-    """At most `n` / 2 non-zero pairs in every `m` / 2 aligned pairs; `n` and `m` count values and are even."""
+    """At most `n` / 2 non-zero pairs in every `m` / 2 aligned pairs.
+
+    `n` and `m` count values and are even, 2 <= n < m <= 64; a PatternError says so otherwise.
+    """
 
     n: int
     m: int
+
+    def __post_init__(self) -> None:
+        require_possible(self.name, self.n, self.m, unit=2)
 
     @property
     def name(self) -> str:

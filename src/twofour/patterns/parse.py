@@ -7,12 +7,12 @@ from functools import cache
 
 from twofour.errors import PatternError
 from twofour.patterns.base import Pattern
-from twofour.patterns.nm import LARGEST_GROUP, NM
+from twofour.patterns.nm import NM
 from twofour.patterns.pairs import PairedNM
 
 _FORMS = '"N:M" (2:4, 1:2, 4:8, 1:4, 8:16, ...) or "4:8-pairs"'
 _PLANNED = {
-    r"\d+:\d+:\d+": "V:N:M",
+    r"[0-9]+:[0-9]+:[0-9]+": "V:N:M",
     r"block(:.*)?": "block",
     r"channel(:.*)?": "channel",
 }
@@ -41,9 +41,8 @@ def parse(pattern: str | Pattern) -> Pattern:
 
 @cache
 def _parse(text: str) -> Pattern:
-    if match := re.fullmatch(r"(\d{1,4}):(\d{1,4})(-pairs)?", text):
-        n, m = int(match[1]), int(match[2])
-        return _paired(text, n, m) if match[3] else _plain(text, n, m)
+    if match := re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})(-pairs)?", text):
+        return (PairedNM if match[3] else NM)(int(match[1]), int(match[2]))
     for form, kind in _PLANNED.items():
         if re.fullmatch(form, text):
             raise PatternError(
@@ -58,23 +57,3 @@ def _parse(text: str) -> Pattern:
         wanted=_FORMS,
         remedy='"2:4" is what Sparse Tensor Cores and the CPU kernels run',
     )
-
-
-def _plain(text: str, n: int, m: int) -> Pattern:
-    if not 1 <= n < m <= LARGEST_GROUP:
-        raise PatternError(
-            f"the pattern {text!r} is impossible",
-            got=f"N = {n}, M = {m}",
-            wanted=f"1 <= N < M <= {LARGEST_GROUP}",
-        )
-    return NM(n, m)
-
-
-def _paired(text: str, n: int, m: int) -> Pattern:
-    if n % 2 or m % 2 or not 2 <= n < m <= LARGEST_GROUP:
-        raise PatternError(
-            f"the pattern {text!r} is impossible",
-            got=f"N = {n}, M = {m}",
-            wanted=f"even N and M with 2 <= N < M <= {LARGEST_GROUP}",
-        )
-    return PairedNM(n, m)
