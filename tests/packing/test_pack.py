@@ -115,6 +115,47 @@ def test_non_finite_weights_are_refused(isa: str, bad: float) -> None:
             pack(weight, "2:4")
 
 
+@pytest.mark.parametrize("pattern", ["2:4", "4:8"])
+def test_values_beyond_the_dtype_are_said_to_overflow_it(pattern: str) -> None:
+    weight = torch.zeros(2, 8)
+    weight[1, 5] = -70000.0
+    with pytest.raises(PackingError, match=r"overflow float16(.|\n)*got +70000(.|\n)*<= 65504(.|\n)*bfloat16"):
+        pack(weight, pattern, "float16")
+    weight[1, 5] = torch.finfo(torch.float32).max
+    with pytest.raises(PackingError, match="overflow bfloat16"):
+        pack(weight, pattern, "bfloat16")
+    weight[1, 5] = float("inf")
+    with pytest.raises(PatternError, match="NaN or infinite"):
+        pack(weight, pattern, "float16")
+
+
+@pytest.mark.parametrize("pattern", ["2:4", "4:8"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_non_finite_packed_values_are_refused(pattern: str, bad: float, dtype: torch.dtype) -> None:
+    packed = pack(sparse((4, 16), pattern).to(dtype), pattern)
+    packed.validate()
+    packed.values[2, 3] = bad
+    with pytest.raises(PackingError, match=r"not finite(.|\n)*1 values that are NaN or infinite(.|\n)*at \(2, 3\)"):
+        packed.validate()
+
+
+@pytest.mark.parametrize("place", [0, 1, 77, 65536, 524287])
+def test_one_nan_among_many_values_is_seen(place: int) -> None:
+    packed = pack(sparse((1024, 1024), "2:4"), "2:4")
+    packed.values.view(-1)[place] = float("nan")
+    with pytest.raises(PackingError, match="not finite"):
+        packed.validate()
+
+
+def test_a_header_whose_axis_has_half_a_group_is_refused() -> None:
+    header = Header("2:4", "float32", (4, 6), 1)
+    packed = Packed(header, torch.zeros(4, 2), torch.full((4, 1), 0b0100, dtype=torch.uint8))
+    for call in (packed.validate, packed.unpack):
+        with pytest.raises(PackingError, match=r"contradicts itself(.|\n)*\(4, 6\)(.|\n)*multiple of 4"):
+            call()
+
+
 @pytest.mark.parametrize(
     ("weight", "pattern", "dtype"),
     [

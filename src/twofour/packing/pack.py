@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -52,16 +53,17 @@ class Packed:
         return (found.unsqueeze(-1) * 2 + torch.arange(2)).flatten(-2)
 
     def validate(self) -> None:
-        """Check sizes and every index, without building positions where the pattern is 2:4.
+        """Check sizes, every value and every index, without building positions where the pattern is 2:4.
 
         Raises:
-            PackingError: Sizes do not match the header, or an index is illegal.
+            PackingError: Sizes do not match the header, a value is NaN or infinite, or an index is illegal.
         """
         geometry = _Geometry.of(self.header)
+        _require_sizes(self, geometry)
+        _require_finite(self.values)
         if (geometry.kept_units, geometry.units) != (2, 4):
             self.positions()
             return
-        _require_sizes(self, geometry)
         legal = _LEGAL_BYTES[self.indices.int()]
         if geometry.groups % 2:
             legal[:, -1] = _LEGAL_LAST[self.indices[:, -1].int()]
@@ -94,7 +96,7 @@ def pack(weight: Tensor, pattern: str | Pattern, dtype: str | torch.dtype | None
         axis: Reduction axis: -1 for a Linear, 1 for a convolution.
 
     Raises:
-        PackingError: The weight does not obey the pattern, or cannot be written in `dtype`.
+        PackingError: The weight does not obey the pattern, or cannot be written in `dtype` (too large for it, say).
         PatternError: The pattern does not divide the axis, or the weight holds NaN or infinity.
 
     Example:
@@ -110,12 +112,12 @@ def pack(weight: Tensor, pattern: str | Pattern, dtype: str | torch.dtype | None
     name = _encoding(rule, weight.dtype, dtype)
     header = Header(rule.name, name, tuple(weight.shape), axis % weight.ndim)
     flat = moved.reshape(-1, moved.shape[-1]).to(DTYPES[name])
+    if not _finite(flat):
+        raise _overflow(weight, flat.dtype) if _finite(weight) else non_finite("a weight", weight)
     if rule == NM(2, 4) and flat.dtype == torch.float32:
         values, indices = _compress_native(flat.contiguous(), moved, rule)
     else:
         values, indices = _compress(flat, rule, header)
-    if values.is_floating_point() and not torch.isfinite(values).all():
-        raise non_finite("a weight", weight)
     return Packed(header, _write_int4(values) if name == "int4" else values, indices)
 
 
@@ -134,6 +136,13 @@ class _Geometry:
     def of(cls, header: Header) -> _Geometry:
         rule = header.parsed()
         assert isinstance(rule, NM | PairedNM), rule
+        if header.reduction % rule.m:
+            raise PackingError(
+                "the header of a packed weight contradicts itself",
+                got=f"pattern {rule.name}, shape {header.shape}, reduction axis {header.axis} of {header.reduction}",
+                wanted=f"a reduction axis that is a multiple of {rule.m}",
+                remedy="the file is damaged; write it again",
+            )
         width = 2 if isinstance(rule, PairedNM) else 1
         return cls(rule.m, header.reduction // rule.m, rule.m // width, rule.n // width, width, header.dtype == "tf32")
 
@@ -208,6 +217,35 @@ def _require_sizes(packed: Packed, geometry: _Geometry) -> None:
             wanted=f"values {stored} {dtype}, indices {stream} torch.uint8",
             remedy="the file is damaged; write it again",
         )
+
+
+def _finite(values: Tensor) -> bool:
+    if not values.is_floating_point():
+        return True
+    # NaN and infinity survive the extremes: one pass that allocates nothing, where isfinite(...).all() takes four.
+    return all(isfinite(extreme) for extreme in torch.stack(values.aminmax()).tolist())
+
+
+def _require_finite(values: Tensor) -> None:
+    if not _finite(values):
+        bad = (~torch.isfinite(values)).nonzero()
+        where = tuple(bad[0].tolist())
+        raise PackingError(
+            "the values of a packed weight are not finite",
+            got=f"{len(bad)} values that are NaN or infinite, the first {values[where].item()} at {where}",
+            wanted="finite values only",
+            remedy="the file is damaged or was not written by twofour; write it again from the dense weights",
+        )
+
+
+def _overflow(weight: Tensor, dtype: torch.dtype) -> PackingError:
+    name = str(dtype).removeprefix("torch.")
+    return PackingError(
+        f"the weight's values overflow {name}",
+        got=f"{weight.abs().max().item():g} as the largest magnitude",
+        wanted=f"magnitudes <= {torch.finfo(dtype).max:g}",
+        remedy="dtype bfloat16 reaches as far as float32; or scale the weight down" if name == "float16" else None,
+    )
 
 
 def _write_int4(values: Tensor) -> Tensor:
