@@ -136,7 +136,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         raise OSError("disk full")
 
     monkeypatch.setattr("os.fsync", broken)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(RecipeError, match="disk full"):
         Recipe.parse("1:4").save(path)
     assert Recipe.load(path) == Recipe.parse("2:4") and len(list(tmp_path.iterdir())) == 1
 
@@ -181,3 +181,11 @@ def test_a_missing_or_binary_file(tmp_path: Path) -> None:
 
 def test_the_criterion_is_an_object_inside() -> None:
     assert Recipe.parse("2:4", criterion="magnitude").criterion == criteria.Magnitude()
+
+
+def test_where_a_recipe_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "recipe.toml"):
+        with pytest.raises(RecipeError, match=r"cannot be written\n  got (.|\n)*\n  wanted (.|\n)*\n  try "):
+            Recipe.parse("2:4").save(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]

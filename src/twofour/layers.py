@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from twofour.errors import LayerError
+from twofour.errors import LayerError, TwofourError
 
 Kind = Literal["linear", "conv1d", "conv2d"]
 
@@ -24,7 +24,7 @@ REDUCTION_AXIS = 1
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 _KINDS: dict[type[nn.Module], Kind] = {nn.Linear: "linear", nn.Conv1d: "conv1d", nn.Conv2d: "conv2d"}
-_ELIGIBILITIES = ("asp", "any")
+ELIGIBILITIES = ("asp", "any")
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
 
 
@@ -57,6 +57,11 @@ class PrunableWeight:
     attribute: str
     kind: Kind
     aliases: tuple[str, ...] = ()
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of all layers that share the weight, `layer` first."""
+        return (self.layer, *(alias.rpartition(".")[0] for alias in self.aliases))
 
     @property
     def parameter(self) -> nn.Parameter:
@@ -124,12 +129,9 @@ def walk(model: nn.Module, *, skip: str | Sequence[str] = (), eligibility: str =
     Raises:
         LayerError: `eligibility` is unknown, or a glob in `skip` matches no layer.
     """
-    if eligibility not in _ELIGIBILITIES:
-        raise LayerError(
-            "the eligibility rule is unknown", got=repr(eligibility), wanted=" or ".join(map(repr, _ELIGIBILITIES))
-        )
+    require_eligibility(eligibility)
     globs = (skip,) if isinstance(skip, str) else tuple(skip)
-    _require_matches(model, globs)
+    require_matches(model, globs, "a glob in `skip`")
     owners = _owners(model)
     shared = _shared_memory(owners)
     weights: list[PrunableWeight] = []
@@ -161,14 +163,23 @@ def nearest(glob: str, names: Iterable[str]) -> str:
     return "nearest names: " + ", ".join(f"`{name}`" for name in found) if found else "the model has no named layers"
 
 
-def _require_matches(model: nn.Module, globs: Sequence[str]) -> None:
+def require_eligibility(eligibility: object, kind: type[TwofourError] = LayerError) -> None:
+    """Raise an error of `kind` unless `eligibility` is one of `ELIGIBILITIES`."""
+    if eligibility not in ELIGIBILITIES:
+        raise kind(
+            "the eligibility rule is unknown", got=repr(eligibility), wanted=" or ".join(map(repr, ELIGIBILITIES))
+        )
+
+
+def require_matches(model: nn.Module, globs: Iterable[str], source: str, kind: type[TwofourError] = LayerError) -> None:
+    """Raise an error of `kind` unless each glob names a layer of `model`; `source` says where the globs stand."""
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for glob in globs:
         if not any(fnmatchcase(name, glob) for name in names):
-            raise LayerError(
-                "a glob in `skip` matches no layer",
+            raise kind(
+                f"{source} matches no layer",
                 got=repr(glob),
-                wanted="a layer's name",
+                wanted="the name of a layer, or a glob of such names",
                 remedy=nearest(glob, names),
             )
 

@@ -27,12 +27,11 @@ from twofour import criteria, patterns
 from twofour.criteria import Criterion
 from twofour.errors import LayerError, PatternError, RecipeError
 from twofour.files import replacing
-from twofour.layers import PrunableWeight, Skipped, matches, nearest, walk
+from twofour.layers import PrunableWeight, Skipped, matches, require_eligibility, require_matches, walk
 from twofour.patterns import Pattern
 
 FORMAT = 1
 DENSE = "dense"
-ELIGIBILITIES = ("asp", "any")
 
 _KEYS = ("format", "criterion", "eligibility", "skip", "rule")
 _RULE_KEYS = ("layers", "pattern")
@@ -63,9 +62,7 @@ class Recipe:
     eligibility: str = "asp"
 
     def __post_init__(self) -> None:
-        if self.eligibility not in ELIGIBILITIES:
-            wanted = " or ".join(map(repr, ELIGIBILITIES))
-            raise RecipeError("the eligibility rule is unknown", got=repr(self.eligibility), wanted=wanted)
+        require_eligibility(self.eligibility, RecipeError)
         if not self.rules:
             raise RecipeError("the recipe has no rules", wanted='a pattern, or a mapping such as {"encoder.*": "2:4"}')
 
@@ -125,9 +122,21 @@ class Recipe:
             raise
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the recipe as TOML; a reader never sees half of it."""
-        with replacing(path) as temporary:
-            temporary.write_text(self.to_toml(), encoding="utf-8")
+        """Write the recipe as TOML; a reader never sees half of it.
+
+        Raises:
+            RecipeError: The file cannot be written: `path` is a folder, say, or the disk is full.
+        """
+        try:
+            with replacing(path) as temporary:
+                temporary.write_text(self.to_toml(), encoding="utf-8")
+        except OSError as error:
+            raise RecipeError(
+                f"the recipe {os.fspath(path)!r} cannot be written",
+                got=str(error),
+                wanted="a file name in a folder that may be written to, and room for it",
+                remedy="choose another path, for instance recipe.toml",
+            ) from error
 
     def to_toml(self) -> str:
         """Return the recipe's TOML text."""
@@ -146,9 +155,12 @@ class Recipe:
         """Return the first rule that matches any of the names of a (tied) layer, or None."""
         return next((rule for rule in self.rules if any(matches(rule[0], layer) for layer in layers)), None)
 
-    def pattern_for(self, layer: str) -> Pattern | None:
-        """Return the pattern that the rules give a layer; None is dense. `skip` and eligibility are not looked at."""
-        rule = self.rule_for(layer)
+    def pattern_for(self, *layers: str) -> Pattern | None:
+        """Return the pattern that the rules give a layer, by any of its names when it is tied; None is dense.
+
+        `skip` and eligibility are not looked at.
+        """
+        rule = self.rule_for(*layers)
         return rule[1] if rule else None
 
     def assign(self, model: nn.Module) -> Assignment:
@@ -158,12 +170,12 @@ class Recipe:
             RecipeError: A glob matches no layer.
             LayerError: A rule other than "*" asks for a pattern and no weight can be given it.
         """
-        self._require_matches(model)
+        require_matches(model, (glob for glob, _ in self.rules), "a rule", RecipeError)
         found = walk(model, skip=self.skip, eligibility=self.eligibility)
         weights: list[tuple[PrunableWeight, Pattern]] = []
         skipped = list(found.skipped)
         for weight in found.weights:
-            rule = self.rule_for(weight.layer, *(_layer_of(alias) for alias in weight.aliases))
+            rule = self.rule_for(*weight.layers)
             if reason := _rule_reason(weight, rule):
                 skipped.append(Skipped(weight.name, weight.layer, reason))
             elif rule and rule[1]:
@@ -171,20 +183,9 @@ class Recipe:
         self._require_effect(weights, skipped)
         return Assignment(tuple(weights), tuple(skipped))
 
-    def _require_matches(self, model: nn.Module) -> None:
-        names = [name for name, _ in model.named_modules(remove_duplicate=False)]
-        for glob, _ in self.rules:
-            if not any(matches(glob, name) for name in names):
-                raise RecipeError(
-                    "a rule matches no layer",
-                    got=repr(glob),
-                    wanted="a glob of layer names",
-                    remedy=nearest(glob, names),
-                )
-
     def _require_effect(self, weights: Sequence[tuple[PrunableWeight, Pattern]], skipped: Sequence[Skipped]) -> None:
         """Refuse a rule that asks for sparse layers by name and gets none; "*" takes what there is."""
-        layers = [_layer_of(name) for weight, _ in weights for name in (weight.name, *weight.aliases)]
+        layers = [layer for weight, _ in weights for layer in weight.layers]
         for rule in self.rules:
             glob, pattern = rule
             if pattern is None or not glob.strip("*") or any(self.rule_for(layer) == rule for layer in layers):
@@ -210,10 +211,6 @@ def _rule_reason(weight: PrunableWeight, rule: tuple[str, Pattern | None] | None
             f"weight {shape}: reduction axis {weight.reduction} is not a multiple of {pattern.group} ({pattern.name})"
         )
     return None
-
-
-def _layer_of(name: str) -> str:
-    return name.rpartition(".")[0]
 
 
 def _glob(glob: Any) -> str:

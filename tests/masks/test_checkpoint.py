@@ -158,6 +158,19 @@ def test_a_recipe_says_where_to_derive() -> None:
     assert list(masks.derive(pruned, recipe, skip="4")) == ["0.weight", "2.weight"]
 
 
+@pytest.mark.parametrize("layer", ["a", "b"])
+def test_a_recipe_may_name_a_tied_layer_by_any_of_its_names(layer: str) -> None:
+    model = nn.ModuleDict({"a": nn.Linear(16, 16), "b": nn.Linear(16, 16)})
+    model["b"].weight = model["a"].weight
+    recipe = Recipe.parse({layer: "2:4"})
+    twofour.prune(model, recipe)
+    pruned = keeps(model)
+    masks.detach(model)
+    assert {name: mask.keep.tolist() for name, mask in masks.derive(model, recipe).items()} == {
+        name: keep.tolist() for name, keep in pruned.items()
+    }
+
+
 def test_a_model_without_eligible_weights_has_no_masks_to_derive() -> None:
     with pytest.raises(MaskError, match="no weight of the model is eligible"):
         masks.derive(nn.Linear(10, 10), "2:4")

@@ -36,8 +36,8 @@ class PatternChoice(Protocol):
         """The rule of `layers.walk`."""
         ...
 
-    def pattern_for(self, layer: str) -> Pattern | None:
-        """Return the pattern of the layer."""
+    def pattern_for(self, *layers: str) -> Pattern | None:
+        """Return the pattern of a layer, given all its names."""
         ...
 
 
@@ -131,7 +131,7 @@ def _candidates(
     else:
         pattern = parse(pattern)
     for prunable in walk(model, skip=skip, eligibility=eligibility).weights:
-        chosen = pattern if isinstance(pattern, Pattern) else pattern.pattern_for(prunable.layer)
+        chosen = pattern if isinstance(pattern, Pattern) else pattern.pattern_for(*prunable.layers)
         if chosen is not None and prunable.reduction % chosen.group == 0:
             yield prunable, chosen
 
