@@ -1,6 +1,7 @@
 """ARCHITECTURE.md lists the stages in order; the code may only import upwards in that list."""
 
 import ast
+import graphlib
 import re
 from pathlib import Path
 
@@ -53,6 +54,29 @@ def test_imports_point_up_the_table() -> None:
 
 def test_the_reader_of_imports_sees_them() -> None:
     assert imports(PACKAGE / "export" / "save_load.py") >= {"compiler", "masks", "packing"}
+
+
+def module_imports() -> dict[str, set[str]]:
+    """Each module of ours and the modules of ours that it imports, at the top or inside a function."""
+    paths = {path: ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
+    names = {path: name.removesuffix(".__init__") for path, name in paths.items()}
+    found: dict[str, set[str]] = {name: set() for name in names.values()}
+    for path, name in names.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                targets = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                dotted = [f"{node.module}.{alias.name}" for alias in node.names]
+                targets = [target if target in found else node.module for target in dotted]
+            else:
+                continue
+            found[name] |= {target for target in targets if target in found and target != PACKAGE.name}
+    return found
+
+
+def test_no_modules_import_each_other() -> None:
+    graphlib.TopologicalSorter(module_imports()).prepare()  # raises CycleError, naming the modules
+    assert "twofour.masks.link" in module_imports()["twofour.masks.hooks"]
 
 
 def test_files_stay_small() -> None:

@@ -3,7 +3,11 @@
 import copy
 import gc
 import io
+import os
+import subprocess
+import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -238,6 +242,18 @@ def test_a_copy_is_masked_by_itself(how: str) -> None:
     assert torch.equal(layer.weight, before), "the original was not trained"
     assert torch.equal(other.weight == 0, before == 0)
     assert (other.weight != before).float().mean() == 0.5
+
+
+def test_a_process_that_only_unpickles_keeps_the_mask_too(tmp_path: Path) -> None:
+    torch.save(masked(nn.Linear(32, 32)), tmp_path / "model.pt")
+    code = f"""
+import torch
+model = torch.load({os.fspath(tmp_path / "model.pt")!r}, weights_only=False)
+model(torch.randn(4, 32)).square().mean().backward()
+torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1).step()
+assert (model.weight[~model.weight_mask] == 0).all() and (model.weight == 0).float().mean() == 0.5
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_a_copied_optimizer_trains_the_copied_model() -> None:

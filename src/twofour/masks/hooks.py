@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from twofour.errors import MaskError, PatternError
 from twofour.layers import from_reduction_last, is_distributed, reduction_last, whole
-from twofour.masks.link import Link, fill_pruned, keeps, links_of, living
+from twofour.masks.link import Link, fill_pruned, keeps, links_of, living, unpickled
 
 _log = logging.getLogger("twofour.masks")
 
@@ -32,6 +32,9 @@ def install() -> None:
     untraced = partial(torch.compiler.disable, reason="twofour masks: looks models up while it runs")
     register_optimizer_step_pre_hook(cast(Any, untraced(_before_step)))
     register_optimizer_step_post_hook(cast(Any, untraced(_after_step)))
+
+
+unpickled.append(install)
 
 
 def _masked_parameters(optimizer: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from twofour.patterns import Pattern
 
 LINKS = "_twofour_links"
 """Attribute of a masked module: a dict from the parameter's name in the module to its `Link`."""
+
+unpickled: list[Callable[[], None]] = []
+"""Called after a link was unpickled: `hooks` installs itself here, since that process may never attach a mask."""
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -103,11 +107,10 @@ class Link:
         return {"module": self.module, "attribute": self.attribute, "name": self.name, "pattern": self.pattern}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        from twofour.masks import hooks
-
         self.attribute, self.name, self.pattern = state["attribute"], state["name"], state["pattern"]
         self._bind(state["module"])
-        hooks.install()
+        for react in unpickled:
+            react()
 
 
 def buffer_name(attribute: str) -> str:
