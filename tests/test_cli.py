@@ -74,7 +74,9 @@ def test_a_real_process(tmp_path: Path):
     assert done.stdout.splitlines()[-1] == "NOT OK: nothing is sparse; 0 of 2 weights are sparse, 1 skipped"
     command[-1] = "zoo_cli:missing"
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2 and done.stderr.lstrip().startswith("SourceError: `zoo_cli` has no function `missing`.")
+    assert done.returncode == 2 and done.stderr.lstrip().startswith(
+        "SourceError: `zoo_cli` has no function `missing`\n"
+    )
 
 
 def test_prune_then_check_a_function(run, tmp_path: Path):
@@ -121,9 +123,77 @@ def test_output_is_not_overwritten(run, tmp_path: Path):
     assert Path("out/model.safetensors").read_bytes() != before
     Path("mine").mkdir()
     Path("mine/diary.txt").write_text("dear")
-    refused(run("prune", "zoo_cli:small", "--out", "mine", "--force"), "not the result of an earlier", "no recipe.toml")
+    refused(run("prune", "zoo_cli:small", "--out", "mine", "--force"), "not just the result of", "no report.json")
     assert Path("mine/diary.txt").read_text() == "dear"
     assert not list(tmp_path.glob(".out*"))
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "sub/notes.txt", "sub/"])
+def test_force_replaces_only_what_prune_wrote(run, name):
+    run("prune", "zoo_cli:small", "--out", "out")
+    mine = Path("out") / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.mkdir() if name.endswith("/") else mine.write_text("mine")
+    before = Path("out/model.safetensors").read_bytes()
+    words = ("prune", "zoo_cli:small", "--out", "out", "--force", "--pattern", "1:4")
+    refused(run(*words), "SourceError", f"`{name.split('/')[0]}", "did not write", "choose another --out")
+    assert mine.exists() and Path("out/model.safetensors").read_bytes() == before
+    Path("out/report.json").write_text('{"ok": true}')
+    refused(run(*words), "a report.json that `twofour prune` did not write")
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_an_interrupted_replacement_keeps_the_old_result(run, tmp_path: Path, monkeypatch, error):
+    run("prune", "zoo_cli:small", "--out", "out")
+    before = {path.name: path.read_bytes() for path in Path("out").iterdir()}
+    rename = Path.rename
+
+    def fails(self, target):
+        if self.name == "new":
+            raise error
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    result = run("prune", "zoo_cli:small", "--out", "out", "--force", "--pattern", "1:4")
+    assert result.exit_code != 0
+    if isinstance(error, OSError):
+        refused(result, "SourceError: ", "out cannot be written", "OSError: disk", "choose another --out")
+    assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == before
+    assert not list(tmp_path.glob(".out*"))
+
+
+def test_out_must_stand_apart(run, tmp_path: Path, monkeypatch):
+    folder = Path("hub")
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    save_file({"w": torch.zeros(16, 16)}, folder / "model.safetensors")
+    for out, got in (("hub/pruned", "inside the source"), ("hub/a/../b", "inside the source")):
+        refused(run("prune", "hub", "--out", out), "SourceError", got, "apart from the source")
+    refused(run("prune", "hub", "--out", "hub"), "exists already")
+    refused(run("prune", "hub", "--out", "hub/a/.."), "the source itself")
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    run("prune", "zoo_cli:small", "--out", "first")
+    again = ("prune", "first/model.safetensors", "--include", "*", "--force", "--out")
+    refused(run(*again, "first"), "holds the source")
+    Path("empty").mkdir()
+    monkeypatch.chdir("empty")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    refused(run("prune", "zoo_cli:small", "--out", "."), "SourceError", "the current folder", "--out pruned")
+    refused(run("prune", "zoo_cli:small", "--out", "..", "--force"), "a folder around the current one")
+
+
+def test_paths_that_cannot_be_written(run):
+    Path("file").write_text("")
+    long = "x" * 300
+    for out in ("file/out", long, f"{long}/out"):
+        refused(run("prune", "zoo_cli:small", "--out", out), "SourceError", "cannot be written", "choose another --out")
+    run("prune", "zoo_cli:small", "--out", "out")
+    for path in ("file/x.json", ".", f"{long}.json"):
+        result = run("check", "out/model.safetensors", "--json", path)
+        assert result.exit_code == 2 and "SourceError: --json" in result.stderr and "wanted" in result.stderr
+        assert "OK: 2 of 2" in result.stdout  # what was found is printed all the same
+    refused(run("check", long), "SourceError", "is not a source")
+    refused(run("check", "~nobody-here/x"), "SourceError", "is not a source")
 
 
 def test_prune_options(run):
@@ -184,8 +254,17 @@ def test_truncated_and_foreign_files(run):
     refused(run("check", "cut.safetensors"), "FormatError", "not readable as safetensors")
     Path("model.pt").write_bytes(b"pickle")
     refused(run("check", "model.pt"), "SourceError", ".pt file", "safetensors")
-    save_file({"fc.weight": torch.randn(16, 32)}, "lie.safetensors", metadata={source.PROMISE: "[1]"})
-    refused(run("check", "lie.safetensors"), "SourceError", "metadata", "malformed")
+    for lie in ("[1]", '{"fc.weight": 2}', "{", "[" * 100_000):
+        save_file({"fc.weight": torch.randn(16, 32)}, "lie.safetensors", metadata={source.PROMISE: lie})
+        refused(run("check", "lie.safetensors"), "FormatError: the metadata of lie.safetensors is malformed", "wanted")
+
+
+def test_foreign_configs(run):
+    Path("hub").mkdir()
+    save_file({"w": torch.zeros(4, 4)}, "hub/model.safetensors")
+    for config in ("[" * 100_000, "[]", "{}", '{"architectures": ["BertModel"]}'):
+        Path("hub/config.json").write_text(config)
+        refused(run("check", "hub"), "SourceError: hub is not a Hugging Face model folder")
 
 
 @pytest.mark.parametrize(

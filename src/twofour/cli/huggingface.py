@@ -31,7 +31,7 @@ def find(folder: Path) -> Path:
     if len(inside) == 1:
         return inside[0]
     raise SourceError(
-        f"{folder} is not a Hugging Face model folder.",
+        f"{folder} is not a Hugging Face model folder",
         got=f"{len(inside)} model folders inside it" if inside else "no config.json with a .safetensors file beside it",
         wanted="config.json (with model_type) and model.safetensors",
         remedy="name one of the folders inside, or a .safetensors file",
@@ -53,7 +53,7 @@ def load(folder: Path) -> nn.Module:
         model = cls.from_pretrained(folder, local_files_only=True, use_safetensors=True)
     except Exception as error:  # every kind of trouble in a foreign folder ends in the same sentence
         raise SourceError(
-            f"transformers cannot load {folder}.",
+            f"transformers cannot load {folder}",
             got=f"{type(error).__name__}: {error}",
             wanted="config.json and safetensors weights of one model",
         ) from error
@@ -78,11 +78,12 @@ def _architectures(config: Path) -> tuple[str, ...] | None:
     """Return the class names in a config.json, or None where the file is not a model's config."""
     try:
         content = json.loads(config.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(content, dict) or "model_type" not in content:
         return None
-    return tuple(content.get("architectures") or ())
+    names = content.get("architectures")
+    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
 
 def _transformers(folder: Path) -> ModuleType:
@@ -90,7 +91,7 @@ def _transformers(folder: Path) -> ModuleType:
         import transformers  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise SourceError(
-            f"{folder} needs transformers to be loaded.",
+            f"{folder} needs transformers to be loaded",
             got=str(error),
             wanted="the package transformers",
             remedy='pip install "twofour[text]"',

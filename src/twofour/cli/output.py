@@ -8,16 +8,18 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
-from twofour import export, layers, masks
+from twofour import export, layers, masks, measure
 from twofour.cli import huggingface
 from twofour.cli.source import PROMISE, Source, read_metadata
 from twofour.errors import SourceError
 
 RECIPE = "recipe.toml"
+REPORT = "report.json"
 WEIGHTS = "model.safetensors"
 
 
@@ -25,22 +27,56 @@ def require_free(out: Path, force: bool) -> None:
     """Refuse an output folder that holds something, before any long work.
 
     Raises:
-        SourceError: It exists and is not empty; with `force`, it was not written by `twofour prune`.
+        SourceError: It exists and is not empty; with `force`, it is not exactly what `twofour prune` wrote.
     """
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+    with _writing(out):
+        here, place = Path.cwd(), out.resolve()
+        if place == here or place in here.parents:
+            raise SourceError(
+                f"{out} cannot become the result's folder",
+                got="the current folder" if place == here else "a folder around the current one",
+                wanted="a folder that can be replaced as a whole",
+                remedy="name a new folder inside it, for example --out pruned",
+            )
+        if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+            return
+        if not force:
+            raise SourceError(
+                f"{out} exists already and is not overwritten",
+                got=f"a folder of {len(list(out.iterdir()))} entries" if out.is_dir() else "a file",
+                wanted="a new or empty folder",
+                remedy="choose another --out, or pass --force to replace an earlier result",
+            )
+        if reason := _foreign(out):
+            raise SourceError(
+                f"{out} is not just the result of an earlier `twofour prune` and is not replaced",
+                got=reason,
+                wanted="a folder with nothing but what `twofour prune` wrote, or a new one",
+                remedy="choose another --out, or move what is yours elsewhere",
+            )
+
+
+def require_apart(out: Path, source: Source) -> None:
+    """Refuse an output folder that is the source, lies inside it or holds it.
+
+    Raises:
+        SourceError: It does.
+    """
+    if source.path is None:
         return
-    if not force:
+    with _writing(out):
+        place, origin = out.resolve(), source.path.resolve()
+    relation = (
+        "the source itself" if place == origin
+        else "a folder inside the source" if origin in place.parents
+        else "a folder that holds the source" if place in origin.parents
+        else None
+    )  # fmt: skip
+    if relation:
         raise SourceError(
-            f"{out} exists already and is not overwritten.",
-            got="a file" if out.is_file() else f"a folder of {len(list(out.iterdir()))} entries",
-            wanted="a new or empty folder",
-            remedy="choose another --out, or pass --force to replace an earlier result",
-        )
-    if not (out / RECIPE).is_file():
-        raise SourceError(
-            f"{out} is not the result of an earlier `twofour prune` and is not replaced.",
-            got=f"no {RECIPE} in it",
-            wanted="a folder that `twofour prune` wrote, or a new one",
+            f"{out} cannot become the result's folder",
+            got=f"{relation}, {source.path}",
+            wanted="a folder apart from the source",
             remedy="choose another --out",
         )
 
@@ -49,24 +85,35 @@ def require_free(out: Path, force: bool) -> None:
 def folder(out: Path, force: bool) -> Iterator[Path]:
     """Give a temporary folder beside `out`; it becomes `out` when the block ends without an error.
 
+    An earlier result is moved aside first and removed last: whatever goes wrong in between, it comes back.
+
     Raises:
         SourceError: As `require_free`, or the place cannot be written to.
     """
     require_free(out, force)
-    try:
+    out = out.absolute()  # the model's own code may change the current folder
+    with _writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    except OSError as error:
-        raise SourceError(f"{out} cannot be written.", got=str(error)) from error
-    try:
-        made = temporary / "new"
+        temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name[:100]}."))
+        made, old = temporary / "new", temporary / "old"
         made.mkdir()
-        yield made
-        if out.exists():
-            out.rename(temporary / "old")
-        made.rename(out)
+    try:
+        with _writing(out):
+            yield made
+            if out.exists():
+                out.rename(old)
+            made.rename(out)
     finally:
+        _bring_back(old, out)
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_report(target: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Write report.json last, with the names of all files of the result, and return what it holds."""
+    files = {path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir()}
+    whole = {**content, "files": sorted({*files, REPORT})}
+    measure.write_json(target / REPORT, whole)
+    return whole
 
 
 def write_model(model: nn.Module, source: Source, target: Path) -> None:
@@ -93,3 +140,47 @@ def write_weights(
     """Write named weights as safetensors, with the promise in the metadata."""
     save_file(dict(weights), path, metadata={**metadata, PROMISE: json.dumps(dict(promise))})
     path.chmod(0o644)
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    """Say of which output folder the operating system complains."""
+    try:
+        yield
+    except OSError as error:
+        raise SourceError(
+            f"{out} cannot be written",
+            got=f"{type(error).__name__}: {error}",
+            wanted="the path of a new folder, in a folder that can be written to",
+            remedy="choose another --out",
+        ) from error
+
+
+def _foreign(out: Path) -> str | None:
+    """Say what shows that `out` is not exactly what `twofour prune` wrote, or None."""
+    if not out.is_dir():
+        return "a file"
+    try:
+        report = json.loads((out / REPORT).read_text())
+    except FileNotFoundError:
+        return f"no {REPORT} in it"
+    except (ValueError, RecursionError):
+        report = None
+    if not isinstance(report, dict) or not isinstance(report.get("files"), list) or "source" not in report:
+        return f"a {REPORT} that `twofour prune` did not write"
+    known = {str(name) for name in report["files"]}
+    known |= {parent.as_posix() for name in known for parent in Path(name).parents}
+    found = sorted(path.relative_to(out).as_posix() for path in out.rglob("*"))
+    unknown = [name for name in found if name not in known]
+    return f"`{unknown[0]}`, which `twofour prune` did not write ({len(unknown)} such entries)" if unknown else None
+
+
+def _bring_back(old: Path, out: Path) -> None:
+    if not old.exists() or out.exists():
+        return
+    try:
+        old.rename(out)
+    except OSError as error:
+        raise SourceError(
+            f"the earlier result could not be moved back to {out}", got=str(error), remedy=f"it is whole in {old}"
+        ) from error

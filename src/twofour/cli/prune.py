@@ -9,7 +9,7 @@ import torch
 import typer
 from torch import Tensor
 
-from twofour import legality, measure, pruning
+from twofour import legality, pruning
 from twofour.cli import check as check_command
 from twofour.cli import output
 from twofour.cli import source as sources
@@ -38,6 +38,7 @@ def prune(
     """Make a model sparse once, without training; write weights, recipe.toml and report.json to DIR."""
     output.require_free(out, force)
     found = sources.resolve(source)
+    output.require_apart(out, found)
     rules: Any = {glob: pattern for glob in include} if include else pattern
     recipe = Recipe.parse(rules, criterion=criterion, skip=skip or (), eligibility=eligibility)
     if found.kind == "file" and not include:
@@ -45,9 +46,8 @@ def prune(
     with output.folder(out, force) as target:
         with progress(f"pruning {source}"):
             report = _prune_file(found, recipe, target) if found.kind == "file" else _prune_model(found, recipe, target)
-        content = {"source": source, "out": str(out), **report.to_dict()}
         recipe.save(target / output.RECIPE)
-        measure.write_json(target / "report.json", content)
+        content = output.write_report(target, {"source": source, "out": str(out), **report.to_dict()})
     check_command.show(report)
     say(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     write(json, content)
@@ -74,7 +74,7 @@ def _prune_file(source: sources.Source, recipe: Recipe, target: Path) -> Report:
             skipped.append((name, reason))
     if not promise:
         raise SourceError(
-            f"no weight in {source.text} can be pruned as asked.",
+            f"no weight in {source.text} can be pruned as asked",
             got="; ".join(f"`{name}`: {reason}" for name, reason in skipped[:5]) or "no tensor of two or more axes",
             wanted="an --include that matches Linear or convolution weights",
             remedy="`twofour check FILE` lists the weights; --eligibility any lifts the rule of 8 x 16 multiples",
@@ -121,7 +121,7 @@ def _reason(name: str, weight: Tensor, recipe: Recipe) -> str | None:
 def _needs_include(source: sources.Source) -> SourceError:
     names = [name for name, weight in _plain(source).items() if weight.ndim >= 2]
     return SourceError(
-        f"{source.text} does not say which of its tensors are layers.",
+        f"{source.text} does not say which of its tensors are layers",
         got=f"{len(names)} tensors of two or more axes: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}",
         wanted='--include GLOB, for example --include "encoder.*"',
         remedy="an embedding looks like a Linear weight in a file: name what may be pruned, or pass the model",
@@ -132,7 +132,7 @@ def _plain(source: sources.Source) -> dict[str, Tensor]:
     weights = source.weights()
     if weights.packed:
         raise SourceError(
-            f"{source.text} is packed already.",
+            f"{source.text} is packed already",
             got=f"{len(weights.packed)} packed weights",
             wanted="a plain safetensors file",
             remedy="`twofour check` says what it holds",

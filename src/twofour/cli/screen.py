@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from twofour import measure
-from twofour.errors import TwofourError
+from twofour.errors import MeasureError, SourceError, TwofourError
 
 # Without a terminal rich assumes 80 columns and would cut the tables that scripts read.
 PIPED_WIDTH = 200
@@ -73,9 +73,21 @@ def say(text: str) -> None:
 
 
 def write(path: Path | None, content: object) -> None:
-    """Write `content` where `--json` asks for it."""
+    """Write `content` where `--json` asks for it.
+
+    Raises:
+        SourceError: The file cannot be written.
+    """
     if path is not None:
-        measure.write_json(path, content)
+        try:
+            measure.write_json(path, content)
+        except (MeasureError, OSError) as error:
+            raise SourceError(
+                f"--json {path} cannot be written",
+                got=(error.got if isinstance(error, MeasureError) else None) or str(error),
+                wanted="the path of a new or old file, in a folder that can be written to",
+                remedy="choose another --json",
+            ) from error
         errors().print(Text(f"wrote {path}"), soft_wrap=True)
 
 

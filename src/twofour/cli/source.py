@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from twofour import export
 from twofour.cli import huggingface
-from twofour.errors import SourceError
+from twofour.errors import FormatError, SourceError
 
 PROMISE = "twofour.patterns"
 FORMS = (
@@ -71,7 +71,7 @@ class Source:
         if self.kind == "folder":
             return huggingface.load(self.path)
         raise SourceError(
-            f"{self.text} holds weights, and the layers they belong to are not known.",
+            f"{self.text} holds weights, and the layers they belong to are not known",
             got="a safetensors file",
             wanted=" or ".join(FORMS[:3]),
             remedy="pass the function that builds the model, or its Hugging Face folder",
@@ -105,13 +105,17 @@ def resolve(text: str) -> Source:
     Raises:
         SourceError: It is nothing of the forms in `FORMS`.
     """
-    path = Path(text).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(text).expanduser()
+        folder, file = path.is_dir(), path.is_file()
+    except (OSError, ValueError, RuntimeError):  # too long for a path, or the home of somebody unknown
+        path, folder, file = Path(), False, False
+    if folder:
         return Source(text, "folder", huggingface.find(path))
-    if path.is_file():
+    if file:
         if path.suffix != ".safetensors":
             raise SourceError(
-                f"{text} is not a kind of file that can be read.",
+                f"{text} is not a kind of file that can be read",
                 got=f"a {path.suffix or 'nameless'} file",
                 wanted="a .safetensors file",
                 remedy="a pickled checkpoint can run code when loaded: write it with safetensors.torch.save_file",
@@ -122,7 +126,7 @@ def resolve(text: str) -> Source:
     if folder := _installed(text):
         return Source(text, "folder", folder)
     raise SourceError(
-        f"{text} is not a source of a model.",
+        f"{text} is not a source of a model",
         got="no such file, folder or installed package",
         wanted="; ".join(FORMS),
     )
@@ -138,16 +142,19 @@ def read_promise(path: Path) -> dict[str, str]:
     """Read the weight names and patterns promised in a file's metadata.
 
     Raises:
-        SourceError: The promise is malformed.
+        FormatError: The promise is malformed.
     """
     text = read_metadata(path).get(PROMISE, "{}")
     try:
         promise = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         promise = None
     if not isinstance(promise, Mapping) or not all(isinstance(value, str) for value in promise.values()):
-        raise SourceError(
-            f"the metadata of {path} is malformed.", got=text[:120], wanted=f"{PROMISE}: a JSON object of patterns"
+        raise FormatError(
+            f"the metadata of {path} is malformed",
+            got=text[:120],
+            wanted=f"{PROMISE}: a JSON object of weight names and patterns",
+            remedy="write the file again with `twofour prune`",
         )
     return {str(name): value for name, value in promise.items()}
 
@@ -170,7 +177,7 @@ def _call(text: str) -> nn.Module:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise SourceError(
-            f"the module `{module_name}` cannot be imported.",
+            f"the module `{module_name}` cannot be imported",
             got=f"{type(error).__name__}: {error}",
             wanted=FORMS[0],
             remedy="run from the folder that holds the module, or install its package",
@@ -179,14 +186,14 @@ def _call(text: str) -> nn.Module:
     if not callable(function):
         names = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
         raise SourceError(
-            f"`{module_name}` has no function `{function_name}`.",
+            f"`{module_name}` has no function `{function_name}`",
             got=f"functions {', '.join(names[:8]) or 'none'}",
             wanted=FORMS[0],
         )
     try:
         model = function()
     except Exception as error:
-        raise SourceError(f"{text} raised {type(error).__name__}.", got=str(error), wanted=FORMS[0]) from error
+        raise SourceError(f"{text} raised {type(error).__name__}", got=str(error), wanted=FORMS[0]) from error
     if not isinstance(model, nn.Module):
-        raise SourceError(f"{text} did not return a model.", got=type(model).__name__, wanted=FORMS[0])
+        raise SourceError(f"{text} did not return a model", got=type(model).__name__, wanted=FORMS[0])
     return model
