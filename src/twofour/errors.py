@@ -44,6 +44,10 @@ class TwofourError(Exception):
                 lines.append(f"  {label:<7} {text}")
         return "\n".join(lines)
 
+    def __repr__(self) -> str:
+        # What frameworks that wrap an error show of it: the whole message, not its first line.
+        return f"{type(self).__name__}({str(self)!r})"
+
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions pickle by calling cls(*args); keyword-only fields travel as state instead.
         return (type(self), (self.what,), self.__dict__.copy())

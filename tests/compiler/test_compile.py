@@ -1,6 +1,7 @@
 import copy
 import io
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ import twofour
 from twofour import native
 from twofour.compiler import CompiledLinear, Plan
 from twofour.compiler.cache import Cache
-from twofour.compiler.choose import _few_layouts
+from twofour.compiler.choose import Choice, _few_layouts, why
 from twofour.errors import CompileError, KernelError, PatternError
 from twofour.kernels import find
 from twofour.kernels.dense_matmul import PLAIN
+from twofour.kernels.ladder import Ladder
+from twofour.packing import pack
 
 TOKENS = (1, 32)
 
@@ -341,3 +344,91 @@ def test_a_layer_that_torch_serves_best_everywhere_is_left_alone(monkeypatch: py
     assert fast.plan.layers[0].kernel == PLAIN.name
     x = torch.randn(4, 64)
     assert torch.equal(fast(x), model(x))
+
+
+def test_other_dtypes_are_refused_under_torch_compile_too() -> None:
+    fast = quick(twofour.prune(mlp(), "2:4"), memory="small")
+    for dtype in (torch.bfloat16, torch.float64):
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match=f"x of {dtype}"):
+            torch.compile(fast, backend="aot_eager")(torch.randn(2, 64).to(dtype))
+    layer = fast[0]
+    operator = torch.ops.twofour.linear
+    x, weights, text = torch.randn(2, 64), layer.prepared.tensors, layer.ladder_text
+    for wrong in (
+        (x.double(), weights, layer.bias, text, 128),
+        (x, weights, layer.bias.double(), text, 128),
+        (x, weights, layer.bias, text, 127),
+        (x, weights[:0], layer.bias, text, 128),
+        (x, [weights[0][:100]], layer.bias, text, 128),
+        (torch.tensor(1.0), weights, None, text, 128),
+    ):
+        with pytest.raises(KernelError, match="fit"):
+            operator(*wrong)
+
+
+def test_a_ladder_of_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    ladder = Ladder((), ("nm_matmul_2x4_f32_rows__avx512",))
+    monkeypatch.setenv("TWOFOUR_ISA", "scalar")
+    with pytest.raises(KernelError, match="cannot run here"):
+        ladder.at(1)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_padded_batch_through_a_transformer_encoder() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    model = twofour.prune(nn.TransformerEncoder(layer, 2), "2:4").eval()
+    fast = quick(model, torch.randn(2, 5, 64), memory="small")
+    x, padding = torch.randn(2, 5, 64), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with torch.no_grad():
+        want, got = model(x, src_key_padding_mask=padding), fast(x, src_key_padding_mask=padding)
+    torch.testing.assert_close(got[~padding], want[~padding], atol=1e-4, rtol=1e-4)
+
+
+def test_outputs_that_are_dataclasses_are_compared_and_others_said_not_to_be(caplog: pytest.LogCaptureFixture) -> None:
+    @dataclass
+    class Answer:
+        value: torch.Tensor
+
+    class Wrapped(nn.Module):
+        def __init__(self, as_text: bool) -> None:
+            super().__init__()
+            self.fc, self.as_text = nn.Linear(64, 64), as_text
+
+        def forward(self, x: torch.Tensor) -> object:
+            return str(self.fc(x).shape) if self.as_text else Answer(self.fc(x))
+
+    x = torch.randn(2, 64)
+    assert 0 < quick(twofour.prune(Wrapped(False), "2:4"), x, memory="small").plan.error < 1e-5
+    with caplog.at_level(logging.WARNING, logger="twofour"):
+        assert quick(twofour.prune(Wrapped(True), "2:4"), x).plan.error is None
+    assert "not compared" in caplog.text
+
+
+def test_the_reason_is_true() -> None:
+    rows, panels = "nm_matmul_2x4_f32_rows__scalar", "nm_matmul_2x4_f32_panels__scalar"
+    dense = PLAIN.name
+    packed = pack(torch.zeros(8, 8), "2:4")
+
+    def reason(names: dict[str, float], chosen: str, memory: str = "fast") -> str:
+        return why(Choice(Ladder((), (chosen,)), {4: names}, {}), 4, packed, memory)
+
+    assert reason({rows: 1.0, dense: 2.0}, rows) == "sparse is faster"
+    assert "one copy fewer" in reason({rows: 1.02, dense: 1.0}, rows)
+    assert "memory" in reason({rows: 1.5, dense: 1.0}, rows, "small")
+    assert "1.50x its time" in reason({panels: 1.5, dense: 1.0}, dense)
+    assert "gain 2.0%" in reason({panels: 1.0, dense: 1.02}, dense)
+
+
+def test_small_losses_do_not_add_up() -> None:
+    names = ["nm_matmul_2x4_f32_rows__scalar", "nm_matmul_2x4_f32_panels__scalar", "nm_matmul_2x4_f32_pairs__scalar"]
+    kernels = [*(find(name) for name in names), PLAIN]
+    times = {1: dict(zip([*names, PLAIN.name], (1.05, 1.025, 1.0, 1.08), strict=True))}
+    assert times[1][_few_layouts(kernels, times).names[0]] <= 1.03
+
+
+def test_recurrent_and_transposed_layers_stand_in_the_plan() -> None:
+    model = nn.ModuleList([nn.LSTM(16, 16), nn.ConvTranspose1d(16, 16, 3), nn.Linear(64, 64)])
+    reasons = {layer.name: layer.reason for layer in quick(model).plan.layers}
+    assert "LSTM" in reasons["0"] and "ConvTranspose1d" in reasons["1"]

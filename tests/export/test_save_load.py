@@ -15,7 +15,8 @@ import twofour
 from twofour import masks
 from twofour.compiler import CompiledLinear
 from twofour.errors import FormatError, PackingError
-from twofour.export import read
+from twofour.export import Contents, read
+from twofour.export.file import write
 from twofour.patterns import parse
 
 
@@ -103,18 +104,107 @@ def test_files_are_as_small_as_promised_and_plain_ones_readable_by_all(tmp_path:
     assert any("nm_matmul" in layer.ladder or layer.sparse_ms is not None for layer in fast.plan.layers)
 
 
-def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
-    def tied() -> nn.ModuleDict:
-        model = nn.ModuleDict({"a": nn.Linear(64, 64), "b": nn.Linear(64, 64)})
-        model["b"].weight = model["a"].weight
-        return model
+class Tied(nn.Module):
+    """Two Linears with one weight and one bias, an embedding tied to a head, one module under two names."""
 
-    model = tied()
-    twofour.save(model, tmp_path / "t.safetensors")
-    with safe_open(tmp_path / "t.safetensors", framework="pt") as file:
-        assert len(list(file.keys())) == 3
-    back = twofour.load(tmp_path / "t.safetensors", tied(), masked=True)
-    assert torch.equal(back["b"].weight, model["a"].weight)
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.b.weight, self.b.bias = self.a.weight, self.a.bias
+        self.embed, self.head = nn.Embedding(32, 64), nn.Linear(64, 32, bias=False)
+        self.head.weight = self.embed.weight
+        self.again = self.a
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.again(torch.relu(self.b(torch.relu(self.a(self.embed(ids)))))))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("memory", ["small", "fast"])
+def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path, compiled: bool, memory: str) -> None:
+    torch.manual_seed(0)
+    model, ids, path = twofour.prune(Tied(), "2:4").eval(), torch.arange(20), tmp_path / "t.safetensors"
+    want = model(ids).detach()
+    fast = twofour.compile(model, ids, tokens=(20,), memory=memory)
+    twofour.save(fast if compiled else model, path)
+    contents = read(path)
+    assert "b.weight" in contents.aliases and "b.weight" not in contents.plain
+    other = Tied()
+    before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+    back = twofour.load(path, other, tokens=(20,), memory=memory)
+    torch.testing.assert_close(back(ids), want, atol=1e-4, rtol=1e-4)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
+    assert all(parameter.requires_grad for parameter in (*model.parameters(), *other.parameters()))
+    trainable = twofour.load(path, other, masked=True)
+    assert torch.equal(trainable(ids), want) or compiled
+    assert trainable.a.weight is trainable.b.weight
+    assert masks.of(trainable).keys() == masks.of(model).keys()
+
+
+def test_plain_files_bring_their_masks_back(tmp_path: Path) -> None:
+    model = masked()
+    twofour.save(model, tmp_path / "plain.safetensors", packed=False)
+    back = twofour.load(tmp_path / "plain.safetensors", Net(), masked=True)
+    assert masks.of(back).keys() == masks.of(model).keys()
+    save_file(model.state_dict(), tmp_path / "foreign.safetensors")
+    with pytest.raises(FormatError, match="says of no weight that it is sparse"):
+        twofour.load(tmp_path / "foreign.safetensors", Net(), masked=True)
+    assert twofour.load(tmp_path / "foreign.safetensors", Net(), tokens=(2,)).plan.layers
+
+
+@pytest.mark.parametrize("pattern", ["1:4", "4:8", "4:8-pairs"])
+def test_other_patterns_come_back(tmp_path: Path, pattern: str) -> None:
+    torch.manual_seed(0)
+    model, x = twofour.prune(nn.Sequential(nn.Linear(64, 64)), pattern), torch.randn(3, 64)
+    packed = pattern != "4:8-pairs"  # pairs have a packed form for int4 only
+    if not packed:
+        with pytest.raises(PackingError, match="no float32 form"):
+            twofour.save(model, tmp_path / "m.safetensors")
+    twofour.save(model, tmp_path / "m.safetensors", packed=packed)
+    fast = twofour.load(tmp_path / "m.safetensors", nn.Sequential(nn.Linear(64, 64)), memory="small", tokens=(3,))
+    torch.testing.assert_close(fast(x), model(x).detach(), atol=1e-5, rtol=1e-5)
+    assert fast.plan.layers[0].sparse == (pattern == "1:4"), "1:4 is 2:4 as well"
+    back = twofour.load(tmp_path / "m.safetensors", nn.Sequential(nn.Linear(64, 64)), masked=True)
+    assert torch.equal(back[0].weight, model[0].weight)
+    assert next(iter(masks.of(back).values())).pattern.name == pattern
+
+
+def test_a_sparse_weight_without_a_layer_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    class Free(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(64, 64))
+            self.fc = nn.Linear(64, 64)
+
+    path, source = tmp_path / "m.safetensors", nn.ModuleDict({"fc": nn.Linear(64, 64)})
+    twofour.save(twofour.prune(source, "2:4"), path)
+    content = read(path)
+    model = twofour.prune(Free(), {"fc": "2:4"})
+    kept = model.fc.weight.clone()
+    write(path, Contents({"fc.weight": kept, "fc.bias": model.fc.bias}, {"weight": content.packed["fc.weight"]}))
+    with pytest.raises(FormatError, match="`weight` is no prunable weight"):
+        twofour.load(path, model, masked=True)
+    assert torch.equal(model.fc.weight, kept) and len(masks.of(model)) == 1
+    fast = twofour.load(path, Free(), tokens=(2,))
+    assert torch.equal(fast.weight, content.packed["fc.weight"].unpack())
+
+
+def test_models_that_cannot_be_saved_or_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with torch.device("meta"):
+        empty = Net()
+    with pytest.raises(FormatError, match="without values"):
+        twofour.save(empty, tmp_path / "m.safetensors")
+
+    class Extra(nn.Linear):
+        def get_extra_state(self) -> object:
+            return {"note": "here"}
+
+        def set_extra_state(self, state: object) -> None:
+            pass
+
+    with caplog.at_level("WARNING", logger="twofour"):
+        twofour.save(nn.Sequential(Extra(8, 8)), tmp_path / "m.safetensors")
+    assert "0._extra_state" in caplog.text
 
 
 def test_a_failed_save_keeps_the_old_file(tmp_path: Path) -> None:

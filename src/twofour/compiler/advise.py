@@ -11,7 +11,7 @@ from torch import nn
 from twofour import native
 from twofour.compiler.cache import Cache
 from twofour.compiler.choose import Choice, Progress, choose
-from twofour.compiler.replaceable import attention_parts, refusal
+from twofour.compiler.replaceable import attention_parts, refusal, require_cpu
 from twofour.errors import CompileError
 from twofour.layers import walk
 from twofour.packing import pack
@@ -97,11 +97,12 @@ def advise(
         progress: Called with layers done, layers in all and the layer that is measured next.
 
     Raises:
-        CompileError: The token counts are impossible, or no layer is eligible.
+        CompileError: The token counts are impossible, the model is not on the CPU, or no layer is eligible.
         PatternError: A weight holds NaN or infinity.
     """
     if not tokens or any(type(count) is not int or count < 1 for count in tokens):
         raise CompileError("the token counts are impossible", got=repr(tokens), wanted="positive whole numbers")
+    require_cpu(model)
     found = walk(model, skip=skip)
     parts = attention_parts(model)
     reasons = {entry.name: refusal(entry.module, entry.layer in parts) for entry in found.weights}

@@ -30,7 +30,7 @@ class Cache:
         self._times: dict[str, dict[str, float]] = {}
         self._passing: dict[str, dict[str, float]] = {}
         self._changed = False
-        if path is not None and path.exists():
+        if path is not None:
             self._times = _read(path)
 
     @classmethod
@@ -39,13 +39,17 @@ class Cache:
         setting = os.environ.get("TWOFOUR_CACHE", "")
         if setting == "off":
             return cls(None)
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twofour"
-        return cls(Path(setting or base) / f"times-{_identity()}.json")
+        try:
+            folder = Path(setting or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        except RuntimeError as error:  # no home folder
+            logger.warning("measured times are not kept: %s; set TWOFOUR_CACHE to a folder", error)
+            return cls(None)
+        return cls((folder if setting else folder / "twofour") / f"times-{_identity()}.json")
 
-    def key(self, out_features: int, in_features: int, bias: bool, tokens: int, threads: int, footprint: int) -> str:
-        """Name a case; footprints within a factor of two of each other share one."""
-        size = footprint.bit_length()
-        return f"{out_features}x{in_features}{'+bias' if bias else ''}@{tokens}/{threads}t/2^{size}B/{native.isa()}"
+    def key(self, out_features: int, in_features: int, bias: bool, tokens: int, copies: int) -> str:
+        """Name a case: shape, tokens, threads of our kernels and of torch's, and copies of the weight rotated over."""
+        threads = f"{native.threads()}/{torch.get_num_threads()}t"
+        return f"{out_features}x{in_features}{'+bias' if bias else ''}@{tokens}/{threads}/{copies}c/{native.isa()}"
 
     def get(self, key: str) -> dict[str, float]:
         """Return the seconds of each kernel measured for this case, possibly none."""
@@ -65,28 +69,33 @@ class Cache:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            others = _read(self.path) if self.path.exists() else {}
-            write_json(self.path, {**others, **self._times})
+            write_json(self.path, {**_read(self.path), **self._times})
             self._changed = False
         except (OSError, MeasureError) as error:
             logger.warning("the measured times could not be kept in %s: %s", self.path, error)
 
 
 def _identity() -> str:
-    """Hash what a measured time depends on: processor, torch, and the kernels there are."""
-    from twofour import __version__
-
+    """Hash what a measured time depends on: the machine, torch and its settings, and the kernels as they were built."""
     described = machine()
-    facts = [described["cpu"], torch.__version__, __version__, [kernel.name for kernel in rows()]]
+    extension = native.extension().__file__
+    facts = [
+        *(described[part] for part in ("cpu", "cpu_identity", "caches", "cores_allowed", "software", "environment")),
+        torch.get_float32_matmul_precision(),
+        [kernel.name for kernel in rows()],
+        hashlib.sha256(Path(extension).read_bytes()).hexdigest() if extension else None,
+    ]
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]
 
 
 def _read(path: Path) -> dict[str, dict[str, float]]:
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
         if not all(isinstance(s, float) and s > 0 for times in found.values() for s in times.values()):
             raise ValueError("a time is not a positive number")
-    except (OSError, ValueError, AttributeError) as error:  # UnicodeDecodeError is a ValueError
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         logger.warning("the cache of measured times %s is not readable and is not used: %s", path, error)
         return {}
     return found

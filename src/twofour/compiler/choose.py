@@ -110,10 +110,11 @@ def choose(
     for count in sorted(set(tokens)):
         # One layout has to serve every count, so "small" measures each kernel everywhere.
         measured = [kernel for kernel in kernels if memory == "small" or _promising(kernel, count)]
-        key = cache.key(rows, columns, bias is not None, count, native.threads(), footprint)
+        copies = max(1, min(footprint, ROTATED_BYTES) // (rows * columns * 4))
+        key = cache.key(rows, columns, bias is not None, count, copies)
         known = cache.get(key)
         if not all(kernel.name in known for kernel in measured):
-            known, steady = _measure(measured, layout, bias, count, rows, columns, footprint)
+            known, steady = _measure(measured, layout, bias, count, (rows, columns), copies)
             cache.put(key, known, steady=steady)
         times[count] = {kernel.name: known[kernel.name] for kernel in measured}
     ladder = _few_layouts(kernels, times)
@@ -133,10 +134,13 @@ def _few_layouts(kernels: Sequence[Kernel], times: Times) -> Ladder:
     def best(found: dict[str, float], layouts: set[str]) -> float:
         return min((s for name, s in found.items() if layout_of[name] in layouts), default=math.inf)
 
-    kept = set(layout_of.values())
+    everything = set(layout_of.values())
+    kept = set(everything)
     while len(kept) > 1:
+        # Against all layouts, not those still kept: steps of 3 % must not add up.
         losses = {
-            layout: max(best(found, kept - {layout}) / best(found, kept) for found in times.values()) for layout in kept
+            layout: max(best(found, kept - {layout}) / best(found, everything) for found in times.values())
+            for layout in kept
         }
         cheapest = min(sorted(kept), key=losses.__getitem__)
         if losses[cheapest] > WORTH_A_COPY:
@@ -173,14 +177,12 @@ def _measure(
     layout: Callable[[Kernel], Tensor],
     bias: Tensor | None,
     tokens: int,
-    rows: int,
-    columns: int,
-    footprint: int,
+    shape: tuple[int, int],
+    copies: int,
 ) -> tuple[dict[str, float], bool]:
     """Return the median seconds of each kernel, and whether they are steady enough to be kept for later."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(tokens, columns, generator=generator)
-    copies = max(1, min(footprint, ROTATED_BYTES) // (rows * columns * 4))
+    rows, columns = shape
+    x = torch.randn(tokens, columns, generator=torch.Generator().manual_seed(0))
     copied: dict[str, list[Tensor]] = {}
 
     def calls(kernel: Kernel) -> list[Callable[[], object]]:
@@ -212,8 +214,8 @@ def _copy(kernel: Kernel, prepared: Tensor) -> Tensor:
     return kernel.prepare(prepared.to_dense()) if prepared.is_mkldnn else prepared.clone()
 
 
-def why(choice: Choice, tokens: int, weight: Packed | str) -> str:
-    """Say in a few words why the layer runs as it does at `tokens`."""
+def why(choice: Choice, tokens: int, weight: Packed | str, memory: str) -> str:
+    """Say in a few words why the layer runs as it does at `tokens`; `weight` is the reason where it is not packed."""
     if isinstance(weight, str):
         return f"dense: {weight}"
     kernel, _ = choice.ladder.at(tokens)
@@ -221,6 +223,12 @@ def why(choice: Choice, tokens: int, weight: Packed | str) -> str:
     assert dense, choice.times
     if sparse is None:
         return "dense: no sparse kernel runs here"
+    ratio = dense[1] / sparse[1]
     if kernel.operation == "nm_matmul":
-        return "sparse is faster" if sparse[1] < dense[1] else 'sparse: memory="small" keeps packed weights alone'
-    return f"dense: the best sparse kernel takes {sparse[1] / dense[1]:.2f}x its time here"
+        if ratio > 1:
+            return "sparse is faster"
+        small = 'memory="small" keeps packed weights alone'
+        return f"sparse: {small}" if memory == "small" else f"sparse: within {WORTH_A_COPY - 1:.0%}, one copy fewer"
+    if ratio <= 1:
+        return f"dense: the best sparse kernel takes {1 / ratio:.2f}x its time here"
+    return f"dense: sparse would gain {ratio - 1:.1%} at most, less than a further copy is worth"

@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -14,10 +15,10 @@ from torch.utils._pytree import tree_leaves
 
 from twofour import native
 from twofour.compiler.cache import Cache
-from twofour.compiler.choose import DEFAULT_TOKENS, Progress, choose, why
+from twofour.compiler.choose import DEFAULT_TOKENS, Choice, Progress, choose, why
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.plan import LayerPlan, Plan
-from twofour.compiler.replaceable import LayerWeight, left_alone, replaceable
+from twofour.compiler.replaceable import LayerWeight, left_alone, replaceable, require_cpu
 from twofour.errors import CompileError, TwofourError
 from twofour.kernels.dense_matmul import PLAIN
 from twofour.packing import Packed
@@ -108,14 +109,14 @@ def build(
             raise error.for_layer(name) from None
         nbytes = 4 * entry.rows * entry.columns
         if choice.ladder.names == (PLAIN.name,):  # what the layer does already, without a microsecond of ours on top
-            plans[name] = _describe(name, entry, choice, count or measured[-1], nbytes)
+            plans[name] = _describe(name, entry, choice, count or measured[-1], nbytes, memory)
             continue
         # Tied layers share one prepared weight when their ladders need the same layouts.
         prepared = shared.setdefault(entry.identity, PreparedWeights(choice.layouts))
         if prepared.layouts != choice.ladder.layouts:
             prepared = PreparedWeights(choice.layouts)
         replacements[name] = CompiledLinear(name, entry.columns, entry.rows, choice.ladder, prepared, entry.bias)
-        plans[name] = _describe(name, entry, choice, count or measured[-1], prepared.nbytes)
+        plans[name] = _describe(name, entry, choice, count or measured[-1], prepared.nbytes, memory)
     cache.save()
     order = {name: index for index, (name, _) in enumerate(model.named_modules())}
     layers = sorted([*plans.values(), *left], key=lambda layer: order.get(layer.name, len(order)))
@@ -132,7 +133,7 @@ def with_plan(fast: nn.Module, plan: Plan) -> nn.Module:
     return fast
 
 
-def _describe(name: str, entry: LayerWeight, choice: Any, tokens: int, nbytes: int) -> LayerPlan:
+def _describe(name: str, entry: LayerWeight, choice: Choice, tokens: int, nbytes: int, memory: str) -> LayerPlan:
     dense, sparse = choice.best(tokens, "dense_matmul"), choice.best(tokens, "nm_matmul")
     return LayerPlan(
         name,
@@ -143,7 +144,7 @@ def _describe(name: str, entry: LayerWeight, choice: Any, tokens: int, nbytes: i
         choice.ladder.to_text(),
         dense and dense[1] * 1e3,
         sparse and sparse[1] * 1e3,
-        why(choice, tokens, entry.source if isinstance(entry.source, Packed) else entry.dense_because),
+        why(choice, tokens, entry.source if isinstance(entry.source, Packed) else entry.dense_because, memory),
         4 * entry.rows * entry.columns,
         nbytes,
         choice.times,
@@ -151,22 +152,45 @@ def _describe(name: str, entry: LayerWeight, choice: Any, tokens: int, nbytes: i
 
 
 def _copy_with(model: nn.Module, replacements: Mapping[str, CompiledLinear]) -> nn.Module:
-    """Deep-copy `model` without copying the weights that are replaced."""
+    """Deep-copy `model` with layers replaced, under every name they have; weights that vanish are not copied."""
     if "" in replacements:
         return replacements[""].eval()
-    memo: dict[int, Any] = {}
-    for name in replacements:
-        weight = model.get_submodule(name)._parameters["weight"]
-        memo[id(weight)] = weight  # deepcopy takes what the memo holds
-    fast = copy.deepcopy(model, memo)
-    for name, layer in replacements.items():
+    by_module = {id(model.get_submodule(name)): layer for name, layer in replacements.items()}
+    names = {
+        name: by_module[id(module)]
+        for name, module in model.named_modules(remove_duplicate=False)
+        if id(module) in by_module
+    }
+    fast = copy.deepcopy(model, _vanishing(model, by_module))
+    for name, layer in names.items():
         parent, _, leaf = name.rpartition(".")
         setattr(fast.get_submodule(parent), leaf, layer)
     for module in fast.modules():
+        # Their fast paths read linear1.weight and would bypass the compiled layers; these values tell them not to.
         if isinstance(module, nn.TransformerEncoderLayer):
-            # Its fast path reads linear1.weight and would bypass the compiled layers; 0 tells it not to take it.
             module.activation_relu_or_gelu = 0
+        if isinstance(module, nn.TransformerEncoder):
+            module.enable_nested_tensor = module.use_nested_tensor = False
     return fast.eval().requires_grad_(False)
+
+
+def _vanishing(model: nn.Module, replaced: Mapping[int, CompiledLinear]) -> dict[int, Any]:
+    """Return a memo for deepcopy that gives an empty parameter for each weight held by replaced layers alone.
+
+    A weight that another module holds too (a tied embedding) is copied like any other.
+    """
+    held_elsewhere = {
+        id(parameter)
+        for module in model.modules()
+        if id(module) not in replaced
+        for parameter in module._parameters.values()
+    }
+    weights = [module._parameters["weight"] for module in model.modules() if id(module) in replaced]
+    return {
+        id(weight): nn.Parameter(torch.empty(0), requires_grad=False)
+        for weight in weights
+        if id(weight) not in held_elsewhere
+    }
 
 
 def _require(model: nn.Module, dtype: str, memory: str, tokens: Sequence[int]) -> None:
@@ -177,14 +201,7 @@ def _require(model: nn.Module, dtype: str, memory: str, tokens: Sequence[int]) -
             raise CompileError(f"the {what} is not known", got=repr(given), wanted=" or ".join(map(repr, allowed)))
     if not tokens or any(type(count) is not int or count < 1 for count in tokens):
         raise CompileError("the token counts are impossible", got=repr(tokens), wanted="positive whole numbers")
-    devices = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
-    if devices - {"cpu"}:
-        raise CompileError(
-            "the model is on a device without kernels",
-            got=", ".join(sorted(devices)),
-            wanted="a model on the CPU",
-            remedy="model.cpu(), or, for a model on the meta device, load its weights first",
-        )
+    require_cpu(model)
 
 
 @contextmanager
@@ -231,16 +248,20 @@ def _observe(model: nn.Module, example: Any) -> tuple[dict[str, int], list[Any]]
     finally:
         for handle in handles:
             handle.remove()
-    return counts, tree_leaves(output)
+    return counts, _leaves(output)
 
 
 def _verified(fast: nn.Module, plan: Plan, example: Any, reference: Sequence[Any]) -> Plan:
-    found = tree_leaves(_call(fast, example))
+    found = _leaves(_call(fast, example))
     pairs = [
         (got.double(), want.double())
         for got, want in zip(found, reference, strict=True)
         if isinstance(want, Tensor) and want.is_floating_point()
     ]
+    if not pairs:
+        kinds = ", ".join(sorted({type(leaf).__name__ for leaf in reference})) or "nothing"
+        logger.warning("the outputs were not compared: the model answers with %s, not with tensors", kinds)
+        return plan
     difference = sum(float((got - want).square().sum()) for got, want in pairs)
     size = sum(float(want.square().sum()) for _, want in pairs)
     error = (difference / size) ** 0.5 if size else difference**0.5
@@ -251,4 +272,14 @@ def _verified(fast: nn.Module, plan: Plan, example: Any, reference: Sequence[Any
             wanted=f"at most {LARGEST_ERROR}",
             remedy="if the model is random in evaluation mode, compile without an example; else please report it",
         )
-    return Plan(plan.layers, plan.dtype, plan.memory, plan.tokens, plan.threads, plan.isa, error)
+    return replace(plan, error=error)
+
+
+def _leaves(output: Any) -> list[Any]:
+    """Flatten an output into its leaves, dataclasses included."""
+    leaves = tree_leaves(output, is_leaf=is_dataclass)
+    return [
+        leaf
+        for entry in leaves
+        for leaf in (_leaves([getattr(entry, f.name) for f in fields(entry)]) if is_dataclass(entry) else [entry])
+    ]

@@ -50,7 +50,7 @@ class Plan:
     """The decisions for a whole model.
 
     Attributes:
-        layers: One entry per layer that holds a matrix or convolution weight.
+        layers: One entry per Linear, convolution, attention and recurrent layer.
         dtype: Computing type.
         memory: "fast" or "small".
         tokens: Token counts that were measured besides the example's.

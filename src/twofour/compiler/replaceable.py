@@ -9,12 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from twofour.compiler.plan import LayerPlan
-from twofour.errors import PackingError
+from twofour.errors import CompileError, PackingError
 from twofour.packing import Packed, pack
 from twofour.patterns import parse
 from twofour.patterns.base import non_finite
 
 _TWO_FOUR = parse("2:4")
+
+_WEIGHTS = {
+    nn.Linear: "weight",
+    nn.modules.conv._ConvNd: "weight",
+    nn.MultiheadAttention: "in_proj_weight",
+    nn.RNNBase: "weight_ih_l0",
+}
+"""Kinds of layer that the plan speaks of, and the weight whose shape it shows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,25 +55,25 @@ def replaceable(model: nn.Module) -> Iterator[tuple[str, LayerWeight]]:
     inside_attention = attention_parts(model)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and refusal(module, name in inside_attention) is None:
-            yield name, layer_weight(module, name)
+            yield name, layer_weight(module.weight, module.bias, name)
 
 
-def layer_weight(module: nn.Linear, name: str) -> LayerWeight:
-    """Pack the weight of a Linear when it is 2:4, else say why it stays dense."""
-    weight = module.weight.detach()
-    rows, columns = weight.shape
-    if not torch.isfinite(weight).all():
-        raise non_finite("a weight", weight).for_layer(name)
-    bias = None if module.bias is None else module.bias.detach()
+def layer_weight(weight: Tensor, bias: Tensor | None, name: str) -> LayerWeight:
+    """Pack the dense weight (out, in) of a Linear when it is 2:4, else say why it stays dense.
+
+    Raises:
+        PatternError: The weight holds NaN or infinity.
+    """
+    dense = weight.detach()
+    rows, columns = dense.shape
+    if not torch.isfinite(dense).all():
+        raise non_finite("a weight", dense).for_layer(name)
     try:
-        source, because = (pack(weight, _TWO_FOUR), "") if columns % 4 == 0 else (weight, _odd(columns))
+        source, because = (pack(dense, _TWO_FOUR), "") if columns % 4 == 0 else (dense, _odd(columns))
     except PackingError:
-        found = _TWO_FOUR.check(weight)
-        source, because = (
-            weight,
-            f"not 2:4, {found.groups - found.legal} of {found.groups} groups have 3 or 4 non-zeros",
-        )
-    return LayerWeight(source, bias, rows, columns, id(module.weight), because)
+        found = _TWO_FOUR.check(dense)
+        source, because = dense, f"not 2:4, {found.groups - found.legal} of {found.groups} groups have 3 or 4 non-zeros"
+    return LayerWeight(source, None if bias is None else bias.detach(), rows, columns, id(weight), because)
 
 
 def _odd(columns: int) -> str:
@@ -102,17 +110,35 @@ def attention_parts(model: nn.Module) -> set[str]:
 
 
 def left_alone(model: nn.Module) -> list[LayerPlan]:
-    """Return a plan entry for every Linear and convolution that stays as it is, with its reason."""
+    """Return a plan entry for every Linear, convolution, attention and recurrent layer that stays, with its reason."""
     inside_attention = attention_parts(model)
-    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
     entries = []
     for name, module in model.named_modules():
-        reason = refusal(module, name in inside_attention) if isinstance(module, kinds) else None
-        weight = module._parameters.get("in_proj_weight" if isinstance(module, nn.MultiheadAttention) else "weight")
-        if reason is None or not isinstance(weight, Tensor):
-            continue
-        kind, size = type(module).__name__, weight.numel() * weight.element_size()
-        entries.append(
-            LayerPlan(name, kind, tuple(weight.shape), None, "torch", "", None, None, f"dense: {reason}", size, size)
-        )
+        attribute = next((attribute for kind, attribute in _WEIGHTS.items() if isinstance(module, kind)), None)
+        reason = attribute and refusal(module, name in inside_attention)
+        weight = getattr(module, attribute or "", None)
+        if reason and isinstance(weight, Tensor):
+            kind, size = type(module).__name__, weight.numel() * weight.element_size()
+            shape = tuple(weight.shape)
+            entries.append(LayerPlan(name, kind, shape, None, "torch", "", None, None, f"dense: {reason}", size, size))
     return entries
+
+
+def require_cpu(model: nn.Module, *, meta: bool = False) -> None:
+    """Refuse a model on a device without kernels.
+
+    Args:
+        model: Any module.
+        meta: Accept tensors on the meta device: a file will give them values.
+
+    Raises:
+        CompileError: A parameter or buffer is elsewhere than on the CPU.
+    """
+    devices = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
+    if devices - {"cpu", *(["meta"] if meta else [])}:
+        raise CompileError(
+            "the model is on a device without kernels",
+            got=", ".join(sorted(devices)),
+            wanted="a model on the CPU",
+            remedy="model.cpu(), or, for a model on the meta device, load its weights first",
+        )

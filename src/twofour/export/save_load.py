@@ -2,62 +2,55 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from twofour import masks
-from twofour.compiler import DEFAULT_TOKENS, CompiledLinear
-from twofour.compiler.compile import build, with_plan
-from twofour.compiler.replaceable import LayerWeight, attention_parts, left_alone, refusal, replaceable
-from twofour.errors import FormatError, TwofourError
+from twofour.compiler import CompiledLinear
+from twofour.errors import FormatError, PackingError, TwofourError
 from twofour.export.file import Contents, read, untie, write
-from twofour.layers import walk
+from twofour.export.fill import fill_compiled, fill_masked
 from twofour.packing import Packed, pack
-from twofour.patterns import parse
+from twofour.patterns import Pattern, parse
+
+logger = logging.getLogger("twofour.export")
 
 
 def save(model: nn.Module, path: str | os.PathLike[str], *, packed: bool = True) -> None:
     """Write a masked or compiled model to one safetensors file.
 
-    A compiled model's sparse layers are written in the canonical packed form and its dense ones as plain tensors, so
-    that any machine can load the file and choose its own kernels. A masked model's masked weights are packed.
+    A compiled model's sparse layers are written in the canonical packed form and its dense ones as plain tensors; any
+    machine that loads the file chooses its own kernels. A masked model's masked weights are packed.
 
     Args:
         model: From `twofour.prune` or `twofour.compile`; a dense model is written plainly.
         path: File to write; it is replaced only once the new one is complete.
-        packed: False writes plain weights with their zeros, as any other tool reads them.
+        packed: False writes plain weights with their zeros, as any other tool reads them; which of them are sparse
+            stands in the metadata.
 
     Raises:
-        FormatError: The file cannot be written.
-        PackingError: A masked weight does not keep its pattern.
+        FormatError: The file cannot be written, or the model has no values (meta device).
+        PackingError: A masked weight does not keep its pattern, or its dtype or pattern has no packed form.
     """
-    state = dict(model.state_dict())
+    plain, aliases = untie(_tensors(model))
     weights: dict[str, Packed] = {}
-    plan = getattr(model, "plan", None)
-    settings: dict[str, Any] = {"kind": "masked" if masks.of(model) else "plain"}
-    if plan is not None and hasattr(plan, "memory"):
-        settings = {"kind": "compiled", "memory": plan.memory, "tokens": list(plan.tokens), "dtype": plan.dtype}
-    for name, module in model.named_modules():
-        if isinstance(module, CompiledLinear):
-            source = module.prepared.source()
-            key = f"{name}.weight".lstrip(".")
-            if isinstance(source, Packed):
-                weights[key] = source
-            else:
-                state[key] = source
+    patterns: dict[str, str] = {}
     for name, mask in masks.of(model).items():
-        try:
-            weights[name] = pack(state.pop(name), mask.pattern, axis=1)
-        except TwofourError as error:
-            raise error.for_layer(name) from None
+        stored = aliases.get(name, name)
+        if stored not in patterns:
+            patterns[stored] = mask.pattern.name
+            weights |= _sparse(plain, stored, mask.pattern, packed)
+    _add_compiled(model, plain, weights, aliases)
+    for name, weight in weights.items():
+        patterns[name] = weight.header.pattern
     if not packed:
-        state |= {name: weight.unpack() for name, weight in weights.items()}
+        plain |= {name: weight.unpack() for name, weight in weights.items()}
         weights = {}
-    plain, aliases = untie({name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)})
-    write(path, Contents(plain, weights, aliases, settings))
+    write(path, Contents(plain, weights, aliases, {**_settings(model), "patterns": patterns}))
 
 
 def load(
@@ -75,102 +68,76 @@ def load(
         model: Gives the architecture; its own weights are not read and may be on the meta device, so that the dense
             weights are never in memory.
         masked: True fills `model` itself with plain weights, zeros included, attaches the masks and returns it, ready
-            for training; False returns a compiled copy.
+            for training; False returns a compiled copy and leaves `model` as it is.
         memory: "fast" or "small"; default: what the file was compiled with, else "fast".
         tokens: Token counts to measure; default: those the file was compiled with.
 
     Raises:
-        FormatError: The file is damaged or does not fit the model.
+        FormatError: The file is damaged, does not fit the model, or (`masked`) says of no weight that it is sparse.
+        CompileError: The model is on a device without kernels.
     """
     contents = read(path)
     _require_fit(path, model, contents)
     if masked:
-        return _load_masked(path, model, contents)
-    memory = memory or str(contents.settings.get("memory", "fast"))
-    counts = tokens or _tokens(contents.settings)
-    if not contents.packed:
-        fast, plan = _from_plain(model, contents, memory, counts)
-    else:
-        fast, plan = _from_packed(model, contents, memory, counts)
-    _require_values(path, fast)
-    return with_plan(fast, plan)
+        return fill_masked(path, model, contents)
+    return fill_compiled(path, model, contents, memory, tokens)
 
 
-def _load_masked(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
-    dense = {name: weight.unpack() for name, weight in contents.packed.items()}
-    masks.detach(model)
-    _assign(model, _expanded(contents, dense))
-    by_name = {entry.name: entry for entry in walk(model, eligibility="any").weights}
-    for name, weight in contents.packed.items():
-        if name not in by_name:
-            raise _misfit(path, f"`{name}` is packed, but is no prunable weight of the model")
-        pattern = parse(weight.header.pattern)
-        entry = by_name[name]
-        keep = pattern.project(entry.reduction_last(entry.parameter), absolute=True)
-        masks.attach(entry, entry.from_reduction_last(keep), pattern)
-    return model
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    state = model.state_dict()
+    if other := [name for name, value in state.items() if not isinstance(value, Tensor)]:
+        logger.warning("not stored, because only tensors are: %s", ", ".join(other))
+    tensors = {name: value.detach() for name, value in state.items() if isinstance(value, Tensor)}
+    if empty := [name for name, tensor in tensors.items() if tensor.is_meta]:
+        raise FormatError(
+            "a model without values cannot be saved",
+            got=f"{len(empty)} tensors on the meta device, such as `{empty[0]}`",
+            wanted="a model whose weights are loaded",
+        )
+    return tensors
 
 
-def _from_plain(model: nn.Module, contents: Contents, memory: str, tokens: Sequence[int]) -> Any:
-    import copy
+def _sparse(plain: dict[str, Tensor], name: str, pattern: Pattern, packed: bool) -> dict[str, Packed]:
+    """Move a masked weight from `plain` into packed form, or only check it when it stays plain."""
+    try:
+        if packed:
+            return {name: pack(plain.pop(name), pattern, axis=1)}
+        if not (found := pattern.check(plain[name].movedim(1, -1))).ok:
+            raise PackingError(
+                f"the weight does not obey {pattern.name}",
+                got=f"{found.groups - found.legal} of {found.groups} groups break it, the first at {found.first}",
+                wanted="a weight that keeps its mask",
+                remedy="twofour.masks.enforce(model) applies the masks again",
+            )
+    except TwofourError as error:
+        raise error.for_layer(name) from None
+    return {}
 
-    filled = copy.deepcopy(model)
-    _assign(filled, _expanded(contents, {}))
-    return build(filled, dict(replaceable(filled)), {}, memory=memory, tokens=tokens, left=left_alone(filled))
 
-
-def _from_packed(model: nn.Module, contents: Contents, memory: str, tokens: Sequence[int]) -> Any:
-    parts = attention_parts(model)
-    weights: dict[str, LayerWeight] = {}
-    plain = dict(contents.plain)
-    unpacked: dict[str, Tensor] = {}
-    for name, packed in contents.packed.items():
-        layer = name.removesuffix(".weight") if name != "weight" else ""
-        module = model.get_submodule(layer)
-        bias = plain.get(f"{layer}.bias".lstrip("."))
-        if (
-            refusal(module, layer in parts) is None
-            and packed.header.pattern == "2:4"
-            and packed.header.dtype == "float32"
-        ):
-            rows, columns = packed.header.shape
-            weights[layer] = LayerWeight(packed, bias, rows, columns, id(packed))
+def _add_compiled(
+    model: nn.Module, plain: dict[str, Tensor], weights: dict[str, Packed], aliases: dict[str, str]
+) -> None:
+    """Add the weights of compiled layers, each tied one once."""
+    first: dict[int, str] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if not isinstance(module, CompiledLinear):
+            continue
+        key = f"{name}.weight".lstrip(".")
+        if (stored := first.setdefault(id(module.prepared), key)) != key:
+            aliases[key] = stored
+            continue
+        source = module.prepared.source()
+        if isinstance(source, Packed):
+            weights[key] = source
         else:
-            unpacked[name] = packed.unpack()
-    for layer, module in model.named_modules():
-        key = f"{layer}.weight".lstrip(".")
-        if layer not in weights and refusal(module, layer in parts) is None and key in plain:
-            rows, columns = plain[key].shape
-            bias = plain.get(f"{layer}.bias".lstrip("."))
-            weights[layer] = LayerWeight(plain[key], bias, rows, columns, id(plain[key]), "stored dense")
-    fast, plan = build(model, weights, {}, memory=memory, tokens=tokens, left=left_alone(model))
-    held: set[str] = set()
-    for layer, entry in weights.items():
-        key = f"{layer}.weight".lstrip(".")
-        if isinstance(fast.get_submodule(layer), CompiledLinear):
-            held.add(key)
-        else:
-            unpacked[key] = entry.source.unpack() if isinstance(entry.source, Packed) else entry.source
-    state = _expanded(contents, unpacked)
-    _assign(fast, {name: tensor for name, tensor in state.items() if name not in held})
-    return fast.eval().requires_grad_(False), plan
+            plain[key] = source
 
 
-def _expanded(contents: Contents, more: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    state = {**contents.plain, **more}
-    return state | {alias: state[name] for alias, name in contents.aliases.items() if name in state}
-
-
-def _assign(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Fill parameters and buffers; those on the meta device are replaced by the file's tensors."""
-    assign = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-    model.load_state_dict(dict(state), strict=False, assign=assign)
-
-
-def _tokens(settings: Mapping[str, Any]) -> Sequence[int]:
-    found = settings.get("tokens")
-    good = isinstance(found, list) and 0 < len(found) <= 64 and all(type(n) is int and 0 < n < 1 << 20 for n in found)
-    return tuple(found) if good and found else DEFAULT_TOKENS
+def _settings(model: nn.Module) -> dict[str, Any]:
+    plan = getattr(model, "plan", None)
+    if plan is not None and hasattr(plan, "memory"):
+        return {"kind": "compiled", "memory": plan.memory, "tokens": list(plan.tokens), "dtype": plan.dtype}
+    return {"kind": "masked" if masks.of(model) else "plain"}
 
 
 def _require_fit(path: Any, model: nn.Module, contents: Contents) -> None:
@@ -179,31 +146,38 @@ def _require_fit(path: Any, model: nn.Module, contents: Contents) -> None:
     have |= {name: weight.header.shape for name, weight in contents.packed.items()}
     have |= {alias: have[name] for alias, name in contents.aliases.items() if name in have}
     if missing := sorted(want.keys() - have.keys()):
-        raise _misfit(path, f"{len(missing)} tensors of the model are not in the file, such as `{missing[0]}`")
+        raise misfit(path, f"{len(missing)} tensors of the model are not in the file, such as `{missing[0]}`")
     if foreign := sorted(have.keys() - want.keys()):
-        raise _misfit(path, f"{len(foreign)} tensors of the file are not in the model, such as `{foreign[0]}`")
+        raise misfit(path, f"{len(foreign)} tensors of the file are not in the model, such as `{foreign[0]}`")
     for name, shape in want.items():
         if have[name] != shape:
-            raise _misfit(path, f"`{name}` is {have[name]} in the file and {shape} in the model")
-        axis = contents.packed[name].header.axis if name in contents.packed else 1
-        if axis != 1:
-            raise _misfit(path, f"`{name}` is packed along axis {axis}; the reduction axis of its layer is 1")
+            raise misfit(path, f"`{name}` is {have[name]} in the file and {shape} in the model")
+    for name, weight in contents.packed.items():
+        if weight.header.axis != 1 or len(weight.header.shape) < 2:
+            raise misfit(path, f"`{name}` is packed along axis {weight.header.axis}; the reduction axis is 1")
+    _require_patterns(path, contents)
 
 
-def _require_values(path: Any, model: nn.Module) -> None:
-    empty = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
-    if empty:
-        raise FormatError(
-            "the loaded model has tensors without values",
-            got=f"{path}: {', '.join(empty[:3])} are on the meta device and not in any checkpoint",
-            wanted="a model whose non-persistent buffers have values",
-            remedy="build the model normally, or compute those buffers before loading",
-        )
+def _require_patterns(path: Any, contents: Contents) -> None:
+    patterns = contents.settings.get("patterns", {})
+    known = contents.plain.keys() | contents.packed.keys()
+    good = isinstance(patterns, dict) and all(
+        name in known and isinstance(text, str) for name, text in patterns.items()
+    )
+    if not good:
+        raise misfit(path, "the patterns in its settings do not name its tensors")
+    for text in patterns.values():
+        try:
+            parse(text)
+        except TwofourError as error:
+            raise misfit(path, f"the pattern {text!r:.40} in its settings is not known") from error
 
 
-def _misfit(path: Any, got: str) -> FormatError:
+def misfit(path: Any, got: str) -> FormatError:
+    """Build the error for a file that does not fit the model it is loaded into."""
     return FormatError(
         "the file does not fit the model",
         got=f"{path}: {got}",
         wanted="a file saved from a model of the same architecture",
+        remedy="build the model as it was built when it was saved",
     )

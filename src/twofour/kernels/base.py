@@ -47,6 +47,10 @@ class Kernel(ABC):
             return f"computes in {self.dtype}, the weight is {packed.header.dtype}"
         return self.unavailable()
 
+    def least_bytes(self, out_features: int, in_features: int) -> int:
+        """Return how many bytes a prepared weight of this size has at least."""
+        return 4 * out_features * in_features
+
     @abstractmethod
     def prepare(self, weight: Packed | Tensor) -> Tensor:
         """Return the weight in this kernel's layout: canonical form for sparse kernels, (out, in) for dense ones."""

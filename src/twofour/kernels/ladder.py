@@ -29,13 +29,31 @@ class Ladder:
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
-        """The kernels, in the order of `names`."""
-        return tuple(find(name) for name in self.names)
+        """The kernels, in the order of `names`.
+
+        Raises:
+            KernelError: One of them cannot run here: the ladder comes from another machine.
+        """
+        found = tuple(find(name) for name in self.names)
+        for kernel in found:
+            if reason := kernel.unavailable():
+                raise KernelError(
+                    "a compiled layer asks for a kernel that cannot run here",
+                    got=f"{kernel.name}: {reason}",
+                    wanted="a model compiled on this machine",
+                    remedy="compile the model again, or load its file with twofour.load",
+                )
+        return found
 
     @cached_property
     def layouts(self) -> tuple[str, ...]:
         """The layouts these kernels need, each once, in order of first use."""
         return tuple(dict.fromkeys(kernel.layout for kernel in self.kernels))
+
+    @cached_property
+    def by_layout(self) -> dict[str, Kernel]:
+        """One kernel of each layout, in the order of `layouts`."""
+        return {layout: next(k for k in self.kernels if k.layout == layout) for layout in self.layouts}
 
     @cached_property
     def steps(self) -> tuple[tuple[Kernel, int], ...]:

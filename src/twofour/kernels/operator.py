@@ -37,7 +37,35 @@ def linear(x: Tensor, weights: list[Tensor], bias: Tensor | None, ladder: Ladder
 
 
 def _linear(x: Tensor, weights: list[Tensor], bias: Tensor | None, ladder: str, out_features: int) -> Tensor:
-    return linear(x, weights, bias, read(ladder), out_features)
+    _require(x, bias, out_features)
+    steps = read(ladder)
+    sizes = [weight.numel() * weight.element_size() for weight in weights]
+    needed = [kernel.least_bytes(out_features, x.shape[-1]) for kernel in steps.by_layout.values()]
+    if len(sizes) != len(needed) or any(size < least for size, least in zip(sizes, needed, strict=True)):
+        raise KernelError(
+            "the weights of twofour::linear do not fit its ladder",
+            got=f"{len(sizes)} weights of {sizes} bytes",
+            wanted=f"layouts {', '.join(steps.by_layout)} of at least {needed} bytes",
+        )
+    return linear(x, weights, bias, steps, out_features)
+
+
+def _require(x: Tensor, bias: Tensor | None, out_features: int) -> None:
+    """Refuse operands whose memory a kernel would misread: it is handed addresses, not tensors."""
+    for role, tensor in (("x", x), ("bias", bias)):
+        if tensor is not None and (tensor.dtype != torch.float32 or tensor.device.type not in ("cpu", "meta")):
+            raise KernelError(
+                "an operand of a compiled layer does not fit",
+                got=f"{role} of {tensor.dtype} on {tensor.device}",
+                wanted="torch.float32 on cpu",
+                remedy="convert the input, and leave compiled layers out of autocast",
+            )
+    if x.ndim == 0 or (bias is not None and tuple(bias.shape) != (out_features,)):
+        raise KernelError(
+            "an operand of a compiled layer does not fit",
+            got=f"x of shape {tuple(x.shape)}, bias of shape {None if bias is None else tuple(bias.shape)}",
+            wanted=f"x (..., in), bias ({out_features},)",
+        )
 
 
 def _no_gradient(x: Tensor, weights: list[Tensor], bias: Tensor | None, ladder: str, out_features: int) -> Tensor:
@@ -48,6 +76,7 @@ def _no_gradient(x: Tensor, weights: list[Tensor], bias: Tensor | None, ladder: 
 
 
 def _fake(x: Tensor, weights: list[Tensor], bias: Tensor | None, ladder: str, out_features: int) -> Tensor:
+    _require(x, bias, out_features)
     return x.new_empty(*x.shape[:-1], out_features)
 
 

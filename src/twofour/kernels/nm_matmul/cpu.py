@@ -34,12 +34,20 @@ class NativeMatmul(Kernel):
         """Return the bytes of a weight of this size in this row's layout, without the header."""
         return native.extension().layout_bytes(self.layout, out_features, in_features)
 
+    def least_bytes(self, out_features: int, in_features: int) -> int:
+        """Return the bytes of header and layout."""
+        return HEADER_BYTES + self.layout_bytes(out_features, in_features)
+
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
         """Multiply; see `Kernel.run`. x may have any row stride.
 
         Raises:
-            KernelError: The bytes were made for another kernel or another shape.
+            KernelError: `x` is not float32 on the CPU, or the bytes were made for another kernel or another shape.
         """
+        if x.dtype is not torch.float32 or not x.is_cpu:  # an address says nothing of what stands there
+            raise KernelError(
+                f"{self.name} cannot read its input", got=f"x of {x.dtype} on {x.device}", wanted="float32 on the CPU"
+            )
         tokens, in_features = x.shape
         y = torch.empty(tokens, out_features)
         if x.stride(1) != 1 and in_features > 1:

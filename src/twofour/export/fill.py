@@ -1,0 +1,175 @@
+"""Contents of a file into a model: as masked weights to train on, or as compiled layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from twofour import masks
+from twofour.compiler import DEFAULT_TOKENS, CompiledLinear
+from twofour.compiler.compile import build, with_plan
+from twofour.compiler.replaceable import (
+    LayerWeight,
+    attention_parts,
+    layer_weight,
+    left_alone,
+    refusal,
+    require_cpu,
+)
+from twofour.errors import FormatError, TwofourError
+from twofour.export.file import Contents
+from twofour.layers import PrunableWeight, walk
+from twofour.packing import Packed
+from twofour.patterns import parse
+
+Stored = Packed | Tensor
+
+
+def fill_masked(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
+    """Fill `model` with plain weights and attach a mask to each that the file calls sparse; all or nothing.
+
+    Raises:
+        FormatError: A sparse weight is no prunable one of the model, does not keep its pattern, or there is none.
+    """
+    patterns = dict(contents.settings.get("patterns", {}))
+    patterns |= {name: weight.header.pattern for name, weight in contents.packed.items()}
+    if not patterns:
+        raise _unmasked(path)
+    state = {name: stored.unpack() if isinstance(stored, Packed) else stored for name, stored in _all(contents).items()}
+    if any(parameter.is_meta for parameter in model.parameters()):
+        _assign(model, state)  # nothing to lose there, and weights without values are not prunable
+    prunable = {
+        name: entry for entry in walk(model, eligibility="any").weights for name in (entry.name, *entry.aliases)
+    }
+    plan = []
+    for name, text in patterns.items():
+        if name not in prunable:
+            raise _no_layer(path, name, "is no prunable weight of the model")
+        plan.append(_mask(path, prunable[name], name, state[name], text))
+    masks.detach(model)
+    _assign(model, state)
+    for entry, keep, pattern in plan:
+        masks.attach(entry, keep, pattern)
+    return model
+
+
+def _mask(path: Any, entry: PrunableWeight, name: str, weight: Tensor, text: str) -> tuple[PrunableWeight, Tensor, Any]:
+    pattern, last = parse(text), entry.reduction_last(weight)
+    try:
+        keep = pattern.project(last, absolute=True)
+        if not pattern.check(last).ok:
+            raise _no_layer(path, name, f"does not keep {text}")
+    except FormatError:
+        raise
+    except TwofourError as error:
+        raise _no_layer(path, name, f"cannot carry {text}: {error.got}") from error
+    return entry, entry.from_reduction_last(keep), pattern
+
+
+def fill_compiled(
+    path: Any, model: nn.Module, contents: Contents, memory: str | None, tokens: Sequence[int] | None
+) -> nn.Module:
+    """Return a compiled copy of `model` with the file's weights; its own are not read.
+
+    Raises:
+        FormatError: A tensor that no checkpoint holds is on the meta device.
+        CompileError: The model is on a device without kernels.
+    """
+    require_cpu(model, meta=True)
+    stored = _all(contents)
+    parts = attention_parts(model)
+    weights: dict[str, LayerWeight] = {}
+    for layer, module in model.named_modules():
+        if isinstance(module, nn.Linear) and refusal(module, layer in parts) is None:
+            weights[layer] = _layer_weight(stored, layer)
+    fast, plan = build(
+        model,
+        weights,
+        {},
+        memory=memory or _memory(contents.settings),
+        tokens=tokens or _tokens(contents.settings),
+        left=left_alone(model),
+    )
+    compiled = {
+        name for name, module in fast.named_modules(remove_duplicate=False) if isinstance(module, CompiledLinear)
+    }
+    state = {
+        name: weight.unpack() if isinstance(weight, Packed) else weight
+        for name, weight in stored.items()
+        if name.rpartition(".")[0] not in compiled
+    }
+    if isinstance(fast, CompiledLinear):
+        state = {}
+    _assign(fast, state)
+    _require_values(path, fast)
+    return with_plan(fast.eval().requires_grad_(False), plan)
+
+
+def _layer_weight(stored: Mapping[str, Stored], layer: str) -> LayerWeight:
+    weight = stored[f"{layer}.weight".lstrip(".")]
+    bias = stored.get(f"{layer}.bias".lstrip("."))
+    bias = bias if isinstance(bias, Tensor) else None
+    if isinstance(weight, Packed):
+        header = weight.header
+        if (header.pattern, header.dtype) == ("2:4", "float32"):
+            return LayerWeight(weight, bias, header.rows, header.reduction, id(weight))
+        weight = weight.unpack().float()
+    return layer_weight(weight, bias, layer)
+
+
+def _all(contents: Contents) -> dict[str, Stored]:
+    """Every name of the state dict with what is stored for it; tied names share one object."""
+    stored: dict[str, Stored] = {**contents.plain, **contents.packed}
+    return stored | {alias: stored[name] for alias, name in contents.aliases.items()}
+
+
+def _assign(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Fill parameters and buffers; where any is on the meta device, the file's tensors take their places."""
+    assign = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    compiled = {
+        name for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, CompiledLinear)
+    }
+    found = model.load_state_dict(dict(state), strict=False, assign=assign)
+    missing = [name for name in found.missing_keys if name.rpartition(".")[0] not in compiled]
+    assert not missing and not found.unexpected_keys, (missing, found.unexpected_keys)
+
+
+def _memory(settings: Mapping[str, Any]) -> str:
+    return "small" if settings.get("memory") == "small" else "fast"
+
+
+def _tokens(settings: Mapping[str, Any]) -> Sequence[int]:
+    found = settings.get("tokens")
+    good = isinstance(found, list) and 0 < len(found) <= 64 and all(type(n) is int and 0 < n < 1 << 20 for n in found)
+    return tuple(found) if good and found else DEFAULT_TOKENS
+
+
+def _require_values(path: Any, model: nn.Module) -> None:
+    empty = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
+    if empty:
+        raise FormatError(
+            "the loaded model has tensors without values",
+            got=f"{path}: {', '.join(empty[:3])} are on the meta device and not in any checkpoint",
+            wanted="a model whose non-persistent buffers have values",
+            remedy="build the model normally, or compute those buffers before loading",
+        )
+
+
+def _unmasked(path: Any) -> FormatError:
+    return FormatError(
+        "the file says of no weight that it is sparse",
+        got=f"{path}: plain weights without patterns",
+        wanted="a file that twofour.save wrote from a masked or compiled model",
+        remedy="load it with load_state_dict, then twofour.masks.derive(model, pattern) finds the masks from the zeros",
+    )
+
+
+def _no_layer(path: Any, name: str, why: str) -> FormatError:
+    return FormatError(
+        "a sparse weight of the file does not fit the model",
+        got=f"{path}: `{name}` {why}",
+        wanted="a file saved from a model of the same architecture",
+        remedy="build the model as it was built when it was saved",
+    )
