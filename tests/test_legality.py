@@ -88,7 +88,29 @@ def test_values_outside_a_mask_are_told_even_when_still_legal():
         net[0].weight[0, :4] = torch.where(legality_keep(net)[0, :4], 0.0, 1.0)
     found = legality.check(net).layers[0]
     assert found.legal and found.outside == 2
-    assert found.verdict == "2:4 kept, but 2 values lie outside its mask"
+    assert found.verdict == "2:4 broken: every group is legal, but 2 values lie outside the mask"
+    assert not found.kept and not legality.check(net).ok
+
+
+def test_a_zero_initialised_layer_does_not_make_a_dense_model_sparse():
+    net = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    nn.init.zeros_(net[1].weight)
+    report = legality.check(net)
+    assert not report.ok and not report.layers[1].sparse and report.layers[1].verdict == "every value is zero"
+    assert "NOT OK: nothing is sparse; 0 of 2 weights are sparse" in str(report)
+    attach(net)
+    nn.init.zeros_(net[0].weight)
+    assert legality.check(net).ok  # a mask's promise is about the zeros only
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_report_with_non_finite_values_is_json(bad):
+    weight = pruned(torch.randn(8, 16), 1)
+    weight[2, 4:8] = torch.tensor([bad, 1.0, 2.0, 3.0])
+    report = legality.check_weights({"w": weight}, expect="2:4")
+    content = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert content["layers"][0]["values"] == [str(bad), 1.0, 2.0, 3.0]
+    assert (content["ok"], content["layers"][0]["broken"]) == (False, 1)
 
 
 def legality_keep(net: nn.Module) -> torch.Tensor:

@@ -276,3 +276,19 @@ def test_a_failed_write_leaves_the_previous_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         checkpoint.write(file, {})
     assert file.read_bytes() == content
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    blocked = tmp_path / "blocked"
+    blocked.write_text("")
+    with pytest.raises(TrainingError, match=r"cannot be written\n  got +\w+: .+\n  wanted .+\n  try .+") as caught:
+        finetune(pair_of_models()[0], noisy_loader(), **recipe(), checkpoint=blocked)
+    assert os.fspath(blocked) in str(caught.value)
+
+    def full(state, file):
+        raise RuntimeError("PytorchStreamWriter failed writing file data/0")
+
+    monkeypatch.setattr(checkpoint.torch, "save", full)
+    with pytest.raises(TrainingError, match="failed writing"):
+        checkpoint.write(tmp_path / "run.pt", {})
+    assert [entry.name for entry in tmp_path.iterdir()] == ["blocked"]

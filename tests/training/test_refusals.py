@@ -39,7 +39,7 @@ def test_a_loss_that_is_not_finite_says_where_and_leaves_the_weights():
         return nn.functional.cross_entropy(output, target) * (float("nan") if len(calls) == 9 else 1.0)
 
     text = refusal(model, loss=loss)
-    assert "sparse run is not finite at epoch 2, step 3." in text and "got     nan" in text
+    assert "sparse run is not finite at epoch 2, step 3\n" in text and "got     nan" in text
     assert all(torch.isfinite(p).all() for p in model.parameters())
     assert model.training
 
@@ -75,7 +75,7 @@ def test_batches_that_are_no_pairs(batch):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"epochs": 0}, "`epochs` cannot be used."),
+        ({"epochs": 0}, "`epochs` cannot be used\n"),
         ({"epochs": True}, "at least 1"),
         ({"checkpoint_every": -1}, "`checkpoint_every`"),
         ({"schedule_every": "batch"}, '"step" or "epoch"'),

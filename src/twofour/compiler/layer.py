@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour.errors import KernelError
+from twofour.kernels.dense_matmul import ONEDNN
 from twofour.kernels.ladder import Ladder, read
 from twofour.kernels.nm_matmul import from_layout
 from twofour.kernels.operator import inference_only, linear
@@ -52,8 +53,6 @@ class PreparedWeights:
 
 
 def _unpickle(plain: dict[str, Tensor]) -> PreparedWeights:
-    from twofour.kernels.dense_matmul import ONEDNN
-
     return PreparedWeights(
         {layout: ONEDNN.prepare(tensor) if layout == "onednn" else tensor for layout, tensor in plain.items()}
     )

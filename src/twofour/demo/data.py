@@ -57,7 +57,7 @@ def load(name: str, *, train: int, test: int, seed: int = 0) -> Images:
         return _digits(train, test, seed)
     if name == "fashion-mnist":
         return _fashion_mnist(train, test, seed)
-    raise DataError("the demo does not know this data.", got=repr(name), wanted="digits or fashion-mnist")
+    raise DataError("the demo does not know this data", got=repr(name), wanted="digits or fashion-mnist")
 
 
 def data_folder() -> Path:
@@ -73,7 +73,7 @@ def data_folder() -> Path:
         if place.is_dir():
             return place
     raise DataError(
-        "there is no folder of data sets.",
+        "there is no folder of data sets",
         got=", ".join(map(str, places)),
         wanted="a folder with fashion-mnist/train-images-idx3-ubyte.gz and so on",
         remedy=f"set {FOLDER_VARIABLE} to it, or use the digits, which come with scikit-learn",
@@ -113,7 +113,7 @@ def _digits(train: int, test: int, seed: int) -> Images:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise DataError(
-            "the handwritten digits come with scikit-learn, which is not installed.",
+            "the handwritten digits come with scikit-learn, which is not installed",
             got=str(error),
             remedy='pip install "twofour[demo]"',
         ) from error
@@ -132,7 +132,7 @@ def _fashion_mnist(train: int, test: int, seed: int) -> Images:
         labels = read_idx(folder / f"{part}-labels-idx1-ubyte.gz")
         if images.shape[1:] != (28, 28) or labels.shape != images.shape[:1] or labels.max() > 9:
             raise DataError(
-                f"{folder} does not hold Fashion-MNIST.",
+                f"{folder} does not hold Fashion-MNIST",
                 got=f"{part}: images {images.shape}, labels {labels.shape} up to {labels.max()}",
                 wanted="images (n, 28, 28), labels (n,) from 0 to 9",
             )
@@ -149,7 +149,7 @@ def _normalised(name: str, train: Tensor, train_labels: Tensor, test: Tensor, te
 
 def _bad_idx(path: Path, got: str) -> DataError:
     return DataError(
-        f"{path} cannot be read as an IDX file.",
+        f"{path} cannot be read as an IDX file",
         got=got,
         wanted="gzip-compressed IDX data of unsigned bytes, as MNIST and Fashion-MNIST are published",
         remedy="fetch the file again",

@@ -93,7 +93,7 @@ def demo(
     """
     started = time.perf_counter()
     if data not in SETTINGS:
-        raise DataError("the demo does not know this data.", got=repr(data), wanted=" or ".join(SETTINGS))
+        raise DataError("the demo does not know this data", got=repr(data), wanted=" or ".join(SETTINGS))
     settings = quickened(SETTINGS[data]) if quick else SETTINGS[data]
     images = datasets.load(data, train=settings.train, test=settings.test, seed=seed)
     job = Job(images, settings, seed, run_folder(out, data), progress)
@@ -223,10 +223,10 @@ def run_folder(out: str | Path | None, data: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         filled = any(folder.iterdir())
     except OSError as error:
-        raise DataError(f"the folder {folder} cannot be made.", got=str(error), remedy="pass another out") from error
+        raise DataError(f"the folder {folder} cannot be made", got=str(error), remedy="pass another out") from error
     if filled:
         raise DataError(
-            f"the folder {folder} is not empty, and earlier results are never overwritten.",
+            f"the folder {folder} is not empty, and earlier results are never overwritten",
             wanted="a new or an empty folder",
             remedy="pass another out, or none for runs/demo-<data>-<time>",
         )

@@ -57,7 +57,7 @@ def check(model: nn.Module, *, expect: str | Pattern | Mapping[str, str | Patter
     """
     if not isinstance(model, nn.Module):
         raise LayerError(
-            "there is no model to check.",
+            "there is no model to check",
             got=type(model).__name__,
             wanted="a torch.nn.Module",
             remedy="for a dict of tensors use twofour.legality.check_weights",
@@ -145,7 +145,7 @@ def _expectation(
 def _refuse_unknown(named: Mapping[str, Pattern], seen: set[str]) -> None:
     if missing := sorted(set(named) - seen):
         raise LayerError(
-            "a promise names a weight that is not there.",
+            "a promise names a weight that is not there",
             got=", ".join(missing[:5]),
             wanted=f"names among {', '.join(sorted(seen)[:5])}{', ...' if len(seen) > 5 else ''}",
             remedy="check the model that the promise was made for",
@@ -163,7 +163,7 @@ def _finding(subject: _Subject) -> Finding:
     stored, view = subject.stored, subject.view
     if stored.is_meta:
         raise LayerError(
-            "a weight on the meta device has no values to check.",
+            "a weight on the meta device has no values to check",
             got=f"shape {tuple(stored.shape)} on meta",
             wanted="a weight with values",
             remedy="load the checkpoint first",
@@ -239,10 +239,11 @@ def _verdict(finding: Finding) -> str:
     if finding.broken:
         return f"{start}{finding.broken} values are NaN or infinite"
     if finding.legal:
-        outside = f", but {finding.outside} values lie outside its mask" if finding.outside else ""
+        if finding.outside:
+            return f"{start}every group is legal, but {finding.outside} values lie outside the mask"
         if finding.zeros == 1.0:
-            return f"every value is zero{outside}"
-        return f"{name} kept{outside}" if finding.promised else f"{name}, though nothing promised it"
+            return "every value is zero"
+        return f"{name} kept" if finding.promised else f"{name}, though nothing promised it"
     if columns % group:
         return f"{start}{finding.axis} is not a multiple of {group}"
     if wrong and (finding.wrong_fraction or 0.0) > finding.legal_fraction:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
 
 from twofour.legality.rules import Fit
 
@@ -54,13 +55,13 @@ class Finding:
 
     @property
     def kept(self) -> bool:
-        """Whether a promise was made and holds."""
-        return self.promised is not None and self.legal and not self.broken
+        """Whether a promise was made and holds: every group legal, all values finite, none outside the mask."""
+        return self.promised is not None and self.legal and not self.broken and not self.outside
 
     @property
     def sparse(self) -> bool:
-        """Whether the weight obeys some pattern, promised or not."""
-        return bool(self.satisfies)
+        """Whether the weight obeys some pattern, promised or not; one without a single value obeys none."""
+        return bool(self.satisfies) and self.zeros < 1.0
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,14 @@ class Report:
         return f"{text}; {sparse} of {total} weights are sparse, {len(self.skipped)} skipped"
 
     def to_dict(self) -> dict[str, object]:
-        """Return the report as JSON-ready values."""
+        """Return the report as JSON-ready values: NaN and infinities, which JSON lacks, as text."""
         return {
             "ok": self.ok,
             "summary": self.summary,
-            "layers": [asdict(finding) for finding in self.layers],
+            "layers": [
+                asdict(finding) | {"values": [value if isfinite(value) else str(value) for value in finding.values]}
+                for finding in self.layers
+            ],
             "skipped": [{"name": name, "reason": reason} for name, reason in self.skipped],
         }
 

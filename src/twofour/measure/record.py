@@ -82,7 +82,7 @@ class Record:
         """
         if name not in self.timings:
             raise MeasureError(
-                "no such candidate in this record.",
+                "no such candidate in this record",
                 got=repr(name),
                 wanted=f"one of {', '.join(self.timings)}",
             )
@@ -100,7 +100,7 @@ class Record:
         """Return the name with the smallest median, among `names` or all candidates."""
         chosen = list(self.timings if names is None else names)
         if not chosen:
-            raise MeasureError("the fastest of no candidates was asked for.", got="an empty list of names")
+            raise MeasureError("the fastest of no candidates was asked for", got="an empty list of names")
         return min(chosen, key=self.median)
 
     def ratio(self, ours: str, *, against: str | Sequence[str] | None = None) -> float:
@@ -116,7 +116,7 @@ class Record:
         names = self.baseline if against is None else (against,) if isinstance(against, str) else tuple(against)
         if not names:
             raise MeasureError(
-                "this record has no baseline to compare with.",
+                "this record has no baseline to compare with",
                 got=f"candidates {', '.join(self.timings)}",
                 remedy="pass baseline= to compare(), or against= to ratio()",
             )
@@ -167,7 +167,7 @@ class Record:
         records = load(path)
         if len(records) != 1:
             raise MeasureError(
-                f"{path} does not hold one record.",
+                f"{path} does not hold one record",
                 got=f"{len(records)} records",
                 remedy="use measure.load(path)",
             )
@@ -181,7 +181,7 @@ def save(records: Sequence[Record], path: str | os.PathLike[str]) -> Path:
         MeasureError: There is nothing to write, or a value of `meta` cannot be written as JSON.
     """
     if not records:
-        raise MeasureError("there is no record to save.", got="an empty list", wanted="at least one Record")
+        raise MeasureError("there is no record to save", got="an empty list", wanted="at least one Record")
     bodies = [record.to_dict() for record in records]
     content: dict[str, object] = {"format": FORMAT, "version": VERSION, "records": bodies}
     if all(body["machine"] == bodies[0]["machine"] for body in bodies):
@@ -200,10 +200,10 @@ def load(path: str | os.PathLike[str]) -> list[Record]:
     try:
         content = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
-        raise MeasureError(f"{path} cannot be read as records.", got=f"{type(error).__name__}: {error}") from error
+        raise MeasureError(f"{path} cannot be read as records", got=f"{type(error).__name__}: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("version") != VERSION:
         raise MeasureError(
-            f"{path} is not a file of records.",
+            f"{path} is not a file of records",
             got=repr(
                 {key: content.get(key) for key in ("format", "version")} if isinstance(content, dict) else content
             ),
@@ -226,12 +226,12 @@ def write_json(path: str | os.PathLike[str], content: object) -> Path:
     try:
         text = json.dumps(content, indent=1, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise MeasureError(f"{target} cannot be written as JSON.", got=str(error)) from error
+        raise MeasureError(f"{target} cannot be written as JSON", got=str(error)) from error
     try:
         with replacing(target) as temporary:
             temporary.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise MeasureError(f"{target} cannot be written.", got=str(error)) from error
+        raise MeasureError(f"{target} cannot be written", got=str(error)) from error
     return target
 
 
@@ -243,7 +243,7 @@ def geometric_mean(ratios: Iterable[float]) -> float:
     """
     values = list(ratios)
     if not values or min(values) <= 0:
-        raise MeasureError("a geometric mean needs positive ratios.", got=repr(values))
+        raise MeasureError("a geometric mean needs positive ratios", got=repr(values))
     return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
@@ -271,4 +271,4 @@ def _checked(values: object, cls: type[Record] | type[Timing], what: str) -> dic
 
 
 def _malformed(what: str, got: object) -> MeasureError:
-    return MeasureError(f"malformed record: {what}.", got=repr(got)[:200], wanted="a record written by measure.save")
+    return MeasureError(f"malformed record: {what}", got=repr(got)[:200], wanted="a record written by measure.save")

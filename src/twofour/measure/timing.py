@@ -64,12 +64,12 @@ def copies_for_cold(bytes_each: int, *, cap_bytes: int = 1 << 30, llc_bytes: int
         MeasureError: `bytes_each` is not positive, or two copies do not fit in memory.
     """
     if bytes_each <= 0:
-        raise MeasureError("cold copies need a size.", got=f"bytes_each={bytes_each}", wanted="bytes_each > 0")
+        raise MeasureError("cold copies need a size", got=f"bytes_each={bytes_each}", wanted="bytes_each > 0")
     llc = llc_bytes if llc_bytes is not None else last_level_cache_bytes()
     free = free_memory_bytes()
     if free is not None and 2 * bytes_each > free:
         raise MeasureError(
-            "two copies of these weights do not fit in memory.",
+            "two copies of these weights do not fit in memory",
             got=f"{bytes_each} bytes each, {free} bytes free",
             remedy='measure with weights="hot", or on a machine with more memory',
         )
@@ -104,7 +104,7 @@ class _Runner:
             return (self.clock() - begin) / calls
         except Exception as error:
             raise MeasureError(
-                f"candidate `{self.name}` raised {type(error).__name__} while it was timed.", got=str(error)
+                f"candidate `{self.name}` raised {type(error).__name__} while it was timed", got=str(error)
             ) from error
 
     def calibrate(self, warmup: int) -> None:
@@ -222,15 +222,15 @@ def balanced_orders(count: int) -> list[list[int]]:
 
 def _runners(candidates: Mapping[str, Candidate], clock: str) -> list[_Runner]:
     if not candidates:
-        raise MeasureError("there is nothing to time.", got="no candidates", wanted="a dict of name to callable")
+        raise MeasureError("there is nothing to time", got="no candidates", wanted="a dict of name to callable")
     if clock not in CLOCKS:
-        raise MeasureError("unknown clock.", got=repr(clock), wanted='"wall" or "thread"')
+        raise MeasureError("unknown clock", got=repr(clock), wanted='"wall" or "thread"')
     runners = []
     for name, candidate in candidates.items():
         copies = [candidate] if callable(candidate) else list(candidate)
         if not copies or not all(callable(copy) for copy in copies):
             raise MeasureError(
-                f"candidate `{name}` cannot be called.",
+                f"candidate `{name}` cannot be called",
                 got=repr(candidate)[:120],
                 wanted="a callable, or several",
             )
@@ -252,29 +252,29 @@ def _refuse(
     for name in baseline:
         if name not in candidates:
             raise MeasureError(
-                "the baseline is not among the candidates.",
+                "the baseline is not among the candidates",
                 got=repr(name),
                 wanted=f"one of {', '.join(candidates)}",
             )
     if threads < 1 or repeats < 2 or seconds <= 0:
         raise MeasureError(
-            "this cannot be timed.",
+            "this cannot be timed",
             got=f"threads={threads}, repeats={repeats}, seconds={seconds}",
             wanted="threads >= 1, repeats >= 2 (for a spread), seconds > 0",
         )
     if threads > 1 and (clock == "thread" or pin):
         raise MeasureError(
-            "the thread clock and pinning see one thread only.",
+            "the thread clock and pinning see one thread only",
             got=f"clock={clock!r}, pin={pin}, threads={threads}",
             wanted='clock="wall" without pin for several threads',
             remedy="pass threads=1, or drop them",
         )
     if not isinstance(weights, Cold) and weights not in ("hot", "cold"):
         raise MeasureError(
-            "unknown state of the weights.", got=repr(weights), wanted='"hot", "cold" or copies_for_cold(...)'
+            "unknown state of the weights", got=repr(weights), wanted='"hot", "cold" or copies_for_cold(...)'
         )
     if noise and not baseline:
-        raise MeasureError("noise times the baseline twice.", got="no baseline", remedy="pass baseline=")
+        raise MeasureError("noise times the baseline twice", got="no baseline", remedy="pass baseline=")
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ def epoch_batches(loader: Loader, seed: int, epoch: int, skip: int = 0) -> Itera
             yield pair(batch)
     if number < skip:
         raise TrainingError(
-            "the loader ends before the point where the checkpoint was written.",
+            "the loader ends before the point where the checkpoint was written",
             got=f"{number} batches in epoch {epoch + 1}",
             wanted=f"at least {skip}",
             remedy="pass the loader of the interrupted run, or start anew with another checkpoint folder",
@@ -61,7 +61,7 @@ def pair(batch: Any) -> tuple[Any, Any]:
         return batch[0], batch[1]
     size = f" of {len(batch)}" if isinstance(batch, tuple | list | dict) else ""
     raise TrainingError(
-        "the loader's batches cannot be used.",
+        "the loader's batches cannot be used",
         got=f"{type(batch).__name__}{size}",
         wanted="pairs (input, target); input: a tensor, a tuple of arguments or a dict of keyword arguments",
         remedy="wrap the loader in a class whose __iter__ yields such pairs",

@@ -41,10 +41,19 @@ def write(path: Path, state: dict[str, Any]) -> None:
 
     Raises:
         TrainingError: The state holds an object that is neither a tensor nor plain, so that reading it back
-            would need pickle.
+            would need pickle; or the file cannot be written.
     """
-    with replacing(path) as temporary:
-        torch.save(plain({"format": FORMAT, "version": VERSION, **state}), temporary)
+    content = plain({"format": FORMAT, "version": VERSION, **state})
+    try:
+        with replacing(path) as temporary:
+            torch.save(content, temporary)
+    except (OSError, RuntimeError) as error:  # RuntimeError is what torch's own writer says of a full disk
+        raise TrainingError(
+            f"checkpoint `{path}` cannot be written",
+            got=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}",
+            wanted="a folder that may be written to, with room for model, masks and optimiser state",
+            remedy="free some space or pass another `checkpoint` folder; an earlier checkpoint there is still whole",
+        ) from error
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -92,7 +101,7 @@ def plain(value: Any, where: str = "") -> Any:
         case tuple():
             return tuple(plain(item, f"{where}[{i}]") for i, item in enumerate(value))
     raise TrainingError(
-        "the state of this run cannot be written into a checkpoint.",
+        "the state of this run cannot be written into a checkpoint",
         got=f"{where.lstrip('.')}: {type(value).__module__}.{type(value).__qualname__}",
         wanted="tensors, numbers, strings and containers of them, readable without running code",
         remedy="choose an optimiser and a schedule with a plain state dict, or run without `checkpoint`",
@@ -113,7 +122,7 @@ def equal(one: Any, other: Any) -> bool:
 
 def _malformed(path: Path, got: str) -> FormatError:
     return FormatError(
-        f"checkpoint `{path}` cannot be read; it is left as it is.",
+        f"checkpoint `{path}` cannot be read; it is left as it is",
         got=got,
         wanted=f"a whole {FORMAT}, version {VERSION}",
         remedy="move the file away to start the run anew, or pass another checkpoint folder",

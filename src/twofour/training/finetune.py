@@ -124,7 +124,7 @@ def check_masked(model: nn.Module) -> None:
     """Refuse a model without masks."""
     if not masks.of(model):
         raise TrainingError(
-            "the model has no masks, so nothing would stay sparse.",
+            "the model has no masks, so nothing would stay sparse",
             got=f"{type(model).__name__} without a masked weight",
             wanted="a model returned by twofour.prune",
             remedy='call twofour.prune(model, "2:4") first; for a dense model use twofour.training.train',
@@ -148,7 +148,7 @@ def check_control(control: nn.Module, model: nn.Module) -> None:
 
 def _bad_control(got: str) -> TrainingError:
     return TrainingError(
-        "the control cannot be compared with the pruned model.",
+        "the control cannot be compared with the pruned model",
         got=got,
         wanted="the dense model from before pruning, with weights of its own",
         remedy='keep a copy: control = copy.deepcopy(model); twofour.prune(model, "2:4")',

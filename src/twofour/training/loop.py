@@ -112,7 +112,7 @@ def finite(loss: torch.Tensor, trainee: Trainee) -> float:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         got = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise TrainingError(
-            "`loss(output, target)` must return one number to minimise.",
+            "`loss(output, target)` must return one number to minimise",
             got=str(got),
             wanted="a tensor with one element",
             remedy="reduce it, for example with .mean()",
@@ -121,7 +121,7 @@ def finite(loss: torch.Tensor, trainee: Trainee) -> float:
     if not math.isfinite(value):
         where = f"epoch {trainee.epoch + 1}, step {trainee.step + 1}"
         raise TrainingError(
-            f"the loss of the {trainee.name} run is not finite at {where}.",
+            f"the loss of the {trainee.name} run is not finite at {where}",
             got=str(value),
             wanted="a finite number",
             remedy="lower the learning rate, pass clip_norm=1.0, or look for bad values in this batch",
@@ -143,7 +143,7 @@ def evaluate(model: nn.Module, plan: Plan, epoch: int) -> Evaluation | None:
         return float(answer)
     except (TypeError, ValueError) as error:
         raise TrainingError(
-            "`evaluate(model)` must return a number, or a dict of numbers.", got=repr(answer)[:80]
+            "`evaluate(model)` must return a number, or a dict of numbers", got=repr(answer)[:80]
         ) from error
 
 
@@ -154,7 +154,7 @@ def assert_masks_hold(model: nn.Module, epoch: int) -> None:
         revived = int((weight[~mask.keep] != 0).sum())
         if revived:
             raise MaskError(
-                f"pruned weights are no longer zero after epoch {epoch + 1}.",
+                f"pruned weights are no longer zero after epoch {epoch + 1}",
                 got=f"{revived} non-zero entries outside the mask",
                 wanted="zeros there after every optimiser step",
                 remedy="let nothing but the optimiser's step write into the weights",

@@ -43,11 +43,11 @@ class Plan:
             _positive("checkpoint_every", self.checkpoint_every)
         if self.schedule_every not in ("step", "epoch"):
             raise TrainingError(
-                "`schedule_every` is not known.", got=repr(self.schedule_every), wanted='"step" or "epoch"'
+                "`schedule_every` is not known", got=repr(self.schedule_every), wanted='"step" or "epoch"'
             )
         if isinstance(self.loader, Iterator):
             raise TrainingError(
-                "the loader can be walked only once.",
+                "the loader can be walked only once",
                 got=f"an iterator ({type(self.loader).__name__})",
                 wanted="something to iterate over once per epoch and run",
                 remedy="pass a DataLoader or a list of batches",
@@ -56,7 +56,7 @@ class Plan:
             raise empty_loader()
         if getattr(self.loader, "persistent_workers", False):
             raise TrainingError(
-                "a loader with persistent workers cannot be repeated.",
+                "a loader with persistent workers cannot be repeated",
                 got="persistent_workers=True: the workers' random numbers run on from epoch to epoch",
                 wanted="an epoch that follows from (seed, epoch) alone, for the control run and for resuming",
                 remedy="build the DataLoader with persistent_workers=False",
@@ -73,7 +73,7 @@ class Plan:
         missing = [name for name, mask in masks.items() if id(getattr(mask.module, mask.attribute)) not in held]
         if missing:
             raise TrainingError(
-                "the optimiser does not hold every masked weight, so some would never be trained.",
+                "the optimiser does not hold every masked weight, so some would never be trained",
                 got=f"{len(missing)} of {len(masks)} missing: {', '.join(missing[:3])}",
                 wanted="an optimiser over the parameters it is given",
                 remedy="write the factory as `lambda params: torch.optim.SGD(params, lr=0.1)`",
@@ -81,7 +81,7 @@ class Plan:
         schedule = self.schedule(optimizer) if self.schedule is not None else None
         if isinstance(schedule, ReduceLROnPlateau):
             raise TrainingError(
-                "the schedule waits for a metric, so the control run would not follow the same schedule.",
+                "the schedule waits for a metric, so the control run would not follow the same schedule",
                 got="ReduceLROnPlateau",
                 wanted="a schedule of the step or epoch number",
                 remedy="pass the schedule of the original training, for example CosineAnnealingLR",
@@ -107,7 +107,7 @@ class Plan:
 def empty_loader() -> TrainingError:
     """The error for an epoch without a single batch."""
     return TrainingError(
-        "the loader is empty.",
+        "the loader is empty",
         got="no batch",
         wanted="at least one (input, target) pair per epoch",
         remedy="look at the dataset's length, and at `drop_last` with a batch size beyond it",
@@ -116,4 +116,4 @@ def empty_loader() -> TrainingError:
 
 def _positive(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise TrainingError(f"`{name}` cannot be used.", got=repr(value), wanted="a whole number, at least 1")
+        raise TrainingError(f"`{name}` cannot be used", got=repr(value), wanted="a whole number, at least 1")

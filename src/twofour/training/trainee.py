@@ -108,7 +108,7 @@ class Trainee:
             self.model.load_state_dict(state["model"])
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
             raise FormatError(
-                f"checkpoint `{self.file}` cannot be continued; it is left as it is.",
+                f"checkpoint `{self.file}` cannot be continued; it is left as it is",
                 got=f"{type(error).__name__}: {str(error)[:200]}",
                 wanted="the state of this run, as it was written",
                 remedy="move the file away to start the run anew",
@@ -138,7 +138,7 @@ class Trainee:
 
     def _other_run(self, what: str, stored: object, mine: object) -> TrainingError:
         return TrainingError(
-            f"checkpoint `{self.file}` is of another run; it is left as it is.",
+            f"checkpoint `{self.file}` is of another run; it is left as it is",
             got=f"{what}: {stored}",
             wanted=f"{what}: {mine}",
             remedy="pass the same arguments as the interrupted run, or another checkpoint folder",
