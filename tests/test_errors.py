@@ -6,7 +6,8 @@ from twofour.errors import KernelError, TwofourError
 def test_the_form_of_a_message() -> None:
     error = KernelError("it cannot run", got="this", wanted="that", remedy="the other", reasons=["a: no", "b: no"])
     assert str(error.for_layer("fc")) == (
-        "layer `fc`: it cannot run\n  reason  a: no\n  reason  b: no\n  got     this\n  wanted  that\n  try     the other"
+        "layer `fc`: it cannot run\n  reason  a: no\n  reason  b: no\n"
+        "  got     this\n  wanted  that\n  try     the other"
     )
     assert error.for_layer("other").layer == "fc", "the innermost name stays"
     assert "wanted  that" in repr(error)
