@@ -98,3 +98,18 @@ def test_functions_stay_small() -> None:
                 if lines > 40:
                     long.append(f"{path.relative_to(ROOT)}:{node.name}: {lines} lines without its docstring")
     assert not long, "\n".join(long)
+
+
+def test_error_sentences_end_without_a_full_stop() -> None:
+    """Their next line is "got", and a layer's name may stand before them."""
+    ending = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith("Error")
+        and node.args
+        and isinstance(node.args[0], ast.Constant | ast.JoinedStr)
+        and ast.unparse(node.args[0]).rstrip("'\"").endswith(".")
+    ]
+    assert not ending, "\n".join(ending)
