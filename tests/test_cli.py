@@ -15,6 +15,7 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import twofour
+from twofour import native
 from twofour.cli import app, source
 from twofour.errors import FormatError, SourceError
 
@@ -240,6 +241,15 @@ def test_a_file_with_bad_values_names_the_weight(run):
     assert not Path("out").exists()
 
 
+def test_check_writes_bad_values_as_text(run):
+    weight = torch.ones(16, 32)
+    weight[0, 1], weight[0, 2] = float("nan"), float("-inf")
+    save_file({"fc.weight": weight}, "nan.safetensors")
+    result = run("check", "nan.safetensors", "--expect", "2:4", "--json", "nan.json")
+    assert result.exit_code == 1, result.output
+    assert json.loads(Path("nan.json").read_text())["layers"][0]["values"] == [1.0, "nan", "-inf", 1.0]
+
+
 def test_a_packed_file_is_checked_and_not_pruned_again(run):
     net = nn.Sequential(nn.Linear(64, 32))
     twofour.save(twofour.prune(net, "2:4"), "packed.safetensors")
@@ -304,15 +314,38 @@ def test_advise_measures_each_layer(run):
 def test_kernels_lists_every_row(run, monkeypatch):
     from twofour.kernels import rows
 
+    extension = native.extension()
+    names = [kernel.name for kernel in rows()]
+    names += [row[0] for row in (*extension.nm_mask_rows(), *extension.nm_compress_rows())]
     result = run("kernels", "--json", "k.json")
     assert result.exit_code == 0
-    for kernel in rows():
-        assert kernel.name in result.stdout
+    listed = {line.split()[0]: line for line in result.stdout.splitlines()}
+    for name in names:
+        assert name in listed
+    assert sorted(entry["name"] for entry in json.loads(Path("k.json").read_text())["kernels"]) == sorted(names)
+    assert listed["nm_mask_any_f32__scalar"].split()[1:4] == ["nm_mask", "any", "float32"]
+    assert listed["nm_compress_2x4_f32__scalar"].split()[1:4] == ["nm_compress", "2:4", "float32"]
     monkeypatch.setenv("TWOFOUR_ISA", "scalar")
     capped = run("kernels", "--json", "k.json").stdout
     assert "needs avx2" in capped
     content = {entry["name"]: entry for entry in json.loads(Path("k.json").read_text())["kernels"]}
-    assert content["nm_matmul_2x4_f32_rows__avx2"]["available"] is False
+    for name in ("nm_matmul_2x4_f32_rows__avx2", "nm_mask_2x4_f32__avx2", "nm_compress_2x4_f32__avx2"):
+        assert content[name]["available"] is False and "needs avx2" in content[name]["reason"]
+    assert content["nm_mask_any_f32__scalar"]["available"] is True
+
+
+def test_kernels_says_how_many_threads_they_run_on(run, monkeypatch):
+    def threads(backend: str) -> tuple[str, dict[str, object]]:
+        monkeypatch.setattr(native, "threads_backend", lambda: backend)
+        return run("kernels", "--json", "k.json").stdout, json.loads(Path("k.json").read_text())["threads"]
+
+    count = torch.get_num_threads()
+    text, content = threads("openmp")
+    assert f"kernels run on {count} thread" in text and "on torch's own OpenMP pool" in text
+    assert content == {"backend": "openmp", "count": count}
+    text, content = threads("single")
+    assert "kernels run on 1 thread: built without torch's OpenMP pool" in text
+    assert content == {"backend": "single", "count": 1}
 
 
 def test_a_folder_without_transformers(run, monkeypatch):

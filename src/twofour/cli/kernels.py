@@ -1,35 +1,31 @@
-"""`twofour kernels`: every kernel, available here or the reason it is not."""
+"""`twofour kernels`: every kernel, available here or the reason it is not, and the threads they run on."""
 
 from __future__ import annotations
 
-from twofour import measure
+from dataclasses import asdict
+
+from twofour import measure, native
 from twofour.cli.screen import JsonFile, print_table, say, write
-from twofour.kernels import rows
+from twofour.kernels.table import listing
+
+_BACKENDS = {
+    "openmp": "on torch's own OpenMP pool",
+    "single": "built without torch's OpenMP pool, which takes GCC on Linux; torch itself may use more",
+}
 
 
 def kernels(json: JsonFile = None) -> None:
-    """List every kernel: available here, or the reason it is not."""
-    table = [(kernel, kernel.unavailable()) for kernel in rows()]
+    """List every kernel: available here, or the reason it is not; and how many threads they run on."""
+    table = listing()
     head = ("kernel", "operation", "pattern", "dtype", "device", "needs", "here")
     print_table(
         "",
         head,
-        [(k.name, k.operation, k.pattern, k.dtype, k.device, k.isa, reason or "available") for k, reason in table],
+        [(k.name, k.operation, k.pattern, k.dtype, k.device, k.isa, k.reason or "available") for k in table],
     )
-    machine = measure.machine()
-    count = sum(reason is None for _, reason in table)
-    say(f"{count} of {len(table)} kernels can run here: {machine['cpu']}, {machine['threads']} threads")
-    entries = [
-        {
-            "name": kernel.name,
-            "operation": kernel.operation,
-            "pattern": kernel.pattern,
-            "dtype": kernel.dtype,
-            "device": kernel.device,
-            "isa": kernel.isa,
-            "available": reason is None,
-            "reason": reason,
-        }
-        for kernel, reason in table
-    ]
-    write(json, {"kernels": entries, "machine": machine})
+    machine, threads, backend = measure.machine(), native.threads(), native.threads_backend()
+    say(f"kernels run on {threads} thread{'s'[: threads > 1]}: {_BACKENDS[backend]}")
+    count = sum(kernel.reason is None for kernel in table)
+    say(f"{count} of {len(table)} kernels can run here: {machine['cpu']}, {native.isa()}")
+    entries = [{**asdict(kernel), "available": kernel.reason is None} for kernel in table]
+    write(json, {"kernels": entries, "threads": {"backend": backend, "count": threads}, "machine": machine})

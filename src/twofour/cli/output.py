@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from twofour import export, layers, masks, measure
 from twofour.cli import huggingface
+from twofour.cli.screen import without_nan
 from twofour.cli.source import PROMISE, Source, read_metadata
 from twofour.errors import SourceError
 
@@ -111,7 +112,7 @@ def folder(out: Path, force: bool) -> Iterator[Path]:
 def write_report(target: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """Write report.json last, with the names of all files of the result, and return what it holds."""
     files = {path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir()}
-    whole = {**content, "files": sorted({*files, REPORT})}
+    whole = without_nan({**content, "files": sorted({*files, REPORT})})
     measure.write_json(target / REPORT, whole)
     return whole
 

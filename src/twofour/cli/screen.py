@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
@@ -80,7 +81,7 @@ def write(path: Path | None, content: object) -> None:
     """
     if path is not None:
         try:
-            measure.write_json(path, content)
+            measure.write_json(path, without_nan(content))
         except (MeasureError, OSError) as error:
             raise SourceError(
                 f"--json {path} cannot be written",
@@ -89,6 +90,15 @@ def write(path: Path | None, content: object) -> None:
                 remedy="choose another --json",
             ) from error
         errors().print(Text(f"wrote {path}"), soft_wrap=True)
+
+
+def without_nan(content: Any) -> Any:
+    """Return JSON-ready values with NaN and infinities as text, since JSON has no numbers for them."""
+    if isinstance(content, dict):
+        return {key: without_nan(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [without_nan(value) for value in content]
+    return str(content) if isinstance(content, float) and not math.isfinite(content) else content
 
 
 @contextmanager

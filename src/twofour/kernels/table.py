@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
+from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
 from twofour.kernels.dense_matmul import ONEDNN, PLAIN
@@ -14,6 +16,45 @@ from twofour.kernels.nm_matmul import REFERENCE, native_rows
 def rows() -> tuple[Kernel, ...]:
     """Return every kernel there is, whether or not it can run here."""
     return (*native_rows(), REFERENCE, ONEDNN, PLAIN)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What is said of any kernel, also of those that make masks and packed weights and are no rows of a product.
+
+    Attributes:
+        name: As `Kernel.name`.
+        operation: "nm_mask", "nm_compress", or as `Kernel.operation`.
+        pattern: Pattern of the weights, "any" for every N:M, "dense" for none.
+        dtype: Computing type.
+        device: "cpu".
+        isa: Instruction-set level it needs, "any" when torch chooses.
+        reason: Why it cannot run here and now, or None when it can.
+    """
+
+    name: str
+    operation: str
+    pattern: str
+    dtype: str
+    device: str
+    isa: str
+    reason: str | None
+
+
+def listing() -> tuple[Listed, ...]:
+    """Return every kernel in the order of the pipeline: masks, packing, products."""
+    products = [Listed(k.name, k.operation, k.pattern, k.dtype, k.device, k.isa, k.unavailable()) for k in rows()]
+    reasons = {product.isa: product.reason for product in products}  # each instruction set has products
+    extension = native.extension()
+    steps = [(name, isa, f"{n}:{m}" if n else "any") for name, isa, n, m in extension.nm_mask_rows()]
+    steps += [(name, isa, "2:4") for name, isa in extension.nm_compress_rows()]
+    return (
+        *(
+            Listed(name, "_".join(name.split("_")[:2]), pattern, "float32", "cpu", isa, reasons[isa])
+            for name, isa, pattern in steps
+        ),
+        *products,
+    )
 
 
 @cache
