@@ -15,6 +15,7 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import twofour
+import twofour.layers
 from twofour import native
 from twofour.cli import app, source
 from twofour.errors import FormatError, SourceError
@@ -111,6 +112,7 @@ def test_a_broken_promise_exits_with_1(run):
 def test_check_expect_and_runtimes(run):
     result = run("check", "zoo_cli:small", "--expect", "2:4", "--runtimes")
     assert result.exit_code == 1 and "torch CUTLASS" in result.stdout and "0 of 2 promised" in result.stdout
+    assert result.stdout.endswith(f"{twofour.check(sys.modules['zoo_cli'].small(), expect='2:4')}\n")
     refused(run("check", "zoo_cli:small", "--expect", "2-4"), "PatternError", "'2-4'")
 
 
@@ -233,6 +235,37 @@ def test_a_file_needs_include(run):
     assert source.read_metadata(Path("out/model.safetensors"))["author"] == "someone"
     assert run("check", "out/model.safetensors").exit_code == 0
     refused(run("prune", "dense.safetensors", "--out", "no", "--include", "none"), "no weight in dense.safetensors")
+
+
+def test_a_file_follows_the_rule_of_layers(run):
+    weights = {
+        "fits": torch.randn(16, 32),
+        "odd": torch.randn(16, 12),
+        "head": torch.randn(10, 32),
+        "stem": torch.randn(16, 3, 3, 3),
+        "conv1d": torch.randn(8, 16, 3),
+        "whole": torch.ones(16, 32, dtype=torch.int64),
+        "none": torch.randn(0, 32),
+        "video": torch.randn(8, 16, 1, 3, 3),
+    }
+    save_file({f"{name}.weight": weight for name, weight in weights.items()}, "w.safetensors")
+    words = ("prune", "w.safetensors", "--include", "*", "--json", "r.json", "--out")
+    assert run(*words, "asp").exit_code == 0
+    report = json.loads(Path("r.json").read_text())
+    assert sorted(layer["name"] for layer in report["layers"]) == ["conv1d.weight", "fits.weight"]
+    reasons = {entry["name"]: entry["reason"] for entry in report["skipped"]}
+    asked = twofour.layers.walk(nn.Linear(12, 16)).skipped[0].reason  # what a model's layer is told
+    assert reasons["odd.weight"] == asked and "ASP" in asked
+    assert "out_features 10" in reasons["head.weight"] and "in_channels 3" in reasons["stem.weight"]
+    assert "int64" in reasons["whole.weight"] and "(0, 32)" in reasons["none.weight"]
+    assert "(8, 16, 1, 3, 3)" in reasons["video.weight"]
+    assert run(*words, "any", "--eligibility", "any").exit_code == 0
+    report = json.loads(Path("r.json").read_text())
+    assert [entry["name"] for entry in report["layers"]] == [
+        "conv1d.weight", "fits.weight", "head.weight", "odd.weight",
+    ]  # fmt: skip
+    reasons = {entry["name"]: entry["reason"] for entry in report["skipped"]}
+    assert reasons["stem.weight"] == "its reduction axis 3 is not a multiple of 4"
 
 
 def test_a_file_with_bad_values_names_the_weight(run):

@@ -28,10 +28,3 @@ def test_instruction_set_objects_export_only_their_kernels() -> None:
         assert exported, path
         strangers = [name for name in exported if not name.startswith("twofour::nm_")]
         assert not strangers, f"{path.name} exports {strangers}"
-
-
-def test_one_flag_set_per_level() -> None:
-    text = (ROOT / "CMakeLists.txt").read_text()
-    for level in ("scalar", "avx2", "avx512"):
-        assert f"FLAGS_{level}" in text
-        assert f"SOURCES_{level}" in text

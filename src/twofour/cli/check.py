@@ -9,7 +9,7 @@ import typer
 from twofour import legality
 from twofour.cli import source as sources
 from twofour.cli.screen import JsonFile, print_table, progress, say, write
-from twofour.legality import Finding, Report
+from twofour.legality import Report
 
 BROKEN = 1
 
@@ -32,33 +32,14 @@ def check(
 
 
 def show(report: Report, runtimes: bool = False) -> None:
-    """Print a report as tables and its verdict as the last line."""
-    if report.layers:
-        head = ("weight", "kind", "shape", "promised", "legal groups", "zeros", "ready for", "verdict")
-        print_table("", head, [_row(found) for found in report.layers], right=(4, 5))
+    """Print the verdict of each runtime where asked for, then the report, whose last line is its verdict."""
     if runtimes:
         fits = [(found.name, fit) for found in report.layers for fit in found.fits]
         head = ("weight", "runtime", "types", "aligned", "ready", "reason")
         words = {True: "yes", False: "no"}
         rows = [(name, f.runtime, f.dtypes, words[f.aligned], words[f.ready], f.reason) for name, f in fits]
         print_table("", head, rows)
-    if report.skipped:
-        print_table("", ("left dense", "reason"), report.skipped)
-    say(f"{'OK' if report.ok else 'NOT OK'}: {report.summary}")
-
-
-def _row(found: Finding) -> tuple[str, ...]:
-    ready = dict.fromkeys(fit.runtime for fit in found.fits if fit.ready)
-    return (
-        found.name,
-        found.kind,
-        "x".join(map(str, found.shape)),
-        found.promised or "-",
-        f"{found.legal_fraction:.1%}",
-        f"{found.zeros:.1%}",
-        ", ".join(ready) or "-",
-        found.verdict,
-    )
+    say(str(report))
 
 
 def _report(source: sources.Source, expect: str | None) -> Report:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from torch import Tensor
+from torch import Tensor, nn
 
 from twofour import legality, pruning
 from twofour.cli import check as check_command
@@ -15,7 +15,7 @@ from twofour.cli import output
 from twofour.cli import source as sources
 from twofour.cli.screen import JsonFile, progress, say, write
 from twofour.errors import SourceError, TwofourError
-from twofour.layers import matches, reduction_last
+from twofour.layers import matches, reduction_last, walk
 from twofour.legality import Report
 from twofour.recipe import Recipe
 
@@ -108,14 +108,23 @@ def _reason(name: str, weight: Tensor, recipe: Recipe) -> str | None:
         return "no --include matches it"
     if any(_matches(glob, name) for glob in recipe.skip):
         return "left out by --skip"
-    if weight.ndim not in legality.KINDS or not weight.is_floating_point() or not weight.numel():
-        return f"{weight.dtype} of shape {tuple(weight.shape)} is no Linear or convolution weight"
-    out, reduction = weight.shape[:2]
-    if recipe.eligibility == "asp" and (out % 8 or reduction % 16):
-        return f"({out}, {reduction}) is not a multiple of (8, 16) (ASP's rule)"
-    if reduction % pattern.group:
-        return f"its reduction axis {reduction} is not a multiple of {pattern.group}"
+    if weight.ndim not in legality.KINDS or not weight.numel():
+        return f"shape {tuple(weight.shape)} is no Linear or convolution weight"
+    refused = walk(_layer(weight), eligibility=recipe.eligibility).skipped
+    if refused:
+        return refused[0].reason
+    if weight.shape[1] % pattern.group:
+        return f"its reduction axis {weight.shape[1]} is not a multiple of {pattern.group}"
     return None
+
+
+def _layer(weight: Tensor) -> nn.Module:
+    """Put a file's tensor into the layer that it must come from, so that the rule for layers decides."""
+    out, reduction, *kernel = weight.shape
+    make = {0: nn.Linear, 1: nn.Conv1d, 2: nn.Conv2d}[len(kernel)]
+    layer = make(reduction, out, *([tuple(kernel)] if kernel else []), bias=False, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    return layer
 
 
 def _needs_include(source: sources.Source) -> SourceError:
