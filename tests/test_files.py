@@ -2,6 +2,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,76 @@ with replacing({os.fspath(target)!r}) as temporary:
 """
     subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
     assert target.read_text() == "old"
+
+
+def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    target, link = tmp_path / "real" / "file.txt", tmp_path / "link"
+    for old in (None, "old"):  # a link to nothing too
+        if old:
+            target.write_text(old)
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        with replacing(link) as temporary:
+            assert temporary.parent == target.parent.resolve()
+            temporary.write_text("new")
+        assert link.is_symlink() and not target.is_symlink() and target.read_text() == "new"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o755])
+def test_an_existing_file_keeps_its_permissions(mode: int, tmp_path: Path) -> None:
+    target = tmp_path / "file.txt"
+    target.write_text("old")
+    target.chmod(mode)
+    with replacing(target) as temporary:
+        temporary.write_text("new")
+    assert stat.S_IMODE(target.stat().st_mode) == mode and target.read_text() == "new"
+
+
+def test_what_is_no_plain_file_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    for name in ("pipe", "round"):
+        with pytest.raises(OSError, match=name), replacing(tmp_path / name):
+            raise AssertionError("the block was entered")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode) and (tmp_path / "round").is_symlink()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def killed_write(target: Path) -> Path:
+    """Let a process be killed while it writes `target`, and return what it leaves."""
+    code = f"""
+import os, signal
+from twofour.files import replacing
+with replacing({os.fspath(target)!r}) as temporary:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    before = set(target.parent.iterdir())
+    subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    (left,) = set(target.parent.iterdir()) - before
+    return left
+
+
+def test_what_a_killed_process_left_is_removed_an_hour_later(tmp_path: Path) -> None:
+    target = tmp_path / "file.txt"
+    left, hour = killed_write(target), 3600
+    others = [
+        tmp_path / name
+        for name in (
+            f".other{left.name.removeprefix('.file')}",
+            f".file.txt{left.name}",
+            ".file.txt.abcdefgh",
+            "file.txt.twofour-abcdefgh.tmp",
+            ".file.txt.twofour-abcdefgh.tmp.bak",
+        )
+    ]
+    for path in others:
+        path.write_text("not ours")
+    for age, gone in ((hour - 60, False), (hour + 60, True)):
+        for path in (left, *others):
+            os.utime(path, (time.time() - age,) * 2)
+        with replacing(target) as temporary:
+            temporary.write_text("new")
+        assert left.exists() != gone
+    assert target.read_text() == "new" and all(path.exists() for path in others)
+    assert len(list(tmp_path.iterdir())) == 1 + len(others)
