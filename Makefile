@@ -1,4 +1,5 @@
 # make demo    the whole pipeline on real data, about a minute after installation
+# make tiny    the whole pipeline on two layers, a few seconds
 # make test    every test this machine can run; what is skipped is printed with its reason
 # make check   formatting, lint, types
 # make bench   OP=linear|mask: timings with records
@@ -14,10 +15,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 NATIVE := $(shell find src -name '*.cc' -o -name '*.h' -o -name '*.inc') CMakeLists.txt pyproject.toml
 OP ?= linear
 
-.PHONY: demo test check bench kernels build clean
+.PHONY: demo tiny test check bench kernels build clean
 
 demo: $(VENV)/demo.stamp $(VENV)/package.stamp
 	$(BIN)/twofour demo $(ARGS)
+
+tiny: $(VENV)/test.stamp $(VENV)/package.stamp
+	$(BIN)/python -m pytest tests/test_tiny.py $(ARGS)
 
 test: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
 	$(BIN)/python -m pytest $(ARGS)
