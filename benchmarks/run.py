@@ -43,7 +43,7 @@ def linear(
 ) -> None:
     """Best dense kernel against the best 2:4 kernel, per shape and token count."""
     if dtype != "float32":
-        raise DataError(f"the dtype {dtype!r} is planned, not built yet.", got=dtype, wanted="float32")
+        raise DataError(f"the dtype {dtype!r} is planned, not built yet", got=dtype, wanted="float32")
     states = [state for state, asked in (("hot", hot), ("cold", cold)) if asked] or ["hot", "cold"]
     cells = linear_case.cells(shapes.read(shape_list), _numbers(tokens), _numbers(threads), states, cold_tokens)
     path = json or records.default_path(f"linear-{dtype}")
@@ -60,7 +60,7 @@ def mask(
     resume: ResumeOption = False,
     json: JsonOption = None,
 ) -> None:
-    """The 2:4 mask of fp32 weights against copying them and against torch.topk."""
+    """The 2:4 mask of fp32 weights, alone and with packing, against copying them and against torch.topk."""
     path = json or records.default_path("mask-float32")
     cells = mask_case.cells(shapes.read(shape_list), _numbers(threads))
     done = records.run(cells, mask_case.Bench(seconds), path, resume)

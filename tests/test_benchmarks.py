@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from twofour import measure, patterns
 from twofour.errors import DataError, MeasureError
@@ -62,7 +63,12 @@ def test_mask_writes_records(tiny: Path, tmp_path: Path):
     out = tmp_path / "m.json"
     done = suite("mask", "--shapes", str(tiny), "--threads", "1,2", "--seconds", "0.02", "--json", str(out))
     assert done.returncode == 0, done.stderr
-    assert "mask / copy_" in done.stdout and "2 threads: mask / copy_ geometric mean" in done.stdout
+    for column in ("mask/copy", "compress/copy", "mask/clone", "compress/clone", "topk/mask"):
+        assert column in done.stdout
+    assert "2 threads, geometric means: mask/copy " in done.stdout
+    assert all(
+        set(r.timings) == {"2:4 mask", "2:4 compress", "copy_", "clone", "torch.topk"} for r in measure.load(out)
+    )
     assert [(r.meta["shape"], r.threads, r.clock) for r in measure.load(out)][:2] == [
         ("64x32", 1, "thread"), ("64x32", 2, "wall"),
     ]  # fmt: skip
@@ -71,7 +77,7 @@ def test_mask_writes_records(tiny: Path, tmp_path: Path):
 def test_errors_are_in_their_form():
     done = suite("linear", "--shapes", "nowhere.txt")
     assert done.returncode == 2
-    assert "DataError: there is no list of shapes 'nowhere.txt'." in done.stderr and "kernels.txt" in done.stderr
+    assert "DataError: there is no list of shapes 'nowhere.txt'" in done.stderr and "kernels.txt" in done.stderr
 
 
 def test_every_list_of_shapes_reads(cases, tmp_path: Path):
@@ -107,6 +113,42 @@ def test_cold_cells_rotate_over_copies(cases):
         if not layout[0].is_mkldnn:
             assert len({tensor.data_ptr() for tensor in layout}) == len(layout)
     assert any(name.startswith("nm_matmul_") for name in candidates)
+
+
+def test_records_without_compress_are_still_shown(cases, capsys: pytest.CaptureFixture[str]):
+    timing = measure.Timing(2e-3, 1e-3, 3e-3, 1e-3, 5, 1)
+    names = ("2:4 mask", "copy_", "clone", "torch.topk")
+    meta = {"case": "mask", "shape": "64x32"}
+    old = measure.Record(dict.fromkeys(names, timing), ("copy_",), meta=meta, machine=measure.machine())
+    cases["table"].show_mask([old], Console(width=200))
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("64x32"))
+    assert row.split() == [
+        "64x32",
+        "1",
+        "2.000",
+        "-",
+        "2.000",
+        "2.000",
+        "2.000",
+        "1.00",
+        "-",
+        "1.00",
+        "-",
+        "1.00",
+        "0.0",
+    ]
+
+
+def test_a_wrong_mask_or_packed_weight_is_not_timed(cases, monkeypatch: pytest.MonkeyPatch):
+    mask, weight = cases["mask"], torch.randn(16, 32)
+    mask.verify(weight)
+    right = mask.compress(weight)
+    monkeypatch.setattr(mask, "compress", lambda w: (right[0], right[1], right[2] ^ 1))
+    with pytest.raises(MeasureError, match="2:4 compress is wrong and is not timed"):
+        mask.verify(weight)
+    monkeypatch.setattr(mask, "by_topk", lambda w: torch.zeros(w.shape, dtype=torch.bool))
+    with pytest.raises(MeasureError, match="2:4 mask is wrong and is not timed"):
+        mask.verify(weight)
 
 
 def test_the_common_mask_is_ours(cases):

@@ -13,6 +13,7 @@ from twofour.kernels import rows
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted((ROOT / "src").rglob("README.md"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
@@ -49,7 +50,7 @@ def test_every_criterion_and_pattern_kind_is_in_the_guide() -> None:
         assert word in text("docs/guide.md")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if not target.startswith("http"):

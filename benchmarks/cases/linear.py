@@ -139,7 +139,7 @@ def _sparse(tokens: int) -> list[Kernel]:
     """Return the rows that can win: those for this token count, without scalar ones where there are better."""
     rows = [kernel for kernel in available("nm_matmul") if kernel.tokens_min <= tokens <= kernel.tokens_max]  # pyright: ignore
     if not rows:
-        raise KernelError(f"no row of the kernel table takes {tokens} tokens here.")
+        raise KernelError(f"no row of the kernel table takes {tokens} tokens here")
     return [kernel for kernel in rows if kernel.isa != "scalar"] or rows
 
 
@@ -150,7 +150,7 @@ def _verify(layer: Layer, x: Tensor, candidates: dict[str, Callable[[], Tensor]]
         error = float((call() - exact).norm() / scale)
         if not error <= TOLERANCE * layer.shape.columns**0.5:
             raise MeasureError(
-                f"{name} is wrong and is not timed.",
+                f"{name} is wrong and is not timed",
                 got=f"error {error:.2e} of |x||w| at {layer.shape.text}, {len(x)} tokens",
                 wanted=f"at most {TOLERANCE * layer.shape.columns**0.5:.2e}",
             )

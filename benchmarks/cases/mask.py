@@ -1,4 +1,4 @@
-"""Mask: how long the 2:4 mask of a weight takes, against copying the weight and against torch.topk."""
+"""Mask: how long the 2:4 mask of a weight takes, alone and with packing, against copying it and against torch.topk."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from cases.shapes import Shape
-from twofour import measure, patterns
+from twofour import measure, native, patterns
+from twofour.errors import MeasureError
+from twofour.kernels.nm_compress import nm_compress_reference
 from twofour.measure import Record
 
-MASK, COPY, CLONE, TOPK = "2:4 mask", "copy_", "clone", "torch.topk"
+# copy_ writes to memory in use; clone to fresh memory, as mask and compress do.
+MASK, COMPRESS, COPY, CLONE, TOPK = "2:4 mask", "2:4 compress", "copy_", "clone", "torch.topk"
 
 
 def cells(shapes: Sequence[Shape], threads: Sequence[int]) -> list[dict[str, object]]:
@@ -35,11 +38,12 @@ class Bench:
         threads = int(str(cell["threads"]))
         weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
         out, pattern = torch.empty_like(weight), patterns.parse("2:4")
-        assert torch.equal(by_topk(weight), pattern.project(weight, absolute=True)), "the masks differ"
+        verify(weight)
         with torch.inference_mode():
             return measure.compare(
                 {
                     MASK: lambda: pattern.project(weight, absolute=True),
+                    COMPRESS: lambda: compress(weight),
                     COPY: lambda: out.copy_(weight),
                     CLONE: lambda: weight.clone(),
                     TOPK: lambda: by_topk(weight),
@@ -50,6 +54,34 @@ class Bench:
                 clock="thread" if threads == 1 else "wall",
                 pin=threads == 1,
                 meta=cell,
+            )
+
+
+def compress(weight: Tensor) -> tuple[int, Tensor, Tensor]:
+    """Mask and pack in one pass, into fresh memory, as `twofour.packing` does: dropped, values, indices."""
+    (rows, columns), extension = weight.shape, native.extension()
+    values, indices = torch.empty(rows, columns // 2), torch.empty(rows, (columns + 7) // 8, dtype=torch.uint8)
+    row = next(i for i, (_, isa) in enumerate(extension.nm_compress_rows()) if native.supports(isa))
+    addresses = values.data_ptr(), indices.data_ptr()
+    dropped = extension.nm_compress(row, weight.data_ptr(), columns, rows, columns, *addresses, native.threads())
+    return dropped, values, indices
+
+
+def verify(weight: Tensor) -> None:
+    """Refuse to time a mask or a packed weight that is wrong.
+
+    Raises:
+        MeasureError: The masks differ, or compress is not its reference.
+    """
+    masks_agree = torch.equal(by_topk(weight), patterns.parse("2:4").project(weight, absolute=True))
+    (dropped, *packed), (expected, *reference) = compress(weight), nm_compress_reference(weight)
+    same = dropped == expected and all(map(torch.equal, packed, reference))
+    for name, right in ((MASK, masks_agree), (COMPRESS, same)):
+        if not right:
+            raise MeasureError(
+                f"{name} is wrong and is not timed",
+                got=f"another result at {tuple(weight.shape)}",
+                wanted="that of torch.topk and of nm_compress_reference",
             )
 
 

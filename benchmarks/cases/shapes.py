@@ -33,13 +33,13 @@ def read(name: str) -> list[Shape]:
     path = Path(name) if Path(name).is_file() else FOLDER / name
     if not path.is_file():
         known = ", ".join(sorted(entry.name for entry in FOLDER.glob("*.txt")))
-        raise DataError(f"there is no list of shapes {name!r}.", got=str(path), wanted=f"one of {known}, or a path")
+        raise DataError(f"there is no list of shapes {name!r}", got=str(path), wanted=f"one of {known}, or a path")
     shapes = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         words = line.split("#")[0].split()
         if not words:
             continue
         if len(words) != 3 or not (words[1].isdigit() and words[2].isdigit()):
-            raise DataError(f"{path}:{number} is malformed.", got=line, wanted="name out in")
+            raise DataError(f"{path}:{number} is malformed", got=line, wanted="name out in")
         shapes.append(Shape(words[0], int(words[1]), int(words[2])))
     return shapes

@@ -44,41 +44,45 @@ def show_linear(records: Sequence[Record], console: Console) -> None:
     console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)
 
 
+MASK_COLUMNS = (
+    ("mask/copy", mask.MASK, mask.COPY),
+    ("compress/copy", mask.COMPRESS, mask.COPY),
+    ("mask/clone", mask.MASK, mask.CLONE),
+    ("compress/clone", mask.COMPRESS, mask.CLONE),
+    ("topk/mask", mask.TOPK, mask.MASK),
+)
+
+
 def show_mask(records: Sequence[Record], console: Console) -> None:
-    """Print the mask's time beside copying and torch.topk."""
-    _heading("2:4 mask of float32 weights", console)
+    """Print the times of the mask, and of mask and pack in one pass, beside copying and torch.topk."""
+    _heading("2:4 mask of float32 weights; compress: mask and pack in one pass", console)
+    names = (mask.MASK, mask.COMPRESS, mask.COPY, mask.CLONE, mask.TOPK)
     table = Table(box=None, pad_edge=False)
-    head = (
-        "shape",
-        "threads",
-        "mask ms",
-        "copy_ ms",
-        "clone ms",
-        "topk ms",
-        "mask / copy_",
-        "topk / mask",
-        "GB/s read",
-    )
-    for index, name in enumerate(head):
+    head = ("shape", "threads", *(f"{name} ms" for name in names), *(column for column, _, _ in MASK_COLUMNS))
+    for index, name in enumerate((*head, "GB/s read")):
         table.add_column(name, justify="right" if index else "left")
     for record in records:
         rows, columns = map(int, str(record.meta["shape"]).split("x"))
-        own, copy, clone, topk = (record.median(name) for name in (mask.MASK, mask.COPY, mask.CLONE, mask.TOPK))
         table.add_row(
             str(record.meta["shape"]),
             str(record.threads),
-            *(f"{seconds * 1e3:.3f}" for seconds in (own, copy, clone, topk)),
-            f"{own / copy:.2f}",
-            f"{topk / own:.0f}",
-            f"{rows * columns * 4 / own / 1e9:.1f}",
+            *(f"{record.median(name) * 1e3:.3f}" if name in record.timings else "-" for name in names),
+            *(_times([record], ours, other) for _, ours, other in MASK_COLUMNS),
+            f"{rows * columns * 4 / record.median(mask.MASK) / 1e9:.1f}",
         )
     console.print(table)
     _warn_if_busy(records, console)
     for threads in dict.fromkeys(record.threads for record in records):
-        ratios = [1 / record.ratio(mask.MASK) for record in records if record.threads == threads]
-        worst, mean = max(ratios), geometric_mean(ratios)
-        console.print(f"{threads} threads: mask / copy_ geometric mean {mean:.2f}, worst {worst:.2f}", highlight=False)
+        group = [record for record in records if record.threads == threads]
+        means = ", ".join(f"{column} {_times(group, ours, other)}" for column, ours, other in MASK_COLUMNS)
+        console.print(f"{threads} thread{'s'[: threads > 1]}, geometric means: {means}", highlight=False)
     console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)
+
+
+def _times(records: Sequence[Record], ours: str, other: str) -> str:
+    """Say how many times longer `ours` takes, over the records that timed both; older ones lack compress."""
+    ratios = [1 / record.ratio(ours, against=other) for record in records if {ours, other} <= record.timings.keys()]
+    return f"{geometric_mean(ratios):.2f}" if ratios else "-"
 
 
 def sparse_names(record: Record) -> list[str]:

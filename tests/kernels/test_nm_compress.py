@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import isa_levels
 from twofour import native
-from twofour.packing.indices import encode
-from twofour.patterns import project_reference
+from twofour.kernels.nm_compress import nm_compress_reference
 
 ROWS = native.extension().nm_compress_rows()
 
@@ -30,9 +29,17 @@ def test_every_row_equals_the_reference(index: int, rows: int, groups: int, seed
     generator = torch.Generator().manual_seed(seed)
     wide = torch.randint(-3, 4, (rows, groups * 4 + 4), generator=generator).float()
     weight = wide[:, : groups * 4]  # a row stride larger than the row
-    keep = project_reference(weight, 2, 4, absolute=True).view(rows, groups, 4)
-    positions = keep.nonzero()[:, -1].view(rows, groups, 2)
     dropped, values, indices = compress(index, weight, threads)
-    assert dropped == int(((weight != 0) & ~keep.view(rows, -1)).sum())
-    assert torch.equal(values, weight.view(rows, groups, 4).gather(-1, positions).flatten(1))
-    assert torch.equal(indices, encode(positions, 4))
+    expected = nm_compress_reference(weight)
+    assert dropped == expected[0]
+    assert torch.equal(values, expected[1])
+    assert torch.equal(indices, expected[2])
+
+
+def test_the_reference_by_hand() -> None:
+    weight = torch.tensor([[1.0, -3.0, 0.0, 2.0, 0.0, 0.0, -5.0, 0.0, 4.0, 4.0, -4.0, 4.0]])
+    dropped, values, indices = nm_compress_reference(weight)
+    assert dropped == 1 + 0 + 2
+    # Kept: 1 and 3; 0 (the lowest of three zeros) and 2; 0 and 1 (the lowest of four equals).
+    assert values.tolist() == [[-3.0, 2.0, 0.0, -5.0, 4.0, 4.0]]
+    assert indices.tolist() == [[(1 | 3 << 2) | (0 | 2 << 2) << 4, 0 | 1 << 2]]
