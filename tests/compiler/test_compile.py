@@ -12,7 +12,7 @@ import twofour
 from twofour import native
 from twofour.compiler import CompiledLinear, Plan
 from twofour.compiler.cache import Cache
-from twofour.compiler.choose import Choice, _few_layouts, why
+from twofour.compiler.choose import WORTH_A_COPY, Choice, _few_layouts, _one_layout, why
 from twofour.errors import CompileError, KernelError, PatternError
 from twofour.kernels import find
 from twofour.kernels.dense_matmul import PLAIN
@@ -69,7 +69,7 @@ def test_the_plan_says_what_runs_and_why() -> None:
         assert layer.tokens == 7
         assert set(layer.times) == {1, 7, 32}
         fastest = min(layer.times[7].values())
-        assert layer.times[7][layer.kernel] <= fastest * 1.04, "a kernel at most 3 % slower may save a copy"
+        assert layer.times[7][layer.kernel] <= fastest * WORTH_A_COPY, "a slower kernel may save a copy"
     text = str(fast.plan)
     assert "why" in text and "layers run sparse" in text and "MB as kept" in text
     assert fast.plan.bytes_before == 4 * (64 * 128 + 128 * 64 + 640)
@@ -332,7 +332,7 @@ def test_a_layout_that_gains_too_little_is_dropped() -> None:
     dense = kernels[2].name
     clear = {1: {rows: 1.0, panels: 2.0, dense: 2.0}, 64: {rows: 9.0, panels: 4.0, dense: 6.0}}
     assert _few_layouts(kernels, clear).names == (rows, panels)
-    close = {1: {rows: 1.0, panels: 1.02, dense: 2.0}, 64: {rows: 9.0, panels: 4.0, dense: 6.0}}
+    close = {1: {rows: 1.0, panels: 1.04, dense: 2.0}, 64: {rows: 9.0, panels: 4.0, dense: 6.0}}
     assert _few_layouts(kernels, close).names == (panels,)
 
 
@@ -424,11 +424,23 @@ def test_the_reason_is_true() -> None:
 def test_small_losses_do_not_add_up() -> None:
     names = ["nm_matmul_2x4_f32_rows__scalar", "nm_matmul_2x4_f32_panels__scalar", "nm_matmul_2x4_f32_pairs__scalar"]
     kernels = [*(find(name) for name in names), PLAIN]
-    times = {1: dict(zip([*names, PLAIN.name], (1.05, 1.025, 1.0, 1.08), strict=True))}
-    assert times[1][_few_layouts(kernels, times).names[0]] <= 1.03
+    times = {1: dict(zip([*names, PLAIN.name], (1.08, 1.04, 1.0, 1.2), strict=True))}
+    assert times[1][_few_layouts(kernels, times).names[0]] <= WORTH_A_COPY
 
 
 def test_recurrent_and_transposed_layers_stand_in_the_plan() -> None:
     model = nn.ModuleList([nn.LSTM(16, 16), nn.ConvTranspose1d(16, 16, 3), nn.Linear(64, 64)])
     reasons = {layer.name: layer.reason for layer in quick(model).plan.layers}
     assert "LSTM" in reasons["0"] and "ConvTranspose1d" in reasons["1"]
+
+
+def test_small_memory_weighs_the_example_and_shows_its_own_time() -> None:
+    rows, panels = "nm_matmul_2x4_f32_rows__scalar", "nm_matmul_2x4_f32_panels__scalar"
+    kernels = [find(rows), find(panels), PLAIN]
+    times = {count: {rows: 1.0, panels: 3.0, PLAIN.name: 2.0} for count in (1, 8)}
+    times[512] = {rows: 20.0, panels: 4.0, PLAIN.name: 8.0}
+    assert _one_layout(kernels, times, (64, 64), None).names == (rows,)
+    assert _one_layout(kernels, times, (64, 64), 512).names == (panels,)
+    slow = Choice(Ladder((), (rows,)), times, {})
+    assert (slow.at(512, "nm_matmul"), slow.at(512, "dense_matmul")) == (20.0, 8.0)
+    assert "2.50x the time of dense" in why(slow, 512, pack(torch.zeros(8, 8), "2:4"), "small")

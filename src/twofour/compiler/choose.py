@@ -30,8 +30,8 @@ ROTATED_BYTES = 128 << 20
 STEADY = 0.25
 """Interquartile range over median up to which times are kept: a busy machine must not decide for a quiet one."""
 
-WORTH_A_COPY = 1.03
-"""A further copy of a weight, in another layout, must save at least 3 % of the time at some token count."""
+WORTH_A_COPY = 1.05
+"""A further copy of a weight, in another layout, must save at least 5 % of the time at some token count."""
 
 Progress = Callable[[int, int, str], None]
 """Called with steps done, steps in all, and the name of the next."""
@@ -53,6 +53,14 @@ class Choice:
     ladder: Ladder
     times: Times
     layouts: dict[str, Tensor]
+
+    def at(self, tokens: int, operation: str) -> float | None:
+        """Return seconds at `tokens` of the chosen kernel if it is of `operation`, else of the fastest one that is."""
+        kernel, _ = self.ladder.at(tokens)
+        if kernel.operation == operation and kernel.name in self.times[tokens]:
+            return self.times[tokens][kernel.name]
+        found = self.best(tokens, operation)
+        return found and found[1]
 
     def best(self, tokens: int, operation: str) -> tuple[str, float] | None:
         """Return name and seconds of the fastest kernel of `operation` at `tokens`, if one was measured."""
@@ -85,6 +93,7 @@ def choose(
     memory: str,
     footprint: int,
     cache: Cache,
+    example: int | None = None,
 ) -> Choice:
     """Measure the candidates for one layer and keep the fastest at each token count.
 
@@ -96,6 +105,7 @@ def choose(
         footprint: Bytes of the whole model's weights: that many bytes of copies are rotated (up to a cap), so that
             each call finds its weights as far from the core as it would inside the model.
         cache: Times measured earlier on this machine.
+        example: The example's token count, which weighs as much as all others where one layout has to serve all.
     """
     kernels = candidates(weight)
     layouts: dict[str, Tensor] = {}
@@ -119,7 +129,7 @@ def choose(
         times[count] = {kernel.name: known[kernel.name] for kernel in measured}
     ladder = _few_layouts(kernels, times)
     if memory == "small":
-        ladder = _one_layout(kernels, times, rows, columns)
+        ladder = _one_layout(kernels, times, (rows, columns), example)
     kept = {kernel.layout: layout(kernel) for kernel in ladder.kernels}
     return Choice(ladder, times, kept)
 
@@ -153,7 +163,7 @@ def _few_layouts(kernels: Sequence[Kernel], times: Times) -> Ladder:
     return climb(fastest)
 
 
-def _one_layout(kernels: Sequence[Kernel], times: Times, rows: int, columns: int) -> Ladder:
+def _one_layout(kernels: Sequence[Kernel], times: Times, shape: tuple[int, int], example: int | None) -> Ladder:
     """Keep the single layout with the best geometric mean over the token counts, sparse where there is one.
 
     A layout more than 5 % larger than the smallest one is not considered: it trades bytes for speed.
@@ -161,12 +171,13 @@ def _one_layout(kernels: Sequence[Kernel], times: Times, rows: int, columns: int
     sparse = [kernel for kernel in kernels if isinstance(kernel, NativeMatmul)]
     # A plain dense weight is what the model holds anyway; a prepacked one would be a second copy.
     pool = sparse or [kernel for kernel in kernels if kernel.layout == "dense"]
-    sizes = {kernel.layout: kernel.layout_bytes(rows, columns) for kernel in sparse} or {"dense": 4 * rows * columns}
+    sizes = {kernel.layout: kernel.layout_bytes(*shape) for kernel in sparse} or {"dense": 4 * math.prod(shape)}
     small = [layout for layout, size in sizes.items() if size <= 1.05 * min(sizes.values())]
     names = {layout: [kernel.name for kernel in pool if kernel.layout == layout] for layout in small}
 
     def cost(layout: str) -> float:
-        return sum(math.log(min(found[name] for name in names[layout])) for found in times.values())
+        logs = {count: math.log(min(found[name] for name in names[layout])) for count, found in times.items()}
+        return sum(logs.values()) + logs.get(example or 0, 0.0) * (len(logs) - 2)
 
     best = names[min(small, key=cost)]
     return climb({count: min(best, key=found.__getitem__) for count, found in times.items()})
@@ -219,15 +230,15 @@ def why(choice: Choice, tokens: int, weight: Packed | str, memory: str) -> str:
     if isinstance(weight, str):
         return f"dense: {weight}"
     kernel, _ = choice.ladder.at(tokens)
-    dense, sparse = choice.best(tokens, "dense_matmul"), choice.best(tokens, "nm_matmul")
+    dense, sparse = choice.at(tokens, "dense_matmul"), choice.at(tokens, "nm_matmul")
     assert dense, choice.times
     if sparse is None:
         return "dense: no sparse kernel runs here"
-    ratio = dense[1] / sparse[1]
+    ratio = dense / sparse
     if kernel.operation == "nm_matmul":
         if ratio > 1:
             return "sparse is faster"
-        small = 'memory="small" keeps packed weights alone'
+        small = f'memory="small" keeps packed weights alone, at {1 / ratio:.2f}x the time of dense'
         return f"sparse: {small}" if memory == "small" else f"sparse: within {WORTH_A_COPY - 1:.0%}, one copy fewer"
     if ratio <= 1:
         return f"dense: the best sparse kernel takes {1 / ratio:.2f}x its time here"

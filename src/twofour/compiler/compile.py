@@ -49,8 +49,8 @@ def compile(
         example: Input for one forward pass: a tensor, a tuple of positional or a dict of keyword arguments. With it the
             plan speaks of the model's own token counts, and the outputs are compared.
         dtype: Computing type; "float32" ("bfloat16", "int8" and "int4" are planned).
-        memory: "fast" keeps the weight in every layout that wins at some token count; "small" keeps packed weights
-            alone, in one layout.
+        memory: "fast" keeps the weight in every layout that gains at least 5 % at some token count, which may be more
+            bytes than dense; "small" keeps packed weights alone, in one layout, also where dense would be faster.
         tokens: Token counts to measure besides the example's.
         progress: Called with layers done, layers in all and the next layer's name.
 
@@ -104,7 +104,9 @@ def build(
         count = counts.get(name)
         measured = sorted({*tokens, count} if count else set(tokens))
         try:
-            choice = choose(entry.source, entry.bias, measured, memory=memory, footprint=footprint, cache=cache)
+            choice = choose(
+                entry.source, entry.bias, measured, memory=memory, footprint=footprint, cache=cache, example=count
+            )
         except TwofourError as error:
             raise error.for_layer(name) from None
         nbytes = 4 * entry.rows * entry.columns
@@ -134,7 +136,7 @@ def with_plan(fast: nn.Module, plan: Plan) -> nn.Module:
 
 
 def _describe(name: str, entry: LayerWeight, choice: Choice, tokens: int, nbytes: int, memory: str) -> LayerPlan:
-    dense, sparse = choice.best(tokens, "dense_matmul"), choice.best(tokens, "nm_matmul")
+    dense, sparse = choice.at(tokens, "dense_matmul"), choice.at(tokens, "nm_matmul")
     return LayerPlan(
         name,
         "Linear",
@@ -142,8 +144,8 @@ def _describe(name: str, entry: LayerWeight, choice: Choice, tokens: int, nbytes
         tokens,
         choice.ladder.at(tokens)[0].name,
         choice.ladder.to_text(),
-        dense and dense[1] * 1e3,
-        sparse and sparse[1] * 1e3,
+        dense and dense * 1e3,
+        sparse and sparse * 1e3,
         why(choice, tokens, entry.source if isinstance(entry.source, Packed) else entry.dense_because, memory),
         4 * entry.rows * entry.columns,
         nbytes,

@@ -18,8 +18,8 @@ class LayerPlan:
         tokens: Token count the row of the table speaks of: the example's, or the largest measured.
         kernel: Kernel that runs at `tokens`.
         ladder: Kernels by token count, as text; "" for a layer left as it was.
-        dense_ms: Best dense time at `tokens`, or None where nothing was measured.
-        sparse_ms: Best sparse time at `tokens`, or None where there is no sparse kernel.
+        dense_ms: Dense time at `tokens`: of `kernel` if it is dense, else the best; None where nothing was measured.
+        sparse_ms: Sparse time at `tokens`: of `kernel` if it is sparse, else the best; None without a sparse kernel.
         reason: Why this kernel.
         bytes_before: Bytes of the dense weight.
         bytes_after: Bytes of the weight in every layout kept.

@@ -78,6 +78,8 @@ def read(path: str | os.PathLike[str]) -> Contents:
         with safe_open(target, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except FileNotFoundError as error:
+        raise FormatError("there is no such file", got=str(target), wanted="a .safetensors file") from error
     except (OSError, SafetensorError, ValueError) as error:
         raise FormatError(
             "the file is not readable as safetensors",
