@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from typer.testing import CliRunner, Result
@@ -410,3 +411,23 @@ def test_errors_keep_their_kind():
     with pytest.raises(SourceError):
         source.resolve("nothing-here")
     assert issubclass(FormatError, twofour.errors.TwofourError)
+
+
+def test_what_prune_left_can_be_checked_as_a_folder(run):
+    save_file({"fc.weight": torch.randn(16, 32)}, "w.safetensors")
+    assert run("prune", "w.safetensors", "--include", "fc", "--out", "pruned").exit_code == 0
+    result = run("check", "pruned")
+    assert result.exit_code == 0, result.output
+    assert "1 of 1 promised weights kept" in result.stdout
+
+
+def test_plain_files_of_the_library_say_what_they_promise(run):
+    model = twofour.prune(torch.nn.Sequential(torch.nn.Linear(32, 16)), "2:4")
+    twofour.save(model, "plain.safetensors", packed=False)
+    assert "1 of 1 promised weights kept" in run("check", "plain.safetensors").stdout
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    weights["0.weight"].fill_(1.0)
+    with safe_open("plain.safetensors", framework="pt") as file:
+        metadata = file.metadata()
+    save_file(weights, "plain.safetensors", metadata=metadata)
+    assert run("check", "plain.safetensors").exit_code == 1

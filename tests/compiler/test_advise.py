@@ -31,6 +31,7 @@ def test_each_layer_is_measured_dense_and_sparse_and_the_model_is_untouched() ->
     dense, ours = advice.total(16)
     assert ours <= dense == advice.rows[1].dense_ms
     assert advice.to_dict()["rows"]
+    assert "128x64" in str(advice) and "dense: 1.weight: no packed kernel" in str(advice)
 
 
 def test_nothing_to_measure_is_an_error_with_reasons() -> None:

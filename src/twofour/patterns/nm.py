@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -88,9 +89,14 @@ def _fits_float32(scores: Tensor) -> bool:
 
 def mask_row(n: int, m: int) -> int:
     """Return the index of the fastest native mask kernel for `n`:`m` that may run here (TWOFOUR_ISA caps it)."""
-    rows = native.extension().nm_mask_rows()
+    return _mask_row(n, m, native.isa())
+
+
+@cache
+def _mask_row(n: int, m: int, isa: str) -> int:
+    allowed = native.ISA_LEVELS[: native.ISA_LEVELS.index(isa) + 1]
     return next(
         index
-        for index, (_, isa, row_n, row_m) in enumerate(rows)
-        if native.supports(isa) and (row_n, row_m) in ((n, m), (0, 0))
+        for index, (_, level, row_n, row_m) in enumerate(native.extension().nm_mask_rows())
+        if level in allowed and (row_n, row_m) in ((n, m), (0, 0))
     )
