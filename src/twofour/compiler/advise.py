@@ -77,8 +77,14 @@ class Advice:
     def __str__(self) -> str:
         head = ("layer", "shape", "tokens", "dense ms", "2:4 ms", "ratio", "verdict")
         rows = [
-            (row.layer, "x".join(map(str, row.shape)), str(row.tokens), f"{row.dense_ms:.4f}", f"{row.sparse_ms:.4f}")
-            + (f"{row.ratio:.2f}", row.verdict)
+            (
+                row.layer,
+                "x".join(map(str, row.shape)),
+                str(row.tokens),
+                *(f"{ms:.4f}" for ms in (row.dense_ms, row.sparse_ms)),
+                f"{row.ratio:.2f}",
+                row.verdict,
+            )
             for row in self.rows
         ]
         lines = [aligned(head, rows)]

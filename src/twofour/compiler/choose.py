@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from twofour import native
 from twofour.compiler.cache import Cache
+from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.kernels import Kernel, available
+from twofour.kernels.dense_matmul import PLAIN
 from twofour.kernels.ladder import Ladder, climb
 from twofour.kernels.nm_matmul import NativeMatmul
 from twofour.measure import compare
@@ -200,7 +202,7 @@ def _measure(
         if kernel.layout not in copied:
             first = layout(kernel)
             copied[kernel.layout] = [first, *(_copy(kernel, first) for _ in range(copies - 1))]
-        return [partial(kernel.run, x, weight, bias, rows) for weight in copied[kernel.layout]]
+        return [partial(_layer(kernel, weight, bias, shape), x) for weight in copied[kernel.layout]]
 
     with torch.inference_mode():
         record = compare(
@@ -219,6 +221,19 @@ def _measure(
         )
     logger.info("(%d, %d) at %d tokens: %s, %.4f ms", rows, columns, tokens, best, found[best] * 1e3)
     return found, steady
+
+
+def _layer(kernel: Kernel, weight: Tensor, bias: Tensor | None, shape: tuple[int, int]) -> nn.Module:
+    """Return the layer as the compiled model would hold it, so that what its call costs in Python is measured too."""
+    rows, columns = shape
+    if kernel is not PLAIN:
+        prepared = PreparedWeights({kernel.layout: weight})
+        return CompiledLinear("measured", columns, rows, Ladder((), (kernel.name,)), prepared, bias)
+    plain = nn.Linear(columns, rows, bias=bias is not None, device="meta")
+    plain.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        plain.bias = nn.Parameter(bias, requires_grad=False)
+    return plain
 
 
 def _copy(kernel: Kernel, prepared: Tensor) -> Tensor:

@@ -120,10 +120,14 @@ def build(
         replacements[name] = CompiledLinear(name, entry.columns, entry.rows, choice.ladder, prepared, entry.bias)
         plans[name] = _describe(name, entry, choice, count or measured[-1], prepared.nbytes, memory)
     cache.save()
-    order = {name: index for index, (name, _) in enumerate(model.named_modules())}
-    layers = sorted([*plans.values(), *left], key=lambda layer: order.get(layer.name, len(order)))
-    plan = Plan(tuple(layers), "float32", memory, tuple(tokens), native.threads(), native.isa())
+    layers = _in_order(model, [*plans.values(), *left])
+    plan = Plan(layers, "float32", memory, tuple(tokens), native.threads(), native.isa())
     return _copy_with(model, replacements), plan
+
+
+def _in_order(model: nn.Module, layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:
+    order = {name: index for index, (name, _) in enumerate(model.named_modules())}
+    return tuple(sorted(layers, key=lambda layer: order.get(layer.name, len(order))))
 
 
 def with_plan(fast: nn.Module, plan: Plan) -> nn.Module:
