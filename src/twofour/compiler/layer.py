@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,10 +14,14 @@ from twofour.errors import KernelError
 from twofour.kernels.dense_matmul import ONEDNN
 from twofour.kernels.ladder import Ladder, read
 from twofour.kernels.nm_matmul import from_layout
-from twofour.kernels.operator import inference_only, linear
+from twofour.kernels.operator import inference_only
 from twofour.packing import Packed
 
 logger = logging.getLogger("twofour.compiler")
+
+
+Step = tuple[Callable[[Tensor, Tensor, Tensor | None, int], Tensor], Tensor]
+"""A kernel's `run` and the weight in its layout."""
 
 
 class PreparedWeights:
@@ -27,6 +33,15 @@ class PreparedWeights:
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.layouts = tuple(tensors)
         self.tensors = list(tensors.values())
+        self.steps: dict[str, tuple[tuple[int, ...], tuple[Step, ...]]] = {}
+
+    def bound(self, ladder: str) -> tuple[tuple[int, ...], tuple[Step, ...]]:
+        """Return the ladder's limits, and each step's kernel call with its weight; looked up once per ladder."""
+        if ladder not in self.steps:
+            found = read(ladder)
+            calls = tuple((kernel.run, self.tensors[layout]) for kernel, layout in found.steps)
+            self.steps[ladder] = (found.limits, calls)
+        return self.steps[ladder]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PreparedWeights:
         return self
@@ -106,7 +121,14 @@ class CompiledLinear(nn.Module):
             raise self._unfit(x)
         if x.requires_grad and torch.is_grad_enabled():
             raise inference_only().for_layer(self.name)
-        return linear(x, self.prepared.tensors, self.bias, read(self.ladder_text), self.out_features)
+        # Looked up once per layer: a small product takes ten microseconds, and Python's share of it counts.
+        limits, steps = self.prepared.steps.get(self.ladder_text) or self.prepared.bound(self.ladder_text)
+        if x.ndim == 2:
+            run, weight = steps[bisect_left(limits, x.size(0))] if limits else steps[0]
+            return run(x, weight, self.bias, self.out_features)
+        flat = x.reshape(-1, self.in_features)
+        run, weight = steps[bisect_left(limits, len(flat))]
+        return run(flat, weight, self.bias, self.out_features).view(*x.shape[:-1], self.out_features)
 
     @property
     def weight(self) -> Tensor:
