@@ -1,16 +1,9 @@
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 from twofour.compiler import advise
 from twofour.errors import CompileError, PatternError
-
-
-@pytest.fixture(autouse=True)
-def shared_cache(times_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
 
 
 def test_each_layer_is_measured_dense_and_sparse_and_the_model_is_untouched() -> None:
