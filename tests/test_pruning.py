@@ -197,3 +197,8 @@ def test_a_pruned_weight_torch_masked_already_is_refused() -> None:
     l1_unstructured(model["fc"], "weight", amount=0.5)
     twofour.prune(model, "2:4")
     assert list(masks.of(model)) == ["conv.weight"]
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(LayerError, match="no model to prune"):
+        twofour.prune("model", "2:4")  # type: ignore[arg-type]

@@ -59,6 +59,8 @@ def prune(
         RecipeError: A rule or option is malformed, planned, or matches no layer.
         MaskError: A layer already carries a mask that is not ours.
     """
+    if not isinstance(model, nn.Module):
+        raise LayerError("there is no model to prune", got=type(model).__name__, wanted="a torch.nn.Module")
     _refuse_planned(data=data, permute=permute, example=example)
     recipe = Recipe.parse(pattern, criterion=criterion, skip=skip, eligibility=eligibility)
     assignment = recipe.assign(model)
