@@ -149,7 +149,7 @@ def _few_layouts(kernels: Sequence[Kernel], times: Times) -> Ladder:
     everything = set(layout_of.values())
     kept = set(everything)
     while len(kept) > 1:
-        # Against all layouts, not those still kept: steps of 3 % must not add up.
+        # Against all layouts, not those still kept: small steps must not add up.
         losses = {
             layout: max(best(found, kept - {layout}) / best(found, everything) for found in times.values())
             for layout in kept

@@ -1,0 +1,190 @@
+"""twofour prune: what it writes, what it replaces, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import twofour
+import twofour.layers
+from tests.cli.small import refused
+from twofour.cli import source
+
+
+def test_prune_then_check_a_function(run, tmp_path: Path):
+    result = run("prune", "zoo_cli:small", "--out", "out", "--json", "result.json")
+    assert result.exit_code == 0, result.output
+    assert "OK: 2 of 2 promised weights kept" in result.stdout
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "model.safetensors", "recipe.toml", "report.json",
+    ]  # fmt: skip
+    assert json.loads(Path("result.json").read_text()) == json.loads(Path("out/report.json").read_text())
+    weight = load_file("out/model.safetensors")["0.weight"]
+    assert (weight.view(-1, 4) != 0).sum(1).max() == 2
+    checked = run("check", "out/model.safetensors", "--json", "check.json")
+    assert checked.exit_code == 0 and "2:4 kept" in checked.stdout
+    assert json.loads(Path("check.json").read_text())["ok"] is True
+    assert not list(tmp_path.glob(".out*"))
+
+
+def test_output_is_not_overwritten(run, tmp_path: Path):
+    run("prune", "zoo_cli:small", "--out", "out")
+    before = Path("out/model.safetensors").read_bytes()
+    refused(run("prune", "zoo_cli:small", "--out", "out"), "SourceError: out exists already", "--force")
+    refused(run("prune", "zoo_cli:small", "--out", "out", "--force", "--pattern", "two"), "PatternError", "'two'")
+    assert Path("out/model.safetensors").read_bytes() == before
+    assert run("prune", "zoo_cli:small", "--out", "out", "--force", "--pattern", "1:4").exit_code == 0
+    assert Path("out/model.safetensors").read_bytes() != before
+    Path("mine").mkdir()
+    Path("mine/diary.txt").write_text("dear")
+    refused(run("prune", "zoo_cli:small", "--out", "mine", "--force"), "not just the result of", "no report.json")
+    assert Path("mine/diary.txt").read_text() == "dear"
+    assert not list(tmp_path.glob(".out*"))
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "sub/notes.txt", "sub/"])
+def test_force_replaces_only_what_prune_wrote(run, name):
+    run("prune", "zoo_cli:small", "--out", "out")
+    mine = Path("out") / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.mkdir() if name.endswith("/") else mine.write_text("mine")
+    before = Path("out/model.safetensors").read_bytes()
+    words = ("prune", "zoo_cli:small", "--out", "out", "--force", "--pattern", "1:4")
+    refused(run(*words), "SourceError", f"`{name.split('/')[0]}", "did not write", "choose another --out")
+    assert mine.exists() and Path("out/model.safetensors").read_bytes() == before
+    Path("out/report.json").write_text('{"ok": true}')
+    refused(run(*words), "a report.json that `twofour prune` did not write")
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_an_interrupted_replacement_keeps_the_old_result(run, tmp_path: Path, monkeypatch, error):
+    run("prune", "zoo_cli:small", "--out", "out")
+    before = {path.name: path.read_bytes() for path in Path("out").iterdir()}
+    rename = Path.rename
+
+    def fails(self, target):
+        if self.name == "new":
+            raise error
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    result = run("prune", "zoo_cli:small", "--out", "out", "--force", "--pattern", "1:4")
+    assert result.exit_code != 0
+    if isinstance(error, OSError):
+        refused(result, "SourceError: ", "out cannot be written", "OSError: disk", "choose another --out")
+    assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == before
+    assert not list(tmp_path.glob(".out*"))
+
+
+def test_out_must_stand_apart(run, tmp_path: Path, monkeypatch):
+    folder = Path("hub")
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    save_file({"w": torch.zeros(16, 16)}, folder / "model.safetensors")
+    for out, got in (("hub/pruned", "inside the source"), ("hub/a/../b", "inside the source")):
+        refused(run("prune", "hub", "--out", out), "SourceError", got, "apart from the source")
+    refused(run("prune", "hub", "--out", "hub"), "exists already")
+    refused(run("prune", "hub", "--out", "hub/a/.."), "the source itself")
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    run("prune", "zoo_cli:small", "--out", "first")
+    again = ("prune", "first/model.safetensors", "--include", "*", "--force", "--out")
+    refused(run(*again, "first"), "holds the source")
+    Path("empty").mkdir()
+    monkeypatch.chdir("empty")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    refused(run("prune", "zoo_cli:small", "--out", "."), "SourceError", "the current folder", "--out pruned")
+    refused(run("prune", "zoo_cli:small", "--out", "..", "--force"), "a folder around the current one")
+
+
+def test_paths_that_cannot_be_written(run):
+    Path("file").write_text("")
+    long = "x" * 300
+    for out in ("file/out", long, f"{long}/out"):
+        refused(run("prune", "zoo_cli:small", "--out", out), "SourceError", "cannot be written", "choose another --out")
+    run("prune", "zoo_cli:small", "--out", "out")
+    for path in ("file/x.json", ".", f"{long}.json"):
+        result = run("check", "out/model.safetensors", "--json", path)
+        assert result.exit_code == 2 and "SourceError: --json" in result.stderr and "wanted" in result.stderr
+        assert "OK: 2 of 2" in result.stdout  # what was found is printed all the same
+    refused(run("check", long), "SourceError", "is not a source")
+    refused(run("check", "~nobody-here/x"), "SourceError", "is not a source")
+
+
+def test_prune_options(run):
+    run("prune", "zoo_cli:small", "--out", "skip", "--skip", "0")
+    assert (load_file("skip/model.safetensors")["0.weight"] != 0).all()
+    run("prune", "zoo_cli:small", "--out", "only", "--include", "2")
+    assert (load_file("only/model.safetensors")["0.weight"] != 0).all()
+    result = run("prune", "zoo_cli:small", "--out", "any", "--eligibility", "any")
+    assert "3 of 3 promised weights kept" in result.stdout
+    refused(run("prune", "zoo_cli:small", "--out", "bad", "--criterion", "sparsegpt"), "RecipeError", "planned")
+    refused(run("prune", "zoo_cli:small", "--out", "bad", "--skip", "nose"), "nose")
+    assert not Path("bad").exists()
+
+
+def test_tied_weights_keep_their_promise_in_the_file(run):
+    assert run("prune", "zoo_cli:tied", "--out", "out").exit_code == 0
+    result = run("check", "out/model.safetensors")
+    assert result.exit_code == 0 and "1 of 1 promised weights kept" in result.stdout
+
+
+def test_a_file_needs_include(run):
+    weights = {
+        "embed.weight": torch.randn(32, 16),
+        "fc.weight": torch.randn(16, 32),
+        "conv.weight": torch.randn(8, 16, 3, 3),
+    }
+    save_file({**weights, "fc.bias": torch.zeros(16)}, "dense.safetensors", metadata={"author": "someone"})
+    refused(
+        run("prune", "dense.safetensors", "--out", "out"), "which of its tensors are layers", "--include", "fc.weight"
+    )
+    result = run("prune", "dense.safetensors", "--out", "out", "--include", "fc", "--include", "conv.weight")
+    assert result.exit_code == 0 and "2 of 2 promised weights kept" in result.stdout, result.output
+    written = load_file("out/model.safetensors")
+    assert torch.equal(written["embed.weight"], weights["embed.weight"])
+    assert (written["conv.weight"].movedim(1, -1).reshape(-1, 4) != 0).sum(1).max() == 2
+    assert source.read_metadata(Path("out/model.safetensors"))["author"] == "someone"
+    assert run("check", "out/model.safetensors").exit_code == 0
+    refused(run("prune", "dense.safetensors", "--out", "no", "--include", "none"), "no weight in dense.safetensors")
+
+
+def test_a_file_follows_the_rule_of_layers(run):
+    weights = {
+        "fits": torch.randn(16, 32),
+        "odd": torch.randn(16, 12),
+        "head": torch.randn(10, 32),
+        "stem": torch.randn(16, 3, 3, 3),
+        "conv1d": torch.randn(8, 16, 3),
+        "whole": torch.ones(16, 32, dtype=torch.int64),
+        "none": torch.randn(0, 32),
+        "video": torch.randn(8, 16, 1, 3, 3),
+    }
+    save_file({f"{name}.weight": weight for name, weight in weights.items()}, "w.safetensors")
+    words = ("prune", "w.safetensors", "--include", "*", "--json", "r.json", "--out")
+    assert run(*words, "asp").exit_code == 0
+    report = json.loads(Path("r.json").read_text())
+    assert sorted(layer["name"] for layer in report["layers"]) == ["conv1d.weight", "fits.weight"]
+    reasons = {entry["name"]: entry["reason"] for entry in report["skipped"]}
+    asked = twofour.layers.walk(nn.Linear(12, 16)).skipped[0].reason  # what a model's layer is told
+    assert reasons["odd.weight"] == asked and "ASP" in asked
+    assert "out_features 10" in reasons["head.weight"] and "in_channels 3" in reasons["stem.weight"]
+    assert "int64" in reasons["whole.weight"] and "(0, 32)" in reasons["none.weight"]
+    assert "(8, 16, 1, 3, 3)" in reasons["video.weight"]
+    assert run(*words, "any", "--eligibility", "any").exit_code == 0
+    report = json.loads(Path("r.json").read_text())
+    assert [entry["name"] for entry in report["layers"]] == [
+        "conv1d.weight", "fits.weight", "head.weight", "odd.weight",
+    ]  # fmt: skip
+    reasons = {entry["name"]: entry["reason"] for entry in report["skipped"]}
+    assert reasons["stem.weight"] == "its reduction axis 3 is not a multiple of 4"
+
+
+def test_a_file_with_bad_values_names_the_weight(run):
+    save_file({"fc.weight": torch.full((16, 32), float("nan"))}, "nan.safetensors")
+    refused(run("prune", "nan.safetensors", "--out", "out", "--include", "*"), "PatternError", "fc.weight", "NaN")
+    assert not Path("out").exists()
