@@ -34,8 +34,12 @@ def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def isa_levels() -> list[str]:
     """Instruction-set levels of this CPU, slowest first."""
-    detected = native.extension().detect_isa()
-    return list(native.ISA_LEVELS[: native.ISA_LEVELS.index(detected) + 1])
+    return [level for level in native.ISA_LEVELS if native.extension().cpu_has(level)]
+
+
+def runs(instruction_set: str) -> bool:
+    """Tell whether this CPU runs the instruction set, whatever TWOFOUR_ISA says."""
+    return native.extension().cpu_has(instruction_set)
 
 
 @pytest.fixture(params=native.ISA_LEVELS)

@@ -70,7 +70,7 @@ def test_every_level_compiles(isa: str) -> None:
     assert fast.plan.isa == isa
     for name in ("0", "2"):
         for kernel in fast.get_submodule(name).ladder.kernels:
-            assert kernel.isa in native.ISA_LEVELS[: native.ISA_LEVELS.index(isa) + 1]
+            assert kernel.isa == "any" or native.level(kernel.isa) <= native.level(isa)
 
 
 def test_torch_compile_around_it() -> None:

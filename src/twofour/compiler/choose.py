@@ -73,14 +73,15 @@ class Choice:
 def candidates(weight: Packed | Tensor) -> tuple[Kernel, ...]:
     """Return the kernels that could multiply by `weight` here: sparse ones only for a 2:4 float32 weight.
 
-    Of the native rows only those of the highest instruction-set level are worth measuring.
+    Of the native rows only those of the highest instruction-set level are worth measuring, or of AVX-512 and above.
     """
     dense = available("dense_matmul")
     if not isinstance(weight, Packed):
         return dense
     fitting = [kernel for kernel in available("nm_matmul") if kernel.refuses(weight) is None]
-    best = max((native.ISA_LEVELS.index(kernel.isa) for kernel in fitting), default=0)
-    return (*(kernel for kernel in fitting if native.ISA_LEVELS.index(kernel.isa) == best), *dense)
+    best = max((native.level(kernel.isa) for kernel in fitting), default=0)
+    least = min(best, native.level("avx512"))  # AMX does not win at every token count
+    return (*(kernel for kernel in fitting if native.level(kernel.isa) >= least), *dense)
 
 
 def _promising(kernel: Kernel, tokens: int) -> bool:

@@ -12,15 +12,16 @@ from torch import Tensor, nn
 
 from twofour.errors import KernelError
 from twofour.kernels.dense_matmul import ONEDNN
+from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.ladder import Ladder, read
 from twofour.kernels.nm_matmul import from_layout
-from twofour.kernels.operator import inference_only
+from twofour.kernels.operator import ACTIVATION_DTYPES, inference_only
 from twofour.packing import Packed
 
 logger = logging.getLogger("twofour.compiler")
 
 
-Step = tuple[Callable[[Tensor, Tensor, Tensor | None, int], Tensor], Tensor]
+Step = tuple[Callable[[Tensor, Tensor, Tensor | None, int, Epilogue, Tensor | None], Tensor], Tensor]
 """A kernel's `run` and the weight in its layout."""
 
 
@@ -83,6 +84,7 @@ class CompiledLinear(nn.Module):
         ladder: Kernels by token count.
         prepared: The weight in each layout of `ladder.layouts`.
         bias: float32 (out,) or None.
+        epilogue: What happens to the product before it is stored.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class CompiledLinear(nn.Module):
         ladder: Ladder,
         prepared: PreparedWeights,
         bias: Tensor | None,
+        epilogue: Epilogue = PLAIN_EPILOGUE,
     ) -> None:
         super().__init__()
         assert prepared.layouts == ladder.layouts, (prepared.layouts, ladder.layouts)
@@ -100,6 +103,7 @@ class CompiledLinear(nn.Module):
         self.in_features = in_features
         self.out_features = out_features
         self.prepared = prepared
+        self.epilogue = epilogue
         self.ladder_text = ladder.to_text()
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
         self._warned = False
@@ -109,15 +113,20 @@ class CompiledLinear(nn.Module):
         """Kernels by token count."""
         return read(self.ladder_text)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x @ W.T + bias: x float32 (..., in) -> float32 (..., out).
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        """Return epilogue(x @ W.T + bias): x (..., in), float32 or bfloat16 -> (..., out) in x's dtype.
+
+        Args:
+            x: The input.
+            other: Second operand of the epilogue, (..., out), where it has one.
 
         Raises:
-            KernelError: Shape, dtype or device of `x` do not fit, or a gradient is asked for.
+            KernelError: Shape, dtype or device of `x` or `other` do not fit, or a gradient is asked for.
         """
         if torch.compiler.is_compiling():
-            return torch.ops.twofour.linear(x, self.prepared.tensors, self.bias, self.ladder_text, self.out_features)
-        if x.dtype is not torch.float32 or x.ndim == 0 or x.size(-1) != self.in_features or not x.is_cpu:
+            tensors, options = self.prepared.tensors, (self.epilogue.activation, self.epilogue.combine, other)
+            return torch.ops.twofour.linear(x, tensors, self.bias, self.ladder_text, self.out_features, *options)
+        if x.dtype not in ACTIVATION_DTYPES or x.ndim == 0 or x.size(-1) != self.in_features or not x.is_cpu:
             raise self._unfit(x)
         if x.requires_grad and torch.is_grad_enabled():
             raise inference_only().for_layer(self.name)
@@ -125,10 +134,13 @@ class CompiledLinear(nn.Module):
         limits, steps = self.prepared.steps.get(self.ladder_text) or self.prepared.bound(self.ladder_text)
         if x.ndim == 2:
             run, weight = steps[bisect_left(limits, x.size(0))] if limits else steps[0]
-            return run(x, weight, self.bias, self.out_features)
+            return run(x, weight, self.bias, self.out_features, self.epilogue, other)
         flat = x.reshape(-1, self.in_features)
+        other = None if other is None else other.reshape(-1, self.out_features)
         run, weight = steps[bisect_left(limits, len(flat))]
-        return run(flat, weight, self.bias, self.out_features).view(*x.shape[:-1], self.out_features)
+        return run(flat, weight, self.bias, self.out_features, self.epilogue, other).view(
+            *x.shape[:-1], self.out_features
+        )
 
     @property
     def weight(self) -> Tensor:
@@ -151,7 +163,7 @@ class CompiledLinear(nn.Module):
         return KernelError(
             "the input of a compiled layer does not fit",
             got=f"{x.dtype} {tuple(x.shape)} on {x.device}",
-            wanted=f"torch.float32 (..., {self.in_features}) on cpu",
+            wanted=f"{' or '.join(map(str, ACTIVATION_DTYPES))} (..., {self.in_features}) on cpu",
             remedy="convert the input, or compile the model again as it is used now",
             layer=self.name,
         )

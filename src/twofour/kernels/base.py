@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from twofour import native
+from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.packing import Packed
 
 
@@ -21,7 +22,7 @@ class Kernel(ABC):
         pattern: Pattern of the weights it takes, "any" for every N:M, "dense" for none.
         dtype: Computing type.
         device: "cpu".
-        isa: Instruction-set level it needs, "any" when torch chooses.
+        isa: Instruction set it needs (`native.supports`), "any" when torch chooses.
         layout: Order of the weight's bytes; kernels of one layout share a prepared weight.
     """
 
@@ -56,5 +57,25 @@ class Kernel(ABC):
         """Return the weight in this kernel's layout: canonical form for sparse kernels, (out, in) for dense ones."""
 
     @abstractmethod
-    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
-        """Multiply: x (tokens, in) by a prepared weight of `out_features` rows, plus bias; returns (tokens, out)."""
+    def run(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        out_features: int,
+        epilogue: Epilogue = PLAIN_EPILOGUE,
+        other: Tensor | None = None,
+    ) -> Tensor:
+        """Return epilogue(x @ W.T + bias).
+
+        Args:
+            x: (tokens, in), float32 or this row's dtype.
+            weight: What `prepare` returned.
+            bias: float32 (out,) or None.
+            out_features: Rows of W.
+            epilogue: What happens to the product before it is stored.
+            other: Second operand of the epilogue, (tokens, out) in x's dtype.
+
+        Returns:
+            (tokens, out) in x's dtype.
+        """

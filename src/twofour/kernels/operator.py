@@ -5,39 +5,70 @@ In eager mode `linear` is called directly; the registered operator costs a few m
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from twofour.errors import KernelError
+from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.ladder import Ladder, read
 
+ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)
+"""What a compiled layer takes and answers in; each kernel checks for itself which of them it reads."""
+
 _LIBRARY = torch.library.Library("twofour", "FRAGMENT")
-_LIBRARY.define("linear(Tensor x, Tensor[] weights, Tensor? bias, str ladder, int out_features) -> Tensor")
+_LIBRARY.define(
+    "linear(Tensor x, Tensor[] weights, Tensor? bias, str ladder, int out_features, "
+    'str activation="none", str combine="none", Tensor? other=None) -> Tensor'
+)
 
 
-def linear(x: Tensor, weights: list[Tensor], bias: Tensor | None, ladder: Ladder, out_features: int) -> Tensor:
-    """Return x @ W.T + bias by the ladder's kernel for this many tokens.
+def linear(
+    x: Tensor,
+    weights: list[Tensor],
+    bias: Tensor | None,
+    ladder: Ladder,
+    out_features: int,
+    epilogue: Epilogue = PLAIN_EPILOGUE,
+    other: Tensor | None = None,
+) -> Tensor:
+    """Return epilogue(x @ W.T + bias) by the ladder's kernel for this many tokens.
 
     Args:
-        x: float32 (..., in).
+        x: (..., in), float32 or the kernels' dtype.
         weights: The weight prepared in each of `ladder.layouts`.
         bias: float32 (out,) or None.
         ladder: Kernels by token count.
         out_features: Rows of W.
+        epilogue: What happens to the product.
+        other: Its second operand, (..., out).
 
     Returns:
-        float32 (..., out).
+        (..., out) in x's dtype.
     """
-    if x.ndim == 2:  # the common case, spared two views: a microsecond of the ten that a small layer takes
+    if x.ndim == 2:  # the common case, spared views: a microsecond of the ten that a small layer takes
         kernel, layout = ladder.at(x.size(0))
-        return kernel.run(x, weights[layout], bias, out_features)
+        return kernel.run(x, weights[layout], bias, out_features, epilogue, other)
     flat = x.reshape(-1, x.shape[-1])
+    other = None if other is None else other.reshape(-1, out_features)
     kernel, layout = ladder.at(len(flat))
-    return kernel.run(flat, weights[layout], bias, out_features).view(*x.shape[:-1], out_features)
+    return kernel.run(flat, weights[layout], bias, out_features, epilogue, other).view(*x.shape[:-1], out_features)
 
 
-def _linear(x: Tensor, weights: list[Tensor], bias: Tensor | None, ladder: str, out_features: int) -> Tensor:
+def _linear(
+    x: Tensor,
+    weights: list[Tensor],
+    bias: Tensor | None,
+    ladder: str,
+    out_features: int,
+    activation: str = "none",
+    combine: str = "none",
+    other: Tensor | None = None,
+) -> Tensor:
     _require(x, bias, out_features)
+    epilogue = Epilogue(activation, combine)
+    epilogue.require(other, (*x.shape[:-1], out_features))
     steps = read(ladder)
     sizes = [weight.numel() * weight.element_size() for weight in weights]
     needed = [kernel.least_bytes(out_features, x.shape[-1]) for kernel in steps.by_layout.values()]
@@ -47,17 +78,17 @@ def _linear(x: Tensor, weights: list[Tensor], bias: Tensor | None, ladder: str, 
             got=f"{len(sizes)} weights of {sizes} bytes",
             wanted=f"layouts {', '.join(steps.by_layout)} of at least {needed} bytes",
         )
-    return linear(x, weights, bias, steps, out_features)
+    return linear(x, weights, bias, steps, out_features, epilogue, other)
 
 
 def _require(x: Tensor, bias: Tensor | None, out_features: int) -> None:
     """Refuse operands whose memory a kernel would misread: it is handed addresses, not tensors."""
-    for role, tensor in (("x", x), ("bias", bias)):
-        if tensor is not None and (tensor.dtype != torch.float32 or tensor.device.type not in ("cpu", "meta")):
+    for role, tensor, dtypes in (("x", x, ACTIVATION_DTYPES), ("bias", bias, (torch.float32,))):
+        if tensor is not None and (tensor.dtype not in dtypes or tensor.device.type not in ("cpu", "meta")):
             raise KernelError(
                 "an operand of a compiled layer does not fit",
                 got=f"{role} of {tensor.dtype} on {tensor.device}",
-                wanted="torch.float32 on cpu",
+                wanted=f"{' or '.join(map(str, dtypes))} on cpu",
                 remedy="convert the input, and leave compiled layers out of autocast",
             )
     if x.ndim == 0 or (bias is not None and tuple(bias.shape) != (out_features,)):
@@ -68,14 +99,14 @@ def _require(x: Tensor, bias: Tensor | None, out_features: int) -> None:
         )
 
 
-def _no_gradient(x: Tensor, weights: list[Tensor], bias: Tensor | None, ladder: str, out_features: int) -> Tensor:
+def _no_gradient(x: Tensor, *arguments: Any) -> Tensor:
     if torch.is_grad_enabled() and x.requires_grad:
         raise inference_only()
     with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.twofour.linear(x, weights, bias, ladder, out_features)
+        return torch.ops.twofour.linear(x, *arguments)
 
 
-def _fake(x: Tensor, weights: list[Tensor], bias: Tensor | None, ladder: str, out_features: int) -> Tensor:
+def _fake(x: Tensor, weights: list[Tensor], bias: Tensor | None, ladder: str, out_features: int, *_: Any) -> Tensor:
     _require(x, bias, out_features)
     return x.new_empty(*x.shape[:-1], out_features)
 

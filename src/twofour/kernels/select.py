@@ -38,7 +38,7 @@ def select(packed: Packed, tokens: int) -> Kernel:
         )
     layout = "rows" if tokens <= FEW_TOKENS else "pairs"
     # max keeps the first of equals: the table's order decides within an instruction set.
-    chosen = max(fitting, key=lambda kernel: (kernel.layout == layout, native.ISA_LEVELS.index(kernel.isa)))
+    chosen = max(fitting, key=lambda kernel: (kernel.layout == layout, native.level(kernel.isa)))
     logger.debug("using %s for %d tokens of a %s weight", chosen.name, tokens, packed.header.shape)
     return chosen
 

@@ -11,8 +11,11 @@ import torch
 
 from twofour.errors import KernelError
 
-ISA_LEVELS = ("scalar", "avx2", "avx512")
-"""Instruction-set levels, slowest first; a kernel row needs one of them."""
+ISA_LEVELS = ("scalar", "avx2", "avx512", "amx")
+"""Instruction-set levels, slowest first: what TWOFOUR_ISA caps."""
+
+ISA_EXTRAS = {"avx512_bf16": "avx512", "avx512_vnni": "avx512"}
+"""Instruction sets that some CPUs of a level have and others lack, and their level."""
 
 
 @cache
@@ -43,7 +46,7 @@ def isa() -> str:
     Raises:
         KernelError: TWOFOUR_ISA is not one of `ISA_LEVELS`.
     """
-    detected = extension().detect_isa()
+    detected = max((level for level in ISA_LEVELS if _cpu_has(level)), key=ISA_LEVELS.index)
     cap = os.environ.get("TWOFOUR_ISA", "")
     if not cap:
         return detected
@@ -57,9 +60,19 @@ def isa() -> str:
     return min(detected, cap, key=ISA_LEVELS.index)
 
 
-def supports(level: str) -> bool:
-    """Tell whether kernels of instruction-set level `level` may run here and now."""
-    return ISA_LEVELS.index(level) <= ISA_LEVELS.index(isa())
+def level(instruction_set: str) -> int:
+    """Return the rank of an instruction set's level in `ISA_LEVELS`."""
+    return ISA_LEVELS.index(ISA_EXTRAS.get(instruction_set, instruction_set))
+
+
+def supports(instruction_set: str) -> bool:
+    """Tell whether kernels of this instruction set may run here and now."""
+    return level(instruction_set) <= ISA_LEVELS.index(isa()) and _cpu_has(instruction_set)
+
+
+@cache
+def _cpu_has(instruction_set: str) -> bool:
+    return extension().cpu_has(instruction_set)
 
 
 def threads() -> int:

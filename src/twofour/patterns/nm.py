@@ -94,9 +94,8 @@ def mask_row(n: int, m: int) -> int:
 
 @cache
 def _mask_row(n: int, m: int, isa: str) -> int:
-    allowed = native.ISA_LEVELS[: native.ISA_LEVELS.index(isa) + 1]
     return next(
         index
         for index, (_, level, row_n, row_m) in enumerate(native.extension().nm_mask_rows())
-        if level in allowed and (row_n, row_m) in ((n, m), (0, 0))
+        if native.level(level) <= native.level(isa) and (row_n, row_m) in ((n, m), (0, 0))
     )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from twofour.kernels.base import Kernel
+from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.packing import Packed
 
 REORDER_TOKENS = 128
@@ -30,9 +31,18 @@ class OneDnnMatmul(Kernel):
         dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
         return torch.ops.mkldnn._reorder_linear_weight(dense.contiguous(), REORDER_TOKENS)
 
-    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+    def run(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        out_features: int,
+        epilogue: Epilogue = PLAIN_EPILOGUE,
+        other: Tensor | None = None,
+    ) -> Tensor:
         """Multiply; see `Kernel.run`."""
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        y = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return y if epilogue.plain else epilogue.apply(y, other)
 
 
 ONEDNN = OneDnnMatmul("dense_matmul_f32_prepacked__onednn", "dense_matmul", "dense", "float32", "cpu", "any", "onednn")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from twofour.kernels.base import Kernel
+from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.packing import Packed
 
 
@@ -19,9 +20,18 @@ class PlainMatmul(Kernel):
         """Return the weight (out, in) contiguous."""
         return (weight.unpack() if isinstance(weight, Packed) else weight.detach()).contiguous()
 
-    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+    def run(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        out_features: int,
+        epilogue: Epilogue = PLAIN_EPILOGUE,
+        other: Tensor | None = None,
+    ) -> Tensor:
         """Multiply; see `Kernel.run`."""
-        return torch.nn.functional.linear(x, weight, bias)
+        y = torch.nn.functional.linear(x, weight, bias)
+        return y if epilogue.plain else epilogue.apply(y, other)
 
 
 PLAIN = PlainMatmul("dense_matmul_f32_linear__torch", "dense_matmul", "dense", "float32", "cpu", "any", "dense")

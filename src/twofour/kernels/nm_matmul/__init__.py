@@ -1,6 +1,7 @@
 """y = x @ W.T + bias with W packed N:M: reference and native kernels."""
 
-from twofour.kernels.nm_matmul.cpu import NativeMatmul, from_layout, native_rows, to_layout
+from twofour.kernels.nm_matmul.cpu import NativeMatmul, native_rows
+from twofour.kernels.nm_matmul.layout import from_layout, to_layout
 from twofour.kernels.nm_matmul.reference import REFERENCE, nm_matmul_reference
 
 __all__ = ["REFERENCE", "NativeMatmul", "from_layout", "native_rows", "nm_matmul_reference", "to_layout"]

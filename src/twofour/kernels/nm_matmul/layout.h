@@ -1,42 +1,51 @@
-// The three packed layouts of a 2:4 fp32 weight (drawn in README.md): sizes, packing from the canonical form and back.
+// Layouts: the orders in which kernels want a packed 2:4 weight. A table of sizes and conversions from and to the
+// canonical form (docs/formats.md); each computing type's folder holds its own.
 #pragma once
 
 #include <cstdint>
 
 namespace twofour {
 
-// "panels": blocks of kPanelRows output rows; in a block one tile per kPanelTile inputs; in a tile the 64-bit metadata
-// of every row, padded to 64 bytes, then kPanelTile / 2 values per row.
-constexpr int64_t kPanelRows = 384;
-constexpr int64_t kPanelTile = 64;
+struct WeightShape {
+  int64_t out, in;  // out >= 1, in a positive multiple of 4
+  int64_t group;    // inputs per scale: 0 without scales or with one per row
+  bool zeros;       // groups have zero points too
+};
 
-// "pairs": domains of kPairRows output rows and kPanelTile inputs; inside one, rows are matched in twos that keep many
-// inputs in common. Per domain and tile: kPairHead bytes (per pair: row, row, c, 0) and one record per pair: 64 values,
-// then 64 bytes of inputs, first the c (even) that serve both rows, then one of each row in turn.
-constexpr int64_t kPairRows = 96;
-constexpr int64_t kPairHead = kPairRows / 2 * 4;
-constexpr int64_t kPairRecord = kPanelTile * 4 + kPanelTile;
-constexpr int64_t kPairTileBytes = kPairHead + kPairRows / 2 * kPairRecord;
-
-// "rows": units of 2 x 16 output rows and kRowTile inputs; each half holds 16 dwords of metadata, then for every group
-// of four inputs the first values of 16 rows and the second values of 16 rows.
-constexpr int64_t kRowUnit = 16;
-constexpr int64_t kRowTile = 32;
-constexpr int64_t kRowUnitBytes = kRowUnit * 4 + kRowTile / 2 * kRowUnit * 4;
-
-enum class Layout { panels, pairs, rows };
-
-// False when no layout has that name.
-bool layout_from_name(const char* name, Layout* layout);
-
-// Bytes of a packed weight; a multiple of 64. out >= 1, in a positive multiple of 4.
-int64_t layout_bytes(Layout layout, int64_t out, int64_t in);
-
-// Canonical form -> `packed` (layout_bytes long, every byte is written). values: out x in/2, kept values in order;
+// The canonical form. values: out x in/2 kept values in order (float, bfloat16, int8, or two int4 a byte, low first);
 // indices: out x ceil(in/8) bytes, one nibble per group of four, low nibble first, its low two bits the first index.
-void layout_pack(Layout layout, const float* values, const uint8_t* indices, int64_t out, int64_t in, void* packed);
+// scales, zeros: out x (in / group, or 1) floats, null where the encoding has none.
+struct CanonicalWeight {
+  const void* values;
+  const uint8_t* indices;
+  const float* scales;
+  const float* zeros;
+};
+struct CanonicalOutput {
+  void* values;
+  uint8_t* indices;
+  float* scales;
+  float* zeros;
+};
 
-// The inverse; the unused nibble of a row with an odd number of groups becomes 0.
-void layout_unpack(Layout layout, const void* packed, int64_t out, int64_t in, float* values, uint8_t* indices);
+struct Layout {
+  const char* name;
+  const char* dtype;
+  int64_t (*bytes)(const WeightShape&);  // a multiple of 64
+  // Writes every byte of `packed`.
+  void (*pack)(const WeightShape&, const CanonicalWeight&, void* packed);
+  // The inverse; the unused nibble of a row with an odd number of groups becomes 0.
+  void (*unpack)(const WeightShape&, const void* packed, const CanonicalOutput&);
+};
+
+#define TWOFOUR_NM_LAYOUT(name, dtype)                                                            \
+  int64_t name##_layout__bytes(const WeightShape& shape);                                         \
+  void name##_layout__pack(const WeightShape& shape, const CanonicalWeight& from, void* packed);  \
+  void name##_layout__unpack(const WeightShape& shape, const void* packed, const CanonicalOutput& to);
+#include "layout.inc"
+#undef TWOFOUR_NM_LAYOUT
+
+// The layout of that name, or null.
+const Layout* layout_called(const char* name);
 
 }  // namespace twofour

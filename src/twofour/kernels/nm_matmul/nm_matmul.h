@@ -1,21 +1,41 @@
-// y[tokens, out] = x[tokens, in] @ W^T + bias in fp32, W 2:4 sparse and packed: the call, and the table of kernels.
+// y[tokens, out] = epilogue(x[tokens, in] @ W^T + bias), W 2:4 sparse and packed: the call, and the table of kernels.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/epilogue.h"
+
 namespace twofour {
 
-// One call. Strides are in elements. `weight` is 64-byte aligned and holds the bytes that layout_pack wrote for the
-// kernel's layout with the same out_features and in_features; `bias` may be null. `workspace` is 64-byte aligned, of
+enum class Type : int { f32, bf16, u8, s8 };
+
+// How whole numbers stand for real ones: real = scale * (q - zero). `dynamic`: x is real and the kernel chooses scale
+// and zero for every token.
+struct Quantization {
+  bool dynamic;
+  float x_scale;
+  int32_t x_zero;
+  float y_scale;
+  int32_t y_zero;
+};
+
+// One call. Strides are in elements. `weight` is 64-byte aligned and holds the bytes that the kernel's layout packed
+// with the same out_features and in_features; `bias` may be null. `workspace` is 64-byte aligned, of
 // workspace_bytes(args) bytes, and may hold garbage: it is all the scratch there is, so calls are re-entrant.
 struct NmMatmul {
-  const float* x;
+  const void* x;
+  Type x_type;
   int64_t x_stride;
   const void* weight;
   const float* bias;
-  float* y;
+  void* y;
+  Type y_type;
   int64_t y_stride;
   int64_t tokens, out_features, in_features;
+  int64_t group;  // inputs per scale of the weight, 0 when a row has one scale or none
+  bool zeros;     // whether the weight's groups have zero points
+  Epilogue epilogue;
+  Quantization quantization;
   int threads;
   void* workspace;
 };
@@ -24,15 +44,16 @@ struct NmMatmul {
 // tokens_min..tokens_max is where it is worth measuring. Both functions run the row's instructions: ask the CPU first.
 struct NmMatmulKernel {
   const char* name;
-  const char* isa;     // "scalar" | "avx2" | "avx512", the levels of native/isa.h
-  const char* layout;  // "panels" | "pairs" | "rows", see layout.h
+  const char* isa;     // an instruction set of native/isa.h
+  const char* dtype;   // encoding of the weight, as packing/header.py names it
+  const char* layout;  // a row of layout.inc
   int64_t tokens_min, tokens_max;
   int64_t (*workspace_bytes)(const NmMatmul&);
   void (*run)(const NmMatmul&);
 };
 
-#define TWOFOUR_NM_MATMUL_ROW(symbol, isa, layout, tokens_min, tokens_max) \
-  int64_t symbol##__workspace(const NmMatmul& args);                       \
+#define TWOFOUR_NM_MATMUL_ROW(symbol, isa, dtype, layout, tokens_min, tokens_max) \
+  int64_t symbol##__workspace(const NmMatmul& args);                              \
   void symbol(const NmMatmul& args);
 #include "nm_matmul.inc"
 #undef TWOFOUR_NM_MATMUL_ROW

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from twofour.kernels.base import Kernel
+from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.packing import Packed
 
 
@@ -41,10 +42,19 @@ class ReferenceMatmul(Kernel):
         assert isinstance(weight, Packed), type(weight)
         return weight.unpack()
 
-    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
+    def run(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        out_features: int,
+        epilogue: Epilogue = PLAIN_EPILOGUE,
+        other: Tensor | None = None,
+    ) -> Tensor:
         """Multiply densely; see `Kernel.run`."""
         assert len(weight) == out_features, (weight.shape, out_features)
-        return torch.nn.functional.linear(x, weight.to(x.dtype), bias)
+        y = torch.nn.functional.linear(x, weight.to(x.dtype), bias)
+        return y if epilogue.plain else epilogue.apply(y, other)
 
 
 REFERENCE = ReferenceMatmul("nm_matmul_any_reference__torch", "nm_matmul", "any", "any", "cpu", "any", "unpacked")

@@ -1,15 +1,30 @@
-// The array of kernels, from the same rows that declare them.
+// The arrays of kernels and layouts, from the same rows that declare them.
+#include <cstring>
+
+#include "layout.h"
 #include "nm_matmul.h"
 
 namespace twofour {
 
-#define TWOFOUR_NM_MATMUL_ROW(symbol, isa, layout, tokens_min, tokens_max) \
-  {#symbol, isa, layout, tokens_min, tokens_max, symbol##__workspace, symbol},
+#define TWOFOUR_NM_MATMUL_ROW(symbol, isa, dtype, layout, tokens_min, tokens_max) \
+  {#symbol, isa, dtype, layout, tokens_min, tokens_max, symbol##__workspace, symbol},
 const NmMatmulKernel kNmMatmulKernels[] = {
 #include "nm_matmul.inc"
 };
 #undef TWOFOUR_NM_MATMUL_ROW
 
 const int kNmMatmulKernelCount = static_cast<int>(sizeof(kNmMatmulKernels) / sizeof(kNmMatmulKernels[0]));
+
+const Layout* layout_called(const char* name) {
+#define TWOFOUR_NM_LAYOUT(name, dtype) \
+  {#name, dtype, name##_layout__bytes, name##_layout__pack, name##_layout__unpack},
+  static constexpr Layout kLayouts[] = {
+#include "layout.inc"
+  };
+#undef TWOFOUR_NM_LAYOUT
+  for (const Layout& layout : kLayouts)
+    if (std::strcmp(layout.name, name) == 0) return &layout;
+  return nullptr;
+}
 
 }  // namespace twofour

@@ -1,43 +1,19 @@
 // Packing to and from the kernels' layouts: portable, no instruction set assumed, nothing outside the buffers touched.
-#include "layout.h"
+#include "f32_layout.h"
 
 #include <bit>
 #include <cstring>
+
+#include "kernels/nm_matmul/canonical.h"
+#include "kernels/nm_matmul/layout.h"
 
 namespace twofour {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "metadata words are built from canonical bytes in order");
 
-// Two groups of the legal code (0, 1), used for inputs past `in` and rows past `out`; their values are zero.
-constexpr uint8_t kPaddingByte = 0x44;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 int64_t panel_meta_bytes(int64_t rows) { return ceil_div(rows * 8, 64) * 64; }
 int64_t panel_tile_bytes(int64_t rows) { return panel_meta_bytes(rows) + rows * kPanelTile / 2 * 4; }
-
-struct Canonical {
-  int64_t in;
-  int64_t values_per_row() const { return in / 2; }
-  int64_t bytes_per_row() const { return ceil_div(in, 8); }
-
-  // Metadata of inputs [k, k + span) of one row, span a multiple of 8, padded past `in`.
-  void read(const uint8_t* row, int64_t k, int64_t span, uint8_t* out) const {
-    std::memset(out, kPaddingByte, static_cast<size_t>(span / 8));
-    const int64_t groups = least(span, in - k) / 4;
-    if (groups <= 0) return;
-    std::memcpy(out, row + k / 8, static_cast<size_t>(ceil_div(groups, 2)));
-    if (groups % 2 != 0) out[groups / 2] = static_cast<uint8_t>((out[groups / 2] & 0x0f) | (kPaddingByte & 0xf0));
-  }
-  void write(uint8_t* row, int64_t k, int64_t span, const uint8_t* from) const {
-    const int64_t groups = least(span, in - k) / 4;
-    if (groups <= 0) return;
-    std::memcpy(row + k / 8, from, static_cast<size_t>(ceil_div(groups, 2)));
-    if (groups % 2 != 0) row[k / 8 + groups / 2] &= 0x0f;
-  }
-};
 
 // Calls visit(meta, values, row, k) for every row and tile of the panels layout.
 template <class Byte, class Visit>
@@ -54,7 +30,7 @@ void for_each_panel_row(Byte* packed, int64_t out, int64_t in, const Visit& visi
 
 void pack_panels(const float* values, const uint8_t* indices, int64_t out, int64_t in, uint8_t* packed) {
   const Canonical canonical{in};
-  std::memset(packed, 0, static_cast<size_t>(layout_bytes(Layout::panels, out, in)));
+  std::memset(packed, 0, static_cast<size_t>(panels_layout__bytes({out, in, 0, false})));
   for_each_panel_row(packed, out, in, [&](uint8_t* meta, uint8_t* kept, int64_t row, int64_t k) {
     canonical.read(indices + row * canonical.bytes_per_row(), k, kPanelTile, meta);
     const size_t count = static_cast<size_t>(least(kPanelTile, in - k) / 2);
@@ -257,32 +233,29 @@ void unpack_pairs(const uint8_t* packed, int64_t out, int64_t in, float* values,
 
 }  // namespace
 
-bool layout_from_name(const char* name, Layout* layout) {
-  if (std::strcmp(name, "panels") == 0) return *layout = Layout::panels, true;
-  if (std::strcmp(name, "pairs") == 0) return *layout = Layout::pairs, true;
-  if (std::strcmp(name, "rows") == 0) return *layout = Layout::rows, true;
-  return false;
+int64_t panels_layout__bytes(const WeightShape& shape) {
+  const int64_t full = shape.out / kPanelRows, rest = shape.out % kPanelRows;
+  return ceil_div(shape.in, kPanelTile) * (full * panel_tile_bytes(kPanelRows) + panel_tile_bytes(rest));
+}
+int64_t pairs_layout__bytes(const WeightShape& shape) {
+  return ceil_div(shape.out, kPairRows) * ceil_div(shape.in, kPanelTile) * kPairTileBytes;
+}
+int64_t rows_layout__bytes(const WeightShape& shape) {
+  return ceil_div(shape.out, 2 * kRowUnit) * 2 * ceil_div(shape.in, kRowTile) * kRowUnitBytes;
 }
 
-int64_t layout_bytes(Layout layout, int64_t out, int64_t in) {
-  if (layout == Layout::rows) return ceil_div(out, 2 * kRowUnit) * 2 * ceil_div(in, kRowTile) * kRowUnitBytes;
-  if (layout == Layout::pairs) return ceil_div(out, kPairRows) * ceil_div(in, kPanelTile) * kPairTileBytes;
-  const int64_t full = out / kPanelRows, rest = out % kPanelRows;
-  return ceil_div(in, kPanelTile) * (full * panel_tile_bytes(kPanelRows) + panel_tile_bytes(rest));
-}
-
-void layout_pack(Layout layout, const float* values, const uint8_t* indices, int64_t out, int64_t in, void* packed) {
-  auto* bytes = static_cast<uint8_t*>(packed);
-  if (layout == Layout::rows) return pack_rows(values, indices, out, in, bytes);
-  if (layout == Layout::pairs) return pack_pairs(values, indices, out, in, bytes);
-  pack_panels(values, indices, out, in, bytes);
-}
-
-void layout_unpack(Layout layout, const void* packed, int64_t out, int64_t in, float* values, uint8_t* indices) {
-  const auto* bytes = static_cast<const uint8_t*>(packed);
-  if (layout == Layout::rows) return unpack_rows(bytes, out, in, values, indices);
-  if (layout == Layout::pairs) return unpack_pairs(bytes, out, in, values, indices);
-  unpack_panels(bytes, out, in, values, indices);
-}
+#define TWOFOUR_F32_LAYOUT(name)                                                                                    \
+  void name##_layout__pack(const WeightShape& shape, const CanonicalWeight& from, void* packed) {                   \
+    pack_##name(static_cast<const float*>(from.values), from.indices, shape.out, shape.in,                          \
+                static_cast<uint8_t*>(packed));                                                                     \
+  }                                                                                                                 \
+  void name##_layout__unpack(const WeightShape& shape, const void* packed, const CanonicalOutput& to) {             \
+    unpack_##name(static_cast<const uint8_t*>(packed), shape.out, shape.in, static_cast<float*>(to.values),         \
+                  to.indices);                                                                                      \
+  }
+TWOFOUR_F32_LAYOUT(panels)
+TWOFOUR_F32_LAYOUT(pairs)
+TWOFOUR_F32_LAYOUT(rows)
+#undef TWOFOUR_F32_LAYOUT
 
 }  // namespace twofour

@@ -8,10 +8,10 @@
 
 #include <cstdint>
 
-#include "compiler.h"
-#include "layout.h"
-#include "nm_matmul.h"
-#include "team.h"
+#include "f32_layout.h"
+#include "kernels/nm_matmul/nm_matmul.h"
+#include "native/compiler.h"
+#include "native/team.h"
 
 namespace {
 
@@ -54,7 +54,7 @@ TWOFOUR_NOINLINE void pack_panel(const NmMatmul& a, int64_t first, int used, int
   for (int u = 0; u < used; u++) {
     const int64_t token = first + u * V::width, tokens = a.tokens - token;
     for (int64_t k = k0; k < k1; k += V::width) {
-      const float* from = a.x + token * a.x_stride + k;
+      const float* from = x_of(a) + token * a.x_stride + k;
       float* to = panel + k * stride + u * V::width;
       const int64_t inputs = a.in_features - k;
       if (tokens >= V::width && inputs >= V::width) pack_square<V, true>(from, a.x_stride, tokens, inputs, to, stride);
@@ -88,7 +88,7 @@ TWOFOUR_NOINLINE void unpack_sums(const NmMatmul& a, int64_t first, int used, in
     for (int64_t m = m0; m < m1; m += V::width) {
       const int64_t rows = m1 - m;
       const float* from = sums + (m - m0) * stride + u * V::width;
-      float* to = a.y + token * a.y_stride + m;
+      float* to = y_of(a) + token * a.y_stride + m;
       const auto bias = a.bias == nullptr ? V::zero() : V::load_partial(a.bias + m, smaller(rows, V::width));
       if (tokens >= V::width && rows >= V::width)
         unpack_square<V, true>(from, stride, bias, tokens, rows, to, a.y_stride);

@@ -8,10 +8,10 @@
 
 #include <cstdint>
 
-#include "compiler.h"
-#include "layout.h"
-#include "nm_matmul.h"
-#include "team.h"
+#include "f32_layout.h"
+#include "kernels/nm_matmul/nm_matmul.h"
+#include "native/compiler.h"
+#include "native/team.h"
 
 namespace {
 
@@ -95,7 +95,7 @@ TWOFOUR_INLINE void row_unit(const NmMatmul& a, const char* unit, const float* x
     for (int t = 0; t < T; t++) {
       typename V::reg sum = acc[0][v][t];
       if (Sets == 2) sum = V::add(sum, acc[Sets - 1][v][t]);
-      V::store_partial(a.y + (first + t) * a.y_stride + m, V::add(sum, bias), rows);
+      V::store_partial(y_of(a) + (first + t) * a.y_stride + m, V::add(sum, bias), rows);
     }
   }
 }
@@ -124,7 +124,7 @@ void row_units_of(int64_t tokens, const NmMatmul& a, const float* x, int64_t fir
 inline void copy_tokens(const NmMatmul& a, int64_t first, int64_t tokens, float* to) {
   const int64_t groups = row_tiles(a) * (kRowTile / 4);
   for (int64_t t = 0; t < tokens; t++) {
-    const float* from = a.x + (first + t) * a.x_stride;
+    const float* from = x_of(a) + (first + t) * a.x_stride;
     for (int64_t g = 0; g < groups; g++)
       for (int64_t i = 0; i < 4; i++) to[(g * tokens + t) * 4 + i] = g * 4 < a.in_features ? from[g * 4 + i] : 0.0f;
   }
