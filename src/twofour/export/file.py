@@ -21,7 +21,7 @@ FILE_VERSION = 1
 KEY = "twofour"
 """Metadata key under which safetensors carries our JSON."""
 
-VALUES, INDICES = ".values", ".indices"
+VALUES, INDICES, SCALES, ZEROS = ".values", ".indices", ".scales", ".zeros"
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,10 +50,12 @@ def write(path: str | os.PathLike[str], contents: Contents) -> None:
     target = Path(path)
     tensors = {name: tensor.detach().contiguous() for name, tensor in contents.plain.items()}
     for name, packed in contents.packed.items():
-        for suffix, tensor in ((VALUES, packed.values), (INDICES, packed.indices)):
+        parts = {VALUES: packed.values, INDICES: packed.indices, SCALES: packed.scales, ZEROS: packed.zeros}
+        for suffix, tensor in parts.items():
             if name + suffix in tensors:
                 raise FormatError("two tensors of the model have one name", got=name + suffix, wanted="distinct names")
-            tensors[name + suffix] = tensor.contiguous()
+            if tensor is not None:
+                tensors[name + suffix] = tensor.contiguous()
     described = {
         "version": FILE_VERSION,
         "packed": {name: packed.header.to_dict() for name, packed in contents.packed.items()},
@@ -124,7 +126,11 @@ def _packed(path: Path, name: str, fields: object, tensors: dict[str, Tensor]) -
     if missing:
         raise _malformed(path, f"the packed weight `{name}` lacks {', '.join(missing)}")
     try:
-        packed = Packed(Header.from_dict(fields), tensors.pop(name + VALUES), tensors.pop(name + INDICES))
+        header = Header.from_dict(fields)
+        scales, zeros = (
+            tensors.pop(name + suffix, None) if header.dtype in ("int8", "int4") else None for suffix in (SCALES, ZEROS)
+        )
+        packed = Packed(header, tensors.pop(name + VALUES), tensors.pop(name + INDICES), scales, zeros)
         packed.validate()
     except PackingError as error:
         raise FormatError(

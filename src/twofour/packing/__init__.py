@@ -1,6 +1,14 @@
 """How it is stored: the canonical packed form, its header and its index streams."""
 
-from twofour.packing.header import DTYPES, FORMAT_VERSION, HEADER_BYTES, Header, layout_header, read_layout_header
+from twofour.packing.header import (
+    DTYPES,
+    FORMAT_VERSION,
+    HEADER_BYTES,
+    Header,
+    has_zeros,
+    layout_header,
+    read_layout_header,
+)
 from twofour.packing.pack import Packed, pack
 
 __all__ = [
@@ -9,6 +17,7 @@ __all__ = [
     "HEADER_BYTES",
     "Header",
     "Packed",
+    "has_zeros",
     "layout_header",
     "pack",
     "read_layout_header",

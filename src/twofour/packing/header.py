@@ -18,7 +18,10 @@ HEADER_BYTES = 64
 """Size of a header in front of a kernel's layout; one cache line keeps the data behind it aligned."""
 
 _MAGIC = b"24PK"
-_STRUCT = struct.Struct("<4sHH12s12s16sqq")  # magic, version, reserved, pattern, dtype, layout, rows, columns
+_STRUCT = struct.Struct("<4sHH12s12s16sqq")  # magic, version, group, pattern, dtype, layout, rows, columns
+
+ZEROS_BIT = 0x8000
+"""Set in a layout header's group where the groups have zero points."""
 
 DTYPES = {
     "float32": torch.float32,
@@ -42,6 +45,7 @@ class Header:
         axis: Reduction axis of the dense weight, 0 <= axis < len(shape).
         layout: "canonical" in files; the name of a kernel's own order in memory.
         version: Format version.
+        group: Inputs that share a scale; 0: one scale per row, or none.
     """
 
     pattern: str
@@ -50,6 +54,7 @@ class Header:
     axis: int
     layout: str = "canonical"
     version: int = FORMAT_VERSION
+    group: int = 0
 
     @property
     def reduction(self) -> int:
@@ -66,8 +71,9 @@ class Header:
         return parse(self.pattern)
 
     def to_dict(self) -> dict[str, object]:
-        """Return JSON-able fields."""
-        return {**asdict(self), "shape": list(self.shape)}
+        """Return JSON-able fields; `group` only where there are groups."""
+        fields = {**asdict(self), "shape": list(self.shape)}
+        return fields if self.group else {key: value for key, value in fields.items() if key != "group"}
 
     @classmethod
     def from_dict(cls, fields: object) -> Header:
@@ -76,7 +82,8 @@ class Header:
         Raises:
             PackingError: A field is missing, of the wrong type, or names something this version cannot read.
         """
-        if not isinstance(fields, dict) or set(fields) != {"pattern", "dtype", "shape", "axis", "layout", "version"}:
+        known = {"pattern", "dtype", "shape", "axis", "layout", "version"}
+        if not isinstance(fields, dict) or set(fields) - {"group"} != known:
             raise _malformed(f"{fields!r:.200}", "an object with pattern, dtype, shape, axis, layout and version")
         shape, axis = fields["shape"], fields["axis"]
         whole = [*shape, axis, fields["version"]] if isinstance(shape, list) else [None]
@@ -93,7 +100,10 @@ class Header:
             raise _malformed(f"dtype {fields['dtype']!r:.40}", ", ".join(DTYPES))
         if not isinstance(fields["pattern"], str):
             raise _malformed(f"pattern {fields['pattern']!r:.40}", "the text of a pattern")
-        header = cls(fields["pattern"], fields["dtype"], tuple(shape), axis)
+        scaled = fields.get("group", 0)
+        if type(scaled) is not int or not 0 <= scaled < ZEROS_BIT or (scaled and shape[axis] % scaled):
+            raise _malformed(f"group {scaled!r:.20}, reduction {shape[axis]}", "a divisor of the reduction, or 0")
+        header = cls(fields["pattern"], fields["dtype"], tuple(shape), axis, group=scaled)
         try:
             group = header.parsed().group
         except PatternError as error:
@@ -103,9 +113,13 @@ class Header:
         return header
 
 
-def layout_header(pattern: str, dtype: str, layout: str, rows: int, columns: int) -> bytes:
+def layout_header(
+    pattern: str, dtype: str, layout: str, rows: int, columns: int, *, group: int = 0, zeros: bool = False
+) -> bytes:
     """Return the 64 bytes that stand in front of a kernel's own layout of a rows x columns weight."""
-    return _STRUCT.pack(_MAGIC, FORMAT_VERSION, 0, pattern.encode(), dtype.encode(), layout.encode(), rows, columns)
+    scaled = group | (ZEROS_BIT if zeros else 0)
+    text = pattern.encode(), dtype.encode(), layout.encode()
+    return _STRUCT.pack(_MAGIC, FORMAT_VERSION, scaled, *text, rows, columns)
 
 
 def read_layout_header(data: bytes) -> Header:
@@ -116,11 +130,16 @@ def read_layout_header(data: bytes) -> Header:
     """
     if len(data) != HEADER_BYTES or data[:4] != _MAGIC:
         raise _malformed(f"{data[:8]!r} ...", f"{HEADER_BYTES} bytes that start with {_MAGIC!r}")
-    _, version, _, pattern, dtype, layout, rows, columns = _STRUCT.unpack(data)
+    _, version, scaled, pattern, dtype, layout, rows, columns = _STRUCT.unpack(data)
     if version != FORMAT_VERSION:
         raise _malformed(f"version {version}", f"version {FORMAT_VERSION}")
     text = [field.rstrip(b"\0").decode("ascii", "replace") for field in (pattern, dtype, layout)]
-    return Header(text[0], text[1], (rows, columns), 1, text[2], version)
+    return Header(text[0], text[1], (rows, columns), 1, text[2], version, scaled & ~ZEROS_BIT)
+
+
+def has_zeros(data: bytes) -> bool:
+    """Tell whether a layout's header says that its groups have zero points."""
+    return bool(_STRUCT.unpack(data)[2] & ZEROS_BIT)
 
 
 def _malformed(got: str, wanted: str) -> PackingError:

@@ -12,6 +12,7 @@ from twofour import native
 from twofour.errors import PackingError
 from twofour.packing.header import DTYPES, Header
 from twofour.packing.indices import decode, encode, row_bytes
+from twofour.packing.quantize import GROUPS, INT4_LARGEST, INT4_LEAST, dequantize, to_int4, to_int8
 from twofour.patterns import NM, PairedNM, Pattern, parse
 from twofour.patterns.base import non_finite, require_groups
 
@@ -28,16 +29,22 @@ class Packed:
         header: Pattern, dtype, dense shape and reduction axis.
         values: Kept values (rows, kept per row) in the dtype of `DTYPES`; int4: uint8, two values a byte, low first.
         indices: uint8 (rows, bytes per row); see `twofour.packing.indices`.
+        scales: For whole numbers that stand for real ones: float32 (rows, reduction / header.group), (rows, 1) when
+            group is 0; else None.
+        zeros: Whole numbers in float32 that stand for zero, of the scales' shape; None: zero stands for zero.
     """
 
     header: Header
     values: Tensor
     indices: Tensor
+    scales: Tensor | None = None
+    zeros: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of values and indices."""
-        return self.values.nbytes + self.indices.nbytes
+        """Bytes of values, indices, scales and zero points."""
+        parts = (self.values, self.indices, self.scales, self.zeros)
+        return sum(part.nbytes for part in parts if part is not None)
 
     def positions(self) -> Tensor:
         """Return the validated positions of the kept values in their groups: int64 (rows, groups, n).
@@ -61,6 +68,7 @@ class Packed:
         geometry = _Geometry.of(self.header)
         _require_sizes(self, geometry)
         _require_finite(self.values)
+        _require_scales(self)
         if (geometry.kept_units, geometry.units) != (2, 4):
             self.positions()
             return
@@ -73,27 +81,42 @@ class Packed:
     def unpack(self) -> Tensor:
         """Return the dense weight, exactly as it was packed (-0.0 that was dropped comes back as 0.0).
 
+        With scales it is the float32 weight that the whole numbers stand for.
+
         Raises:
             PackingError: Sizes do not match the header, or an index is illegal.
         """
         header, geometry = self.header, _Geometry.of(self.header)
         positions = self.positions()
         values = _read_int4(self.values) if header.dtype == "int4" else self.values
+        if self.scales is not None:
+            values = dequantize(values, self.scales, self.zeros)
         dense = torch.zeros(header.rows, geometry.groups, geometry.group, dtype=values.dtype)
         dense.scatter_(-1, positions, values.view(positions.shape))
         last = [size for axis, size in enumerate(header.shape) if axis != header.axis]
         return dense.view(*last, header.reduction).movedim(-1, header.axis).contiguous()
 
 
-def pack(weight: Tensor, pattern: str | Pattern, dtype: str | torch.dtype | None = None, *, axis: int = -1) -> Packed:
+def pack(
+    weight: Tensor,
+    pattern: str | Pattern,
+    dtype: str | torch.dtype | None = None,
+    *,
+    axis: int = -1,
+    group: int = 64,
+    symmetric: bool = True,
+) -> Packed:
     """Write a weight that obeys `pattern` in the canonical packed form.
 
     Args:
         weight: Dense weight on the CPU, any shape; float32, bfloat16, float16, or int8 (int4: int8 in -8..7).
         pattern: N:M or "4:8-pairs"; `weight` must obey it along `axis`.
-        dtype: Encoding of the kept values: a float dtype (rounded to it), "int8", "int4" (pairs only) or "tf32"
-            (1:2 only); default the weight's own.
+        dtype: Encoding of the kept values: a float dtype (rounded to it), "int8", "int4" or "tf32" (1:2 only); default
+            the weight's own. A floating weight becomes int8 with one scale per row, int4 with one per `group`; int8
+            weights are taken as they are, without scales (int4: pairs only).
         axis: Reduction axis: -1 for a Linear, 1 for a convolution.
+        group: Inputs that share a scale in int4: 32, 64 or 128, a divisor of the reduction.
+        symmetric: Whether int4 has no zero points.
 
     Raises:
         PackingError: The weight does not obey the pattern, or cannot be written in `dtype` (too large for it, say).
@@ -110,15 +133,22 @@ def pack(weight: Tensor, pattern: str | Pattern, dtype: str | torch.dtype | None
     if moved.device.type != "cpu":
         moved = moved.cpu()
     name = _encoding(rule, weight.dtype, dtype)
-    header = Header(rule.name, name, tuple(weight.shape), axis % weight.ndim)
-    flat = moved.reshape(-1, moved.shape[-1]).to(DTYPES[name])
+    rounded = name in ("int8", "int4") and weight.is_floating_point()
+    per_scale = _scaled(rule, moved.shape[-1], group) if rounded and name == "int4" else 0
+    header = Header(rule.name, name, tuple(weight.shape), axis % weight.ndim, group=group if per_scale else 0)
+    flat = moved.reshape(-1, moved.shape[-1]).to(torch.float32 if rounded else DTYPES[name])
     if not _finite(flat):
         raise _overflow(weight, flat.dtype) if _finite(weight) else non_finite("a weight", weight)
     if rule == NM(2, 4) and flat.dtype == torch.float32:
         values, indices = _compress_native(flat.contiguous(), moved, rule)
     else:
         values, indices = _compress(flat, rule, header)
-    return Packed(header, _write_int4(values) if name == "int4" else values, indices)
+    scales = zeros = None
+    if per_scale:
+        values, scales, zeros = to_int4(values, per_scale, symmetric)
+    elif rounded:
+        values, scales = to_int8(values)
+    return Packed(header, _write_int4(values) if name == "int4" else values, indices, scales, zeros)
 
 
 @dataclass(frozen=True)
@@ -174,22 +204,65 @@ def _compress(flat: Tensor, rule: Pattern, header: Header) -> tuple[Tensor, Tens
 
 def _encoding(rule: Pattern, weight: torch.dtype, asked: str | torch.dtype | None) -> str:
     name = asked if isinstance(asked, str) else str(asked or weight).removeprefix("torch.")
-    to_int = name in ("int8", "int4")
-    if name not in DTYPES or to_int != (weight == torch.int8) or not (weight.is_floating_point or to_int):
+    whole = name in ("int8", "int4")
+    if name not in DTYPES or not (weight.is_floating_point or (whole and weight == torch.int8)):
         raise PackingError(
             "the weight cannot be written in this dtype",
             got=f"a {weight} weight, dtype {name!r}",
-            wanted="float32, bfloat16 or float16 (or tf32) from a floating weight; int8 or int4 from an int8 weight",
-            remedy="quantize the weight first if whole numbers are wanted",
+            wanted="float32, bfloat16, float16, tf32, int8 or int4 from a floating weight; int8 or int4 from int8",
         )
-    form = {"int4": isinstance(rule, PairedNM), "tf32": rule == NM(1, 2)}.get(name, isinstance(rule, NM))
+    pairs = weight == torch.int8  # whole numbers without scales have the form that hardware reads
+    form = {"int4": isinstance(rule, PairedNM) == pairs, "tf32": rule == NM(1, 2)}.get(name, isinstance(rule, NM))
     if not form:
         raise PackingError(
             f"the pattern {rule.name} has no {name} form",
             got=f"pattern {rule.name}, dtype {name}",
-            wanted='int4 with "4:8-pairs", tf32 with "1:2", every other dtype with N:M',
+            wanted='int4 with "4:8-pairs" from int8 or N:M from floats, tf32 with "1:2", every other dtype with N:M',
         )
     return name
+
+
+def _scaled(rule: Pattern, reduction: int, group: int) -> int:
+    """Return how many kept values share a scale."""
+    assert isinstance(rule, NM), rule
+    if group not in GROUPS or reduction % group or group % rule.m:
+        raise PackingError(
+            "the weight cannot be cut into groups with a scale each",
+            got=f"groups of {group}, a reduction of {reduction}, pattern {rule.name}",
+            wanted=f"groups of {', '.join(map(str, GROUPS))} that divide the reduction, in whole groups of {rule.m}",
+            remedy="choose another group size, or dtype int8, which has one scale per row",
+        )
+    return group // rule.m * rule.n
+
+
+def _require_scales(packed: Packed) -> None:
+    header = packed.header
+    runs = (header.rows, header.reduction // header.group if header.group else 1)
+    for role, part in (("scales", packed.scales), ("zeros", packed.zeros)):
+        if part is not None and (tuple(part.shape), part.dtype) != (runs, torch.float32):
+            raise _scales_malformed(f"{role} {tuple(part.shape)} {part.dtype}", f"{runs} torch.float32")
+    scales, zeros = packed.scales, packed.zeros
+    whole = header.dtype in ("int8", "int4")
+    if (scales is not None and not whole) or (scales is None and (header.group or zeros is not None)):
+        raise _scales_malformed(
+            f"scales {scales is not None}, zero points {zeros is not None}, {header.dtype}, group {header.group}",
+            "scales with whole numbers, where the header has groups or the weight zero points",
+        )
+    if scales is not None and not bool((torch.isfinite(scales) & (scales > 0)).all()):
+        raise _scales_malformed("a scale that is not finite or not positive", "positive finite scales")
+    if zeros is not None and not bool(
+        ((zeros >= INT4_LEAST) & (zeros <= INT4_LARGEST) & (zeros == zeros.round())).all()
+    ):
+        raise _scales_malformed("a zero point outside -8..7 or not whole", "whole zero points from -8 to 7")
+
+
+def _scales_malformed(got: str, wanted: str) -> PackingError:
+    return PackingError(
+        "the scales of a packed weight do not fit",
+        got=got,
+        wanted=wanted,
+        remedy="the file is damaged or was not written by twofour; write it again from the dense weights",
+    )
 
 
 def _not_legal(weight: Tensor, rule: Pattern) -> PackingError:

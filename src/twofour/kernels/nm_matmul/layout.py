@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from twofour import native
-from twofour.packing import HEADER_BYTES, Header, Packed, layout_header, read_layout_header
+from twofour.packing import DTYPES, HEADER_BYTES, Header, Packed, has_zeros, layout_header, read_layout_header
 
 
 def to_layout(packed: Packed, layout: str) -> Tensor:
@@ -23,17 +23,17 @@ def to_layout(packed: Packed, layout: str) -> Tensor:
         PackingError: The packed weight is inconsistent.
     """
     packed.validate()
-    header = packed.header
+    header, zeros = packed.header, packed.zeros is not None
     extension, rows, columns = native.extension(), header.rows, header.reduction
     assert (header.pattern, header.dtype) == ("2:4", extension.layout_dtype(layout)), (header, layout)
-    buffer = torch.empty(HEADER_BYTES + extension.layout_bytes(layout, rows, columns, 0, False), dtype=torch.uint8)
+    size = extension.layout_bytes(layout, rows, columns, header.group, zeros)
+    buffer = torch.empty(HEADER_BYTES + size, dtype=torch.uint8)
     extension.advise_huge_pages(buffer.data_ptr(), buffer.nbytes)
-    head = layout_header("2:4", header.dtype, layout, rows, columns)
+    head = layout_header("2:4", header.dtype, layout, rows, columns, group=header.group, zeros=zeros)
     buffer[:HEADER_BYTES] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-    values, indices = packed.values.contiguous(), packed.indices.contiguous()
-    extension.layout_pack(
-        layout, values.data_ptr(), indices.data_ptr(), 0, 0, rows, columns, 0, buffer.data_ptr() + HEADER_BYTES
-    )
+    parts = [part.contiguous() if part is not None else None for part in _parts(packed)]
+    at = [0 if part is None else part.data_ptr() for part in parts]
+    extension.layout_pack(layout, *at, rows, columns, header.group, buffer.data_ptr() + HEADER_BYTES)
     return buffer
 
 
@@ -43,11 +43,25 @@ def from_layout(buffer: Tensor) -> Packed:
     Raises:
         PackingError: The buffer has no header of this version.
     """
-    found = read_layout_header(bytes(buffer[:HEADER_BYTES].tolist()))
+    head = bytes(buffer[:HEADER_BYTES].tolist())
+    found = read_layout_header(head)
     rows, columns = found.shape
-    values = torch.empty(rows, columns // 2)
-    indices = torch.empty(rows, (columns // 4 + 1) // 2, dtype=torch.uint8)
-    native.extension().layout_unpack(
-        found.layout, buffer.data_ptr() + HEADER_BYTES, rows, columns, 0, values.data_ptr(), indices.data_ptr(), 0, 0
+    header = Header(found.pattern, found.dtype, found.shape, 1, group=found.group)
+    whole = found.dtype in ("int8", "int4")
+    kept = columns // 4 if found.dtype == "int4" else columns // 2
+    runs = columns // found.group if found.group else 1
+    packed = Packed(
+        header,
+        torch.empty(rows, kept, dtype=torch.uint8 if found.dtype == "int4" else DTYPES[found.dtype]),
+        torch.empty(rows, (columns // 4 + 1) // 2, dtype=torch.uint8),
+        torch.empty(rows, runs) if whole else None,
+        torch.empty(rows, runs) if has_zeros(head) else None,
     )
-    return Packed(Header(found.pattern, found.dtype, found.shape, 1), values, indices)
+    at = [0 if part is None else part.data_ptr() for part in _parts(packed)]
+    address = buffer.data_ptr() + HEADER_BYTES
+    native.extension().layout_unpack(found.layout, address, rows, columns, found.group, *at)
+    return packed
+
+
+def _parts(packed: Packed) -> tuple[Tensor | None, ...]:
+    return packed.values, packed.indices, packed.scales, packed.zeros
