@@ -161,7 +161,7 @@ def test_a_header_whose_axis_has_half_a_group_is_refused() -> None:
     [
         (torch.zeros(4, 8, dtype=torch.int32), "2:4", None),
         (torch.zeros(4, 8, dtype=torch.float64), "2:4", None),
-        (torch.zeros(4, 8), "2:4", "int8"),
+        (torch.zeros(4, 8), "4:8-pairs", "int4"),
         (torch.zeros(4, 8, dtype=torch.int8), "2:4", "float16"),
         (torch.zeros(4, 8), "2:4", "tf32"),
         (torch.zeros(4, 8, dtype=torch.int8), "2:4", "int4"),
