@@ -213,7 +213,7 @@ def test_inputs_that_do_not_fit_name_the_layer(x: torch.Tensor, said: str) -> No
 def test_impossible_requests_are_refused() -> None:
     model = mlp()
     for options, said in (
-        ({"dtype": "bfloat16"}, "planned"),
+        ({"dtype": "int4", "group": 48}, "group is not known"),
         ({"dtype": "float64"}, "dtype is not known"),
         ({"memory": "tiny"}, "memory is not known"),
     ):

@@ -46,10 +46,9 @@ class Cache:
             return cls(None)
         return cls((folder if setting else folder / "twofour") / f"times-{_identity()}.json")
 
-    def key(self, out_features: int, in_features: int, bias: bool, tokens: int, copies: int) -> str:
-        """Name a case: shape, tokens, threads of our kernels and of torch's, and copies of the weight rotated over."""
-        threads = f"{native.threads()}/{torch.get_num_threads()}t"
-        return f"{out_features}x{in_features}{'+bias' if bias else ''}@{tokens}/{threads}/{copies}c/{native.isa()}"
+    def key(self, case: str, copies: int) -> str:
+        """Name a case with threads of our kernels and of torch's, and copies of the weight rotated over."""
+        return f"{case}/{native.threads()}/{torch.get_num_threads()}t/{copies}c/{native.isa()}"
 
     def get(self, key: str) -> dict[str, float]:
         """Return the seconds of each kernel measured for this case, possibly none."""

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from twofour import native
 from twofour.compiler.cache import Cache
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
+from twofour.errors import KernelError
 from twofour.kernels import Kernel, available
 from twofour.kernels.dense_matmul import PLAIN
+from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.ladder import Ladder, climb
 from twofour.kernels.nm_matmul import NativeMatmul
 from twofour.measure import compare
@@ -70,12 +72,39 @@ class Choice:
         return (min(found)[1], min(found)[0]) if found else None
 
 
-def candidates(weight: Packed | Tensor) -> tuple[Kernel, ...]:
-    """Return the kernels that could multiply by `weight` here: sparse ones only for a 2:4 float32 weight.
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What is measured: one layer at one token count."""
+
+    rows: int
+    columns: int
+    bias: Tensor | None
+    tokens: int
+    activations: torch.dtype
+    epilogue: Epilogue
+
+    def text(self, dtype: str, weight: Packed | Tensor) -> str:
+        """Name the case for the cache."""
+        group = f"/g{weight.header.group}" if isinstance(weight, Packed) and weight.header.group else ""
+        held = str(self.activations).removeprefix("torch.")
+        parts = f"{self.rows}x{self.columns}{'+bias' if self.bias is not None else ''}@{self.tokens}"
+        return f"{parts}/{dtype}{group}/{held}/{self.epilogue.activation}/{self.epilogue.combine}"
+
+    def operands(self) -> tuple[Tensor, ...]:
+        """Return random input, and the epilogue's second operand where it has one."""
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(self.tokens, self.columns, generator=generator).to(self.activations)
+        if self.epilogue.combine == "none":
+            return (x,)
+        return x, torch.randn(self.tokens, self.rows, generator=generator).to(self.activations)
+
+
+def candidates(weight: Packed | Tensor, dtype: str = "float32") -> tuple[Kernel, ...]:
+    """Return the kernels of a computing type that could multiply by `weight` here: sparse ones only for a packed one.
 
     Of the native rows only those of the highest instruction-set level are worth measuring, or of AVX-512 and above.
     """
-    dense = available("dense_matmul")
+    dense = tuple(kernel for kernel in available("dense_matmul") if kernel.dtype == dtype)
     if not isinstance(weight, Packed):
         return dense
     fitting = [kernel for kernel in available("nm_matmul") if kernel.refuses(weight) is None]
@@ -97,11 +126,14 @@ def choose(
     footprint: int,
     cache: Cache,
     example: int | None = None,
+    dtype: str = "float32",
+    activations: torch.dtype = torch.float32,
+    epilogue: Epilogue = PLAIN_EPILOGUE,
 ) -> Choice:
     """Measure the candidates for one layer and keep the fastest at each token count.
 
     Args:
-        weight: Canonical 2:4 weight, or a dense float32 one (out, in).
+        weight: Canonical 2:4 weight of `dtype`, or a dense one (out, in).
         bias: float32 (out,) or None.
         tokens: Token counts to measure.
         memory: "fast" keeps every layout that wins somewhere; "small" keeps one, sparse where there is one.
@@ -109,8 +141,20 @@ def choose(
             each call finds its weights as far from the core as it would inside the model.
         cache: Times measured earlier on this machine.
         example: The example's token count, which weighs as much as all others where one layout has to serve all.
+        dtype: Computing type.
+        activations: dtype of the input.
+        epilogue: What the layer does to its product, inside the timing.
+
+    Raises:
+        KernelError: No kernel of that type takes the weight here.
     """
-    kernels = candidates(weight)
+    kernels = candidates(weight, dtype)
+    if not kernels:
+        raise KernelError(
+            f"no {dtype} kernel takes this weight here",
+            got="a packed weight" if isinstance(weight, Packed) else f"a dense {weight.dtype} weight",
+            wanted="a computing type with kernels for this CPU: `twofour kernels` lists them",
+        )
     layouts: dict[str, Tensor] = {}
 
     def layout(kernel: Kernel) -> Tensor:
@@ -118,23 +162,35 @@ def choose(
             layouts[kernel.layout] = kernel.prepare(weight)
         return layouts[kernel.layout]
 
-    times: Times = {}
     rows, columns = weight.header.shape if isinstance(weight, Packed) else weight.shape
+    copies = max(1, min(footprint, ROTATED_BYTES) // (rows * columns * 4))
+    times: Times = {}
     for count in sorted(set(tokens)):
         # One layout has to serve every count, so "small" measures each kernel everywhere.
         measured = [kernel for kernel in kernels if memory == "small" or _promising(kernel, count)]
-        copies = max(1, min(footprint, ROTATED_BYTES) // (rows * columns * 4))
-        key = cache.key(rows, columns, bias is not None, count, copies)
-        known = cache.get(key)
-        if not all(kernel.name in known for kernel in measured):
-            known, steady = _measure(measured, layout, bias, count, (rows, columns), copies)
-            cache.put(key, known, steady=steady)
-        times[count] = {kernel.name: known[kernel.name] for kernel in measured}
+        case = Case(rows, columns, bias, count, activations, epilogue)
+        times[count] = _times(measured, layout, case, copies, cache, cache.key(case.text(dtype, weight), copies))
     ladder = _few_layouts(kernels, times)
     if memory == "small":
         ladder = _one_layout(kernels, times, (rows, columns), example)
     kept = {kernel.layout: layout(kernel) for kernel in ladder.kernels}
     return Choice(ladder, times, kept)
+
+
+def _times(
+    kernels: Sequence[Kernel],
+    layout: Callable[[Kernel], Tensor],
+    case: Case,
+    copies: int,
+    cache: Cache,
+    key: str,
+) -> dict[str, float]:
+    """Return the seconds of each kernel, from the cache where it has them all."""
+    known = cache.get(key)
+    if not all(kernel.name in known for kernel in kernels):
+        known, steady = _measure(kernels, layout, case, copies)
+        cache.put(key, known, steady=steady)
+    return {kernel.name: known[kernel.name] for kernel in kernels}
 
 
 def _few_layouts(kernels: Sequence[Kernel], times: Times) -> Ladder:
@@ -187,23 +243,17 @@ def _one_layout(kernels: Sequence[Kernel], times: Times, shape: tuple[int, int],
 
 
 def _measure(
-    kernels: Sequence[Kernel],
-    layout: Callable[[Kernel], Tensor],
-    bias: Tensor | None,
-    tokens: int,
-    shape: tuple[int, int],
-    copies: int,
+    kernels: Sequence[Kernel], layout: Callable[[Kernel], Tensor], case: Case, copies: int
 ) -> tuple[dict[str, float], bool]:
     """Return the median seconds of each kernel, and whether they are steady enough to be kept for later."""
-    rows, columns = shape
-    x = torch.randn(tokens, columns, generator=torch.Generator().manual_seed(0))
+    operands = case.operands()
     copied: dict[str, list[Tensor]] = {}
 
     def calls(kernel: Kernel) -> list[Callable[[], object]]:
         if kernel.layout not in copied:
             first = layout(kernel)
             copied[kernel.layout] = [first, *(_copy(kernel, first) for _ in range(copies - 1))]
-        return [partial(_layer(kernel, weight, bias, shape), x) for weight in copied[kernel.layout]]
+        return [partial(_layer(kernel, weight, case), *operands) for weight in copied[kernel.layout]]
 
     with torch.inference_mode():
         record = compare(
@@ -215,21 +265,22 @@ def _measure(
     found = {kernel.name: record.median(kernel.name) for kernel in kernels}
     best = min(found, key=found.__getitem__)
     steady = record.spread(best) <= STEADY
+    size = case.rows, case.columns
     if not steady:
         logger.warning(
-            "(%d, %d) at %d tokens: times spread by %.0f %%, the machine is busy; they serve now and are not kept",
-            *(rows, columns, tokens, 100 * record.spread(best)),
+            "%s at %d tokens: times spread by %.0f %%, the machine is busy; they serve now and are not kept",
+            *(size, case.tokens, 100 * record.spread(best)),
         )
-    logger.info("(%d, %d) at %d tokens: %s, %.4f ms", rows, columns, tokens, best, found[best] * 1e3)
+    logger.info("%s at %d tokens: %s, %.4f ms", size, case.tokens, best, found[best] * 1e3)
     return found, steady
 
 
-def _layer(kernel: Kernel, weight: Tensor, bias: Tensor | None, shape: tuple[int, int]) -> nn.Module:
+def _layer(kernel: Kernel, weight: Tensor, case: Case) -> nn.Module:
     """Return the layer as the compiled model would hold it, so that what its call costs in Python is measured too."""
-    rows, columns = shape
-    if kernel is not PLAIN:
+    rows, columns, bias = case.rows, case.columns, case.bias
+    if kernel is not PLAIN or not case.epilogue.plain:
         prepared = PreparedWeights({kernel.layout: weight})
-        return CompiledLinear("measured", columns, rows, Ladder((), (kernel.name,)), prepared, bias)
+        return CompiledLinear("measured", columns, rows, Ladder((), (kernel.name,)), prepared, bias, case.epilogue)
     plain = nn.Linear(columns, rows, bias=bias is not None, device="meta")
     plain.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
@@ -241,15 +292,16 @@ def _copy(kernel: Kernel, prepared: Tensor) -> Tensor:
     return kernel.prepare(prepared.to_dense()) if prepared.is_mkldnn else prepared.clone()
 
 
-def why(choice: Choice, tokens: int, weight: Packed | str, memory: str) -> str:
-    """Say in a few words why the layer runs as it does at `tokens`; `weight` is the reason where it is not packed."""
-    if isinstance(weight, str):
-        return f"dense: {weight}"
+def why(choice: Choice, tokens: int, dense_because: str, memory: str) -> str:
+    """Say in a few words why the layer runs as it does at `tokens`; `dense_because`: why it is not packed, or ""."""
+    if dense_because:
+        return f"dense: {dense_because}"
     kernel, _ = choice.ladder.at(tokens)
     dense, sparse = choice.at(tokens, "dense_matmul"), choice.at(tokens, "nm_matmul")
-    assert dense, choice.times
     if sparse is None:
         return "dense: no sparse kernel runs here"
+    if dense is None:
+        return "sparse: no dense kernel of this type runs here"
     ratio = dense / sparse
     if kernel.operation == "nm_matmul":
         if ratio > 1:

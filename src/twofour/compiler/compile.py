@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
@@ -13,20 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from twofour import native
-from twofour.compiler.cache import Cache
-from twofour.compiler.choose import DEFAULT_TOKENS, Choice, Progress, choose, why
-from twofour.compiler.layer import CompiledLinear, PreparedWeights
-from twofour.compiler.plan import LayerPlan, Plan
-from twofour.compiler.replaceable import LayerWeight, left_alone, replaceable, require_cpu
-from twofour.errors import CompileError, TwofourError
-from twofour.kernels.dense_matmul import PLAIN
-from twofour.packing import Packed
+from twofour.compiler.build import Terms, build
+from twofour.compiler.choose import DEFAULT_TOKENS, Progress
+from twofour.compiler.encoding import Encoding
+from twofour.compiler.plan import Plan
+from twofour.compiler.replaceable import left_alone, replaceable, require_cpu
+from twofour.errors import CompileError
 
 logger = logging.getLogger("twofour.compiler")
 
-LARGEST_ERROR = 1e-3
-"""Relative error of a whole float32 model beyond which something is broken; one product stays near 1e-6."""
+LARGEST_ERRORS = {"float32": 1e-3, "bfloat16": 0.1}
+"""Relative error of a whole model beyond which something is broken: one product stays near 1e-6 in float32 and 4e-3 in
+bfloat16. What int8 and int4 lose depends on the model; the plan states it."""
 
 
 def compile(
@@ -36,6 +34,8 @@ def compile(
     *,
     memory: str = "fast",
     tokens: Sequence[int] = DEFAULT_TOKENS,
+    group: int = 64,
+    symmetric: bool = True,
     progress: Progress | None = None,
 ) -> nn.Module:
     """Return a copy of `model` for inference whose Linear layers run on the fastest measured kernels.
@@ -48,86 +48,31 @@ def compile(
         model: Usually masked (`twofour.prune`); a dense model gets the best dense kernels.
         example: Input for one forward pass: a tensor, a tuple of positional or a dict of keyword arguments. With it the
             plan speaks of the model's own token counts, and the outputs are compared.
-        dtype: Computing type; "float32" ("bfloat16", "int8" and "int4" are planned).
+        dtype: Computing type of the Linear layers: "float32"; "bfloat16"; "int8" (one scale per output channel,
+            activations rounded per token); "int4" (weights alone, for few tokens). Between the layers activations keep
+            the model's own type, float32 or bfloat16.
         memory: "fast" keeps the weight in every layout that gains at least 5 % at some token count, which may be more
             bytes than dense; "small" keeps packed weights alone, in one layout, also where dense would be faster.
         tokens: Token counts to measure besides the example's.
+        group: Inputs that share a scale in int4: 32, 64 or 128.
+        symmetric: Whether int4 has no zero points.
         progress: Called with layers done, layers in all and the next layer's name.
 
     Raises:
         CompileError: An argument is impossible, the model is not on the CPU, or the outputs do not agree.
+        KernelError: No kernel of that computing type runs here.
         PatternError: A weight holds NaN or infinity.
     """
-    _require(model, dtype, memory, tokens)
+    _require(model, memory, tokens)
+    encoding = Encoding(dtype, group, symmetric)
     with _evaluating(model):
         counts, reference = _observe(model, example)
-        weights = dict(replaceable(model))
-        fast, plan = build(
-            model, weights, counts, memory=memory, tokens=tokens, left=left_alone(model), progress=progress
-        )
+        weights = dict(replaceable(model, encoding))
+        terms = Terms(encoding, memory, tuple(tokens))
+        fast, plan = build(model, weights, counts, terms, left=left_alone(model, encoding), progress=progress)
         if example is not None:
             plan = _verified(fast, plan, example, reference)
     return with_plan(fast, plan)
-
-
-def build(
-    model: nn.Module,
-    weights: Mapping[str, LayerWeight],
-    counts: Mapping[str, int],
-    *,
-    memory: str,
-    tokens: Sequence[int],
-    left: Sequence[LayerPlan] = (),
-    progress: Progress | None = None,
-) -> tuple[nn.Module, Plan]:
-    """Copy `model` with the named Linear layers replaced, measuring what each should run on.
-
-    A layer that torch's own product serves best at every token count stays as it is.
-
-    Args:
-        model: Gives the structure; the weights of the named layers are not read (they may be on the meta device).
-        weights: Layer name to its weight.
-        counts: Token counts of an example, by layer.
-        memory: "fast" or "small".
-        tokens: Token counts to measure besides.
-        left: Plan entries of layers that stay as they are.
-        progress: See `compile`.
-    """
-    cache = Cache.for_this_machine()
-    footprint = sum(4 * entry.rows * entry.columns for entry in weights.values())
-    replacements: dict[str, CompiledLinear] = {}
-    plans: dict[str, LayerPlan] = {}
-    shared: dict[int, PreparedWeights] = {}
-    for done, (name, entry) in enumerate(weights.items()):
-        if progress is not None:
-            progress(done, len(weights), name)
-        count = counts.get(name)
-        measured = sorted({*tokens, count} if count else set(tokens))
-        try:
-            choice = choose(
-                entry.source, entry.bias, measured, memory=memory, footprint=footprint, cache=cache, example=count
-            )
-        except TwofourError as error:
-            raise error.for_layer(name) from None
-        nbytes = 4 * entry.rows * entry.columns
-        if choice.ladder.names == (PLAIN.name,):  # what the layer does already, without a microsecond of ours on top
-            plans[name] = _describe(name, entry, choice, count or measured[-1], nbytes, memory)
-            continue
-        # Tied layers share one prepared weight when their ladders need the same layouts.
-        prepared = shared.setdefault(entry.identity, PreparedWeights(choice.layouts))
-        if prepared.layouts != choice.ladder.layouts:
-            prepared = PreparedWeights(choice.layouts)
-        replacements[name] = CompiledLinear(name, entry.columns, entry.rows, choice.ladder, prepared, entry.bias)
-        plans[name] = _describe(name, entry, choice, count or measured[-1], prepared.nbytes, memory)
-    cache.save()
-    layers = _in_order(model, [*plans.values(), *left])
-    plan = Plan(layers, "float32", memory, tuple(tokens), native.threads(), native.isa())
-    return _copy_with(model, replacements), plan
-
-
-def _in_order(model: nn.Module, layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:
-    order = {name: index for index, (name, _) in enumerate(model.named_modules())}
-    return tuple(sorted(layers, key=lambda layer: order.get(layer.name, len(order))))
 
 
 def with_plan(fast: nn.Module, plan: Plan) -> nn.Module:
@@ -139,72 +84,9 @@ def with_plan(fast: nn.Module, plan: Plan) -> nn.Module:
     return fast
 
 
-def _describe(name: str, entry: LayerWeight, choice: Choice, tokens: int, nbytes: int, memory: str) -> LayerPlan:
-    dense, sparse = choice.at(tokens, "dense_matmul"), choice.at(tokens, "nm_matmul")
-    return LayerPlan(
-        name,
-        "Linear",
-        (entry.rows, entry.columns),
-        tokens,
-        choice.ladder.at(tokens)[0].name,
-        choice.ladder.to_text(),
-        dense and dense * 1e3,
-        sparse and sparse * 1e3,
-        why(choice, tokens, entry.source if isinstance(entry.source, Packed) else entry.dense_because, memory),
-        4 * entry.rows * entry.columns,
-        nbytes,
-        choice.times,
-    )
-
-
-def _copy_with(model: nn.Module, replacements: Mapping[str, CompiledLinear]) -> nn.Module:
-    """Deep-copy `model` with layers replaced, under every name they have; weights that vanish are not copied."""
-    if "" in replacements:
-        return replacements[""].eval()
-    by_module = {id(model.get_submodule(name)): layer for name, layer in replacements.items()}
-    names = {
-        name: by_module[id(module)]
-        for name, module in model.named_modules(remove_duplicate=False)
-        if id(module) in by_module
-    }
-    fast = copy.deepcopy(model, _vanishing(model, by_module))
-    for name, layer in names.items():
-        parent, _, leaf = name.rpartition(".")
-        setattr(fast.get_submodule(parent), leaf, layer)
-    for module in fast.modules():
-        # Their fast paths read linear1.weight and would bypass the compiled layers; these values tell them not to.
-        if isinstance(module, nn.TransformerEncoderLayer):
-            module.activation_relu_or_gelu = 0
-        if isinstance(module, nn.TransformerEncoder):
-            module.enable_nested_tensor = module.use_nested_tensor = False
-    return fast.eval().requires_grad_(False)
-
-
-def _vanishing(model: nn.Module, replaced: Mapping[int, CompiledLinear]) -> dict[int, Any]:
-    """Return a memo for deepcopy that gives an empty parameter for each weight held by replaced layers alone.
-
-    A weight that another module holds too (a tied embedding) is copied like any other.
-    """
-    held_elsewhere = {
-        id(parameter)
-        for module in model.modules()
-        if id(module) not in replaced
-        for parameter in module._parameters.values()
-    }
-    weights = [module._parameters["weight"] for module in model.modules() if id(module) in replaced]
-    return {
-        id(weight): nn.Parameter(torch.empty(0), requires_grad=False)
-        for weight in weights
-        if id(weight) not in held_elsewhere
-    }
-
-
-def _require(model: nn.Module, dtype: str, memory: str, tokens: Sequence[int]) -> None:
-    if dtype in ("bfloat16", "int8", "int4"):
-        raise CompileError(f'dtype="{dtype}" is planned, not built yet', got=dtype, wanted='"float32"')
-    for what, given, allowed in (("dtype", dtype, ("float32",)), ("memory", memory, ("fast", "small"))):
-        if given not in allowed:
-            raise CompileError(f"the {what} is not known", got=repr(given), wanted=" or ".join(map(repr, allowed)))
+def _require(model: nn.Module, memory: str, tokens: Sequence[int]) -> None:
+    if memory not in ("fast", "small"):
+        raise CompileError("the memory is not known", got=repr(memory), wanted="'fast' or 'small'")
     if not tokens or any(type(count) is not int or count < 1 for count in tokens):
         raise CompileError("the token counts are impossible", got=repr(tokens), wanted="positive whole numbers")
     require_cpu(model)
@@ -271,11 +153,12 @@ def _verified(fast: nn.Module, plan: Plan, example: Any, reference: Sequence[Any
     difference = sum(float((got - want).square().sum()) for got, want in pairs)
     size = sum(float(want.square().sum()) for _, want in pairs)
     error = (difference / size) ** 0.5 if size else difference**0.5
-    if not error <= LARGEST_ERROR:  # also catches NaN
+    largest = LARGEST_ERRORS.get(plan.dtype, math.inf)
+    if not error <= largest:  # also catches NaN
         raise CompileError(
             "the compiled model does not compute what the model does",
             got=f"a relative error of {error:.2e} on the example",
-            wanted=f"at most {LARGEST_ERROR}",
+            wanted=f"at most {largest} in {plan.dtype}",
             remedy="if the model is random in evaluation mode, compile without an example; else please report it",
         )
     return replace(plan, error=error)

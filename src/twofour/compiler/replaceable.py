@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from twofour.compiler.encoding import Encoding
 from twofour.compiler.plan import LayerPlan
-from twofour.errors import CompileError, PackingError
-from twofour.packing import Packed, pack
-from twofour.patterns import parse
+from twofour.errors import CompileError
+from twofour.packing import Packed
 from twofour.patterns.base import non_finite
 
-_TWO_FOUR = parse("2:4")
+FLOAT32 = Encoding()
 
 _WEIGHTS = {
     nn.Linear: "weight",
@@ -30,57 +30,69 @@ class LayerWeight:
     """The weight of a Linear to be replaced.
 
     Attributes:
-        source: Canonical 2:4 form, or the dense float32 weight (out, in).
+        name: Name of the layer.
+        weight: The weight (out, in) as the model or the file holds it.
         bias: float32 (out,) or None.
         rows: out_features.
         columns: in_features.
         identity: Equal for tied weights.
-        dense_because: Why the weight is not packed, "" when it is.
+        encoding: How the compiled layer writes it.
+        activations: dtype of the layer's input in the model.
     """
 
-    source: Packed | Tensor
+    name: str
+    weight: Packed | Tensor
     bias: Tensor | None
     rows: int
     columns: int
     identity: int
-    dense_because: str = ""
+    encoding: Encoding
+    activations: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the dense weight."""
+        return self.rows * self.columns * self.activations.itemsize
+
+    def encoded(self) -> tuple[Packed | Tensor, str]:
+        """Return the weight as the kernels take it, and why it is not packed, "" when it is; made at each call.
+
+        Raises:
+            PatternError: The weight holds NaN or infinity.
+        """
+        if isinstance(self.weight, Tensor) and not torch.isfinite(self.weight).all():
+            raise non_finite("a weight", self.weight).for_layer(self.name)
+        return self.encoding.encode(self.weight)
 
 
-def replaceable(model: nn.Module) -> Iterator[tuple[str, LayerWeight]]:
-    """Yield the Linear layers that compile replaces, by name.
-
-    Raises:
-        PatternError: A weight holds NaN or infinity.
-    """
+def replaceable(model: nn.Module, encoding: Encoding) -> Iterator[tuple[str, LayerWeight]]:
+    """Yield the Linear layers that compile replaces, by name."""
     inside_attention = attention_parts(model)
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and refusal(module, name in inside_attention) is None:
-            yield name, layer_weight(module.weight, module.bias, name)
+        if isinstance(module, nn.Linear) and refusal(module, name in inside_attention, encoding) is None:
+            yield name, layer_weight(name, module.weight, module.bias, encoding)
 
 
-def layer_weight(weight: Tensor, bias: Tensor | None, name: str) -> LayerWeight:
-    """Pack the dense weight (out, in) of a Linear when it is 2:4, else say why it stays dense.
+def layer_weight(
+    name: str, weight: Packed | Tensor, bias: Tensor | None, encoding: Encoding, like: torch.dtype | None = None
+) -> LayerWeight:
+    """Describe the weight of a Linear.
 
-    Raises:
-        PatternError: The weight holds NaN or infinity.
+    Args:
+        name: Name of the layer.
+        weight: (out, in), dense or packed.
+        bias: (out,) or None.
+        encoding: How the compiled layer writes it.
+        like: dtype of the model's weight where `weight` is not it but a file's.
     """
-    dense = weight.detach()
-    rows, columns = dense.shape
-    if not torch.isfinite(dense).all():
-        raise non_finite("a weight", dense).for_layer(name)
-    try:
-        source, because = (pack(dense, _TWO_FOUR), "") if columns % 4 == 0 else (dense, _odd(columns))
-    except PackingError:
-        found = _TWO_FOUR.check(dense)
-        source, because = dense, f"not 2:4, {found.groups - found.legal} of {found.groups} groups have 3 or 4 non-zeros"
-    return LayerWeight(source, None if bias is None else bias.detach(), rows, columns, id(weight), because)
+    shape = weight.header.shape if isinstance(weight, Packed) else weight.shape
+    stored = torch.float32 if isinstance(weight, Packed) else weight.dtype
+    held = weight if isinstance(weight, Packed) else weight.detach()
+    bias = None if bias is None else bias.detach().float()
+    return LayerWeight(name, held, bias, shape[0], shape[1], id(weight), encoding, like or stored)
 
 
-def _odd(columns: int) -> str:
-    return f"in_features {columns} is not a multiple of 4"
-
-
-def refusal(module: nn.Module, inside_attention: bool) -> str | None:
+def refusal(module: nn.Module, inside_attention: bool, encoding: Encoding = FLOAT32) -> str | None:
     """Return why a layer with a weight cannot be replaced, or None when it can."""
     if not isinstance(module, nn.Linear):
         return f"no packed kernel for {type(module).__name__} yet"
@@ -93,8 +105,9 @@ def refusal(module: nn.Module, inside_attention: bool) -> str | None:
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     if any(hooks):
         return "it has hooks, which a replacement would lose"
-    if module.weight.dtype != torch.float32 or type(module.weight) is not nn.Parameter or not module.weight.numel():
-        return f"its weight is {module.weight.dtype} of shape {tuple(module.weight.shape)}: float32 kernels only yet"
+    weight = module.weight
+    if not encoding.takes(weight) or type(weight) is not nn.Parameter or not weight.numel():
+        return f"its weight is {weight.dtype} of shape {tuple(weight.shape)}: no {encoding.dtype} kernel takes it"
     return None
 
 
@@ -109,13 +122,13 @@ def attention_parts(model: nn.Module) -> set[str]:
     }
 
 
-def left_alone(model: nn.Module) -> list[LayerPlan]:
+def left_alone(model: nn.Module, encoding: Encoding = FLOAT32) -> list[LayerPlan]:
     """Return a plan entry for every Linear, convolution, attention and recurrent layer that stays, with its reason."""
     inside_attention = attention_parts(model)
     entries = []
     for name, module in model.named_modules():
         attribute = next((attribute for kind, attribute in _WEIGHTS.items() if isinstance(module, kind)), None)
-        reason = attribute and refusal(module, name in inside_attention)
+        reason = attribute and refusal(module, name in inside_attention, encoding)
         weight = getattr(module, attribute or "", None)
         if reason and isinstance(weight, Tensor):
             kind, size = type(module).__name__, weight.numel() * weight.element_size()

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from twofour import masks
 from twofour.compiler import DEFAULT_TOKENS, CompiledLinear
-from twofour.compiler.compile import build, with_plan
+from twofour.compiler.build import Terms, build
+from twofour.compiler.compile import with_plan
+from twofour.compiler.encoding import Encoding
 from twofour.compiler.replaceable import (
     LayerWeight,
     attention_parts,
@@ -18,7 +21,7 @@ from twofour.compiler.replaceable import (
     refusal,
     require_cpu,
 )
-from twofour.errors import FormatError, TwofourError
+from twofour.errors import CompileError, FormatError, TwofourError
 from twofour.export.file import Contents
 from twofour.layers import PrunableWeight, walk
 from twofour.packing import Packed
@@ -80,18 +83,12 @@ def fill_compiled(
     require_cpu(model, meta=True)
     stored = _all(contents)
     parts = attention_parts(model)
+    terms = _terms(contents.settings, memory, tokens)
     weights: dict[str, LayerWeight] = {}
     for layer, module in model.named_modules():
-        if isinstance(module, nn.Linear) and refusal(module, layer in parts) is None:
-            weights[layer] = _layer_weight(stored, layer)
-    fast, plan = build(
-        model,
-        weights,
-        {},
-        memory=memory or _memory(contents.settings),
-        tokens=tokens or _tokens(contents.settings),
-        left=left_alone(model),
-    )
+        if isinstance(module, nn.Linear) and refusal(module, layer in parts, terms.encoding) is None:
+            weights[layer] = _layer_weight(stored, layer, terms.encoding, module.weight.dtype)
+    fast, plan = build(model, weights, {}, terms, left=left_alone(model, terms.encoding))
     compiled = {
         name for name, module in fast.named_modules(remove_duplicate=False) if isinstance(module, CompiledLinear)
     }
@@ -107,16 +104,11 @@ def fill_compiled(
     return with_plan(fast.eval().requires_grad_(False), plan)
 
 
-def _layer_weight(stored: Mapping[str, Stored], layer: str) -> LayerWeight:
+def _layer_weight(stored: Mapping[str, Stored], layer: str, encoding: Encoding, like: torch.dtype) -> LayerWeight:
     weight = stored[f"{layer}.weight".lstrip(".")]
     bias = stored.get(f"{layer}.bias".lstrip("."))
     bias = bias if isinstance(bias, Tensor) else None
-    if isinstance(weight, Packed):
-        header = weight.header
-        if (header.pattern, header.dtype) == ("2:4", "float32"):
-            return LayerWeight(weight, bias, header.rows, header.reduction, id(weight))
-        weight = weight.unpack().float()
-    return layer_weight(weight, bias, layer)
+    return layer_weight(layer, weight, bias, encoding, like)
 
 
 def _all(contents: Contents) -> dict[str, Stored]:
@@ -136,8 +128,17 @@ def _assign(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     assert not missing and not found.unexpected_keys, (missing, found.unexpected_keys)
 
 
-def _memory(settings: Mapping[str, Any]) -> str:
-    return "small" if settings.get("memory") == "small" else "fast"
+def _terms(settings: Mapping[str, Any], memory: str | None, tokens: Sequence[int] | None) -> Terms:
+    stored = "small" if settings.get("memory") == "small" else "fast"
+    return Terms(_encoding(settings), memory or stored, tuple(tokens or _tokens(settings)))
+
+
+def _encoding(settings: Mapping[str, Any]) -> Encoding:
+    fields = {key: settings[key] for key in ("dtype", "group", "symmetric") if key in settings}
+    try:
+        return Encoding(**fields)
+    except (CompileError, TypeError):  # unknown or unhashable: the settings are advice, the tensors decide
+        return Encoding()
 
 
 def _tokens(settings: Mapping[str, Any]) -> Sequence[int]:

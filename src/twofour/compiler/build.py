@@ -1,0 +1,189 @@
+"""Copy a model with its layers replaced: measure first, one shape once, then encode one layer after the other."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from twofour import native
+from twofour.compiler.cache import Cache
+from twofour.compiler.choose import Choice, Progress, choose, why
+from twofour.compiler.encoding import Encoding
+from twofour.compiler.layer import CompiledLinear, PreparedWeights
+from twofour.compiler.plan import LayerPlan, Plan
+from twofour.compiler.replaceable import LayerWeight
+from twofour.errors import TwofourError
+from twofour.kernels.dense_matmul import PLAIN
+from twofour.packing import Packed
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What holds for every layer of one compilation.
+
+    Attributes:
+        encoding: Computing type and how weights are written.
+        memory: "fast" or "small".
+        tokens: Token counts to measure besides the example's.
+    """
+
+    encoding: Encoding
+    memory: str
+    tokens: tuple[int, ...]
+
+
+def build(
+    model: nn.Module,
+    weights: Mapping[str, LayerWeight],
+    counts: Mapping[str, int],
+    terms: Terms,
+    *,
+    left: Sequence[LayerPlan] = (),
+    progress: Progress | None = None,
+) -> tuple[nn.Module, Plan]:
+    """Copy `model` with the named Linear layers replaced, measuring what each should run on.
+
+    A layer that torch's own product serves best at every token count stays as it is. Weights are encoded one at a time,
+    twice: for measuring, where a shape that was measured is passed over, and for good. So no more is ever held than the
+    dense weights, the finished ones and one layer's candidates, and those only while little is finished.
+
+    Args:
+        model: Gives the structure; the weights of the named layers are not read (they may be on the meta device).
+        weights: Layer name to its weight.
+        counts: Token counts of an example, by layer.
+        terms: What holds for every layer.
+        left: Plan entries of layers that stay as they are.
+        progress: See `compile`.
+    """
+    chooser = _Chooser(Cache.for_this_machine(), terms, sum(entry.nbytes for entry in weights.values()))
+    seen: set[object] = set()
+    for done, (name, entry) in enumerate(weights.items()):
+        if progress is not None:
+            progress(done, len(weights), name)
+        chooser.measure(entry, counts.get(name), seen)
+    chooser.cache.save()
+    replacements: dict[str, CompiledLinear] = {}
+    plans: dict[str, LayerPlan] = {}
+    shared: dict[int, PreparedWeights] = {}
+    for name, entry in weights.items():
+        choice, because = chooser.choose(entry, counts.get(name))
+        tokens = counts.get(name) or max(terms.tokens)
+        if choice.ladder.names == (PLAIN.name,):  # what the layer does already, without a microsecond of ours on top
+            plans[name] = _describe(entry, choice, tokens, entry.nbytes, terms, because)
+            continue
+        # Tied layers share one prepared weight when their ladders need the same layouts.
+        prepared = shared.setdefault(entry.identity, PreparedWeights(choice.layouts))
+        if prepared.layouts != choice.ladder.layouts:
+            prepared = PreparedWeights(choice.layouts)
+        replacements[name] = CompiledLinear(name, entry.columns, entry.rows, choice.ladder, prepared, entry.bias)
+        plans[name] = _describe(entry, choice, tokens, prepared.nbytes, terms, because)
+    layers = _in_order(model, [*plans.values(), *left])
+    plan = Plan(layers, terms.encoding.dtype, terms.memory, terms.tokens, native.threads(), native.isa())
+    return copy_with(model, replacements), plan
+
+
+@dataclass(frozen=True)
+class _Chooser:
+    cache: Cache
+    terms: Terms
+    footprint: int
+
+    def measure(self, entry: LayerWeight, count: int | None, seen: set[object]) -> None:
+        """Time the candidates for one layer, unless one of its shape was timed; what that needs is freed again."""
+        source, _ = entry.encoded()
+        shape = entry.rows, entry.columns, entry.bias is None, isinstance(source, Packed), entry.activations, count
+        if shape not in seen:
+            seen.add(shape)
+            self._choose(entry, source, count)
+
+    def choose(self, entry: LayerWeight, count: int | None) -> tuple[Choice, str]:
+        """Return the choice for one layer, whose shape was timed, and why its weight is not packed, "" when it is."""
+        source, because = entry.encoded()
+        return self._choose(entry, source, count), because
+
+    def _choose(self, entry: LayerWeight, source: Any, count: int | None) -> Choice:
+        terms = self.terms
+        try:
+            return choose(
+                source,
+                entry.bias,
+                sorted({*terms.tokens, count} if count else set(terms.tokens)),
+                memory=terms.memory,
+                footprint=self.footprint,
+                cache=self.cache,
+                example=count,
+                dtype=terms.encoding.dtype,
+                activations=entry.activations,
+            )
+        except TwofourError as error:
+            raise error.for_layer(entry.name) from None
+
+
+def _describe(entry: LayerWeight, choice: Choice, tokens: int, nbytes: int, terms: Terms, because: str) -> LayerPlan:
+    dense, sparse = choice.at(tokens, "dense_matmul"), choice.at(tokens, "nm_matmul")
+    return LayerPlan(
+        entry.name,
+        "Linear",
+        (entry.rows, entry.columns),
+        tokens,
+        choice.ladder.at(tokens)[0].name,
+        choice.ladder.to_text(),
+        dense and dense * 1e3,
+        sparse and sparse * 1e3,
+        why(choice, tokens, because, terms.memory),
+        entry.nbytes,
+        nbytes,
+        choice.times,
+    )
+
+
+def _in_order(model: nn.Module, layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:
+    order = {name: index for index, (name, _) in enumerate(model.named_modules())}
+    return tuple(sorted(layers, key=lambda layer: order.get(layer.name, len(order))))
+
+
+def copy_with(model: nn.Module, replacements: Mapping[str, nn.Module]) -> nn.Module:
+    """Deep-copy `model` with layers replaced, under every name they have; weights that vanish are not copied."""
+    if "" in replacements:
+        return replacements[""].eval()
+    by_module = {id(model.get_submodule(name)): layer for name, layer in replacements.items()}
+    names = {
+        name: by_module[id(module)]
+        for name, module in model.named_modules(remove_duplicate=False)
+        if id(module) in by_module
+    }
+    fast = copy.deepcopy(model, _vanishing(model, by_module))
+    for name, layer in names.items():
+        parent, _, leaf = name.rpartition(".")
+        setattr(fast.get_submodule(parent), leaf, layer)
+    for module in fast.modules():
+        # Their fast paths read linear1.weight and would bypass the compiled layers; these values tell them not to.
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
+        if isinstance(module, nn.TransformerEncoder):
+            module.enable_nested_tensor = module.use_nested_tensor = False
+    return fast.eval().requires_grad_(False)
+
+
+def _vanishing(model: nn.Module, replaced: Mapping[int, nn.Module]) -> dict[int, Any]:
+    """Return a memo for deepcopy that gives an empty parameter for each weight held by replaced layers alone.
+
+    A weight that another module holds too (a tied embedding) is copied like any other.
+    """
+    held_elsewhere = {
+        id(parameter)
+        for module in model.modules()
+        if id(module) not in replaced
+        for parameter in module._parameters.values()
+    }
+    weights = [module._parameters["weight"] for module in model.modules() if id(module) in replaced]
+    return {
+        id(weight): nn.Parameter(torch.empty(0), requires_grad=False)
+        for weight in weights
+        if id(weight) not in held_elsewhere
+    }

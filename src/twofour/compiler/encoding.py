@@ -1,0 +1,73 @@
+"""The computing type of a compiled model, and how its weights are written for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofour.errors import CompileError, PackingError
+from twofour.packing import Packed, pack
+from twofour.packing.quantize import GROUPS
+from twofour.patterns import parse
+
+DTYPES = ("float32", "bfloat16", "int8", "int4")
+
+WEIGHTS = {"float32": (torch.float32,)}
+"""dtypes of model weights that a computing type takes; the others take every one of `REAL`."""
+
+REAL = (torch.float32, torch.bfloat16)
+
+_TWO_FOUR = parse("2:4")
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How the weights of a compiled model are written.
+
+    Attributes:
+        dtype: Computing type, one of `DTYPES`.
+        group: Inputs that share a scale in int4.
+        symmetric: Whether int4 has no zero points.
+    """
+
+    dtype: str = "float32"
+    group: int = 64
+    symmetric: bool = True
+
+    def __post_init__(self) -> None:
+        for what, given, allowed in (("dtype", self.dtype, DTYPES), ("group", self.group, GROUPS)):
+            if given not in allowed:
+                raise CompileError(f"the {what} is not known", got=repr(given), wanted=" or ".join(map(repr, allowed)))
+
+    def takes(self, weight: Tensor) -> bool:
+        """Tell whether a model weight of this dtype can be written so."""
+        return weight.dtype in WEIGHTS.get(self.dtype, REAL)
+
+    def bytes_of(self, rows: int, columns: int) -> float:
+        """Return the bytes of a dense weight of this size in this encoding, scales left out."""
+        return rows * columns * {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.5}[self.dtype]
+
+    def encode(self, weight: Packed | Tensor) -> tuple[Packed | Tensor, str]:
+        """Return the weight (out, in) packed, and "", or as it was with the reason why it cannot be packed.
+
+        A packed weight of another dtype (from a file) is written anew.
+        """
+        if isinstance(weight, Packed):
+            header = weight.header
+            if (header.pattern, header.dtype) == ("2:4", self.dtype) and (self.dtype != "int4" or header.group):
+                return weight, ""
+            weight = weight.unpack().float()
+        columns = weight.shape[1]
+        if columns % 4:
+            return weight, f"in_features {columns} is not a multiple of 4"
+        try:
+            if self.dtype == "int4":
+                return pack(weight, _TWO_FOUR, "int4", group=self.group, symmetric=self.symmetric), ""
+            return pack(weight, _TWO_FOUR, self.dtype), ""
+        except PackingError as error:
+            found = _TWO_FOUR.check(weight)
+            if found.ok:
+                return weight, f"{error.what}: {error.got}"
+            return weight, f"not 2:4, {found.groups - found.legal} of {found.groups} groups have 3 or 4 non-zeros"
