@@ -7,6 +7,7 @@ from tests.conftest import runs
 from twofour.errors import KernelError
 from twofour.kernels import rows
 from twofour.kernels.epilogue import ACTIVATIONS, COMBINES, Epilogue
+from twofour.kernels.nm_matmul import NativeMatmul
 from twofour.packing import pack
 
 FLOAT32 = [row for row in rows() if row.dtype == "float32" and (row.isa == "any" or runs(row.isa))]
@@ -40,6 +41,60 @@ def test_every_float32_row_has_every_epilogue(row, activation: str, combine: str
         y = row.run(x, prepared, bias, 37, Epilogue(activation, combine), other)
         want = product(activation, combine, x.double() @ weight.double().T + bias.double(), other)
         assert (y.double() - want).norm() <= 2e-6 * want.norm()
+
+
+NATIVE = [row for row in FLOAT32 if isinstance(row, NativeMatmul)]
+
+
+def through(row: NativeMatmul, activation: str, values: torch.Tensor) -> torch.Tensor:
+    """The activation alone: what a product of zeros gives with the values as its bias."""
+    weight = row.prepare(pack(torch.zeros(len(values), 4), "2:4"))
+    y = row.run(torch.zeros(2, 4), weight, values, len(values), Epilogue(activation))
+    assert torch.equal(y[0].nan_to_num(1), y[1].nan_to_num(1))
+    return y[0]
+
+
+@pytest.mark.parametrize("row", NATIVE, ids=lambda row: row.name)
+@pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name != "none"])
+def test_activations_are_those_of_float64(row: NativeMatmul, activation: str) -> None:
+    tiny = torch.logspace(-30, 0, 2000)
+    x = torch.cat([torch.linspace(-9, 9, 40_000), torch.linspace(-80, 80, 4000), tiny, -tiny])
+    y, want = through(row, activation, x).double(), product(activation, "none", x, None)
+    upper = product(activation, "none", x.abs(), None)
+    assert ((y - want).abs() <= 3e-7 * upper).all()
+    near = x > -4  # further down the values are below 1.3e-4 (gelu)
+    if activation == "gelu":  # without the cancellation of 1 + erf
+        want = torch.where(x < 0, x.double() / 2 * torch.special.erfc(-x.double() / 2**0.5), want)
+    elif activation == "gelu_tanh":
+        cubed = x.double() + 0.044715 * x.double() ** 3
+        want = x.double() * torch.sigmoid(2 * (2 / torch.pi) ** 0.5 * cubed)
+    assert ((y - want).abs() <= 2e-6 * want.abs() + 1e-37)[near].all()
+
+
+@pytest.mark.parametrize("row", NATIVE, ids=lambda row: row.name)
+@pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name != "none"])
+def test_activations_at_the_ends_of_the_number_line(row: NativeMatmul, activation: str) -> None:
+    large = torch.tensor([torch.inf, 1e38, 1e30, 200.0]).repeat(9)
+    assert torch.equal(through(row, activation, large), large)
+    assert (through(row, activation, -large).abs() < 1e-30).all()
+    assert through(row, activation, torch.full((17,), torch.nan)).isnan().all()
+    assert (through(row, activation, torch.zeros(5)) == 0).all()
+
+
+@pytest.mark.parametrize("row", NATIVE, ids=lambda row: row.name)
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_the_second_operand_may_be_any_view(row: NativeMatmul, tokens: int) -> None:
+    weight = torch.randn(21, 8) * torch.tensor([0.0, 1.0, 1.0, 0.0]).repeat(2)
+    prepared, x = row.prepare(pack(weight, "2:4")), torch.randn(tokens, 8)
+    wide = torch.full((tokens, 50), torch.nan)
+    wide[:, 3:24] = torch.randn(tokens, 21)
+    for other in (wide[:, 3:24], torch.randn(21, tokens).T, torch.randn(1, 21).expand(tokens, 21)):
+        y = row.run(x, prepared, None, 21, Epilogue("none", "multiply"), other)
+        assert torch.allclose(y, x @ weight.T * other, rtol=1e-5, atol=1e-5)
+    with pytest.raises(KernelError, match=r"other of torch\.float64"):
+        row.run(x, prepared, None, 21, Epilogue("none", "add"), torch.zeros(tokens, 21).double())
+    with pytest.raises(KernelError, match="second operand"):
+        row.run(x, prepared, None, 21, Epilogue("none", "add"), torch.zeros(tokens, 20))
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ class Epilogue:
         """Whether the product is stored as it is."""
         return self.activation == "none" and self.combine == "none"
 
-    @property
+    @cached_property
     def codes(self) -> tuple[int, int]:
         """The values of `Activation` and `Combine` in epilogue.h."""
         return list(ACTIVATIONS).index(self.activation), list(COMBINES).index(self.combine)

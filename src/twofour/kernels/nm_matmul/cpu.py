@@ -59,10 +59,10 @@ class NativeMatmul(Kernel):
                 another kernel or another shape.
         """
         if x.dtype is not torch.float32 or not x.is_cpu:  # an address says nothing of what stands there
-            raise KernelError(
-                f"{self.name} cannot read its input", got=f"x of {x.dtype} on {x.device}", wanted="float32 on the CPU"
-            )
+            raise _unreadable(self, x)
         tokens, in_features = x.shape
+        if not epilogue.plain:
+            other = _second_operand(epilogue, other, x, out_features)
         y = torch.empty(tokens, out_features, dtype=x.dtype)
         if x.stride(1) != 1 and in_features > 1:
             x = x.contiguous()
@@ -79,16 +79,17 @@ class NativeMatmul(Kernel):
             tokens,
             out_features,
             in_features,
-            *_NO_EPILOGUE,
+            *epilogue.codes,
+            0 if other is None else other.data_ptr(),
+            0 if other is None else other.stride(0),
             *_NO_QUANTIZATION,
             native.threads(),
         )
         if not ok:
             raise _foreign(self, weight, out_features, in_features)
-        return y if epilogue.plain else epilogue.apply(y, other)
+        return y
 
 
-_NO_EPILOGUE = (0, 0, 0, 0)
 _NO_QUANTIZATION = (False, 1.0, 0, 1.0, 0)
 
 
@@ -98,6 +99,26 @@ def native_rows() -> list[NativeMatmul]:
         NativeMatmul(name, "nm_matmul", "2:4", dtype, "cpu", isa, layout, index, least, most)
         for index, (name, isa, dtype, layout, least, most) in enumerate(native.extension().nm_matmul_rows())
     ]
+
+
+def _second_operand(epilogue: Epilogue, other: Tensor | None, x: Tensor, out_features: int) -> Tensor | None:
+    """Return `other` as the kernel reads it: rows of contiguous numbers of x's dtype, any distance apart."""
+    epilogue.require(other, (x.size(0), out_features))
+    if other is None:
+        return None
+    if other.dtype != x.dtype or not other.is_cpu:
+        raise KernelError(
+            "the second operand of an epilogue does not fit",
+            got=f"other of {other.dtype} on {other.device}",
+            wanted=f"{x.dtype} on the CPU",
+        )
+    return other if other.stride(1) == 1 or out_features == 1 else other.contiguous()
+
+
+def _unreadable(kernel: NativeMatmul, x: Tensor) -> KernelError:
+    return KernelError(
+        f"{kernel.name} cannot read its input", got=f"x of {x.dtype} on {x.device}", wanted="float32 on the CPU"
+    )
 
 
 def _foreign(kernel: NativeMatmul, weight: Tensor, out_features: int, in_features: int) -> KernelError:

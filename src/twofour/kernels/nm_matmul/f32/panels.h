@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "f32_layout.h"
+#include "kernels/epilogue_math.h"
 #include "kernels/nm_matmul/nm_matmul.h"
 #include "native/compiler.h"
 #include "native/team.h"
@@ -78,7 +79,7 @@ TWOFOUR_INLINE void unpack_square(const float* sums, int64_t stride, typename V:
   }
 }
 
-// sums[row][tokens] of rows [m0, m1) -> y[token][row], bias added.
+// sums[row][tokens] of rows [m0, m1) -> y[token][row] with bias and epilogue.
 template <class V>
 TWOFOUR_NOINLINE void unpack_sums(const NmMatmul& a, int64_t first, int used, int64_t m0, int64_t m1,
                                   const float* sums) {
@@ -94,6 +95,8 @@ TWOFOUR_NOINLINE void unpack_sums(const NmMatmul& a, int64_t first, int used, in
         unpack_square<V, true>(from, stride, bias, tokens, rows, to, a.y_stride);
       else unpack_square<V, false>(from, stride, bias, tokens, rows, to, a.y_stride);
     }
+    if (!a.epilogue.plain())
+      finish_rows<V>(a.epilogue, y_of(a), a.y_stride, token, smaller(tokens, V::width), m0, m1 - m0);
   }
 }
 

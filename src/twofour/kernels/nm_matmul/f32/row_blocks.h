@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "f32_layout.h"
+#include "kernels/epilogue_math.h"
 #include "kernels/nm_matmul/nm_matmul.h"
 #include "native/compiler.h"
 #include "native/team.h"
@@ -169,6 +170,9 @@ void row_blocks(const NmMatmul& a) {
         const int64_t first = p * V::row_tokens;
         const int64_t tokens = fewer(V::row_tokens, a.tokens - first);
         row_units_of<V, V::row_tokens>(tokens, a, x + (p - p0) * plan.piece_floats, first, u0, u1);
+        const int64_t row = u0 * 2 * kRowUnit, end = fewer(u1 * 2 * kRowUnit, a.out_features);
+        if (!a.epilogue.plain())
+          finish_rows<V>(a.epilogue, y_of(a), a.y_stride, first, tokens, row, end - row);
       }
     }
   });

@@ -1,0 +1,161 @@
+// Activations and epilogues of float vectors, for every kernel. V is the vector type of an instruction-set file:
+// V::reg, a vector of floats of the compiler (__m512, __m256, or one of its vector extension), and V::width.
+//
+// The polynomials are minimax fits made for this file (linear programming on Chebyshev points, coefficients rounded to
+// float). tests/kernels/test_epilogue.py holds them against float64.
+#pragma once
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include <cstdint>
+
+#include "kernels/epilogue.h"
+#include "native/compiler.h"
+
+namespace {
+
+using twofour::Activation;
+using twofour::Combine;
+using twofour::Epilogue;
+
+template <class V>
+struct FloatMath {
+  using F = typename V::reg;
+  typedef int32_t I __attribute__((vector_size(sizeof(F))));
+
+  // A NaN in x stays: max and min return their second operand then. gcc 12 makes two instructions of a comparison.
+  static TWOFOUR_INLINE F at_least(float low, F x) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(F) == 64) return _mm512_max_ps(F{} + low, x);
+#endif
+#if defined(__AVX2__)
+    if constexpr (sizeof(F) == 32) return _mm256_max_ps(F{} + low, x);
+#endif
+    return x < low ? F{} + low : x;
+  }
+  static TWOFOUR_INLINE F at_most(float high, F x) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(F) == 64) return _mm512_min_ps(F{} + high, x);
+#endif
+#if defined(__AVX2__)
+    if constexpr (sizeof(F) == 32) return _mm256_min_ps(F{} + high, x);
+#endif
+    return x > high ? F{} + high : x;
+  }
+
+  // 1 + x c[0] + x^2 c[1] + ...
+  template <int n>
+  static TWOFOUR_INLINE F polynomial(const float (&c)[n], F x, float first) {
+    F p = F{} + c[n - 1];
+    TWOFOUR_UNROLL
+    for (int i = n - 2; i >= 0; i--) p = p * x + c[i];
+    return p * x + first;
+  }
+
+  // 2^n (1 + ...) with p = n + f: n in the low bits of p + 1.5 * 2^23. From n = 128 on it is infinite.
+  static constexpr float kRound = 12582912.0f;
+  static TWOFOUR_INLINE F scaled(F rounded, F f) {
+    constexpr float c[] = {0.6931471824645996f,   0.24022647738456726f,   0.055503323674201965f,
+                           0.00961843691766262f, 0.0013398873852565885f, 0.00015353360504377633f};
+    const F power = (F)(((I)rounded << 23) + (127 << 23));
+    return polynomial(c, f, 1.0f) * power;
+  }
+  // p >= -126, relative error 1e-7.
+  static TWOFOUR_INLINE F exp2_of(F p) {
+    const F rounded = p + kRound;
+    return scaled(rounded, p - (rounded - kRound));
+  }
+
+  // Relative error 2e-7 where e^x is a normal number; e^-87.3 below, infinite above 88.3.
+  static TWOFOUR_INLINE F exp_of(F x) {
+    x = at_most(88.8f, at_least(-87.3f, x));
+    const F rounded = x * 1.44269502162933f + kRound;
+    const F f = x * 1.44269502162933f - (rounded - kRound);  // exact where the multiply-add is fused
+    return scaled(rounded, x * 1.925963033500509e-8f + f);
+  }
+
+  // numerator / (1 + e^-z); the limits at +-inf.
+  static TWOFOUR_INLINE F gated(F x, F z) { return at_least(-3.4028234663852886e38f, x) / (exp_of(-z) + 1.0f); }
+  static TWOFOUR_INLINE F silu(F x) { return gated(x, x); }
+  // x / 2 (1 + tanh u) = x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
+  static TWOFOUR_INLINE F gelu_tanh(F x) { return gated(x, x * (x * x * 0.07135481627159599f + 1.5957691216057308f)); }
+
+  // max(x, 0) - t Q(t), t = |x|, Q(t) = erfc(t / sqrt(2)) / 2: no cancellation below zero, no division. log2 Q is
+  // smooth: a polynomial of degree 10 on [0, 6], which falls on beyond 6.
+  static TWOFOUR_INLINE F gelu(F x) {
+    constexpr float c[] = {-1.151110053062439f,      -0.4591684937477112f,     -0.05259747430682182f,
+                           0.007169845048338175f,    -0.0001756110868882388f,  -0.00019801421149168164f,
+                           5.3533098252955824e-05f,  -7.154673767217901e-06f,  5.134631919645471e-07f,
+                           -1.571677898937196e-08f};
+    const F t = at_most(16.0f, (F)((I)x & INT32_MAX));
+    const F q = exp2_of(at_least(-126.0f, polynomial(c, t, -1.0f)));
+    return at_least(0.0f, x) - t * q;
+  }
+  static TWOFOUR_INLINE F relu(F x) { return at_least(0.0f, x); }
+};
+
+// Relative error about 1e-6 in float32 (gelu: down to x = -4, 4e-6 down to -6); NaN stays, limits at +-inf.
+template <Activation kind, class V>
+TWOFOUR_INLINE typename V::reg activated(typename V::reg x) {
+  if constexpr (kind == Activation::relu) return FloatMath<V>::relu(x);
+  if constexpr (kind == Activation::gelu) return FloatMath<V>::gelu(x);
+  if constexpr (kind == Activation::gelu_tanh) return FloatMath<V>::gelu_tanh(x);
+  if constexpr (kind == Activation::silu) return FloatMath<V>::silu(x);
+  return x;
+}
+
+// Calls use(constant) with an object whose value is the activation: one branch for a whole loop.
+template <Activation kind>
+struct ActivationConstant {
+  static constexpr Activation value = kind;
+};
+template <class Use>
+TWOFOUR_INLINE void with_activation(Activation kind, const Use& use) {
+  switch (kind) {
+    case Activation::none: return use(ActivationConstant<Activation::none>{});
+    case Activation::relu: return use(ActivationConstant<Activation::relu>{});
+    case Activation::gelu: return use(ActivationConstant<Activation::gelu>{});
+    case Activation::gelu_tanh: return use(ActivationConstant<Activation::gelu_tanh>{});
+    case Activation::silu: return use(ActivationConstant<Activation::silu>{});
+  }
+}
+// The same with the branch at every vector, for where loops cannot be arranged around it.
+template <class V>
+TWOFOUR_INLINE typename V::reg apply_activation(typename V::reg x, Activation kind) {
+  with_activation(kind, [&](auto constant) { x = activated<decltype(constant)::value, V>(x); });
+  return x;
+}
+
+template <class V>
+TWOFOUR_INLINE typename V::reg apply_combine(typename V::reg x, typename V::reg other, Combine combine) {
+  return combine == Combine::add ? x + other : x * other;
+}
+
+// y[row][column] (sums with their bias) -> epilogue, in place, right after they were stored and while they are in the
+// caches: rows [row, row + rows) and columns [column, column + columns) of the whole output, float32 as `other` is.
+// Of V it wants load and store, unaligned and partial: load_partial(p, count), store_partial(p, v, count).
+template <class V>
+TWOFOUR_NOINLINE void finish_rows(const Epilogue& epilogue, float* y, int64_t stride, int64_t row, int64_t rows,
+                                  int64_t column, int64_t columns) {
+  const Combine combine = epilogue.combine;
+  with_activation(epilogue.activation, [&](auto constant) {
+    for (int64_t r = row; r < row + rows; r++) {
+      float* to = y + r * stride + column;
+      const float* other = static_cast<const float*>(epilogue.other) + r * epilogue.other_stride + column;
+      for (int64_t c = 0; c < columns; c += V::width) {
+        const int64_t left = columns - c;
+        const bool whole = left >= V::width;
+        auto v = activated<decltype(constant)::value, V>(whole ? V::load_unaligned(to + c)
+                                                               : V::load_partial(to + c, left));
+        if (combine != Combine::none)
+          v = apply_combine<V>(v, whole ? V::load_unaligned(other + c) : V::load_partial(other + c, left), combine);
+        if (whole) V::store_unaligned(to + c, v);
+        else V::store_partial(to + c, v, left);
+      }
+    }
+  });
+}
+
+}  // namespace
