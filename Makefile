@@ -2,7 +2,9 @@
 # make tiny    the whole pipeline on two layers, a few seconds
 # make test    every test this machine can run; what is skipped is printed with its reason
 # make check   formatting, lint, types
-# make bench   OP=linear|mask: timings with records
+# make bench   OP=linear|grid|conv|mask|models|memory: timings; ARGS=--record keeps the records in git
+# make figures draws docs/figures from the records kept
+# make sanitize the native part under the address and undefined-behaviour sanitizers, in a build folder of its own
 # make kernels every kernel: available here, or the reason it is not
 # make build   rebuild the native part after a change of C++
 #
@@ -15,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 NATIVE := $(shell find src -name '*.cc' -o -name '*.h' -o -name '*.inc') CMakeLists.txt pyproject.toml
 OP ?= linear
 
-.PHONY: demo tiny test check bench kernels build clean
+.PHONY: demo tiny test check bench figures sanitize kernels build clean
 
 demo: $(VENV)/demo.stamp $(VENV)/package.stamp
 	$(BIN)/twofour demo $(ARGS)
@@ -31,8 +33,11 @@ check: $(VENV)/check.stamp $(VENV)/test.stamp $(VENV)/package.stamp
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
-bench: $(VENV)/package.stamp
+bench: $(if $(filter linear grid models,$(OP)),$(VENV)/peers.stamp) $(if $(filter models,$(OP)),$(VENV)/weights.stamp) $(VENV)/package.stamp
 	$(BIN)/python benchmarks/run.py $(OP) $(ARGS)
+
+figures: $(VENV)/figures.stamp $(VENV)/package.stamp
+	$(BIN)/python benchmarks/run.py figures
 
 kernels: $(VENV)/package.stamp
 	$(BIN)/twofour kernels

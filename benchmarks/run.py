@@ -1,24 +1,32 @@
-"""The benchmark suite: `python benchmarks/run.py linear|mask`; records go to benchmarks/records/."""
+"""The benchmark suite: `python benchmarks/run.py linear|grid|mask|models|memory|figures`; --record keeps records."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from cases import grid as grid_case
 from cases import linear as linear_case
 from cases import mask as mask_case
-from cases import records, shapes, table
+from cases import memory as memory_case
+from cases import models_table, records, shapes, table
 from twofour.errors import DataError, TwofourError
+from twofour.measure import Record
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
+DTYPES = tuple(linear_case.BYTES)
+DtypeOption = Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}; several, comma separated.")]
 ShapesOption = Annotated[str, typer.Option("--shapes", help="A file in benchmarks/shapes, or a path.")]
 ThreadsOption = Annotated[str, typer.Option(help="Thread counts, comma separated.")]
-JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Records; default benchmarks/records.")]
+JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Where the records go; default runs/.")]
+RecordOption = Annotated[bool, typer.Option("--record", help="Keep the records in benchmarks/records, in git.")]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Keep the cells that FILE has already.")]
 SecondsOption = Annotated[float, typer.Option(help="Time box of one cell, in seconds.")]
 
@@ -30,7 +38,7 @@ def _root() -> None:
 
 @app.command()
 def linear(
-    dtype: Annotated[str, typer.Option(help="float32.")] = "float32",
+    dtype: DtypeOption = "float32",
     threads: ThreadsOption = "1,2",
     tokens: Annotated[str, typer.Option(help="Token counts, comma separated.")] = "1,8,32,128,512",
     shape_list: ShapesOption = "kernels.txt",
@@ -39,17 +47,35 @@ def linear(
     cold_tokens: Annotated[int, typer.Option(help="Largest token count measured cold.")] = 32,
     seconds: SecondsOption = 1.5,
     resume: ResumeOption = False,
+    record: RecordOption = False,
     json: JsonOption = None,
 ) -> None:
     """Best dense kernel against the best 2:4 kernel, per shape and token count."""
-    if dtype != "float32":
-        raise DataError(f"the dtype {dtype!r} is planned, not built yet", got=dtype, wanted="float32")
     states = [state for state, asked in (("hot", hot), ("cold", cold)) if asked] or ["hot", "cold"]
-    cells = linear_case.cells(shapes.read(shape_list), _numbers(tokens), _numbers(threads), states, cold_tokens)
-    path = json or records.default_path(f"linear-{dtype}")
-    done = records.run(cells, linear_case.Bench(seconds), path, resume)
-    table.show_linear(done, _console())
-    _console().print(f"records: {path}", highlight=False)
+    for kind in _dtypes(dtype):
+        cells = linear_case.cells(
+            shapes.read(shape_list), _numbers(tokens), _numbers(threads), states, cold_tokens, kind
+        )
+        path = json or records.default_path(f"linear-{kind}", record)
+        _run(cells, linear_case.Bench(seconds), path, resume, table.show_linear)
+
+
+@app.command()
+def grid(
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = "1",
+    tokens: Annotated[str, typer.Option(help="Token counts, comma separated.")] = "1,4,16,64,256,1024",
+    example: Annotated[int, typer.Option(help="Token count that compile is given.")] = 16,
+    seconds: SecondsOption = 0.6,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """`compile` on every Linear shape of the text files: slower than dense anywhere, beyond 5 % and the noise?"""
+    for kind in _dtypes(dtype):
+        cells = grid_case.cells(shapes.read_all(), _numbers(tokens), _numbers(threads), example, kind)
+        path = json or records.default_path(f"grid-{kind}", record)
+        _run(cells, grid_case.Bench(seconds), path, resume, grid_case.show)
 
 
 @app.command()
@@ -58,14 +84,77 @@ def mask(
     shape_list: ShapesOption = "kernels.txt",
     seconds: SecondsOption = 1.5,
     resume: ResumeOption = False,
+    record: RecordOption = False,
     json: JsonOption = None,
 ) -> None:
     """The 2:4 mask of fp32 weights, alone and with packing, against copying them and against torch.topk."""
-    path = json or records.default_path("mask-float32")
+    path = json or records.default_path("mask-float32", record)
     cells = mask_case.cells(shapes.read(shape_list), _numbers(threads))
-    done = records.run(cells, mask_case.Bench(seconds), path, resume)
-    table.show_mask(done, _console())
+    _run(cells, mask_case.Bench(seconds), path, resume, table.show_mask)
+
+
+@app.command()
+def models(
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = "1,2",
+    batch: Annotated[str, typer.Option(help="Batch sizes of the encoders, comma separated.")] = "1,8",
+    only: Annotated[str, typer.Option(help="Models, comma separated.")] = "minilm,bert-base,resnet50,gpt2-decode",
+    without: Annotated[list[str] | None, typer.Option(help="A runtime to leave out, by its name in the table.")] = None,
+    seconds: SecondsOption = 4.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Whole models in every runtime, against compile of the dense and of the 2:4 model."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from cases import models as models_case
+
+    for kind in _dtypes(dtype):
+        cells = models_case.cells(only.split(","), kind, _numbers(batch), _numbers(threads))
+        path = json or records.default_path(f"models-{kind}", record)
+        _run(cells, models_case.Bench(seconds, without or ()), path, resume, models_table.show_models)
+
+
+@app.command()
+def memory(
+    dtype: DtypeOption = "float32",
+    keep: Annotated[str, typer.Option("--memory", help="fast or small.")] = "small",
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Memory while a model of 1.1 GB is compiled and afterwards, in a process of its own."""
+    for kind in _dtypes(dtype):
+        path = json or records.default_path(f"memory-{kind}-{keep}", record)
+        memory_case.show(memory_case.run(kind, keep, path), _console())
+        _console().print(f"record: {path}", highlight=False)
+
+
+@app.command()
+def figures() -> None:
+    """Draw docs/figures from the records in benchmarks/records; needs matplotlib (requirements/figures.txt)."""
+    import figures as drawing
+
+    for path in drawing.draw():
+        _console().print(str(path), highlight=False)
+
+
+def _run(
+    cells: list[dict[str, object]],
+    bench: Callable[[dict[str, object]], Record],
+    path: Path,
+    resume: bool,
+    show: Callable[[Sequence[Record], Console], None],
+) -> None:
+    show(records.run(cells, bench, path, resume), _console())
     _console().print(f"records: {path}", highlight=False)
+
+
+def _dtypes(text: str) -> list[str]:
+    found = text.split(",")
+    for name in found:
+        if name not in DTYPES:
+            raise DataError(f"the dtype {name!r} is not known", got=text, wanted=f"some of {', '.join(DTYPES)}")
+    return found
 
 
 def _numbers(text: str) -> list[int]:

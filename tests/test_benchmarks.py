@@ -81,8 +81,12 @@ def test_errors_are_in_their_form():
 
 
 def test_every_list_of_shapes_reads(cases, tmp_path: Path):
+    convolutions = cases["shapes"].CONVOLUTIONS
     for path in sorted((ROOT / "shapes").glob("*.txt")):
-        assert cases["shapes"].read(path.name)
+        read = cases["shapes"].read_convolutions if path.name in convolutions else cases["shapes"].read
+        assert read(path.name)
+    assert len({shape.text for shape in cases["shapes"].read_all()}) == len(cases["shapes"].read_all()) >= 10
+    assert cases["shapes"].read_convolutions("resnet50.txt")[1].text == "64x64x3x3/1 @56x56"
     assert [shape.text for shape in cases["shapes"].read("kernels.txt")] == [
         "384x384", "1536x384", "768x768", "3072x768", "4096x4096", "11008x4096",
     ]  # fmt: skip
@@ -97,17 +101,18 @@ def test_a_wrong_kernel_is_not_timed(cases):
     layer = linear.Layer.of(cases["shapes"].Shape("a", 64, 32))
     x = torch.randn(4, 32)
     right = torch.nn.functional.linear(x, layer.weight, layer.bias)
-    linear._verify(layer, x, {"right": lambda: right})
-    with pytest.raises(MeasureError, match=r"wrong is wrong and is not timed(.|\n)*64x32"):
-        linear._verify(layer, x, {"wrong": lambda: right * 1.001})
-    with pytest.raises(MeasureError):
-        linear._verify(layer, x, {"nan": lambda: right * float("nan")})
+    for dtype, factor in (("float32", 1.001), ("bfloat16", 1.02), ("int8", 1.1), ("int4", 1.5)):
+        linear._verify(layer, dtype, x, {"right": lambda: right})
+        with pytest.raises(MeasureError, match=r"wrong is wrong and is not timed(.|\n)*64x32"):
+            linear._verify(layer, dtype, x, {"wrong": lambda factor=factor: right * factor})
+        with pytest.raises(MeasureError):
+            linear._verify(layer, dtype, x, {"nan": lambda: right * float("nan")})
 
 
 def test_cold_cells_rotate_over_copies(cases):
     linear = cases["linear"]
     layer = linear.Layer.of(cases["shapes"].Shape("a", 64, 32))
-    candidates = linear._candidates(layer, torch.randn(1, 32), 5)
+    candidates = linear._candidates(layer, "float32", torch.randn(1, 32), 5)
     assert {len(calls) for calls in candidates.values()} == {5}
     for layout in layer.layouts.values():
         if not layout[0].is_mkldnn:

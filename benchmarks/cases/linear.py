@@ -1,30 +1,36 @@
 """Linear: the best dense kernel against the best 2:4 one, per shape, token count, thread count and cache state.
 
 Both sides allocate their output and add the bias inside the timing; weights are prepared outside it. Dense candidates
-are F.linear and oneDNN on a weight reordered for that token count; sparse ones are the rows of the kernel table that
-can win at it. Cold copies are plain clones, without huge pages on either side. Every candidate is compared with
-F.linear on the masked weight before it is timed.
+are those of `cases.dense`; sparse ones are the rows of the kernel table that can win at it, and dense rows of ours in
+the same dtype count as dense. Cold copies are plain clones, without huge pages on either side. Every candidate is
+compared with F.linear on the masked weight before it is timed.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from cases import dense
+from cases.quantized import GROUP
 from cases.shapes import Shape
 from twofour import measure, packing, patterns
 from twofour.errors import KernelError, MeasureError
 from twofour.kernels import Kernel, available
+from twofour.kernels.dense_matmul import ONEDNN, PLAIN
 from twofour.measure import Cold, Record
 
-PLAIN, ONEDNN = "F.linear", "oneDNN prepacked"
-BASELINE = (PLAIN, ONEDNN)
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
 # DESIGN.md: |err| <= 4 eps K^0.5 |x||w| in norm; against an fp32 reference both sides may be off by that much.
 TOLERANCE = 8 * torch.finfo(torch.float32).eps
+# Against the product in float32, in norm: what the rounding of weights and activations to the dtype may cost.
+ROUNDING = {"bfloat16": 0.01, "int8": 0.03, "int4": 0.2}
 
 
 @dataclass
@@ -35,33 +41,41 @@ class Layer:
     weight: Tensor
     bias: Tensor
     packed: packing.Packed
-    layouts: dict[str, list[Tensor]] = field(default_factory=dict)
+    layouts: dict[str, list[Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, shape: Shape, seed: int = 0) -> Layer:
-        """Make a random weight of the shape, mask it by magnitude and pack it."""
+    def of(cls, shape: Shape, dtype: str = "float32", seed: int = 0) -> Layer:
+        """Make a random weight of the shape, mask it by magnitude and pack it in `dtype`."""
         generator = torch.Generator().manual_seed(seed)
         weight = torch.randn(shape.rows, shape.columns, generator=generator) * shape.columns**-0.5
         weight *= patterns.parse("2:4").project(weight, absolute=True)
         bias = torch.randn(shape.rows, generator=generator)
-        return cls(shape, weight, bias, packing.pack(weight, "2:4"))
+        return cls(shape, weight, bias, packing.pack(weight, "2:4", dtype=dtype, group=GROUP))
 
-    def copies(self, layout: str, count: int, make: Callable[[], Tensor]) -> list[Tensor]:
-        """Return `count` copies of a layout, made once; oneDNN's opaque tensors are made anew, others cloned."""
+    def copies(self, count: int, layout: str, make: Callable[[], Any]) -> list[Any]:
+        """Return `count` copies of a layout, made once; opaque ones are made anew, plain tensors cloned."""
+        if layout.startswith("OpenVINO"):
+            count = min(count, dense.OPENVINO_COPIES)
         made = self.layouts.setdefault(layout, [make()])
+        plain = isinstance(made[0], Tensor) and not made[0].is_mkldnn
         while len(made) < count:
-            made.append(make() if made[0].is_mkldnn else made[0].clone())
+            made.append(made[0].clone() if plain else make())
         return made[:count]
 
 
 def cells(
-    shapes: Sequence[Shape], tokens: Sequence[int], threads: Sequence[int], states: Sequence[str], cold_tokens: int
+    shapes: Sequence[Shape],
+    tokens: Sequence[int],
+    threads: Sequence[int],
+    states: Sequence[str],
+    cold_tokens: int,
+    dtype: str = "float32",
 ) -> list[dict[str, object]]:
     """List the cells: all of one shape together, so that its weights are prepared once."""
     return [
         {
             "case": "linear",
-            "dtype": "float32",
+            "dtype": dtype,
             "shape": shape.text,
             "name": shape.name,
             "weights": state,
@@ -82,31 +96,38 @@ class Bench:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.layer: Layer | None = None
-        self.state = ""
+        self.at: tuple[object, ...] = ()
 
     def __call__(self, cell: dict[str, object]) -> Record:
         """Measure one cell."""
         rows, columns = map(int, str(cell["shape"]).split("x"))
-        layer = self._at(Shape(str(cell["name"]), rows, columns), str(cell["weights"]))
-        cold = measure.copies_for_cold(layer.weight.nbytes) if cell["weights"] == "cold" else None
+        dtype, threads = str(cell["dtype"]), int(str(cell["threads"]))
+        layer = self._layer(Shape(str(cell["name"]), rows, columns), dtype, str(cell["weights"]), threads)
+        nbytes = int(rows * columns * BYTES[dtype])
+        cold = measure.copies_for_cold(nbytes) if cell["weights"] == "cold" else None
         return _measure(layer, cell, cold, self.seconds)
 
-    def _at(self, shape: Shape, state: str) -> Layer:
-        if self.layer is None or self.layer.shape != shape or self.state != state:
+    def _layer(self, shape: Shape, dtype: str, state: str, threads: int) -> Layer:
+        # Layouts of OpenVINO are compiled for a thread count; the others would serve every one.
+        at = (shape, dtype, state, threads if dtype == "int4" else 0)
+        if self.layer is None or self.at != at:
             self.layer = None  # the copies of the last shape are freed before the next ones are made
-            self.layer, self.state = Layer.of(shape), state
+            self.layer, self.at = Layer.of(shape, dtype), at
         return self.layer
 
 
 def _measure(layer: Layer, cell: dict[str, object], cold: Cold | None, seconds: float) -> Record:
-    tokens, threads = int(str(cell["tokens"])), int(str(cell["threads"]))
+    tokens, threads, dtype = int(str(cell["tokens"])), int(str(cell["threads"])), str(cell["dtype"])
     x = torch.randn(tokens, layer.shape.columns, generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode():
-        candidates = _candidates(layer, x, cold.copies if cold else 1)
-        _verify(layer, x, {name: calls[0] for name, calls in candidates.items()})
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.quantize_per_tensor")
+        torch.set_num_threads(threads)
+        candidates = _candidates(layer, dtype, x, cold.copies if cold else 1)
+        torch.set_num_threads(1)
+        _verify(layer, dtype, x, {name: calls[0] for name, calls in candidates.items()})
         return measure.compare(
             candidates,
-            baseline=BASELINE,
+            baseline=baseline(dtype, candidates),
             seconds=seconds,
             threads=threads,
             clock="thread" if threads == 1 else "wall",
@@ -117,40 +138,49 @@ def _measure(layer: Layer, cell: dict[str, object], cold: Cold | None, seconds: 
         )
 
 
-def _candidates(layer: Layer, x: Tensor, copies: int) -> dict[str, list[Callable[[], Tensor]]]:
-    weight, bias = layer.weight, layer.bias
-    # oneDNN keeps the plain order for a single token and one blocked order for all other counts.
-    order = 1 if len(x) == 1 else 128
-    blocked = partial(torch.ops.mkldnn._reorder_linear_weight, weight, order)
-    linear = torch.ops.mkldnn._linear_pointwise
-    found: dict[str, list[Callable[[], Tensor]]] = {
-        PLAIN: [partial(torch.nn.functional.linear, x, w, bias) for w in layer.copies("dense", copies, weight.clone)],
-        ONEDNN: [partial(linear, x, w, bias, "none", [], "") for w in layer.copies(f"onednn{order}", copies, blocked)],
-    }
-    for kernel in _sparse(len(x)):
-        make = partial(kernel.prepare, layer.packed)
-        found[kernel.name] = [
-            partial(kernel.run, x, w, bias, layer.shape.rows) for w in layer.copies(kernel.layout, copies, make)
-        ]
+def baseline(dtype: str, names: Sequence[str] | dict[str, Any]) -> tuple[str, ...]:
+    """Return the dense candidates that the sparse ones are compared with."""
+    return tuple(name for name in names if name in dense.BASELINES[dtype] or name.startswith("dense_matmul"))
+
+
+def _candidates(layer: Layer, dtype: str, x: Tensor, copies: int) -> dict[str, list[Callable[[], Any]]]:
+    found = dense.candidates(dtype, layer.weight, layer.bias, x, partial(layer.copies, copies))
+    x = x.bfloat16() if dtype == "bfloat16" else x
+    for kernel in _rows(dtype, len(x)):
+        source = layer.packed if kernel.operation == "nm_matmul" else layer.weight
+        weights = layer.copies(copies, kernel.layout, partial(kernel.prepare, source))
+        found[kernel.name] = [partial(kernel.run, x, w, layer.bias, layer.shape.rows) for w in weights]
     return found
 
 
-def _sparse(tokens: int) -> list[Kernel]:
+def _rows(dtype: str, tokens: int) -> list[Kernel]:
     """Return the rows that can win: those for this token count, without scalar ones where there are better."""
-    rows = [kernel for kernel in available("nm_matmul") if kernel.tokens_min <= tokens <= kernel.tokens_max]  # pyright: ignore
-    if not rows:
-        raise KernelError(f"no row of the kernel table takes {tokens} tokens here")
-    return [kernel for kernel in rows if kernel.isa != "scalar"] or rows
+    sparse = [
+        kernel
+        for kernel in available("nm_matmul")
+        if kernel.dtype == dtype and kernel.tokens_min <= tokens <= kernel.tokens_max  # pyright: ignore
+    ]
+    if not sparse:
+        raise KernelError(f"no row of the kernel table takes {tokens} tokens in {dtype} here")
+    own = [k for k in available("dense_matmul") if k.dtype == dtype and k not in (ONEDNN, PLAIN)]
+    own = [kernel for kernel in own if not kernel.name.endswith(("__onednn", "__torch"))]  # in cases.dense already
+    return ([kernel for kernel in sparse if kernel.isa != "scalar"] or sparse) + own
 
 
-def _verify(layer: Layer, x: Tensor, candidates: dict[str, Callable[[], Tensor]]) -> None:
-    exact = torch.nn.functional.linear(x, layer.weight, layer.bias)
-    scale = x.norm() * layer.weight.norm() + layer.bias.norm() * len(x) ** 0.5
+def _verify(layer: Layer, dtype: str, x: Tensor, candidates: dict[str, Callable[[], Any]]) -> None:
+    exact = torch.nn.functional.linear(x, layer.weight)
+    biased = exact + layer.bias
+    size = x.norm() * layer.weight.norm() + layer.bias.norm() * len(x) ** 0.5
+    largest = TOLERANCE * layer.shape.columns**0.5
     for name, call in candidates.items():
-        error = float((call() - exact).norm() / scale)
-        if not error <= TOLERANCE * layer.shape.columns**0.5:
+        if name == dense.STATIC_U8:
+            continue  # its answer is in levels of a made-up scale
+        difference = torch.as_tensor(call()).float() - (exact if name == dense.TORCH else biased)
+        error = float(difference.norm() / (size if dtype == "float32" else exact.norm()))
+        if not error <= ROUNDING.get(dtype, largest):
             raise MeasureError(
                 f"{name} is wrong and is not timed",
-                got=f"error {error:.2e} of |x||w| at {layer.shape.text}, {len(x)} tokens",
-                wanted=f"at most {TOLERANCE * layer.shape.columns**0.5:.2e}",
+                got=f"error {error:.2e} of {'|x||w|' if dtype == 'float32' else 'the product'} "
+                f"at {layer.shape.text}, {len(x)} tokens",
+                wanted=f"at most {ROUNDING.get(dtype, largest):.2e}",
             )

@@ -13,16 +13,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from twofour import measure
 from twofour.measure import Record
 
-FOLDER = Path(__file__).resolve().parent.parent / "records"
-KEY = ("case", "shape", "tokens", "threads", "weights", "dtype")
+ROOT = Path(__file__).resolve().parent.parent
+TRACKED, SCRATCH = ROOT / "records", ROOT.parent / "runs"
+KEY = ("case", "model", "shape", "geometry", "example", "batch", "tokens", "threads", "weights", "dtype")
 
 
-def default_path(name: str) -> Path:
-    """Return benchmarks/records/<name>-<processor>.json."""
+def default_path(name: str, tracked: bool = False) -> Path:
+    """Return <name>-<processor>.json in benchmarks/records when the records are to be kept, else in runs/."""
     machine = measure.machine()
     processor = re.sub(r"[^a-z0-9]+", "-", str(machine["cpu"]).lower().replace("(r)", "")).strip("-")
     identity = "-".join(re.findall(r"\d+", str(machine["cpu_identity"])))
-    return FOLDER / f"{name}-{processor}-{identity}.json"
+    return (TRACKED if tracked else SCRATCH) / f"{name}-{processor}-{identity}.json"
 
 
 def key(meta: dict[str, object]) -> tuple[object, ...]:
@@ -37,6 +38,7 @@ def run(
     resume: bool,
 ) -> list[Record]:
     """Measure every cell, saving after each; with `resume`, keep those that the file has already."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     known = {key(dict(record.meta)): record for record in measure.load(path)} if resume and path.exists() else {}
     done: list[Record] = []
     # Weights are prepared and copied on one thread: on a busy machine each short parallel region may wait for a core.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from cases import linear, mask
+from cases import mask
 from cases.records import machine_line
 from twofour.measure import Record, geometric_mean
 
@@ -22,7 +22,8 @@ def show_linear(records: Sequence[Record], console: Console) -> None:
     for record in records:
         groups.setdefault((record.threads, record.weights), []).append(record)
     for (threads, weights), group in groups.items():
-        title = f"float32, {threads} thread{'s'[: threads > 1]}, weights {weights}: best dense / best 2:4"
+        dtype = str(group[0].meta.get("dtype", "float32"))
+        title = f"{dtype}, {threads} thread{'s'[: threads > 1]}, weights {weights}: best dense / best 2:4"
         _heading(title, console)
         console.print(_ratios(group))
         for least, most in RANGES:
@@ -87,7 +88,7 @@ def _times(records: Sequence[Record], ours: str, other: str) -> str:
 
 def sparse_names(record: Record) -> list[str]:
     """Return the names of the sparse candidates."""
-    return [name for name in record.timings if name not in linear.BASELINE]
+    return [name for name in record.timings if name.startswith("nm_matmul")]
 
 
 def best_ratio(record: Record) -> float:
@@ -115,17 +116,20 @@ def _heading(text: str, console: Console) -> None:
 def _ratios(records: Sequence[Record]) -> Table:
     shapes = list(dict.fromkeys(str(record.meta["shape"]) for record in records))
     table = Table(box=None, pad_edge=False)
-    for index, name in enumerate(("tokens", *shapes, "geomean", "to F.linear")):
+    plain_name = records[0].baseline[0]
+    for index, name in enumerate(("tokens", *shapes, "geomean", f"to {plain_name}")):
         table.add_column(name, justify="right" if index else "left")
     for tokens in sorted({int(str(record.meta["tokens"])) for record in records}):
         row = {str(record.meta["shape"]): record for record in records if record.meta["tokens"] == tokens}
         ratios = {shape: best_ratio(record) for shape, record in row.items()}
-        plain = [r.ratio(r.fastest(sparse_names(r)), against=linear.PLAIN) for r in row.values()]
+        plain = [
+            r.ratio(r.fastest(sparse_names(r)), against=plain_name) for r in row.values() if plain_name in r.timings
+        ]
         table.add_row(
             str(tokens),
             *(f"{ratios[shape]:.2f}" if shape in ratios else "-" for shape in shapes),
             f"{geometric_mean(ratios.values()):.2f}",
-            f"{geometric_mean(plain):.2f}",
+            f"{geometric_mean(plain):.2f}" if plain else "-",
         )
     return table
 
@@ -149,7 +153,7 @@ def _details(records: Sequence[Record]) -> Table:
     for index, name in enumerate(head):
         table.add_column(name, justify="left" if index in (0, 1, 5, 7) else "right")
     for record in records:
-        dense, ours = record.fastest(linear.BASELINE), record.fastest(sparse_names(record))
+        dense, ours = record.fastest(record.baseline), record.fastest(sparse_names(record))
         rows, columns = map(int, str(record.meta["shape"]).split("x"))
         work = 2 * rows * columns * int(str(record.meta["tokens"]))
         table.add_row(

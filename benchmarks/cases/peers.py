@@ -1,0 +1,123 @@
+"""The runtimes that a compiled model is compared with, each as a callable on fixed inputs, in this process.
+
+Every builder takes a subject, a dtype and a thread count and returns a callable whose answer is the model's first
+output, or raises `NotBuilt` with the reason. What a builder makes is kept alive by the callable.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cases.quantized import quantize_onnx, quantize_openvino, quantize_torch
+from models import Subject
+
+Answer = Callable[[], "Tensor | np.ndarray[Any, Any]"]
+HINTS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32", "int4": "f32"}
+
+
+class NotBuilt(Exception):
+    """This runtime has no such model in this precision; the message says why."""
+
+
+def eager(subject: Subject, dtype: str, threads: int) -> Answer:
+    """Torch as it is: float32, bfloat16, or its own weight-quantised Linear layers."""
+    model, inputs = _in_torch(subject, dtype)
+    return partial(first_output, model, inputs)
+
+
+def inductor(subject: Subject, dtype: str, threads: int) -> Answer:
+    """torch.compile with freezing, which prepacks weights for oneDNN."""
+    if dtype not in ("float32", "bfloat16"):
+        raise NotBuilt(f"torch.compile is not built for {dtype}: its quantisation moved to torchao")
+    import torch._inductor.config as settings
+
+    model, inputs = _in_torch(subject, dtype)
+    torch._dynamo.reset()  # else the limit on recompilations counts the models before
+    with settings.patch(freezing=True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(model)
+        answer = partial(first_output, compiled, inputs)
+        answer()
+    return answer
+
+
+def openvino(subject: Subject, dtype: str, threads: int, *, sparse_rate: float | None = None) -> Answer:
+    """OpenVINO with static shapes and the precision hint of `dtype`; it would default to bfloat16 on this hardware.
+
+    Args:
+        subject: Model and inputs.
+        dtype: int8 and int4 are quantised with nncf.
+        threads: Its own threads, in one stream.
+        sparse_rate: Share of zeros from which it keeps weights compressed and decompresses them while computing.
+    """
+    import openvino as ov
+
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore")
+        model = ov.convert_model(subject.model, example_input=subject.inputs)
+    model.reshape({index: list(tensor.shape) for index, tensor in enumerate(subject.inputs)})
+    model = quantize_openvino(model, subject.inputs, dtype)
+    settings: dict[str, object] = {
+        "INFERENCE_PRECISION_HINT": HINTS[dtype],
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+    }
+    if sparse_rate is not None:
+        settings["CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE"] = sparse_rate
+    request = ov.Core().compile_model(model, "CPU", settings).create_infer_request()
+    arrays = [tensor.contiguous().numpy() for tensor in subject.inputs]
+    return lambda: request.infer(arrays, share_inputs=True, share_outputs=True)[0]
+
+
+def onnxruntime(subject: Subject, dtype: str, threads: int) -> Answer:
+    """ONNX Runtime's CPU provider on a graph exported by torch; int8 with its dynamic quantisation."""
+    import onnxruntime as ort
+
+    if dtype == "bfloat16":
+        raise NotBuilt("the CPU provider of ONNX Runtime has no bfloat16 MatMul")
+    weights = sum(parameter.nbytes for parameter in subject.model.parameters())
+    if weights > 1_900_000_000:
+        raise NotBuilt(f"{weights / 1e9:.1f} GB of weights: a single ONNX file holds 2 GB")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    with tempfile.TemporaryDirectory() as folder:
+        path = quantize_onnx(_export(subject, Path(folder) / "model.onnx"), dtype)
+        session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    feed = {f"input{index}": tensor.contiguous().numpy() for index, tensor in enumerate(subject.inputs)}
+    feed = {entry.name: feed[entry.name] for entry in session.get_inputs()}
+    name = session.get_outputs()[0].name
+    return lambda: session.run([name], feed)[0]
+
+
+def _export(subject: Subject, path: Path) -> Path:
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore")
+        names = [f"input{index}" for index in range(len(subject.inputs))]
+        torch.onnx.export(
+            subject.model, subject.inputs, str(path), dynamo=False, input_names=names, opset_version=17, verbose=False
+        )
+    return path
+
+
+def _in_torch(subject: Subject, dtype: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    if dtype == "bfloat16":
+        model = copy.deepcopy(subject.model).bfloat16()
+        return model, tuple(t.bfloat16() if t.is_floating_point() else t for t in subject.inputs)
+    return (subject.model if dtype == "float32" else quantize_torch(subject.model, dtype)), subject.inputs
+
+
+def first_output(model: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Tensor:
+    """Call a model of torch without gradients and return its answer, or the first entry of it."""
+    with torch.inference_mode():
+        output = model(*inputs)
+    return output[0] if isinstance(output, tuple) else output

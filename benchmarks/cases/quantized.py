@@ -1,0 +1,100 @@
+"""How each runtime's own tools make a model of int8 or int4: the settings its documentation gives for transformers."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+GROUP = 128
+
+
+def quantize_openvino(model: Any, inputs: tuple[Tensor, ...], dtype: str) -> Any:
+    """Return the OpenVINO model in int8 (weights and activations, calibrated) or with int4 weights, through nncf."""
+    if dtype not in ("int8", "int4"):
+        return model
+    import nncf
+
+    with contextlib.redirect_stdout(io.StringIO()):  # its progress bars
+        return _with_nncf(nncf, model, inputs, dtype)
+
+
+def _with_nncf(nncf: Any, model: Any, inputs: tuple[Tensor, ...], dtype: str) -> Any:
+    logging.getLogger("nncf").setLevel(logging.ERROR)
+    if dtype == "int4":
+        mode = nncf.CompressWeightsMode.INT4_ASYM
+        return nncf.compress_weights(model, mode=mode, group_size=GROUP, ratio=1.0, all_layers=True)
+    arrays = [tensor.contiguous().numpy() for tensor in inputs]
+    kind = None if inputs[0].ndim == 4 else nncf.ModelType.TRANSFORMER
+    return nncf.quantize(model, nncf.Dataset([arrays]), model_type=kind, subset_size=1)
+
+
+def quantize_onnx(path: Path, dtype: str) -> Path:
+    """Return the file of the ONNX model in int8 (dynamic activations) or with int4 weights in blocks."""
+    if dtype not in ("int8", "int4"):
+        return path
+    target = path.with_stem("quantized")
+    if dtype == "int8":
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        logging.getLogger().setLevel(logging.ERROR)
+        quantize_dynamic(path, target, per_channel=True, weight_type=QuantType.QInt8)
+        return target
+    import onnx
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    # accuracy_level 4: activations are quantised to int8 inside the product, its fastest way on a CPU.
+    quantizer = MatMulNBitsQuantizer(onnx.load(path), block_size=GROUP, is_symmetric=True, accuracy_level=4)
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(target), use_external_data_format=False)
+    return target
+
+
+def quantize_torch(model: nn.Module, dtype: str) -> nn.Module:
+    """Return a copy whose Linear layers are torch's dynamic int8, or its int4 weights in groups."""
+    if dtype == "int8":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from torch.ao.quantization import quantize_dynamic
+
+            return quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    made = copy.deepcopy(model)
+    for name, module in list(made.named_modules()):
+        if isinstance(module, nn.Linear) and module.in_features % GROUP == 0 and module.out_features % 16 == 0:
+            parent, _, leaf = name.rpartition(".")
+            setattr(made.get_submodule(parent), leaf, Int4Linear(module))
+    return made
+
+
+class Int4Linear(nn.Module):
+    """torch's int4 weight-only Linear: groups of 128 along the input, bfloat16 scales and zeros."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.scales = int4_of_torch(layer.weight.detach(), GROUP)
+        self.bias = layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        flat = x.reshape(-1, x.shape[-1]).bfloat16()
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, self.weight, GROUP, self.scales)
+        y = y.to(x.dtype).view(*x.shape[:-1], -1)
+        return y if self.bias is None else y + self.bias
+
+
+def int4_of_torch(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """Return a float weight (out, in) as torch packs int4: the packed bytes, and scales and zeros (groups, out, 2)."""
+    rows, columns = weight.shape
+    grouped = weight.float().view(rows, columns // group, group)
+    scale = (grouped.abs().amax(-1) / 7).clamp(min=1e-9)
+    levels = (grouped / scale[..., None]).round().clamp(-8, 7).add(8).to(torch.int32).view(rows, columns)
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
+    pairs = torch.stack([scale, torch.zeros_like(scale)], -1).transpose(0, 1)  # level 8 stands for the zero given
+    return packed, pairs.to(torch.bfloat16).contiguous()
