@@ -9,7 +9,7 @@ import pytest
 
 from twofour import native
 from twofour.cli import app
-from twofour.kernels import rows
+from twofour.kernels import convolutions, rows
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -24,7 +24,7 @@ def text(*names: str) -> str:
 def test_every_kernel_row_is_documented() -> None:
     page = text("docs/kernels.md")
     extension = native.extension()
-    names = [row.name for row in rows()]
+    names = [row.name for row in (*rows(), *convolutions())]
     names += [row[0] for row in (*extension.nm_mask_rows(), *extension.nm_compress_rows())]
     assert [name for name in names if f"`{name}`" not in page] == []
     known = set(re.findall(r"`((?:nm|dense)_\w+__\w+)`", page))

@@ -2,6 +2,6 @@
 
 from twofour.kernels.base import Kernel
 from twofour.kernels.select import matmul, select
-from twofour.kernels.table import available, find, rows
+from twofour.kernels.table import available, convolutions, find, find_convolution, rows
 
-__all__ = ["Kernel", "available", "find", "matmul", "rows", "select"]
+__all__ = ["Kernel", "available", "convolutions", "find", "find_convolution", "matmul", "rows", "select"]

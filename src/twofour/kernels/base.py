@@ -13,12 +13,12 @@ from twofour.packing import Packed
 
 
 @dataclass(frozen=True)
-class Kernel(ABC):
-    """One implementation of one operation.
+class Row(ABC):
+    """What is said of every implementation of every operation.
 
     Attributes:
         name: `<operation>_<pattern>_<dtype>_<design>__<hardware>`; hardware stands after the double underscore.
-        operation: What it computes: "nm_matmul" or "dense_matmul".
+        operation: What it computes: "nm_matmul", "dense_matmul", "nm_conv" or "dense_conv".
         pattern: Pattern of the weights it takes, "any" for every N:M, "dense" for none.
         dtype: Computing type.
         device: "cpu".
@@ -39,6 +39,11 @@ class Kernel(ABC):
         if self.isa != "any" and not native.supports(self.isa):
             return f"needs {self.isa}; this CPU and TWOFOUR_ISA allow {native.isa()}"
         return None
+
+
+@dataclass(frozen=True)
+class Kernel(Row):
+    """One implementation of a product."""
 
     def refuses(self, packed: Packed) -> str | None:
         """Return why this kernel cannot multiply by `packed`, or None when it can."""

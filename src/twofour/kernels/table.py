@@ -8,14 +8,23 @@ from functools import cache
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
+from twofour.kernels.conv import ConvKernel
+from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV
 from twofour.kernels.dense_matmul import ONEDNN, PLAIN
+from twofour.kernels.nm_conv import CONV_REFERENCE, native_conv_rows, pointwise_rows
 from twofour.kernels.nm_matmul import REFERENCE, native_rows
 
 
 @cache
 def rows() -> tuple[Kernel, ...]:
-    """Return every kernel there is, whether or not it can run here."""
+    """Return every kernel of a product there is, whether or not it can run here."""
     return (*native_rows(), REFERENCE, ONEDNN, PLAIN)
+
+
+@cache
+def convolutions() -> tuple[ConvKernel, ...]:
+    """Return every kernel of a convolution there is, whether or not it can run here."""
+    return (*native_conv_rows(), *pointwise_rows(), CONV_REFERENCE, ONEDNN_CONV, PLAIN_CONV)
 
 
 @dataclass(frozen=True)
@@ -42,8 +51,11 @@ class Listed:
 
 
 def listing() -> tuple[Listed, ...]:
-    """Return every kernel in the order of the pipeline: masks, packing, products."""
-    products = [Listed(k.name, k.operation, k.pattern, k.dtype, k.device, k.isa, k.unavailable()) for k in rows()]
+    """Return every kernel in the order of the pipeline: masks, packing, products, convolutions."""
+    products = [
+        Listed(k.name, k.operation, k.pattern, k.dtype, k.device, k.isa, k.unavailable())
+        for k in (*rows(), *convolutions())
+    ]
     reasons = {product.isa: product.reason for product in products}  # each instruction set has products
     extension = native.extension()
     steps = [(name, isa, f"{n}:{m}" if n else "any") for name, isa, n, m in extension.nm_mask_rows()]
@@ -86,3 +98,20 @@ def available(operation: str) -> tuple[Kernel, ...]:
         for kernel in rows()
         if kernel.operation == operation and kernel is not REFERENCE and kernel.unavailable() is None
     )
+
+
+def find_convolution(name: str) -> ConvKernel:
+    """Return the convolution kernel called `name`.
+
+    Raises:
+        KernelError: There is none of that name.
+    """
+    found = {kernel.name: kernel for kernel in convolutions()}
+    if name not in found:
+        raise KernelError(
+            "there is no such kernel of a convolution",
+            got=repr(name),
+            wanted=f"one of {', '.join(found)}",
+            remedy="`twofour kernels` lists them with what each needs",
+        )
+    return found[name]

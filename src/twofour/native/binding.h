@@ -23,5 +23,6 @@ const Row& row(const Row (&rows)[kCount], int index) {
 void bind_nm_mask(nanobind::module_& m);
 void bind_nm_compress(nanobind::module_& m);
 void bind_nm_matmul(nanobind::module_& m);
+void bind_nm_conv(nanobind::module_& m);
 
 }  // namespace twofour

@@ -18,4 +18,5 @@ NB_MODULE(_ext, m) {
   bind_nm_mask(m);
   bind_nm_compress(m);
   bind_nm_matmul(m);
+  bind_nm_conv(m);
 }

@@ -1,10 +1,10 @@
 // Products by packed weights for Python: the table of kernels, the layouts, the call.
 #include <nanobind/stl/string.h>
 
-#include <cstring>
 #include <string>
 
 #include "layout.h"
+#include "layout_header.h"
 #include "native/binding.h"
 #include "native/scratch.h"
 #include "nm_matmul.h"
@@ -13,24 +13,6 @@ namespace nb = nanobind;
 
 namespace twofour {
 namespace {
-
-// The header that stands in front of a layout: `_STRUCT` of packing/header.py, little-endian. `group`: inputs per
-// scale, its highest bit set where the groups have zero points.
-struct LayoutHeader {
-  char magic[4];
-  uint16_t version, group;
-  char pattern[12], dtype[12], layout[16];
-  int64_t rows, columns;
-};
-static_assert(sizeof(LayoutHeader) == 64);
-constexpr uint16_t kZerosBit = 0x8000;
-
-bool made_for(const LayoutHeader& head, const NmMatmulKernel& kernel, int64_t rows, int64_t columns) {
-  return std::memcmp(head.magic, "24PK", 4) == 0 && head.version == 1 &&
-         std::strncmp(head.dtype, kernel.dtype, sizeof head.dtype) == 0 &&
-         std::strncmp(head.layout, kernel.layout, sizeof head.layout) == 0 && head.rows == rows &&
-         head.columns == columns;
-}
 
 const Layout& layout_of(const std::string& name) {
   const Layout* layout = layout_called(name.c_str());
@@ -86,7 +68,7 @@ void bind_nm_matmul(nb::module_& m) {
     static Scratch scratch;
     const NmMatmulKernel& kernel = kernel_at(index);
     const auto* head = pointer<const LayoutHeader>(weight);
-    if (!made_for(*head, kernel, out_features, in_features)) return false;
+    if (!head->made_for(kernel.dtype, kernel.layout, out_features, in_features)) return false;
     nb::gil_scoped_release release;
     NmMatmul args{pointer<const void>(x), static_cast<Type>(x_type), x_stride, head + 1, pointer<const float>(bias),
                   pointer<void>(y), static_cast<Type>(y_type), out_features, tokens, out_features, in_features,

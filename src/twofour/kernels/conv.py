@@ -1,0 +1,180 @@
+"""The protocol of a convolution: its geometry, and a row of the table that prepares a weight and runs it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from twofour.errors import KernelError
+from twofour.kernels.base import Row
+from twofour.kernels.epilogue import ACTIVATIONS
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What a Conv1d or Conv2d does to sizes; a Conv1d is a Conv2d over images of height 1.
+
+    Attributes:
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        kernel: Taps (height, width).
+        stride: (height, width).
+        before: Zeros (above, left of) the image.
+        after: Zeros (below, right of) it.
+        dilation: (height, width).
+        groups: Groups of channels.
+    """
+
+    in_channels: int
+    out_channels: int
+    kernel: Pair
+    stride: Pair = (1, 1)
+    before: Pair = (0, 0)
+    after: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+    groups: int = 1
+
+    @classmethod
+    def of(cls, module: nn.Conv1d | nn.Conv2d) -> Geometry:
+        """Read the geometry of a layer that pads with zeros."""
+        assert module.padding_mode == "zeros", module.padding_mode
+        kernel, stride, dilation = (_pair(size, 1) for size in (module.kernel_size, module.stride, module.dilation))
+        if module.padding == "same":  # torch puts the odd zero behind
+            total = tuple(d * (k - 1) for d, k in zip(dilation, kernel, strict=True))
+            before = (total[0] // 2, total[1] // 2)
+            after = (total[0] - before[0], total[1] - before[1])
+        else:
+            before = after = (0, 0) if isinstance(module.padding, str) else _pair(module.padding, 0)
+        return cls(module.in_channels, module.out_channels, kernel, stride, before, after, dilation, module.groups)
+
+    @property
+    def columns(self) -> int:
+        """Inputs that one output sums over."""
+        return self.in_channels // self.groups * self.kernel[0] * self.kernel[1]
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether the convolution is a product over channels, pixel by pixel."""
+        ones, zeros = (1, 1), (0, 0)
+        sizes = (self.kernel, self.stride, self.before, self.after)
+        return sizes == (ones, ones, zeros, zeros) and self.groups == 1
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether as many zeros stand before the image as behind it."""
+        return self.before == self.after
+
+    def output(self, height: int, width: int) -> Pair:
+        """Return the size (height, width) of the output of an image.
+
+        Raises:
+            KernelError: The image is smaller than the kernel.
+        """
+        found = tuple(
+            (size + self.before[i] + self.after[i] - self.dilation[i] * (self.kernel[i] - 1) - 1) // self.stride[i] + 1
+            for i, size in enumerate((height, width))
+        )
+        if min(found) < 1:
+            raise KernelError(
+                "the image is smaller than the kernel of the convolution",
+                got=f"{height} x {width} pixels, kernel {self.kernel}, dilation {self.dilation}",
+                wanted="at least one output pixel",
+            )
+        return found[0], found[1]
+
+    def multiply_adds(self, images: int, height: int, width: int) -> int:
+        """Return how many multiply-adds the dense convolution takes."""
+        high, wide = self.output(height, width)
+        return images * high * wide * self.out_channels * self.columns
+
+
+@dataclass(frozen=True)
+class ConvKernel(Row):
+    """One implementation of y = activation(conv(x, W) + bias + other), channels last."""
+
+    def refuses(self, geometry: Geometry) -> str | None:
+        """Return why this kernel cannot run a convolution of this geometry, or None when it can."""
+        return self.unavailable()
+
+    @abstractmethod
+    def prepare(self, weight: Tensor, geometry: Geometry) -> Tensor:
+        """Return the weight (out, in / groups, height, width) in this kernel's layout.
+
+        Raises:
+            PackingError: A sparse kernel is given a weight that is not 2:4 along axis 1.
+        """
+
+    @abstractmethod
+    def run(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: Geometry,
+        activation: str = "none",
+        other: Tensor | None = None,
+    ) -> Tensor:
+        """Return activation(conv(x, W) + bias + other), as residual networks have it.
+
+        Args:
+            x: float32 (images, in_channels, height, width), any strides; channels last is not copied.
+            weight: What `prepare` returned.
+            bias: float32 (out_channels,) or None.
+            geometry: What `prepare` was given.
+            activation: A key of `epilogue.ACTIVATIONS`.
+            other: float32 of the output's shape, or None.
+
+        Returns:
+            float32 (images, out_channels, height, width) in torch.channels_last.
+
+        Raises:
+            KernelError: `x` or `other` does not fit.
+        """
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Return a tensor (images, channels, height, width) with channels densest, itself if it is."""
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def require_image(x: Tensor, geometry: Geometry, other: Tensor | None) -> Pair:
+    """Refuse operands whose memory a kernel would misread; return the output's size.
+
+    Raises:
+        KernelError: Shape, dtype or device of `x` or `other` do not fit.
+    """
+    if x.ndim != 4 or x.dtype is not torch.float32 or not x.is_cpu or x.shape[1] != geometry.in_channels:
+        raise _unfit(f"x of {x.dtype} {tuple(x.shape)} on {x.device}", f"(images, {geometry.in_channels}, h, w)")
+    size = geometry.output(x.shape[2], x.shape[3])
+    shape = (x.shape[0], geometry.out_channels, *size)
+    if other is not None and (tuple(other.shape) != shape or other.dtype is not torch.float32 or not other.is_cpu):
+        raise _unfit(f"other of {other.dtype} {tuple(other.shape)} on {other.device}", str(shape))
+    return size
+
+
+def finish(y: Tensor, activation: str, other: Tensor | None) -> Tensor:
+    """Return activation(y + other) in plain torch."""
+    return ACTIVATIONS[activation](y if other is None else y + other)
+
+
+def padded(x: Tensor, geometry: Geometry) -> tuple[Tensor, Pair]:
+    """Return the image and the padding left to do, the image padded where torch's own convolution cannot."""
+    if geometry.symmetric:
+        return x, geometry.before
+    (top, left), (bottom, right) = geometry.before, geometry.after
+    return functional.pad(x, (left, right, top, bottom)), (0, 0)
+
+
+def _pair(sizes: tuple[int, ...] | str, fill: int) -> Pair:
+    assert not isinstance(sizes, str), sizes
+    return (fill, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])
+
+
+def _unfit(got: str, wanted: str) -> KernelError:
+    return KernelError("the operands of a convolution do not fit", got=got, wanted=f"torch.float32 {wanted} on cpu")

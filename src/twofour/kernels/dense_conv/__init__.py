@@ -1,0 +1,6 @@
+"""y = conv(x, W) + bias with W dense, channels last: the kernels that a sparse one has to beat."""
+
+from twofour.kernels.dense_conv.onednn import ONEDNN_CONV
+from twofour.kernels.dense_conv.plain import PLAIN_CONV
+
+__all__ = ["ONEDNN_CONV", "PLAIN_CONV"]

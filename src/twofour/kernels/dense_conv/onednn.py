@@ -1,0 +1,65 @@
+"""The dense convolution by oneDNN on a weight it has reordered once, with what it can do to the sum before storing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofour.kernels.conv import ConvKernel, Geometry, channels_last, finish, padded, require_image
+
+REORDER_IMAGE = (1, 28)
+"""Images and their height and width that the reorder is told; the blocked weight serves every other size too."""
+
+
+@dataclass(frozen=True)
+class OneDnnConv(ConvKernel):
+    """oneDNN convolution on a prepacked weight, as torch.compile's freezing uses it."""
+
+    def unavailable(self) -> str | None:
+        """Return why not: torch was built without oneDNN."""
+        return None if torch.backends.mkldnn.is_available() else "this build of torch has no oneDNN"
+
+    def prepare(self, weight: Tensor, geometry: Geometry) -> Tensor:
+        """Return the weight in oneDNN's blocked order: an opaque tensor of mkldnn layout."""
+        images, size = REORDER_IMAGE
+        reach = [d * (k - 1) + 1 for d, k in zip(geometry.dilation, geometry.kernel, strict=True)]
+        image = [images, geometry.in_channels, *(max(size, least) for least in reach)]
+        padding = geometry.before if geometry.symmetric else (0, 0)
+        return torch.ops.mkldnn._reorder_convolution_weight(
+            weight.detach().contiguous(), padding, geometry.stride, geometry.dilation, geometry.groups, image
+        )
+
+    def run(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: Geometry,
+        activation: str = "none",
+        other: Tensor | None = None,
+    ) -> Tensor:
+        """Convolve; see `ConvKernel.run`."""
+        require_image(x, geometry, other)
+        x, padding = padded(channels_last(x), geometry)
+        sizes = (padding, geometry.stride, geometry.dilation, geometry.groups)
+        fused = activation in ("none", "relu")
+        if other is None:
+            y = torch.ops.mkldnn._convolution_pointwise(
+                x, weight, bias, *sizes, "relu" if activation == "relu" else "none", [], ""
+            )
+            return y if fused else finish(y, activation, None)
+        if not fused:
+            return finish(
+                torch.ops.mkldnn._convolution_pointwise(x, weight, bias, *sizes, "none", [], ""), activation, other
+            )
+        unary = "relu" if activation == "relu" else None
+        return torch.ops.mkldnn._convolution_pointwise.binary(
+            x, channels_last(other), weight, bias, *sizes, "add", None, unary, [], ""
+        )
+
+
+ONEDNN_CONV = OneDnnConv(
+    "dense_conv_f32_prepacked__onednn", "dense_conv", "dense", "float32", "cpu", "any", "onednn_conv"
+)

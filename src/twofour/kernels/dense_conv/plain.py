@@ -1,0 +1,39 @@
+"""The dense convolution as torch does it by default, channels last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofour.kernels.conv import ConvKernel, Geometry, channels_last, finish, padded, require_image
+
+
+@dataclass(frozen=True)
+class PlainConv(ConvKernel):
+    """torch.conv2d on a channels-last weight."""
+
+    def prepare(self, weight: Tensor, geometry: Geometry) -> Tensor:
+        """Return the weight (out, in / groups, height, width), channels last."""
+        return channels_last(weight.detach())
+
+    def run(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: Geometry,
+        activation: str = "none",
+        other: Tensor | None = None,
+    ) -> Tensor:
+        """Convolve; see `ConvKernel.run`."""
+        require_image(x, geometry, other)
+        x, padding = padded(channels_last(x), geometry)
+        y = torch.conv2d(x, weight, bias, geometry.stride, padding, geometry.dilation, geometry.groups)
+        return finish(channels_last(y), activation, other)
+
+
+PLAIN_CONV = PlainConv(
+    "dense_conv_f32_channels_last__torch", "dense_conv", "dense", "float32", "cpu", "any", "dense_channels_last"
+)

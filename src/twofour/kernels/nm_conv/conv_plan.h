@@ -1,0 +1,107 @@
+// How a convolution is cut: the output into blocks, one per vector lane, and the blocks into strips and panels.
+//
+// The lanes of a vector hold pixels of different blocks at the same place in each, so a step of one pixel inside the
+// blocks is a step of one whole vector in memory: every tap reads aligned vectors of the same packed input.
+#pragma once
+
+#include <cstdint>
+
+#include "native/compiler.h"
+#include "nm_conv.h"
+
+namespace {
+
+using twofour::ConvAxis;
+using twofour::kConvBlock;
+using twofour::kConvTaps;
+using twofour::NmConv;
+
+constexpr int64_t kStripBytes = 1 << 20;  // packed input of a strip: about a second-level cache
+
+TWOFOUR_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+TWOFOUR_INLINE int64_t up_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// One axis of the packed input of `count` output positions. The input pixels that a tap meets are `stride` apart, so
+// pixels of one remainder (phase) modulo the stride stand together; what no tap meets is not stored.
+struct PackedAxis {
+  int64_t stride, slots = 0, positions = 0;
+  int64_t phase[kConvTaps], start[kConvTaps];
+  int64_t tap[kConvTaps];  // where the pixel that tap k meets at output position 0 stands
+
+  PackedAxis(const ConvAxis& axis, int64_t count) : stride(axis.stride) {
+    for (int64_t k = 0; k < axis.taps; k++) {
+      const int64_t first = k * axis.dilation % stride;
+      int64_t known = 0;
+      while (known < slots && phase[known] != first) known++;
+      if (known < slots) continue;
+      int64_t reach = 0;
+      for (int64_t other = k; other < axis.taps; other++)
+        if (other * axis.dilation % stride == first) reach = other * axis.dilation / stride;
+      for (int64_t other = k; other < axis.taps; other++)
+        if (other * axis.dilation % stride == first) tap[other] = positions + other * axis.dilation / stride;
+      phase[slots] = first, start[slots++] = positions;
+      positions += count + reach;
+    }
+  }
+  int64_t pixel(int64_t position) const {
+    int64_t slot = slots - 1;
+    while (start[slot] > position) slot--;
+    return (position - start[slot]) * stride + phase[slot];
+  }
+};
+
+template <class V, int Wide>
+struct ConvPlan {
+  int64_t lanes_n, lanes_h, lanes_w;  // a power of two each, V::width lanes in all
+  int64_t block_h, block_w;           // output positions of a block
+  int64_t strip, vectors, panels;     // rows of positions in a strip; most vectors in a panel; panels in such a row
+  int64_t channels, rows, tiles;      // of one group of channels: inputs, outputs, tiles of 64 inputs
+  int64_t line;                       // vectors from a channel to the next: odd, so that they spread over cache sets
+  int64_t packed_floats, sums_floats, zero_floats, table_ints, chunk;
+
+  explicit ConvPlan(const NmConv& a) {
+    channels = a.in_channels / a.groups;
+    rows = a.out_channels / a.groups;
+    tiles = up_div(channels * a.height.taps * a.width.taps, 64);
+    double best = 0;
+    for (int64_t n = 1; n <= V::width; n *= 2)
+      for (int64_t h = 1; n * h <= V::width; h *= 2) {
+        const double found = cost(a, n, h, V::width / n / h);
+        if (best != 0 && found >= best) continue;
+        best = found;
+        lanes_n = n, lanes_h = h, lanes_w = V::width / n / h;
+      }
+    block_h = up_div(a.height.output, lanes_h);
+    block_w = up_div(a.width.output, lanes_w);
+    panels = up_div(block_w, Wide);
+    vectors = up_div(block_w, panels);
+    line = PackedAxis(a.width, block_w).positions | 1;
+    strip = block_h;
+    while (strip > 1 && strip_floats(a, strip) * 4 > kStripBytes) strip--;
+    strip = up_div(block_h, up_div(block_h, strip));
+    packed_floats = strip_floats(a, strip);
+    zero_floats = up_div(channels, 16) * 16 + Wide * V::width;
+    table_ints = tiles * 64;
+    chunk = a.threads > 1 && strip * panels < 4 * a.threads ? 96 : 384;
+    sums_floats = (smaller(chunk, rows) + 1) * vectors * V::width;  // pairs may add a row of zeros
+  }
+  int64_t strip_floats(const NmConv& a, int64_t count) const {
+    return PackedAxis(a.height, count).positions * channels * line * V::width;
+  }
+  int64_t bytes(int64_t threads) const {
+    const auto round = [](int64_t n) { return up_div(n, 16) * 64; };
+    const int64_t shared = round(zero_floats) + round(2 * table_ints) + round(packed_floats);
+    return shared + (threads > 1 ? threads : 1) * round(sums_floats);
+  }
+  // Slots of the two multiply-add ports: 64 a vector and tile of a pair of rows, half a slot for each of its 44 loads
+  // and of 64 weights; and about 6 cycles to pack a vector of one input channel.
+  double cost(const NmConv& a, int64_t n, int64_t h, int64_t w) const {
+    const int64_t groups = up_div(a.images, n), high = up_div(a.height.output, h), wide = up_div(a.width.output, w);
+    const double products = static_cast<double>(tiles * up_div(rows, 2)) * (86 * wide + 32 * up_div(wide, Wide)) / 2;
+    const double pack = 6.0 * static_cast<double>(PackedAxis(a.height, high).positions * channels *
+                                                  PackedAxis(a.width, wide).positions);
+    return static_cast<double>(groups) * (static_cast<double>(high) * products + pack);
+  }
+};
+
+}  // namespace

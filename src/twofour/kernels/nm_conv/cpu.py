@@ -1,0 +1,146 @@
+"""Native 2:4 convolutions on the CPU: rows of nm_conv.inc, and 1x1 convolutions by the rows of nm_matmul."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofour import native
+from twofour.errors import KernelError
+from twofour.kernels.base import Kernel
+from twofour.kernels.conv import ConvKernel, Geometry, channels_last, finish, require_image
+from twofour.kernels.nm_conv.layout import LAYOUT, describe, group_bytes, to_conv_layout
+from twofour.kernels.nm_matmul import native_rows
+
+
+@dataclass(frozen=True)
+class NativeConv(ConvKernel):
+    """One row of nm_conv.inc.
+
+    Pruned positions are skipped: an infinity or NaN in `x` at such a position does not reach the output.
+    """
+
+    index: int
+
+    def refuses(self, geometry: Geometry) -> str | None:
+        """Return why not: channels that do not make groups of four, or a very large kernel."""
+        each = geometry.in_channels // geometry.groups
+        if each % 4:
+            return f"in_channels / groups {each} is not a multiple of 4"
+        if max(geometry.kernel) > native.extension().conv_taps:
+            return f"the kernel {geometry.kernel} has more than {native.extension().conv_taps} taps an axis"
+        return self.unavailable()
+
+    def prepare(self, weight: Tensor, geometry: Geometry) -> Tensor:
+        """Return the weight behind a 64-byte header per group: uint8; see `to_conv_layout`."""
+        return to_conv_layout(weight, geometry)
+
+    def run(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: Geometry,
+        activation: str = "none",
+        other: Tensor | None = None,
+    ) -> Tensor:
+        """Convolve; see `ConvKernel.run`.
+
+        Raises:
+            KernelError: `x` or `other` does not fit, or the bytes were made for another kernel or geometry.
+        """
+        size = require_image(x, geometry, other)
+        x, images = channels_last(x), x.shape[0]
+        y = torch.empty((images, geometry.out_channels, *size), memory_format=torch.channels_last)
+        fused = activation in ("none", "relu")
+        other = None if other is None else channels_last(other)
+        added = other if fused else None
+        bytes_each = weight.numel() // geometry.groups
+        axes = zip(x.shape[2:], size, geometry.kernel, geometry.stride, geometry.before, geometry.dilation, strict=True)
+        ok = bytes_each == group_bytes(geometry) and native.extension().nm_conv(
+            self.index,
+            x.data_ptr(),
+            weight.data_ptr(),
+            bytes_each,
+            0 if bias is None else bias.data_ptr(),
+            0 if added is None else added.data_ptr(),
+            y.data_ptr(),
+            images,
+            geometry.in_channels,
+            geometry.out_channels,
+            geometry.groups,
+            *axes,
+            activation == "relu",
+            native.threads(),
+        )
+        if not ok:
+            raise _foreign(self, weight, geometry)
+        return y if fused else finish(y, activation, other)
+
+
+@dataclass(frozen=True)
+class PointwiseConv(ConvKernel):
+    """A 1x1 convolution of stride 1 as a product over its pixels, by a row of nm_matmul."""
+
+    product: Kernel
+
+    def refuses(self, geometry: Geometry) -> str | None:
+        """Return why not: a convolution that is more than a product, or channels that do not make groups of four."""
+        if not geometry.pointwise:
+            return "takes 1x1 convolutions of stride 1 without groups or padding"
+        if geometry.in_channels % 4:
+            return f"in_channels {geometry.in_channels} is not a multiple of 4"
+        return self.unavailable()
+
+    def prepare(self, weight: Tensor, geometry: Geometry) -> Tensor:
+        """Return the weight as the product takes it."""
+        return to_conv_layout(weight, geometry)
+
+    def run(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: Geometry,
+        activation: str = "none",
+        other: Tensor | None = None,
+    ) -> Tensor:
+        """Convolve; see `ConvKernel.run`."""
+        height, width = require_image(x, geometry, other)
+        pixels = channels_last(x).permute(0, 2, 3, 1).reshape(-1, geometry.in_channels)
+        y = self.product.run(pixels, weight, bias, geometry.out_channels)
+        y = y.view(x.shape[0], height, width, geometry.out_channels).permute(0, 3, 1, 2)
+        if activation == "relu":
+            return (y if other is None else y.add_(other)).relu_()
+        return finish(y, activation, other)
+
+
+def native_conv_rows() -> list[NativeConv]:
+    """Return the rows of nm_conv.inc in their order there."""
+    return [
+        NativeConv(name, "nm_conv", "2:4", "float32", "cpu", isa, LAYOUT, index)
+        for index, (name, isa) in enumerate(native.extension().nm_conv_rows())
+    ]
+
+
+def pointwise_rows() -> list[PointwiseConv]:
+    """Return a row for 1x1 convolutions for each row of nm_matmul that takes the same prepared weight."""
+    return [
+        PointwiseConv(
+            row.name.replace("nm_matmul_2x4_f32", "nm_conv_2x4_f32_1x1"),
+            *("nm_conv", "2:4", "float32", "cpu", row.isa, LAYOUT, row),
+        )
+        for row in native_rows()
+        if row.layout == LAYOUT and row.dtype == "float32"
+    ]
+
+
+def _foreign(kernel: NativeConv, weight: Tensor, geometry: Geometry) -> KernelError:
+    return KernelError(
+        f"{kernel.name} was given bytes made for another kernel",
+        got=describe(weight),
+        wanted=f"layout {LAYOUT!r} of a 2:4 float32 weight for {geometry}",
+        remedy="prepare the weight with kernel.prepare(weight, geometry)",
+    )

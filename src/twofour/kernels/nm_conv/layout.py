@@ -1,0 +1,76 @@
+"""The weight of a convolution as rows over all its inputs, in the order the kernels walk them, and packed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from twofour import native
+from twofour.kernels.conv import Geometry
+from twofour.kernels.nm_matmul import from_layout, to_layout
+from twofour.packing import HEADER_BYTES, Packed, pack, read_layout_header
+
+LAYOUT = "pairs"
+"""The layout of nm_matmul that convolutions use; a 1x1 weight is a Linear's, byte for byte."""
+
+
+def to_rows(weight: Tensor) -> Tensor:
+    """Return a weight (out, in, height, width) as (out, height * width * in).
+
+    Inputs stand in the order (kernel row, block of 64 channels, kernel column, channel): a tile of 64 inputs is one tap
+    of one block, and the taps of a kernel row, which read the same pixels but for the edges, follow each other.
+    """
+    out, _, height, _ = weight.shape
+    blocks = weight.split(native.extension().conv_block, 1)
+    return torch.cat([block.permute(0, 2, 3, 1).reshape(out, height, -1) for block in blocks], 2).reshape(out, -1)
+
+
+def from_rows(rows: Tensor, channels: int, height: int, width: int) -> Tensor:
+    """Undo `to_rows`: (out, height * width * channels) to (out, channels, height, width)."""
+    block = native.extension().conv_block
+    sizes = [min(block, channels - start) for start in range(0, channels, block)]
+    parts = rows.view(len(rows), height, -1).split([size * width for size in sizes], 2)
+    return torch.cat(
+        [
+            part.reshape(len(rows), height, width, size).permute(0, 3, 1, 2)
+            for part, size in zip(parts, sizes, strict=True)
+        ],
+        1,
+    ).contiguous()
+
+
+def to_conv_layout(weight: Tensor, geometry: Geometry) -> Tensor:
+    """Write a 2:4 weight (out, in / groups, height, width) in the kernels' layout.
+
+    Returns:
+        uint8: per group of channels a 64-byte header and the bytes of the layout "pairs".
+
+    Raises:
+        PackingError: The weight is not 2:4 along axis 1.
+    """
+    rows = to_rows(weight.detach().float()).chunk(geometry.groups)
+    parts = [to_layout(pack(part.contiguous(), "2:4"), LAYOUT) for part in rows]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def from_conv_layout(buffer: Tensor, geometry: Geometry) -> Packed:
+    """Read what `to_conv_layout` wrote back into the canonical form of a weight (out, in / groups, height, width).
+
+    Raises:
+        PackingError: The buffer has no header of this version.
+    """
+    parts = [from_layout(part).unpack() for part in buffer.chunk(geometry.groups)]
+    channels, (height, width) = geometry.in_channels // geometry.groups, geometry.kernel
+    return pack(from_rows(torch.cat(parts), channels, height, width), "2:4", axis=1)
+
+
+def group_bytes(geometry: Geometry) -> int:
+    """Return the bytes of one group's header and layout."""
+    rows = geometry.out_channels // geometry.groups
+    return HEADER_BYTES + native.extension().layout_bytes(LAYOUT, rows, geometry.columns, 0, False)
+
+
+def describe(buffer: Tensor) -> str:
+    """Say what a prepared weight was made for, for an error."""
+    head = bytes(buffer[:HEADER_BYTES].tolist())
+    return f"{buffer.numel()} bytes, {read_layout_header(head)}" if head[:4] == b"24PK" else f"{head[:16]!r} ..."

@@ -1,0 +1,52 @@
+// y = relu(conv(x, W) + bias + other) in fp32, channels last, W 2:4 along its input channels: the call, the table.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/epilogue.h"
+
+namespace twofour {
+
+// What one axis (height or width) of a convolution does.
+struct ConvAxis {
+  int64_t input, output;                          // pixels
+  int64_t taps, stride, padding, dilation;        // padding: zeros before the first pixel; behind the last as needed
+};
+
+// One call. x is (images, height, width, channels) with channels densest and no gaps; y and `other` (may be null) are
+// (images, output height, output width, out channels). `weight` holds, per group of channels, what the layout "pairs"
+// packed for (out_channels / groups) rows in the order of inputs of README.md, `weight_bytes` apart and 64-byte
+// aligned. `bias` may be null. `workspace` is 64-byte aligned, of workspace_bytes(args) bytes, and may hold garbage.
+struct NmConv {
+  const float* x;
+  const char* weight;
+  int64_t weight_bytes;
+  const float* bias;
+  const float* other;
+  float* y;
+  int64_t images, in_channels, out_channels, groups;
+  ConvAxis height, width;
+  bool relu;
+  int threads;
+  void* workspace;
+};
+
+constexpr int64_t kConvTaps = 64;    // most taps of one axis
+constexpr int64_t kConvBlock = 64;   // input channels that stand together in the order of inputs
+
+// One row of the table. Every kernel is correct for any sizes with in_channels / groups a multiple of 4 and at most
+// kConvTaps taps an axis. Both functions run the row's instructions: ask the CPU first.
+struct NmConvKernel {
+  const char* name;
+  const char* isa;  // an instruction set of native/isa.h
+  int64_t (*workspace_bytes)(const NmConv&);
+  void (*run)(const NmConv&);
+};
+
+#define TWOFOUR_NM_CONV_ROW(symbol, isa)            \
+  int64_t symbol##__workspace(const NmConv& args);  \
+  void symbol(const NmConv& args);
+#include "nm_conv.inc"
+#undef TWOFOUR_NM_CONV_ROW
+
+}  // namespace twofour

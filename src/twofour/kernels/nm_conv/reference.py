@@ -1,0 +1,51 @@
+"""The convolution with a 2:4 weight in plain torch: what every fast kernel is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofour.kernels.conv import ConvKernel, Geometry, channels_last, finish, padded
+
+
+def nm_conv_reference(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """Return conv(x, W) + bias.
+
+    Args:
+        x: (images, in_channels, height, width), a floating dtype.
+        weight: (out, in / groups, height, width) with its zeros.
+        bias: (out,) or None.
+        geometry: Strides, padding, dilation and groups.
+
+    Returns:
+        (images, out, height, width) in the dtype of `x`.
+    """
+    x, padding = padded(x, geometry)
+    bias = None if bias is None else bias.to(x.dtype)
+    return torch.conv2d(x, weight.to(x.dtype), bias, geometry.stride, padding, geometry.dilation, geometry.groups)
+
+
+@dataclass(frozen=True)
+class ReferenceConv(ConvKernel):
+    """The reference as a row of the table; it keeps the weight dense, so it saves neither time nor memory."""
+
+    def prepare(self, weight: Tensor, geometry: Geometry) -> Tensor:
+        """Return the dense weight."""
+        return weight.detach()
+
+    def run(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: Geometry,
+        activation: str = "none",
+        other: Tensor | None = None,
+    ) -> Tensor:
+        """Convolve densely; see `ConvKernel.run`."""
+        return finish(channels_last(nm_conv_reference(x, weight, bias, geometry)), activation, other)
+
+
+CONV_REFERENCE = ReferenceConv("nm_conv_any_reference__torch", "nm_conv", "any", "any", "cpu", "any", "unpacked")

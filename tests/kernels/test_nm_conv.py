@@ -1,0 +1,248 @@
+"""Every convolution row against float64, at odd sizes, with poisoned outputs (conftest fills torch.empty)."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tests.conftest import isa_levels
+from twofour.errors import KernelError, PackingError
+from twofour.kernels import convolutions, find_convolution
+from twofour.kernels.conv import ConvKernel, Geometry
+from twofour.kernels.fold import fold_batch_norm
+from twofour.kernels.nm_conv import from_conv_layout, nm_conv_reference, to_conv_layout
+from twofour.kernels.nm_conv.layout import from_rows, to_rows
+from twofour.patterns import parse
+
+EPSILON = torch.finfo(torch.float32).eps
+ROWS = list(convolutions())
+HERE = [row for row in ROWS if row.isa in (*isa_levels(), "any")]
+ABSENT = sorted({row.isa for row in ROWS} - {"any", *isa_levels()})
+NATIVE = [row for row in HERE if row.layout == "pairs"]
+BLOCKS = [row for row in NATIVE if "blocks" in row.name]
+
+# Geometry (in and out channels, kernel, stride, before, after, dilation, groups); images, height, width.
+GEOMETRIES = [
+    (Geometry(16, 8, (1, 1)), (1, 7, 7)),
+    (Geometry(64, 33, (1, 1), (2, 2)), (1, 15, 14)),
+    (Geometry(64, 40, (3, 3), (1, 1), (1, 1), (1, 1)), (1, 14, 14)),
+    (Geometry(128, 130, (3, 3), (2, 2), (1, 1), (1, 1)), (1, 15, 14)),
+    (Geometry(4, 5, (3, 3), (1, 1), (1, 1), (1, 1)), (18, 5, 6)),
+    (Geometry(68, 7, (5, 5), (1, 1), (2, 2), (2, 2)), (2, 11, 9)),
+    (Geometry(12, 17, (7, 7), (2, 2), (3, 3), (3, 3)), (1, 23, 20)),
+    (Geometry(24, 12, (3, 2), (3, 1), (0, 2), (1, 0), (2, 3), 3), (2, 13, 12)),
+    (Geometry(20, 6, (1, 9), (1, 4), (0, 4), (0, 4)), (3, 1, 70)),
+    (Geometry(8, 96, (3, 3), (1, 1), (5, 5), (5, 5)), (1, 2, 2)),
+]
+
+
+def sparse(geometry: Geometry, seed: int = 0) -> Tensor:
+    shape = (geometry.out_channels, geometry.in_channels // geometry.groups, *geometry.kernel)
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return (weight * parse("2:4").project(weight.movedim(1, -1), absolute=True).movedim(-1, 1)).contiguous()
+
+
+def assert_convolution(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> None:
+    """|err| <= 4 eps K^0.5 |x||w| in norm over all outputs, against float64."""
+    want = nm_conv_reference(x.double(), weight, bias, geometry)
+    assert y.shape == want.shape
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert torch.isfinite(y).all()
+    sizes = nm_conv_reference(x.double().abs(), weight.abs(), bias if bias is None else bias.abs(), geometry)
+    assert (y.double() - want).norm() <= 4 * EPSILON * sizes.norm()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_rows_that_cannot_run_here_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with capsys.disabled():
+        if ABSENT:
+            print(f"\nnot run on this CPU: rows for {', '.join(ABSENT)}")
+    assert {row.isa for row in BLOCKS} == set(isa_levels()) - {"amx"}
+
+
+@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_odd_geometries(row: ConvKernel, count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    with threads(count):
+        for geometry, (images, height, width) in GEOMETRIES:
+            if row.refuses(geometry):
+                assert "1x1" in row.name
+                continue
+            weight = sparse(geometry, count)
+            x = torch.randn(images, geometry.in_channels, height, width, generator=generator)
+            bias = torch.randn(geometry.out_channels, generator=generator) if count % 2 else None
+            y = row.run(x, row.prepare(weight, geometry), bias, geometry)
+            assert_convolution(y, x, weight, bias, geometry)
+
+
+@pytest.mark.parametrize("row", BLOCKS, ids=lambda row: row.name)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_geometry(row: ConvKernel, data: st.DataObject) -> None:
+    def pair(least: int, most: int) -> tuple[int, int]:
+        return data.draw(st.integers(least, most)), data.draw(st.integers(least, most))
+
+    groups = data.draw(st.sampled_from([1, 1, 2, 3]))
+    channels, outputs = 4 * data.draw(st.integers(1, 36)) * groups, data.draw(st.integers(1, 40)) * groups
+    kernel, dilation = pair(1, 5), pair(1, 3)
+    geometry = Geometry(channels, outputs, kernel, pair(1, 4), pair(0, 3), pair(0, 3), dilation, groups)
+    height, width = (data.draw(st.integers(d * (k - 1) + 1, 24)) for d, k in zip(dilation, kernel, strict=True))
+    images, seed = data.draw(st.integers(0, 5)), data.draw(st.integers(0, 2**31))
+    x = torch.randn(images, channels, height, width, generator=torch.Generator().manual_seed(seed))
+    weight = sparse(geometry, seed)
+    with threads(data.draw(st.integers(1, 3))):
+        y = row.run(x, row.prepare(weight, geometry), None, geometry)
+    assert_convolution(y, x, weight, None, geometry)
+
+
+@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
+def test_epilogues_add_then_activate(row: ConvKernel, activation: str) -> None:
+    geometry = Geometry(16, 21, (1, 1))
+    weight, x, bias = sparse(geometry), torch.randn(2, 16, 5, 6), torch.randn(21)
+    plain = nm_conv_reference(x, weight, bias, geometry)
+    apply = {"none": nn.Identity(), "relu": nn.ReLU(), "gelu": nn.GELU()}[activation]
+    prepared = row.prepare(weight, geometry)
+    for other in (None, torch.randn(2, 21, 5, 6)):
+        want = apply(plain if other is None else plain + other)
+        before = torch.zeros(0) if other is None else other.clone()
+        torch.testing.assert_close(row.run(x, prepared, bias, geometry, activation, other), want, atol=1e-5, rtol=1e-5)
+        assert other is None or torch.equal(other, before)
+
+
+@pytest.mark.parametrize("row", NATIVE, ids=lambda row: row.name)
+def test_infinities_stay_where_they_are_read(row: ConvKernel) -> None:
+    geometry = Geometry(12, 5, (1, 1) if "1x1" in row.name else (3, 3))
+    weight, x = sparse(geometry), torch.randn(1, 12, 9, 9)
+    clean = row.run(x, row.prepare(weight, geometry), None, geometry)
+    x[0, 3, 0, 0] = float("inf")
+    x[0, 11, 0, 0] = float("nan")
+    y = row.run(x, row.prepare(weight, geometry), None, geometry)
+    assert torch.equal(y[..., 1:, 1:], clean[..., 1:, 1:])
+    keeps = weight[:, [3, 11], 0, 0].ne(0).any(1)
+    assert torch.equal(~torch.isfinite(y[0, :, 0, 0]), keeps)
+    relu = row.run(x, row.prepare(weight, geometry), None, geometry, "relu")
+    assert torch.equal(relu.isnan(), torch.relu(y).isnan())
+
+
+@pytest.mark.parametrize("row", BLOCKS, ids=lambda row: row.name)
+def test_memory_formats_and_views(row: ConvKernel) -> None:
+    geometry = Geometry(16, 8, (3, 3), (1, 1), (1, 1), (1, 1))
+    weight = sparse(geometry)
+    prepared, wide = row.prepare(weight, geometry), torch.randn(4, 32, 10, 12)
+    for x in (wide[:, :16], wide[::2, 16:], wide[:, ::2].to(memory_format=torch.channels_last), wide[:1, :16, 2:, 3:]):
+        assert_convolution(row.run(x, prepared, None, geometry), x, weight, None, geometry)
+
+
+@pytest.mark.parametrize("row", BLOCKS, ids=lambda row: row.name)
+def test_calls_from_several_threads_do_not_disturb_each_other(row: ConvKernel) -> None:
+    geometry = Geometry(32, 16, (3, 3), (1, 1), (1, 1), (1, 1))
+    prepared = row.prepare(sparse(geometry), geometry)
+    inputs = [torch.randn(n, 32, 4 + n, 9) for n in (1, 2, 3)]
+    want = [row.run(x, prepared, None, geometry) for x in inputs]
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        for _ in range(10):
+            if not torch.equal(row.run(inputs[index], prepared, None, geometry), want[index]):
+                wrong.append(index)
+
+    workers = [threading.Thread(target=work, args=(index,)) for index in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+@given(channels=st.integers(1, 50), out=st.integers(1, 9), height=st.integers(1, 5), width=st.integers(1, 5))
+@settings(max_examples=30, deadline=None)
+def test_weights_come_back(channels: int, out: int, height: int, width: int) -> None:
+    geometry = Geometry(8 * channels, 2 * out, (height, width), groups=2)
+    weight = sparse(geometry)
+    assert torch.equal(from_rows(to_rows(weight), 4 * channels, height, width), weight)
+    assert torch.equal(from_conv_layout(to_conv_layout(weight, geometry), geometry).unpack(), weight)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Conv2d(8, 4, 3, 2, 1, dilation=2),
+        nn.Conv2d(8, 4, (4, 3), padding="same", dilation=(1, 3)),
+        nn.Conv2d(8, 4, 5, padding="valid"),
+        nn.Conv1d(8, 6, 3, 2, 4, groups=2),
+        nn.Conv1d(8, 4, 4, padding="same"),
+    ],
+    ids=lambda module: module.extra_repr(),
+)
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_geometry_of_torch_layers(module: nn.Conv1d | nn.Conv2d) -> None:
+    geometry = Geometry.of(module)
+    x = torch.randn(2, 8, 11, 14) if isinstance(module, nn.Conv2d) else torch.randn(2, 8, 14)
+    image = x if x.ndim == 4 else x.unsqueeze(2)
+    weight = module.weight if x.ndim == 4 else module.weight.unsqueeze(2)
+    found = nm_conv_reference(image, weight, module.bias, geometry)
+    torch.testing.assert_close(found.view(module(x).shape), module(x))
+    assert geometry.output(*image.shape[2:]) == found.shape[2:]
+
+
+def test_batch_norm_folds_and_zeros_stay() -> None:
+    conv, norm = nn.Conv2d(8, 6, 3, bias=False), nn.BatchNorm2d(6).eval()
+    conv.weight.data = sparse(Geometry(8, 6, (3, 3)))
+    norm.running_mean, norm.running_var = torch.randn(6), torch.rand(6) + 0.5
+    norm.weight.data, norm.bias.data = torch.randn(6), torch.randn(6)
+    x = torch.randn(2, 8, 7, 7)
+    for bias in (None, torch.randn(6)):
+        weight, shift = fold_batch_norm(conv.weight, bias, norm)
+        want = norm(torch.conv2d(x, conv.weight, bias))
+        torch.testing.assert_close(torch.conv2d(x, weight, shift), want, atol=1e-5, rtol=1e-5)
+        assert torch.equal(weight == 0, conv.weight == 0)
+    with pytest.raises(KernelError, match="cannot be folded"):
+        fold_batch_norm(conv.weight, None, nn.BatchNorm2d(6, track_running_stats=False))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    row, geometry = BLOCKS[0], Geometry(16, 8, (3, 3))
+    prepared = row.prepare(sparse(geometry), geometry)
+    for x in (torch.randn(16, 9, 9), torch.randn(1, 12, 9, 9), torch.randn(1, 16, 9, 9).double()):
+        with pytest.raises(KernelError, match="operands of a convolution"):
+            row.run(x, prepared, None, geometry)
+    with pytest.raises(KernelError, match="smaller than the kernel"):
+        row.run(torch.randn(1, 16, 2, 9), prepared, None, geometry)
+    with pytest.raises(KernelError, match="operands of a convolution"):
+        row.run(torch.randn(1, 16, 9, 9), prepared, None, geometry, "none", torch.randn(1, 8, 9, 9))
+    damaged = prepared.clone()
+    damaged[0] = 0
+    for weight, other in (
+        (prepared, Geometry(16, 8, (5, 5))),
+        (prepared, Geometry(16, 7, (3, 3))),
+        (damaged, geometry),
+    ):
+        with pytest.raises(KernelError, match="bytes made for another kernel"):
+            row.run(torch.randn(1, 16, 9, 9), weight, None, other)
+    with pytest.raises(PackingError, match="does not obey 2:4"):
+        row.prepare(torch.randn(8, 16, 3, 3), geometry)
+    assert "not a multiple of 4" in (row.refuses(Geometry(3, 8, (7, 7))) or "")
+    assert "taps" in (row.refuses(Geometry(4, 8, (1, 65))) or "")
+    with pytest.raises(KernelError, match="no such kernel of a convolution"):
+        find_convolution("nm_conv_2x4_f32_best__avx1024")
+
+
+def test_a_level_above_the_cap_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOFOUR_ISA", "scalar")
+    assert all("needs" in (row.unavailable() or "") for row in ROWS if row.isa not in ("scalar", "any"))
