@@ -11,13 +11,17 @@ from torch import Tensor
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
+from twofour.kernels.nm_matmul.cpu import READS
 from twofour.kernels.table import find, rows
 from twofour.packing import Packed
 
 logger = logging.getLogger("twofour.kernels")
 
 FEW_TOKENS = 16
-"""Up to here the layout "rows" wins, above it "pairs" (kernels/nm_matmul/README.md); `compile` measures instead."""
+"""Up to here the first of `LAYOUTS` wins, above it the second; `compile` measures instead."""
+
+LAYOUTS = {"float32": ("rows", "pairs"), "bfloat16": ("bf16_rows", "bf16_panels")}
+"""dtype of the weight -> layouts for few and for many tokens; other dtypes take the table's first."""
 
 _prepared: WeakKeyDictionary[Packed, dict[str, Tensor]] = WeakKeyDictionary()
 
@@ -36,7 +40,7 @@ def select(packed: Packed, tokens: int) -> Kernel:
             reasons=[f"{kernel.name}: {kernel.refuses(packed)}" for kernel in candidates],
             remedy='kernel="nm_matmul_any_reference__torch" runs it densely, without any saving',
         )
-    layout = "rows" if tokens <= FEW_TOKENS else "pairs"
+    layout = LAYOUTS.get(packed.header.dtype, ("", ""))[tokens > FEW_TOKENS]
     # max keeps the first of equals: the table's order decides within an instruction set.
     chosen = max(fitting, key=lambda kernel: (kernel.layout == layout, native.level(kernel.isa)))
     logger.debug("using %s for %d tokens of a %s weight", chosen.name, tokens, packed.header.shape)
@@ -47,13 +51,13 @@ def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None, *, kernel: str
     """Return x @ W.T + bias with W packed.
 
     Args:
-        x: (..., in), float32 on the CPU, any strides.
+        x: (..., in) on the CPU, any strides: float32, or bfloat16 where the weight is that.
         packed: Weight (out, in) in the canonical form; its kernel layout is made once and kept beside it.
         bias: float32 (out,) or None.
         kernel: Name of a row of the kernel table; default: chosen by token count.
 
     Returns:
-        float32 (..., out).
+        (..., out) in x's dtype.
 
     Raises:
         KernelError: Shapes, dtypes or devices do not fit, a gradient is asked for, or no kernel takes the weight.
@@ -79,9 +83,11 @@ def _require_operands(x: Tensor, packed: Packed, bias: Tensor | None) -> None:
         raise _unfit(f"a packed weight of shape {header.shape}, axis {header.axis}", "a Linear weight (out, in)")
     if x.ndim == 0 or x.shape[-1] != header.reduction:
         raise _unfit(f"x of shape {tuple(x.shape)}", f"(..., {header.reduction})")
-    for role, tensor in (("x", x), ("bias", bias)):
-        if tensor is not None and (tensor.device.type != "cpu" or tensor.dtype != torch.float32):
-            raise _unfit(f"{role} of {tensor.dtype} on {tensor.device}", "float32 on the CPU")
+    readable = READS.get(header.dtype, (torch.float32,))
+    for role, tensor, dtypes in (("x", x, readable), ("bias", bias, (torch.float32,))):
+        if tensor is not None and (tensor.device.type != "cpu" or tensor.dtype not in dtypes):
+            wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise _unfit(f"{role} of {tensor.dtype} on {tensor.device}", f"{wanted} on the CPU")
     if bias is not None and tuple(bias.shape) != (header.rows,):
         raise _unfit(f"bias of shape {tuple(bias.shape)}", f"({header.rows},)")
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):

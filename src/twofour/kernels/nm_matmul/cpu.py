@@ -17,6 +17,9 @@ from twofour.packing import HEADER_BYTES, Packed
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 """dtype of activations -> `Type` in nm_matmul.h."""
 
+READS = {"float32": (torch.float32,), "bfloat16": (torch.float32, torch.bfloat16)}
+"""Computing type -> the dtypes of x its rows read."""
+
 
 @dataclass(frozen=True)
 class NativeMatmul(Kernel):
@@ -58,7 +61,7 @@ class NativeMatmul(Kernel):
             KernelError: `x` is of another dtype or not on the CPU, `other` does not fit, or the bytes were made for
                 another kernel or another shape.
         """
-        if x.dtype is not torch.float32 or not x.is_cpu:  # an address says nothing of what stands there
+        if x.dtype not in READS[self.dtype] or not x.is_cpu:  # an address says nothing of what stands there
             raise _unreadable(self, x)
         tokens, in_features = x.shape
         if not epilogue.plain:
@@ -116,8 +119,9 @@ def _second_operand(epilogue: Epilogue, other: Tensor | None, x: Tensor, out_fea
 
 
 def _unreadable(kernel: NativeMatmul, x: Tensor) -> KernelError:
+    wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in READS[kernel.dtype])
     return KernelError(
-        f"{kernel.name} cannot read its input", got=f"x of {x.dtype} on {x.device}", wanted="float32 on the CPU"
+        f"{kernel.name} cannot read its input", got=f"x of {x.dtype} on {x.device}", wanted=f"{wanted} on the CPU"
     )
 
 
