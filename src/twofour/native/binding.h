@@ -24,5 +24,7 @@ void bind_nm_mask(nanobind::module_& m);
 void bind_nm_compress(nanobind::module_& m);
 void bind_nm_matmul(nanobind::module_& m);
 void bind_nm_conv(nanobind::module_& m);
+void bind_attention(nanobind::module_& m);
+void bind_norm(nanobind::module_& m);
 
 }  // namespace twofour

@@ -19,4 +19,6 @@ NB_MODULE(_ext, m) {
   bind_nm_compress(m);
   bind_nm_matmul(m);
   bind_nm_conv(m);
+  bind_attention(m);
+  bind_norm(m);
 }

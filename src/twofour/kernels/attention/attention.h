@@ -1,0 +1,46 @@
+// out = softmax(scale * Q K^T + mask) V in float32 for every batch entry and head: the call, and its kernels.
+#pragma once
+
+#include <cstdint>
+
+namespace twofour {
+
+// Where an operand's (batch, head, row) begins, in elements; the last axis is contiguous.
+struct Strides {
+  int64_t batch, head, row;
+};
+
+enum class AttentionMask { none, add, keep };  // add: float32, added to the scores; keep: bytes, 0 hides the key
+
+// One call. q (batch, heads, queries, width), k (batch, key_heads, keys, width), v (batch, key_heads, keys,
+// value_width), out (batch, heads, queries, value_width). `heads` is a multiple of `key_heads`: neighbours share keys.
+// `mask` covers (batch, heads, queries, keys), strides of 0 repeat it. `causal` hides key j from query i where j > i.
+// A query that sees no key answers zeros.
+struct Attention {
+  const float *q, *k, *v;
+  float* out;
+  Strides q_strides, k_strides, v_strides, out_strides;
+  const void* mask;
+  AttentionMask mask_kind;
+  Strides mask_strides;
+  int64_t batch, heads, key_heads, queries, keys, width, value_width;
+  float scale;
+  bool causal;
+};
+
+// One row of the table. `run` computes items [begin, end) of batch * heads; `workspace` is 64-byte aligned, of
+// workspace_bytes(args) bytes, and may hold garbage: calls with workspaces of their own may run at once.
+struct AttentionKernel {
+  const char* name;
+  const char* isa;
+  int64_t (*workspace_bytes)(const Attention&);
+  void (*run)(const Attention&, int64_t begin, int64_t end, void* workspace);
+};
+
+#define TWOFOUR_ATTENTION(symbol, isa)                \
+  int64_t symbol##__workspace(const Attention& args); \
+  void symbol(const Attention& args, int64_t begin, int64_t end, void* workspace);
+#include "attention.inc"
+#undef TWOFOUR_ATTENTION
+
+}  // namespace twofour

@@ -1,0 +1,123 @@
+"""Fused float32 attention on the CPU: rows of attention.inc, called through raw pointers on strided tensors."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from twofour import native
+from twofour.errors import KernelError
+
+_LIBRARY = torch.library.Library("twofour", "FRAGMENT")
+_LIBRARY.define(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, float? scale=None, bool causal=False) -> Tensor"
+)
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None, causal: bool = False
+) -> Tensor:
+    """Return softmax(scale q k^T + mask) v, as `torch.nn.functional.scaled_dot_product_attention` does.
+
+    Args:
+        q: float32 (batch, heads, queries, width), any strides but a contiguous last axis.
+        k: float32 (batch, key heads, keys, width); heads is a multiple of key heads.
+        v: float32 (batch, key heads, keys, value width).
+        mask: Broadcasts to (batch, heads, queries, keys): bool (False hides) or float32 (added); None hides nothing.
+        scale: Factor of the scores; default width ** -0.5.
+        causal: Key j is hidden from query i where j > i.
+
+    Returns:
+        float32 (batch, heads, queries, value width), in the order of (batch, queries, heads, value width), so that
+        joining the heads copies nothing.
+
+    Raises:
+        KernelError: The operands do not fit.
+    """
+    if torch.compiler.is_compiling():
+        return torch.ops.twofour.attention(q, k, v, mask, scale, causal)
+    return _attention(q, k, v, mask, scale, causal)
+
+
+@cache
+def _row(cap: str | None) -> int:
+    """Return the index of the row of the highest instruction set that `cap` allows."""
+    rows = native.extension().attention_rows()
+    return max((i for i, (_, isa) in enumerate(rows) if native.supports(isa)), key=lambda i: native.level(rows[i][1]))
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None, causal: bool = False
+) -> Tensor:
+    sizes = _sizes(q, k, v)
+    batch, heads, _, queries, keys, width, value_width = sizes
+    q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
+    out = torch.empty(batch, queries, heads, value_width)
+    to = out.stride()
+    kind, address, steps = 0, 0, (0, 0, 0)
+    if mask is not None:
+        mask, kind = _mask(mask, (batch, heads, queries, keys))
+        address, steps = mask.data_ptr(), mask.stride()[:3]
+    native.extension().attention(
+        _row(os.environ.get("TWOFOUR_ISA")),
+        (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), address),
+        (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], to[0], to[2], to[1], *steps),
+        sizes,
+        kind,
+        width**-0.5 if scale is None else scale,
+        causal,
+        native.threads(),
+    )
+    return out.transpose(1, 2)
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int, int, int, int]:
+    """Return batch, heads, key heads, queries, keys, width and value width, or refuse operands that do not fit."""
+    good = (
+        q.dtype is k.dtype is v.dtype is torch.float32
+        and q.ndim == k.ndim == v.ndim == 4
+        and q.is_cpu
+        and k.is_cpu
+        and v.is_cpu
+    )
+    if good:
+        batch, heads, queries, width = q.shape
+        key_batch, key_heads, keys, key_width = k.shape
+        value_batch, value_heads, value_keys, value_width = v.shape
+        fits = batch == key_batch == value_batch and key_heads == value_heads and keys == value_keys
+        if fits and width == key_width and width and key_heads and heads % key_heads == 0:
+            return batch, heads, key_heads, queries, keys, width, value_width
+    raise KernelError(
+        "the operands of attention do not fit",
+        got=", ".join(f"{name} {t.dtype} {tuple(t.shape)} on {t.device}" for name, t in (("q", q), ("k", k), ("v", v))),
+        wanted="float32 on cpu: q (batch, heads, n, d), k (batch, key heads, m, d), v (batch, key heads, m, e)",
+    )
+
+
+def _mask(mask: Tensor, shape: tuple[int, int, int, int]) -> tuple[Tensor, int]:
+    """Return the mask expanded with a contiguous last axis, and its `AttentionMask`."""
+    kinds = {torch.float32: 1, torch.bool: 2}
+    try:
+        wide = mask.expand(shape)
+    except RuntimeError:
+        wide = None
+    if wide is None or mask.dtype not in kinds or not mask.is_cpu:
+        raise KernelError(
+            "the mask of attention does not fit",
+            got=f"{mask.dtype} {tuple(mask.shape)} on {mask.device}",
+            wanted=f"bool or float32 on cpu that broadcasts to {shape}",
+        )
+    return (wide if wide.stride(3) == 1 or shape[3] == 1 else wide.contiguous()), kinds[mask.dtype]
+
+
+def _fake(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None, causal: bool = False
+) -> Tensor:
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
+
+
+_LIBRARY.impl("attention", _attention, "CPU")
+torch.library.register_fake("twofour::attention", _fake, lib=_LIBRARY)

@@ -1,0 +1,85 @@
+// Attention for so few queries that arranging keys and values would cost more than the products: decoding. Internal
+// linkage.
+#pragma once
+
+#include "blocks.h"
+
+namespace {
+
+constexpr int64_t kFewQueries = 3;
+
+template <class V>
+struct FewQueries {
+  using reg = typename V::reg;
+
+  static int64_t bytes(const Attention& a) { return 4 * rounded(a.keys, 16); }
+
+  static void run(const Attention& a, int64_t begin, int64_t end, float* scores) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t batch = item / a.heads, head = item % a.heads, key_head = head / (a.heads / a.key_heads);
+      const float* k = a.k + batch * a.k_strides.batch + key_head * a.k_strides.head;
+      const float* v = a.v + batch * a.v_strides.batch + key_head * a.v_strides.head;
+      for (int64_t row = 0; row < a.queries; ++row) {
+        const int64_t seen = a.causal && row + 1 < a.keys ? row + 1 : a.keys;
+        score(a, a.q + batch * a.q_strides.batch + head * a.q_strides.head + row * a.q_strides.row, k, seen, scores);
+        const float weight = Blocks<V, 1, 1>::softmax(a, batch, head, row, seen, scores);
+        float* out = a.out + batch * a.out_strides.batch + head * a.out_strides.head + row * a.out_strides.row;
+        weigh(a, scores, v, seen, weight, out);
+      }
+    }
+  }
+
+  // As many keys at once as a vector holds: their dot products are summed across by one transposition.
+  static void score(const Attention& a, const float* q, const float* k, int64_t seen, float* scores) {
+    const reg scale = V::all(a.scale);
+    for (int64_t key = 0; key < seen; key += V::width) {
+      reg dots[V::width];
+      for (int i = 0; i < V::width; ++i) dots[i] = V::zero();
+      for (int64_t c = 0; c < a.width; c += V::width) {
+        const int64_t left = a.width - c < V::width ? a.width - c : V::width;
+        const reg x = V::mul(V::load(q + c, left), scale);
+#pragma GCC unroll 16
+        for (int i = 0; i < V::width; ++i) {
+          const int64_t row = key + i < seen ? key + i : seen - 1;
+          dots[i] = V::fma(x, V::load(k + row * a.k_strides.row + c, left), dots[i]);
+        }
+      }
+      V::transpose(dots);
+      reg total = dots[0];
+#pragma GCC unroll 16
+      for (int i = 1; i < V::width; ++i) total = V::add(total, dots[i]);
+      V::store(scores + key, total);
+    }
+  }
+
+  // Four vectors of value columns at a time, two keys deep, so that eight sums hide the latency of the adder.
+  static void weigh(const Attention& a, const float* scores, const float* v, int64_t seen, float weight, float* out) {
+    constexpr int kColumns = 4;
+    for (int64_t column = 0; column < a.value_width; column += kColumns * V::width) {
+      reg even[kColumns], odd[kColumns];
+      int64_t counts[kColumns];
+      for (int c = 0; c < kColumns; ++c) {
+        const int64_t left = a.value_width - column - c * V::width;
+        counts[c] = left < 0 ? 0 : left < V::width ? left : V::width;
+        even[c] = odd[c] = V::zero();
+      }
+      const float* from = v + column;
+      int64_t key = 0;
+      for (; key + 1 < seen; key += 2, from += 2 * a.v_strides.row) {
+        const reg p = V::all(scores[key]), next = V::all(scores[key + 1]);
+#pragma GCC unroll 4
+        for (int c = 0; c < kColumns; ++c) {
+          even[c] = V::fma(p, V::load(from + c * V::width, counts[c]), even[c]);
+          odd[c] = V::fma(next, V::load(from + a.v_strides.row + c * V::width, counts[c]), odd[c]);
+        }
+      }
+      for (int c = 0; c < kColumns; ++c) {
+        reg sum = V::add(even[c], odd[c]);
+        if (key < seen) sum = V::fma(V::all(scores[key]), V::load(from + c * V::width, counts[c]), sum);
+        V::store(out + column + c * V::width, V::mul(sum, V::all(weight)), counts[c]);
+      }
+    }
+  }
+};
+
+}  // namespace

@@ -1,0 +1,9 @@
+// The AVX-512 row.
+#include "native/vector_avx512.h"
+#include "rows.h"
+
+namespace twofour {
+
+void norm_f32_rows__avx512(const Norm& a, int64_t begin, int64_t end) { NormRows<Floats>::run(a, begin, end); }
+
+}  // namespace twofour

@@ -1,0 +1,32 @@
+// y = (x - mean) / sqrt(variance + eps) * weight + bias of each row in float32, or without the mean (RMSNorm): the
+// call, and its kernels.
+#pragma once
+
+#include <cstdint>
+
+namespace twofour {
+
+// One call. x is (rows, width), `x_stride` elements from row to row; y is contiguous and may be x. `weight` and `bias`
+// are (width) or null. `centred`: subtract the mean (LayerNorm), else divide by the root mean square alone.
+struct Norm {
+  const float* x;
+  int64_t x_stride;
+  const float *weight, *bias;
+  float* y;
+  int64_t rows, width;
+  float eps;
+  bool centred;
+};
+
+// One row of the table: `run` computes rows [begin, end).
+struct NormKernel {
+  const char* name;
+  const char* isa;
+  void (*run)(const Norm&, int64_t begin, int64_t end);
+};
+
+#define TWOFOUR_NORM(symbol, isa) void symbol(const Norm& args, int64_t begin, int64_t end);
+#include "norm.inc"
+#undef TWOFOUR_NORM
+
+}  // namespace twofour

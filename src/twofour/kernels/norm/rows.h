@@ -1,0 +1,58 @@
+// Normalisation row by row: a row stays in the first cache between its passes. Internal linkage.
+#pragma once
+
+#include "norm.h"
+
+namespace {
+
+using twofour::Norm;
+
+template <class V>
+struct NormRows {
+  using reg = typename V::reg;
+
+  // Sum over the row of (x - shift)^power, in four sums that hide the adder's latency.
+  template <int kPower>
+  static float moment(const float* x, int64_t width, float shift) {
+    const reg offset = V::all(shift);
+    reg sums[4] = {V::zero(), V::zero(), V::zero(), V::zero()};
+    int64_t i = 0;
+    for (; i + 4 * V::width <= width; i += 4 * V::width)
+#pragma GCC unroll 4
+      for (int c = 0; c < 4; ++c) {
+        const reg d = V::sub(V::load(x + i + c * V::width), offset);
+        sums[c] = kPower == 1 ? V::add(sums[c], d) : V::fma(d, d, sums[c]);
+      }
+    for (; i + V::width <= width; i += V::width) {
+      const reg d = V::sub(V::load(x + i), offset);
+      sums[0] = kPower == 1 ? V::add(sums[0], d) : V::fma(d, d, sums[0]);
+    }
+    float total = V::sum(V::add(V::add(sums[0], sums[1]), V::add(sums[2], sums[3])));
+    for (; i < width; ++i) total += kPower == 1 ? x[i] - shift : (x[i] - shift) * (x[i] - shift);
+    return total;
+  }
+
+  static reg scaled(const Norm& a, reg x, reg shift, reg factor, int64_t i, int64_t count) {
+    reg y = V::mul(V::sub(x, shift), factor);
+    if (a.weight) y = V::mul(y, V::load(a.weight + i, count));
+    return a.bias ? V::add(y, V::load(a.bias + i, count)) : y;
+  }
+
+  static void run(const Norm& a, int64_t begin, int64_t end) {
+    const float count = static_cast<float>(a.width);
+    for (int64_t row = begin; row < end; ++row) {
+      const float* x = a.x + row * a.x_stride;
+      float* y = a.y + row * a.width;
+      const float mean = a.centred ? moment<1>(x, a.width, 0.0f) / count : 0.0f;
+      const float root = __builtin_sqrtf(moment<2>(x, a.width, mean) / count + a.eps);
+      const reg shift = V::all(mean), factor = V::all(1.0f / root);
+      int64_t i = 0;
+      for (; i + V::width <= a.width; i += V::width)
+        V::store(y + i, scaled(a, V::load(x + i), shift, factor, i, V::width));
+      const int64_t left = a.width - i;
+      if (left > 0) V::store(y + i, scaled(a, V::load(x + i, left), shift, factor, i, left), left);
+    }
+  }
+};
+
+}  // namespace

@@ -1,0 +1,98 @@
+"""Fused attention: every row of the table against float64, on odd shapes, with every kind of mask."""
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import torch
+
+from twofour.errors import KernelError
+from twofour.kernels.attention import attention, reference
+
+SETTINGS = hypothesis.settings(
+    max_examples=25, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+
+
+def operands(batch: int, heads: int, group: int, queries: int, keys: int, width: int, value_width: int):
+    torch.manual_seed(queries * 1000 + keys)
+    q = torch.randn(batch, queries, heads * group, width).transpose(1, 2)
+    k = torch.randn(batch, keys, heads, width).transpose(1, 2)
+    return q, k, torch.randn(batch, keys, heads, value_width).transpose(1, 2)
+
+
+def check(q, k, v, mask=None, **options) -> None:
+    exact = mask.double() if mask is not None and mask.dtype is not torch.bool else mask
+    want = reference(q.double(), k.double(), v.double(), exact, **options)
+    got = attention(q, k, v, mask, **options)
+    assert got.transpose(1, 2).is_contiguous(), "joining the heads must copy nothing"
+    torch.testing.assert_close(got.double(), want, atol=3e-6, rtol=3e-6)
+
+
+@SETTINGS
+@hypothesis.given(
+    sizes=st.tuples(*(st.integers(1, most) for most in (2, 3, 2, 40, 70, 70, 70))),
+    kind=st.sampled_from(["none", "added", "added per head", "kept", "causal"]),
+)
+def test_rows_against_float64(isa: str, sizes: tuple[int, ...], kind: str) -> None:
+    q, k, v = operands(*sizes)
+    shape = (q.shape[0], 1, q.shape[2], k.shape[2])
+    if kind == "added":
+        check(q, k, v, torch.randn(shape))
+    elif kind == "added per head":
+        check(q, k, v, torch.randn(q.shape[1], *shape[2:]), scale=0.3)
+    elif kind == "kept":
+        check(q, k, v, torch.rand(shape) > 0.5)
+    else:
+        check(q, k, v, causal=kind == "causal")
+
+
+@pytest.mark.parametrize("width", [32, 64, 80, 128])
+@pytest.mark.parametrize("queries", [1, 128])
+def test_widths_of_real_models(isa: str, width: int, queries: int) -> None:
+    check(*operands(1, 2, 1, queries, 128, width, width))
+
+
+def test_a_query_that_sees_no_key_answers_zeros(isa: str) -> None:
+    q, k, v = operands(1, 1, 1, 5, 7, 16, 16)
+    mask = torch.ones(5, 7, dtype=torch.bool)
+    mask[2] = False
+    got = attention(q, k, v, mask)
+    assert not got[0, 0, 2].any() and got.isfinite().all()
+    check(q, k, v, mask)
+
+
+def test_large_scores_do_not_overflow(isa: str) -> None:
+    q, k, v = operands(1, 1, 1, 6, 9, 16, 16)
+    check(q * 100, k, v)
+    assert attention(q.fill_(torch.nan), k, v).isnan().all()
+
+
+def test_reads_slices_of_one_tensor(isa: str) -> None:
+    joined = torch.randn(2, 9, 3 * 4 * 8)
+    q, k, v = (part.view(2, 9, 4, 8).transpose(1, 2) for part in joined.split(32, -1))
+    check(q, k, v, torch.randn(9, 1))
+
+
+def test_two_threads_agree_with_one() -> None:
+    q, k, v = operands(2, 3, 1, 20, 20, 16, 16)
+    one, threads = attention(q, k, v), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(attention(q, k, v), one)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_registered_operator() -> None:
+    q, k, v = operands(1, 2, 1, 5, 5, 8, 8)
+    torch.library.opcheck(torch.ops.twofour.attention.default, (q, k, v), test_utils=("test_schema", "test_faketensor"))
+
+
+def test_operands_that_do_not_fit() -> None:
+    q, k, v = operands(1, 2, 1, 5, 5, 8, 8)
+    with pytest.raises(KernelError, match="the operands of attention do not fit"):
+        attention(q.double(), k.double(), v.double())
+    with pytest.raises(KernelError, match="the operands of attention do not fit"):
+        attention(q, k[:, :, :4], v)
+    with pytest.raises(KernelError, match="the mask of attention does not fit"):
+        attention(q, k, v, torch.zeros(4, 5))

@@ -1,0 +1,53 @@
+"""LayerNorm and RMSNorm: every row of the table against float64."""
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import torch
+
+from twofour.errors import KernelError
+from twofour.kernels.norm import norm, reference
+
+SETTINGS = hypothesis.settings(
+    max_examples=25, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+
+
+@SETTINGS
+@hypothesis.given(
+    rows=st.integers(0, 5),
+    width=st.integers(1, 150),
+    centred=st.booleans(),
+    weighted=st.booleans(),
+    shift=st.booleans(),
+)
+def test_rows_against_float64(isa: str, rows: int, width: int, centred: bool, weighted: bool, shift: bool) -> None:
+    torch.manual_seed(rows * 1000 + width)
+    x = torch.randn(rows, 2, width) + 3
+    weight = torch.randn(width) if weighted else None
+    bias = torch.randn(width) if shift else None
+    exact = [None if t is None else t.double() for t in (weight, bias)]
+    want = reference(x.double(), exact[0], exact[1], 1e-3, centred)
+    torch.testing.assert_close(norm(x, weight, bias, 1e-3, centred).double(), want, atol=1e-5, rtol=1e-5)
+
+
+def test_strided_rows_and_threads(isa: str) -> None:
+    x = torch.randn(700, 300)[:, :96]
+    threads = torch.get_num_threads()
+    want = torch.nn.functional.layer_norm(x.double(), (96,))
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        torch.testing.assert_close(norm(x, None, None, 1e-5).double(), want, atol=1e-5, rtol=1e-5)
+    torch.set_num_threads(threads)
+
+
+def test_registered_operator() -> None:
+    arguments = (torch.randn(3, 8), torch.randn(8), None, 1e-5, False)
+    torch.library.opcheck(torch.ops.twofour.norm.default, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_operands_that_do_not_fit() -> None:
+    with pytest.raises(KernelError, match="an operand of a normalisation does not fit"):
+        norm(torch.randn(3, 8).double(), None, None, 1e-5)
+    with pytest.raises(KernelError, match=r"wanted  float32 \(8,\)"):
+        norm(torch.randn(3, 8), torch.ones(7), None, 1e-5)
