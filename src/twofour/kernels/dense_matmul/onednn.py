@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from twofour.kernels.base import Kernel
-from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+from twofour.kernels.epilogue import COMBINES, PLAIN_EPILOGUE, Epilogue
 from twofour.packing import Packed
 
 REORDER_TOKENS = 128
 """Token count that the reorder is told; the blocked weight serves every other count too."""
+
+ATTRIBUTES = {"relu": ("relu", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", "")}
+"""Activation -> what oneDNN calls it: a post-operation and its algorithm."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,15 @@ class OneDnnMatmul(Kernel):
         other: Tensor | None = None,
     ) -> Tensor:
         """Multiply; see `Kernel.run`."""
-        y = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return y if epilogue.plain else epilogue.apply(y, other)
+        if epilogue.plain:
+            return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        epilogue.require(other, (x.size(0), out_features))
+        if epilogue.activation == "none":
+            combine = "add" if epilogue.combine == "add" else "mul"
+            return torch.ops.mkldnn._linear_pointwise.binary(x, other, weight, bias, combine)
+        kind, algorithm = ATTRIBUTES[epilogue.activation]
+        y = torch.ops.mkldnn._linear_pointwise(x, weight, bias, kind, [], algorithm)
+        return y if other is None else COMBINES[epilogue.combine](y, other)
 
 
 ONEDNN = OneDnnMatmul("dense_matmul_f32_prepacked__onednn", "dense_matmul", "dense", "float32", "cpu", "any", "onednn")
