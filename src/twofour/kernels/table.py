@@ -33,7 +33,7 @@ class Listed:
 
     Attributes:
         name: As `Kernel.name`.
-        operation: "nm_mask", "nm_compress", or as `Kernel.operation`.
+        operation: "nm_mask", "nm_compress", "attention", "norm", or as `Kernel.operation`.
         pattern: Pattern of the weights, "any" for every N:M, "dense" for none.
         dtype: Computing type.
         device: "cpu".
@@ -51,7 +51,7 @@ class Listed:
 
 
 def listing() -> tuple[Listed, ...]:
-    """Return every kernel in the order of the pipeline: masks, packing, products, convolutions."""
+    """Return every kernel in the order of the pipeline: masks, packing, products, convolutions, the rest of a model."""
     products = [
         Listed(k.name, k.operation, k.pattern, k.dtype, k.device, k.isa, k.unavailable())
         for k in (*rows(), *convolutions())
@@ -66,6 +66,10 @@ def listing() -> tuple[Listed, ...]:
             for name, isa, pattern in steps
         ),
         *products,
+        *(
+            Listed(name, name.partition("_")[0], "dense", "float32", "cpu", isa, reasons[isa])
+            for name, isa in (*extension.attention_rows(), *extension.norm_rows())
+        ),
     )
 
 
