@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from twofour import native
@@ -17,7 +16,7 @@ from twofour.errors import CompileError
 from twofour.layers import walk
 from twofour.packing import pack
 from twofour.patterns import parse
-from twofour.patterns.base import non_finite
+from twofour.patterns.base import is_finite, non_finite
 
 WORTH = 1.05
 """Ratio from which a layer is said to go faster: below it, the gain is within the noise of a shared machine."""
@@ -153,7 +152,7 @@ def _measure(name: str, module: nn.Module, tokens: Sequence[int], footprint: int
     weight, bias = module._parameters["weight"], module._parameters["bias"]
     assert weight is not None, name
     dense = weight.detach()
-    if not torch.isfinite(dense).all():
+    if not is_finite(dense):
         raise non_finite("a weight", dense).for_layer(name)
     pattern = parse("2:4")
     pruned = dense * pattern.project(dense, absolute=True)

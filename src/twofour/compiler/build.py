@@ -66,12 +66,14 @@ def build(
         if progress is not None:
             progress(done, len(weights), name)
         chooser.measure(entry, counts.get(name), seen)
+        native.release_free_memory()
     chooser.cache.save()
     replacements: dict[str, CompiledLinear] = {}
     plans: dict[str, LayerPlan] = {}
     shared: dict[int, PreparedWeights] = {}
     for name, entry in weights.items():
         choice, because = chooser.choose(entry, counts.get(name))
+        native.release_free_memory()
         tokens = counts.get(name) or max(terms.tokens)
         if choice.ladder.names == (PLAIN.name,):  # what the layer does already, without a microsecond of ours on top
             plans[name] = _describe(entry, choice, tokens, entry.nbytes, terms, because)

@@ -12,7 +12,7 @@ from twofour.compiler.encoding import Encoding
 from twofour.compiler.plan import LayerPlan
 from twofour.errors import CompileError
 from twofour.packing import Packed
-from twofour.patterns.base import non_finite
+from twofour.patterns.base import is_finite, non_finite
 
 FLOAT32 = Encoding()
 
@@ -60,7 +60,7 @@ class LayerWeight:
         Raises:
             PatternError: The weight holds NaN or infinity.
         """
-        if isinstance(self.weight, Tensor) and not torch.isfinite(self.weight).all():
+        if isinstance(self.weight, Tensor) and not is_finite(self.weight):
             raise non_finite("a weight", self.weight).for_layer(self.name)
         return self.encoding.encode(self.weight)
 

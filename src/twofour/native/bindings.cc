@@ -9,12 +9,21 @@
 #include "parallel.h"
 #include "scratch.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 NB_MODULE(_ext, m) {
   using namespace twofour;
   m.def("cpu_has", [](const std::string& name) { return cpu_has(name.c_str()); });
   m.def("threads_backend", [] { return std::string(threads_backend()); });
   m.def("advise_huge_pages",
         [](uintptr_t address, size_t bytes) { advise_huge_pages(reinterpret_cast<void*>(address), bytes); });
+  m.def("release_free_memory", [] {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+  });
   bind_nm_mask(m);
   bind_nm_compress(m);
   bind_nm_matmul(m);

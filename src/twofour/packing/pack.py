@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 
 import torch
 from torch import Tensor
@@ -14,11 +13,7 @@ from twofour.packing.header import DTYPES, Header
 from twofour.packing.indices import decode, encode, row_bytes
 from twofour.packing.quantize import GROUPS, INT4_LARGEST, INT4_LEAST, dequantize, to_int4, to_int8
 from twofour.patterns import NM, PairedNM, Pattern, parse
-from twofour.patterns.base import non_finite, require_groups
-
-_CODES = {first | second << 2 for second in range(4) for first in range(second)}
-_LEGAL_BYTES = torch.tensor([byte & 0xF in _CODES and byte >> 4 in _CODES for byte in range(256)])
-_LEGAL_LAST = torch.tensor([byte in _CODES for byte in range(256)])
+from twofour.patterns.base import is_finite, non_finite, require_groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,10 +67,7 @@ class Packed:
         if (geometry.kept_units, geometry.units) != (2, 4):
             self.positions()
             return
-        legal = _LEGAL_BYTES[self.indices.int()]
-        if geometry.groups % 2:
-            legal[:, -1] = _LEGAL_LAST[self.indices[:, -1].int()]
-        if not legal.all():
+        if not _ascending(self.indices, geometry.groups):
             self.positions()  # raises, naming the place
 
     def unpack(self) -> Tensor:
@@ -137,8 +129,8 @@ def pack(
     per_scale = _scaled(rule, moved.shape[-1], group) if rounded and name == "int4" else 0
     header = Header(rule.name, name, tuple(weight.shape), axis % weight.ndim, group=group if per_scale else 0)
     flat = moved.reshape(-1, moved.shape[-1]).to(torch.float32 if rounded else DTYPES[name])
-    if not _finite(flat):
-        raise _overflow(weight, flat.dtype) if _finite(weight) else non_finite("a weight", weight)
+    if not is_finite(flat):
+        raise _overflow(weight, flat.dtype) if is_finite(weight) else non_finite("a weight", weight)
     if rule == NM(2, 4) and flat.dtype == torch.float32:
         values, indices = _compress_native(flat.contiguous(), moved, rule)
     else:
@@ -222,6 +214,15 @@ def _encoding(rule: Pattern, weight: torch.dtype, asked: str | torch.dtype | Non
     return name
 
 
+def _ascending(stream: Tensor, groups: int) -> bool:
+    """Tell whether every nibble of a 2:4 index stream is a legal code, and the padding zero; a few bytes a byte."""
+    low = (stream & 3) < (stream >> 2 & 3)
+    high = (stream >> 4 & 3) < stream >> 6
+    if groups % 2:
+        high[:, -1] = stream[:, -1] >> 4 == 0
+    return bool((low & high).all())
+
+
 def _scaled(rule: Pattern, reduction: int, group: int) -> int:
     """Return how many kept values share a scale."""
     assert isinstance(rule, NM), rule
@@ -292,15 +293,8 @@ def _require_sizes(packed: Packed, geometry: _Geometry) -> None:
         )
 
 
-def _finite(values: Tensor) -> bool:
-    if not values.is_floating_point():
-        return True
-    # NaN and infinity survive the extremes: one pass that allocates nothing, where isfinite(...).all() takes four.
-    return all(isfinite(extreme) for extreme in torch.stack(values.aminmax()).tolist())
-
-
 def _require_finite(values: Tensor) -> None:
-    if not _finite(values):
+    if not is_finite(values):
         bad = (~torch.isfinite(values)).nonzero()
         where = tuple(bad[0].tolist())
         raise PackingError(

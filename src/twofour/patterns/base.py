@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -115,6 +116,13 @@ def _what_is_wrong(shape: tuple[int, ...], group: int) -> str:
     if 0 in shape:
         return "there are no values"
     return f"{shape[-1]} is not a multiple of {group}"
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Tell whether no value is NaN or infinite, without allocating: both survive the extremes."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    return all(isfinite(extreme) for extreme in torch.stack(tensor.aminmax()).tolist())
 
 
 def non_finite(role: str, tensor: Tensor) -> PatternError:
