@@ -39,6 +39,23 @@ bench: $(if $(filter linear grid models,$(OP)),$(VENV)/peers.stamp) $(if $(filte
 figures: $(VENV)/figures.stamp $(VENV)/package.stamp
 	$(BIN)/python benchmarks/run.py figures
 
+# A package of its own, found before the one in .venv: an environment inside build/ that reads .venv's packages but not
+# its .pth files. libstdc++ is preloaded because the sanitizers must find the real __cxa_throw when Python starts.
+SANITIZED := build/sanitize
+SANITIZERS = $(foreach name,libasan.so libubsan.so libstdc++.so,$(shell $(or $(CC),cc) -print-file-name=$(name)))
+sanitize: $(VENV)/test.stamp
+	$(BIN)/cmake -S . -B $(SANITIZED)/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DTWOFOUR_SANITIZE=address,undefined \
+	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python) \
+	  -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)
+	$(BIN)/cmake --build $(SANITIZED)/cmake
+	rm -rf $(SANITIZED)/package && mkdir -p $(SANITIZED)/package && cp -R src/twofour $(SANITIZED)/package
+	rm -f $(SANITIZED)/package/twofour/native/_ext*.so && cp $(SANITIZED)/cmake/_ext*.so $(SANITIZED)/package/twofour/native
+	$(BIN)/python -m venv --without-pip $(SANITIZED)/venv
+	printf '%s\n' $(abspath $(SANITIZED)/package) $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])') \
+	  > $$($(SANITIZED)/venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/packages.pth
+	LD_PRELOAD="$(SANITIZERS)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  $(SANITIZED)/venv/bin/python -m pytest -p no:cacheprovider $(or $(ARGS),tests/native tests/patterns tests/packing tests/kernels)
+
 kernels: $(VENV)/package.stamp
 	$(BIN)/twofour kernels
 

@@ -1,4 +1,4 @@
-"""The benchmark suite: `python benchmarks/run.py linear|grid|mask|models|memory|figures`; --record keeps records."""
+"""The benchmark suite: `python benchmarks/run.py linear|grid|conv|mask|models|memory|figures`; --record keeps."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from cases import conv as conv_case
 from cases import grid as grid_case
 from cases import linear as linear_case
 from cases import mask as mask_case
@@ -76,6 +77,24 @@ def grid(
         cells = grid_case.cells(shapes.read_all(), _numbers(tokens), _numbers(threads), example, kind)
         path = json or records.default_path(f"grid-{kind}", record)
         _run(cells, grid_case.Bench(seconds), path, resume, grid_case.show)
+
+
+@app.command()
+def conv(
+    dtype: DtypeOption = "float32",
+    threads: ThreadsOption = "1,2",
+    batch: Annotated[str, typer.Option(help="Batch sizes, comma separated.")] = "1",
+    shape_list: ShapesOption = "resnet50.txt",
+    seconds: SecondsOption = 1.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Best dense convolution against the best 2:4 one, per geometry."""
+    for kind in _dtypes(dtype):
+        cells = conv_case.cells(shapes.read_convolutions(shape_list), _numbers(batch), _numbers(threads), kind)
+        path = json or records.default_path(f"conv-{kind}", record)
+        _run(cells, conv_case.Bench(seconds), path, resume, conv_case.show)
 
 
 @app.command()

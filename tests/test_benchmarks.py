@@ -20,10 +20,13 @@ ROOT = Path(__file__).resolve().parent.parent / "benchmarks"
 def cases(monkeypatch: pytest.MonkeyPatch):
     """Import benchmarks/cases as `python benchmarks/run.py` does."""
     monkeypatch.syspath_prepend(str(ROOT))
-    from cases import linear, mask, records, shapes, table
+    from cases import grid, linear, mask, models, models_table, records, shapes, table
 
-    yield {"linear": linear, "mask": mask, "records": records, "shapes": shapes, "table": table}
-    for name in [name for name in sys.modules if name.split(".")[0] == "cases"]:
+    yield {
+        module.__name__.split(".")[1]: module
+        for module in (grid, linear, mask, models, models_table, records, shapes, table)
+    }
+    for name in [name for name in sys.modules if name.split(".")[0] in ("cases", "models", "figures")]:
         del sys.modules[name]
 
 
@@ -159,3 +162,113 @@ def test_a_wrong_mask_or_packed_weight_is_not_timed(cases, monkeypatch: pytest.M
 def test_the_common_mask_is_ours(cases):
     weight = torch.randn(16, 32)
     assert torch.equal(cases["mask"].by_topk(weight), patterns.parse("2:4").project(weight, absolute=True))
+
+
+def test_conv_writes_records(tmp_path: Path):
+    shapes, out = tmp_path / "convs.txt", tmp_path / "c.json"
+    shapes.write_text("a 16 16 3 1 8 8\nb 16 32 1 1 4 4\nc 16 16 3 2 8 8\n")
+    done = suite("conv", "--shapes", str(shapes), "--threads", "1", "--seconds", "0.02", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "1 thread: best dense / best 2:4: geometric mean" in done.stdout
+    found = measure.load(out)
+    assert [r.meta["geometry"] for r in found] == ["16x16x3x3/1 @8x8", "16x32x1x1/1 @4x4", "16x16x3x3/2 @8x8"]
+    assert all(set(r.baseline) < set(r.timings) and len(r.baseline) == 2 for r in found)
+    refused = suite("conv", "--dtype", "int8")
+    assert refused.returncode == 2 and "convolutions are float32 so far" in refused.stderr
+
+
+def test_grid_says_where_compile_is_slower_than_dense(cases, capsys: pytest.CaptureFixture[str]):
+    grid, shapes = cases["grid"], [cases["shapes"].Shape("a", 64, 32)]
+    records = list(map(grid.Bench(0.01), grid.cells(shapes, [1, 4], [1], 2, "float32")))
+    assert [record.meta["tokens"] for record in records] == [1, 4]
+    assert set(records[0].timings) == {"F.linear", "oneDNN prepacked", grid.COMPILED}
+    times = {"dense": measure.Timing(*(1e-3,) * 4, 5, 1), grid.COMPILED: measure.Timing(*(1.2e-3,) * 4, 5, 1)}
+    meta = {"case": "grid", "shape": "64x32", "tokens": 4, "example": 2}
+    for noise, expected in ((0.01, 0.2), (0.3, None)):
+        record = measure.Record(times, ("dense",), noise=noise, meta=meta, machine=measure.machine())
+        assert grid.slower(record) == (expected and pytest.approx(expected))
+        grid.show([record], Console(width=200))
+        assert ("64x32 at 4 tokens, 1 threads: 20.0% slower" in capsys.readouterr().out) == (expected is not None)
+
+
+def test_models_time_what_is_built_and_say_what_is_not(cases, monkeypatch, capsys: pytest.CaptureFixture[str]):
+    models, table = cases["models"], cases["models_table"]
+    from models import Subject
+
+    net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32)).eval()
+    subject = Subject("tiny", "random weights", net, (torch.randn(4, 32),), 1, 4)
+    monkeypatch.setattr(models, "BUILDERS", {"tiny": lambda batch: subject})
+
+    def fails(*_: object, **__: object):
+        raise ValueError("no such thing")
+
+    for name in ("openvino", "onnxruntime", "inductor"):
+        monkeypatch.setattr(models.peers, name, fails)
+    (cell,) = models.cells(["tiny"], "float32", [1], [1])
+    record = models.Bench(0.02, without=[models.INDUCTOR])(cell)
+    assert set(record.timings) == {models.EAGER, models.DENSE, models.SPARSE} and record.baseline == (models.EAGER,)
+    missing = record.meta["missing"]
+    assert (
+        missing[models.OPENVINO] == "ValueError: no such thing" and missing[models.INDUCTOR] == "left out by --without"
+    )
+    assert all(error < 1e-5 for error in record.meta["errors"].values())
+    table.show_models([record], Console(width=250))
+    shown = capsys.readouterr().out
+    assert "not built: tiny float32: OpenVINO: ValueError: no such thing" in shown and "tiny: random weights" in shown
+    assert table.figures(record)["dense / OpenVINO"] is None and table.figures(record)["2:4 / dense"] > 0
+    with pytest.raises(DataError, match="there is no model 'nothing'"):
+        models.cells(["nothing"], "float32", [1], [1])
+
+
+def test_a_wrong_answer_is_not_timed(cases):
+    models, reference = cases["models"], torch.ones(3).numpy()
+    side = models.Side()
+    side.add("right", lambda: lambda: torch.ones(3), reference, "float32")
+    side.add("wrong", lambda: lambda: torch.ones(3) * 1.1, reference, "float32")
+    side.add("rough", lambda: lambda: torch.ones(3) * 1.1, reference, "int8")
+    assert list(side.calls) == ["right", "rough"] and side.missing == {"wrong": "wrong: relative error 1.0e-01"}
+
+
+@torch.no_grad()
+def test_decoding_steps_look_at_the_cache_up_to_their_position(cases):
+    from models.gpt2 import Gpt2Step
+    from models.llama import LlamaStep
+
+    torch.manual_seed(0)
+    gpt2, llama = Gpt2Step(2, 4, 32, 8, 50).eval(), LlamaStep(2, 32, 64, 4, 2).eval()
+    for net, groups, entry in ((gpt2, 4, torch.tensor([[7]])), (llama, 2, torch.randn(1, 1, 32))):
+        keys, values = torch.randn(2, 2, 1, groups, 8, 8).unbind()
+        step = torch.tensor([3])
+        y, key, value = net(entry, step, keys, values)
+        assert key.shape == value.shape == (2, 1, groups, 1, 8)
+        same, _, _ = net(entry, step, keys[:, :, :, :3], values[:, :, :, :3])
+        assert torch.allclose(y, same, atol=1e-6)
+        assert not torch.allclose(y, net(entry, step, keys, values + 1)[0], atol=1e-3)
+
+
+def test_figures_are_drawn_from_records(cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("matplotlib", reason="needs requirements/figures.txt")
+    import figures
+
+    timing = measure.Timing(2e-3, 1e-3, 3e-3, 1e-3, 5, 1)
+    times = {"F.linear": timing, "nm_matmul_2x4_f32_rows__avx512": timing}
+    made = [
+        measure.Record(times, ("F.linear",), meta={"case": "linear", "tokens": n}, machine=measure.machine())
+        for n in (1, 8)
+    ]
+    model = {"case": "models", "model": "tiny", "batch": 1}
+    records = [
+        measure.Record(
+            {"OpenVINO": timing, "twofour 2:4": timing}, ("OpenVINO",), meta=model, machine=measure.machine()
+        )
+    ]
+    measure.save(made, tmp_path / "linear-float32-here.json")
+    measure.save(records, tmp_path / "models-float32-here.json")
+    monkeypatch.setattr(figures, "TRACKED", tmp_path)
+    monkeypatch.setattr(figures, "FOLDER", tmp_path / "figures")
+    drawn = figures.draw()
+    assert [path.name for path in drawn] == ["linear-hot.svg", "models-float32.svg"]
+    first = [path.read_text() for path in drawn]
+    assert "geometric mean" in first[0] and "twofour 2:4" in first[1]
+    figures.draw()
+    assert [path.read_text() for path in drawn] == first  # nothing but the records decides what is drawn

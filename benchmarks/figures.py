@@ -1,0 +1,96 @@
+"""docs/figures/*.svg from the records in benchmarks/records: nothing is measured here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cases.models import DENSE, EAGER, INDUCTOR, OPENVINO, ORT, SPARSE
+from cases.records import TRACKED, machine_line
+from cases.table import best_ratio
+from twofour import measure
+from twofour.measure import Record, geometric_mean
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "figures"
+DTYPES = ("float32", "bfloat16", "int8", "int4")
+BARS = (EAGER, INDUCTOR, ORT, OPENVINO, DENSE, SPARSE)
+COLOURS = ("#b3b3b3", "#8c8c8c", "#c9b37e", "#7ea6c9", "#9bc98a", "#2f7d32")
+SETTINGS = {"svg.hashsalt": "twofour", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9}
+
+
+def draw() -> list[Path]:
+    """Draw every figure that has records; return the files."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams.update(SETTINGS)  # names and text that do not change from one drawing to the next
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for state in ("hot", "cold"):
+        found = {dtype: _linear(dtype, state) for dtype in DTYPES}
+        if any(found.values()):
+            drawn.append(_ratios({dtype: group for dtype, group in found.items() if group}, state))
+    for dtype in DTYPES:
+        if records := _load(f"models-{dtype}"):
+            drawn.append(_models(records, dtype))
+    return drawn
+
+
+def _load(name: str) -> list[Record]:
+    return [record for path in sorted(TRACKED.glob(f"{name}-*.json")) for record in measure.load(path)]
+
+
+def _linear(dtype: str, state: str) -> list[Record]:
+    return [record for record in _load(f"linear-{dtype}") if record.weights == state and record.threads == 1]
+
+
+def _ratios(groups: dict[str, list[Record]], state: str) -> Path:
+    """Best dense over best 2:4 against tokens: the geometric mean over the shapes, and their range."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
+    for colour, (dtype, records) in zip(("#2f7d32", "#1f5fa8", "#b3541e", "#6a3d9a"), groups.items(), strict=False):
+        tokens = sorted({int(str(record.meta["tokens"])) for record in records})
+        ratios = [[best_ratio(r) for r in records if r.meta["tokens"] == count] for count in tokens]
+        means = [geometric_mean(values) for values in ratios]
+        axes.plot(tokens, means, marker="o", color=colour, label=f"{dtype} ({len(ratios[0])} shapes)")
+        axes.fill_between(tokens, [min(v) for v in ratios], [max(v) for v in ratios], color=colour, alpha=0.12, lw=0)
+    axes.axhline(1.0, color="#888888", lw=0.8)
+    axes.set_xscale("log", base=2)
+    counts = sorted({int(str(record.meta["tokens"])) for records in groups.values() for record in records})
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.set(xlabel="tokens", ylabel="best dense time / best 2:4 time")
+    axes.set_title(f"Linear, 1 thread, weights {state}: geometric mean, range of shapes shaded", fontsize=9)
+    axes.legend(frameon=False)
+    return _save(figure, f"linear-{state}", groups[next(iter(groups))])
+
+
+def _models(records: Sequence[Record], dtype: str) -> Path:
+    """Milliseconds per call of each runtime, one thread: one group of bars per model and batch."""
+    from matplotlib import pyplot
+
+    single = [record for record in records if record.threads == 1]
+    figure, rows = pyplot.subplots(1, len(single), figsize=(1.6 * len(single) + 1.2, 3.4), layout="constrained")
+    for axes, record in zip([rows] if len(single) == 1 else list(rows), single, strict=True):
+        for index, (name, colour) in enumerate(zip(BARS, COLOURS, strict=True)):
+            if name in record.timings:
+                timing = record.timing(name)
+                quartiles = [[(timing.median - timing.lower) * 1e3], [(timing.upper - timing.median) * 1e3]]
+                axes.bar(index, timing.median * 1e3, color=colour, yerr=quartiles, label=name)
+        axes.set_title(f"{record.meta['model']}\nbatch {record.meta['batch']}", fontsize=8)
+        axes.set_xticks([])
+    (rows if len(single) == 1 else rows[0]).set_ylabel("ms per call")
+    handles = [pyplot.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS]
+    figure.legend(handles, BARS, loc="outside lower center", ncols=3, frameon=False)
+    figure.suptitle(f"{dtype}, 1 thread; bars: medians, lines: quartiles", fontsize=9)
+    return _save(figure, f"models-{dtype}", single)
+
+
+def _save(figure: Any, name: str, records: Sequence[Record]) -> Path:
+    from matplotlib import pyplot
+
+    path = FOLDER / f"{name}.svg"
+    figure.savefig(path, metadata={"Date": None, "Description": machine_line(records[-1])})
+    pyplot.close(figure)
+    return path
