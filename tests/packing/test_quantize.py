@@ -43,8 +43,9 @@ def test_int4_is_within_half_a_step_of_each_group(group: int, symmetric: bool, s
     runs = weight.view(7, -1, group)
     low, high = runs.amin(-1).clamp(max=0), runs.amax(-1).clamp(min=0)
     step = runs.abs().amax(-1) / 7 if symmetric else (high - low) / 15
+    assert torch.equal(packed.scales, packed.scales.bfloat16().float())
     error = (packed.unpack() - weight).view(7, -1, group).abs()
-    assert (error <= (0.501 if symmetric else 1.001) * step.unsqueeze(-1)).all()  # a rounded zero point may cut an end
+    assert (error <= (0.505 if symmetric else 1.01) * step.unsqueeze(-1)).all()  # a rounded zero point may cut an end
     assert (packed.unpack()[weight == 0] == 0).all()
 
 

@@ -20,7 +20,7 @@ logger = logging.getLogger("twofour.kernels")
 FEW_TOKENS = 16
 """Up to here the first of `LAYOUTS` wins, above it the second; `compile` measures instead."""
 
-LAYOUTS = {"float32": ("rows", "pairs"), "bfloat16": ("bf16_rows", "bf16_panels")}
+LAYOUTS = {"float32": ("rows", "pairs"), "bfloat16": ("bf16_rows", "bf16_panels"), "int4": ("int4_rows", "int4_rows")}
 """dtype of the weight -> layouts for few and for many tokens; other dtypes take the table's first."""
 
 _prepared: WeakKeyDictionary[Packed, dict[str, Tensor]] = WeakKeyDictionary()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from twofour import native
+from twofour.errors import PackingError
 from twofour.packing import DTYPES, HEADER_BYTES, Header, Packed, has_zeros, layout_header, read_layout_header
 
 
@@ -20,9 +21,10 @@ def to_layout(packed: Packed, layout: str) -> Tensor:
         uint8: 64-byte header, then the layout's bytes.
 
     Raises:
-        PackingError: The packed weight is inconsistent.
+        PackingError: The packed weight is inconsistent, or the layout cannot hold its scales.
     """
     packed.validate()
+    _require_scales(packed)
     header, zeros = packed.header, packed.zeros is not None
     extension, rows, columns = native.extension(), header.rows, header.reduction
     assert (header.pattern, header.dtype) == ("2:4", extension.layout_dtype(layout)), (header, layout)
@@ -61,6 +63,19 @@ def from_layout(buffer: Tensor) -> Packed:
     address = buffer.data_ptr() + HEADER_BYTES
     native.extension().layout_unpack(found.layout, address, rows, columns, found.group, *at)
     return packed
+
+
+def _require_scales(packed: Packed) -> None:
+    if packed.header.dtype != "int4":
+        return
+    scales, group = packed.scales, packed.header.group
+    if group == 0 or scales is None or not torch.equal(scales, scales.bfloat16().float()):
+        raise PackingError(
+            "the layout of an int4 weight cannot hold its scales",
+            got="no groups" if group == 0 else "scales that are no bfloat16 numbers",
+            wanted="a bfloat16 scale for each group of inputs",
+            remedy='pack the weight again from floating point: pack(weight, "2:4", "int4")',
+        )
 
 
 def _parts(packed: Packed) -> tuple[Tensor | None, ...]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from twofour.kernels.base import Kernel
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
-from twofour.kernels.nm_matmul.quantization import DYNAMIC, Quantization, quantize_input, quantize_output
 from twofour.packing import Packed
 
 
@@ -28,44 +27,13 @@ def nm_matmul_reference(x: Tensor, packed: Packed, bias: Tensor | None = None) -
     return torch.nn.functional.linear(x, weight, bias)
 
 
-def nm_matmul_int8_reference(
-    x: Tensor,
-    packed: Packed,
-    bias: Tensor | None = None,
-    quantization: Quantization = DYNAMIC,
-    epilogue: Epilogue = PLAIN_EPILOGUE,
-    other: Tensor | None = None,
-) -> Tensor:
-    """Return epilogue(x @ W.T + bias) as int8 kernels compute it: with a plain epilogue the same bits.
-
-    sum = (q - zero) W^T in whole numbers; y = sum * (scale * W's scale) + bias in float32, each step rounded once.
-
-    Args:
-        x: (tokens, in), float32, bfloat16 or uint8.
-        packed: int8 weight (out, in), `in` at most `LARGEST_REDUCTION`.
-        bias: float32 (out,) or None.
-        quantization: The input's range and the answer's dtype.
-        epilogue: What happens to the float32 product.
-        other: Its second operand, (tokens, out).
-
-    Returns:
-        (tokens, out) in `quantization.output(x)`.
-    """
-    whole, scale, zero = quantize_input(x, quantization)
-    weight = replace(packed, scales=None).unpack()
-    exact = (whole - zero).double() @ weight.double().T  # below 2^53: the sums are whole and exact
-    y = exact.float() * (scale if packed.scales is None else scale * packed.scales.view(1, -1))
-    y = epilogue.apply(y if bias is None else y + bias, other)
-    return quantize_output(y, replace(quantization, y_dtype=quantization.output(x)))
-
-
 @dataclass(frozen=True)
 class ReferenceMatmul(Kernel):
     """The reference as a row of the table; it keeps the weight dense, so it saves neither time nor memory."""
 
     def refuses(self, packed: Packed) -> str | None:
         """Return why not: the reference takes every pattern and every floating dtype."""
-        if packed.header.dtype in ("int8", "int4"):
+        if packed.header.dtype in ("int8", "int4") and packed.scales is None:
             return f"computes in floating point, the weight is {packed.header.dtype} without scales"
         return None
 

@@ -1,0 +1,83 @@
+// The AMX row.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12's own _mm512_undefined_ps
+#endif
+#include "tiles.h"
+
+namespace {
+
+using twofour::kInt4BlockBytes;
+
+// The 2:4 weight: values less their zero points, at their places among zeros.
+struct Sparse {
+  static constexpr int64_t kBlockBytes = kInt4BlockBytes;
+  static constexpr bool kOffset = false;
+  static constexpr int64_t kFar = 42 * kInt4BlockBytes, kNear = 10 * kInt4BlockBytes;
+
+  // A lane holds the two values of two groups. Byte j of a dense lane takes value 0 where the code's first index is j,
+  // value 1 where its second is, else nothing (the top bit makes vpshufb write zero). Codes that are illegal: 0.
+  static __m512i shuffles() {
+    return _mm512_setr_epi32(0, 0, 0, 0, static_cast<int>(0x80800100), 0, 0, 0, static_cast<int>(0x80018000),
+                             static_cast<int>(0x80010080), 0, 0, static_cast<int>(0x01808000),
+                             static_cast<int>(0x01800080), static_cast<int>(0x01008080), 0);
+  }
+
+  // 16 rows x 32 inputs -> 8 lines of 16 rows x 4 inputs.
+  static TWOFOUR_INLINE void expand(const uint8_t* half, __m512i zero, uint8_t* to) {
+    const __m512i nibble = _mm512_set1_epi8(15);
+    const __m512i lane = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
+    const __m512i place[2] = {lane, _mm512_or_si512(lane, _mm512_set1_epi8(2))};
+    const __m512i look_up = shuffles();
+    __m512i codes = _mm512_loadu_si512(half);
+    TWOFOUR_UNROLL
+    for (int line = 0; line < 3; line++) {
+      _mm_prefetch(reinterpret_cast<const char*>(half) + line * 64 + kFar, _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(half) + line * 64 + kNear, _MM_HINT_T0);
+    }
+    TWOFOUR_UNROLL
+    for (int s = 0; s < 4; s++) {
+      const __m512i line = _mm512_loadu_si512(half + 64 + s / 2 * 64);
+      const __m512i w =
+          _mm512_sub_epi8(_mm512_and_si512(s % 2 == 0 ? line : _mm512_srli_epi16(line, 4), nibble), zero);
+      TWOFOUR_UNROLL
+      for (int g = 0; g < 2; g++) {
+        const __m512i from = _mm512_or_si512(_mm512_permutexvar_epi32(codes, look_up), place[g]);
+        _mm512_store_si512(to + (2 * s + g) * 64, _mm512_shuffle_epi8(w, from));
+        codes = _mm512_srli_epi32(codes, 4);
+      }
+    }
+  }
+  static TWOFOUR_INLINE void multiply_even(bool starts, bool ends, int32_t* to) {
+    if (starts) {
+      _tile_zero(0);
+      _tile_zero(1);
+    }
+    _tile_dpbssd(0, 4, 5);
+    _tile_dpbssd(1, 4, 6);
+    if (ends) {
+      _tile_stored(0, to, 64);
+      _tile_stored(1, to + 256, 64);
+    }
+  }
+  static TWOFOUR_INLINE void multiply_odd(bool starts, bool ends, int32_t* to) {
+    if (starts) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    _tile_dpbssd(2, 4, 5);
+    _tile_dpbssd(3, 4, 6);
+    if (ends) {
+      _tile_stored(2, to, 64);
+      _tile_stored(3, to + 256, 64);
+    }
+  }
+};
+
+}  // namespace
+
+namespace twofour {
+
+int64_t nm_matmul_2x4_int4_rows__amx__workspace(const NmMatmul& a) { return tile_product_workspace(a); }
+void nm_matmul_2x4_int4_rows__amx(const NmMatmul& a) { tile_product<Sparse>(a); }
+
+}  // namespace twofour

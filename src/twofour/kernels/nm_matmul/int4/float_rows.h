@@ -1,0 +1,171 @@
+// int4 weights against float activations: vectors hold output rows, half bytes become floats in the register, and each
+// row picks its inputs from a broadcast group of four by its code (design C of ../README.md).
+//
+// Exact up to the rounding of float sums. For CPUs without VNNI; V is the vector type of the instruction-set file:
+// reg and width as in epilogue_math.h, tokens (per pass), broadcast4(p) and permute4(x, indices), whose control is the
+// low two bits of a lane. Everything has internal linkage.
+#pragma once
+
+#include <cstdint>
+
+#include "int4_layout.h"
+#include "kernels/epilogue_math.h"
+#include "kernels/nm_matmul/nm_matmul.h"
+#include "native/compiler.h"
+#include "native/team.h"
+
+namespace {
+
+using twofour::Int4Unit;
+using twofour::kInt4BlockBytes;
+using twofour::kInt4Half;
+using twofour::kInt4HalfBytes;
+using twofour::kInt4Offset;
+using twofour::kInt4Rows;
+using twofour::kInt4Tile;
+using twofour::NmMatmul;
+using twofour::Type;
+
+inline float wide(uint16_t bfloat16) { return __builtin_bit_cast(float, static_cast<uint32_t>(bfloat16) << 16); }
+
+inline uint16_t narrow(float value) {  // to nearest, ties to even; NaN stays NaN
+  const auto bits = __builtin_bit_cast(uint32_t, value);
+  return static_cast<uint16_t>(value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline float read(const void* from, Type type, int64_t at) {
+  return type == Type::f32 ? static_cast<const float*>(from)[at] : wide(static_cast<const uint16_t*>(from)[at]);
+}
+
+template <class V>
+struct Int4Floats {
+  using F = typename V::reg;
+  typedef uint32_t I __attribute__((vector_size(sizeof(F))));
+  static constexpr int kWidth = V::width;
+
+  static I load(const uint8_t* p) {
+    I v;
+    __builtin_memcpy(&v, p, sizeof v);
+    return v;
+  }
+
+  // What lane i of a vector makes of its half bytes: real = value * scale + offset, exact in float.
+  struct Scale {
+    F scale, offset;
+  };
+  static Scale scale_of(const NmMatmul& a, const Int4Unit& at, const uint8_t* unit, int64_t group, int64_t lane) {
+    float scales[kWidth], offsets[kWidth];
+    for (int i = 0; i < kWidth; i++) {
+      uint16_t stored;
+      __builtin_memcpy(&stored, unit + at.scales + (group * kInt4Rows + lane + i) * 2, 2);
+      scales[i] = wide(stored);
+      offsets[i] = -scales[i] * static_cast<float>(a.zeros ? unit[at.zeros + group * kInt4Rows + lane + i] : kInt4Offset);
+    }
+    Scale result;
+    __builtin_memcpy(&result.scale, scales, sizeof scales);
+    __builtin_memcpy(&result.offset, offsets, sizeof offsets);
+    return result;
+  }
+
+  // One block of kWidth rows against T tokens; x is [group of 4][token][4]. Two chains of sums hide the latency.
+  template <int T>
+  static TWOFOUR_INLINE void add_block(const uint8_t* codes_at, const uint8_t* values_at, const Scale& real,
+                                       const float* x, F (&sums)[2][T]) {
+    const I codes = load(codes_at);
+    TWOFOUR_UNROLL
+    for (int s = 0; s < 4; s++) {
+      const I values = load(values_at + s / 2 * 64);
+      TWOFOUR_UNROLL
+      for (int g = 2 * s; g < 2 * s + 2; g++) {
+        const int first = g % 2 * 16 + s % 2 * 4;
+        const F w0 = __builtin_convertvector(values >> first & 15, F) * real.scale + real.offset;
+        const F w1 = __builtin_convertvector(values >> (first + 8) & 15, F) * real.scale + real.offset;
+        TWOFOUR_UNROLL
+        for (int t = 0; t < T; t++) {
+          const F four = V::broadcast4(x + (g * T + t) * 4);
+          sums[0][t] += w0 * V::permute4(four, codes >> 4 * g);
+          sums[1][t] += w1 * V::permute4(four, codes >> (4 * g + 2));
+        }
+      }
+    }
+  }
+
+  // Bias, epilogue and store of kWidth outputs of one token.
+  static void finish(const NmMatmul& a, int64_t t, int64_t row, F y) {
+    const int64_t left = a.out_features - row, count = left < kWidth ? left : kWidth;
+    float lanes[kWidth] = {}, others[kWidth] = {};
+    for (int64_t i = 0; i < count; i++) {
+      lanes[i] = a.bias == nullptr ? 0.0f : a.bias[row + i];
+      if (a.epilogue.combine != Combine::none)
+        others[i] = read(a.epilogue.other, a.y_type, t * a.epilogue.other_stride + row + i);
+    }
+    F bias, other;
+    __builtin_memcpy(&bias, lanes, sizeof lanes);
+    __builtin_memcpy(&other, others, sizeof others);
+    y += bias;
+    if (!a.epilogue.plain()) y = apply_activation<V>(y, a.epilogue.activation);
+    if (a.epilogue.combine != Combine::none) y = apply_combine<V>(y, other, a.epilogue.combine);
+    __builtin_memcpy(lanes, &y, sizeof lanes);
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t at = t * a.y_stride + row + i;
+      if (a.y_type == Type::f32) static_cast<float*>(a.y)[at] = lanes[i];
+      else static_cast<uint16_t*>(a.y)[at] = narrow(lanes[i]);
+    }
+  }
+
+  template <int T>
+  static TWOFOUR_NOINLINE void units(const NmMatmul& a, const float* x, int64_t first, int64_t u0, int64_t u1) {
+    const Int4Unit at(a.in_features, a.group, a.zeros, kInt4BlockBytes);
+    for (int64_t u = u0; u < u1; u++) {
+      const uint8_t* unit = static_cast<const uint8_t*>(a.weight) + u * at.bytes;
+      for (int64_t lane = 0; lane < kInt4Rows && u * kInt4Rows + lane < a.out_features; lane += kWidth) {
+        const uint8_t* half = unit + at.blocks + lane / kInt4Half * kInt4HalfBytes + lane % kInt4Half * 4;
+        F sums[2][T] = {};
+        for (int64_t tile = 0; tile < at.tiles;) {
+          const Scale real = scale_of(a, at, unit, tile / at.group_tiles, lane);
+          for (int64_t end = tile + at.group_tiles; tile < end; tile++, half += kInt4BlockBytes)
+            add_block<T>(half, half + 64, real, x + tile * kInt4Tile * T, sums);
+        }
+        for (int t = 0; t < T; t++) finish(a, first + t, u * kInt4Rows + lane, sums[0][t] + sums[1][t]);
+      }
+    }
+  }
+
+  template <int T>
+  static void units_of(int64_t tokens, const NmMatmul& a, const float* x, int64_t first, int64_t u0, int64_t u1) {
+    if (tokens == T) return units<T>(a, x, first, u0, u1);
+    if constexpr (T > 1) units_of<T - 1>(tokens, a, x, first, u0, u1);
+  }
+
+  // Tokens [first, first + tokens) -> x[group][token][4], zero past in_features.
+  static void copy_tokens(const NmMatmul& a, const Team& team, int64_t first, int64_t tokens, float* to) {
+    int64_t g0, g1;
+    team.share((a.in_features + kInt4Tile - 1) / kInt4Tile * (kInt4Tile / 4), 1, &g0, &g1);
+    for (int64_t g = g0; g < g1; g++)
+      for (int64_t t = 0; t < tokens; t++)
+        for (int64_t i = 0; i < 4; i++)
+          to[(g * tokens + t) * 4 + i] =
+              g * 4 < a.in_features ? read(a.x, a.x_type, (first + t) * a.x_stride + g * 4 + i) : 0.0f;
+  }
+
+  static int64_t workspace(const NmMatmul& a) {
+    return (a.in_features + kInt4Tile - 1) / kInt4Tile * kInt4Tile * V::tokens * 4;
+  }
+
+  static void run(const NmMatmul& a) {
+    auto* x = static_cast<float*>(a.workspace);
+    with_team(a.threads, [&](const Team& team) {
+      int64_t u0, u1;
+      team.share((a.out_features + kInt4Rows - 1) / kInt4Rows, 1, &u0, &u1);
+      for (int64_t first = 0; first < a.tokens; first += V::tokens) {
+        const int64_t tokens = a.tokens - first < V::tokens ? a.tokens - first : V::tokens;
+        if (first > 0) team.barrier();  // the last tokens are still being read
+        copy_tokens(a, team, first, tokens, x);
+        team.barrier();
+        units_of<V::tokens>(tokens, a, x, first, u0, u1);
+      }
+    });
+  }
+};
+
+}  // namespace

@@ -1,0 +1,212 @@
+// Weights expanded into AMX tiles: each 16 rows x 4 inputs of a 2:4 weight become one line of a tile of whole numbers,
+// zeros included, which serves every token at once; the tile unit multiplies 16 tokens in the time the expansion takes.
+//
+// Per line of 64 dense values: a shift, a look-up of the codes' byte shuffle (vpermd), an or, the shuffle (vpshufb) and
+// a store. Internal linkage.
+#pragma once
+
+#include "fixed_point.h"
+#include "int4_layout.h"
+#include "native/team.h"
+
+namespace {
+
+using twofour::Int4Unit;
+using twofour::kInt4Half;
+using twofour::kInt4Rows;
+using twofour::kInt4Tile;
+
+constexpr int kTileTokens = 8;  // two planes of bytes each: the 16 rows of a tile
+constexpr int64_t kLag = 1, kSlots = 2;  // steps between storing lines and loading them as tiles
+constexpr int64_t kTileBytes = 1024;
+
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+// Tiles 0, 1: sums of both halves in even groups, 2, 3: in odd ones; 4: tokens; 5, 6: weights of both halves.
+inline void configure_tiles(int64_t tokens, int64_t inputs) {
+  TileShapes shapes;
+  for (int i = 0; i < 8; i++) {
+    shapes.row_bytes[i] = static_cast<uint16_t>(i == 4 ? inputs : 64);
+    shapes.rows[i] = static_cast<uint8_t>(i < 5 ? 2 * tokens : inputs / 4);
+  }
+  _tile_loadconfig(&shapes);
+}
+
+// Where things are in the workspace: one piece of tokens that all threads read, then sums and tiles of each thread.
+struct TilePlan {
+  int64_t inputs;  // of a tile: 64, or 32 where a group is 32
+  int64_t steps, group_steps;
+  int64_t totals, planes, piece_bytes;
+  static constexpr int64_t kSums = kTileTokens * kInt4Rows * 4;
+  static constexpr int64_t kThreadBytes = kSums + 4 * kTileBytes + kSlots * 2 * kTileBytes;
+
+  explicit TilePlan(const NmMatmul& a) {
+    inputs = a.group % 64 == 0 ? 64 : 32;
+    steps = (a.in_features + inputs - 1) / inputs;
+    group_steps = a.group / inputs;
+    totals = 64;  // floats [group][token], the sums of each token's inputs, for weights that keep zero points
+    planes = totals + steps * kTileTokens * 4;
+    piece_bytes = planes + steps * 2 * kTileTokens * inputs;
+  }
+};
+
+// q = 256 * high + low, both signed: [step][plane][token][inputs].
+inline void quantize_to_tiles(const NmMatmul& a, const TilePlan& plan, int64_t first, int64_t tokens, int64_t t,
+                              uint8_t* piece) {
+  const float scale = scale_of(a, first + t, kSignedLargest);
+  reinterpret_cast<float*>(piece)[t] = scale;
+  const __m512 inverse = _mm512_set1_ps(1.0f / scale);
+  auto* totals = reinterpret_cast<float*>(piece + plan.totals);
+  __m512i total = _mm512_setzero_si512();
+  for (int64_t s = 0; s < plan.steps; s++) {
+    uint8_t* to = piece + plan.planes + (s * 2 * tokens + t) * plan.inputs;
+    for (int64_t i = 0; i < plan.inputs; i += 16) {
+      const __m512i q = round_x(a, first + t, s * plan.inputs + i, inverse);
+      const __m512i up = _mm512_add_epi32(q, _mm512_set1_epi32(128));
+      total = _mm512_add_epi32(total, q);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm512_cvtepi32_epi8(_mm512_srai_epi32(up, 8)));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + tokens * plan.inputs + i), _mm512_cvtepi32_epi8(q));
+    }
+    if ((s + 1) % plan.group_steps == 0) {
+      totals[s / plan.group_steps * kTileTokens + t] = static_cast<float>(_mm512_reduce_add_epi32(total));
+      total = _mm512_setzero_si512();
+    }
+  }
+}
+
+// Adds one group's sums of whole numbers, scaled, to the sums of a half: [token][16].
+template <bool Offset>
+TWOFOUR_INLINE void add_scaled(const int32_t* high, const int32_t* low, __m512 scale, __m512 zero, const float* totals,
+                               int64_t tokens, float* sums) {
+  for (int64_t t = 0; t < tokens; t++) {
+    const __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(high + t * 16), 8),
+                                           _mm512_load_si512(low + t * 16));
+    __m512 real = _mm512_cvtepi32_ps(whole);
+    if (Offset) real = _mm512_fnmadd_ps(zero, _mm512_set1_ps(totals[t]), real);
+    _mm512_store_ps(sums + t * kInt4Rows, _mm512_fmadd_ps(real, scale, _mm512_load_ps(sums + t * kInt4Rows)));
+  }
+}
+
+inline void store_unit(const NmMatmul& a, const uint8_t* piece, const float* sums, int64_t first, int64_t tokens,
+                       int64_t row) {
+  for (int64_t h = 0; h < 2; h++) {
+    const int64_t m = row + h * kInt4Half;
+    if (m >= a.out_features) continue;
+    for (int64_t t = 0; t < tokens; t++) {
+      const __m512 scale = _mm512_set1_ps(reinterpret_cast<const float*>(piece)[t]);
+      finish(a, first + t, m, _mm512_mul_ps(_mm512_load_ps(sums + t * kInt4Rows + h * kInt4Half), scale));
+    }
+  }
+}
+
+// One unit against a piece of tokens, as three loops that lag behind each other by a step: lines are expanded, the lines of
+// the step before are multiplied, sums of the group before that are scaled. A tile load of lines just stored would wait
+// for the stores to reach L1, a store of sums for the 52 cycles of a product: 15 against 6 cycles per 128 weights.
+//
+// W says what a weight is: its block, how a half of it becomes tile lines, and the signs in the products.
+template <class W, bool Zeros>
+struct TileUnit {
+  const TilePlan& plan;
+  const Int4Unit& at;
+  const uint8_t* unit;
+  const uint8_t* piece;
+  int64_t tokens;
+  float* sums;
+  int32_t* whole;
+  uint8_t* lines;
+  __m512i zero[2];
+
+  TWOFOUR_INLINE void expand(int64_t step) {
+    if (step % plan.group_steps == 0) {
+      for (int h = 0; h < 2; h++) zero[h] = zeros_of(step / plan.group_steps, h);
+    }
+    const uint8_t* block = unit + at.blocks + step * (plan.inputs / kInt4Tile) * W::kBlockBytes;
+    uint8_t* to = lines + step % kSlots * 2 * kTileBytes;
+    for (int64_t i = 0; i < plan.inputs; i += kInt4Tile, block += W::kBlockBytes)
+      for (int h = 0; h < 2; h++) W::expand(block + h * W::kBlockBytes / 2, zero[h], to + h * kTileBytes + i * 16);
+  }
+
+  TWOFOUR_INLINE void multiply(int64_t step) {
+    const uint8_t* from = lines + step % kSlots * 2 * kTileBytes;
+    const int64_t group = step / plan.group_steps;
+    const bool starts = step % plan.group_steps == 0, ends = (step + 1) % plan.group_steps == 0;
+    _tile_loadd(4, piece + plan.planes + step * 2 * tokens * plan.inputs, plan.inputs);
+    _tile_loadd(5, from, 64);
+    _tile_loadd(6, from + kTileBytes, 64);
+    if (group % 2 == 0)
+      W::multiply_even(starts, ends, whole);
+    else
+      W::multiply_odd(starts, ends, whole + 2 * 256);
+    if (ends && group > 0) scale(group - 1);
+  }
+
+  TWOFOUR_INLINE void scale(int64_t group) {
+    const int32_t* from = whole + group % 2 * 2 * 256;
+    const auto* totals = reinterpret_cast<const float*>(piece + plan.totals) + group * kTileTokens;
+    for (int h = 0; h < 2; h++) {
+      const __m512 scales = load_scales(unit + at.scales + (group * kInt4Rows + h * kInt4Half) * 2);
+      const __m512 offset = W::kOffset ? zero_floats(zeros_of(group, h)) : _mm512_setzero_ps();
+      add_scaled<W::kOffset>(from + h * 256, from + h * 256 + tokens * 16, scales, offset, totals, tokens,
+                             sums + h * kInt4Half);
+    }
+  }
+
+  TWOFOUR_INLINE __m512i zeros_of(int64_t group, int h) const {
+    return Zeros ? load_zeros(unit + at.zeros + group * kInt4Rows + h * kInt4Half)
+                 : _mm512_set1_epi8(twofour::kInt4Offset);
+  }
+};
+
+template <class W, bool Zeros>
+TWOFOUR_NOINLINE void tile_units(const NmMatmul& a, const TilePlan& plan, const uint8_t* piece, uint8_t* own,
+                                 int64_t first, int64_t tokens, int64_t u0, int64_t u1) {
+  const Int4Unit at(a.in_features, a.group, Zeros, W::kBlockBytes);
+  auto* sums = reinterpret_cast<float*>(own);
+  auto* whole = reinterpret_cast<int32_t*>(own + TilePlan::kSums);
+  for (int64_t u = u0; u < u1; u++) {
+    const uint8_t* weight = static_cast<const uint8_t*>(a.weight) + u * at.bytes;
+    uint8_t* lines = own + TilePlan::kSums + 4 * kTileBytes;
+    TileUnit<W, Zeros> unit{plan, at, weight, piece, tokens, sums, whole, lines, {}};
+    for (int64_t i = 0; i < tokens * kInt4Rows; i += 16) _mm512_store_ps(sums + i, _mm512_setzero_ps());
+    for (int64_t step = 0; step < plan.steps; step++) {
+      unit.expand(step);
+      if (step >= kLag) unit.multiply(step - kLag);
+    }
+    for (int64_t step = plan.steps > kLag ? plan.steps - kLag : 0; step < plan.steps; step++) unit.multiply(step);
+    unit.scale(at.groups - 1);
+    store_unit(a, piece, sums, first, tokens, u * kInt4Rows);
+  }
+}
+
+inline int64_t tile_product_workspace(const NmMatmul& a) {
+  return TilePlan(a).piece_bytes + 64 + (a.threads > 1 ? a.threads : 1) * TilePlan::kThreadBytes;
+}
+
+template <class W>
+void tile_product(const NmMatmul& a) {
+  const TilePlan plan(a);
+  auto* piece = static_cast<uint8_t*>(a.workspace);
+  with_team(a.threads, [&](const Team& team) {
+    uint8_t* own = piece + (plan.piece_bytes + 63) / 64 * 64 + team.me * TilePlan::kThreadBytes;
+    int64_t u0, u1;
+    team.share((a.out_features + kInt4Rows - 1) / kInt4Rows, 1, &u0, &u1);
+    for (int64_t first = 0; first < a.tokens; first += kTileTokens) {
+      const int64_t tokens = a.tokens - first < kTileTokens ? a.tokens - first : kTileTokens;
+      if (first > 0) team.barrier();  // the last piece is still being read
+      for (int64_t t = team.me; t < tokens; t += team.size) quantize_to_tiles(a, plan, first, tokens, t, piece);
+      team.barrier();
+      configure_tiles(tokens, plan.inputs);
+      if (a.zeros)
+        tile_units<W, true>(a, plan, piece, own, first, tokens, u0, u1);
+      else
+        tile_units<W, false>(a, plan, piece, own, first, tokens, u0, u1);
+    }
+    _tile_release();
+  });
+}
+
+}  // namespace
