@@ -1,0 +1,18 @@
+// The AVX-512 rows: bfloat16 widened to float32 in the register, multiply-adds of floats.
+#include "avx512.h"
+#include "panels.h"
+#include "rows.h"
+
+namespace twofour {
+
+int64_t nm_matmul_2x4_bf16_rows__avx512__workspace(const NmMatmul& a) {
+  return row_blocks_workspace<FloatGroups<Vec>>(a);
+}
+void nm_matmul_2x4_bf16_rows__avx512(const NmMatmul& a) { row_blocks<FloatGroups<Vec>>(a); }
+
+int64_t nm_matmul_2x4_bf16_panels__avx512__workspace(const NmMatmul& a) {
+  return panel_product_workspace<FloatPanel<Vec>, 8, 1>(a);
+}
+void nm_matmul_2x4_bf16_panels__avx512(const NmMatmul& a) { panel_product<FloatPanel<Vec>, 8, 1>(a); }
+
+}  // namespace twofour

@@ -1,0 +1,83 @@
+// What the bfloat16 kernels share: rounding, activations in, answers out. V is the vector type of an instruction-set
+// file: a vector of floats (V::reg) and how to move it. bfloat16 is the upper half of a float: a shift widens it.
+#pragma once
+
+#include <cstdint>
+
+#include "bf16_layout.h"
+#include "kernels/epilogue_math.h"
+#include "kernels/nm_matmul/nm_matmul.h"
+#include "native/compiler.h"
+#include "native/team.h"
+
+namespace {
+
+using twofour::NmMatmul;
+using twofour::Type;
+
+TWOFOUR_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+TWOFOUR_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Where element (row, column) of x, y or the epilogue's other operand stands; all are float32 or bfloat16.
+TWOFOUR_INLINE const char* element(const void* base, Type type, int64_t at) {
+  return static_cast<const char*>(base) + at * (type == Type::f32 ? 4 : 2);
+}
+
+// Floats to the nearest bfloat16, ties to even, still as floats; a NaN stays a NaN.
+template <class V>
+TWOFOUR_INLINE typename V::reg rounded(typename V::reg x) {
+  typedef uint32_t U __attribute__((vector_size(sizeof(x))));
+  const U bits = (U)x, nan = (U)(x != x);
+  const U even = bits + 0x7fff + ((bits >> 16) & 1), quiet = bits | 0x400000;
+  return (typename V::reg)(((even & ~nan) | (quiet & nan)) & 0xffff0000u);
+}
+
+// `count` numbers as floats, the rest of the vector zero.
+template <class V>
+TWOFOUR_INLINE typename V::reg load_numbers(const char* from, Type type, int64_t count) {
+  if (type == Type::bf16)
+    return count >= V::width ? V::load_upper(from) : V::load_upper_partial(from, count);
+  return count >= V::width ? V::load_unaligned(reinterpret_cast<const float*>(from))
+                           : V::load_partial(reinterpret_cast<const float*>(from), count);
+}
+// The same, rounded to bfloat16: the operand of every product.
+template <class V>
+TWOFOUR_INLINE typename V::reg load_rounded(const char* from, Type type, int64_t count) {
+  const typename V::reg x = load_numbers<V>(from, type, count);
+  return type == Type::bf16 ? x : rounded<V>(x);
+}
+
+template <class V>
+TWOFOUR_INLINE void store_numbers(char* to, Type type, typename V::reg x, int64_t count) {
+  if (type == Type::bf16) {
+    if (count >= V::width) V::store_upper(to, rounded<V>(x));
+    else V::store_upper_partial(to, rounded<V>(x), count);
+  } else if (count >= V::width) V::store_unaligned(reinterpret_cast<float*>(to), x);
+  else V::store_partial(reinterpret_cast<float*>(to), x, count);
+}
+
+// Apart from the loops: the activations are long and a plain product never calls it.
+template <class V>
+TWOFOUR_NOINLINE typename V::reg epilogue_of(const NmMatmul& a, int64_t token, int64_t row, int64_t count,
+                                             typename V::reg x) {
+  x = apply_activation<V>(x, a.epilogue.activation);
+  if (a.epilogue.combine == Combine::none) return x;
+  const char* other = element(a.epilogue.other, a.y_type, token * a.epilogue.other_stride + row);
+  return apply_combine<V>(x, load_numbers<V>(other, a.y_type, count), a.epilogue.combine);
+}
+
+// Sums with their bias of outputs [row, row + count) of one token -> y.
+template <class V>
+TWOFOUR_INLINE void store_outputs(const NmMatmul& a, int64_t token, int64_t row, int64_t count, typename V::reg sums) {
+  if (!a.epilogue.plain()) sums = epilogue_of<V>(a, token, row, count, sums);
+  char* y = const_cast<char*>(element(a.y, a.y_type, token * a.y_stride + row));
+  store_numbers<V>(y, a.y_type, sums, count);
+}
+
+template <class V>
+TWOFOUR_INLINE typename V::reg bias_of(const NmMatmul& a, int64_t row, int64_t count) {
+  if (a.bias == nullptr) return V::zero();
+  return count >= V::width ? V::load_unaligned(a.bias + row) : V::load_partial(a.bias + row, count);
+}
+
+}  // namespace
