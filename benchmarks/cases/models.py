@@ -148,18 +148,19 @@ def _build(subject: Subject, pruned: Subject, dtype: str, threads: int, without:
 
 
 def _compiled(side: Side, name: str, subject: Subject, dtype: str) -> Callable[[], Any]:
-    """Compile with graph=True, else layer by layer with the reason beside it."""
+    """Compile for this number of tokens with graph=True, else layer by layer with the reason beside it."""
     options = inspect.signature(twofour.compile).parameters
+    compiling = partial(twofour.compile, subject.model, subject.inputs, dtype, tokens=(subject.tokens,))
     fast = None
     if "graph" not in options:
         side.missing[f"{name}, graph"] = "compile(graph=True) is not built"
     else:
         try:
-            fast = twofour.compile(subject.model, subject.inputs, dtype, graph=True)  # pyright: ignore
+            fast = compiling(graph=True)
         except TwofourError as error:
             side.missing[f"{name}, graph"] = _reason(error)
     if fast is None:
-        fast = twofour.compile(subject.model, subject.inputs, dtype)
+        fast = compiling()
     side.plans[name] = str(getattr(fast, "plan", ""))
     return partial(peers.first_output, fast, subject.inputs)
 

@@ -40,13 +40,16 @@ class Block(nn.Module):
 class Gpt2Step(nn.Module):
     """One token in, its logits out."""
 
-    def __init__(self, layers: int, heads: int, width: int, context: int, vocabulary: int) -> None:
+    def __init__(
+        self, layers: int, heads: int, width: int, context: int, vocabulary: int, *, tied: bool = True
+    ) -> None:
         super().__init__()
         self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(context + 1, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        self.head.weight = self.token.weight
+        if tied:
+            self.head.weight = self.token.weight
 
     def forward(self, token: Tensor, position: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Run one step.
@@ -78,11 +81,23 @@ def visible(position: Tensor, context: int, like: Tensor) -> Tensor:
 
 
 def gpt2_decode(batch: int) -> Subject:
-    """One decoding step behind 128 tokens; random weights: nothing but time is measured."""
+    """One decoding step behind 128 tokens: the head is the embedding, a third of the weights, and stays dense."""
+    return _decode(
+        "gpt2-decode", "random weights, context 128, head tied to the embedding and dense", VOCABULARY, batch
+    )
+
+
+def gpt2_untied_decode(batch: int) -> Subject:
+    """The same with a head of its own, padded to 50304 rows as is usual: it can be 2:4 too."""
+    note = "random weights, context 128, head of its own with 50304 rows"
+    return _decode("gpt2-untied-decode", note, 50304, batch)
+
+
+def _decode(name: str, note: str, vocabulary: int, batch: int) -> Subject:
     torch.manual_seed(0)
-    model = Gpt2Step(LAYERS, HEADS, WIDTH, CONTEXT, VOCABULARY)
+    model = Gpt2Step(LAYERS, HEADS, WIDTH, CONTEXT, vocabulary, tied=vocabulary == VOCABULARY)
     nn.init.normal_(model.token.weight, std=0.02)
     model = model.eval().requires_grad_(False)
     cache = torch.randn(2, LAYERS, batch, HEADS, CONTEXT, WIDTH // HEADS)
     inputs = (torch.randint(VOCABULARY, (batch, 1)), torch.tensor([CONTEXT]), cache[0].clone(), cache[1].clone())
-    return Subject("gpt2-decode", "random weights, context 128", model, inputs, batch, batch)
+    return Subject(name, note, model, inputs, batch, batch)

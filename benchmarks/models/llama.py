@@ -14,13 +14,25 @@ from models.subject import Subject
 LAYERS, HEADS, GROUPS, WIDTH, FEED, CONTEXT = 2, 32, 8, 4096, 14336, 128
 
 
+class RMSNorm(nn.Module):
+    """x over its root mean square, times a weight: written out, because ONNX exporters do not know torch's own."""
+
+    def __init__(self, width: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., width) -> (..., width)."""
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+
+
 class Layer(nn.Module):
     """One decoder layer; `heads` queries share `groups` keys and values."""
 
     def __init__(self, width: int, feed: int, heads: int, groups: int) -> None:
         super().__init__()
         self.heads, self.groups, self.size = heads, groups, width // heads
-        self.before_attention, self.before_feed = nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width, eps=1e-5)
+        self.before_attention, self.before_feed = RMSNorm(width), RMSNorm(width)
         self.query, self.output = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.key = nn.Linear(width, groups * self.size, bias=False)
         self.value = nn.Linear(width, groups * self.size, bias=False)
