@@ -1,0 +1,301 @@
+"""capture: a model's forward as a graph of torch operators, for every batch and sequence length where that is possible.
+
+The graph comes from torch.export without decompositions, so that linear, attention and normalisation stay whole.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+
+from twofour.errors import CompileError
+
+logger = logging.getLogger("twofour.capture")
+
+_LIBRARY = torch.library.Library("twofour", "FRAGMENT")
+_LIBRARY.define("kept(Tensor x, str name, int width) -> Tensor")
+torch.library.register_fake("twofour::kept", lambda x, name, width: x.new_empty(*x.shape[:-1], width), lib=_LIBRARY)
+KEPT = torch.ops.twofour.kept.default
+"""Stands for a layer that is kept whole: (x, its name, its output's last size). It is never run."""
+
+
+class Structure:
+    """How leaves make up a value. torch's own description warns when it is copied or pickled; this one does not."""
+
+    def __init__(self, spec: TreeSpec) -> None:
+        self.spec = spec
+
+    def value(self, leaves: Sequence[Any]) -> Any:
+        """Return the value that `leaves` make up."""
+        return tree_unflatten(leaves, self.spec)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Structure:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _structure_of, (tree_unflatten([None] * self.spec.num_leaves, self.spec),)
+
+
+def _structure_of(value: Any) -> Structure:
+    return Structure(tree_flatten(value, is_leaf=lambda leaf: leaf is None)[1])
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A captured forward.
+
+    Attributes:
+        module: Operators on placeholders, one per input leaf; weights and constants are its attributes.
+        example: The leaves it was captured with.
+        inputs: The parameters of the model's forward that the example gave, with the structure of their values.
+        constants: Leaf position -> value of every leaf that is no tensor: the graph holds for these values.
+        outputs: Structure of the answer.
+        guards: Conditions on the inputs' sizes, as Python on `L`: parameter name -> value.
+        dynamic: Whether sizes other than the example's are served.
+        reason: Why not, "" where they are.
+    """
+
+    module: fx.GraphModule
+    example: tuple[Any, ...]
+    inputs: Structure
+    constants: dict[int, Any]
+    outputs: Structure
+    guards: tuple[str, ...]
+    dynamic: bool
+    reason: str
+
+
+def arguments(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a call gives to each parameter of `model.forward`; None where None is the default counts as nothing.
+
+    Raises:
+        TypeError: The call does not fit the signature.
+    """
+    return bind(inspect.signature(type(model).forward), model, args, kwargs)
+
+
+def bind(
+    signature: inspect.Signature, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what a call gives to each parameter of `signature`, whose first one is the model."""
+    found = signature.bind(model, *args, **kwargs).arguments
+    given: dict[str, Any] = {}
+    for index, (name, value) in enumerate(found.items()):
+        parameter = signature.parameters[name]
+        if index == 0:
+            continue
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            given |= value
+        elif value is not None or parameter.default is not None:
+            given[name] = value
+    return given
+
+
+def capture(model: nn.Module, example: Mapping[str, Any], kept: Mapping[str, int] | None = None) -> Graph:
+    """Capture the forward of `model` in evaluation mode, without gradients.
+
+    Args:
+        model: Any module; it is not changed.
+        example: Values of the parameters of its forward, as from `arguments`.
+        kept: Names of submodules that become single `KEPT` nodes, and the last size of their output; they take one
+            tensor and keep all sizes but the last.
+
+    Returns:
+        The graph, for every batch size and sequence length that torch can express, else for the example's sizes.
+
+    Raises:
+        CompileError: The model cannot be captured: torch's reason follows.
+    """
+    reasons: list[str] = []
+    with _whole(model, kept or {}), _no_fast_paths(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's own deprecations: whatever fails raises
+        for sizes, attempt in _attempts(example):
+            try:
+                program = torch.export.export(model, (), attempt, dynamic_shapes=sizes, strict=False)
+                if any(_changes(node) for node in program.graph.nodes):
+                    program = program.run_decompositions({})  # the same operators, without changes in place
+                return _graph(program, attempt, sizes is not None, "; ".join(reasons[:1]))
+            except Exception as error:  # whatever a model's own code raises under tracing
+                reasons.append(f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
+                logger.info("capture with %s sizes failed: %s", "any" if sizes else "fixed", reasons[-1])
+    raise CompileError(
+        "the model cannot be captured as a graph",
+        reasons=reasons,
+        wanted="a forward that torch.export can follow: no branch on a tensor's values, no code outside torch",
+        remedy="compile without graph=True: each layer is compiled by itself",
+    )
+
+
+def _attempts(example: Mapping[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield inputs with their dynamic sizes: any sizes first, then those of the example alone.
+
+    torch takes a size of 1 as fixed, so a batch of one is doubled for the capture.
+    """
+    tensors = [leaf for leaf in tree_flatten(dict(example))[0] if isinstance(leaf, Tensor) and leaf.ndim]
+    doubled = tree_map(
+        lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == 1 else leaf,
+        dict(example),
+    )
+    auto = tree_map(
+        lambda leaf: (torch.export.Dim.AUTO,) * leaf.ndim if isinstance(leaf, Tensor) else None, dict(example)
+    )
+    if any(len(leaf) == 1 for leaf in tensors):
+        yield auto, doubled
+    if tensors:
+        yield auto, dict(example)
+    yield None, dict(example)
+
+
+@contextmanager
+def _whole(model: nn.Module, kept: Mapping[str, int]) -> Iterator[None]:
+    """Let the named modules answer with a `KEPT` node."""
+    with ExitStack() as stack:
+        for name, width in kept.items():
+            module = model.get_submodule(name)
+            if "forward" not in module.__dict__:  # a module that has several names is done once
+
+                def forward(x: Tensor, name: str = name, width: int = width) -> Tensor:
+                    return KEPT(x, name, width)
+
+                object.__setattr__(module, "forward", forward)
+                stack.callback(object.__delattr__, module, "forward")
+        yield
+
+
+@contextmanager
+def _no_fast_paths() -> Iterator[None]:
+    """Keep nn.MultiheadAttention from its fused operator, which would hide what it computes."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _graph(program: Any, example: Mapping[str, Any], dynamic: bool, reason: str) -> Graph:
+    signature = program.graph_signature
+    odd = {spec.kind.name for spec in signature.output_specs} - {OutputKind.USER_OUTPUT.name}
+    if odd:
+        raise CompileError("the forward changes the model", got=", ".join(sorted(odd)), wanted="outputs alone")
+    leaves, spec = tree_flatten(dict(example))
+    constants = {index: leaf for index, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
+    guards = tuple(getattr(program, "_guards_code", ()))
+    reason = reason if not dynamic else ""
+    return Graph(
+        _unlifted(program),
+        tuple(leaves),
+        Structure(spec),
+        constants,
+        Structure(program.call_spec.out_spec),
+        guards,
+        dynamic,
+        reason,
+    )
+
+
+def _changes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _unlifted(program: Any) -> fx.GraphModule:
+    """Return the exported graph with weights and constants as attributes, named as in the state dict."""
+    root = nn.Module()
+    held = {**dict(program.state_dict), **program.constants}
+    targets = {
+        spec.arg.name: spec.target
+        for spec in program.graph_signature.input_specs
+        if spec.kind is not InputKind.USER_INPUT
+    }
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in targets and not node.users:
+            continue
+        if node.op == "placeholder" and (target := targets.get(node.name)) is not None:
+            copies[node] = attribute(graph, root, target, held[target])
+            copies[node].meta |= node.meta
+        else:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    return fx.GraphModule(root, graph)
+
+
+def attribute(graph: fx.Graph, root: nn.Module, name: str, value: Any) -> fx.Node:
+    """Add a node for a weight or constant held by `root` under a flat version of its state-dict `name`."""
+    flat = name.replace(".", "__")
+    if not hasattr(root, flat):
+        root.register_buffer(flat, value.detach() if isinstance(value, Tensor) else value, persistent=False)
+    node = graph.create_node("get_attr", flat)
+    node.meta["weight"] = name
+    return node
+
+
+class Guard:
+    """Tells whether a captured graph holds for given leaves: same structure and constants, sizes within its guards.
+
+    Attributes:
+        inputs: Structure of what a call gives.
+        free: (leaf, axis) of the sizes that may differ from the example's.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.inputs, self.constants = graph.inputs, graph.constants
+        nodes = [node.meta.get("val") for node in graph.module.graph.nodes if node.op == "placeholder"]
+        tensors = [(index, value) for index, value in enumerate(nodes) if isinstance(value, Tensor)]
+        self.kinds = [(index, value.dtype, value.ndim) for index, value in tensors]
+        axes = [(index, axis, size) for index, value in tensors for axis, size in enumerate(value.shape)]
+        self.fixed = [(index, axis, size) for index, axis, size in axes if isinstance(size, int)]
+        self.free = {(index, axis) for index, axis, size in axes if not isinstance(size, int)}
+        self.more_than_one: list[tuple[int, int]] = []
+        self.text = " and ".join(f"({guard})" for guard in graph.guards) or "True"
+        self._test: Callable[[dict[str, Any]], bool] | None = None
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether any size may differ from the example's."""
+        return bool(self.free)
+
+    def free_axes(self) -> list[int]:
+        """Return the axes on which some size may differ."""
+        return sorted({axis for _, axis in self.free})
+
+    def refuse_ones(self, axis: int) -> None:
+        """Refuse sizes of 1 on an axis from now on."""
+        self.more_than_one += [(index, a) for index, a in sorted(self.free) if a == axis]
+
+    def freeze(self, leaves: Sequence[Any]) -> None:
+        """Refuse sizes other than those of `leaves` from now on."""
+        self.fixed += [(index, axis, leaves[index].size(axis)) for index, axis in sorted(self.free)]
+        self.free = set()
+
+    def leaves(self, given: Mapping[str, Any]) -> list[Any] | None:
+        """Return the leaves of what a call gives, or None where the graph does not hold for them."""
+        leaves, spec = tree_flatten(given)
+        if spec != self.inputs.spec or any(leaves[index] != value for index, value in self.constants.items()):
+            return None
+        for index, dtype, ndim in self.kinds:
+            leaf = leaves[index]
+            if not isinstance(leaf, Tensor) or leaf.dtype != dtype or leaf.ndim != ndim or not leaf.is_cpu:
+                return None
+            if not leaf.numel():
+                return None
+        if any(leaves[index].size(axis) != size for index, axis, size in self.fixed):
+            return None
+        if any(leaves[index].size(axis) == 1 for index, axis in self.more_than_one):
+            return None
+        if self._test is None:
+            self._test = eval(f"lambda L: {self.text}", {"torch": torch, "min": min, "max": max})
+        return leaves if self._test(given) else None  # type: ignore[arg-type]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_test": None}

@@ -1,0 +1,119 @@
+"""What rules share: a rule, a product by a weight with its epilogue, and ways to look at nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rewrite.
+
+    Attributes:
+        name: What the plan calls it.
+        rewrite: Changes the graph in place; returns how many places it changed.
+    """
+
+    name: str
+    rewrite: Callable[[fx.GraphModule], int]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the rows of a product's weight come from.
+
+    Attributes:
+        layer: Name of a layer that was kept whole, "" where the weight is a plain parameter.
+        weight: State-dict name of the weight, "" for a layer.
+        bias: State-dict name of the bias, "" without one or for a layer.
+        rows: Rows of the weight.
+        transposed: The stored weight is (in, out).
+    """
+
+    layer: str
+    weight: str
+    bias: str
+    rows: int
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Product:
+    """epilogue(x W^T + bias): x is the node's first argument, the epilogue's operand its second where it has one.
+
+    Attributes:
+        sources: The parts whose rows, one below the other, are W; more than one after linears were joined.
+        epilogue: What happens before the result is stored.
+    """
+
+    sources: tuple[Source, ...]
+    epilogue: Epilogue = PLAIN_EPILOGUE
+
+    def with_epilogue(self, activation: str | None = None, combine: str | None = None) -> Product:
+        """Return the product with a part of its epilogue replaced."""
+        epilogue = Epilogue(activation or self.epilogue.activation, combine or self.epilogue.combine)
+        return replace(self, epilogue=epilogue)
+
+
+def product(x: Tensor, other: Tensor | None = None) -> Tensor:
+    """Mark a product in a graph; what it is stands in the node's `meta["product"]`. It is replaced before running."""
+    raise AssertionError(f"a product that was not replaced: x {tuple(x.shape)}, other {other is not None}")
+
+
+def product_of(node: Any) -> Product | None:
+    """Return the product a node stands for."""
+    return node.meta.get("product") if isinstance(node, fx.Node) else None
+
+
+def value(node: Any) -> Any:
+    """Return the node's tensor as tracing saw it: without data, its sizes numbers or symbols."""
+    return node.meta.get("val") if isinstance(node, fx.Node) else None
+
+
+def is_float32(node: Any) -> bool:
+    """Tell whether the node is a float32 tensor."""
+    found = value(node)
+    return isinstance(found, Tensor) and found.dtype is torch.float32
+
+
+def same_size(a: Any, b: Any) -> bool:
+    """Tell whether two nodes' tensors have one shape, whatever the symbols stand for."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    x, y = value(a), value(b)
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor) or x.ndim != y.ndim:
+        return False
+    return all(statically_known_true(m == n) for m, n in zip(x.shape, y.shape, strict=True))
+
+
+def calls(graph: fx.Graph, *targets: Any) -> list[Any]:
+    """Return the nodes that call one of `targets`, in order; as Any, because fx types their arguments too widely."""
+    return [node for node in graph.nodes if node.op == "call_function" and node.target in targets]
+
+
+def argument(node: fx.Node, index: int, name: str, default: Any = None) -> Any:
+    """Return an argument given by position or by keyword."""
+    return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
+
+
+def replace_with(node: fx.Node, new: fx.Node) -> None:
+    """Let the users of `node` use `new`, and remove it."""
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)
+
+
+def insert(before: fx.Node, target: Any, args: tuple[Any, ...], like: fx.Node, **meta: Any) -> fx.Node:
+    """Add a call whose result looks like `like`'s."""
+    with before.graph.inserting_before(before):
+        new = before.graph.call_function(target, args)
+    new.meta = {"val": like.meta.get("val"), **meta}
+    return new

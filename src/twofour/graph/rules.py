@@ -1,0 +1,43 @@
+"""The order of the rewrites."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import fx
+
+from twofour.graph.activations import ACTIVATIONS
+from twofour.graph.attention import ATTENTION
+from twofour.graph.base import Rule
+from twofour.graph.combines import COMBINES
+from twofour.graph.constants import CONSTANTS
+from twofour.graph.gelu_formula import GELU_FORMULA
+from twofour.graph.identities import IDENTITIES
+from twofour.graph.joins import JOINS
+from twofour.graph.norms import NORMS
+from twofour.graph.products import PRODUCTS
+
+SIMPLIFICATIONS: tuple[Rule, ...] = (IDENTITIES, CONSTANTS, GELU_FORMULA)
+"""Rewrites that leave only operators of torch."""
+
+FUSIONS: tuple[Rule, ...] = (PRODUCTS, ACTIVATIONS, COMBINES, JOINS, ATTENTION, NORMS)
+"""Rewrites that bring in our own. A product takes its activation first: it stands before a sum in the epilogue."""
+
+
+def simplify(module: fx.GraphModule) -> dict[str, int]:
+    """Remove what computes nothing; returns how many places each rule changed."""
+    return _apply(module, SIMPLIFICATIONS)
+
+
+def fuse(module: fx.GraphModule) -> dict[str, int]:
+    """Fuse operators; products remain marked (`base.product`) until they are given a kernel."""
+    return _apply(module, FUSIONS)
+
+
+def _apply(module: fx.GraphModule, rules: Sequence[Rule]) -> dict[str, int]:
+    counts = {}
+    for rule in rules:
+        counts[rule.name] = rule.rewrite(module)
+        module.graph.eliminate_dead_code()
+        module.graph.lint()
+    return counts

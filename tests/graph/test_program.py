@@ -1,0 +1,59 @@
+"""A graph as straight-line Python."""
+
+import copy
+import pickle
+
+import torch
+from torch import Tensor, nn
+
+from twofour.capture import capture
+from twofour.graph import Program
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, int]:
+        y = self.layer(x)
+        return torch.cat([y[:, 1:3], y[:, :1]], dim=-1).softmax(-1), y, x.shape[0]
+
+
+def program(**options: object) -> tuple[Model, Program]:
+    model = Model().eval()
+    return model, Program(capture(model, {"x": torch.randn(3, 4)}).module, **options)  # type: ignore[arg-type]
+
+
+def test_it_computes_what_the_model_does_for_other_sizes() -> None:
+    model, run = program()
+    x = torch.randn(7, 4)
+    for got, want in zip(run(x), model(x), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_values_are_dropped_after_their_last_use() -> None:
+    _, run = program()
+    assert "    del cat" in run.text
+    assert not any(line.startswith("    del") and "linear" in line for line in run.text.splitlines()), "it is returned"
+
+
+def test_layers_kept_whole_are_called() -> None:
+    model = Model().eval()
+    graph = capture(model, {"x": torch.randn(3, 4)}, {"layer": 6})
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(Program(graph.module, {"layer": model.layer})(x)[1], model(x)[1])
+
+
+def test_copies_and_pickles() -> None:
+    model, run = program()
+    x = torch.randn(2, 4)
+    for other in (copy.deepcopy(run), pickle.loads(pickle.dumps(run))):
+        torch.testing.assert_close(other(x)[0], model(x)[0])
+
+
+def test_a_timed_program_says_what_each_call_took() -> None:
+    _, run = program(timed=True)
+    times = run.seconds([torch.randn(3, 4)], repeats=3)
+    assert "linear" in [name for name, _ in times]
+    assert all(seconds >= 0 for _, seconds in times)

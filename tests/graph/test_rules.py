@@ -1,0 +1,97 @@
+"""Each rewrite on the smallest model it is for: how many places it changes, and that the answers stay."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests.graph.small import Encoder, GatedBlock, PreNormBlock, RMSNorm
+from twofour.capture import Graph, capture
+from twofour.graph import Product, Program, fuse, simplify
+
+
+def captured(model: nn.Module, *inputs: Tensor) -> tuple[Graph, dict[str, int]]:
+    names = list(torch.export.export.__annotations__) and list(model.forward.__code__.co_varnames[1 : len(inputs) + 1])
+    graph = capture(model.eval(), dict(zip(names, inputs, strict=True)))
+    return graph, {**simplify(graph.module), **fuse(graph.module)}
+
+
+def products(graph: Graph) -> list[Product]:
+    return [node.meta["product"] for node in graph.module.graph.nodes if "product" in node.meta]
+
+
+def test_an_encoder_layer_becomes_seven_calls() -> None:
+    graph, counts = captured(Encoder(layers=1), torch.randint(0, 50, (2, 9)), torch.ones(2, 9))
+    assert counts["products of one input joined"] == 1
+    assert counts["activations into products"] == 1
+    assert counts["sums and gates into products"] == 2
+    assert counts["attention fused"] == 1
+    assert counts["normalisations fused"] == 3
+    names = [(len(p.sources), p.epilogue.activation, p.epilogue.combine) for p in products(graph)]
+    assert names == [(3, "none", "none"), (1, "none", "add"), (1, "gelu", "none"), (1, "none", "add")]
+    assert not any("dropout" in str(node.target) for node in graph.module.graph.nodes)
+
+
+def test_a_gated_block_takes_gate_and_residual_into_products() -> None:
+    graph, counts = captured(GatedBlock(), torch.randn(2, 6, 64))
+    assert counts["normalisations fused"] == 2
+    assert counts["attention fused"] == 1
+    kinds = {(p.epilogue.activation, p.epilogue.combine) for p in products(graph)}
+    assert kinds == {("none", "none"), ("silu", "multiply"), ("none", "add")}
+
+
+def test_addmm_and_gelu_written_out() -> None:
+    graph, counts = captured(PreNormBlock(), torch.randn(2, 6, 64))
+    assert counts["GELU written out"] == 1
+    assert counts["products by a weight"] == 4
+    assert all(source.transposed for product in products(graph) for source in product.sources)
+
+
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm, RMSNorm])
+def test_normalisations(kind: type[nn.Module]) -> None:
+    model, x = kind(24).eval(), torch.randn(3, 24)
+    graph = capture(model, {next(iter(["input" if kind is nn.LayerNorm else "x"])): x})
+    simplify(graph.module)
+    assert fuse(graph.module)["normalisations fused"] == 1
+    torch.testing.assert_close(Program(graph.module)(x)[0], model(x), atol=1e-5, rtol=1e-5)
+
+
+def test_an_activation_that_others_see_stays() -> None:
+    class Seen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.layer(x)
+            return functional.relu(y), y
+
+    graph, counts = captured(Seen(), torch.randn(2, 8))
+    assert counts["activations into products"] == 0
+    assert products(graph)[0].epilogue.plain
+
+
+def test_a_sum_that_broadcasts_stays() -> None:
+    class Broadcast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, other: Tensor) -> Tensor:
+            return self.layer(x) + other
+
+    _, counts = captured(Broadcast(), torch.randn(3, 8), torch.randn(1, 8))
+    assert counts["sums and gates into products"] == 0
+    _, counts = captured(Broadcast(), torch.randn(3, 8), torch.randn(3, 8))
+    assert counts["sums and gates into products"] == 1
+
+
+def test_constants_are_computed_once() -> None:
+    class Constant(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.arange(4).float().cos()
+
+    graph, counts = captured(Constant(), torch.randn(3, 4))
+    assert counts["constants folded"] == 1
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(Program(graph.module)(x)[0], Constant()(x))

@@ -1,0 +1,78 @@
+"""Capturing a model: any batch and length where torch can, the example's sizes where not, else a clear refusal."""
+
+import pytest
+import torch
+from torch import nn
+
+from twofour.capture import KEPT, Guard, arguments, capture
+from twofour.errors import CompileError
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0, mask: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        y = self.second(torch.relu(self.first(x))) * scale
+        return {"y": y if mask is None else y * mask}
+
+
+def test_arguments_are_named_however_they_are_given() -> None:
+    x = torch.randn(2, 3, 8)
+    by_position, by_name = arguments(Block(), (x, 2.0), {}), arguments(Block(), (), {"scale": 2.0, "x": x})
+    assert list(by_position) == list(by_name) == ["x", "scale"]
+    assert list(arguments(Block(), (x,), {"mask": None})) == ["x"], "what is None by default counts as not given"
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_graph_serves_other_sizes(batch: int) -> None:
+    graph = capture(Block(), {"x": torch.randn(batch, 3, 8)})
+    assert graph.dynamic and not graph.reason
+    guard = Guard(graph)
+    assert guard.leaves({"x": torch.randn(5, 7, 8)}) is not None
+    assert guard.leaves({"x": torch.randn(1, 1, 8)}) is not None
+    for unfit in (torch.randn(5, 7, 9), torch.randn(5, 8), torch.randn(5, 7, 8).double(), torch.randn(0, 7, 8)):
+        assert guard.leaves({"x": unfit}) is None
+    assert guard.leaves({"x": torch.randn(5, 7, 8), "scale": 2.0}) is None, "another structure"
+
+
+def test_constants_are_part_of_the_guard() -> None:
+    guard = Guard(capture(Block(), {"x": torch.randn(2, 3, 8), "scale": 2.0}))
+    assert guard.leaves({"x": torch.randn(2, 3, 8), "scale": 2.0}) is not None
+    assert guard.leaves({"x": torch.randn(2, 3, 8), "scale": 3.0}) is None
+
+
+def test_conditions_on_sizes_are_kept() -> None:
+    class Even(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.view(-1, 4) if x.shape[0] % 4 == 0 else x
+
+    guard = Guard(capture(Even(), {"x": torch.randn(8, 3)}))
+    assert guard.leaves({"x": torch.randn(12, 3)}) is not None
+    assert guard.leaves({"x": torch.randn(10, 3)}) is None
+
+
+def test_named_layers_stay_whole() -> None:
+    model = Block()
+    graph = capture(model, {"x": torch.randn(2, 3, 8)}, {"first": 16})
+    nodes = [node for node in graph.module.graph.nodes if node.target is KEPT]
+    assert [node.args[1:] for node in nodes] == [("first", 16)]
+    assert "forward" not in model.first.__dict__, "the model is left as it was"
+    assert not any("first" in name for name, _ in graph.module.named_buffers())
+
+
+def test_changes_in_place_become_new_tensors() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True))
+    graph = capture(model, {"input": torch.randn(2, 8)})
+    assert not any(str(node.target).endswith("relu_.default") for node in graph.module.graph.nodes)
+
+
+def test_a_model_that_branches_on_values_is_refused() -> None:
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1 if x.sum() > 0 else x - 1
+
+    with pytest.raises(CompileError, match="the model cannot be captured as a graph") as caught:
+        capture(Branching(), {"x": torch.randn(2, 3)})
+    assert len(caught.value.reasons) == 2 and "compile without graph=True" in str(caught.value)
