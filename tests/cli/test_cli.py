@@ -134,10 +134,10 @@ def test_advise_measures_each_layer(run):
 
 
 def test_kernels_lists_every_row(run, monkeypatch):
-    from twofour.kernels import rows
+    from twofour.kernels.table import convolutions, rows
 
     extension = native.extension()
-    names = [kernel.name for kernel in rows()]
+    names = [kernel.name for kernel in (*rows(), *convolutions())]
     names += [row[0] for row in (*extension.nm_mask_rows(), *extension.nm_compress_rows())]
     names += [row[0] for row in (*extension.attention_rows(), *extension.norm_rows())]
     result = run("kernels", "--json", "k.json")

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from twofour.compiler.build import Terms, build
 from twofour.compiler.choose import DEFAULT_TOKENS, Progress
 from twofour.compiler.encoding import Encoding
+from twofour.compiler.graph import require_example, whole
 from twofour.compiler.plan import Plan
 from twofour.compiler.replaceable import left_alone, replaceable, require_cpu
 from twofour.errors import CompileError
@@ -36,6 +37,7 @@ def compile(
     tokens: Sequence[int] = DEFAULT_TOKENS,
     group: int = 64,
     symmetric: bool = True,
+    graph: bool = False,
     progress: Progress | None = None,
 ) -> nn.Module:
     """Return a copy of `model` for inference whose Linear layers run on the fastest measured kernels.
@@ -56,6 +58,9 @@ def compile(
         tokens: Token counts to measure besides the example's.
         group: Inputs that share a scale in int4: 32, 64 or 128.
         symmetric: Whether int4 has no zero points.
+        graph: Capture the whole model on the example and run it as one rewritten graph, where that can be done and is
+            faster: linear layers with what follows them, attention and normalisation become single calls. The plan
+            accounts for the time per operator; calls the graph does not hold for run layer by layer.
         progress: Called with layers done, layers in all and the next layer's name.
 
     Raises:
@@ -64,12 +69,16 @@ def compile(
         PatternError: A weight holds NaN or infinity.
     """
     _require(model, memory, tokens)
+    if graph:
+        require_example(example)
     encoding = Encoding(dtype, group, symmetric)
     with _evaluating(model):
         counts, reference = _observe(model, example)
         weights = dict(replaceable(model, encoding))
         terms = Terms(encoding, memory, tuple(tokens))
         fast, plan = build(model, weights, counts, terms, left=left_alone(model, encoding), progress=progress)
+        if graph:
+            plan = whole(fast, plan, example, terms, model)
         if example is not None:
             plan = _verified(fast, plan, example, reference)
     return with_plan(fast, plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from twofour.compiler.account import Account
 from twofour.compiler.choose import Times
 
 
@@ -58,6 +59,7 @@ class Plan:
         threads: Threads the times were measured with.
         isa: Instruction-set level of the kernels.
         error: Relative error ||compiled - masked|| / ||masked|| on the example, or None without one.
+        account: What became of graph=True, and where the whole model's time goes; None without it.
     """
 
     layers: tuple[LayerPlan, ...]
@@ -67,6 +69,7 @@ class Plan:
     threads: int
     isa: str
     error: float | None = None
+    account: Account | None = None
 
     @property
     def bytes_before(self) -> int:
@@ -84,7 +87,8 @@ class Plan:
             {**layer.__dict__, "shape": list(layer.shape), "times": {str(n): t for n, t in layer.times.items()}}
             for layer in self.layers
         ]
-        return {**self.__dict__, "layers": layers, "tokens": list(self.tokens)}
+        account = self.account and self.account.to_dict()
+        return {**self.__dict__, "layers": layers, "tokens": list(self.tokens), "account": account}
 
     def __str__(self) -> str:
         head = ("layer", "shape", "tokens", "kernel", "dense ms", "sparse ms", "why")
@@ -96,7 +100,7 @@ class Plan:
             f"weights {self.bytes_before / 1e6:.2f} MB dense, {self.bytes_after / 1e6:.2f} MB as kept "
             f'(memory="{self.memory}"){error}'
         )
-        return "\n".join(lines)
+        return "\n".join([*lines, *(self.account.lines() if self.account else [])])
 
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -13,6 +13,7 @@ from twofour.compiler import DEFAULT_TOKENS, CompiledLinear
 from twofour.compiler.build import Terms, build
 from twofour.compiler.compile import with_plan
 from twofour.compiler.encoding import Encoding
+from twofour.compiler.graph import whole
 from twofour.compiler.replaceable import (
     LayerWeight,
     attention_parts,
@@ -72,9 +73,16 @@ def _mask(path: Any, entry: PrunableWeight, name: str, weight: Tensor, text: str
 
 
 def fill_compiled(
-    path: Any, model: nn.Module, contents: Contents, memory: str | None, tokens: Sequence[int] | None
+    path: Any,
+    model: nn.Module,
+    contents: Contents,
+    memory: str | None,
+    tokens: Sequence[int] | None,
+    example: Any = None,
 ) -> nn.Module:
     """Return a compiled copy of `model` with the file's weights; its own are not read.
+
+    With an example it runs as a whole graph, where that can be done and is faster.
 
     Raises:
         FormatError: A tensor that no checkpoint holds is on the meta device.
@@ -101,7 +109,8 @@ def fill_compiled(
         state = {}
     _assign(fast, state)
     _require_values(path, fast)
-    return with_plan(fast.eval().requires_grad_(False), plan)
+    fast = fast.eval().requires_grad_(False)
+    return with_plan(fast, plan if example is None else whole(fast, plan, example, terms))
 
 
 def _layer_weight(stored: Mapping[str, Stored], layer: str, encoding: Encoding, like: torch.dtype) -> LayerWeight:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from twofour import masks
 from twofour.compiler import CompiledLinear
+from twofour.compiler.graph import require_example
 from twofour.errors import FormatError, PackingError, TwofourError
 from twofour.export.file import Contents, read, untie, write
 from twofour.export.fill import fill_compiled, fill_masked
@@ -60,6 +61,8 @@ def load(
     masked: bool = False,
     memory: str | None = None,
     tokens: Sequence[int] | None = None,
+    graph: bool = False,
+    example: Any = None,
 ) -> nn.Module:
     """Read a file that `save` wrote into a model of the same architecture.
 
@@ -71,16 +74,20 @@ def load(
             for training; False returns a compiled copy and leaves `model` as it is.
         memory: "fast" or "small"; default: what the file was compiled with, else "fast".
         tokens: Token counts to measure; default: those the file was compiled with.
+        graph: As in `twofour.compile`; the graph is not in the file, so it takes an example.
+        example: As in `twofour.compile`; read for `graph` alone.
 
     Raises:
         FormatError: The file is damaged, does not fit the model, or (`masked`) says of no weight that it is sparse.
-        CompileError: The model is on a device without kernels.
+        CompileError: The model is on a device without kernels, or `graph` has no example.
     """
+    if graph:
+        require_example(example)
     contents = read(path)
     _require_fit(path, model, contents)
     if masked:
         return fill_masked(path, model, contents)
-    return fill_compiled(path, model, contents, memory, tokens)
+    return fill_compiled(path, model, contents, memory, tokens, example if graph else None)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

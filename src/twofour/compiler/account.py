@@ -1,0 +1,76 @@
+"""Where a whole model's time goes: per operator, before and after its graph was rewritten."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """All calls of one operator in one run of the example.
+
+    Attributes:
+        operator: Name of the operator; a product is followed by its epilogue.
+        calls: How often it is called.
+        ms: Median milliseconds of all calls together.
+    """
+
+    operator: str
+    calls: int
+    ms: float
+
+
+@dataclass(frozen=True)
+class Account:
+    """What became of `compile(..., graph=True)`.
+
+    Attributes:
+        engine: What runs the example's sizes: "graph" or "layers".
+        reason: Why that engine, and which calls the other one still serves.
+        engine_ms: Median milliseconds of the whole model on the example, by engine.
+        rewrites: Places changed, by rule.
+        before: The model as it was captured, its layers as given, slowest first; run operator by operator.
+        after: The rewritten graph, likewise.
+    """
+
+    engine: str
+    reason: str
+    engine_ms: Mapping[str, float] = field(default_factory=dict)
+    rewrites: Mapping[str, int] = field(default_factory=dict)
+    before: tuple[OperatorTime, ...] = ()
+    after: tuple[OperatorTime, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        """Return JSON-ready fields."""
+        times = {"before": self.before, "after": self.after}
+        return {
+            **self.__dict__,
+            "engine_ms": dict(self.engine_ms),
+            "rewrites": dict(self.rewrites),
+            **{name: [entry.__dict__ for entry in entries] for name, entries in times.items()},
+        }
+
+    def lines(self, shown: int = 6) -> list[str]:
+        """Return the account as text: engines, rewrites, and the `shown` slowest operators before and after."""
+        engines = ", ".join(f"{name} {ms:.3f} ms" for name, ms in self.engine_ms.items())
+        found = [f"whole model: {self.engine} ({self.reason}){'; ' if engines else ''}{engines}"]
+        if self.rewrites:
+            done = ", ".join(f"{name} {count}" for name, count in self.rewrites.items() if count)
+            found.append(f"rewrites: {done or 'none'}")
+        for name, times in (("before", self.before), ("after", self.after)):
+            if times:
+                listed = [f"{entry.operator} {entry.ms:.3f} ms ({entry.calls})" for entry in times[:shown]]
+                rest = sum(entry.ms for entry in times[shown:])
+                listed += [f"other {rest:.3f} ms"] if times[shown:] else []
+                found.append(f"{name}: {sum(entry.ms for entry in times):.3f} ms = {' + '.join(listed)}")
+        return found
+
+
+def by_operator(times: Sequence[tuple[str, float]]) -> tuple[OperatorTime, ...]:
+    """Sum seconds per node into milliseconds per operator, slowest first."""
+    totals: dict[str, list[float]] = {}
+    for operator, seconds in times:
+        totals.setdefault(operator, []).append(1e3 * seconds)
+    entries = [OperatorTime(operator, len(ms), sum(ms)) for operator, ms in totals.items()]
+    return tuple(sorted(entries, key=lambda entry: -entry.ms))

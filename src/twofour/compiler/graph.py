@@ -1,0 +1,214 @@
+"""compile(..., graph=True): the model with compiled layers captured, rewritten and, where it is faster, run so."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from twofour.capture import Graph, Guard, arguments, bind, capture
+from twofour.compiler.account import Account, by_operator
+from twofour.compiler.build import Terms
+from twofour.compiler.layer import CompiledLinear
+from twofour.compiler.plan import Plan
+from twofour.compiler.products import place
+from twofour.errors import CompileError
+from twofour.graph import Program, fuse, simplify
+from twofour.measure import compare
+
+logger = logging.getLogger("twofour.compiler")
+
+AGREEMENT = 1e-4
+"""Relative error beyond which a graph does not compute what the layers do."""
+
+
+TIE = 1.05
+"""The layers' time over which the graph's must be for it to be given up: it computes the same with fewer calls, so that
+a smaller difference is the noise of a busy machine."""
+
+
+def require_example(example: Any) -> None:
+    """Refuse to capture a model without an input to capture it on.
+
+    Raises:
+        CompileError: As above.
+    """
+    if example is None:
+        raise CompileError("graph=True needs an example", got="none", wanted="an input for one forward pass")
+
+
+def whole(fast: nn.Module, plan: Plan, example: Any, terms: Terms, original: nn.Module | None = None) -> Plan:
+    """Let `fast` run as one rewritten graph, where it can be captured and that is faster; returns the plan with why.
+
+    Args:
+        fast: The model with compiled layers; its instance gets a `forward` of its own.
+        plan: What was decided for the layers.
+        example: As in `compile`.
+        terms: What held for every layer.
+        original: The model with plain layers, for the account of the time before; None: it has no weights.
+    """
+    args, kwargs = _split(example)
+    given = arguments(fast, args, kwargs)
+    layers = {name: module for name, module in fast.named_modules() if isinstance(module, CompiledLinear)}
+    try:
+        if "" in layers:
+            raise CompileError("the model is a single layer", wanted="a model with operators around its layers")
+        graph = capture(fast, given, {name: layer.out_features for name, layer in layers.items()})
+    except CompileError as error:
+        reason = "; ".join((str(error).splitlines()[0], *error.reasons[:1]))
+        logger.warning("each layer is compiled by itself: %s", reason)
+        return replace(plan, account=Account("layers", reason))
+    with torch.inference_mode():
+        return _rewritten(fast, plan, given, graph, terms, original or fast, layers)
+
+
+def _rewritten(
+    fast: nn.Module,
+    plan: Plan,
+    given: Mapping[str, Any],
+    graph: Graph,
+    terms: Terms,
+    original: nn.Module,
+    layers: Mapping[str, CompiledLinear],
+) -> Plan:
+    leaves = tree_flatten(dict(given))[0]
+    plain = {name: original.get_submodule(name) for name in layers}
+    before = by_operator(Program(graph.module, plain, timed=True).seconds(leaves))
+    rewrites = {**simplify(graph.module), **fuse(graph.module)}
+    added = place(graph, leaves, layers, terms)
+    program = Program(graph.module)
+    after = by_operator(Program(graph.module, timed=True).seconds(leaves))
+    guard = Guard(graph)
+    runner = WholeModel(fast, guard, program, graph)
+    _probe(runner, graph, leaves)
+    times = _engines(runner, given)
+    served = "other sizes too" if guard.dynamic else f"the example's sizes alone: {graph.reason or 'they differ'}"
+    account = Account("graph", f"faster than layer by layer; {served}", times, rewrites, before, after)
+    if times["graph"] > TIE * times["layers"]:
+        account = replace(account, engine="layers", reason="layer by layer is faster on the example")
+        return replace(plan, account=account)
+    object.__setattr__(fast, "forward", runner)
+    return replace(plan, layers=(*plan.layers, *added), account=account)
+
+
+class WholeModel:
+    """The forward of a model compiled as a graph; calls the graph does not hold for run layer by layer.
+
+    Args:
+        model: The model with compiled layers.
+        guard: Which calls the graph holds for.
+        program: The rewritten graph.
+        graph: As captured: the structure of its outputs.
+    """
+
+    def __init__(self, model: nn.Module, guard: Guard, program: Program, graph: Graph) -> None:
+        self.model, self.guard, self.program, self.outputs = model, guard, program, graph.outputs
+        self.reason = graph.reason
+        self._warned = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the model's own forward returns."""
+        kind = type(self.model)
+        if torch.compiler.is_compiling():
+            return kind.forward(self.model, *args, **kwargs)
+        given = bind(_signature(kind), self.model, args, kwargs)
+        leaves = self.guard.leaves(given)
+        if leaves is not None:
+            return self.outputs.value(self.program(*leaves))
+        if not self._warned:
+            self._warned = True
+            logger.warning("a call that the captured graph does not hold for runs layer by layer (said once)")
+        return kind.forward(self.model, *args, **kwargs)
+
+
+_signatures: dict[type, inspect.Signature] = {}
+
+
+def _signature(kind: type) -> inspect.Signature:
+    if kind not in _signatures:
+        _signatures[kind] = inspect.signature(kind.forward)  # type: ignore[attr-defined]
+    return _signatures[kind]
+
+
+def _split(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return (example if isinstance(example, tuple) else (example,)), {}
+
+
+def _probe(runner: WholeModel, graph: Graph, leaves: Sequence[Any]) -> None:
+    """Compare graph and layers on the example and on other sizes; narrow the guard where they differ.
+
+    torch captures no size of 1 as free, and a branch of the model on a size is frozen: only running it shows that.
+
+    Raises:
+        CompileError: They differ on the example itself.
+    """
+    if (error := _difference(runner, leaves)) is None or not error <= AGREEMENT:
+        raise CompileError(
+            "the rewritten graph does not compute what the layers do",
+            got=f"a relative error of {error} on the example",
+            wanted=f"at most {AGREEMENT}",
+            remedy="compile without graph=True, and please report it",
+        )
+    guard = runner.guard
+    for axis in guard.free_axes():
+        sizes = {size for index, a in guard.free if a == axis for size in [graph.example[index].size(axis)]}
+        for small in (1, max(2, max(sizes) // 2)):
+            shrunk = [
+                leaf.narrow(axis, 0, min(small, leaf.size(axis))) if (index, axis) in guard.free else leaf
+                for index, leaf in enumerate(graph.example)
+            ]
+            error = _difference(runner, shrunk)
+            if error is not None and not error <= AGREEMENT:
+                logger.info("the graph does not hold for a size of %d on axis %d: error %.1e", small, axis, error)
+                guard.refuse_ones(axis) if small == 1 else guard.freeze(leaves)
+
+
+def _difference(runner: WholeModel, leaves: Sequence[Any]) -> float | None:
+    """Return the relative difference of graph and layers, or None where the model itself takes no such sizes."""
+    given = runner.guard.inputs.value(leaves)
+    try:
+        want = tree_flatten(_by_layers(runner, given))[0]
+    except Exception:  # a model may refuse sizes in any way it likes
+        return None
+    if runner.guard.leaves(given) is None:
+        return None
+    try:
+        found = runner.program(*leaves)
+    except Exception:
+        return float("inf")
+    total = error = 0.0
+    for got, wanted in zip(found, want, strict=True):
+        if isinstance(wanted, Tensor) and wanted.is_floating_point():
+            if got.shape != wanted.shape:
+                return float("inf")
+            error += float((got.double() - wanted.double()).square().sum())
+            total += float(wanted.double().square().sum())
+    return (error / total) ** 0.5 if total else error**0.5
+
+
+def _by_layers(runner: WholeModel, given: Mapping[str, Any]) -> Any:
+    forward: Callable[..., Any] = type(runner.model).forward
+    signature = _signature(type(runner.model))
+    known = {name: value for name, value in given.items() if name in signature.parameters}
+    extra = {name: value for name, value in given.items() if name not in known}
+    bound = signature.bind_partial(runner.model)
+    bound.arguments.update(known)
+    return forward(*bound.args, **bound.kwargs, **extra)
+
+
+def _engines(runner: WholeModel, given: Mapping[str, Any]) -> dict[str, float]:
+    """Return the median milliseconds of the whole model on the example, by engine."""
+    calls: dict[str, Callable[[], object]] = {
+        "layers": lambda: _by_layers(runner, given),
+        "graph": lambda: runner.outputs.value(runner.program(*(runner.guard.leaves(given) or ()))),
+    }
+    record = compare({name: [call] for name, call in calls.items()}, repeats=7, seconds=0.3, weights="hot")
+    return {name: 1e3 * record.median(name) for name in calls}

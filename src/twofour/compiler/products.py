@@ -1,0 +1,194 @@
+"""The products of a rewritten graph get their kernels: those of the compiled layers, or measured ones of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from twofour.capture import Graph
+from twofour.compiler.build import Terms
+from twofour.compiler.cache import Cache
+from twofour.compiler.choose import choose
+from twofour.compiler.layer import CompiledLinear, PreparedWeights
+from twofour.compiler.plan import LayerPlan
+from twofour.errors import TwofourError
+from twofour.graph import Product, Source
+from twofour.packing import Header, Packed
+
+
+class ProductLayer(CompiledLinear):
+    """A compiled Linear inside a graph: named in the account by its epilogue."""
+
+    @property
+    def label(self) -> str:
+        """Return "linear" with the epilogue, such as "linear+gelu"."""
+        parts = [self.epilogue.activation, self.epilogue.combine]
+        return "+".join(["linear", *(part for part in parts if part != "none")])
+
+
+def place(
+    graph: Graph, leaves: Sequence[Any], layers: Mapping[str, CompiledLinear], terms: Terms
+) -> tuple[LayerPlan, ...]:
+    """Replace every marked product of the graph by a layer; returns plan entries for weights that are kept besides.
+
+    Args:
+        graph: Rewritten; it is changed.
+        leaves: The example, for token counts.
+        layers: The compiled layers by name.
+        terms: What holds for every layer.
+    """
+    module = graph.module
+    sizes = _Sizes(module, leaves)
+    placer = _Placer(module, layers, terms)
+    for index, node in enumerate([node for node in module.graph.nodes if "product" in node.meta]):
+        layer = placer.layer(node.meta["product"], sizes.tokens(node.args[0]))
+        module.add_submodule(f"product_{index}", layer)
+        with module.graph.inserting_before(node):
+            new = module.graph.call_module(f"product_{index}", node.args)
+        new.meta = {"val": node.meta["val"]}
+        node.replace_all_uses_with(new)
+        module.graph.erase_node(node)
+    placer.cache.save()
+    _drop_unused(module)
+    module.graph.lint()
+    return tuple(placer.plans)
+
+
+class _Placer:
+    def __init__(self, module: fx.GraphModule, layers: Mapping[str, CompiledLinear], terms: Terms) -> None:
+        self.module, self.layers, self.terms = module, layers, terms
+        self.cache = Cache.for_this_machine()
+        self.footprint = sum(4 * layer.in_features * layer.out_features for layer in layers.values())
+        self.plans: list[LayerPlan] = []
+
+    def layer(self, product: Product, tokens: int) -> ProductLayer:
+        """Return the layer for one product: the compiled one's weights and ladder where it is that layer alone."""
+        first = self.layers.get(product.sources[0].layer) if len(product.sources) == 1 else None
+        if first is not None:
+            shape = first.name, first.in_features, first.out_features
+            return ProductLayer(*shape, first.ladder, first.prepared, first.bias, product.epilogue)
+        weights = [self.weight(source) for source in product.sources]
+        biases = [self.bias(source) for source in product.sources]
+        return self.measured(product, joined(weights), _joined_bias(biases, product), tokens)
+
+    def weight(self, source: Source) -> Packed | Tensor:
+        """Return the rows of one source, packed where they are 2:4."""
+        if source.layer:
+            return self.layers[source.layer].prepared.source()
+        stored = getattr(self.module, source.weight.replace(".", "__"))
+        dense = stored.detach().t().contiguous() if source.transposed else stored.detach()
+        return self.terms.encoding.encode(dense)[0]
+
+    def bias(self, source: Source) -> Tensor | None:
+        if source.layer:
+            return self.layers[source.layer].bias
+        return getattr(self.module, source.bias.replace(".", "__")) if source.bias else None
+
+    def measured(self, product: Product, weight: Packed | Tensor, bias: Tensor | None, tokens: int) -> ProductLayer:
+        """Choose kernels for a weight that no compiled layer has."""
+        name = _name([source.layer or source.weight.removesuffix(".weight") for source in product.sources])
+        rows, columns = weight.header.shape if isinstance(weight, Packed) else weight.shape
+        terms = self.terms
+        try:
+            choice = choose(
+                weight,
+                bias,
+                sorted({*terms.tokens, tokens}),
+                memory=terms.memory,
+                footprint=self.footprint,
+                cache=self.cache,
+                example=tokens,
+                dtype=terms.encoding.dtype,
+                epilogue=product.epilogue,
+            )
+        except TwofourError as error:
+            raise error.for_layer(name) from None
+        prepared = PreparedWeights(choice.layouts)
+        dense, sparse = choice.at(tokens, "dense_matmul"), choice.at(tokens, "nm_matmul")
+        kernel = choice.ladder.at(tokens)[0].name
+        reason = "one product for layers of one input" if len(product.sources) > 1 else "a product of the graph"
+        self.plans.append(
+            LayerPlan(
+                name,
+                "product",
+                (rows, columns),
+                tokens,
+                kernel,
+                choice.ladder.to_text(),
+                dense and dense * 1e3,
+                sparse and sparse * 1e3,
+                reason,
+                0,
+                prepared.nbytes if choice.ladder.layouts != ("dense",) else 0,
+                choice.times,
+            )
+        )
+        return ProductLayer(name, columns, rows, choice.ladder, prepared, bias, product.epilogue)
+
+
+def _name(names: Sequence[str]) -> str:
+    """Return one name for joined layers: what theirs have in common, then what they have not."""
+    if len(names) == 1:
+        return names[0]
+    parts = [name.split(".") for name in names]
+    shared = next((i for i, level in enumerate(zip(*parts, strict=False)) if len(set(level)) > 1), 0)
+    return ".".join([*parts[0][:shared], f"({' + '.join('.'.join(part[shared:]) for part in parts)})"])
+
+
+def joined(weights: Sequence[Packed | Tensor]) -> Packed | Tensor:
+    """Return one weight whose rows are those of `weights`, packed where all are, of one kind."""
+    if len(weights) == 1:
+        return weights[0]
+    packed = [weight for weight in weights if isinstance(weight, Packed)]
+    kinds = {(weight.header.pattern, weight.header.dtype, weight.header.group) for weight in packed}
+    if len(packed) < len(weights) or len(kinds) > 1:
+        return torch.cat([weight.unpack() if isinstance(weight, Packed) else weight for weight in weights])
+    first = packed[0]
+    rows = sum(weight.header.rows for weight in packed)
+    header = Header(**{**first.header.__dict__, "shape": (rows, *first.header.shape[1:])})
+
+    def part(name: str) -> Tensor | None:
+        parts = [getattr(weight, name) for weight in packed]
+        return None if parts[0] is None else torch.cat(parts)
+
+    values, indices = part("values"), part("indices")
+    assert values is not None and indices is not None
+    return Packed(header, values, indices, part("scales"), part("zeros"))
+
+
+def _joined_bias(biases: Sequence[Tensor | None], product: Product) -> Tensor | None:
+    if all(bias is None for bias in biases):
+        return None
+    rows = [source.rows for source in product.sources]
+    return torch.cat([torch.zeros(n) if b is None else b.detach() for n, b in zip(rows, biases, strict=True)])
+
+
+class _Sizes:
+    """What the symbols of a captured graph are for the example."""
+
+    def __init__(self, module: fx.GraphModule, leaves: Sequence[Any]) -> None:
+        nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self.known: dict[Any, int] = {}
+        for node, leaf in zip(nodes, leaves, strict=True):
+            for symbol, size in zip(
+                getattr(node.meta.get("val"), "shape", ()), getattr(leaf, "shape", ()), strict=True
+            ):
+                if not isinstance(symbol, int):
+                    self.known[symbol.node.expr] = int(size)
+
+    def tokens(self, node: fx.Node) -> int:
+        """Return the rows of a product's input."""
+        count = 1
+        for size in node.meta["val"].shape[:-1]:
+            count *= size if isinstance(size, int) else int(size.node.expr.xreplace(self.known))
+        return max(count, 1)
+
+
+def _drop_unused(module: fx.GraphModule) -> None:
+    """Forget weights that the graph no longer reads."""
+    used = {str(node.target) for node in module.graph.nodes if node.op in ("get_attr", "call_module")}
+    for name in [name for name, _ in module.named_buffers(recurse=False) if name not in used]:
+        delattr(module, name)

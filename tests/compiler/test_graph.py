@@ -1,0 +1,239 @@
+"""compile(..., graph=True): the same answers for every size and mask, from fewer and wider calls."""
+
+import copy
+import io
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import twofour
+from tests.compiler.small import mlp, quick
+from tests.graph.small import Encoder, GatedBlock, PreNormBlock
+from twofour.compiler import choose
+from twofour.compiler import graph as compiled_graph
+from twofour.compiler.graph import WholeModel
+from twofour.errors import CompileError
+from twofour.kernels import Kernel
+from twofour.patterns import parse
+
+
+@pytest.fixture(autouse=True)
+def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which kernel and engine is faster is for a quiet machine to say: here the first kernel and the graph are."""
+
+    def first(kernels: list[Kernel], *_: object) -> tuple[dict[str, float], bool]:
+        return {kernel.name: 1.0 + index for index, kernel in enumerate(kernels)}, False
+
+    monkeypatch.setattr(choose, "_measure", first)
+    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: {"layers": 2.0, "graph": 1.0})
+
+
+def pruned(model: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    if isinstance(model, PreNormBlock):  # its weights are (in, out) and no layer's
+        for weight in model.weights:
+            weight.data *= parse("2:4").project(weight.data.t(), absolute=True).t()
+        return model.eval()
+    return twofour.prune(model.eval(), "2:4")
+
+
+def whole(model: nn.Module, example: object, **options: object) -> nn.Module:
+    fast = quick(model, example, graph=True, **options)
+    assert isinstance(fast.forward, WholeModel), fast.plan.account
+    return fast
+
+
+def served(fast: nn.Module, caplog: pytest.LogCaptureFixture, *inputs: Tensor) -> Tensor:
+    """The answer, which must come from the graph."""
+    with caplog.at_level(logging.WARNING, "twofour.compiler"), torch.inference_mode():
+        y = fast(*inputs)
+    assert "layer by layer" not in caplog.text
+    return y
+
+
+def close(got: Tensor, want: Tensor) -> None:
+    torch.testing.assert_close(got, want.detach(), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("block", [GatedBlock, PreNormBlock])
+def test_blocks_serve_every_batch_and_length(block: type[nn.Module], caplog: pytest.LogCaptureFixture) -> None:
+    model = pruned(block())
+    fast = whole(model, torch.randn(1, 12, 64))
+    for shape in ((1, 12, 64), (3, 5, 64), (2, 1, 64), (1, 1, 64), (1, 40, 64)):
+        x = torch.randn(shape)
+        close(served(fast, caplog, x), model(x))
+
+
+def test_an_encoder_with_padding_masks(caplog: pytest.LogCaptureFixture) -> None:
+    model = pruned(Encoder())
+    fast = whole(model, (torch.randint(0, 50, (1, 16)), torch.ones(1, 16, dtype=torch.long)))
+    for batch, length in ((1, 16), (4, 9), (2, 40)):
+        ids, mask = torch.randint(0, 50, (batch, length)), torch.ones(batch, length, dtype=torch.long)
+        mask[-1, length // 2 :] = 0
+        close(served(fast, caplog, ids, mask), model(ids, mask))
+    rewrites = fast.plan.account.rewrites
+    assert rewrites["products of one input joined"] == 2 and rewrites["attention fused"] == 2
+
+
+def test_a_call_of_another_structure_runs_layer_by_layer_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = pruned(Encoder())
+    ids = torch.randint(0, 50, (2, 8))
+    fast = whole(model, (ids, torch.ones(2, 8)))
+    with caplog.at_level(logging.WARNING, "twofour.compiler"):
+        close(fast(ids), model(ids))
+        close(fast(ids=ids), model(ids))
+    assert caplog.text.count("layer by layer") == 1
+    close(fast(mask=torch.ones(2, 8), ids=ids), model(ids))
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_torch_encoder_layers(norm_first: bool, caplog: pytest.LogCaptureFixture) -> None:
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, norm_first=norm_first, activation="gelu")
+    model = pruned(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+    joined = model.layers[0].self_attn.in_proj_weight
+    joined.data *= parse("2:4").project(joined.data, absolute=True)
+    fast = whole(model, torch.randn(1, 10, 64))
+    for shape in ((1, 10, 64), (3, 7, 64)):
+        x = torch.randn(shape)
+        with torch.inference_mode():
+            torch.testing.assert_close(served(fast, caplog, x), model(x), atol=1e-4, rtol=1e-4)
+    assert fast.plan.account.rewrites["attention fused"] == 2
+    assert any(entry.kind == "product" and entry.sparse for entry in fast.plan.layers), "in_proj runs packed too"
+
+
+def test_the_plan_accounts_for_the_time() -> None:
+    fast = whole(pruned(Encoder()), (torch.randint(0, 50, (2, 16)), torch.ones(2, 16)))
+    account = fast.plan.account
+    assert account.engine == "graph" and set(account.engine_ms) == {"layers", "graph"}
+    before = {entry.operator: entry for entry in account.before}
+    after = {entry.operator: entry for entry in account.after}
+    assert before["linear"].calls == 12 and before["scaled_dot_product_attention"].calls == 2
+    assert after["linear+gelu"].calls == 2 and after["linear+add"].calls == 4 and after["attention"].calls == 2
+    text = str(fast.plan)
+    assert "whole model: graph" in text and "before:" in text and "after:" in text
+    assert fast.plan.to_dict()["account"]["engine"] == "graph"
+    assert any(entry.name == "layers.0.(query + key + value)" for entry in fast.plan.layers)
+
+
+def test_slower_graphs_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: {"layers": 1.0, "graph": 1.2})
+    fast = quick(pruned(mlp()), torch.randn(4, 64), graph=True)
+    assert "forward" not in fast.__dict__
+    assert fast.plan.account.engine == "layers" and "faster" in fast.plan.account.reason
+
+
+def test_a_model_that_cannot_be_captured_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) if x.sum() > 0 else x
+
+    fast = quick(pruned(Branching()), torch.ones(4, 64), graph=True)
+    assert fast.plan.account.engine == "layers"
+    assert "cannot be captured" in fast.plan.account.reason and "cannot be captured" in caplog.text
+
+
+def test_a_frozen_branch_on_a_size_is_noticed() -> None:
+    class Single(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            return y * 2 if x.shape[0] == 1 else y
+
+    model = pruned(Single())
+    fast = whole(model, torch.randn(4, 64))
+    for count in (1, 3):
+        x = torch.randn(count, 64)
+        close(fast(x), model(x))
+
+
+def test_graph_needs_an_example() -> None:
+    with pytest.raises(CompileError, match="graph=True needs an example"):
+        quick(mlp(), graph=True)
+
+
+def test_copies_and_pickles() -> None:
+    model = pruned(Encoder())
+    example = torch.randint(0, 50, (2, 8)), torch.ones(2, 8)
+    fast = whole(model, example)
+    want = fast(*example)
+    twin = copy.deepcopy(fast)
+    assert twin.forward.model is twin and torch.equal(twin(*example), want)
+    stream = io.BytesIO()
+    torch.save(fast, stream)
+    stream.seek(0)
+    torch.testing.assert_close(torch.load(stream, weights_only=False)(*example), want)
+
+
+def test_several_threads_at_once() -> None:
+    model = pruned(Encoder())
+    fast = whole(model, (torch.randint(0, 50, (2, 8)), torch.ones(2, 8)))
+    inputs = [(torch.randint(0, 50, (1 + i % 3, 5 + i)), torch.ones(1 + i % 3, 5 + i)) for i in range(12)]
+    wanted = [model(*entry).detach() for entry in inputs]
+
+    def run(entry: tuple[Tensor, Tensor]) -> Tensor:
+        with torch.inference_mode():
+            return fast(*entry)
+
+    with ThreadPoolExecutor(4) as pool:
+        for got, want in zip(pool.map(run, inputs * 3), wanted * 3, strict=True):
+            close(got, want)
+
+
+def test_save_and_load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = pruned(Encoder())
+    example = torch.randint(0, 50, (2, 8)), torch.ones(2, 8)
+    twofour.save(whole(model, example), tmp_path / "model.safetensors")
+    loaded = twofour.load(tmp_path / "model.safetensors", Encoder(), graph=True, example=example)
+    assert isinstance(loaded.forward, WholeModel)
+    close(served(loaded, caplog, *example), model(*example))
+    plain = twofour.load(tmp_path / "model.safetensors", Encoder())
+    close(plain(*example), model(*example))
+
+
+def test_every_level_compiles(isa: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = pruned(Encoder(layers=1))
+    example = torch.randint(0, 50, (1, 8)), torch.ones(1, 8)
+    fast = quick(model, example, graph=True, memory="small")
+    close(served(fast, caplog, *example), model(*example))
+
+
+def test_torch_compile_around_it() -> None:
+    model = pruned(Encoder())
+    example = torch.randint(0, 50, (2, 8)), torch.ones(2, 8)
+    fast = whole(model, example)
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        close(torch.compile(fast, backend="aot_eager")(*example), model(*example))
+
+
+def test_a_small_convolutional_net(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+            self.second, self.head = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.relu_(self.norm(self.first(x)))
+            return self.head((x + self.second(x)).relu().mean((2, 3)))
+
+    model = Net().eval()
+    model.norm.running_mean.uniform_(-1, 1)
+    model.norm.running_var.uniform_(0.5, 2)
+    fast = whole(model, torch.randn(1, 3, 8, 8))
+    for shape in ((1, 3, 8, 8), (2, 3, 12, 6)):
+        x = torch.randn(shape)
+        close(served(fast, caplog, x), model(x))
