@@ -2,6 +2,18 @@
 
 from twofour.kernels.nm_matmul.cpu import NativeMatmul, native_rows
 from twofour.kernels.nm_matmul.layout import from_layout, to_layout
-from twofour.kernels.nm_matmul.reference import REFERENCE, nm_matmul_reference
+from twofour.kernels.nm_matmul.quantization import DYNAMIC, Quantization, quantize_input
+from twofour.kernels.nm_matmul.reference import REFERENCE, nm_matmul_int8_reference, nm_matmul_reference
 
-__all__ = ["REFERENCE", "NativeMatmul", "from_layout", "native_rows", "nm_matmul_reference", "to_layout"]
+__all__ = [
+    "DYNAMIC",
+    "REFERENCE",
+    "NativeMatmul",
+    "Quantization",
+    "from_layout",
+    "native_rows",
+    "nm_matmul_int8_reference",
+    "nm_matmul_reference",
+    "quantize_input",
+    "to_layout",
+]

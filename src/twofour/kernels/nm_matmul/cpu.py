@@ -12,15 +12,23 @@ from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul.layout import to_layout
+from twofour.kernels.nm_matmul.quantization import (
+    DYNAMIC,
+    LARGEST_REDUCTION,
+    Quantization,
+    read_range,
+    write_range,
+)
 from twofour.packing import HEADER_BYTES, Packed
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1}
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2, torch.int8: 3}
 """dtype of activations -> `Type` in nm_matmul.h."""
 
 READS = {
     "float32": (torch.float32,),
     "bfloat16": (torch.float32, torch.bfloat16),
     "int4": (torch.float32, torch.bfloat16),
+    "int8": (torch.float32, torch.bfloat16, torch.uint8),
 }
 """Computing type -> the dtypes of x its rows read."""
 
@@ -37,10 +45,25 @@ class NativeMatmul(Kernel):
     tokens_min: int
     tokens_max: int
 
-    def prepare(self, weight: Packed | Tensor) -> Tensor:
-        """Return `weight` in this row's layout behind a 64-byte header: uint8."""
+    def refuses(self, packed: Packed) -> str | None:
+        """Return why not, as `Kernel.refuses`; int8 sums must fit int32."""
+        if self.dtype == "int8" and packed.header.reduction > LARGEST_REDUCTION:
+            return f"sums of {packed.header.reduction} inputs may exceed int32; at most {LARGEST_REDUCTION}"
+        return super().refuses(packed)
+
+    def prepare(self, weight: Packed | Tensor, quantization: Quantization = DYNAMIC) -> Tensor:
+        """Return `weight` in this row's layout behind a 64-byte header: uint8.
+
+        Args:
+            weight: Canonical 2:4 weight.
+            quantization: int8: the input range that calls without one of their own use.
+        """
         assert isinstance(weight, Packed), type(weight)
-        return to_layout(weight, self.layout)
+        layout = to_layout(weight, self.layout)
+        if not quantization.dynamic:
+            assert self.dtype == "int8", self.dtype
+            write_range(layout[HEADER_BYTES:], quantization)
+        return layout
 
     def layout_bytes(self, out_features: int, in_features: int, group: int = 0, zeros: bool = False) -> int:
         """Return the bytes of a weight of this size in this row's layout, without the header."""
@@ -58,8 +81,18 @@ class NativeMatmul(Kernel):
         out_features: int,
         epilogue: Epilogue = PLAIN_EPILOGUE,
         other: Tensor | None = None,
+        quantization: Quantization = DYNAMIC,
     ) -> Tensor:
         """Multiply; see `Kernel.run`. x may have any row stride.
+
+        Args:
+            x: (tokens, in), of one of the dtypes in `READS`; uint8 needs a static range.
+            weight: What `prepare` returned.
+            bias: float32 (out,) or None.
+            out_features: Rows of W.
+            epilogue: What happens to the product before it is stored.
+            other: Second operand of the epilogue.
+            quantization: int8: the input's range, else that given to `prepare`; and the dtype of the answer.
 
         Raises:
             KernelError: `x` is of another dtype or not on the CPU, `other` does not fit, or the bytes were made for
@@ -67,37 +100,34 @@ class NativeMatmul(Kernel):
         """
         if x.dtype not in READS[self.dtype] or not x.is_cpu:  # an address says nothing of what stands there
             raise _unreadable(self, x)
+        if x.dtype is torch.uint8:
+            _require_range(self, weight, quantization)
         tokens, in_features = x.shape
-        if not epilogue.plain:
-            other = _second_operand(epilogue, other, x, out_features)
-        y = torch.empty(tokens, out_features, dtype=x.dtype)
+        y = torch.empty(tokens, out_features, dtype=quantization.output(x))
+        other = None if epilogue.plain else _second_operand(epilogue, other, x, y)
         if x.stride(1) != 1 and in_features > 1:
             x = x.contiguous()
-        kind = TYPES[x.dtype]
         ok = native.extension().nm_matmul(
             self.index,
             x.data_ptr(),
-            kind,
+            TYPES[x.dtype],
             x.stride(0),
             weight.data_ptr(),
             0 if bias is None else bias.data_ptr(),
             y.data_ptr(),
-            kind,
+            TYPES[y.dtype],
             tokens,
             out_features,
             in_features,
             *epilogue.codes,
             0 if other is None else other.data_ptr(),
             0 if other is None else other.stride(0),
-            *_NO_QUANTIZATION,
+            *quantization.codes,
             native.threads(),
         )
         if not ok:
             raise _foreign(self, weight, out_features, in_features)
         return y
-
-
-_NO_QUANTIZATION = (False, 1.0, 0, 1.0, 0)
 
 
 def native_rows() -> list[NativeMatmul]:
@@ -108,18 +138,20 @@ def native_rows() -> list[NativeMatmul]:
     ]
 
 
-def _second_operand(epilogue: Epilogue, other: Tensor | None, x: Tensor, out_features: int) -> Tensor | None:
-    """Return `other` as the kernel reads it: rows of contiguous numbers of x's dtype, any distance apart."""
-    epilogue.require(other, (x.size(0), out_features))
+def _second_operand(epilogue: Epilogue, other: Tensor | None, x: Tensor, y: Tensor) -> Tensor | None:
+    """Return `other` as the kernel reads it: rows of contiguous numbers of y's dtype (float32 where that is whole)."""
+    epilogue.require(other, tuple(y.shape))
     if other is None:
         return None
-    if other.dtype != x.dtype or not other.is_cpu:
+    given = x.dtype if x.is_floating_point() else torch.float32
+    if other.dtype != given or not other.is_cpu:
         raise KernelError(
             "the second operand of an epilogue does not fit",
             got=f"other of {other.dtype} on {other.device}",
-            wanted=f"{x.dtype} on the CPU",
+            wanted=f"{given} on the CPU",
         )
-    return other if other.stride(1) == 1 or out_features == 1 else other.contiguous()
+    other = other.to(y.dtype if y.is_floating_point() else torch.float32)
+    return other if other.stride(1) == 1 or y.size(1) == 1 else other.contiguous()
 
 
 def _unreadable(kernel: NativeMatmul, x: Tensor) -> KernelError:
@@ -127,6 +159,16 @@ def _unreadable(kernel: NativeMatmul, x: Tensor) -> KernelError:
     return KernelError(
         f"{kernel.name} cannot read its input", got=f"x of {x.dtype} on {x.device}", wanted=f"{wanted} on the CPU"
     )
+
+
+def _require_range(kernel: NativeMatmul, weight: Tensor, quantization: Quantization) -> None:
+    if quantization.dynamic and read_range(weight[HEADER_BYTES:]).dynamic:
+        raise KernelError(
+            f"{kernel.name} does not know what its input stands for",
+            got="x of torch.uint8 without scale and zero point",
+            wanted="a static range",
+            remedy="pass quantization=Quantization(x_scale, x_zero) to run or to prepare",
+        )
 
 
 def _foreign(kernel: NativeMatmul, weight: Tensor, out_features: int, in_features: int) -> KernelError:

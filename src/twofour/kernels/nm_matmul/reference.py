@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from twofour.kernels.base import Kernel
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+from twofour.kernels.nm_matmul.quantization import DYNAMIC, Quantization, quantize_input, quantize_output
 from twofour.packing import Packed
 
 
@@ -25,6 +26,37 @@ def nm_matmul_reference(x: Tensor, packed: Packed, bias: Tensor | None = None) -
     """
     weight = packed.unpack().to(x.dtype)
     return torch.nn.functional.linear(x, weight, bias)
+
+
+def nm_matmul_int8_reference(
+    x: Tensor,
+    packed: Packed,
+    bias: Tensor | None = None,
+    quantization: Quantization = DYNAMIC,
+    epilogue: Epilogue = PLAIN_EPILOGUE,
+    other: Tensor | None = None,
+) -> Tensor:
+    """Return epilogue(x @ W.T + bias) as int8 kernels compute it: with a plain epilogue the same bits.
+
+    sum = (q - zero) W^T in whole numbers; y = sum * (scale * W's scale) + bias in float32, each step rounded once.
+
+    Args:
+        x: (tokens, in), float32, bfloat16 or uint8.
+        packed: int8 weight (out, in), `in` at most `LARGEST_REDUCTION`.
+        bias: float32 (out,) or None.
+        quantization: The input's range and the answer's dtype.
+        epilogue: What happens to the float32 product.
+        other: Its second operand, (tokens, out).
+
+    Returns:
+        (tokens, out) in `quantization.output(x)`.
+    """
+    whole, scale, zero = quantize_input(x, quantization)
+    weight = replace(packed, scales=None).unpack()
+    exact = (whole - zero).double() @ weight.double().T  # below 2^53: the sums are whole and exact
+    y = exact.float() * (scale if packed.scales is None else scale * packed.scales.view(1, -1))
+    y = epilogue.apply(y if bias is None else y + bias, other)
+    return quantize_output(y, replace(quantization, y_dtype=quantization.output(x)))
 
 
 @dataclass(frozen=True)

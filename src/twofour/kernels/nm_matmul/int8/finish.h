@@ -1,0 +1,78 @@
+// From exact sums to the answer: zero point off, scales and bias in fp32, the epilogue, then fp32, bf16, u8 or s8.
+// Included once per instruction-set file, with V the vector type of that file; everything has internal linkage.
+#pragma once
+
+#include <cstdint>
+
+#include "int8_layout.h"
+#include "kernels/epilogue_math.h"
+#include "native/compiler.h"
+#include "quantize.h"
+
+namespace {
+
+// What V::width rows from `row` on need: their scales, sums and bias.
+template <class V>
+struct Finish {
+  const NmMatmul& a;
+  int64_t row, rows;
+  typename V::reg scale, bias;
+  typename V::ints sums;
+
+  TWOFOUR_INLINE Finish(const NmMatmul& call, int64_t first) : a(call), row(first), rows(call.out_features - first) {
+    if (rows > V::width) rows = V::width;
+    const uint8_t* head = static_cast<const uint8_t*>(a.weight) + sizeof(twofour::Int8Head);
+    scale = V::load(reinterpret_cast<const float*>(head) + row);
+    sums = V::load_ints(head + (twofour::int8_padded_rows(a.out_features) + row) * 4);
+    bias = a.bias == nullptr ? V::zero() : V::load_x(a.bias + row, rows);
+  }
+
+  // (sum - zero * sums) * (x scale * w scale) + bias, each operation rounded once: the barrier keeps the compiler from
+  // fusing the last two.
+  TWOFOUR_INLINE typename V::reg product(typename V::ints sum, Range range) const {
+    const typename V::reg exact = V::to_real(V::minus_product(sum, sums, range.zero));
+    typename V::reg scaled = V::mul(exact, V::mul(V::set(range.scale), scale));
+#if defined(__x86_64__)
+    asm("" : "+v"(scaled));
+#elif defined(__aarch64__)
+    asm("" : "+w"(scaled));
+#endif
+    return V::add(scaled, bias);
+  }
+
+  TWOFOUR_INLINE typename V::reg combined(typename V::reg y, int64_t token) const {
+    if (a.epilogue.combine == Combine::none) return y;
+    const int64_t at = token * a.epilogue.other_stride + row;
+    const auto other = a.y_type == Type::bf16 ? V::load_x(static_cast<const uint16_t*>(a.epilogue.other) + at, rows)
+                                              : V::load_x(static_cast<const float*>(a.epilogue.other) + at, rows);
+    return apply_combine<V>(y, other, a.epilogue.combine);
+  }
+
+  TWOFOUR_INLINE void store(typename V::reg y, int64_t token) const {
+    const int64_t at = token * a.y_stride + row;
+    if (a.y_type == Type::f32) return V::store_f32(static_cast<float*>(a.y) + at, y, rows);
+    if (a.y_type == Type::bf16) return V::store_bf16(static_cast<uint16_t*>(a.y) + at, y, rows);
+    const int low = a.y_type == Type::u8 ? 0 : -128;
+    const typename V::Rounder rounder(1.0f / a.quantization.y_scale, a.quantization.y_zero, low, low + 255);
+    V::store_bytes(static_cast<uint8_t*>(a.y) + at, rounder(y), rows);
+  }
+};
+
+// Sums of `vectors` times V::width rows from `row` on, [vector][token][V::width], to the answers of `tokens` tokens from
+// `first` on. `ranges` are those of the whole call.
+template <class V>
+TWOFOUR_NOINLINE void finish_sums(const NmMatmul& a, const int32_t* sums, int64_t vectors, const Range* ranges,
+                                  int64_t first, int64_t tokens, int64_t row) {
+  with_activation(a.epilogue.activation, [&](auto constant) {
+    for (int64_t v = 0; v < vectors && row + v * V::width < a.out_features; v++) {
+      const Finish<V> finish(a, row + v * V::width);
+      for (int64_t t = 0; t < tokens; t++) {
+        const auto sum = V::load_ints(reinterpret_cast<const uint8_t*>(sums + (v * tokens + t) * V::width));
+        const auto y = activated<decltype(constant)::value, V>(finish.product(sum, ranges[first + t]));
+        finish.store(finish.combined(y, first + t), first + t);
+      }
+    }
+  });
+}
+
+}  // namespace

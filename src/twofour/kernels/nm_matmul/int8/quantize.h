@@ -1,0 +1,103 @@
+// Activations as whole numbers: the range of a token, and the token as u8 where the product wants it. The rule is
+// written out in README.md; quantization.py has the same in torch, bit for bit.
+// Included once per instruction-set file, with V the vector type of that file; everything has internal linkage.
+#pragma once
+
+#include <cstdint>
+
+#include "int8_layout.h"
+#include "native/compiler.h"
+
+namespace {
+
+using twofour::NmMatmul;
+using twofour::Type;
+
+struct Range {
+  float scale;
+  int32_t zero;
+};
+
+constexpr float kLeastScale = 1.17549435e-38f;  // the smallest normal float: its reciprocal is finite
+
+inline bool static_range(const NmMatmul& a, Range* range) {
+  const auto* head = static_cast<const twofour::Int8Head*>(a.weight);
+  if (!a.quantization.dynamic) {
+    *range = {a.quantization.x_scale, a.quantization.x_zero};
+  } else if (head->is_static != 0) {
+    *range = {head->x_scale, head->x_zero};
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// The least and greatest of x and 0, and the scale that spreads them over 0..255. A token that holds a NaN or an infinity
+// has scale NaN, so that all of its outputs are NaN.
+template <class V, class X>
+TWOFOUR_INLINE Range range_of(const X* x, int64_t in) {
+  constexpr int chains = 4;
+  typename V::reg low[chains], high[chains], broken[chains];
+  TWOFOUR_UNROLL
+  for (int c = 0; c < chains; c++) low[c] = high[c] = broken[c] = V::zero();
+  int64_t k = 0;
+  for (; k + chains * V::width <= in; k += chains * V::width) {
+    TWOFOUR_UNROLL
+    for (int c = 0; c < chains; c++) {
+      const typename V::reg v = V::load_x(x + k + c * V::width, V::width);
+      low[c] = V::min(low[c], v);
+      high[c] = V::max(high[c], v);
+      broken[c] = V::add(broken[c], V::mul(v, V::zero()));
+    }
+  }
+  for (; k < in; k += V::width) {
+    const typename V::reg v = V::load_x(x + k, in - k);
+    low[0] = V::min(low[0], v);
+    high[0] = V::max(high[0], v);
+    broken[0] = V::add(broken[0], V::mul(v, V::zero()));
+  }
+  TWOFOUR_UNROLL
+  for (int c = 1; c < chains; c++) {
+    low[0] = V::min(low[0], low[c]);
+    high[0] = V::max(high[0], high[c]);
+    broken[0] = V::add(broken[0], broken[c]);
+  }
+  const float least = V::least(low[0]), most = V::most(high[0]), nothing = V::sum(broken[0]);
+  float scale = (most - least) / 255.0f;
+  if (scale < kLeastScale) scale = kLeastScale;
+  if (!(nothing == 0.0f)) return {__builtin_nanf(""), 0};
+  return {scale, V::nearest(-least / scale)};
+}
+
+// One token as u8 with 8 bytes every `stride`: x is [octet][token][8].
+template <class V, class X>
+TWOFOUR_INLINE void quantize_token(const X* x, int64_t in, Range range, uint8_t* to, int64_t stride) {
+  const typename V::Rounder rounder(1.0f / range.scale, range.zero, 0, 255);
+  int64_t k = 0;
+  for (; k + V::width <= in; k += V::width) V::store_x(rounder(V::load_x(x + k, V::width)), to, k, stride);
+  if (k < in) V::store_x(rounder(V::load_x(x + k, in - k)), to, k, stride);
+}
+
+template <class V, class X>
+TWOFOUR_NOINLINE Range real_token(const NmMatmul& a, const X* x, uint8_t* to, int64_t stride) {
+  Range range;
+  if (!static_range(a, &range)) range = range_of<V>(x, a.in_features);
+  quantize_token<V>(x, a.in_features, range, to, stride);
+  return range;
+}
+
+// Token `t` of the call, whatever its type, and the range it was given.
+template <class V>
+inline Range copy_token(const NmMatmul& a, int64_t t, uint8_t* to, int64_t stride) {
+  if (a.x_type == Type::f32) return real_token<V>(a, static_cast<const float*>(a.x) + t * a.x_stride, to, stride);
+  if (a.x_type == Type::bf16) return real_token<V>(a, static_cast<const uint16_t*>(a.x) + t * a.x_stride, to, stride);
+  const uint8_t* from = static_cast<const uint8_t*>(a.x) + t * a.x_stride;
+  int64_t k = 0;
+  for (; k + 8 <= a.in_features; k += 8) __builtin_memcpy(to + k / 8 * stride, from + k, 8);
+  if (k < a.in_features) __builtin_memcpy(to + k / 8 * stride, from + k, 4);
+  Range range{1.0f, 0};
+  static_range(a, &range);
+  return range;
+}
+
+}  // namespace

@@ -1,0 +1,164 @@
+// Design C in int8: vectors hold output rows, the activations of eight inputs are permuted in the register.
+//
+// The eight inputs of two groups are broadcast to all lanes. A row's lane holds four kept values and four indices, and
+// one permute brings the four activations beside them: a dot product of four bytes does the work of eight inputs.
+// Metadata is a dword per row and 32 inputs: the next index of each byte is a shift.
+// Included once per instruction-set file, with V the vector type of that file; everything has internal linkage.
+#pragma once
+
+#include <cstdint>
+
+#include "finish.h"
+#include "int8_layout.h"
+#include "native/compiler.h"
+#include "native/team.h"
+#include "quantize.h"
+
+namespace {
+
+using twofour::kOctetHalfBytes;
+using twofour::kOctetRows;
+using twofour::kOctetTile;
+
+constexpr int64_t kOctetPass = 512 * 1024;  // bytes of activations per pass over the weights: half of a small L2
+constexpr int64_t kOctetFar = 16384, kOctetNear = 2048;  // prefetch distances, as in f32/row_blocks.h
+
+inline int64_t octet_tiles(const NmMatmul& a) { return (a.in_features + kOctetTile - 1) / kOctetTile; }
+inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// One unit (Halves x 16 rows, 32 inputs) against T tokens; x is [octet][token][8]. Two sets of sums where registers allow,
+// so that few tokens are not bound by the latency of the dot product.
+template <class V, int T, int Halves, int Sets>
+TWOFOUR_INLINE void add_octets(const uint8_t* unit, const uint8_t* x,
+                               typename V::ints (&acc)[Sets][Halves * (kOctetRows / V::width)][T]) {
+  constexpr int per_half = kOctetRows / V::width;
+  constexpr int vectors = Halves * per_half;
+  typename V::ints meta[vectors];
+  const uint8_t* values[vectors];
+  TWOFOUR_UNROLL
+  for (int v = 0; v < vectors; v++) {
+    const uint8_t* half = unit + v / per_half * kOctetHalfBytes + v % per_half * V::width * 4;
+    meta[v] = V::load_ints(half);
+    values[v] = half + kOctetRows * 4;
+  }
+  TWOFOUR_UNROLL
+  for (int o = 0; o < kOctetTile / 8; o++) {
+    typename V::Octet octet[vectors];
+    TWOFOUR_UNROLL
+    for (int v = 0; v < vectors; v++) {
+      const uint8_t* at = values[v] + o * kOctetRows * 4;
+      octet[v] = V::octet(at, meta[v]);
+      meta[v] = V::next_index(meta[v]);
+      V::prefetch(at, kOctetNear, kOctetFar);
+    }
+    TWOFOUR_UNROLL
+    for (int t = 0; t < T; t++) {
+      const auto eight = V::broadcast8(x + (o * T + t) * 8);
+      TWOFOUR_UNROLL
+      for (int v = 0; v < vectors; v++) acc[o % Sets][v][t] = V::dot(acc[o % Sets][v][t], eight, octet[v]);
+    }
+  }
+}
+
+// Rows [row, row + 16 * Halves) of T tokens from `first` on.
+template <class V, int T, int Halves>
+TWOFOUR_INLINE void octet_unit(const NmMatmul& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
+                               int64_t first, int64_t row) {
+  constexpr int vectors = Halves * (kOctetRows / V::width);
+  constexpr int Sets = vectors * T * 2 <= V::row_sums ? 2 : 1;
+  typename V::ints acc[Sets][vectors][T];
+  TWOFOUR_UNROLL
+  for (int s = 0; s < Sets; s++) {
+    TWOFOUR_UNROLL
+    for (int v = 0; v < vectors; v++) {
+      TWOFOUR_UNROLL
+      for (int t = 0; t < T; t++) acc[s][v][t] = V::no_ints();
+    }
+  }
+  for (int64_t k = octet_tiles(a); k > 0; k--, unit += 2 * kOctetHalfBytes, x += kOctetTile * T)
+    add_octets<V, T, Halves, Sets>(unit, x, acc);
+  alignas(64) int32_t sums[vectors * T * V::width];
+  TWOFOUR_UNROLL
+  for (int v = 0; v < vectors; v++) {
+    TWOFOUR_UNROLL
+    for (int t = 0; t < T; t++) {
+      typename V::ints sum = acc[0][v][t];
+      if (Sets == 2) sum = V::add(sum, acc[Sets - 1][v][t]);
+      V::store_ints(sums + (v * T + t) * V::width, sum);
+    }
+  }
+  finish_sums<V>(a, sums, vectors, ranges, first, T, row);
+}
+
+// All rows of one unit of 32 for T tokens.
+template <class V, int T>
+TWOFOUR_NOINLINE void octet_rows(const NmMatmul& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
+                                 int64_t first, int64_t row) {
+  for (int h = 0; h < 2; h += V::row_halves)
+    octet_unit<V, T, V::row_halves>(a, unit + h * kOctetHalfBytes, x, ranges, first, row + h * kOctetRows);
+}
+
+// The same for `tokens` <= T.
+template <class V, int T>
+void octet_rows_of(int64_t tokens, const NmMatmul& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
+                   int64_t first, int64_t row) {
+  if (tokens == T) return octet_rows<V, T>(a, unit, x, ranges, first, row);
+  if constexpr (T > 1) octet_rows_of<V, T - 1>(tokens, a, unit, x, ranges, first, row);
+}
+
+// Passes of tokens whose activations fit kOctetPass; each pass in pieces of nearly equal size, at most V::row_tokens.
+template <class V>
+struct OctetPlan {
+  int64_t tokens, row_bytes, per_pass;
+
+  explicit OctetPlan(const NmMatmul& a) : tokens(a.tokens), row_bytes(octet_tiles(a) * kOctetTile) {
+    const int64_t fit = kOctetPass / row_bytes / V::row_tokens * V::row_tokens;
+    per_pass = lesser(fit > 0 ? fit : V::row_tokens, tokens);
+  }
+  int64_t range_bytes() const { return (tokens * static_cast<int64_t>(sizeof(Range)) + 63) / 64 * 64; }
+  int64_t bytes() const { return range_bytes() + per_pass * row_bytes; }
+};
+
+// Piece p of `pieces` that share `count` tokens: its first token and, by the next piece's, its size.
+inline int64_t piece_first(int64_t p, int64_t pieces, int64_t count) {
+  return p * (count / pieces) + lesser(p, count % pieces);
+}
+
+template <class V>
+int64_t row_octets_workspace(const NmMatmul& a) {
+  return a.tokens > 0 ? OctetPlan<V>(a).bytes() : 0;
+}
+
+template <class V>
+void row_octets(const NmMatmul& a) {
+  if (a.tokens <= 0) return;
+  const OctetPlan<V> plan(a);
+  auto* ranges = static_cast<Range*>(a.workspace);
+  uint8_t* x = static_cast<uint8_t*>(a.workspace) + plan.range_bytes();
+  const uint8_t* units = static_cast<const uint8_t*>(a.weight) + twofour::int8_head_bytes(a.out_features);
+  const int64_t unit_bytes = octet_tiles(a) * 2 * kOctetHalfBytes;
+  with_team(a.threads, [&](const Team& team) {
+    int64_t u0, u1;
+    team.share(twofour::int8_padded_rows(a.out_features) / (2 * kOctetRows), 1, &u0, &u1);
+    for (int64_t pass = 0; pass < a.tokens; pass += plan.per_pass) {
+      const int64_t count = lesser(plan.per_pass, a.tokens - pass);
+      const int64_t pieces = (count + V::row_tokens - 1) / V::row_tokens;
+      if (pass > 0) team.barrier();  // the last pass is still being read
+      for (int64_t p = team.me; p < pieces; p += team.size) {
+        const int64_t first = piece_first(p, pieces, count), tokens = piece_first(p + 1, pieces, count) - first;
+        for (int64_t t = 0; t < tokens; t++)
+          ranges[pass + first + t] =
+              copy_token<V>(a, pass + first + t, x + first * plan.row_bytes + t * 8, tokens * 8);
+      }
+      team.barrier();
+      for (int64_t u = u0; u < u1; u++)
+        for (int64_t p = 0; p < pieces; p++) {
+          const int64_t first = piece_first(p, pieces, count), tokens = piece_first(p + 1, pieces, count) - first;
+          octet_rows_of<V, V::row_tokens>(tokens, a, units + u * unit_bytes, x + first * plan.row_bytes, ranges,
+                                          pass + first, u * 2 * kOctetRows);
+        }
+    }
+  });
+}
+
+}  // namespace
