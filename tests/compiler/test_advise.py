@@ -19,12 +19,12 @@ def test_each_layer_is_measured_dense_and_sparse_and_the_model_is_untouched() ->
         assert row.kernel.startswith("nm_matmul" if row.ratio > 1 else "dense_matmul")
         assert ("fast" in row.verdict) == (row.ratio >= 1.05)
     skipped = dict(advice.skipped)
-    assert "no packed kernel for Conv1d" in skipped["1.weight"]
+    assert "a convolution: twofour.compile measures it" in skipped["1.weight"]
     assert "2.weight" in skipped
     dense, ours = advice.total(16)
     assert ours <= dense == advice.rows[1].dense_ms
     assert advice.to_dict()["rows"]
-    assert "128x64" in str(advice) and "dense: 1.weight: no packed kernel" in str(advice)
+    assert "128x64" in str(advice) and "dense: 1.weight: a convolution" in str(advice)
 
 
 def test_nothing_to_measure_is_an_error_with_reasons() -> None:

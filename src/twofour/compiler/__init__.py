@@ -3,7 +3,18 @@
 from twofour.compiler.advise import Advice, AdviceRow, advise
 from twofour.compiler.choose import DEFAULT_TOKENS
 from twofour.compiler.compile import compile
+from twofour.compiler.conv import CompiledConv
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.plan import LayerPlan, Plan
 
-__all__ = ["DEFAULT_TOKENS", "Advice", "AdviceRow", "CompiledLinear", "LayerPlan", "Plan", "advise", "compile"]
+__all__ = [
+    "DEFAULT_TOKENS",
+    "Advice",
+    "AdviceRow",
+    "CompiledConv",
+    "CompiledLinear",
+    "LayerPlan",
+    "Plan",
+    "advise",
+    "compile",
+]

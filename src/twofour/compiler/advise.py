@@ -124,7 +124,7 @@ def advise(
     require_cpu(model)
     found = walk(model, skip=skip)
     parts = attention_parts(model)
-    reasons = {entry.name: refusal(entry.module, entry.layer in parts) for entry in found.weights}
+    reasons = {entry.name: _refusal(entry.module, entry.layer in parts) for entry in found.weights}
     chosen = [entry for entry in found.weights if reasons[entry.name] is None]
     skipped = [(entry.name, entry.reason) for entry in found.skipped]
     skipped += [(entry.name, reason) for entry in found.weights if (reason := reasons[entry.name]) is not None]
@@ -146,6 +146,12 @@ def advise(
     if progress is not None:
         progress(len(chosen), len(chosen), "")
     return Advice(tuple(rows), tuple(skipped), tuple(tokens), native.threads(), native.isa())
+
+
+def _refusal(module: nn.Module, inside_attention: bool) -> str | None:
+    if isinstance(module, nn.Conv1d | nn.Conv2d):
+        return "a convolution: twofour.compile measures it on the images of an example"
+    return refusal(module, inside_attention)
 
 
 def _measure(name: str, module: nn.Module, tokens: Sequence[int], footprint: int, cache: Cache) -> Choice:

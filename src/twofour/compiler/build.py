@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from twofour import native
+from twofour.compiler.build_conv import ConvWeight, build_convs
 from twofour.compiler.cache import Cache
 from twofour.compiler.choose import Choice, Progress, choose, why
 from twofour.compiler.encoding import Encoding
@@ -43,10 +44,11 @@ def build(
     counts: Mapping[str, int],
     terms: Terms,
     *,
+    convs: Mapping[str, ConvWeight] | None = None,
     left: Sequence[LayerPlan] = (),
     progress: Progress | None = None,
 ) -> tuple[nn.Module, Plan]:
-    """Copy `model` with the named Linear layers replaced, measuring what each should run on.
+    """Copy `model` with the named layers replaced, measuring what each should run on.
 
     A layer that torch's own product serves best at every token count stays as it is. Weights are encoded one at a time,
     twice: for measuring, where a shape that was measured is passed over, and for good. So no more is ever held than the
@@ -57,18 +59,22 @@ def build(
         weights: Layer name to its weight.
         counts: Token counts of an example, by layer.
         terms: What holds for every layer.
+        convs: Name of a convolution to its weight.
         left: Plan entries of layers that stay as they are.
         progress: See `compile`.
     """
-    chooser = _Chooser(Cache.for_this_machine(), terms, sum(entry.nbytes for entry in weights.values()))
+    convs = convs or {}
+    footprint = sum(entry.nbytes for entry in (*weights.values(), *convs.values()))
+    chooser = _Chooser(Cache.for_this_machine(), terms, footprint)
     seen: set[object] = set()
     for done, (name, entry) in enumerate(weights.items()):
         if progress is not None:
-            progress(done, len(weights), name)
+            progress(done, len(weights) + len(convs), name)
         chooser.measure(entry, counts.get(name), seen)
         native.release_free_memory()
+    convolutions, conv_plans = build_convs(convs, terms.memory, footprint, chooser.cache, progress, len(weights))
     chooser.cache.save()
-    replacements: dict[str, CompiledLinear] = {}
+    replacements: dict[str, nn.Module] = {**convolutions}
     plans: dict[str, LayerPlan] = {}
     shared: dict[int, PreparedWeights] = {}
     for name, entry in weights.items():
@@ -84,7 +90,7 @@ def build(
             prepared = PreparedWeights(choice.layouts)
         replacements[name] = CompiledLinear(name, entry.columns, entry.rows, choice.ladder, prepared, entry.bias)
         plans[name] = _describe(entry, choice, tokens, prepared.nbytes, terms, because)
-    layers = _in_order(model, [*plans.values(), *left])
+    layers = _in_order(model, [*plans.values(), *conv_plans, *left])
     plan = Plan(layers, terms.encoding.dtype, terms.memory, terms.tokens, native.threads(), native.isa())
     return copy_with(model, replacements), plan
 

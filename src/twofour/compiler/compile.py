@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from twofour.compiler.build import Terms, build
+from twofour.compiler.build_conv import replaceable_convs
 from twofour.compiler.choose import DEFAULT_TOKENS, Progress
+from twofour.compiler.conv import Images, images_of
 from twofour.compiler.encoding import Encoding
 from twofour.compiler.graph import require_example, whole
 from twofour.compiler.plan import Plan
@@ -40,11 +42,12 @@ def compile(
     graph: bool = False,
     progress: Progress | None = None,
 ) -> nn.Module:
-    """Return a copy of `model` for inference whose Linear layers run on the fastest measured kernels.
+    """Return a copy of `model` for inference whose layers run on the fastest measured kernels.
 
     Each Linear is timed with every kernel that can run it, sparse where its weight is 2:4 and dense, at the example's
-    token count and at `tokens`. The copy is of the same class, in evaluation mode and without gradients; `copy.plan`
-    says what was decided and why. `model` stays as it is.
+    token count and at `tokens`; each Conv1d and Conv2d (float32) on the example's images, channels
+    last. The copy is of the same class, in evaluation mode and without gradients; `copy.plan` says what was decided and
+    why. `model` stays as it is.
 
     Args:
         model: Usually masked (`twofour.prune`); a dense model gets the best dense kernels.
@@ -73,10 +76,12 @@ def compile(
         require_example(example)
     encoding = Encoding(dtype, group, symmetric)
     with _evaluating(model):
-        counts, reference = _observe(model, example)
+        counts, images, reference = _observe(model, example)
         weights = dict(replaceable(model, encoding))
         terms = Terms(encoding, memory, tuple(tokens))
-        fast, plan = build(model, weights, counts, terms, left=left_alone(model, encoding), progress=progress)
+        convs = dict(replaceable_convs(model, images)) if dtype == "float32" else {}
+        left = left_alone(model, encoding, convs)
+        fast, plan = build(model, weights, counts, terms, convs=convs, left=left, progress=progress)
         if graph:
             plan = whole(fast, plan, example, terms, model)
         if example is not None:
@@ -120,19 +125,24 @@ def _call(model: nn.Module, example: Any) -> Any:
     return model(*example) if isinstance(example, tuple) else model(example)
 
 
-def _observe(model: nn.Module, example: Any) -> tuple[dict[str, int], list[Any]]:
-    """Run the example once; return the token count each Linear saw, and the leaves of the output."""
+def _observe(model: nn.Module, example: Any) -> tuple[dict[str, int], dict[str, Images], list[Any]]:
+    """Run the example once; return the tokens each Linear saw, the images each convolution saw, the output's leaves."""
     counts: dict[str, int] = {}
+    images: dict[str, Images] = {}
     if example is None:
-        return counts, []
+        return counts, images, []
     handles = []
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
 
-            def see(_: nn.Module, inputs: tuple[Any, ...], name: str = name) -> None:
-                if inputs and isinstance(inputs[0], Tensor) and inputs[0].numel():
-                    counts[name] = max(counts.get(name, 0), inputs[0].numel() // inputs[0].shape[-1])
+        def see(layer: nn.Module, inputs: tuple[Any, ...], name: str = name) -> None:
+            if not inputs or not isinstance(inputs[0], Tensor) or not inputs[0].numel():
+                return
+            if isinstance(layer, nn.Linear):
+                counts[name] = max(counts.get(name, 0), inputs[0].numel() // inputs[0].shape[-1])
+            else:
+                images[name] = max(images.get(name, (0, 0, 0)), images_of(inputs[0], layer), key=math.prod)
 
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
             handles.append(module.register_forward_pre_hook(see))
     try:
         output = _call(model, example)
@@ -145,7 +155,7 @@ def _observe(model: nn.Module, example: Any) -> tuple[dict[str, int], list[Any]]
     finally:
         for handle in handles:
             handle.remove()
-    return counts, _leaves(output)
+    return counts, images, _leaves(output)
 
 
 def _verified(fast: nn.Module, plan: Plan, example: Any, reference: Sequence[Any]) -> Plan:

@@ -17,7 +17,8 @@ class LayerPlan:
         name: Name of the layer in the model.
         kind: Class of the layer, "Linear", "Conv2d", ...
         shape: Shape of its dense weight.
-        tokens: Token count the row of the table speaks of: the example's, or the largest measured.
+        tokens: Token count the row of the table speaks of: the example's, or the largest measured; of a convolution,
+            the output pixels of all images.
         kernel: Kernel that runs at `tokens`.
         ladder: Kernels by token count, as text; "" for a layer left as it was.
         dense_ms: Dense time at `tokens`: of `kernel` if it is dense, else the best; None where nothing was measured.
@@ -44,7 +45,7 @@ class LayerPlan:
     @property
     def sparse(self) -> bool:
         """Whether a sparse kernel runs at `tokens`."""
-        return self.kernel.startswith("nm_matmul")
+        return self.kernel.startswith("nm_")
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from twofour.compiler.build_conv import NO_IMAGES
+from twofour.compiler.conv import conv_refusal
 from twofour.compiler.encoding import Encoding
 from twofour.compiler.plan import LayerPlan
 from twofour.errors import CompileError
@@ -94,6 +96,9 @@ def layer_weight(
 
 def refusal(module: nn.Module, inside_attention: bool, encoding: Encoding = FLOAT32) -> str | None:
     """Return why a layer with a weight cannot be replaced, or None when it can."""
+    if isinstance(module, nn.Conv1d | nn.Conv2d):
+        other = "" if encoding.dtype == "float32" else f"convolutions run in float32, not in {encoding.dtype}"
+        return conv_refusal(module) or other or NO_IMAGES
     if not isinstance(module, nn.Linear):
         return f"no packed kernel for {type(module).__name__} yet"
     if inside_attention:
@@ -122,12 +127,22 @@ def attention_parts(model: nn.Module) -> set[str]:
     }
 
 
-def left_alone(model: nn.Module, encoding: Encoding = FLOAT32) -> list[LayerPlan]:
-    """Return a plan entry for every Linear, convolution, attention and recurrent layer that stays, with its reason."""
+def left_alone(
+    model: nn.Module, encoding: Encoding = FLOAT32, convs: Mapping[str, object] | None = None
+) -> list[LayerPlan]:
+    """Return a plan entry for every Linear, convolution, attention and recurrent layer that stays, with its reason.
+
+    Args:
+        model: Any module.
+        encoding: How the compiled layers write their weights.
+        convs: The convolutions that are replaced, by name.
+    """
     inside_attention = attention_parts(model)
     entries = []
     for name, module in model.named_modules():
         attribute = next((attribute for kind, attribute in _WEIGHTS.items() if isinstance(module, kind)), None)
+        if name in (convs or {}):
+            continue
         reason = attribute and refusal(module, name in inside_attention, encoding)
         weight = getattr(module, attribute or "", None)
         if reason and isinstance(weight, Tensor):

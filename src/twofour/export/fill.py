@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from twofour import masks
-from twofour.compiler import DEFAULT_TOKENS, CompiledLinear
+from twofour.compiler import DEFAULT_TOKENS, CompiledConv, CompiledLinear
 from twofour.compiler.build import Terms, build
+from twofour.compiler.build_conv import ConvWeight, conv_weight
 from twofour.compiler.compile import with_plan
+from twofour.compiler.conv import conv_refusal
 from twofour.compiler.encoding import Encoding
 from twofour.compiler.graph import whole
 from twofour.compiler.replaceable import (
@@ -29,6 +31,8 @@ from twofour.packing import Packed
 from twofour.patterns import parse
 
 Stored = Packed | Tensor
+
+COMPILED = (CompiledLinear, CompiledConv)
 
 
 def fill_masked(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
@@ -96,16 +100,16 @@ def fill_compiled(
     for layer, module in model.named_modules():
         if isinstance(module, nn.Linear) and refusal(module, layer in parts, terms.encoding) is None:
             weights[layer] = _layer_weight(stored, layer, terms.encoding, module.weight.dtype)
-    fast, plan = build(model, weights, {}, terms, left=left_alone(model, terms.encoding))
-    compiled = {
-        name for name, module in fast.named_modules(remove_duplicate=False) if isinstance(module, CompiledLinear)
-    }
+    convs = dict(_convs(stored, model, contents.settings)) if terms.encoding.dtype == "float32" else {}
+    left = left_alone(model, terms.encoding, convs)
+    fast, plan = build(model, weights, {}, terms, convs=convs, left=left)
+    compiled = {name for name, module in fast.named_modules(remove_duplicate=False) if isinstance(module, COMPILED)}
     state = {
         name: weight.unpack() if isinstance(weight, Packed) else weight
         for name, weight in stored.items()
         if name.rpartition(".")[0] not in compiled
     }
-    if isinstance(fast, CompiledLinear):
+    if isinstance(fast, COMPILED):
         state = {}
     _assign(fast, state)
     _require_values(path, fast)
@@ -120,6 +124,22 @@ def _layer_weight(stored: Mapping[str, Stored], layer: str, encoding: Encoding, 
     return layer_weight(layer, weight, bias, encoding, like)
 
 
+def _convs(
+    stored: Mapping[str, Stored], model: nn.Module, settings: Mapping[str, Any]
+) -> Iterator[tuple[str, ConvWeight]]:
+    """Yield the convolutions whose images the file knows, with the file's weights."""
+    known = settings.get("images")
+    for name, module in model.named_modules():
+        found = known.get(name) if isinstance(known, dict) else None
+        if not isinstance(found, list) or len(found) != 3 or not all(type(n) is int and 0 < n < 1 << 20 for n in found):
+            continue
+        if not isinstance(module, nn.Conv1d | nn.Conv2d) or conv_refusal(module):
+            continue
+        weight, bias = stored[f"{name}.weight".lstrip(".")], stored.get(f"{name}.bias".lstrip("."))
+        bias = bias if isinstance(bias, Tensor) else None
+        yield name, conv_weight(name, module, weight, bias, (found[0], found[1], found[2]))
+
+
 def _all(contents: Contents) -> dict[str, Stored]:
     """Every name of the state dict with what is stored for it; tied names share one object."""
     stored: dict[str, Stored] = {**contents.plain, **contents.packed}
@@ -129,9 +149,7 @@ def _all(contents: Contents) -> dict[str, Stored]:
 def _assign(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Fill parameters and buffers; where any is on the meta device, the file's tensors take their places."""
     assign = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-    compiled = {
-        name for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, CompiledLinear)
-    }
+    compiled = {name for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, COMPILED)}
     found = model.load_state_dict(dict(state), strict=False, assign=assign)
     missing = [name for name in found.missing_keys if name.rpartition(".")[0] not in compiled]
     assert not missing and not found.unexpected_keys, (missing, found.unexpected_keys)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from twofour import masks
-from twofour.compiler import CompiledLinear
+from twofour.compiler import CompiledConv, CompiledLinear
 from twofour.compiler.graph import require_example
 from twofour.errors import FormatError, PackingError, TwofourError
 from twofour.export.file import Contents, read, untie, write
@@ -127,7 +127,7 @@ def _add_compiled(
     """Add the weights of compiled layers, each tied one once."""
     first: dict[int, str] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if not isinstance(module, CompiledLinear):
+        if not isinstance(module, CompiledLinear | CompiledConv):
             continue
         key = f"{name}.weight".lstrip(".")
         if (stored := first.setdefault(id(module.prepared), key)) != key:
@@ -143,7 +143,9 @@ def _add_compiled(
 def _settings(model: nn.Module) -> dict[str, Any]:
     plan = getattr(model, "plan", None)
     if plan is not None and hasattr(plan, "memory"):
-        return {"kind": "compiled", "memory": plan.memory, "tokens": list(plan.tokens), "dtype": plan.dtype}
+        images = {name: list(m.images) for name, m in model.named_modules() if isinstance(m, CompiledConv)}
+        settings = {"kind": "compiled", "memory": plan.memory, "tokens": list(plan.tokens), "dtype": plan.dtype}
+        return {**settings, "images": images} if images else settings
     return {"kind": "masked" if masks.of(model) else "plain"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,23 +71,28 @@ class Geometry:
         """Whether as many zeros stand before the image as behind it."""
         return self.before == self.after
 
+    def sizes(self, height: Any, width: Any) -> tuple[Any, Any]:
+        """Return the size (height, width) of the output of an image: whole numbers, or symbols while tracing."""
+        found = [
+            (size + self.before[i] + self.after[i] - self.dilation[i] * (self.kernel[i] - 1) - 1) // self.stride[i] + 1
+            for i, size in enumerate((height, width))
+        ]
+        return found[0], found[1]
+
     def output(self, height: int, width: int) -> Pair:
         """Return the size (height, width) of the output of an image.
 
         Raises:
             KernelError: The image is smaller than the kernel.
         """
-        found = tuple(
-            (size + self.before[i] + self.after[i] - self.dilation[i] * (self.kernel[i] - 1) - 1) // self.stride[i] + 1
-            for i, size in enumerate((height, width))
-        )
+        found = self.sizes(height, width)
         if min(found) < 1:
             raise KernelError(
                 "the image is smaller than the kernel of the convolution",
                 got=f"{height} x {width} pixels, kernel {self.kernel}, dilation {self.dilation}",
                 wanted="at least one output pixel",
             )
-        return found[0], found[1]
+        return found
 
     def multiply_adds(self, images: int, height: int, width: int) -> int:
         """Return how many multiply-adds the dense convolution takes."""

@@ -104,13 +104,18 @@ def available(operation: str) -> tuple[Kernel, ...]:
     )
 
 
+@cache
+def _convolution_by_name() -> dict[str, ConvKernel]:
+    return {kernel.name: kernel for kernel in convolutions()}
+
+
 def find_convolution(name: str) -> ConvKernel:
     """Return the convolution kernel called `name`.
 
     Raises:
         KernelError: There is none of that name.
     """
-    found = {kernel.name: kernel for kernel in convolutions()}
+    found = _convolution_by_name()
     if name not in found:
         raise KernelError(
             "there is no such kernel of a convolution",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour import layers, masks, patterns
-from twofour.compiler import CompiledLinear
+from twofour.compiler import CompiledConv, CompiledLinear
 from twofour.errors import LayerError, TwofourError
 from twofour.legality.report import Finding, Report
 from twofour.legality.rules import RULES, fit
@@ -92,7 +92,7 @@ def _subjects(
             seen.add(name)
             subjects.append(_subject(name, getattr(mask.module, mask.attribute).detach(), mask.pattern, mask.keep))
     for layer, module in model.named_modules():
-        if isinstance(module, CompiledLinear):
+        if isinstance(module, CompiledLinear | CompiledConv):
             name, source = f"{layer}.weight".lstrip("."), module.prepared.source()
             seen.add(name)
             if isinstance(source, Packed):  # the packed form is the promise

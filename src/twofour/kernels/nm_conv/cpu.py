@@ -11,6 +11,7 @@ from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
 from twofour.kernels.conv import ConvKernel, Geometry, channels_last, finish, require_image
+from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_conv.layout import LAYOUT, describe, group_bytes, to_conv_layout
 from twofour.kernels.nm_matmul import native_rows
 
@@ -110,11 +111,13 @@ class PointwiseConv(ConvKernel):
         """Convolve; see `ConvKernel.run`."""
         height, width = require_image(x, geometry, other)
         pixels = channels_last(x).permute(0, 2, 3, 1).reshape(-1, geometry.in_channels)
-        y = self.product.run(pixels, weight, bias, geometry.out_channels)
-        y = y.view(x.shape[0], height, width, geometry.out_channels).permute(0, 3, 1, 2)
-        if activation == "relu":
-            return (y if other is None else y.add_(other)).relu_()
-        return finish(y, activation, other)
+        if other is None:
+            y = self.product.run(pixels, weight, bias, geometry.out_channels, Epilogue(activation))
+        else:  # the product's own epilogue activates first
+            added = channels_last(other).permute(0, 2, 3, 1).reshape(-1, geometry.out_channels)
+            y = self.product.run(pixels, weight, bias, geometry.out_channels, Epilogue(combine="add"), added)
+            y = y.relu_() if activation == "relu" else finish(y, activation, None)
+        return y.view(x.shape[0], height, width, geometry.out_channels).permute(0, 3, 1, 2)
 
 
 def native_conv_rows() -> list[NativeConv]:

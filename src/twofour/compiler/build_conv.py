@@ -1,0 +1,156 @@
+"""Which convolutions compile replaces, with their weights, and the layers that take their places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from twofour import native
+from twofour.compiler.cache import Cache
+from twofour.compiler.choose import Progress
+from twofour.compiler.choose_conv import ConvChoice, choose_conv
+from twofour.compiler.conv import CompiledConv, Images, PreparedConv, conv_refusal, image_weight
+from twofour.compiler.plan import LayerPlan
+from twofour.errors import TwofourError
+from twofour.kernels import find_convolution
+from twofour.kernels.conv import Geometry
+from twofour.packing import Packed
+from twofour.patterns.base import non_finite
+
+NO_IMAGES = "no example: the size of its images is not known"
+
+
+@dataclass(frozen=True, eq=False)
+class ConvWeight:
+    """The weight of a convolution to be replaced.
+
+    Attributes:
+        name: Name of the layer.
+        kind: Class of the layer.
+        weight: (out, in / groups, [height,] width) as the model or the file holds it.
+        bias: (out,) or None.
+        geometry: Strides, padding, dilation and groups.
+        images: The input its kernel is chosen for.
+        identity: Equal for tied weights.
+    """
+
+    name: str
+    kind: str
+    weight: Packed | Tensor
+    bias: Tensor | None
+    geometry: Geometry
+    images: Images
+    identity: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the dense weight."""
+        return tuple(self.weight.header.shape if isinstance(self.weight, Packed) else self.weight.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the dense weight."""
+        return 4 * self.geometry.out_channels * self.geometry.columns
+
+    def dense(self) -> Tensor:
+        """Return the weight (out, in / groups, height, width), made at each call.
+
+        Raises:
+            PatternError: It holds NaN or infinity.
+        """
+        weight = self.weight.unpack() if isinstance(self.weight, Packed) else self.weight
+        if not torch.isfinite(weight).all():
+            raise non_finite("a weight", weight).for_layer(self.name)
+        return image_weight(weight).float()
+
+
+def replaceable_convs(model: nn.Module, images: Mapping[str, Images]) -> Iterator[tuple[str, ConvWeight]]:
+    """Yield the convolutions that compile replaces, by name: those whose images are known and that nothing forbids."""
+    for name, module in model.named_modules():
+        if name in images and isinstance(module, nn.Conv1d | nn.Conv2d) and conv_refusal(module) is None:
+            yield name, conv_weight(name, module, module.weight, module.bias, images[name])
+
+
+def conv_weight(
+    name: str, module: nn.Conv1d | nn.Conv2d, weight: Packed | Tensor, bias: Tensor | None, images: Images
+) -> ConvWeight:
+    """Describe the weight of a convolution; `weight` and `bias` are the module's own or a file's."""
+    held = weight if isinstance(weight, Packed) else weight.detach()
+    bias = None if bias is None else bias.detach().float()
+    return ConvWeight(name, type(module).__name__, held, bias, Geometry.of(module), images, id(weight))
+
+
+def build_convs(
+    weights: Mapping[str, ConvWeight],
+    memory: str,
+    footprint: int,
+    cache: Cache,
+    progress: Progress | None = None,
+    before: int = 0,
+) -> tuple[dict[str, CompiledConv], list[LayerPlan]]:
+    """Measure each convolution and return the layers that take their places, with their plan.
+
+    Args:
+        weights: Layer name to its weight.
+        memory: "fast" takes the fastest kernel, "small" a sparse one where the weight is 2:4.
+        footprint: Bytes of the whole model's weights.
+        cache: Times measured earlier on this machine.
+        progress: See `compile`.
+        before: Layers that were done before.
+    """
+    replacements: dict[str, CompiledConv] = {}
+    plans: list[LayerPlan] = []
+    shared: dict[tuple[int, str, Geometry, int], PreparedConv] = {}
+    for done, (name, entry) in enumerate(weights.items()):
+        if progress is not None:
+            progress(before + done, before + len(weights), name)
+        dense = entry.dense()
+        try:
+            choice = choose_conv(dense, entry.bias, entry.geometry, entry.images, footprint, cache)
+        except TwofourError as error:
+            raise error.for_layer(name) from None
+        kernel = choice.pick(memory)
+        dimensions = 1 if entry.kind == "Conv1d" else 2
+        key = entry.identity, kernel, entry.geometry, dimensions
+        if key not in shared:
+            tensor = find_convolution(kernel).prepare(dense, entry.geometry)
+            shared[key] = PreparedConv(kernel, entry.geometry, tensor, dimensions)
+        replacements[name] = CompiledConv(name, shared[key], entry.bias, images=entry.images)
+        plans.append(_describe(entry, choice, kernel, shared[key].nbytes, memory))
+        native.release_free_memory()
+    return replacements, plans
+
+
+def _describe(entry: ConvWeight, choice: ConvChoice, kernel: str, nbytes: int, memory: str) -> LayerPlan:
+    images, height, width = entry.images
+    high, wide = entry.geometry.output(height, width)
+    pixels = images * high * wide
+    dense, sparse = choice.best("dense_conv"), choice.best("nm_conv")
+    return LayerPlan(
+        entry.name,
+        entry.kind,
+        entry.shape,
+        pixels,
+        kernel,
+        f"*={kernel}",
+        dense and dense * 1e3,
+        sparse and sparse * 1e3,
+        _why(choice, kernel, memory),
+        entry.nbytes,
+        nbytes,
+        {pixels: choice.times},
+    )
+
+
+def _why(choice: ConvChoice, kernel: str, memory: str) -> str:
+    dense, sparse = choice.best("dense_conv"), choice.best("nm_conv")
+    if choice.dense_because or sparse is None or dense is None:
+        return f"dense: {choice.dense_because}"
+    if kernel.startswith("nm_conv"):
+        if sparse <= dense:
+            return "sparse is faster"
+        return f'sparse: memory="{memory}" keeps packed weights alone, at {sparse / dense:.2f}x the time of dense'
+    return f"dense: the best sparse kernel takes {sparse / dense:.2f}x its time here"

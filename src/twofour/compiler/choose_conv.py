@@ -1,0 +1,133 @@
+"""Measure every kernel that could serve a convolution on images of the example's size, and keep the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from twofour import native
+from twofour.compiler.cache import Cache
+from twofour.compiler.choose import ROTATED_BYTES, STEADY, logger
+from twofour.compiler.conv import CompiledConv, Images, PreparedConv
+from twofour.errors import PackingError
+from twofour.kernels import convolutions
+from twofour.kernels.conv import ConvKernel, Geometry, channels_last
+from twofour.kernels.conv_operator import to_numbers
+from twofour.kernels.nm_conv import CONV_REFERENCE
+from twofour.measure import compare
+from twofour.packing import pack
+
+MOST_COPIES = 16
+"""Copies of a weight that one candidate rotates over, at most: packing each takes time."""
+
+
+@dataclass(frozen=True)
+class ConvChoice:
+    """What was measured for one convolution and what was chosen.
+
+    Attributes:
+        times: Median seconds of every candidate.
+        dense_because: Why no sparse kernel was measured, "" when one was.
+    """
+
+    times: dict[str, float]
+    dense_because: str
+
+    def pick(self, memory: str) -> str:
+        """Return the kernel to use: the fastest, or with memory="small" the fastest sparse one where there is one."""
+        sparse = {name: s for name, s in self.times.items() if name.startswith("nm_conv")}
+        pool = sparse if memory == "small" and sparse else self.times
+        return min(pool, key=pool.__getitem__)
+
+    def best(self, operation: str) -> float | None:
+        """Return the seconds of the fastest kernel of `operation`, if one was measured."""
+        return min((s for name, s in self.times.items() if name.startswith(operation)), default=None)
+
+
+def conv_candidates(weight: Tensor, geometry: Geometry) -> tuple[tuple[ConvKernel, ...], str]:
+    """Return the kernels worth measuring for a convolution, and why none of them is sparse, "" when some are.
+
+    Of the native rows only those of the highest instruction-set level are worth measuring.
+
+    Args:
+        weight: (out, in / groups, height, width).
+        geometry: Of the convolution.
+    """
+    dense = tuple(k for k in convolutions() if k.operation == "dense_conv" and not k.refuses(geometry))
+    sparse = [k for k in convolutions() if k.operation == "nm_conv" and k is not CONV_REFERENCE]
+    fitting = [kernel for kernel in sparse if kernel.refuses(geometry) is None]
+    if not fitting:
+        return dense, str(sparse[0].refuses(geometry))
+    try:
+        pack(weight, "2:4", axis=1)
+    except PackingError as error:
+        return dense, f"not 2:4, {error.got.split(',')[0]}" if error.got else "not 2:4"
+    best = max(native.level(kernel.isa) for kernel in fitting)
+    return (*(kernel for kernel in fitting if native.level(kernel.isa) == best), *dense), ""
+
+
+def choose_conv(
+    weight: Tensor, bias: Tensor | None, geometry: Geometry, shape: Images, footprint: int, cache: Cache
+) -> ConvChoice:
+    """Measure the candidates for one convolution on channels-last images and keep the fastest.
+
+    Args:
+        weight: (out, in / groups, height, width).
+        bias: float32 (out,) or None.
+        geometry: Of the convolution.
+        shape: Images, height and width of the example's input.
+        footprint: Bytes of the whole model's weights; see `choose`.
+        cache: Times measured earlier on this machine.
+    """
+    kernels, because = conv_candidates(weight, geometry)
+    copies = max(1, min(footprint, ROTATED_BYTES) // (weight.numel() * 4))
+    copies = min(copies, MOST_COPIES)
+    numbers = "/".join(map(str, to_numbers(geometry)))
+    size = "x".join(map(str, shape))
+    key = cache.key(f"conv/{numbers}{'+bias' if bias is not None else ''}@{size}", copies)
+    known = cache.get(key)
+    if not all(kernel.name in known for kernel in kernels):
+        known, steady = _measure(kernels, weight, bias, geometry, shape, copies)
+        cache.put(key, known, steady=steady)
+    times = {kernel.name: known[kernel.name] for kernel in kernels}
+    return ConvChoice(times, because)
+
+
+def _measure(
+    kernels: tuple[ConvKernel, ...],
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    shape: Images,
+    copies: int,
+) -> tuple[dict[str, float], bool]:
+    """Return the median seconds of each kernel, and whether they are steady enough to be kept for later."""
+    x = torch.randn(shape[0], geometry.in_channels, *shape[1:], generator=torch.Generator().manual_seed(0))
+    x, prepared = channels_last(x), {}
+
+    def calls(kernel: ConvKernel) -> list[Callable[[], object]]:
+        if kernel.layout not in prepared:
+            first = kernel.prepare(weight, geometry)
+            again = [kernel.prepare(weight, geometry) if first.is_mkldnn else first.clone() for _ in range(copies - 1)]
+            prepared[kernel.layout] = [PreparedConv(kernel.name, geometry, tensor) for tensor in (first, *again)]
+        held = [PreparedConv(kernel.name, geometry, one.tensor) for one in prepared[kernel.layout]]
+        return [partial(CompiledConv("measured", one, bias), x) for one in held]
+
+    with torch.inference_mode():
+        record = compare(
+            {kernel.name: calls(kernel) for kernel in kernels},
+            repeats=7,
+            seconds=0.3,
+            weights="hot" if copies == 1 else "cold",
+        )
+    found = {kernel.name: record.median(kernel.name) for kernel in kernels}
+    best = min(found, key=found.__getitem__)
+    steady = record.spread(best) <= STEADY
+    if not steady:
+        logger.warning("%s on %s: times spread, the machine is busy; they serve now and are not kept", geometry, shape)
+    logger.info("%s on %s: %s, %.4f ms", geometry, shape, best, found[best] * 1e3)
+    return found, steady

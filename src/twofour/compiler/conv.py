@@ -1,0 +1,185 @@
+"""The compiled convolution: a weight prepared for one measured kernel, and nothing that trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twofour.errors import KernelError
+from twofour.kernels import find_convolution
+from twofour.kernels.conv import Geometry
+from twofour.kernels.conv_operator import to_numbers
+from twofour.kernels.dense_conv import ONEDNN_CONV
+from twofour.kernels.nm_conv import from_conv_layout
+from twofour.kernels.operator import inference_only
+from twofour.packing import Packed, pack
+
+Images = tuple[int, int, int]
+"""Images, height and width of an input."""
+
+
+class PreparedConv:
+    """A weight in one kernel's layout; immutable, so copies of a model share it.
+
+    oneDNN's opaque tensors cannot be deep-copied or pickled: copying shares them, pickling goes through dense ones.
+
+    Args:
+        kernel: Name of the kernel.
+        geometry: Of the convolution.
+        tensor: What the kernel's `prepare` returned.
+        dimensions: 1 for a Conv1d, 2 for a Conv2d.
+    """
+
+    def __init__(self, kernel: str, geometry: Geometry, tensor: Tensor, dimensions: int = 2) -> None:
+        self.kernel, self.geometry, self.tensor, self.dimensions = kernel, geometry, tensor, dimensions
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PreparedConv:
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        plain = self.tensor.to_dense() if self.tensor.is_mkldnn else self.tensor
+        return _unpickle, (self.kernel, self.geometry, plain, self.dimensions)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the layout; oneDNN's blocked order pads nothing for the shapes it blocks."""
+        return self.tensor.numel() * self.tensor.element_size()
+
+    def source(self) -> Packed | Tensor:
+        """Return the weight (out, in / groups, [height,] width), in its canonical packed form where it is packed."""
+        if self.tensor.dtype is torch.uint8:
+            packed = from_conv_layout(self.tensor, self.geometry)
+            return packed if self.dimensions == 2 else pack(packed.unpack().squeeze(2), "2:4", axis=1)
+        dense = self.tensor.to_dense() if self.tensor.is_mkldnn else self.tensor
+        return dense.contiguous() if self.dimensions == 2 else dense.squeeze(2).contiguous()
+
+
+def _unpickle(kernel: str, geometry: Geometry, plain: Tensor, dimensions: int) -> PreparedConv:
+    opaque = kernel == ONEDNN_CONV.name
+    return PreparedConv(kernel, geometry, ONEDNN_CONV.prepare(plain, geometry) if opaque else plain, dimensions)
+
+
+class CompiledConv(nn.Module):
+    """A Conv1d or Conv2d for inference on one measured kernel, with what follows it done in the same pass.
+
+    Args:
+        name: Name of the layer in its model, for messages.
+        prepared: The weight in its kernel's layout.
+        bias: float32 (out,) or None.
+        activation: A key of `epilogue.ACTIVATIONS`.
+        images: The input its kernel was chosen for; it runs every other size too.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        prepared: PreparedConv,
+        bias: Tensor | None,
+        activation: str = "none",
+        images: Images = (0, 0, 0),
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.prepared = prepared
+        self.dimensions = prepared.dimensions
+        self.activation = activation
+        self.images = images
+        self.bias = None if bias is None else nn.Parameter(bias.detach().float().clone(), requires_grad=False)
+
+    @property
+    def geometry(self) -> Geometry:
+        """Sizes of the convolution."""
+        return self.prepared.geometry
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        """Return activation(conv(x, W) + bias + other).
+
+        Args:
+            x: float32 ([images,] in, [height,] width), any strides; channels last is not copied.
+            other: float32 of the output's shape, or None.
+
+        Returns:
+            float32 ([images,] out, [height,] width), channels last.
+
+        Raises:
+            KernelError: Shape, dtype or device of an operand do not fit, or a gradient is asked for.
+        """
+        single, missing = x.ndim == self.dimensions + 1, 2 - self.dimensions
+        x = x.unsqueeze(0) if single else x
+        if x.ndim != self.dimensions + 2:
+            raise self._unfit(x)
+        if missing:
+            x, other = x.unsqueeze(2), None if other is None else other.unsqueeze(-2)
+        if single and other is not None:
+            other = other.unsqueeze(0)
+        y = self._image(x, other)
+        y = y.squeeze(2) if missing else y
+        return y.squeeze(0) if single else y
+
+    def _image(self, x: Tensor, other: Tensor | None) -> Tensor:
+        prepared = self.prepared
+        if torch.compiler.is_compiling():
+            numbers = to_numbers(prepared.geometry)
+            return torch.ops.twofour.conv(
+                x, prepared.tensor, self.bias, prepared.kernel, numbers, self.activation, other
+            )
+        if x.requires_grad and torch.is_grad_enabled():
+            raise inference_only().for_layer(self.name)
+        try:
+            run = find_convolution(prepared.kernel).run
+            return run(x, prepared.tensor, self.bias, prepared.geometry, self.activation, other)
+        except KernelError as error:
+            raise error.for_layer(self.name) from None
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense weight, unpacked at each call: for code that looks at it, not for computing."""
+        source = self.prepared.source()
+        return source.unpack() if isinstance(source, Packed) else source
+
+    def extra_repr(self) -> str:
+        """Describe the layer in the printed model."""
+        return f"{self.geometry}, bias={self.bias is not None}, kernel={self.prepared.kernel}"
+
+    def _unfit(self, x: Tensor) -> KernelError:
+        image = "([images,] channels, width)" if self.dimensions == 1 else "([images,] channels, height, width)"
+        return KernelError(
+            "the input of a compiled layer does not fit",
+            got=f"{x.dtype} {tuple(x.shape)}",
+            wanted=f"torch.float32 {image}",
+            layer=self.name,
+        )
+
+
+def conv_refusal(module: nn.Module) -> str | None:
+    """Return why a convolution cannot be replaced, or None when it can."""
+    if not isinstance(module, nn.Conv1d | nn.Conv2d):
+        return f"no packed kernel for {type(module).__name__} yet"
+    if module.padding_mode != "zeros":
+        return f"padding_mode {module.padding_mode!r}: the kernels pad with zeros"
+    base = nn.Conv2d if isinstance(module, nn.Conv2d) else nn.Conv1d
+    own = any(getattr(type(module), name) is not getattr(base, name) for name in ("forward", "_conv_forward"))
+    if own or "forward" in module.__dict__ or "_conv_forward" in module.__dict__:
+        return f"{type(module).__name__} has a forward of its own"
+    if torch.nn.utils.parametrize.is_parametrized(module):
+        return "its weight is parametrised"
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    if any(hooks):
+        return "it has hooks, which a replacement would lose"
+    if module.weight.dtype is not torch.float32 or type(module.weight) is not nn.Parameter or not module.weight.numel():
+        return f"its weight is {module.weight.dtype} of shape {tuple(module.weight.shape)}: no float32 kernel takes it"
+    return None
+
+
+def images_of(x: Tensor, module: nn.Module) -> Images:
+    """Return images, height and width of a convolution's input ([images,] channels, [height,] width)."""
+    dimensions = 1 if isinstance(module, nn.Conv1d) else 2
+    sizes = x.shape[-dimensions:]
+    return x.shape[0] if x.ndim == dimensions + 2 else 1, sizes[0] if dimensions == 2 else 1, sizes[-1]
+
+
+def image_weight(weight: Tensor) -> Tensor:
+    """Return a weight (out, in / groups, [height,] width) as a Conv2d has it."""
+    return weight.detach() if weight.ndim == 4 else weight.detach().unsqueeze(2)

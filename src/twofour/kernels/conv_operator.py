@@ -1,0 +1,87 @@
+"""`twofour::conv`: the registered operator of a compiled convolution, for torch.compile and torch.export.
+
+In eager mode the kernel is called directly; the registered operator costs a few microseconds a call more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twofour.errors import KernelError
+from twofour.kernels.conv import Geometry
+from twofour.kernels.operator import inference_only
+from twofour.kernels.table import find_convolution
+
+_LIBRARY = torch.library.Library("twofour", "FRAGMENT")
+_LIBRARY.define(
+    "conv(Tensor x, Tensor weight, Tensor? bias, str kernel, int[] geometry, "
+    'str activation="none", Tensor? other=None) -> Tensor'
+)
+
+
+def to_numbers(geometry: Geometry) -> list[int]:
+    """Return a geometry as the registered operator carries it."""
+    pairs = (geometry.kernel, geometry.stride, geometry.before, geometry.after, geometry.dilation)
+    return [geometry.in_channels, geometry.out_channels, *(size for pair in pairs for size in pair), geometry.groups]
+
+
+def from_numbers(numbers: Sequence[int]) -> Geometry:
+    """Read what `to_numbers` wrote.
+
+    Raises:
+        KernelError: The numbers describe no convolution.
+    """
+    good = len(numbers) == 13 and min(numbers) >= 0 and min(*numbers[:6], *numbers[10:]) >= 1
+    if not good or numbers[0] % numbers[12] or numbers[1] % numbers[12]:
+        raise KernelError(
+            "the numbers describe no convolution", got=str(list(numbers)), wanted="13 sizes of a Geometry"
+        )
+    first, second, *rest = numbers
+    pairs = [(rest[i], rest[i + 1]) for i in range(0, 10, 2)]
+    return Geometry(first, second, pairs[0], pairs[1], pairs[2], pairs[3], pairs[4], rest[10])
+
+
+def _conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    kernel: str,
+    geometry: Sequence[int],
+    activation: str = "none",
+    other: Tensor | None = None,
+) -> Tensor:
+    shape, chosen = from_numbers(geometry), find_convolution(kernel)
+    if reason := chosen.refuses(shape):
+        raise KernelError(
+            f"{kernel} cannot run this convolution", got=reason, wanted="a model compiled on this machine"
+        )
+    if bias is not None and (tuple(bias.shape) != (shape.out_channels,) or bias.dtype is not torch.float32):
+        raise KernelError(
+            "the bias of a convolution does not fit",
+            got=f"{bias.dtype} {tuple(bias.shape)}",
+            wanted=f"torch.float32 ({shape.out_channels},)",
+        )
+    return chosen.run(x, weight, bias, shape, activation, other)
+
+
+def _no_gradient(x: Tensor, *arguments: Any) -> Tensor:
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise inference_only()
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.twofour.conv(x, *arguments)
+
+
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, kernel: str, geometry: Sequence[int], *_: Any) -> Tensor:
+    shape = from_numbers(geometry)
+    size = (x.shape[0], shape.out_channels, *shape.sizes(x.shape[2], x.shape[3]))
+    return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+
+
+# Not "CPU" alone: a weight that is oneDNN-blocked dispatches to MkldnnCPU.
+_LIBRARY.impl("conv", _conv, "CompositeExplicitAutograd")
+_LIBRARY.impl("conv", _no_gradient, "Autograd")
+torch.library.register_fake("twofour::conv", _fake, lib=_LIBRARY)

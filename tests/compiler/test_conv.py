@@ -1,0 +1,175 @@
+"""Convolutions through compile: measured kernels in the model, other sizes served, copies, files and operators."""
+
+import copy
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import twofour
+from tests.compiler.small import quick
+from twofour.compiler import CompiledConv
+from twofour.compiler.choose_conv import ConvChoice, conv_candidates
+from twofour.compiler.conv import PreparedConv, conv_refusal
+from twofour.errors import CompileError, KernelError
+from twofour.kernels import convolutions, find_convolution
+from twofour.kernels.conv import Geometry
+from twofour.kernels.conv_operator import from_numbers, to_numbers
+from twofour.kernels.fold import fold_batch_norm
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 32, 1),
+        nn.Conv2d(32, 32, 3, groups=2, padding="same"),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 10),
+    )
+
+
+def image(*sizes: int) -> Tensor:
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(1))
+
+
+def compiled(name: str, module: nn.Conv1d | nn.Conv2d, **options: object) -> CompiledConv:
+    geometry, weight = Geometry.of(module), module.weight.detach()
+    dimensions = weight.ndim - 2
+    tensor = find_convolution(name).prepare(weight if dimensions == 2 else weight.unsqueeze(2), geometry)
+    return CompiledConv("layer", PreparedConv(name, geometry, tensor, dimensions), module.bias, **options)  # type: ignore[arg-type]
+
+
+def test_a_masked_network_compiles_and_serves_other_sizes() -> None:
+    model = twofour.prune(network(), "2:4").eval()
+    x = image(2, 3, 16, 14)
+    fast = quick(model, x)
+    plan = {layer.name: layer for layer in fast.plan.layers}
+    assert {name for name in plan if isinstance(fast.get_submodule(name), CompiledConv)} == {"0", "3", "5", "6"}
+    assert "in_channels / groups 3 is not a multiple of 4" in plan["0"].reason
+    for name in ("3", "5", "6"):
+        assert plan[name].dense_ms and plan[name].sparse_ms
+        assert plan[name].tokens == 2 * 8 * 7
+        assert plan[name].sparse == fast.get_submodule(name).prepared.kernel.startswith("nm_conv")
+    assert fast.plan.error < 1e-5
+    for other in (x, image(1, 3, 16, 14), image(5, 3, 23, 9), x.to(memory_format=torch.channels_last)):
+        torch.testing.assert_close(fast(other), model(other), atol=1e-4, rtol=1e-4)
+    assert torch.equal(copy.deepcopy(fast)(x), fast(x))
+
+
+def test_small_memory_keeps_packed_weights() -> None:
+    model = twofour.prune(network(), "2:4").eval()
+    x = image(2, 3, 16, 14)
+    fast = quick(model, x, memory="small")
+    plan = {layer.name: layer for layer in fast.plan.layers}
+    assert all(plan[name].kernel.startswith("nm_conv") for name in ("3", "5", "6"))
+    torch.testing.assert_close(fast(x), model(x), atol=1e-4, rtol=1e-4)
+
+
+def test_without_an_example_convolutions_stay_and_the_plan_says_why() -> None:
+    fast = quick(network().eval())
+    reasons = {layer.name: layer.reason for layer in fast.plan.layers if layer.kind == "Conv2d"}
+    assert set(reasons) == {"0", "3", "5", "6"}
+    assert all("no example" in reason for reason in reasons.values())
+
+
+@pytest.mark.parametrize("row", [row for row in convolutions() if row.unavailable() is None], ids=lambda row: row.name)
+def test_conv1d_copies_and_pickles(row) -> None:
+    module = nn.Conv1d(16, 8, 1)
+    module.weight.data = (
+        twofour.patterns.parse("2:4").project(module.weight[..., 0], absolute=True)[..., None] * module.weight
+    )
+    layer, x = compiled(row.name, module), image(2, 16, 9)
+    want = module(x)
+    torch.testing.assert_close(layer(x), want, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(layer(x[0]), want[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(compiled(row.name, module, activation="relu")(x, want), torch.relu(2 * want))
+    torch.testing.assert_close(layer.weight, module.weight.detach())
+    stream = io.BytesIO()
+    torch.save(layer, stream)
+    stream.seek(0)
+    torch.testing.assert_close(torch.load(stream, weights_only=False)(x), layer(x))
+
+
+def test_files_hold_the_canonical_form_and_the_images(tmp_path: Path) -> None:
+    model = twofour.prune(network(), "2:4").eval()
+    x = image(2, 3, 16, 14)
+    fast = quick(model, x, memory="small")
+    twofour.save(fast, tmp_path / "model.safetensors")
+    again = twofour.load(tmp_path / "model.safetensors", network().eval())
+    assert isinstance(again.get_submodule("3"), CompiledConv)
+    torch.testing.assert_close(again(x), model(x), atol=1e-4, rtol=1e-4)
+    assert twofour.check(fast).ok == twofour.check(model).ok
+    masked = twofour.load(tmp_path / "model.safetensors", network().eval(), masked=True)
+    assert torch.equal(masked.get_submodule("3").weight, model.get_submodule("3").weight)
+
+
+def test_the_registered_operator_passes_opcheck_and_torch_compile() -> None:
+    module = twofour.prune(nn.Sequential(nn.Conv2d(16, 8, 3, 2, 1)), "2:4")[0]
+    layer, x = compiled("nm_conv_2x4_f32_blocks__scalar", module), image(2, 16, 9, 8)
+    numbers = to_numbers(layer.geometry)
+    arguments = (x, layer.prepared.tensor, layer.bias, layer.prepared.kernel, numbers)
+    for test in ("test_schema", "test_faketensor"):
+        torch.library.opcheck(torch.ops.twofour.conv.default, arguments, test_utils=test)
+    exported = torch.export.export(layer, (x,))
+    torch.testing.assert_close(exported.module()(x), layer(x))
+    with pytest.raises(KernelError, match="gradient"):
+        layer(x.requires_grad_())
+    with pytest.raises(KernelError, match="describe no convolution"):
+        from_numbers([16, 8, 3, 3])
+    with pytest.raises(KernelError, match="layer `layer`"), torch.no_grad():
+        layer(image(2, 12, 9, 8))
+    with pytest.raises(KernelError, match="does not fit"), torch.no_grad():
+        layer(image(16, 8))
+
+
+def test_candidates_and_choices() -> None:
+    geometry = Geometry(16, 8, (3, 3))
+    dense = image(8, 16, 3, 3)
+    found, because = conv_candidates(dense, geometry)
+    assert {kernel.operation for kernel in found} == {"dense_conv"}
+    assert because.startswith("not 2:4")
+    choice = ConvChoice({"nm_conv_x": 2.0, "dense_conv_x": 1.0}, "")
+    assert (choice.pick("fast"), choice.pick("small")) == ("dense_conv_x", "nm_conv_x")
+
+
+def test_what_cannot_be_replaced_is_named() -> None:
+    class Own(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return -super().forward(x)
+
+    hooked = nn.Conv2d(4, 4, 1)
+    hooked.register_forward_hook(lambda *_: None)
+    for module, said in (
+        (nn.ConvTranspose2d(4, 4, 1), "no packed kernel"),
+        (nn.Conv2d(4, 4, 1, padding_mode="reflect"), "reflect"),
+        (Own(4, 4, 1), "forward of its own"),
+        (hooked, "hooks"),
+        (nn.Conv2d(4, 4, 1).double(), "float64"),
+        (nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1)), "parametrised"),
+    ):
+        assert said in (conv_refusal(module) or "")
+
+
+def test_a_wrong_weight_is_refused_by_name() -> None:
+    model = network().eval()
+    model[3].weight.data[0, 0, 0, 0] = float("nan")
+    with pytest.raises((twofour.errors.PatternError, CompileError), match="`3`"):
+        quick(model, image(2, 3, 16, 14))
+
+
+def test_folding_before_compiling() -> None:
+    model = twofour.prune(nn.Sequential(nn.Conv2d(16, 8, 3), nn.BatchNorm2d(8)), "2:4").eval()
+    model[1].running_mean, model[1].running_var = torch.randn(8), torch.rand(8) + 0.5
+    weight, bias = fold_batch_norm(model[0].weight, model[0].bias, model[1])
+    folded = nn.Conv2d(16, 8, 3)
+    folded.load_state_dict({"weight": weight, "bias": bias})
+    x = image(1, 16, 7, 7)
+    torch.testing.assert_close(compiled("nm_conv_2x4_f32_blocks__scalar", folded)(x), model(x), atol=1e-5, rtol=1e-5)
