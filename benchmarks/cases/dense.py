@@ -105,7 +105,8 @@ def _int4(weight: Tensor, bias: Tensor, x: Tensor, copies: Copies) -> dict[str, 
         half, product = x.bfloat16(), torch.ops.aten._weight_int4pack_mm_for_cpu
         found[TORCH] = [partial(product, half, w, GROUP, scales) for w in copies("torch int4", packed.clone)]
     for name, group in ((OPENVINO, 0), (OPENVINO_DYNAMIC, GROUP)):
-        requests = copies(name, partial(_openvino, weight, bias, x, group))
+        # A compiled model has one number of tokens; it starts with its name, which the number of copies goes by.
+        requests = copies(f"{name}, {len(x)} tokens", partial(_openvino, weight, bias, x, group))
         found[name] = [partial(_infer, request, x.numpy()) for request in requests]
     return found
 

@@ -71,7 +71,15 @@ def cells(
     cold_tokens: int,
     dtype: str = "float32",
 ) -> list[dict[str, object]]:
-    """List the cells: all of one shape together, so that its weights are prepared once."""
+    """List the cells: all of one shape together, so that its weights are prepared once.
+
+    Token counts that no sparse row of the dtype takes are left out: int4 serves few tokens alone.
+
+    Raises:
+        KernelError: No row takes any of the token counts.
+    """
+    if not any(_rows(dtype, number) for number in tokens):
+        raise KernelError(f"no row of the kernel table takes {', '.join(map(str, tokens))} tokens in {dtype} here")
     return [
         {
             "case": "linear",
@@ -86,7 +94,7 @@ def cells(
         for state in states
         for count in threads
         for number in tokens
-        if state == "hot" or number <= cold_tokens
+        if (state == "hot" or number <= cold_tokens) and _rows(dtype, number)
     ]
 
 
@@ -154,14 +162,17 @@ def _candidates(layer: Layer, dtype: str, x: Tensor, copies: int) -> dict[str, l
 
 
 def _rows(dtype: str, tokens: int) -> list[Kernel]:
-    """Return the rows that can win: those for this token count, without scalar ones where there are better."""
+    """Return the rows that can win: those for this token count, without scalar ones where there are better.
+
+    Empty where no sparse row takes this many tokens.
+    """
     sparse = [
         kernel
         for kernel in available("nm_matmul")
         if kernel.dtype == dtype and kernel.tokens_min <= tokens <= kernel.tokens_max  # pyright: ignore
     ]
     if not sparse:
-        raise KernelError(f"no row of the kernel table takes {tokens} tokens in {dtype} here")
+        return []
     own = [k for k in available("dense_matmul") if k.dtype == dtype and k not in (ONEDNN, PLAIN)]
     own = [kernel for kernel in own if not kernel.name.endswith(("__onednn", "__torch"))]  # in cases.dense already
     return ([kernel for kernel in sparse if kernel.isa != "scalar"] or sparse) + own
