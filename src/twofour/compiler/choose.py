@@ -289,7 +289,7 @@ def _layer(kernel: Kernel, weight: Tensor, case: Case) -> nn.Module:
 
 
 def _copy(kernel: Kernel, prepared: Tensor) -> Tensor:
-    return kernel.prepare(prepared.to_dense()) if prepared.is_mkldnn else prepared.clone()
+    return kernel.prepare(kernel.restore(prepared)) if prepared.is_mkldnn else prepared.clone()
 
 
 def why(choice: Choice, tokens: int, dense_because: str, memory: str) -> str:

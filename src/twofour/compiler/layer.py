@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from twofour.errors import KernelError
-from twofour.kernels.dense_matmul import ONEDNN
+from twofour.kernels import Kernel, rows
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.ladder import Ladder, read
-from twofour.kernels.nm_matmul import from_layout
 from twofour.kernels.operator import ACTIVATION_DTYPES, inference_only
 from twofour.packing import Packed
 
@@ -48,11 +47,10 @@ class PreparedWeights:
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        plain = {
-            layout: tensor.to_dense() if tensor.is_mkldnn else tensor
-            for layout, tensor in zip(self.layouts, self.tensors, strict=True)
-        }
-        return _unpickle, (plain,)
+        pairs = tuple(zip(self.layouts, self.tensors, strict=True))
+        plain = {layout: tensor for layout, tensor in pairs if not tensor.is_mkldnn}
+        opaque = {layout: _of(layout).restore(tensor) for layout, tensor in pairs if tensor.is_mkldnn}
+        return _unpickle, (self.layouts, plain, opaque)
 
     @property
     def nbytes(self) -> int:
@@ -61,17 +59,19 @@ class PreparedWeights:
 
     def source(self) -> Packed | Tensor:
         """Return the weight in its canonical packed form, or dense (out, in) where no layout is packed."""
-        for layout, tensor in zip(self.layouts, self.tensors, strict=True):
-            if layout not in ("dense", "onednn"):
-                return from_layout(tensor)
-        first = self.tensors[0]
-        return first.to_dense() if first.is_mkldnn else first
+        weights = [_of(layout).restore(tensor) for layout, tensor in zip(self.layouts, self.tensors, strict=True)]
+        return next((weight for weight in weights if isinstance(weight, Packed)), weights[0])
 
 
-def _unpickle(plain: dict[str, Tensor]) -> PreparedWeights:
-    return PreparedWeights(
-        {layout: ONEDNN.prepare(tensor) if layout == "onednn" else tensor for layout, tensor in plain.items()}
-    )
+def _of(layout: str) -> Kernel:
+    return next(kernel for kernel in rows() if kernel.layout == layout)
+
+
+def _unpickle(
+    layouts: tuple[str, ...], plain: dict[str, Tensor], opaque: dict[str, Packed | Tensor]
+) -> PreparedWeights:
+    made = plain | {layout: _of(layout).prepare(weight) for layout, weight in opaque.items()}
+    return PreparedWeights({layout: made[layout] for layout in layouts})
 
 
 class CompiledLinear(nn.Module):

@@ -61,6 +61,10 @@ class Kernel(Row):
     def prepare(self, weight: Packed | Tensor) -> Tensor:
         """Return the weight in this kernel's layout: canonical form for sparse kernels, (out, in) for dense ones."""
 
+    def restore(self, prepared: Tensor) -> Packed | Tensor:
+        """Return the inverse of `prepare`: canonical form for sparse kernels, (out, in) for dense ones."""
+        return prepared.to_dense() if prepared.is_mkldnn else prepared
+
     @abstractmethod
     def run(
         self,

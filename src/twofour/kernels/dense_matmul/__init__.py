@@ -1,7 +1,18 @@
 """y = x @ W.T + bias with W dense: the kernels that a sparse one has to beat."""
 
 from twofour.kernels.dense_matmul.bf16 import ONEDNN_BF16, PLAIN_BF16, Bf16Matmul
+from twofour.kernels.dense_matmul.int8 import ONEDNN_INT8, OneDnnInt8Matmul
 from twofour.kernels.dense_matmul.onednn import ONEDNN, OneDnnMatmul
 from twofour.kernels.dense_matmul.plain import PLAIN, PlainMatmul
 
-__all__ = ["ONEDNN", "ONEDNN_BF16", "PLAIN", "PLAIN_BF16", "Bf16Matmul", "OneDnnMatmul", "PlainMatmul"]
+__all__ = [
+    "ONEDNN",
+    "ONEDNN_BF16",
+    "ONEDNN_INT8",
+    "PLAIN",
+    "PLAIN_BF16",
+    "Bf16Matmul",
+    "OneDnnInt8Matmul",
+    "OneDnnMatmul",
+    "PlainMatmul",
+]

@@ -11,7 +11,7 @@ from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
-from twofour.kernels.nm_matmul.layout import to_layout
+from twofour.kernels.nm_matmul.layout import from_layout, to_layout
 from twofour.kernels.nm_matmul.quantization import (
     DYNAMIC,
     LARGEST_REDUCTION,
@@ -64,6 +64,10 @@ class NativeMatmul(Kernel):
             assert self.dtype == "int8", self.dtype
             write_range(layout[HEADER_BYTES:], quantization)
         return layout
+
+    def restore(self, prepared: Tensor) -> Packed:
+        """Return the canonical form of a prepared weight."""
+        return from_layout(prepared)
 
     def layout_bytes(self, out_features: int, in_features: int, group: int = 0, zeros: bool = False) -> int:
         """Return the bytes of a weight of this size in this row's layout, without the header."""

@@ -30,6 +30,7 @@ struct Vec {
   }
   static reg add(reg a, reg b) { return _mm256_add_ps(a, b); }
   static reg mul(reg a, reg b) { return _mm256_mul_ps(a, b); }
+  static reg times_zero(reg v, reg sum) { return _mm256_fmadd_ps(v, zero(), sum); }
   static reg min(reg a, reg b) { return _mm256_min_ps(a, b); }
   static reg max(reg a, reg b) { return _mm256_max_ps(a, b); }
   static __m128 halves(__m128 (*f)(__m128, __m128), reg v) {

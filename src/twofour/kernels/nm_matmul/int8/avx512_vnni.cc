@@ -25,6 +25,7 @@ struct Vec {
   }
   static reg add(reg a, reg b) { return _mm512_add_ps(a, b); }
   static reg mul(reg a, reg b) { return _mm512_mul_ps(a, b); }
+  static reg times_zero(reg v, reg sum) { return _mm512_fmadd_ps(v, zero(), sum); }
   static reg min(reg a, reg b) { return _mm512_min_ps(a, b); }
   static reg max(reg a, reg b) { return _mm512_max_ps(a, b); }
   static float least(reg v) { return _mm512_reduce_min_ps(v); }
@@ -50,7 +51,7 @@ struct Vec {
     const __m128i bytes = _mm512_cvtepi32_epi8(q);
     uint8_t* at = to + k / 8 * stride;
     _mm_storel_epi64(reinterpret_cast<__m128i*>(at), bytes);
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(at + stride), _mm_unpackhi_epi64(bytes, bytes));
+    _mm_storeh_pd(reinterpret_cast<double*>(at + stride), _mm_castsi128_pd(bytes));
   }
 
   static ints no_ints() { return _mm512_setzero_si512(); }

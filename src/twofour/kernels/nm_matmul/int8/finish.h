@@ -48,10 +48,11 @@ struct Finish {
     return apply_combine<V>(y, other, a.epilogue.combine);
   }
 
+  template <Type type>
   TWOFOUR_INLINE void store(typename V::reg y, int64_t token) const {
     const int64_t at = token * a.y_stride + row;
-    if (a.y_type == Type::f32) return V::store_f32(static_cast<float*>(a.y) + at, y, rows);
-    if (a.y_type == Type::bf16) return V::store_bf16(static_cast<uint16_t*>(a.y) + at, y, rows);
+    if constexpr (type == Type::f32) return V::store_f32(static_cast<float*>(a.y) + at, y, rows);
+    if constexpr (type == Type::bf16) return V::store_bf16(static_cast<uint16_t*>(a.y) + at, y, rows);
     const int low = a.y_type == Type::u8 ? 0 : -128;
     const typename V::Rounder rounder(1.0f / a.quantization.y_scale, a.quantization.y_zero, low, low + 255);
     V::store_bytes(static_cast<uint8_t*>(a.y) + at, rounder(y), rows);
@@ -60,18 +61,27 @@ struct Finish {
 
 // Sums of `vectors` times V::width rows from `row` on, [vector][token][V::width], to the answers of `tokens` tokens from
 // `first` on. `ranges` are those of the whole call.
-template <class V>
-TWOFOUR_NOINLINE void finish_sums(const NmMatmul& a, const int32_t* sums, int64_t vectors, const Range* ranges,
-                                  int64_t first, int64_t tokens, int64_t row) {
-  with_activation(a.epilogue.activation, [&](auto constant) {
-    for (int64_t v = 0; v < vectors && row + v * V::width < a.out_features; v++) {
-      const Finish<V> finish(a, row + v * V::width);
-      for (int64_t t = 0; t < tokens; t++) {
-        const auto sum = V::load_ints(reinterpret_cast<const uint8_t*>(sums + (v * tokens + t) * V::width));
-        const auto y = activated<decltype(constant)::value, V>(finish.product(sum, ranges[first + t]));
-        finish.store(finish.combined(y, first + t), first + t);
-      }
+template <class V, Activation activation, Type type>
+TWOFOUR_NOINLINE void finish_as(const NmMatmul& a, const int32_t* sums, int64_t vectors, const Range* ranges,
+                                int64_t first, int64_t tokens, int64_t row) {
+  for (int64_t v = 0; v < vectors && row + v * V::width < a.out_features; v++) {
+    const Finish<V> finish(a, row + v * V::width);
+    for (int64_t t = 0; t < tokens; t++) {
+      const auto sum = V::load_ints(reinterpret_cast<const uint8_t*>(sums + (v * tokens + t) * V::width));
+      const auto y = activated<activation, V>(finish.product(sum, ranges[first + t]));
+      finish.template store<type>(finish.combined(y, first + t), first + t);
     }
+  }
+}
+
+template <class V>
+inline void finish_sums(const NmMatmul& a, const int32_t* sums, int64_t vectors, const Range* ranges, int64_t first,
+                        int64_t tokens, int64_t row) {
+  with_activation(a.epilogue.activation, [&](auto constant) {
+    constexpr Activation kind = decltype(constant)::value;
+    if (a.y_type == Type::f32) return finish_as<V, kind, Type::f32>(a, sums, vectors, ranges, first, tokens, row);
+    if (a.y_type == Type::bf16) return finish_as<V, kind, Type::bf16>(a, sums, vectors, ranges, first, tokens, row);
+    finish_as<V, kind, Type::u8>(a, sums, vectors, ranges, first, tokens, row);
   });
 }
 

@@ -47,14 +47,14 @@ TWOFOUR_INLINE Range range_of(const X* x, int64_t in) {
       const typename V::reg v = V::load_x(x + k + c * V::width, V::width);
       low[c] = V::min(low[c], v);
       high[c] = V::max(high[c], v);
-      broken[c] = V::add(broken[c], V::mul(v, V::zero()));
+      broken[c] = V::times_zero(v, broken[c]);
     }
   }
   for (; k < in; k += V::width) {
     const typename V::reg v = V::load_x(x + k, in - k);
     low[0] = V::min(low[0], v);
     high[0] = V::max(high[0], v);
-    broken[0] = V::add(broken[0], V::mul(v, V::zero()));
+    broken[0] = V::times_zero(v, broken[0]);
   }
   TWOFOUR_UNROLL
   for (int c = 1; c < chains; c++) {

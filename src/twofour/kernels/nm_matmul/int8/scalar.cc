@@ -26,6 +26,7 @@ struct Vec {
   }
   static reg add(reg a, reg b) { return a + b; }
   static reg mul(reg a, reg b) { return a * b; }
+  static reg times_zero(reg v, reg sum) { return sum + v * zero(); }
   static reg min(reg a, reg b) { return a < b ? a : b; }
   static reg max(reg a, reg b) { return a > b ? a : b; }
   static float least(reg v) { return v[0] < v[1] ? least2(v[0], v) : least2(v[1], v); }

@@ -1,0 +1,103 @@
+"""The dense int8 product by oneDNN: what an int8 sparse kernel has to beat.
+
+oneDNN uses AMX where the CPU has it, else VNNI. Its product knows one input range per call, so a dynamic range is that
+of all tokens together: cheaper and coarser than the sparse kernels' range per token.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from twofour.kernels.base import Kernel
+from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+from twofour.kernels.nm_matmul.quantization import DYNAMIC, Quantization, quantize_output
+from twofour.packing import Packed
+from twofour.packing.quantize import to_int8
+
+
+@dataclass(frozen=True)
+class OneDnnInt8Matmul(Kernel):
+    """`onednn.qlinear_pointwise` on a prepacked int8 weight with one scale per output channel."""
+
+    def unavailable(self) -> str | None:
+        """Return why not: torch was built without oneDNN."""
+        return None if torch.backends.mkldnn.is_available() else "this build of torch has no oneDNN"
+
+    def least_bytes(self, out_features: int, in_features: int) -> int:
+        """Return the bytes of the weight in int8."""
+        return out_features * in_features
+
+    def prepare(self, weight: Packed | Tensor, quantization: Quantization = DYNAMIC) -> Tensor:
+        """Return the weight in oneDNN's order, an opaque int8 tensor that carries its scales as attributes.
+
+        Args:
+            weight: Packed, or floating (out, in), which is rounded symmetrically per row.
+            quantization: The input range that calls without one of their own use.
+        """
+        _warn_no_more()
+        if isinstance(weight, Packed) and weight.header.dtype == "int8" and weight.scales is not None:
+            whole, scales = replace(weight, scales=None).unpack(), weight.scales
+        else:
+            dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
+            whole, scales = to_int8(dense.float())
+        prepared = torch.ops.onednn.qlinear_prepack(whole.contiguous(), None)
+        prepared.scales = scales.flatten().contiguous()
+        prepared.zeros = torch.zeros(len(whole), dtype=torch.int32)
+        prepared.quantization = quantization
+        return prepared
+
+    def restore(self, prepared: Tensor) -> Tensor:
+        """Return the weight as `prepare` rounded it: float32 (out, in)."""
+        return prepared.to_dense().T.float() * prepared.scales.unsqueeze(1)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def run(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        out_features: int,
+        epilogue: Epilogue = PLAIN_EPILOGUE,
+        other: Tensor | None = None,
+        quantization: Quantization = DYNAMIC,
+    ) -> Tensor:
+        """Multiply; see `Kernel.run` and `NativeMatmul.run`."""
+        scales, zeros, kept = weight.scales, weight.zeros, weight.quantization  # pyright: ignore[reportAttributeAccessIssue]
+        whole, scale, zero = _whole(x, kept if quantization.dynamic else quantization)
+        answer = quantization.output(x)
+        held = answer if answer.is_floating_point else torch.float32
+        y = torch.ops.onednn.qlinear_pointwise(
+            whole, scale, zero, weight, scales, zeros, bias, 1.0, 0, held, "none", [], ""
+        )
+        y = y if epilogue.plain else epilogue.apply(y, other)
+        return y if held == answer else quantize_output(y, quantization)
+
+
+def _whole(x: Tensor, quantization: Quantization) -> tuple[Tensor, float, int]:
+    """Return x as uint8, its scale and its zero point, by torch's own quantisation where the range is found here."""
+    if quantization.x_scale is not None:
+        scale, zero = quantization.x_scale, quantization.x_zero
+        return x if x.dtype is torch.uint8 else _static(x, scale, zero), scale, zero
+    found = torch.quantize_per_tensor_dynamic(x.float(), torch.quint8, False)
+    return found.int_repr(), found.q_scale(), found.q_zero_point()
+
+
+def _static(x: Tensor, scale: float, zero: int) -> Tensor:
+    return torch.quantize_per_tensor(x.float(), scale, zero, torch.quint8).int_repr()
+
+
+@cache
+def _warn_no_more() -> None:
+    """Use up torch's one warning: its quantised tensors are deprecated, and still its fastest way to round an input."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.quantize_per_tensor_dynamic(torch.zeros(1), torch.quint8, False)
+
+
+ONEDNN_INT8 = OneDnnInt8Matmul(
+    "dense_matmul_int8_prepacked__onednn", "dense_matmul", "dense", "int8", "cpu", "any", "onednn_int8"
+)

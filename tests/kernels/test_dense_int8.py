@@ -1,0 +1,68 @@
+"""The dense int8 baseline: near the real product, its scales carried with the weight."""
+
+import pickle
+import warnings
+
+import pytest
+import torch
+
+from twofour.compiler.layer import PreparedWeights
+from twofour.kernels.dense_matmul import ONEDNN_INT8
+from twofour.kernels.epilogue import Epilogue
+from twofour.kernels.nm_matmul import Quantization
+from twofour.packing import Packed, pack
+from twofour.patterns import parse
+
+if reason := ONEDNN_INT8.unavailable():
+    pytest.skip(reason, allow_module_level=True)
+
+
+def layer(out: int = 40, columns: int = 72) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(out, columns, generator=generator)
+    return (
+        weight * parse("2:4").project(weight, absolute=True),
+        torch.randn(out, generator=generator),
+        torch.randn(9, columns, generator=generator),
+    )
+
+
+def error(y: torch.Tensor, want: torch.Tensor) -> float:
+    return float((y.float() - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_product_is_near_the_real_one(dtype: torch.dtype) -> None:
+    weight, bias, x = layer()
+    want = torch.nn.functional.linear(x, weight, bias)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for source in (weight, pack(weight, "2:4"), pack(weight, "2:4", dtype="int8")):
+            y = ONEDNN_INT8.run(x.to(dtype), ONEDNN_INT8.prepare(source), bias, 40)
+            assert y.dtype == dtype
+            assert error(y, want) < 0.02
+    relu = ONEDNN_INT8.run(x, ONEDNN_INT8.prepare(weight), bias, 40, Epilogue("relu"))
+    assert error(relu, want.relu()) < 0.02
+
+
+def test_static_ranges_and_whole_answers() -> None:
+    weight, bias, x = layer()
+    want = torch.nn.functional.linear(x, weight, bias)
+    ranges = Quantization.of_range(x.min().item(), x.max().item())
+    assert error(ONEDNN_INT8.run(x, ONEDNN_INT8.prepare(weight, ranges), bias, 40), want) < 0.02
+    whole = Quantization(ranges.x_scale, ranges.x_zero, torch.uint8, 0.25, 128)
+    y = ONEDNN_INT8.run(x, ONEDNN_INT8.prepare(weight), bias, 40, quantization=whole)
+    assert y.dtype == torch.uint8
+    assert error((y.float() - 128) * 0.25, want) < 0.05
+
+
+def test_the_weight_comes_back() -> None:
+    weight, bias, x = layer()
+    packed = pack(weight, "2:4", dtype="int8")
+    prepared = ONEDNN_INT8.prepare(packed)
+    assert torch.equal(ONEDNN_INT8.restore(prepared), packed.unpack())
+    held = PreparedWeights({"onednn_int8": prepared})
+    copied = pickle.loads(pickle.dumps(held))
+    y = ONEDNN_INT8.run(x, prepared, bias, 40)
+    torch.testing.assert_close(ONEDNN_INT8.run(x, copied.tensors[0], bias, 40), y)
+    assert not isinstance(held.source(), Packed)
