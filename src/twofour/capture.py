@@ -28,6 +28,21 @@ torch.library.register_fake("twofour::kept", lambda x, name, width: x.new_empty(
 KEPT = torch.ops.twofour.kept.default
 """Stands for a layer that is kept whole: (x, its name, its output's last size). It is never run."""
 
+_LIBRARY.define("kept_conv(Tensor x, str name, int channels, int[] axes) -> Tensor")
+KEPT_CONV = torch.ops.twofour.kept_conv.default
+"""The same for a convolution: (x, its name, output channels, and taps, stride, zeros and dilation of each axis)."""
+
+
+def _kept_conv(x: Tensor, name: str, channels: int, axes: Sequence[int]) -> Tensor:
+    sizes = []
+    for size, start in zip(x.shape[-(len(axes) // 4) :], range(0, len(axes), 4), strict=True):
+        taps, stride, zeros, dilation = axes[start : start + 4]
+        sizes.append((size + zeros - dilation * (taps - 1) - 1) // stride + 1)
+    return x.new_empty(*x.shape[: -len(sizes) - 1], channels, *sizes)
+
+
+torch.library.register_fake("twofour::kept_conv", _kept_conv, lib=_LIBRARY)
+
 
 class Structure:
     """How leaves make up a value. torch's own description warns when it is copied or pickled; this one does not."""
@@ -101,7 +116,12 @@ def bind(
     return given
 
 
-def capture(model: nn.Module, example: Mapping[str, Any], kept: Mapping[str, int] | None = None) -> Graph:
+def capture(
+    model: nn.Module,
+    example: Mapping[str, Any],
+    kept: Mapping[str, int] | None = None,
+    convolutions: Mapping[str, tuple[int, tuple[int, ...]]] | None = None,
+) -> Graph:
     """Capture the forward of `model` in evaluation mode, without gradients.
 
     Args:
@@ -109,6 +129,7 @@ def capture(model: nn.Module, example: Mapping[str, Any], kept: Mapping[str, int
         example: Values of the parameters of its forward, as from `arguments`.
         kept: Names of submodules that become single `KEPT` nodes, and the last size of their output; they take one
             tensor and keep all sizes but the last.
+        convolutions: Names of convolutions that become single `KEPT_CONV` nodes, with its last two arguments.
 
     Returns:
         The graph, for every batch size and sequence length that torch can express, else for the example's sizes.
@@ -117,7 +138,12 @@ def capture(model: nn.Module, example: Mapping[str, Any], kept: Mapping[str, int
         CompileError: The model cannot be captured: torch's reason follows.
     """
     reasons: list[str] = []
-    with _whole(model, kept or {}), _no_fast_paths(), torch.no_grad(), warnings.catch_warnings():
+    with (
+        _whole(model, _answers(kept or {}, convolutions or {})),
+        _no_fast_paths(),
+        torch.no_grad(),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # of torch's own deprecations: whatever fails raises
         for sizes, attempt in _attempts(example):
             try:
@@ -156,17 +182,26 @@ def _attempts(example: Mapping[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]
     yield None, dict(example)
 
 
+Answer = Callable[[Tensor], Tensor]
+
+
+def _answers(
+    kept: Mapping[str, int], convolutions: Mapping[str, tuple[int, tuple[int, ...]]]
+) -> Iterator[tuple[str, Answer]]:
+    """Yield the modules that are kept whole, each with a forward that answers with a single node."""
+    for name, width in kept.items():
+        yield name, lambda x, name=name, width=width: KEPT(x, name, width)
+    for name, (channels, axes) in convolutions.items():
+        yield name, lambda x, name=name, channels=channels, axes=axes: KEPT_CONV(x, name, channels, list(axes))
+
+
 @contextmanager
-def _whole(model: nn.Module, kept: Mapping[str, int]) -> Iterator[None]:
-    """Let the named modules answer with a `KEPT` node."""
+def _whole(model: nn.Module, answers: Iterator[tuple[str, Answer]]) -> Iterator[None]:
+    """Let the named modules answer so."""
     with ExitStack() as stack:
-        for name, width in kept.items():
+        for name, forward in answers:
             module = model.get_submodule(name)
             if "forward" not in module.__dict__:  # a module that has several names is done once
-
-                def forward(x: Tensor, name: str = name, width: int = width) -> Tensor:
-                    return KEPT(x, name, width)
-
                 object.__setattr__(module, "forward", forward)
                 stack.callback(object.__delattr__, module, "forward")
         yield

@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_flatten
 from twofour.capture import Graph, Guard, arguments, bind, capture
 from twofour.compiler.account import Account, by_operator
 from twofour.compiler.build import Terms
+from twofour.compiler.conv import CompiledConv
+from twofour.compiler.graph_conv import kept_convs, place_convs
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.plan import Plan
 from twofour.compiler.products import place
@@ -56,16 +58,18 @@ def whole(fast: nn.Module, plan: Plan, example: Any, terms: Terms, original: nn.
     args, kwargs = _split(example)
     given = arguments(fast, args, kwargs)
     layers = {name: module for name, module in fast.named_modules() if isinstance(module, CompiledLinear)}
+    convs = {name: module for name, module in fast.named_modules() if isinstance(module, CompiledConv)}
     try:
-        if "" in layers:
+        if "" in layers or "" in convs:
             raise CompileError("the model is a single layer", wanted="a model with operators around its layers")
-        graph = capture(fast, given, {name: layer.out_features for name, layer in layers.items()})
+        kept = {name: layer.out_features for name, layer in layers.items()}
+        graph = capture(fast, given, kept, kept_convs(convs))
     except CompileError as error:
         reason = "; ".join((str(error).splitlines()[0], *error.reasons[:1]))
         logger.warning("each layer is compiled by itself: %s", reason)
         return replace(plan, account=Account("layers", reason))
     with torch.inference_mode():
-        return _rewritten(fast, plan, given, graph, terms, original or fast, layers)
+        return _rewritten(fast, plan, given, graph, terms, original or fast, layers, convs)
 
 
 def _rewritten(
@@ -76,12 +80,14 @@ def _rewritten(
     terms: Terms,
     original: nn.Module,
     layers: Mapping[str, CompiledLinear],
+    convs: Mapping[str, CompiledConv],
 ) -> Plan:
     leaves = tree_flatten(dict(given))[0]
-    plain = {name: original.get_submodule(name) for name in layers}
+    plain = {name: original.get_submodule(name) for name in (*layers, *convs)}
     before = by_operator(Program(graph.module, plain, timed=True).seconds(leaves))
     rewrites = {**simplify(graph.module), **fuse(graph.module)}
-    added = place(graph, leaves, layers, terms)
+    folded = place_convs(graph.module, convs, {layer.name: layer for layer in plan.layers})
+    added = (*folded, *place(graph, leaves, layers, terms))
     program = Program(graph.module)
     after = by_operator(Program(graph.module, timed=True).seconds(leaves))
     guard = Guard(graph)

@@ -11,6 +11,7 @@ from twofour.graph.attention import ATTENTION
 from twofour.graph.base import Rule
 from twofour.graph.combines import COMBINES
 from twofour.graph.constants import CONSTANTS
+from twofour.graph.convolutions import CONVOLUTIONS
 from twofour.graph.gelu_formula import GELU_FORMULA
 from twofour.graph.identities import IDENTITIES
 from twofour.graph.joins import JOINS
@@ -20,7 +21,7 @@ from twofour.graph.products import PRODUCTS
 SIMPLIFICATIONS: tuple[Rule, ...] = (IDENTITIES, CONSTANTS, GELU_FORMULA)
 """Rewrites that leave only operators of torch."""
 
-FUSIONS: tuple[Rule, ...] = (PRODUCTS, ACTIVATIONS, COMBINES, JOINS, ATTENTION, NORMS)
+FUSIONS: tuple[Rule, ...] = (CONVOLUTIONS, PRODUCTS, ACTIVATIONS, COMBINES, JOINS, ATTENTION, NORMS)
 """Rewrites that bring in our own. A product takes its activation first: it stands before a sum in the epilogue."""
 
 

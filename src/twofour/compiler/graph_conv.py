@@ -1,0 +1,93 @@
+"""The convolutions of a rewritten graph get their layers: normalisation folded, residual and ReLU in the same pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor, fx, nn
+
+from twofour.compiler.conv import CompiledConv, PreparedConv, image_weight
+from twofour.compiler.plan import LayerPlan
+from twofour.graph import Convolution, Norm
+from twofour.kernels import find_convolution
+from twofour.kernels.fold import fold_batch_norm
+from twofour.packing import Packed
+
+
+class ConvLayer(CompiledConv):
+    """A compiled convolution inside a graph: named in the account by what it takes in."""
+
+    residual = False
+
+    @property
+    def label(self) -> str:
+        """Return "conv" with what is done in its pass, such as "conv+add+relu"."""
+        parts = ["conv", *(["add"] if self.residual else []), *([self.activation] if self.activation != "none" else [])]
+        return "+".join(parts)
+
+
+def kept_convs(layers: Mapping[str, CompiledConv]) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Return what `capture` wants to know of each convolution: output channels, then four numbers an axis."""
+    found = {}
+    for name, layer in layers.items():
+        g = layer.geometry
+        axes = [(g.kernel[i], g.stride[i], g.before[i] + g.after[i], g.dilation[i]) for i in range(2)]
+        found[name] = g.out_channels, tuple(size for axis in axes[2 - layer.dimensions :] for size in axis)
+    return found
+
+
+def place_convs(
+    module: fx.GraphModule, layers: Mapping[str, CompiledConv], plans: Mapping[str, LayerPlan]
+) -> tuple[LayerPlan, ...]:
+    """Replace every marked convolution by a layer; returns plan entries for the weights that are kept besides.
+
+    Args:
+        module: The rewritten graph; it is changed.
+        layers: The compiled convolutions by name.
+        plans: What was decided for them.
+    """
+    added: list[LayerPlan] = []
+    for index, node in enumerate([node for node in module.graph.nodes if "convolution" in node.meta]):
+        marked: Convolution = node.meta["convolution"]
+        layer = _layer(module, layers[marked.layer], marked)
+        if marked.norm is not None and marked.layer in plans:
+            reason = "the same weight with its normalisation folded in"
+            kept = {"kind": "conv+norm", "bytes_before": 0, "bytes_after": layer.prepared.nbytes, "reason": reason}
+            added.append(replace(plans[marked.layer], **kept))
+        module.add_submodule(f"convolution_{index}", layer)
+        with module.graph.inserting_before(node):
+            new = module.graph.call_module(f"convolution_{index}", node.args)
+        new.meta = {"val": node.meta["val"]}
+        node.replace_all_uses_with(new)
+        module.graph.erase_node(node)
+    module.graph.lint()
+    return tuple(added)
+
+
+def _layer(module: fx.GraphModule, layer: CompiledConv, marked: Convolution) -> ConvLayer:
+    prepared, bias = layer.prepared, layer.bias
+    if marked.norm is not None:
+        source = prepared.source()
+        dense = source.unpack() if isinstance(source, Packed) else source
+        weight, bias = fold_batch_norm(dense, bias, _module(module, marked.norm, len(dense)))
+        kernel = find_convolution(prepared.kernel)
+        tensor = kernel.prepare(image_weight(weight), prepared.geometry)
+        prepared = PreparedConv(prepared.kernel, prepared.geometry, tensor, prepared.dimensions)
+    new = ConvLayer(layer.name, prepared, bias, marked.activation, layer.images)
+    new.residual = marked.residual
+    return new
+
+
+def _module(module: fx.GraphModule, norm: Norm, channels: int) -> nn.BatchNorm1d:
+    """Return the normalisation as a module, its tensors those of the graph."""
+
+    def held(name: str | None) -> Tensor | None:
+        return None if name is None else getattr(module, name)
+
+    found = nn.BatchNorm1d(channels, norm.eps, affine=False)
+    found.running_mean, found.running_var = held(norm.mean), held(norm.variance)
+    for part, name in (("weight", norm.weight), ("bias", norm.bias)):
+        tensor = held(name)
+        setattr(found, part, None if tensor is None else nn.Parameter(tensor.detach(), requires_grad=False))
+    return found

@@ -1,0 +1,87 @@
+"""Residual networks through compile(..., graph=True): normalisation, sums and ReLU inside the convolutions."""
+
+import torch
+from torch import Tensor, nn
+
+import twofour
+from tests.compiler.small import quick
+from twofour.compiler.graph_conv import ConvLayer, kept_convs
+
+
+class Block(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.down = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        y += self.down(x)
+        return self.relu(y)
+
+
+def residual() -> nn.Sequential:
+    torch.manual_seed(0)
+    stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+    model = nn.Sequential(stem, Block(16, 32, 2), Block(32, 32, 1), head)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias)
+            nn.init.normal_(module.running_mean)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+    return model.eval()
+
+
+def test_what_follows_a_convolution_runs_in_its_pass() -> None:
+    model = twofour.prune(residual(), "2:4")
+    x = torch.randn(2, 3, 16, 16)
+    fast = quick(model, x, graph=True)
+    account = fast.plan.account
+    assert account.rewrites["what follows a convolution into it"] == 7 + 2 + 5  # normalisations, sums, ReLUs
+    labels = {entry.operator for entry in account.after}
+    assert {"conv+relu", "conv+add+relu", "conv"} <= labels
+    assert not labels & {"batch_norm", "relu", "relu_", "add", "add_"}
+    assert fast.plan.error < 1e-5
+    for other in (x, x[:1], torch.randn(3, 3, 20, 12), x.to(memory_format=torch.channels_last)):
+        torch.testing.assert_close(fast(other), model(other), atol=1e-4, rtol=1e-4)
+    folded = [layer for layer in fast.plan.layers if layer.kind == "conv+norm"]
+    assert len(folded) == 7
+    assert all(layer.bytes_before == 0 and layer.bytes_after > 0 for layer in folded)
+
+
+def test_what_does_not_fit_stays_outside() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)
+            self.free = nn.BatchNorm2d(16, track_running_stats=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            twice = self.norm(y) + y  # two users of the convolution
+            return torch.relu(self.free(self.conv(twice)) + self.conv(x).mean(1, keepdim=True))
+
+    torch.manual_seed(0)
+    model = twofour.prune(Odd().eval(), "2:4")
+    x = torch.randn(2, 16, 9, 9)
+    fast = quick(model, x, graph=True)
+    torch.testing.assert_close(fast(x), model(x), atol=1e-4, rtol=1e-4)
+
+
+def test_conv1d_in_a_graph() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(16, 24, 5, 2, 2), nn.BatchNorm1d(24), nn.ReLU(), nn.Conv1d(24, 8, 1)).eval()
+    model = twofour.prune(model, "2:4")
+    x = torch.randn(2, 16, 21)
+    fast = quick(model, x, graph=True)
+    assert fast.plan.account.rewrites["what follows a convolution into it"] == 2
+    assert kept_convs({name: m for name, m in fast.named_modules() if isinstance(m, ConvLayer)}) == {}
+    for other in (x, torch.randn(1, 16, 30)):
+        torch.testing.assert_close(fast(other), model(other), atol=1e-4, rtol=1e-4)
