@@ -74,7 +74,8 @@ struct Vec {
   static Octet octet(const uint8_t* p, ints meta) { return {reinterpret_cast<const int8_t*>(p), meta}; }
   static ints next_index(ints meta) { return meta >> 2; }  // the bits that come in above are never read
   static const uint8_t* broadcast8(const uint8_t* p) { return p; }
-  static ints dot(ints sum, const uint8_t* x, const Octet& w) {
+  // Called, not inlined: unrolled into every caller this file took a minute and 560 MB to compile.
+  TWOFOUR_NOINLINE static ints dot(ints sum, const uint8_t* x, const Octet& w) {
     for (int r = 0; r < width; r++) {
       const int8_t* v = w.values + r * 4;
       const int32_t m = w.meta[r];
