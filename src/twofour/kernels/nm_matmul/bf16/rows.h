@@ -17,7 +17,7 @@ using twofour::kBf16RowTile;
 using twofour::kBf16RowUnit;
 
 constexpr int64_t kRowWorkspace = 512 * 1024;  // copied activations per pass over the weights: half of a small L2
-constexpr int64_t kRowFar = 16384, kRowNear = 2048;  // prefetch into L2 and L1, as far as in ../f32/row_blocks.h
+constexpr int64_t kRowFar = 16384, kRowNear = 1024;  // prefetch into L2 and L1
 constexpr int64_t kRowGroups = kBf16RowTile / 4;     // groups of inputs in a unit
 
 // Groups as floats: two permutes and two multiply-adds. Activations are pieces of four floats.
