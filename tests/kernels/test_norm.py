@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from twofour.errors import KernelError
-from twofour.kernels.norm import norm, reference
+from twofour.kernels.norm import norm, norm_in_place, reference
 
 SETTINGS = hypothesis.settings(
     max_examples=25, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
@@ -39,6 +39,13 @@ def test_strided_rows_and_threads(isa: str) -> None:
         torch.set_num_threads(count)
         torch.testing.assert_close(norm(x, None, None, 1e-5).double(), want, atol=1e-5, rtol=1e-5)
     torch.set_num_threads(threads)
+
+
+def test_in_place(isa: str) -> None:
+    x = torch.randn(5, 37)
+    want = norm(x, None, None, 1e-5)
+    assert norm_in_place(x, None, None, 1e-5).data_ptr() == x.data_ptr()
+    assert torch.equal(x, want)
 
 
 def test_registered_operator() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from twofour.graph.base import Rule, argument, aten, calls, insert, is_float32, replace_with, value
-from twofour.kernels.norm import norm
+from twofour.graph.base import Rule, argument, aten, calls, insert, is_float32, product_of, replace_with, value
+from twofour.kernels.norm import norm, norm_in_place
 
 
 def rewrite(module: fx.GraphModule) -> int:
@@ -24,7 +24,7 @@ def _layer_norms(graph: fx.Graph) -> int:
         eps = argument(node, 4 if centred else 3, "eps", 1e-5 if centred else None)
         eps = 1.1920928955078125e-07 if eps is None else eps
         if len(shape) == 1 and all(operand is None or is_float32(operand) for operand in (x, weight, bias)):
-            replace_with(node, insert(node, norm, (x, weight, bias, eps, centred), node))
+            replace_with(node, insert(node, _place(x), (x, weight, bias, eps, centred), node))
             count += 1
     return count
 
@@ -80,6 +80,11 @@ def _weighted(scaled: fx.Node) -> tuple[fx.Node, fx.Node | None]:
         ):
             return users[0], other
     return scaled, None
+
+
+def _place(x: Any) -> Any:
+    """Return the call that may overwrite the result of a product nobody else reads, else the one that does not."""
+    return norm_in_place if product_of(x) is not None and len(x.users) == 1 else norm
 
 
 NORMS = Rule("normalisations fused", rewrite)

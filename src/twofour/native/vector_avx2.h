@@ -33,13 +33,11 @@ struct Floats {
   static reg max(reg a, reg b) { return _mm256_max_ps(a, b); }
   static reg fma(reg a, reg b, reg c) { return _mm256_fmadd_ps(a, b, c); }
   static reg round(reg a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  // a * 2^n for integral n in [-126, 127].
-  static reg scale(reg a, reg n) {
+  // a * 2^n for integral n in [-126, 127] where x >= least (or is NaN), else 0.
+  static reg scale_from(float least, reg x, reg a, reg n) {
     const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-    return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
-  }
-  static reg where_at_least(reg a, float bound, reg yes) {
-    return _mm256_and_ps(_mm256_cmp_ps(a, all(bound), _CMP_NLT_UQ), yes);
+    const reg scaled = _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
+    return _mm256_and_ps(_mm256_cmp_ps(x, all(least), _CMP_NLT_UQ), scaled);
   }
   // `v` where the byte is not zero, else `other`; reads `count` bytes.
   static reg where_byte(const uint8_t* bytes, int64_t count, reg v, reg other) {

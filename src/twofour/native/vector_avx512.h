@@ -39,10 +39,9 @@ struct Floats {
   static reg max(reg a, reg b) { return _mm512_max_ps(a, b); }
   static reg fma(reg a, reg b, reg c) { return _mm512_fmadd_ps(a, b, c); }
   static reg round(reg a) { return _mm512_roundscale_ps(a, 8); }
-  // a * 2^n for integral n, where the result is a normal number.
-  static reg scale(reg a, reg n) { return _mm512_scalef_ps(a, n); }
-  static reg where_at_least(reg a, float bound, reg yes) {
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, all(bound), _CMP_NLT_UQ), yes);
+  // a * 2^n for integral n where x >= least (or is NaN), else 0.
+  static reg scale_from(float least, reg x, reg a, reg n) {
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, all(least), _CMP_NLT_UQ), a, n);
   }
   // `v` where the byte is not zero, else `other`; reads `count` bytes.
   static reg where_byte(const uint8_t* bytes, int64_t count, reg v, reg other) {

@@ -26,8 +26,10 @@ struct Floats {
   static reg max(reg a, reg b) { return a > b ? a : b; }
   static reg fma(reg a, reg b, reg c) { return a * b + c; }
   static reg round(reg a) { return std::nearbyintf(a); }
-  static reg scale(reg a, reg n) { return n == n ? std::ldexp(a, static_cast<int>(n)) : a; }
-  static reg where_at_least(reg a, float bound, reg yes) { return a < bound ? 0.0f : yes; }
+  static reg scale_from(float least, reg x, reg a, reg n) {
+    if (x < least) return 0.0f;
+    return n == n ? std::ldexp(a, static_cast<int>(n)) : a;
+  }
   static reg where_byte(const uint8_t* bytes, int64_t count, reg v, reg other) { return count > 0 && *bytes ? v : other; }
   static float sum(reg a) { return a; }
   static float largest(reg a) { return a; }

@@ -12,6 +12,9 @@ namespace {
 using twofour::Attention;
 using twofour::AttentionMask;
 
+// Scores are kept in units of ln 2, so that softmax needs 2^x alone.
+constexpr float kLog2E = 1.44269504f;
+
 constexpr int64_t rounded(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
 
 // `kRows` queries by `kColumns` vectors of keys (or of value columns) are summed in registers.
@@ -92,7 +95,7 @@ struct Blocks {
 
   // Copies a block of queries, scaled, with zeros for the missing rows.
   static void pack_queries(const Attention& a, const float* q, int64_t rows, float* block) {
-    const reg scale = V::all(a.scale);
+    const reg scale = V::all(a.scale * kLog2E);
     for (int64_t r = 0; r < kRows; ++r, block += a.width)
       for (int64_t c = 0; c < a.width; c += V::width) {
         const int64_t left = a.width - c < V::width ? a.width - c : V::width;
@@ -133,7 +136,7 @@ struct Blocks {
     }
   }
 
-  // Turns one row of scores into e^(score - largest); returns one over their sum, or 0 where no key is seen.
+  // Turns one row of scores into 2^(score - largest); returns one over their sum, or 0 where no key is seen.
   static float softmax(const Attention& a, int64_t batch, int64_t head, int64_t row, int64_t seen, float* scores) {
     if (a.causal && row + 1 < seen) {
       std::memset(scores + row + 1, 0, sizeof(float) * static_cast<size_t>(seen - row - 1));
@@ -141,12 +144,19 @@ struct Blocks {
     }
     const reg hidden = V::all(-__builtin_inff());
     const int64_t offset = batch * a.mask_strides.batch + head * a.mask_strides.head + row * a.mask_strides.row;
-    reg most = hidden;
-    for (int64_t j = 0; j < seen; j += V::width) {
+    reg most = hidden, odd = hidden;
+    int64_t j = 0;
+    if (a.mask_kind == AttentionMask::none)  // two chains: the largest so far is what the next one waits for
+      for (; j + 2 * V::width <= seen; j += 2 * V::width) {
+        most = V::max(most, V::load(scores + j));
+        odd = V::max(odd, V::load(scores + j + V::width));
+      }
+    most = V::max(most, odd);
+    for (; j < seen; j += V::width) {
       const int64_t left = seen - j < V::width ? seen - j : V::width;
       reg s = V::load(scores + j, left);
       if (a.mask_kind == AttentionMask::add) {
-        s = V::add(s, V::load(static_cast<const float*>(a.mask) + offset + j, left));
+        s = V::fma(V::load(static_cast<const float*>(a.mask) + offset + j, left), V::all(kLog2E), s);
       } else if (a.mask_kind == AttentionMask::keep) {
         s = V::where_byte(static_cast<const uint8_t*>(a.mask) + offset + j, left, s, hidden);
       }
@@ -163,16 +173,15 @@ struct Blocks {
     const float largest = V::largest(most);
     const reg shift = V::all(largest == -__builtin_inff() ? 0.0f : largest);
     reg total = V::zero();
-    int64_t j = 0;
-    for (; j + V::width <= seen; j += V::width) {
-      const reg p = exp_of<V>(V::sub(V::load(scores + j), shift));
+    for (j = 0; j + V::width <= seen; j += V::width) {
+      const reg p = exp2_of<V>(V::sub(V::load(scores + j), shift));
       V::store(scores + j, p);
       total = V::add(total, p);
     }
     float sum = V::sum(total);
     if (j < seen) {
       float tail[V::width];
-      V::store(tail, exp_of<V>(V::sub(V::load(scores + j, seen - j), shift)));
+      V::store(tail, exp2_of<V>(V::sub(V::load(scores + j, seen - j), shift)));
       for (int64_t i = 0; j + i < seen; ++i) sum += scores[j + i] = tail[i];
     }
     return sum != 0.0f ? 1.0f / sum : 0.0f;

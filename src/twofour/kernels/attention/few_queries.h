@@ -31,7 +31,7 @@ struct FewQueries {
 
   // As many keys at once as a vector holds: their dot products are summed across by one transposition.
   static void score(const Attention& a, const float* q, const float* k, int64_t seen, float* scores) {
-    const reg scale = V::all(a.scale);
+    const reg scale = V::all(a.scale * kLog2E);
     for (int64_t key = 0; key < seen; key += V::width) {
       reg dots[V::width];
       for (int i = 0; i < V::width; ++i) dots[i] = V::zero();

@@ -33,6 +33,15 @@ def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, cent
     return _norm(x, weight, bias, eps, centred)
 
 
+def norm_in_place(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool = True) -> Tensor:
+    """Do as `norm` and leave the answer in `x`, which must be contiguous: no memory is written that was not just read.
+
+    Raises:
+        KernelError: The operands do not fit.
+    """
+    return _norm(x, weight, bias, eps, centred, into=x if x.is_contiguous() else None)
+
+
 @cache
 def _row(cap: str | None) -> int:
     """Return the index of the row of the highest instruction set that `cap` allows."""
@@ -40,7 +49,9 @@ def _row(cap: str | None) -> int:
     return max((i for i, (_, isa) in enumerate(rows) if native.supports(isa)), key=lambda i: native.level(rows[i][1]))
 
 
-def _norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool = True) -> Tensor:
+def _norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool = True, into: Tensor | None = None
+) -> Tensor:
     if x.dtype is not torch.float32 or not x.is_cpu or x.ndim == 0:
         raise _unfit("x", x, "float32 (..., width) on cpu")
     width = x.size(-1)
@@ -50,7 +61,7 @@ def _norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, cen
         ):
             raise _unfit(role, operand, f"float32 ({width},)")
     x = x.contiguous()
-    y = torch.empty(x.shape)
+    y = torch.empty(x.shape) if into is None else into
     native.extension().norm(
         _row(os.environ.get("TWOFOUR_ISA")),
         x.data_ptr(),
