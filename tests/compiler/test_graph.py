@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import twofour
 from tests.compiler.small import mlp, quick
 from tests.graph.small import Encoder, GatedBlock, PreNormBlock
-from twofour.compiler import choose
+from twofour.compiler import choose, products
 from twofour.compiler import graph as compiled_graph
 from twofour.compiler.graph import WholeModel
 from twofour.errors import CompileError
@@ -30,6 +30,7 @@ def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(choose, "_measure", first)
     monkeypatch.setattr(compiled_graph, "_engines", lambda *_: {"layers": 2.0, "graph": 1.0})
+    monkeypatch.setattr(products, "together_and_apart", lambda *_: (1.0, 2.0))
 
 
 def pruned(model: nn.Module) -> nn.Module:
@@ -117,6 +118,18 @@ def test_the_plan_accounts_for_the_time() -> None:
     assert "whole model: graph" in text and "before:" in text and "after:" in text
     assert fast.plan.to_dict()["account"]["engine"] == "graph"
     assert any(entry.name == "layers.0.(query + key + value)" for entry in fast.plan.layers)
+
+
+def test_products_that_are_faster_apart_are_not_joined(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(products, "together_and_apart", lambda *_: (2.0, 1.0))
+    model = pruned(Encoder(layers=1))
+    example = torch.randint(0, 50, (2, 16)), torch.ones(2, 16)
+    fast = whole(model, example)
+    assert {entry.operator: entry.calls for entry in fast.plan.account.after}["linear"] == 3
+    assert not any(entry.kind == "product" for entry in fast.plan.layers)
+    close(served(fast, caplog, *example), model(*example))
 
 
 def test_slower_graphs_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, count
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from twofour import native
 from twofour.capture import Graph
 from twofour.compiler.build import Terms
 from twofour.compiler.cache import Cache
-from twofour.compiler.choose import choose
+from twofour.compiler.choose import Choice, choose
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.plan import LayerPlan
 from twofour.errors import TwofourError
 from twofour.graph import Product, Source
+from twofour.graph.base import insert, product
+from twofour.measure import compare
 from twofour.packing import Header, Packed
+
+logger = logging.getLogger("twofour.compiler")
 
 
 class ProductLayer(CompiledLinear):
@@ -43,8 +50,15 @@ def place(
     module = graph.module
     sizes = _Sizes(module, leaves)
     placer = _Placer(module, layers, terms)
-    for index, node in enumerate([node for node in module.graph.nodes if "product" in node.meta]):
-        layer = placer.layer(node.meta["product"], sizes.tokens(node.args[0]))
+    waiting = [node for node in module.graph.nodes if "product" in node.meta]
+    for index in count():
+        if not waiting:
+            break
+        node = waiting.pop(0)
+        layer = placer.layer(node.meta["product"], sizes.tokens(node))
+        if layer is None:
+            waiting = _separate(node) + waiting
+            continue
         module.add_submodule(f"product_{index}", layer)
         with module.graph.inserting_before(node):
             new = module.graph.call_module(f"product_{index}", node.args)
@@ -57,15 +71,39 @@ def place(
     return tuple(placer.plans)
 
 
+def _separate(node: fx.Node) -> list[fx.Node]:
+    """Undo the joining of a product; returns the products of its parts."""
+    joined: Product = node.meta["product"]
+    begins = list(accumulate((source.rows for source in joined.sources), initial=0))
+    parts = []
+    for user in list(node.users):
+        begin, rows = user.args[2:4]
+        sources = tuple(s for s, b in zip(joined.sources, begins, strict=False) if begin <= b < begin + rows)  # pyright: ignore
+        parts.append(insert(node, product, (node.args[0],), user, product=Product(sources)))
+        user.replace_all_uses_with(parts[-1])
+        node.graph.erase_node(user)
+    node.graph.erase_node(node)
+    return parts
+
+
 class _Placer:
-    def __init__(self, module: fx.GraphModule, layers: Mapping[str, CompiledLinear], terms: Terms) -> None:
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        layers: Mapping[str, CompiledLinear],
+        terms: Terms,
+    ) -> None:
         self.module, self.layers, self.terms = module, layers, terms
+        self.compared: dict[tuple[Any, ...], tuple[float, float]] = {}
         self.cache = Cache.for_this_machine()
         self.footprint = sum(4 * layer.in_features * layer.out_features for layer in layers.values())
         self.plans: list[LayerPlan] = []
 
-    def layer(self, product: Product, tokens: int) -> ProductLayer:
-        """Return the layer for one product: the compiled one's weights and ladder where it is that layer alone."""
+    def layer(self, product: Product, tokens: int) -> ProductLayer | None:
+        """Return the layer for one product, or None where its parts are faster apart.
+
+        A product that is one compiled layer has that layer's weights and ladder.
+        """
         first = self.layers.get(product.sources[0].layer) if len(product.sources) == 1 else None
         if first is not None:
             shape = first.name, first.in_features, first.out_features
@@ -87,8 +125,10 @@ class _Placer:
             return self.layers[source.layer].bias
         return getattr(self.module, source.bias.replace(".", "__")) if source.bias else None
 
-    def measured(self, product: Product, weight: Packed | Tensor, bias: Tensor | None, tokens: int) -> ProductLayer:
-        """Choose kernels for a weight that no compiled layer has."""
+    def measured(
+        self, product: Product, weight: Packed | Tensor, bias: Tensor | None, tokens: int
+    ) -> ProductLayer | None:
+        """Choose kernels for a weight that no compiled layer has; None where its parts are faster apart."""
         name = _name([source.layer or source.weight.removesuffix(".weight") for source in product.sources])
         rows, columns = weight.header.shape if isinstance(weight, Packed) else weight.shape
         terms = self.terms
@@ -106,27 +146,38 @@ class _Placer:
             )
         except TwofourError as error:
             raise error.for_layer(name) from None
-        prepared = PreparedWeights(choice.layouts)
-        dense, sparse = choice.at(tokens, "dense_matmul"), choice.at(tokens, "nm_matmul")
-        kernel = choice.ladder.at(tokens)[0].name
-        reason = "one product for layers of one input" if len(product.sources) > 1 else "a product of the graph"
-        self.plans.append(
-            LayerPlan(
-                name,
-                "product",
-                (rows, columns),
-                tokens,
-                kernel,
-                choice.ladder.to_text(),
-                dense and dense * 1e3,
-                sparse and sparse * 1e3,
-                reason,
-                0,
-                prepared.nbytes if choice.ladder.layouts != ("dense",) else 0,
-                choice.times,
-            )
-        )
-        return ProductLayer(name, columns, rows, choice.ladder, prepared, bias, product.epilogue)
+        prepared, why = PreparedWeights(choice.layouts), "a product of the graph"
+        layer = ProductLayer(name, columns, rows, choice.ladder, prepared, bias, product.epilogue)
+        parts = [self.layers[source.layer] for source in product.sources if source.layer in self.layers]
+        if len(parts) > 1:
+            key = (*(part.ladder_text for part in parts), rows, columns, tokens)
+            self.compared[key] = self.compared.get(key) or together_and_apart(layer, parts, tokens)
+            together, apart = self.compared[key]
+            why = f"joined: {1e3 * together:.4f} ms, {1e3 * apart:.4f} ms apart"
+            if apart < together:
+                logger.info("`%s` is not %s", name, why)
+                return None
+        self.plans.append(_described(name, (rows, columns), tokens, choice, prepared, why))
+        return layer
+
+
+def together_and_apart(layer: CompiledLinear, parts: Sequence[CompiledLinear], tokens: int) -> tuple[float, float]:
+    """Return the median seconds of a joined product, and of its parts one after the other, measured in turns."""
+    x = torch.randn(tokens, layer.in_features, generator=torch.Generator().manual_seed(0))
+    clock = "thread" if native.threads() == 1 else "wall"
+    calls = {"together": [lambda: layer(x)], "apart": [lambda: [part(x) for part in parts]]}
+    record = compare(calls, repeats=7, seconds=0.2, weights="hot", clock=clock)
+    return record.median("together"), record.median("apart")
+
+
+def _described(
+    name: str, shape: tuple[int, int], tokens: int, choice: Choice, prepared: PreparedWeights, why: str
+) -> LayerPlan:
+    dense, sparse = choice.at(tokens, "dense_matmul"), choice.at(tokens, "nm_matmul")
+    kernel, ladder = choice.ladder.at(tokens)[0].name, choice.ladder.to_text()
+    kept = 0 if choice.ladder.layouts == ("dense",) else prepared.nbytes
+    times = (dense and dense * 1e3, sparse and sparse * 1e3)
+    return LayerPlan(name, "product", shape, tokens, kernel, ladder, *times, why, 0, kept, choice.times)
 
 
 def _name(names: Sequence[str]) -> str:
@@ -179,12 +230,12 @@ class _Sizes:
                 if not isinstance(symbol, int):
                     self.known[symbol.node.expr] = int(size)
 
-    def tokens(self, node: fx.Node) -> int:
+    def tokens(self, node: Any) -> int:
         """Return the rows of a product's input."""
-        count = 1
-        for size in node.meta["val"].shape[:-1]:
-            count *= size if isinstance(size, int) else int(size.node.expr.xreplace(self.known))
-        return max(count, 1)
+        rows = 1
+        for size in node.args[0].meta["val"].shape[:-1]:
+            rows *= size if isinstance(size, int) else int(size.node.expr.xreplace(self.known))
+        return max(rows, 1)
 
 
 def _drop_unused(module: fx.GraphModule) -> None:
