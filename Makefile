@@ -3,6 +3,7 @@
 # make test    every test this machine can run; what is skipped is printed with its reason
 # make check   formatting, lint, types
 # make bench   OP=linear|grid|conv|mask|models|memory: timings; ARGS=--record keeps the records in git
+# make records measures what is kept in benchmarks/records, in order of interest; it goes on where it stopped
 # make figures draws docs/figures from the records kept
 # make sanitize the native part under the address and undefined-behaviour sanitizers, in a build folder of its own
 # make kernels every kernel: available here, or the reason it is not
@@ -17,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 NATIVE := $(shell find src -name '*.cc' -o -name '*.h' -o -name '*.inc') CMakeLists.txt pyproject.toml
 OP ?= linear
 
-.PHONY: demo tiny test check bench figures sanitize kernels build clean
+.PHONY: demo tiny test check bench records figures sanitize kernels build clean
 
 demo: $(VENV)/demo.stamp $(VENV)/package.stamp
 	$(BIN)/twofour demo $(ARGS)
@@ -35,6 +36,22 @@ check: $(VENV)/check.stamp $(VENV)/test.stamp $(VENV)/package.stamp
 
 bench: $(if $(filter linear grid models,$(OP)),$(VENV)/peers.stamp) $(if $(filter models,$(OP)),$(VENV)/weights.stamp) $(VENV)/package.stamp
 	$(BIN)/python benchmarks/run.py $(OP) $(ARGS)
+
+# The records in git, most wanted first, about 35 minutes on two quiet cores; run again, it goes on where it stopped.
+RECORD = $(BIN)/python benchmarks/run.py
+records: $(VENV)/peers.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
+	$(RECORD) linear --record --resume --dtype float32,bfloat16,int8,int4 --threads 1 --seconds 0.8
+	$(RECORD) models --record --resume --only minilm,bert-base --batch 1
+	$(RECORD) models --record --resume --dtype bfloat16,int8 --only minilm,bert-base --batch 1 --threads 1
+	$(RECORD) models --record --resume --only resnet50,gpt2-decode,gpt2-untied-decode,llama3-8b-decode --threads 1
+	$(RECORD) models --record --resume --dtype bfloat16,int4 --only gpt2-untied-decode,llama3-8b-decode --threads 1
+	$(RECORD) grid --record --resume
+	$(RECORD) conv --record --resume
+	$(RECORD) models --record --resume --only minilm,bert-base --batch 8 --threads 1
+	$(RECORD) memory --record --memory small
+	$(RECORD) linear --record --resume --threads 2 --hot --seconds 0.8
+	$(RECORD) models --record --resume --dtype bfloat16,int8 --only minilm,bert-base --batch 8 --threads 1
+	$(RECORD) models --record --resume --only minilm,bert-base --batch 8 --threads 2 --without torch.compile
 
 figures: $(VENV)/figures.stamp $(VENV)/package.stamp
 	$(BIN)/python benchmarks/run.py figures

@@ -1,4 +1,4 @@
-"""docs/figures/*.svg from the records in benchmarks/records: nothing is measured here."""
+"""docs/figures/*.svg and the tables of docs/benchmarks.md from the records in benchmarks/records."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cases import models_table
 from cases.models import DENSE, EAGER, INDUCTOR, OPENVINO, ORT, SPARSE
 from cases.records import TRACKED, machine_line
 from cases.table import best_ratio
@@ -13,10 +14,39 @@ from twofour import measure
 from twofour.measure import Record, geometric_mean
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "figures"
+PAGE = FOLDER.parent / "benchmarks.md"
+START, END = "<!-- drawn by `make figures` -->", "<!-- end of what is drawn -->"
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 BARS = (EAGER, INDUCTOR, ORT, OPENVINO, DENSE, SPARSE)
 COLOURS = ("#b3b3b3", "#8c8c8c", "#c9b37e", "#7ea6c9", "#9bc98a", "#2f7d32")
 SETTINGS = {"svg.hashsalt": "twofour", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9}
+
+
+def draw_all() -> list[Path]:
+    """Draw the figures, and write them and the tables of the models into the page between its two marks."""
+    drawn = draw()
+    head, rest = PAGE.read_text().split(START)
+    blocks = [f"![{path.stem}](figures/{path.name})" for path in drawn]
+    blocks += [table for dtype in DTYPES if (records := _load(f"models-{dtype}")) for table in [_table(records)]]
+    every = [record for dtype in DTYPES for name in ("linear", "models") for record in _load(f"{name}-{dtype}")]
+    blocks += [f"Measured on: {line}." for line in dict.fromkeys(machine_line(record) for record in every)]
+    PAGE.write_text("\n\n".join([head + START, *blocks, END + rest.split(END)[1]]))
+    return [*drawn, PAGE]
+
+
+def _table(records: Sequence[Record]) -> str:
+    """Milliseconds and the figures of whole models as a Markdown table; lower ratios are better."""
+    names = (*models_table.PEERS, DENSE, SPARSE)
+    head = ["model", "batch", "threads", *(f"{name}, ms" for name in names), *models_table.FIGURES]
+    lines = [head, ["---"] * len(head)]
+    for record in records:
+        times = (f"{record.median(name) * 1e3:.1f}" if name in record.timings else "-" for name in names)
+        ratios = (f"{value:.2f}" if value else "-" for value in models_table.figures(record).values())
+        meta = record.meta
+        lines.append(
+            [f"{meta['model']}, {meta.get('dtype')}", str(meta["batch"]), str(record.threads), *times, *ratios]
+        )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def draw() -> list[Path]:

@@ -26,7 +26,9 @@ DTYPES = tuple(linear_case.BYTES)
 DtypeOption = Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}; several, comma separated.")]
 ShapesOption = Annotated[str, typer.Option("--shapes", help="A file in benchmarks/shapes, or a path.")]
 ThreadsOption = Annotated[str, typer.Option(help="Thread counts, comma separated.")]
-JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Where the records go; default runs/.")]
+JsonOption = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Where the records go: a file or a folder.")
+]
 RecordOption = Annotated[bool, typer.Option("--record", help="Keep the records in benchmarks/records, in git.")]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Keep the cells that FILE has already.")]
 SecondsOption = Annotated[float, typer.Option(help="Time box of one cell, in seconds.")]
@@ -53,11 +55,11 @@ def linear(
 ) -> None:
     """Best dense kernel against the best 2:4 kernel, per shape and token count."""
     states = [state for state, asked in (("hot", hot), ("cold", cold)) if asked] or ["hot", "cold"]
-    for kind in _dtypes(dtype):
+    for kind in _dtypes(dtype, json):
         cells = linear_case.cells(
             shapes.read(shape_list), _numbers(tokens), _numbers(threads), states, cold_tokens, kind
         )
-        path = json or records.default_path(f"linear-{kind}", record)
+        path = _path(json, f"linear-{kind}", record)
         _run(cells, linear_case.Bench(seconds), path, resume, table.show_linear)
 
 
@@ -73,9 +75,9 @@ def grid(
     json: JsonOption = None,
 ) -> None:
     """`compile` on every Linear shape of the text files: slower than dense anywhere, beyond 5 % and the noise?"""
-    for kind in _dtypes(dtype):
+    for kind in _dtypes(dtype, json):
         cells = grid_case.cells(shapes.read_all(), _numbers(tokens), _numbers(threads), example, kind)
-        path = json or records.default_path(f"grid-{kind}", record)
+        path = _path(json, f"grid-{kind}", record)
         _run(cells, grid_case.Bench(seconds), path, resume, grid_case.show)
 
 
@@ -91,9 +93,9 @@ def conv(
     json: JsonOption = None,
 ) -> None:
     """Best dense convolution against the best 2:4 one, per geometry."""
-    for kind in _dtypes(dtype):
+    for kind in _dtypes(dtype, json):
         cells = conv_case.cells(shapes.read_convolutions(shape_list), _numbers(batch), _numbers(threads), kind)
-        path = json or records.default_path(f"conv-{kind}", record)
+        path = _path(json, f"conv-{kind}", record)
         _run(cells, conv_case.Bench(seconds), path, resume, conv_case.show)
 
 
@@ -107,7 +109,7 @@ def mask(
     json: JsonOption = None,
 ) -> None:
     """The 2:4 mask of fp32 weights, alone and with packing, against copying them and against torch.topk."""
-    path = json or records.default_path("mask-float32", record)
+    path = _path(json, "mask-float32", record)
     cells = mask_case.cells(shapes.read(shape_list), _numbers(threads))
     _run(cells, mask_case.Bench(seconds), path, resume, table.show_mask)
 
@@ -128,9 +130,9 @@ def models(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from cases import models as models_case
 
-    for kind in _dtypes(dtype):
+    for kind in _dtypes(dtype, json):
         cells = models_case.cells(only.split(","), kind, _numbers(batch), _numbers(threads))
-        path = json or records.default_path(f"models-{kind}", record)
+        path = _path(json, f"models-{kind}", record)
         _run(cells, models_case.Bench(seconds, without or ()), path, resume, models_table.show_models)
 
 
@@ -142,8 +144,8 @@ def memory(
     json: JsonOption = None,
 ) -> None:
     """Memory while a model of 1.1 GB is compiled and afterwards, in a process of its own."""
-    for kind in _dtypes(dtype):
-        path = json or records.default_path(f"memory-{kind}-{keep}", record)
+    for kind in _dtypes(dtype, json):
+        path = _path(json, f"memory-{kind}-{keep}", record)
         memory_case.show(memory_case.run(kind, keep, path), _console())
         _console().print(f"record: {path}", highlight=False)
 
@@ -153,7 +155,7 @@ def figures() -> None:
     """Draw docs/figures from the records in benchmarks/records; needs matplotlib (requirements/figures.txt)."""
     import figures as drawing
 
-    for path in drawing.draw():
+    for path in drawing.draw_all():
         _console().print(str(path), highlight=False)
 
 
@@ -168,8 +170,16 @@ def _run(
     _console().print(f"records: {path}", highlight=False)
 
 
-def _dtypes(text: str) -> list[str]:
+def _path(given: Path | None, name: str, tracked: bool) -> Path:
+    """Return where records go: a directory that was given, a file, or the default."""
+    path = records.default_path(name, tracked)
+    return path if given is None else given / path.name if given.is_dir() else given
+
+
+def _dtypes(text: str, path: Path | None) -> list[str]:
     found = text.split(",")
+    if len(found) > 1 and path is not None and not path.is_dir():
+        raise DataError("several dtypes do not go into one file", got=str(path), wanted="a folder, or one dtype")
     for name in found:
         if name not in DTYPES:
             raise DataError(f"the dtype {name!r} is not known", got=text, wanted=f"some of {', '.join(DTYPES)}")

@@ -58,8 +58,23 @@ def test_linear_writes_records_and_a_table(tiny: Path, tmp_path: Path):
         assert (record.clock, record.threads, record.weights) == ("thread", 1, "hot")
         assert record.machine["cpu"] and record.noise is not None
     before = [record.created for record in found]
-    again = suite(*words[:-1], "0.02", "--json", str(out), "--resume")
+    again = suite(*words, "--json", str(out), "--resume")
     assert again.returncode == 0 and [record.created for record in measure.load(out)] == before
+
+
+def test_other_cells_of_a_file_are_kept_when_a_run_goes_on(cases, tmp_path: Path):
+    records, path = cases["records"], tmp_path / "r.json"
+
+    def made(cell: dict[str, object]) -> measure.Record:
+        return measure.Record({"a": measure.Timing(*(1e-3,) * 4, 5, 1)}, meta=cell, note=str(len(taken)))
+
+    taken: list[int] = []
+    first, second = ({"case": "models", "model": "a", "batch": batch} for batch in (1, 8))
+    for cells, resume, expected in (([first], False, [1]), ([second], True, [1, 8]), ([first], False, [1])):
+        taken.append(0)
+        done = records.run(cells, made, path, resume)
+        assert [record.meta["batch"] for record in done] == [cell["batch"] for cell in cells]
+        assert [record.meta["batch"] for record in measure.load(path)] == expected
 
 
 def test_mask_writes_records(tiny: Path, tmp_path: Path):
@@ -270,5 +285,13 @@ def test_figures_are_drawn_from_records(cases, tmp_path: Path, monkeypatch: pyte
     assert [path.name for path in drawn] == ["linear-hot.svg", "models-float32.svg"]
     first = [path.read_text() for path in drawn]
     assert "geometric mean" in first[0] and "twofour 2:4" in first[1]
-    figures.draw()
-    assert [path.read_text() for path in drawn] == first  # nothing but the records decides what is drawn
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{figures.START}\nold\n{figures.END}\nafter\n")
+    monkeypatch.setattr(figures, "PAGE", page)
+    for _ in range(2):  # nothing but the records decides what is drawn and written
+        figures.draw_all()
+        assert [path.read_text() for path in drawn] == first
+        shown = page.read_text()
+        assert shown.startswith("before\n") and shown.endswith("after\n") and "old" not in shown
+        assert "(figures/linear-hot.svg)" in shown and "| tiny, None | 1 | 1 |" in shown
+        assert shown.count("Measured on: ") == 1

@@ -37,17 +37,17 @@ def run(
     path: Path,
     resume: bool,
 ) -> list[Record]:
-    """Measure every cell, saving after each; with `resume`, keep those that the file has already."""
+    """Measure every cell, saving after each; with `resume`, keep what the file has, these cells and others."""
     path.parent.mkdir(parents=True, exist_ok=True)
     known = {key(dict(record.meta)): record for record in measure.load(path)} if resume and path.exists() else {}
-    done: list[Record] = []
+    done: dict[tuple[object, ...], Record] = {}
     # Weights are prepared and copied on one thread: on a busy machine each short parallel region may wait for a core.
     torch.set_num_threads(1)
     for cell in _shown(cells):
-        record = known.get(key(cell)) or measure_cell(cell)
-        done.append(record)
-        measure.save(done, path)
-    return done
+        name = key(cell)
+        done[name] = known.get(name) or measure_cell(cell)
+        measure.save([*(known | done).values()], path)
+    return list(done.values())
 
 
 def _shown(cells: Sequence[dict[str, object]]) -> Iterator[dict[str, object]]:
