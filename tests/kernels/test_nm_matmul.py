@@ -21,7 +21,7 @@ EPSILON = torch.finfo(torch.float32).eps
 ROWS = [row for row in rows() if isinstance(row, NativeMatmul) and row.dtype == "float32"]
 HERE = [row for row in ROWS if runs(row.isa)]
 ABSENT = sorted({row.isa for row in ROWS if not runs(row.isa)})
-SHAPES = [(1, 4), (5, 12), (16, 64), (17, 68), (33, 260), (96, 32), (385, 132), (400, 4)]
+SHAPES = [(1, 4), (5, 12), (193, 8), (16, 64), (17, 68), (33, 260), (96, 32), (385, 132), (400, 4)]
 
 
 def sparse(out: int, columns: int, seed: int = 0) -> torch.Tensor:

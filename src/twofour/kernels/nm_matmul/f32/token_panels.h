@@ -100,14 +100,20 @@ struct BlockWeights {
   static constexpr int64_t grain = 16;  // rows; a member's share starts at a multiple
 
   template <class V, int U>
-  TWOFOUR_NOINLINE static void add(const NmMatmul& a, const RowChunk& chunk, int64_t t0, int64_t t1,
-                                   const float* panel, float* y) {
+  TWOFOUR_NOINLINE static void add(const RowChunk& chunk, int64_t t0, int64_t t1, Moves<V>* moves) {
     constexpr int R = panel_rows<V>(panel_stride(U));
     constexpr int64_t stride = panel_stride(U) * V::width;
-    const PanelBlock block(a, chunk.row);
-    const int64_t steps = panel_steps(a), end = chunk.row % kPanelRows + chunk.rows;
-    int64_t row = chunk.row % kPanelRows;
-    for (; row + R <= end; row += R, y += R * stride) add_rows<V, U, R>(block, row, t0, t1, steps, panel, y);
+    const PanelBlock block(moves->a, chunk.row);
+    const int64_t steps = panel_steps(moves->a), first = chunk.row % kPanelRows, end = first + chunk.rows;
+    const float* panel = moves->panel.panel;
+    float* y = moves->panel.sums;
+    int64_t row = first;
+    for (; row + R <= end; row += R, y += R * stride) {
+      const int64_t done = row - first;
+      if (moves->rows > 0 && done > 0 && done % kMoveRows == 0) moves->final_rows(done);
+      add_rows<V, U, R>(block, row, t0, t1, steps, panel, y);
+      moves->step();
+    }
     for (; row < end; row++, y += stride) add_rows<V, U, 1>(block, row, t0, t1, steps, panel, y);
   }
 };

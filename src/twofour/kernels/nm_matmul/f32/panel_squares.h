@@ -1,0 +1,144 @@
+// x transposed into panels and sums transposed into y, a square of V::width tokens at a time.
+//
+// The moves miss the caches and the products do not, so a product takes one step of them after each pair of rows: the
+// misses then pass behind multiply-adds.
+// Included once per instruction-set file, with V the vector type of that file; everything has internal linkage.
+#pragma once
+
+#include <cstdint>
+
+#include "f32_layout.h"
+#include "kernels/epilogue_math.h"
+#include "kernels/nm_matmul/nm_matmul.h"
+#include "native/compiler.h"
+
+namespace {
+
+using twofour::kPanelTile;
+using twofour::NmMatmul;
+
+TWOFOUR_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+TWOFOUR_INLINE float* floats_at(void* base, int64_t bytes) {
+  return reinterpret_cast<float*>(static_cast<char*>(base) + bytes);
+}
+TWOFOUR_INLINE int64_t panel_tiles(const NmMatmul& a) { return (a.in_features + kPanelTile - 1) / kPanelTile; }
+
+// Vectors between two panel rows for a panel that uses `used` of them: the next power of two, so that an input becomes
+// an address by shifting.
+constexpr int panel_stride(int used) { return used <= 1 ? 1 : used <= 2 ? 2 : used <= 4 ? 4 : 8; }
+constexpr int log2_of(int64_t n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
+
+// One W x W corner of x, transposed to panel rows; `tokens` and `inputs` of it exist, the rest becomes zero.
+template <class V, bool whole>
+TWOFOUR_INLINE void pack_square(const float* x, int64_t x_stride, int64_t tokens, int64_t inputs, float* panel,
+                                int64_t stride) {
+  typename V::reg t[V::width];
+  TWOFOUR_UNROLL
+  for (int i = 0; i < V::width; i++) {
+    if (whole) t[i] = V::load_unaligned(x + i * x_stride);
+    else t[i] = i < tokens && inputs > 0 ? V::load_partial(x + i * x_stride, smaller(inputs, V::width)) : V::zero();
+  }
+  V::transpose(t);
+  TWOFOUR_UNROLL
+  for (int i = 0; i < V::width; i++) V::store(panel + i * stride, t[i]);
+}
+
+// One W x W corner of the sums, transposed to rows of y; `tokens` and `rows` of it exist.
+template <class V, bool whole>
+TWOFOUR_INLINE void unpack_square(const float* sums, int64_t stride, typename V::reg bias, int64_t tokens, int64_t rows,
+                                  float* y, int64_t y_stride) {
+  typename V::reg t[V::width];
+  TWOFOUR_UNROLL
+  for (int i = 0; i < V::width; i++) t[i] = whole || i < rows ? V::load(sums + i * stride) : V::zero();
+  V::transpose(t);
+  TWOFOUR_UNROLL
+  for (int i = 0; i < V::width; i++) {
+    if (whole) V::store_unaligned(y + i * y_stride, V::add(t[i], bias));
+    else if (i < tokens) V::store_partial(y + i * y_stride, V::add(t[i], bias), smaller(rows, V::width));
+  }
+}
+
+// A panel: `used` vectors of tokens from `first` on, its rows kept in `panel`, its sums in `sums`.
+struct Panel {
+  int64_t first;
+  int used;
+  float* panel;
+  float* sums;
+};
+
+// Squares of a panel that wait to be moved: rows or inputs [begin, end) of each vector of tokens in turn. Runs along x
+// and y of 64 to 96 numbers keep the streams of memory few: a square of every vector in turn was 5 % slower.
+struct Squares {
+  int64_t begin = 0, end = 0, at = 0;
+  int vector = 0, vectors = 0;
+
+  TWOFOUR_INLINE bool any() const { return vector < vectors; }
+  TWOFOUR_INLINE void next(int64_t width) {
+    at += width;
+    if (at >= end) at = begin, vector++;
+  }
+};
+
+constexpr int64_t kMoveRows = 96;  // rows whose sums are taken to be final at once
+
+// The moves of one panel: x into it, and the final sums of rows [row, row + rows) of the output into y, with bias and
+// epilogue.
+template <class V>
+struct Moves {
+  const NmMatmul& a;
+  Panel panel;
+  int64_t row = 0, rows = 0;
+  Squares in{}, out{};
+
+  int64_t stride() const { return panel_stride(panel.used) * V::width; }
+
+  void want_inputs(int64_t begin, int64_t end) {
+    if (begin < end) in = {begin, end, begin, 0, panel.used};
+  }
+  // The sums of the first `count` rows are final.
+  void final_rows(int64_t count) {
+    while (out.any()) unpack();
+    if (out.end < count) out = {out.end, count, out.end, 0, panel.used};
+  }
+  TWOFOUR_INLINE void step() {
+    if (in.any()) pack();
+    else if (out.any()) unpack();
+  }
+  void finish() {
+    while (in.any()) pack();
+    while (out.any()) unpack();
+  }
+  // Fetches the lines of the square after next: 3 % over none.
+  TWOFOUR_INLINE void fetch(Squares squares, const float* matrix, int64_t stride) const {
+    squares.next(V::width);
+    squares.next(V::width);
+    if (!squares.any()) return;
+    const float* corner = matrix + (panel.first + squares.vector * V::width) * stride + squares.at;
+    for (int i = 0; i < V::width; i++) __builtin_prefetch(corner + i * stride);
+  }
+
+  TWOFOUR_NOINLINE void pack() {
+    fetch(in, x_of(a), a.x_stride);
+    const int64_t token = panel.first + in.vector * V::width, tokens = a.tokens - token, inputs = a.in_features - in.at;
+    const float* from = x_of(a) + token * a.x_stride + in.at;
+    float* to = panel.panel + in.at * stride() + in.vector * V::width;
+    if (tokens >= V::width && inputs >= V::width) pack_square<V, true>(from, a.x_stride, tokens, inputs, to, stride());
+    else pack_square<V, false>(from, a.x_stride, tokens, inputs, to, stride());
+    in.next(V::width);
+  }
+  TWOFOUR_NOINLINE void unpack() {
+    fetch(out, y_of(a) + row, a.y_stride);
+    const int64_t token = panel.first + out.vector * V::width, m = row + out.at;
+    const int64_t tokens = smaller(a.tokens - token, V::width), left = smaller(rows - out.at, V::width);
+    const float* from = panel.sums + out.at * stride() + out.vector * V::width;
+    float* to = y_of(a) + token * a.y_stride + m;
+    const auto bias = a.bias == nullptr ? V::zero() : V::load_partial(a.bias + m, left);
+    if (tokens == V::width && left == V::width)
+      unpack_square<V, true>(from, stride(), bias, tokens, left, to, a.y_stride);
+    else unpack_square<V, false>(from, stride(), bias, tokens, left, to, a.y_stride);
+    if (!a.epilogue.plain()) finish_rows<V>(a.epilogue, y_of(a), a.y_stride, token, tokens, m, left);
+    out.next(V::width);
+  }
+};
+
+}  // namespace
