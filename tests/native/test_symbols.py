@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
+KERNELS = ("twofour::nm_", "twofour::dense_", "twofour::attention_", "twofour::norm_")
 
 
 def objects() -> list[Path]:
@@ -26,7 +27,5 @@ def test_instruction_set_objects_export_only_their_kernels() -> None:
         assert not weak, f"{path.name} shares {weak} with the rest of the program"
         exported = [name for kind, name in symbols if kind in "TDBR"]
         assert exported, path
-        strangers = [
-            name for name in exported if not name.startswith(("twofour::nm_", "twofour::attention_", "twofour::norm_"))
-        ]
+        strangers = [name for name in exported if not name.startswith(KERNELS)]
         assert not strangers, f"{path.name} exports {strangers}"

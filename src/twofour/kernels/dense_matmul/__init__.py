@@ -1,6 +1,7 @@
 """y = x @ W.T + bias with W dense: the kernels that a sparse one has to beat."""
 
 from twofour.kernels.dense_matmul.bf16 import ONEDNN_BF16, PLAIN_BF16, Bf16Matmul
+from twofour.kernels.dense_matmul.int4_rows import Int4Matmul, native_dense_rows
 from twofour.kernels.dense_matmul.int8 import ONEDNN_INT8, OneDnnInt8Matmul
 from twofour.kernels.dense_matmul.onednn import ONEDNN, OneDnnMatmul
 from twofour.kernels.dense_matmul.plain import PLAIN, PlainMatmul
@@ -12,7 +13,9 @@ __all__ = [
     "PLAIN",
     "PLAIN_BF16",
     "Bf16Matmul",
+    "Int4Matmul",
     "OneDnnInt8Matmul",
     "OneDnnMatmul",
     "PlainMatmul",
+    "native_dense_rows",
 ]

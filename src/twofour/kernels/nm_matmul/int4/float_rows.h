@@ -19,7 +19,6 @@ namespace {
 using twofour::Int4Unit;
 using twofour::kInt4BlockBytes;
 using twofour::kInt4Half;
-using twofour::kInt4HalfBytes;
 using twofour::kInt4Offset;
 using twofour::kInt4Rows;
 using twofour::kInt4Tile;
@@ -37,7 +36,8 @@ inline float read(const void* from, Type type, int64_t at) {
   return type == Type::f32 ? static_cast<const float*>(from)[at] : wide(static_cast<const uint16_t*>(from)[at]);
 }
 
-template <class V>
+// Dense: the weight of kernels/dense_matmul/int4 instead, every value with its own input.
+template <class V, bool Dense = false>
 struct Int4Floats {
   using F = typename V::reg;
   typedef uint32_t I __attribute__((vector_size(sizeof(F))));
@@ -59,12 +59,30 @@ struct Int4Floats {
       uint16_t stored;
       __builtin_memcpy(&stored, unit + at.scales + (group * kInt4Rows + lane + i) * 2, 2);
       scales[i] = wide(stored);
-      offsets[i] = -scales[i] * static_cast<float>(a.zeros ? unit[at.zeros + group * kInt4Rows + lane + i] : kInt4Offset);
+      const int zero = a.zeros ? unit[at.zeros + group * kInt4Rows + lane + i] : kInt4Offset;
+      offsets[i] = -scales[i] * static_cast<float>(zero);
     }
     Scale result;
     __builtin_memcpy(&result.scale, scales, sizeof scales);
     __builtin_memcpy(&result.offset, offsets, sizeof offsets);
     return result;
+  }
+
+  static constexpr int64_t kBlockBytes = Dense ? twofour::kInt4DenseBlockBytes : kInt4BlockBytes;
+
+  template <int T>
+  static TWOFOUR_INLINE void add_dense_block(const uint8_t* values_at, const Scale& real, const float* x,
+                                             F (&sums)[2][T]) {
+    TWOFOUR_UNROLL
+    for (int g = 0; g < 8; g++) {
+      const I values = load(values_at + g / 2 * 64);
+      TWOFOUR_UNROLL
+      for (int i = 0; i < 4; i++) {
+        const F w = __builtin_convertvector(values >> (8 * i + g % 2 * 4) & 15, F) * real.scale + real.offset;
+        TWOFOUR_UNROLL
+        for (int t = 0; t < T; t++) sums[i % 2][t] += w * x[(g * T + t) * 4 + i];
+      }
+    }
   }
 
   // One block of kWidth rows against T tokens; x is [group of 4][token][4]. Two chains of sums hide the latency.
@@ -115,16 +133,18 @@ struct Int4Floats {
 
   template <int T>
   static TWOFOUR_NOINLINE void units(const NmMatmul& a, const float* x, int64_t first, int64_t u0, int64_t u1) {
-    const Int4Unit at(a.in_features, a.group, a.zeros, kInt4BlockBytes);
+    const Int4Unit at(a.in_features, a.group, a.zeros, kBlockBytes);
     for (int64_t u = u0; u < u1; u++) {
       const uint8_t* unit = static_cast<const uint8_t*>(a.weight) + u * at.bytes;
       for (int64_t lane = 0; lane < kInt4Rows && u * kInt4Rows + lane < a.out_features; lane += kWidth) {
-        const uint8_t* half = unit + at.blocks + lane / kInt4Half * kInt4HalfBytes + lane % kInt4Half * 4;
+        const uint8_t* half = unit + at.blocks + lane / kInt4Half * (kBlockBytes / 2) + lane % kInt4Half * 4;
         F sums[2][T] = {};
         for (int64_t tile = 0; tile < at.tiles;) {
           const Scale real = scale_of(a, at, unit, tile / at.group_tiles, lane);
-          for (int64_t end = tile + at.group_tiles; tile < end; tile++, half += kInt4BlockBytes)
-            add_block<T>(half, half + 64, real, x + tile * kInt4Tile * T, sums);
+          for (int64_t end = tile + at.group_tiles; tile < end; tile++, half += kBlockBytes) {
+            if constexpr (Dense) add_dense_block<T>(half, real, x + tile * kInt4Tile * T, sums);
+            else add_block<T>(half, half + 64, real, x + tile * kInt4Tile * T, sums);
+          }
         }
         for (int t = 0; t < T; t++) finish(a, first + t, u * kInt4Rows + lane, sums[0][t] + sums[1][t]);
       }
@@ -145,7 +165,7 @@ struct Int4Floats {
       for (int64_t t = 0; t < tokens; t++)
         for (int64_t i = 0; i < 4; i++)
           to[(g * tokens + t) * 4 + i] =
-              g * 4 < a.in_features ? read(a.x, a.x_type, (first + t) * a.x_stride + g * 4 + i) : 0.0f;
+              g * 4 + i < a.in_features ? read(a.x, a.x_type, (first + t) * a.x_stride + g * 4 + i) : 0.0f;
   }
 
   static int64_t workspace(const NmMatmul& a) {

@@ -14,31 +14,14 @@ static_assert(std::endian::native == std::endian::little, "code dwords are built
 
 Int4Unit unit_of(const WeightShape& shape) { return {shape.in, shape.group, shape.zeros, kInt4BlockBytes}; }
 
-uint16_t to_bfloat16(float value) {  // exact for the scales that pack writes
-  return static_cast<uint16_t>((std::bit_cast<uint32_t>(value) + 0x8000u) >> 16);
-}
-float from_bfloat16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
-
-// Where value i (0..15) of a row's block stands among the 128 bytes of its half: step i / 4 takes 8 inputs, two steps
-// share a line, the first in the low halves of its bytes.
-struct Place {
-  int64_t byte;
-  int shift;
-  Place(int64_t lane, int64_t i) : byte(i / 8 * 64 + lane * 4 + i % 4), shift(i / 4 % 2 * 4) {}
-};
-
-int nibble(const uint8_t* row, int64_t i) { return row[i / 2] >> (i % 2 * 4) & 15; }
-
 // One row of one block; returns the sum of its values less their zero point.
 int pack_row(const uint8_t* values, const uint8_t* codes, int64_t kept, int zero, int64_t lane, uint8_t* half) {
   std::memcpy(half + lane * 4, codes, 4);
   int sum = 0;
   for (int64_t i = 0; i < kInt4Tile / 2; i++) {
-    const Place place(lane, i);
-    const int value = i < kept ? nibble(values, i) ^ kInt4Offset : zero;
+    const int value = i < kept ? half_byte(values, i) ^ kInt4Offset : zero;
     sum += value - zero;
-    uint8_t* to = half + 64 + place.byte;
-    *to = static_cast<uint8_t>(*to | value << place.shift);
+    Int4Place(lane, i).write(half + 64, value);
   }
   return sum;
 }
@@ -54,14 +37,14 @@ void pack_unit_row(const WeightShape& shape, const CanonicalWeight& from, int64_
     const int64_t group = t / at.group_tiles, k = t * kInt4Tile;
     const float scale = real ? from.scales[row * at.groups + group] : 1.0f;
     const int zero = kInt4Offset + (real && shape.zeros ? static_cast<int>(from.zeros[row * at.groups + group]) : 0);
-    const uint16_t stored = to_bfloat16(scale);
+    const uint16_t stored = to_stored_scale(scale);
     std::memcpy(unit + at.scales + (group * kInt4Rows + in_unit) * 2, &stored, 2);
     if (shape.zeros) unit[at.zeros + group * kInt4Rows + in_unit] = static_cast<uint8_t>(zero);
     uint8_t codes[kInt4Tile / 8];
     canonical.read(from.indices + (real ? row * canonical.bytes_per_row() : 0), real ? k : shape.in, kInt4Tile, codes);
     uint8_t* half = unit + at.blocks + t * kInt4BlockBytes + in_unit / kInt4Half * kInt4HalfBytes;
     const int64_t kept = real ? least(kInt4Tile, shape.in - k) / 2 : 0;
-    total += from_bfloat16(stored) *
+    total += from_stored_scale(stored) *
              static_cast<float>(pack_row(values + k / 4, codes, kept, zero, in_unit % kInt4Half, half));
   }
   std::memcpy(unit + in_unit * 4, &total, 4);
@@ -77,7 +60,7 @@ void unpack_unit_row(const WeightShape& shape, const uint8_t* unit, int64_t row,
   for (int64_t g = 0; g < at.groups; g++) {
     uint16_t stored;
     std::memcpy(&stored, unit + at.scales + (g * kInt4Rows + in_unit) * 2, 2);
-    to.scales[row * at.groups + g] = from_bfloat16(stored);
+    to.scales[row * at.groups + g] = from_stored_scale(stored);
     if (shape.zeros)
       to.zeros[row * at.groups + g] = static_cast<float>(unit[at.zeros + g * kInt4Rows + in_unit] - kInt4Offset);
   }
@@ -86,8 +69,7 @@ void unpack_unit_row(const WeightShape& shape, const uint8_t* unit, int64_t row,
     const uint8_t* half = unit + at.blocks + t * kInt4BlockBytes + in_unit / kInt4Half * kInt4HalfBytes;
     canonical.write(to.indices + row * canonical.bytes_per_row(), k, kInt4Tile, half + lane * 4);
     for (int64_t i = 0; i < least(kInt4Tile, shape.in - k) / 2; i++) {
-      const Place place(lane, i);
-      const int value = (half[64 + place.byte] >> place.shift & 15) ^ kInt4Offset;
+      const int value = Int4Place(lane, i).read(half + 64) ^ kInt4Offset;
       uint8_t* byte = values + (k / 2 + i) / 2;
       *byte = static_cast<uint8_t>(*byte | value << (i % 2 * 4));
     }

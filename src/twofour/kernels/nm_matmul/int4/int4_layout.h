@@ -35,3 +35,30 @@ struct Int4Unit {
 constexpr int kInt4Offset = 8;  // half a byte holds q + 8 of a value q in -8..7; so do zero points
 
 }  // namespace twofour
+
+namespace {
+
+inline uint16_t to_stored_scale(float value) {  // a bfloat16, exact for the scales that pack writes
+  return static_cast<uint16_t>((__builtin_bit_cast(uint32_t, value) + 0x8000u) >> 16);
+}
+inline float from_stored_scale(uint16_t bits) {
+  return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
+}
+
+// Where value i of a row's block stands among the lines of its half: a line holds eight values of each of 16 rows, the
+// first four in the low halves of a dword's bytes.
+struct Int4Place {
+  int64_t byte;
+  int shift;
+  Int4Place(int64_t lane, int64_t i) : byte(i / 8 * 64 + lane * 4 + i % 4), shift(i / 4 % 2 * 4) {}
+
+  void write(uint8_t* lines, int value) const {
+    lines[byte] = static_cast<uint8_t>(lines[byte] | value << shift);
+  }
+  int read(const uint8_t* lines) const { return lines[byte] >> shift & 15; }
+};
+
+// Half byte i of a canonical row.
+inline int half_byte(const uint8_t* row, int64_t i) { return row[i / 2] >> (i % 2 * 4) & 15; }
+
+}  // namespace

@@ -17,8 +17,8 @@ using twofour::kInt4Rows;
 using twofour::kInt4Tile;
 
 constexpr int kTileTokens = 8;  // two planes of bytes each: the 16 rows of a tile
-constexpr int64_t kLag = 1, kSlots = 2;  // steps between storing lines and loading them as tiles
 constexpr int64_t kTileBytes = 1024;
+constexpr int64_t kSlotBytes = 2 * kTileBytes;  // the lines of a step; there are two, one filled, one read
 
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -42,7 +42,7 @@ struct TilePlan {
   int64_t steps, group_steps;
   int64_t totals, planes, piece_bytes;
   static constexpr int64_t kSums = kTileTokens * kInt4Rows * 4;
-  static constexpr int64_t kThreadBytes = kSums + 4 * kTileBytes + kSlots * 2 * kTileBytes;
+  static constexpr int64_t kThreadBytes = kSums + 4 * kTileBytes + 2 * kSlotBytes;
 
   explicit TilePlan(const NmMatmul& a) {
     inputs = a.group % 64 == 0 ? 64 : 32;
@@ -103,12 +103,13 @@ inline void store_unit(const NmMatmul& a, const uint8_t* piece, const float* sum
   }
 }
 
-// One unit against a piece of tokens, as three loops that lag behind each other by a step: lines are expanded, the lines of
-// the step before are multiplied, sums of the group before that are scaled. A tile load of lines just stored would wait
-// for the stores to reach L1, a store of sums for the 52 cycles of a product: 15 against 6 cycles per 128 weights.
+// One unit against a piece of tokens, as three loops that lag behind each other: lines are expanded, the lines of the
+// step before are multiplied, sums of the group before that are scaled: so no tile is loaded from lines just stored, no
+// sum just stored is read.
 //
-// W says what a weight is: its block, how a half of it becomes tile lines, and the signs in the products.
-template <class W, bool Zeros>
+// W says what a weight is: its block, how a half of it becomes tile lines, and the signs in the products. Steps are
+// counted within their group: dividing their number by the group's steps cost 7 % of the time.
+template <class W, bool Zeros, int Inputs>
 struct TileUnit {
   const TilePlan& plan;
   const Int4Unit& at;
@@ -118,30 +119,41 @@ struct TileUnit {
   float* sums;
   int32_t* whole;
   uint8_t* lines;
+  const uint8_t* block;
+  const uint8_t* x;
   __m512i zero[2];
+  int64_t expanded_steps, expanded_group, steps, group;  // steps: of the group, done so far
+  int64_t to, from;                                      // slots of lines, in bytes
 
-  TWOFOUR_INLINE void expand(int64_t step) {
-    if (step % plan.group_steps == 0) {
-      for (int h = 0; h < 2; h++) zero[h] = zeros_of(step / plan.group_steps, h);
+  TWOFOUR_INLINE void expand() {
+    if (expanded_steps == 0) {
+      for (int h = 0; h < 2; h++) zero[h] = zeros_of(expanded_group, h);
     }
-    const uint8_t* block = unit + at.blocks + step * (plan.inputs / kInt4Tile) * W::kBlockBytes;
-    uint8_t* to = lines + step % kSlots * 2 * kTileBytes;
-    for (int64_t i = 0; i < plan.inputs; i += kInt4Tile, block += W::kBlockBytes)
-      for (int h = 0; h < 2; h++) W::expand(block + h * W::kBlockBytes / 2, zero[h], to + h * kTileBytes + i * 16);
+    TWOFOUR_UNROLL
+    for (int i = 0; i < Inputs; i += kInt4Tile, block += W::kBlockBytes) {
+      TWOFOUR_UNROLL
+      for (int h = 0; h < 2; h++)
+        W::expand(block + h * W::kBlockBytes / 2, zero[h], lines + to + h * kTileBytes + i * 16);
+    }
+    to ^= kSlotBytes;
+    if (++expanded_steps == plan.group_steps) expanded_steps = 0, expanded_group++;
   }
 
-  TWOFOUR_INLINE void multiply(int64_t step) {
-    const uint8_t* from = lines + step % kSlots * 2 * kTileBytes;
-    const int64_t group = step / plan.group_steps;
-    const bool starts = step % plan.group_steps == 0, ends = (step + 1) % plan.group_steps == 0;
-    _tile_loadd(4, piece + plan.planes + step * 2 * tokens * plan.inputs, plan.inputs);
-    _tile_loadd(5, from, 64);
-    _tile_loadd(6, from + kTileBytes, 64);
+  TWOFOUR_INLINE void multiply() {
+    const bool starts = steps == 0, ends = ++steps == plan.group_steps;
+    _tile_loadd(4, x, Inputs);
+    _tile_loadd(5, lines + from, 64);
+    _tile_loadd(6, lines + from + kTileBytes, 64);
     if (group % 2 == 0)
       W::multiply_even(starts, ends, whole);
     else
       W::multiply_odd(starts, ends, whole + 2 * 256);
-    if (ends && group > 0) scale(group - 1);
+    x += 2 * tokens * Inputs;
+    from ^= kSlotBytes;
+    if (!ends) return;
+    if (group > 0) scale(group - 1);
+    group++;
+    steps = 0;
   }
 
   TWOFOUR_INLINE void scale(int64_t group) {
@@ -161,25 +173,36 @@ struct TileUnit {
   }
 };
 
-template <class W, bool Zeros>
+template <class W, bool Zeros, int Inputs>
 TWOFOUR_NOINLINE void tile_units(const NmMatmul& a, const TilePlan& plan, const uint8_t* piece, uint8_t* own,
                                  int64_t first, int64_t tokens, int64_t u0, int64_t u1) {
   const Int4Unit at(a.in_features, a.group, Zeros, W::kBlockBytes);
   auto* sums = reinterpret_cast<float*>(own);
   auto* whole = reinterpret_cast<int32_t*>(own + TilePlan::kSums);
+  uint8_t* lines = own + TilePlan::kSums + 4 * kTileBytes;
   for (int64_t u = u0; u < u1; u++) {
     const uint8_t* weight = static_cast<const uint8_t*>(a.weight) + u * at.bytes;
-    uint8_t* lines = own + TilePlan::kSums + 4 * kTileBytes;
-    TileUnit<W, Zeros> unit{plan, at, weight, piece, tokens, sums, whole, lines, {}};
+    TileUnit<W, Zeros, Inputs> unit{plan,  at,    weight, piece, tokens, sums, whole, lines, weight + at.blocks,
+                                    piece + plan.planes, {}, 0, 0, 0, 0, 0, 0};
     for (int64_t i = 0; i < tokens * kInt4Rows; i += 16) _mm512_store_ps(sums + i, _mm512_setzero_ps());
-    for (int64_t step = 0; step < plan.steps; step++) {
-      unit.expand(step);
-      if (step >= kLag) unit.multiply(step - kLag);
+    unit.expand();
+    for (int64_t step = 1; step < plan.steps; step++) {
+      unit.expand();
+      unit.multiply();
     }
-    for (int64_t step = plan.steps > kLag ? plan.steps - kLag : 0; step < plan.steps; step++) unit.multiply(step);
+    unit.multiply();
     unit.scale(at.groups - 1);
     store_unit(a, piece, sums, first, tokens, u * kInt4Rows);
   }
+}
+
+template <class W>
+void tile_units_of(const NmMatmul& a, const TilePlan& plan, const uint8_t* piece, uint8_t* own, int64_t first,
+                   int64_t tokens, int64_t u0, int64_t u1) {
+  if (a.zeros && plan.inputs == 64) return tile_units<W, true, 64>(a, plan, piece, own, first, tokens, u0, u1);
+  if (a.zeros) return tile_units<W, true, 32>(a, plan, piece, own, first, tokens, u0, u1);
+  if (plan.inputs == 64) return tile_units<W, false, 64>(a, plan, piece, own, first, tokens, u0, u1);
+  tile_units<W, false, 32>(a, plan, piece, own, first, tokens, u0, u1);
 }
 
 inline int64_t tile_product_workspace(const NmMatmul& a) {
@@ -200,10 +223,7 @@ void tile_product(const NmMatmul& a) {
       for (int64_t t = team.me; t < tokens; t += team.size) quantize_to_tiles(a, plan, first, tokens, t, piece);
       team.barrier();
       configure_tiles(tokens, plan.inputs);
-      if (a.zeros)
-        tile_units<W, true>(a, plan, piece, own, first, tokens, u0, u1);
-      else
-        tile_units<W, false>(a, plan, piece, own, first, tokens, u0, u1);
+      tile_units_of<W>(a, plan, piece, own, first, tokens, u0, u1);
     }
     _tile_release();
   });

@@ -1,0 +1,62 @@
+// The AMX row of the dense int4 weight: half bytes become the lines of tiles.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12's own _mm512_undefined_ps
+#endif
+#include "kernels/dense_matmul/dense_matmul.h"
+#include "kernels/nm_matmul/int4/tiles.h"
+
+namespace {
+
+using twofour::kInt4DenseBlockBytes;
+
+struct Dense {
+  static constexpr int64_t kBlockBytes = kInt4DenseBlockBytes;
+  static constexpr bool kOffset = true;  // weights are 0..15; their zero points come off the sums
+  static constexpr int64_t kFar = 32 * kInt4DenseBlockBytes, kNear = 8 * kInt4DenseBlockBytes;
+
+  // 16 rows x 32 inputs -> 8 lines of 16 rows x 4 inputs.
+  static TWOFOUR_INLINE void expand(const uint8_t* half, __m512i, uint8_t* to) {
+    const __m512i nibble = _mm512_set1_epi8(15);
+    TWOFOUR_UNROLL
+    for (int s = 0; s < 4; s++) {
+      _mm_prefetch(reinterpret_cast<const char*>(half) + s * 64 + kFar, _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(half) + s * 64 + kNear, _MM_HINT_T0);
+      const __m512i line = _mm512_loadu_si512(half + s * 64);
+      _mm512_store_si512(to + 2 * s * 64, _mm512_and_si512(line, nibble));
+      _mm512_store_si512(to + (2 * s + 1) * 64, _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble));
+    }
+  }
+  static TWOFOUR_INLINE void multiply_even(bool starts, bool ends, int32_t* to) {
+    if (starts) {
+      _tile_zero(0);
+      _tile_zero(1);
+    }
+    _tile_dpbsud(0, 4, 5);
+    _tile_dpbsud(1, 4, 6);
+    if (ends) {
+      _tile_stored(0, to, 64);
+      _tile_stored(1, to + 256, 64);
+    }
+  }
+  static TWOFOUR_INLINE void multiply_odd(bool starts, bool ends, int32_t* to) {
+    if (starts) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    _tile_dpbsud(2, 4, 5);
+    _tile_dpbsud(3, 4, 6);
+    if (ends) {
+      _tile_stored(2, to, 64);
+      _tile_stored(3, to + 256, 64);
+    }
+  }
+};
+
+}  // namespace
+
+namespace twofour {
+
+int64_t dense_matmul_int4_rows__amx__workspace(const DenseMatmul& a) { return tile_product_workspace(a); }
+void dense_matmul_int4_rows__amx(const DenseMatmul& a) { tile_product<Dense>(a); }
+
+}  // namespace twofour

@@ -1,0 +1,138 @@
+"""Dense int4 weights in groups: what the 2:4 int4 kernels have to beat, in the same layout family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofour import native
+from twofour.errors import KernelError
+from twofour.kernels.base import Kernel
+from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+from twofour.packing import HEADER_BYTES, Packed, layout_header
+from twofour.packing.quantize import GROUPS, to_int4
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1}
+"""dtype of activations -> `Type` in nm_matmul.h."""
+
+GROUP = 64
+"""Inputs per scale of a weight that comes as floats."""
+
+
+@dataclass(frozen=True)
+class Int4Matmul(Kernel):
+    """One row of dense_matmul.inc: y = x @ W.T + bias with W dense, int4, a bfloat16 scale per group of inputs."""
+
+    index: int
+
+    def least_bytes(self, out_features: int, in_features: int) -> int:
+        """Return the bytes of header and layout with the largest groups."""
+        return HEADER_BYTES + native.extension().dense_int4_bytes(out_features, in_features, max(GROUPS), False)
+
+    def prepare(self, weight: Packed | Tensor) -> Tensor:
+        """Return the weight in this row's layout behind a 64-byte header: uint8.
+
+        A packed int4 weight keeps its whole numbers, scales and zero points, zeros written out; any other is rounded
+        symmetrically in groups of 64 inputs, 32 where 64 does not divide them.
+        """
+        whole, scales, zeros, group = _quantized(weight)
+        rows, columns = whole.shape
+        nibbles = torch.nn.functional.pad(whole, (0, columns % 2)).to(torch.uint8) & 0xF
+        values = nibbles[:, 0::2] | nibbles[:, 1::2] << 4
+        extension = native.extension()
+        size = extension.dense_int4_bytes(rows, columns, group, zeros is not None)
+        buffer = torch.empty(HEADER_BYTES + size, dtype=torch.uint8)
+        extension.advise_huge_pages(buffer.data_ptr(), buffer.nbytes)
+        head = layout_header("dense", self.dtype, self.layout, rows, columns, group=group, zeros=zeros is not None)
+        buffer[:HEADER_BYTES] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        at = [0 if part is None else part.data_ptr() for part in (values, scales, zeros)]
+        extension.dense_int4_pack(*at, rows, columns, group, buffer.data_ptr() + HEADER_BYTES)
+        return buffer
+
+    def run(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        out_features: int,
+        epilogue: Epilogue = PLAIN_EPILOGUE,
+        other: Tensor | None = None,
+    ) -> Tensor:
+        """Multiply; see `Kernel.run`. x may have any row stride.
+
+        Raises:
+            KernelError: `x` or `other` is of another dtype or not on the CPU, or the bytes were made for another kernel
+                or another shape.
+        """
+        tokens, in_features = x.shape
+        epilogue.require(other, (tokens, out_features))
+        x = _readable(self, x, x.dtype)
+        other = None if other is None else _readable(self, other, x.dtype)
+        y = torch.empty(tokens, out_features, dtype=x.dtype)
+        ok = native.extension().dense_matmul(
+            self.index,
+            x.data_ptr(),
+            TYPES[x.dtype],
+            x.stride(0),
+            weight.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            y.data_ptr(),
+            tokens,
+            out_features,
+            in_features,
+            *epilogue.codes,
+            0 if other is None else other.data_ptr(),
+            0 if other is None else other.stride(0),
+            native.threads(),
+        )
+        if not ok:
+            raise _foreign(self, weight, out_features, in_features)
+        return y
+
+
+def _readable(kernel: Kernel, operand: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `operand` with contiguous rows, any distance apart."""
+    if operand.dtype not in TYPES or operand.dtype != dtype or not operand.is_cpu:
+        raise KernelError(
+            f"{kernel.name} cannot read its input",
+            got=f"an operand of {operand.dtype} on {operand.device}",
+            wanted="float32 or bfloat16 on the CPU",
+        )
+    return operand if operand.stride(1) == 1 or operand.size(1) == 1 else operand.contiguous()
+
+
+def _foreign(kernel: Kernel, weight: Tensor, out_features: int, in_features: int) -> KernelError:
+    return KernelError(
+        f"{kernel.name} was given bytes made for another kernel",
+        got=f"a buffer that starts with {bytes(weight[:48].tolist())!r}",
+        wanted=f"layout {kernel.layout!r} of a dense int4 weight ({out_features}, {in_features})",
+        remedy="prepare the weight with kernel.prepare(weight)",
+    )
+
+
+def _quantized(weight: Packed | Tensor) -> tuple[Tensor, Tensor, Tensor | None, int]:
+    """Return whole numbers (out, in), scales and zero points (out, groups) and the group size."""
+    if isinstance(weight, Packed) and weight.header.dtype == "int4" and weight.header.group:
+        assert weight.scales is not None
+        group, scales = weight.header.group, weight.scales
+        runs = weight.unpack().view(len(scales), -1, group)
+        whole = (runs / scales.unsqueeze(-1)).round()
+        if weight.zeros is not None:
+            whole += weight.zeros.unsqueeze(-1)
+        return whole.view(len(scales), -1), scales, weight.zeros, group
+    dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
+    columns = dense.shape[1]
+    group = GROUP if columns % GROUP == 0 else min(GROUPS)
+    padded = torch.nn.functional.pad(dense.float(), (0, -columns % group))
+    whole, scales, zeros = to_int4(padded, group, symmetric=True)
+    return whole[:, :columns], scales, zeros, group
+
+
+def native_dense_rows() -> list[Int4Matmul]:
+    """Return the rows of dense_matmul.inc in their order there."""
+    return [
+        Int4Matmul(name, "dense_matmul", "dense", dtype, "cpu", isa, layout, index)
+        for index, (name, isa, dtype, layout) in enumerate(native.extension().dense_matmul_rows())
+    ]
