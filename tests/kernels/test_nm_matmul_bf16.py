@@ -17,7 +17,7 @@ from twofour.packing import HEADER_BYTES, Packed, pack
 from twofour.patterns import parse
 
 ROWS = [row for row in rows() if isinstance(row, NativeMatmul) and row.name.startswith("nm_matmul_2x4_bf16_")]
-ROWS = [row for row in ROWS if row.layout in ("bf16_rows", "bf16_panels")]
+
 HERE = [row for row in ROWS if runs(row.isa)]
 SHAPES = [(1, 4), (5, 12), (16, 64), (17, 68), (33, 260), (96, 32), (385, 132), (400, 4)]
 DTYPES = (torch.float32, torch.bfloat16)
@@ -140,7 +140,7 @@ def test_float32_input_is_rounded_to_nearest_even(row: NativeMatmul) -> None:
         assert torch.equal(y[:8, 1], halves.bfloat16().float())
 
 
-@every_row
+@pytest.mark.parametrize("row", [row for row in HERE if row.layout != "bf16_tiles"], ids=lambda row: row.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_infinities_and_nan_reach_the_outputs_that_keep_them_only(row: NativeMatmul, dtype: torch.dtype) -> None:
     weight = sparse(5, 12)

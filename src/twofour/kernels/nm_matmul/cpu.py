@@ -38,7 +38,8 @@ class NativeMatmul(Kernel):
     """One row of nm_matmul.inc: y = x @ W.T + bias with W 2:4.
 
     `tokens_min` and `tokens_max` bound where the row can win; it is correct for every token count.
-    Pruned positions are skipped: an infinity or NaN in `x` at such a position does not reach the output.
+    Pruned positions are skipped: an infinity or NaN in `x` at such a position does not reach the output, except in rows
+    of layout "bf16_tiles", which multiply them by zero: there it makes all outputs of its token NaN.
     """
 
     index: int

@@ -59,15 +59,15 @@ struct Finish {
   }
 };
 
-// Sums of `vectors` times V::width rows from `row` on, [vector][token][V::width], to the answers of `tokens` tokens from
-// `first` on. `ranges` are those of the whole call.
+// Sums of `vectors` times V::width rows from `row` on, [vector][stride tokens][V::width], to the answers of `tokens`
+// tokens from `first` on. `ranges` are those of the whole call.
 template <class V, Activation activation, Type type>
-TWOFOUR_NOINLINE void finish_as(const NmMatmul& a, const int32_t* sums, int64_t vectors, const Range* ranges,
-                                int64_t first, int64_t tokens, int64_t row) {
+TWOFOUR_NOINLINE void finish_as(const NmMatmul& a, const int32_t* sums, int64_t vectors, int64_t stride,
+                                const Range* ranges, int64_t first, int64_t tokens, int64_t row) {
   for (int64_t v = 0; v < vectors && row + v * V::width < a.out_features; v++) {
     const Finish<V> finish(a, row + v * V::width);
     for (int64_t t = 0; t < tokens; t++) {
-      const auto sum = V::load_ints(reinterpret_cast<const uint8_t*>(sums + (v * tokens + t) * V::width));
+      const auto sum = V::load_ints(reinterpret_cast<const uint8_t*>(sums + (v * stride + t) * V::width));
       const auto y = activated<activation, V>(finish.product(sum, ranges[first + t]));
       finish.template store<type>(finish.combined(y, first + t), first + t);
     }
@@ -75,13 +75,14 @@ TWOFOUR_NOINLINE void finish_as(const NmMatmul& a, const int32_t* sums, int64_t 
 }
 
 template <class V>
-inline void finish_sums(const NmMatmul& a, const int32_t* sums, int64_t vectors, const Range* ranges, int64_t first,
-                        int64_t tokens, int64_t row) {
+inline void finish_sums(const NmMatmul& a, const int32_t* sums, int64_t vectors, int64_t stride, const Range* ranges,
+                        int64_t first, int64_t tokens, int64_t row) {
   with_activation(a.epilogue.activation, [&](auto constant) {
     constexpr Activation kind = decltype(constant)::value;
-    if (a.y_type == Type::f32) return finish_as<V, kind, Type::f32>(a, sums, vectors, ranges, first, tokens, row);
-    if (a.y_type == Type::bf16) return finish_as<V, kind, Type::bf16>(a, sums, vectors, ranges, first, tokens, row);
-    finish_as<V, kind, Type::u8>(a, sums, vectors, ranges, first, tokens, row);
+    const auto as = a.y_type == Type::f32    ? finish_as<V, kind, Type::f32>
+                    : a.y_type == Type::bf16 ? finish_as<V, kind, Type::bf16>
+                                             : finish_as<V, kind, Type::u8>;
+    as(a, sums, vectors, stride, ranges, first, tokens, row);
   });
 }
 

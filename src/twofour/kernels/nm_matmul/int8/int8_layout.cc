@@ -63,22 +63,25 @@ int64_t int8_rows_layout__bytes(const WeightShape& shape) {
   return int8_head_bytes(shape.out) + units * kOctetHalfBytes;
 }
 
-void int8_rows_layout__pack(const WeightShape& shape, const CanonicalWeight& from, void* packed) {
-  const Canonical canonical{shape.in};
-  const int64_t padded = int8_padded_rows(shape.out);
+void pack_int8_head(const WeightShape& shape, const CanonicalWeight& from, uint8_t* to) {
+  const int64_t kept = shape.in / 2;
   const auto* values = static_cast<const int8_t*>(from.values);
-  auto* to = static_cast<uint8_t*>(packed);
-  std::memset(to, 0, static_cast<size_t>(int8_rows_layout__bytes(shape)));
+  uint8_t* sums = to + sizeof(Int8Head) + int8_padded_rows(shape.out) * 4;
   for (int64_t row = 0; row < shape.out; row++) {
     const float scale = from.scales == nullptr ? 1.0f : from.scales[row];
     std::memcpy(to + sizeof(Int8Head) + row * 4, &scale, 4);
-  }
-  uint8_t* sums = to + sizeof(Int8Head) + padded * 4;
-  for (int64_t row = 0; row < shape.out; row++) {
     int32_t sum = 0;
-    for (int64_t i = 0; i < canonical.values_per_row(); i++) sum += values[row * canonical.values_per_row() + i];
+    for (int64_t i = 0; i < kept; i++) sum += values[row * kept + i];
     std::memcpy(sums + row * 4, &sum, 4);
   }
+}
+
+void int8_rows_layout__pack(const WeightShape& shape, const CanonicalWeight& from, void* packed) {
+  const Canonical canonical{shape.in};
+  const auto* values = static_cast<const int8_t*>(from.values);
+  auto* to = static_cast<uint8_t*>(packed);
+  std::memset(to, 0, static_cast<size_t>(int8_rows_layout__bytes(shape)));
+  pack_int8_head(shape, from, to);
   for_each_half_unit(to + int8_head_bytes(shape.out), shape.out, shape.in, [&](uint8_t* unit, int64_t first, int64_t k) {
     for (int64_t r = 0; r < least(kOctetRows, shape.out - first); r++)
       pack_row(canonical, values + (first + r) * canonical.values_per_row(),

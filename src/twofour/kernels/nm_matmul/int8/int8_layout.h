@@ -27,4 +27,9 @@ inline int64_t int8_head_bytes(int64_t out) {
   return static_cast<int64_t>(sizeof(Int8Head)) + int8_padded_rows(out) * 8;
 }
 
+// Writes scales and sums behind a head that was zeroed.
+struct WeightShape;
+struct CanonicalWeight;
+void pack_int8_head(const WeightShape& shape, const CanonicalWeight& from, uint8_t* to);
+
 }  // namespace twofour

@@ -87,7 +87,7 @@ TWOFOUR_INLINE void octet_unit(const NmMatmul& a, const uint8_t* unit, const uin
       V::store_ints(sums + (v * T + t) * V::width, sum);
     }
   }
-  finish_sums<V>(a, sums, vectors, ranges, first, T, row);
+  finish_sums<V>(a, sums, vectors, T, ranges, first, T, row);
 }
 
 // All rows of one unit of 32 for T tokens.
