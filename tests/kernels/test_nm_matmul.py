@@ -13,6 +13,7 @@ from tests.conftest import runs
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels import find, matmul, rows, select
+from twofour.kernels.dense_matmul import ONEDNN
 from twofour.kernels.nm_matmul import NativeMatmul, from_layout, nm_matmul_reference, to_layout
 from twofour.packing import HEADER_BYTES, Packed, pack
 from twofour.patterns import parse
@@ -87,6 +88,21 @@ def test_any_shape(row: NativeMatmul, tokens: int, out: int, groups: int, bias: 
 def test_a_long_reduction_stays_accurate(row: NativeMatmul) -> None:
     weight, x = sparse(64, 4096), torch.randn(40, 4096, generator=torch.Generator().manual_seed(3))
     assert_product(matmul(x, pack(weight, "2:4"), kernel=row.name), x, weight, None)
+
+
+@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+@pytest.mark.parametrize("tokens", [2, 40])
+def test_a_long_reduction_errs_less_than_twice_onednn(row: NativeMatmul, tokens: int) -> None:
+    weight, x = sparse(192, 4096), torch.randn(tokens, 4096, generator=torch.Generator().manual_seed(3))
+    want = x.double() @ weight.double().T
+
+    def error(y: torch.Tensor) -> float:
+        return float((y.double() - want).norm() / want.norm())
+
+    if ONEDNN.unavailable() is not None:
+        pytest.skip(str(ONEDNN.unavailable()))
+    dense = error(ONEDNN.run(x, ONEDNN.prepare(weight), None, 192))
+    assert error(matmul(x, pack(weight, "2:4"), kernel=row.name)) <= 2 * dense
 
 
 @pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)

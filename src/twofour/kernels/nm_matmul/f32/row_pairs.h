@@ -93,7 +93,8 @@ struct PairWeights {
     const char* record = packed + kPairHead;
     for (int64_t p = 0; p < pairs; p++, head += 4, record += kPairRecord) {
       float *ya = y + head[0] * stride, *yb = y + head[1] * stride;
-      for (int64_t line = 0; line < kPairRecord; line += 64) __builtin_prefetch(record + kPairsAhead * kPairRecord + line);
+      const char* ahead = record + kPairsAhead * kPairRecord;
+      for (int64_t line = 0; line < kPairRecord; line += 64) __builtin_prefetch(ahead + line);
       PairSums<V, U> sums;
       TWOFOUR_UNROLL
       for (int u = 0; u < U; u++) sums.a[u] = sums.b[u] = V::zero();
