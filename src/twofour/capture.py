@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from twofour.errors import CompileError
@@ -42,6 +43,16 @@ def _kept_conv(x: Tensor, name: str, channels: int, axes: Sequence[int]) -> Tens
 
 
 torch.library.register_fake("twofour::kept_conv", _kept_conv, lib=_LIBRARY)
+
+
+@contextmanager
+def outside_tracing() -> Iterator[None]:
+    """Compute on real tensors although a model may be under capture: for a compiled layer whose weight is looked at.
+
+    Hugging Face's models ask `layer.weight.dtype` in their forward.
+    """
+    with _disable_current_modes():
+        yield
 
 
 class Structure:

@@ -2,6 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from twofour.compiler import choose, products
+from twofour.compiler import graph as compiled_graph
+from twofour.kernels import Kernel
+
 
 @pytest.fixture(autouse=True)
 def shared_cache(times_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -12,3 +16,15 @@ def shared_cache(times_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def own_cache(shared_cache: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TWOFOUR_CACHE", str(tmp_path / "times"))
     return tmp_path / "times"
+
+
+@pytest.fixture
+def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which kernel and engine is faster is for a quiet machine to say: here the first kernel and the graph are."""
+
+    def first(kernels: list[Kernel], *_: object) -> tuple[dict[str, float], bool]:
+        return {kernel.name: 1.0 + index for index, kernel in enumerate(kernels)}, False
+
+    monkeypatch.setattr(choose, "_measure", first)
+    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: {"layers": 2.0, "graph": 1.0})
+    monkeypatch.setattr(products, "together_and_apart", lambda *_: (1.0, 2.0))

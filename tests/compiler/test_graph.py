@@ -13,24 +13,13 @@ from torch import Tensor, nn
 import twofour
 from tests.compiler.small import mlp, quick
 from tests.graph.small import Encoder, GatedBlock, PreNormBlock
-from twofour.compiler import choose, products
 from twofour.compiler import graph as compiled_graph
+from twofour.compiler import products
 from twofour.compiler.graph import WholeModel
 from twofour.errors import CompileError
-from twofour.kernels import Kernel
 from twofour.patterns import parse
 
-
-@pytest.fixture(autouse=True)
-def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which kernel and engine is faster is for a quiet machine to say: here the first kernel and the graph are."""
-
-    def first(kernels: list[Kernel], *_: object) -> tuple[dict[str, float], bool]:
-        return {kernel.name: 1.0 + index for index, kernel in enumerate(kernels)}, False
-
-    monkeypatch.setattr(choose, "_measure", first)
-    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: {"layers": 2.0, "graph": 1.0})
-    monkeypatch.setattr(products, "together_and_apart", lambda *_: (1.0, 2.0))
+pytestmark = pytest.mark.usefixtures("no_measuring")
 
 
 def pruned(model: nn.Module) -> nn.Module:

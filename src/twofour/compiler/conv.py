@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from twofour.capture import outside_tracing
 from twofour.errors import KernelError
 from twofour.kernels import find_convolution
 from twofour.kernels.conv import Geometry
@@ -136,8 +137,9 @@ class CompiledConv(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The dense weight, unpacked at each call: for code that looks at it, not for computing."""
-        source = self.prepared.source()
-        return source.unpack() if isinstance(source, Packed) else source
+        with outside_tracing():
+            source = self.prepared.source()
+            return source.unpack() if isinstance(source, Packed) else source
 
     def extra_repr(self) -> str:
         """Describe the layer in the printed model."""

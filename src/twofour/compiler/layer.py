@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from twofour.capture import outside_tracing
 from twofour.errors import KernelError
 from twofour.kernels import Kernel, rows
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
@@ -152,8 +153,9 @@ class CompiledLinear(nn.Module):
                 "a product computed with it does not use the compiled kernels",
                 self.name,
             )
-        source = self.prepared.source()
-        return source.unpack() if isinstance(source, Packed) else source
+        with outside_tracing():
+            source = self.prepared.source()
+            return source.unpack() if isinstance(source, Packed) else source
 
     def extra_repr(self) -> str:
         """Describe the layer in the printed model."""

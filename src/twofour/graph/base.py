@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,12 +87,15 @@ def is_float32(node: Any) -> bool:
 
 def same_size(a: Any, b: Any) -> bool:
     """Tell whether two nodes' tensors have one shape, whatever the symbols stand for."""
+    x, y = value(a), value(b)
+    return isinstance(x, Tensor) and isinstance(y, Tensor) and same_axes(x.shape, y.shape)
+
+
+def same_axes(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Tell whether two lists of sizes, numbers or symbols, are equal whatever the symbols stand for."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-    x, y = value(a), value(b)
-    if not isinstance(x, Tensor) or not isinstance(y, Tensor) or x.ndim != y.ndim:
-        return False
-    return all(statically_known_true(m == n) for m, n in zip(x.shape, y.shape, strict=True))
+    return len(a) == len(b) and all(statically_known_true(m == n) for m, n in zip(a, b, strict=True))
 
 
 def calls(graph: fx.Graph, *targets: Any) -> list[Any]:

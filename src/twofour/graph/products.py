@@ -7,7 +7,19 @@ from typing import Any
 from torch import Tensor, fx
 
 from twofour.capture import KEPT
-from twofour.graph.base import Product, Rule, Source, aten, calls, insert, is_float32, product, replace_with, value
+from twofour.graph.base import (
+    Product,
+    Rule,
+    Source,
+    aten,
+    calls,
+    insert,
+    is_float32,
+    product,
+    replace_with,
+    same_axes,
+    value,
+)
 
 
 def rewrite(module: fx.GraphModule) -> int:
@@ -17,9 +29,25 @@ def rewrite(module: fx.GraphModule) -> int:
         found = _read(node)
         if found is not None:
             x, source = found
+            x, node = _unflattened(x, node)
             replace_with(node, insert(node, product, (x,), node, product=Product((source,))))
             count += 1
+    module.graph.eliminate_dead_code()
     return count
+
+
+def _unflattened(x: Any, node: fx.Node) -> tuple[Any, fx.Node]:
+    """Return input and last node without the views around a product that flatten (batch, length) and undo it."""
+    users = list(node.users)
+    views = (aten.view.default, aten.reshape.default)
+    if len(users) != 1 or users[0].target not in views or not isinstance(x, fx.Node) or x.target not in views:
+        return x, node
+    source, last = x.args[0], users[0]
+    before, after, flat = value(source), value(last), value(x)
+    if flat.ndim != 2 or before.ndim != after.ndim or not same_axes(before.shape[:-1], after.shape[:-1]):
+        return x, node
+    kept = before.shape[-1] == flat.shape[-1] and after.shape[-1] == value(node).shape[-1]
+    return (source, last) if kept else (x, node)
 
 
 def _read(node: Any) -> tuple[Any, Source] | None:
