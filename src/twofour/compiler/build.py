@@ -84,11 +84,15 @@ def build(
         if choice.ladder.names == (PLAIN.name,):  # what the layer does already, without a microsecond of ours on top
             plans[name] = _describe(entry, choice, tokens, entry.nbytes, terms, because)
             continue
-        # Tied layers share one prepared weight when their ladders need the same layouts.
-        prepared = shared.setdefault(entry.identity, PreparedWeights(choice.layouts))
+        # Tied layers share one prepared weight when their ladders need the same layouts and no range is written there.
+        prepared = PreparedWeights(choice.layouts)
+        if entry.quantization.dynamic:
+            prepared = shared.setdefault(entry.identity, prepared)
         if prepared.layouts != choice.ladder.layouts:
             prepared = PreparedWeights(choice.layouts)
-        replacements[name] = CompiledLinear(name, entry.columns, entry.rows, choice.ladder, prepared, entry.bias)
+        layer = CompiledLinear(name, entry.columns, entry.rows, choice.ladder, prepared, entry.bias)
+        layer.quantization = entry.quantization
+        replacements[name] = layer
         plans[name] = _describe(entry, choice, tokens, prepared.nbytes, terms, because)
     layers = _in_order(model, [*plans.values(), *conv_plans, *left])
     plan = Plan(layers, terms.encoding.dtype, terms.memory, terms.tokens, native.threads(), native.isa())
@@ -105,6 +109,7 @@ class _Chooser:
         """Time the candidates for one layer, unless one of its shape was timed; what that needs is freed again."""
         source, _ = entry.encoded()
         shape = entry.rows, entry.columns, entry.bias is None, isinstance(source, Packed), entry.activations, count
+        shape = *shape, entry.quantization.dynamic
         if shape not in seen:
             seen.add(shape)
             self._choose(entry, source, count)
@@ -127,6 +132,7 @@ class _Chooser:
                 example=count,
                 dtype=terms.encoding.dtype,
                 activations=entry.activations,
+                quantization=entry.quantization,
             )
         except TwofourError as error:
             raise error.for_layer(entry.name) from None

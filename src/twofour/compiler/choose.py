@@ -16,10 +16,10 @@ from twofour.compiler.cache import Cache
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import KernelError
 from twofour.kernels import Kernel, available
-from twofour.kernels.dense_matmul import PLAIN
+from twofour.kernels.dense_matmul import PLAIN, OneDnnInt8Matmul
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.ladder import Ladder, climb
-from twofour.kernels.nm_matmul import NativeMatmul
+from twofour.kernels.nm_matmul import DYNAMIC, NativeMatmul, Quantization
 from twofour.measure import compare
 from twofour.packing import Packed
 
@@ -129,6 +129,7 @@ def choose(
     dtype: str = "float32",
     activations: torch.dtype = torch.float32,
     epilogue: Epilogue = PLAIN_EPILOGUE,
+    quantization: Quantization = DYNAMIC,
 ) -> Choice:
     """Measure the candidates for one layer and keep the fastest at each token count.
 
@@ -144,6 +145,7 @@ def choose(
         dtype: Computing type.
         activations: dtype of the input.
         epilogue: What the layer does to its product, inside the timing.
+        quantization: int8: the input's static range, which the prepared weights carry; or dynamic.
 
     Raises:
         KernelError: No kernel of that type takes the weight here.
@@ -159,22 +161,31 @@ def choose(
 
     def layout(kernel: Kernel) -> Tensor:
         if kernel.layout not in layouts:
-            layouts[kernel.layout] = kernel.prepare(weight)
+            layouts[kernel.layout] = prepare(kernel, weight, quantization)
         return layouts[kernel.layout]
 
     rows, columns = weight.header.shape if isinstance(weight, Packed) else weight.shape
     copies = max(1, min(footprint, ROTATED_BYTES) // (rows * columns * 4))
+    held = dtype if quantization.dynamic else f"{dtype}/static"
     times: Times = {}
     for count in sorted(set(tokens)):
         # One layout has to serve every count, so "small" measures each kernel everywhere.
         measured = [kernel for kernel in kernels if memory == "small" or _promising(kernel, count)]
         case = Case(rows, columns, bias, count, activations, epilogue)
-        times[count] = _times(measured, layout, case, copies, cache, cache.key(case.text(dtype, weight), copies))
+        times[count] = _times(measured, layout, case, copies, cache, cache.key(case.text(held, weight), copies))
     ladder = _few_layouts(kernels, times)
     if memory == "small":
         ladder = _one_layout(kernels, times, (rows, columns), example)
     kept = {kernel.layout: layout(kernel) for kernel in ladder.kernels}
     return Choice(ladder, times, kept)
+
+
+def prepare(kernel: Kernel, weight: Packed | Tensor, quantization: Quantization) -> Tensor:
+    """Return the weight in the kernel's layout, with the input's static range where there is one."""
+    if quantization.dynamic:
+        return kernel.prepare(weight)
+    assert isinstance(kernel, NativeMatmul | OneDnnInt8Matmul), kernel
+    return kernel.prepare(weight, quantization)
 
 
 def _times(
@@ -229,8 +240,8 @@ def _one_layout(kernels: Sequence[Kernel], times: Times, shape: tuple[int, int],
     """
     sparse = [kernel for kernel in kernels if isinstance(kernel, NativeMatmul)]
     # A plain dense weight is what the model holds anyway; a prepacked one would be a second copy.
-    pool = sparse or [kernel for kernel in kernels if kernel.layout == "dense"]
-    sizes = {kernel.layout: kernel.layout_bytes(*shape) for kernel in sparse} or {"dense": 4 * math.prod(shape)}
+    pool = sparse or [kernel for kernel in kernels if kernel.layout == "dense"] or kernels
+    sizes = {kernel.layout: kernel.least_bytes(*shape) for kernel in pool}
     small = [layout for layout, size in sizes.items() if size <= 1.05 * min(sizes.values())]
     names = {layout: [kernel.name for kernel in pool if kernel.layout == layout] for layout in small}
 

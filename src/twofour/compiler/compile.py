@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -20,8 +20,10 @@ from twofour.compiler.conv import Images, images_of
 from twofour.compiler.encoding import Encoding
 from twofour.compiler.graph import require_example, whole
 from twofour.compiler.plan import Plan
+from twofour.compiler.ranges import observe
 from twofour.compiler.replaceable import left_alone, replaceable, require_cpu
 from twofour.errors import CompileError
+from twofour.kernels.nm_matmul import DYNAMIC
 
 logger = logging.getLogger("twofour.compiler")
 
@@ -39,6 +41,7 @@ def compile(
     tokens: Sequence[int] = DEFAULT_TOKENS,
     group: int = 64,
     symmetric: bool = True,
+    data: Iterable[Any] | None = None,
     graph: bool = False,
     progress: Progress | None = None,
 ) -> nn.Module:
@@ -61,6 +64,8 @@ def compile(
         tokens: Token counts to measure besides the example's.
         group: Inputs that share a scale in int4: 32, 64 or 128.
         symmetric: Whether int4 has no zero points.
+        data: For int8: inputs, or pairs (input, target), from which each layer's input range is taken once. Without
+            data every token gets its own range while the model runs.
         graph: Capture the whole model on the example and run it as one rewritten graph, where that can be done and is
             faster: linear layers with what follows them, attention and normalisation become single calls. The plan
             accounts for the time per operator; calls the graph does not hold for run layer by layer.
@@ -75,9 +80,14 @@ def compile(
     if graph:
         require_example(example)
     encoding = Encoding(dtype, group, symmetric)
+    if data is not None and dtype != "int8":
+        raise CompileError("data are for int8 alone", got=f'dtype="{dtype}" with data', wanted='dtype="int8"')
     with _evaluating(model):
         counts, images, reference = _observe(model, example)
         weights = dict(replaceable(model, encoding))
+        if data is not None:
+            ranges = observe(model, weights, data)
+            weights = {name: replace(w, quantization=ranges.get(name, DYNAMIC)) for name, w in weights.items()}
         terms = Terms(encoding, memory, tuple(tokens))
         convs = dict(replaceable_convs(model, images)) if dtype == "float32" else {}
         left = left_alone(model, encoding, convs)

@@ -15,6 +15,7 @@ from twofour.errors import KernelError
 from twofour.kernels import Kernel, rows
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.ladder import Ladder, read
+from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.kernels.operator import ACTIVATION_DTYPES, inference_only
 from twofour.packing import Packed
 
@@ -86,6 +87,9 @@ class CompiledLinear(nn.Module):
         prepared: The weight in each layout of `ladder.layouts`.
         bias: float32 (out,) or None.
         epilogue: What happens to the product before it is stored.
+
+    Attributes:
+        quantization: int8: the input's static range, which the prepared weights carry; else dynamic.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class CompiledLinear(nn.Module):
         self.out_features = out_features
         self.prepared = prepared
         self.epilogue = epilogue
+        self.quantization = DYNAMIC
         self.ladder_text = ladder.to_text()
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
         self._warned = False

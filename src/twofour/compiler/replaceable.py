@@ -13,6 +13,7 @@ from twofour.compiler.conv import conv_refusal
 from twofour.compiler.encoding import Encoding
 from twofour.compiler.plan import LayerPlan
 from twofour.errors import CompileError
+from twofour.kernels.nm_matmul import DYNAMIC, Quantization
 from twofour.packing import Packed
 from twofour.patterns.base import is_finite, non_finite
 
@@ -40,6 +41,7 @@ class LayerWeight:
         identity: Equal for tied weights.
         encoding: How the compiled layer writes it.
         activations: dtype of the layer's input in the model.
+        quantization: int8: the input's static range, or dynamic.
     """
 
     name: str
@@ -50,6 +52,7 @@ class LayerWeight:
     identity: int
     encoding: Encoding
     activations: torch.dtype
+    quantization: Quantization = DYNAMIC
 
     @property
     def nbytes(self) -> int:

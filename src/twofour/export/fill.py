@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,8 +25,9 @@ from twofour.compiler.replaceable import (
     refusal,
     require_cpu,
 )
-from twofour.errors import CompileError, FormatError, TwofourError
+from twofour.errors import CompileError, FormatError, KernelError, TwofourError
 from twofour.export.file import Contents
+from twofour.kernels.nm_matmul import DYNAMIC, Quantization
 from twofour.layers import PrunableWeight, walk
 from twofour.packing import Packed
 from twofour.patterns import parse
@@ -100,6 +102,9 @@ def fill_compiled(
     for layer, module in model.named_modules():
         if isinstance(module, nn.Linear) and refusal(module, layer in parts, terms.encoding) is None:
             weights[layer] = _layer_weight(stored, layer, terms.encoding, module.weight.dtype)
+    weights = {
+        layer: replace(weight, quantization=_range(path, contents.settings, layer)) for layer, weight in weights.items()
+    }
     convs = dict(_convs(stored, model, contents.settings)) if terms.encoding.dtype == "float32" else {}
     left = left_alone(model, terms.encoding, convs)
     fast, plan = build(model, weights, {}, terms, convs=convs, left=left)
@@ -158,6 +163,21 @@ def _assign(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 def _terms(settings: Mapping[str, Any], memory: str | None, tokens: Sequence[int] | None) -> Terms:
     stored = "small" if settings.get("memory") == "small" else "fast"
     return Terms(_encoding(settings), memory or stored, tuple(tokens or _tokens(settings)))
+
+
+def _range(path: Any, settings: Mapping[str, Any], layer: str) -> Quantization:
+    """Return the static input range that the file has for a layer, or the dynamic one."""
+    ranges = settings.get("ranges", {})
+    found = ranges.get(layer) if isinstance(ranges, dict) else ranges
+    if found is None:
+        return DYNAMIC
+    try:
+        scale, zero = found
+        if type(scale) is not float or type(zero) is not int:
+            raise TypeError(type(scale), type(zero))
+        return Quantization(scale, zero)
+    except (KernelError, TypeError, ValueError) as error:
+        raise _no_layer(path, layer, f"has an impossible input range {found!r:.40}") from error
 
 
 def _encoding(settings: Mapping[str, Any]) -> Encoding:

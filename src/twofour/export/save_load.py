@@ -145,7 +145,9 @@ def _settings(model: nn.Module) -> dict[str, Any]:
     if plan is not None and hasattr(plan, "memory"):
         images = {name: list(m.images) for name, m in model.named_modules() if isinstance(m, CompiledConv)}
         settings = {"kind": "compiled", "memory": plan.memory, "tokens": list(plan.tokens), "dtype": plan.dtype}
-        return {**settings, "images": images} if images else settings
+        layers = [(name, m.quantization) for name, m in model.named_modules() if isinstance(m, CompiledLinear)]
+        ranges = {name: [found.x_scale, found.x_zero] for name, found in layers if not found.dynamic}
+        return {**settings, **({"images": images} if images else {}), **({"ranges": ranges} if ranges else {})}
     return {"kind": "masked" if masks.of(model) else "plain"}
 
 

@@ -11,11 +11,14 @@ from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
-from twofour.packing import HEADER_BYTES, Packed, layout_header
+from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header
 from twofour.packing.quantize import GROUPS, to_int4
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 """dtype of activations -> `Type` in nm_matmul.h."""
+
+RESTORED = 256
+"""Columns of a weight that are restored at a time."""
 
 GROUP = 64
 """Inputs per scale of a weight that comes as floats."""
@@ -50,6 +53,15 @@ class Int4Matmul(Kernel):
         at = [0 if part is None else part.data_ptr() for part in (values, scales, zeros)]
         extension.dense_int4_pack(*at, rows, columns, group, buffer.data_ptr() + HEADER_BYTES)
         return buffer
+
+    def restore(self, prepared: Tensor) -> Tensor:
+        """Return the weight as `prepare` rounded it: float32 (out, in), read column by column by the product itself."""
+        rows, columns = read_layout_header(bytes(prepared[:HEADER_BYTES].tolist())).shape
+        blocks = [
+            self.run(torch.eye(columns)[first : first + RESTORED], prepared, None, rows)
+            for first in range(0, columns, RESTORED)
+        ]
+        return torch.cat(blocks).T.contiguous()
 
     def run(
         self,

@@ -66,6 +66,8 @@ class OneDnnInt8Matmul(Kernel):
         quantization: Quantization = DYNAMIC,
     ) -> Tensor:
         """Multiply; see `Kernel.run` and `NativeMatmul.run`."""
+        if not len(x):  # an empty tensor has no range
+            return torch.empty(0, out_features, dtype=quantization.output(x))
         scales, zeros, kept = weight.scales, weight.zeros, weight.quantization  # pyright: ignore[reportAttributeAccessIssue]
         whole, scale, zero = _whole(x, kept if quantization.dynamic else quantization)
         answer = quantization.output(x)
