@@ -28,7 +28,7 @@ constexpr int64_t kBlockSteps = 8, kRingSteps = 4;
 // A step is expanded so many steps ahead of its use, because its stores must have left for L1 before the tile unit loads
 // them (49 cycles a tile instead of 35 when they have not).
 constexpr int64_t kAhead = 2;
-constexpr int64_t kFar = 16384;  // packed weights are prefetched so far ahead into L2
+constexpr int64_t kFar = 16384, kNear = 2304;  // packed weights are prefetched so far ahead into L2, into L1
 
 inline int64_t tiles_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -57,8 +57,10 @@ struct TilePlan {
 template <class D>
 TWOFOUR_INLINE void expand_step(const uint8_t* from, uint8_t* to) {
   TWOFOUR_UNROLL
-  for (int line = 0; line < 2 * D::packed; line += 64)
+  for (int line = 0; line < 2 * D::packed; line += 64) {
     _mm_prefetch(reinterpret_cast<const char*>(from) + kFar + line, _MM_HINT_T1);
+    _mm_prefetch(reinterpret_cast<const char*>(from) + kNear + line, _MM_HINT_T0);
+  }
   D::expand(from, to);
   D::expand(from + D::packed, to + kTileBytes);
 }
