@@ -16,7 +16,7 @@ from torch import nn
 
 import twofour
 from cases import dense
-from cases.linear import Layer, baseline
+from cases.linear import Layer, baseline, own_dense
 from cases.records import machine_line
 from cases.shapes import Shape
 from twofour import measure
@@ -87,6 +87,9 @@ def _measure(layer: Layer, compiled: nn.Module, cell: dict[str, object], seconds
         candidates: dict[str, list[Callable[[], Any]]] = dense.candidates(
             dtype, layer.weight, layer.bias, x, partial(layer.copies, 1)
         )
+        for kernel in own_dense(dtype):
+            (weight,) = layer.copies(1, kernel.layout, partial(kernel.prepare, layer.weight))
+            candidates[kernel.name] = [partial(kernel.run, x, weight, layer.bias, layer.shape.rows)]
         candidates = {name: candidates[name] for name in baseline(dtype, candidates)}
         return measure.compare(
             {**candidates, COMPILED: partial(compiled, own)},

@@ -23,7 +23,6 @@ from cases.shapes import Shape
 from twofour import measure, packing, patterns
 from twofour.errors import KernelError, MeasureError
 from twofour.kernels import Kernel, available
-from twofour.kernels.dense_matmul import ONEDNN, PLAIN
 from twofour.measure import Cold, Record
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
@@ -173,9 +172,13 @@ def _rows(dtype: str, tokens: int) -> list[Kernel]:
     ]
     if not sparse:
         return []
-    own = [k for k in available("dense_matmul") if k.dtype == dtype and k not in (ONEDNN, PLAIN)]
-    own = [kernel for kernel in own if not kernel.name.endswith(("__onednn", "__torch"))]  # in cases.dense already
-    return ([kernel for kernel in sparse if kernel.isa != "scalar"] or sparse) + own
+    return ([kernel for kernel in sparse if kernel.isa != "scalar"] or sparse) + own_dense(dtype)
+
+
+def own_dense(dtype: str) -> list[Kernel]:
+    """Return the dense rows of this project in `dtype`: those that are torch's or oneDNN's stand in cases.dense."""
+    rows = [kernel for kernel in available("dense_matmul") if kernel.dtype == dtype and kernel.isa != "scalar"]
+    return [kernel for kernel in rows if not kernel.name.endswith(("__onednn", "__torch"))]
 
 
 def _verify(layer: Layer, dtype: str, x: Tensor, candidates: dict[str, Callable[[], Any]]) -> None:
