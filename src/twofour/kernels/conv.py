@@ -165,8 +165,9 @@ def require_image(x: Tensor, geometry: Geometry, other: Tensor | None) -> Pair:
 
 
 def finish(y: Tensor, activation: str, other: Tensor | None) -> Tensor:
-    """Return activation(y + other) in plain torch."""
-    return ACTIVATIONS[activation](y if other is None else y + other)
+    """Return activation(y + other) in plain torch; `y` is a fresh result and is changed."""
+    y = y if other is None else y.add_(other)
+    return y.relu_() if activation == "relu" else ACTIVATIONS[activation](y)
 
 
 def padded(x: Tensor, geometry: Geometry) -> tuple[Tensor, Pair]:

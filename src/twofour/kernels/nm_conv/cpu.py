@@ -83,9 +83,15 @@ class NativeConv(ConvKernel):
 
 @dataclass(frozen=True)
 class PointwiseConv(ConvKernel):
-    """A 1x1 convolution of stride 1 as a product over its pixels, by a row of nm_matmul."""
+    """A 1x1 convolution of stride 1 as a product over its pixels, by a row of nm_matmul.
+
+    Attributes:
+        product: That row.
+        residual: The convolution of the same instruction set and layout that runs where there is an `other`.
+    """
 
     product: Kernel
+    residual: NativeConv
 
     def refuses(self, geometry: Geometry) -> str | None:
         """Return why not: a convolution that is more than a product, or channels that do not make groups of four."""
@@ -109,14 +115,11 @@ class PointwiseConv(ConvKernel):
         other: Tensor | None = None,
     ) -> Tensor:
         """Convolve; see `ConvKernel.run`."""
+        if other is not None:  # a product activates before it adds: a pass of its own took as long as the convolution
+            return self.residual.run(x, weight, bias, geometry, activation, other)
         height, width = require_image(x, geometry, other)
         pixels = channels_last(x).permute(0, 2, 3, 1).reshape(-1, geometry.in_channels)
-        if other is None:
-            y = self.product.run(pixels, weight, bias, geometry.out_channels, Epilogue(activation))
-        else:  # the product's own epilogue activates first
-            added = channels_last(other).permute(0, 2, 3, 1).reshape(-1, geometry.out_channels)
-            y = self.product.run(pixels, weight, bias, geometry.out_channels, Epilogue(combine="add"), added)
-            y = y.relu_() if activation == "relu" else finish(y, activation, None)
+        y = self.product.run(pixels, weight, bias, geometry.out_channels, Epilogue(activation))
         return y.view(x.shape[0], height, width, geometry.out_channels).permute(0, 3, 1, 2)
 
 
@@ -130,10 +133,11 @@ def native_conv_rows() -> list[NativeConv]:
 
 def pointwise_rows() -> list[PointwiseConv]:
     """Return a row for 1x1 convolutions for each row of nm_matmul that takes the same prepared weight."""
+    blocks = {row.isa: row for row in native_conv_rows()}
     return [
         PointwiseConv(
             row.name.replace("nm_matmul_2x4_f32", "nm_conv_2x4_f32_1x1"),
-            *("nm_conv", "2:4", "float32", "cpu", row.isa, LAYOUT, row),
+            *("nm_conv", "2:4", "float32", "cpu", row.isa, LAYOUT, row, blocks[row.isa]),
         )
         for row in native_rows()
         if row.layout == LAYOUT and row.dtype == "float32"
