@@ -19,8 +19,7 @@ struct Dense {
     const __m512i nibble = _mm512_set1_epi8(15);
     TWOFOUR_UNROLL
     for (int s = 0; s < 4; s++) {
-      _mm_prefetch(reinterpret_cast<const char*>(half) + s * 64 + kFar, _MM_HINT_T1);
-      _mm_prefetch(reinterpret_cast<const char*>(half) + s * 64 + kNear, _MM_HINT_T0);
+      prefetch<kNear, kFar>(half + s * 64);
       const __m512i line = _mm512_loadu_si512(half + s * 64);
       _mm512_store_si512(to + 2 * s * 64, _mm512_and_si512(line, nibble));
       _mm512_store_si512(to + (2 * s + 1) * 64, _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble));

@@ -30,12 +30,8 @@ struct Sparse {
     const __m512i look_up = shuffles();
     __m512i codes = _mm512_loadu_si512(half);
     TWOFOUR_UNROLL
-    for (int line = 0; line < 3; line++) {
-      _mm_prefetch(reinterpret_cast<const char*>(half) + line * 64 + kFar, _MM_HINT_T1);
-      _mm_prefetch(reinterpret_cast<const char*>(half) + line * 64 + kNear, _MM_HINT_T0);
-    }
-    TWOFOUR_UNROLL
     for (int s = 0; s < 4; s++) {
+      if (s < 3) prefetch<kNear, kFar>(half + s * 64);
       const __m512i line = _mm512_loadu_si512(half + 64 + s / 2 * 64);
       const __m512i w =
           _mm512_sub_epi8(_mm512_and_si512(s % 2 == 0 ? line : _mm512_srli_epi16(line, 4), nibble), zero);

@@ -1,5 +1,6 @@
 // Activations as 16-bit fixed point, for integer multiplication: x = scale * q with one scale a token, q in
-// -32639..32639, cut into two planes of bytes, q = 256 * high + low. And sums on their way out. AVX-512; internal linkage.
+// -32639..32639, cut into two planes of bytes, q = 256 * high + low. And sums on their way out. AVX-512; internal
+// linkage.
 //
 // The rounding error of a token is at most max |x| / 65278 a value: forty times below that of bfloat16 for values that
 // are spread like a normal distribution.

@@ -36,6 +36,14 @@ inline void configure_tiles(int64_t tokens, int64_t inputs) {
   _tile_loadconfig(&shapes);
 }
 
+// Into L1 from `near` bytes ahead, into L2 from `far`. As assembly: gcc 12 gathers the intrinsics of a whole step in
+// one place, which made 1 token with weights from DRAM 18 % slower.
+template <int64_t near, int64_t far>
+TWOFOUR_INLINE void prefetch(const uint8_t* at) {
+  asm volatile("prefetcht1 %0" ::"m"(at[far]));
+  asm volatile("prefetcht0 %0" ::"m"(at[near]));
+}
+
 // Where things are in the workspace: one piece of tokens that all threads read, then sums and tiles of each thread.
 struct TilePlan {
   int64_t inputs;  // of a tile: 64, or 32 where a group is 32
