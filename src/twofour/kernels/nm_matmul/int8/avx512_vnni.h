@@ -67,8 +67,8 @@ struct Vec {
   struct Octet {
     ints values, control;
   };
-  // vpermb reads 6 bits of a control byte; the eight inputs repeat, so 3 of them count: the index, and in the upper half
-  // of a dword the second group.
+  // vpermb reads 6 bits of a control byte; the eight inputs repeat, so 3 of them count: the index, and in the upper
+  // half of a dword the second group.
   static TWOFOUR_INLINE Octet octet(const uint8_t* p, ints meta) {
     return {_mm512_load_si512(p),
             _mm512_ternarylogic_epi32(meta, _mm512_set1_epi8(3), _mm512_set1_epi32(0x04040000), 0xea)};

@@ -13,7 +13,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "metadata words are built from canonical bytes in order");
 
 // Transposes a 4 x 4 matrix of 2-bit indices: byte b, index i <-> byte i, index b. Its own inverse. Canonical bytes are
-// octets of inputs and hold one index per kept value; a lane of the kernel is a kept value and shifts through the octets.
+// octets of inputs and hold one index per kept value; a lane of the kernel is a kept value and shifts through octets.
 uint32_t transposed(uint32_t m) {
   uint32_t t = (m ^ (m >> 12)) & 0x0000f0f0;
   m ^= t ^ (t << 12);
@@ -82,7 +82,8 @@ void int8_rows_layout__pack(const WeightShape& shape, const CanonicalWeight& fro
   auto* to = static_cast<uint8_t*>(packed);
   std::memset(to, 0, static_cast<size_t>(int8_rows_layout__bytes(shape)));
   pack_int8_head(shape, from, to);
-  for_each_half_unit(to + int8_head_bytes(shape.out), shape.out, shape.in, [&](uint8_t* unit, int64_t first, int64_t k) {
+  uint8_t* units = to + int8_head_bytes(shape.out);
+  for_each_half_unit(units, shape.out, shape.in, [&](uint8_t* unit, int64_t first, int64_t k) {
     for (int64_t r = 0; r < least(kOctetRows, shape.out - first); r++)
       pack_row(canonical, values + (first + r) * canonical.values_per_row(),
                from.indices + (first + r) * canonical.bytes_per_row(), k, r, unit);

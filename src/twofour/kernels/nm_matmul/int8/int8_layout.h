@@ -1,4 +1,4 @@
-// The packed layout "int8_rows" of a 2:4 int8 weight, drawn in README.md, and what stands in front of every int8 layout.
+// The packed layout "int8_rows" of a 2:4 int8 weight, drawn in README.md, and the head of every int8 layout.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct alignas(64) Int8Head {
 static_assert(sizeof(Int8Head) == 64);
 
 // "int8_rows": the head; the rows' scales (float); the rows' sums of weights (int32), by which the zero point of the
-// activations is taken off; then units of 2 x 16 output rows and kOctetTile inputs. Rows are padded to whole units. Each
-// half of a unit holds 16 dwords of metadata, then for every 8 inputs the four kept values of 16 rows.
+// activations is taken off; then units of 2 x 16 output rows and kOctetTile inputs. Rows are padded to whole units.
+// Each half of a unit holds 16 dwords of metadata, then for every 8 inputs the four kept values of 16 rows.
 constexpr int64_t kOctetRows = 16;
 constexpr int64_t kOctetTile = 32;
 constexpr int64_t kOctetHalfBytes = kOctetRows * 4 + kOctetTile / 8 * kOctetRows * 4;

@@ -32,8 +32,8 @@ inline bool static_range(const NmMatmul& a, Range* range) {
   return true;
 }
 
-// The least and greatest of x and 0, and the scale that spreads them over 0..255. A token that holds a NaN or an infinity
-// has scale NaN, so that all of its outputs are NaN.
+// The least and greatest of x and 0, and the scale that spreads them over 0..255. A token that holds a NaN or an
+// infinity has scale NaN, so that all of its outputs are NaN.
 template <class V, class X>
 TWOFOUR_INLINE Range range_of(const X* x, int64_t in) {
   constexpr int chains = 4;

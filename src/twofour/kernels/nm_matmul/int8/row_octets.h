@@ -26,8 +26,8 @@ constexpr int64_t kOctetFar = 16384, kOctetNear = 2048;  // prefetch distances, 
 
 inline int64_t size_of(Type type) { return type == Type::f32 ? 4 : type == Type::bf16 ? 2 : 1; }
 
-// The answers of 32 rows are two lines in each of T tokens, far apart: without this, many tokens wait for them (512 tokens
-// of 3072 x 768: 614 against 691 GOP/s).
+// The answers of 32 rows are two lines in each of T tokens, far apart: without this, many tokens wait for them (512
+// tokens of 3072 x 768: 614 against 691 GOP/s).
 template <int T>
 TWOFOUR_INLINE void expect_answers(const NmMatmul& a, int64_t first, int64_t row) {
   const int64_t size = size_of(a.y_type);
@@ -40,8 +40,8 @@ TWOFOUR_INLINE void expect_answers(const NmMatmul& a, int64_t first, int64_t row
 inline int64_t octet_tiles(const NmMatmul& a) { return (a.in_features + kOctetTile - 1) / kOctetTile; }
 inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// One unit (Halves x 16 rows, 32 inputs) against T tokens; x is [octet][token][8]. Two sets of sums where registers allow,
-// so that few tokens are not bound by the latency of the dot product.
+// One unit (Halves x 16 rows, 32 inputs) against T tokens; x is [octet][token][8]. Two sets of sums where registers
+// allow, so that few tokens are not bound by the latency of the dot product.
 template <class V, int T, int Halves, int Sets>
 TWOFOUR_INLINE void add_octets(const uint8_t* unit, const uint8_t* x,
                                typename V::ints (&acc)[Sets][Halves * (kOctetRows / V::width)][T]) {

@@ -54,7 +54,9 @@ struct Vec {
       return __builtin_convertvector(to_even(min(max(v * factor, least), most)), ints) + zero;
     }
   };
-  static void store_x(ints q, uint8_t* to, int64_t k, int64_t stride) { store_bytes(to + k / 8 * stride + k % 8, q, 4); }
+  static void store_x(ints q, uint8_t* to, int64_t k, int64_t stride) {
+    store_bytes(to + k / 8 * stride + k % 8, q, width);
+  }
 
   static ints no_ints() { return ints{0, 0, 0, 0}; }
   static ints load_ints(const uint8_t* p) {
