@@ -29,8 +29,8 @@ def relative(got: torch.Tensor, want: torch.Tensor) -> float:
 def test_each_type_computes_what_the_masked_model_does(dtype: str) -> None:
     model = twofour.prune(mlp(), "2:4").eval()
     fast = quick(model, torch.randn(7, 64), dtype=dtype)
-    assert fast.plan.dtype == dtype and fast.plan.error is not None
     assert isinstance(fast.plan, Plan)
+    assert fast.plan.dtype == dtype and fast.plan.error is not None
     assert fast.plan.error <= TOLERANCE[dtype]
     with torch.inference_mode():
         for shape in ((1, 64), (40, 64), (2, 3, 64), (0, 64)):

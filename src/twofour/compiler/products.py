@@ -20,6 +20,7 @@ from twofour.compiler.plan import LayerPlan
 from twofour.errors import TwofourError
 from twofour.graph import Product, Source
 from twofour.graph.base import insert, product
+from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.measure import compare
 from twofour.packing import Header, Packed
 
@@ -132,6 +133,8 @@ class _Placer:
         name = _name([source.layer or source.weight.removesuffix(".weight") for source in product.sources])
         rows, columns = weight.header.shape if isinstance(weight, Packed) else weight.shape
         terms = self.terms
+        parts = [self.layers[source.layer] for source in product.sources if source.layer in self.layers]
+        quantization = parts[0].quantization if parts else DYNAMIC  # joined layers have one input, so one range
         try:
             choice = choose(
                 weight,
@@ -143,12 +146,12 @@ class _Placer:
                 example=tokens,
                 dtype=terms.encoding.dtype,
                 epilogue=product.epilogue,
+                quantization=quantization,
             )
         except TwofourError as error:
             raise error.for_layer(name) from None
         prepared, why = PreparedWeights(choice.layouts), "a product of the graph"
         layer = ProductLayer(name, columns, rows, choice.ladder, prepared, bias, product.epilogue)
-        parts = [self.layers[source.layer] for source in product.sources if source.layer in self.layers]
         if len(parts) > 1:
             key = (*(part.ladder_text for part in parts), rows, columns, tokens)
             self.compared[key] = self.compared.get(key) or together_and_apart(layer, parts, tokens)
