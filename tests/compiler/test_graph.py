@@ -142,6 +142,21 @@ def test_a_model_that_cannot_be_captured_says_why(caplog: pytest.LogCaptureFixtu
     assert "cannot be captured" in fast.plan.account.reason and "cannot be captured" in caplog.text
 
 
+def test_a_graph_that_differs_is_given_up(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(compiled_graph, "_difference", lambda *_: 0.5)
+    fast = quick(pruned(mlp()), torch.randn(4, 64), graph=True)
+    assert "forward" not in fast.__dict__ and fast.plan.account.engine == "layers"
+    assert "differs from the layers by 5.0e-01" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_other_computing_types(dtype: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = pruned(Encoder(layers=1))
+    example = torch.randint(0, 50, (2, 8)), torch.ones(2, 8)
+    fast = whole(model, example, dtype=dtype)
+    torch.testing.assert_close(served(fast, caplog, *example), model(*example).detach(), atol=0.1, rtol=0.1)
+
+
 def test_a_frozen_branch_on_a_size_is_noticed() -> None:
     class Single(nn.Module):
         def __init__(self) -> None:

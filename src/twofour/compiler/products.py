@@ -108,7 +108,11 @@ class _Placer:
         first = self.layers.get(product.sources[0].layer) if len(product.sources) == 1 else None
         if first is not None:
             shape = first.name, first.in_features, first.out_features
-            return ProductLayer(*shape, first.ladder, first.prepared, first.bias, product.epilogue)
+            layer = ProductLayer(*shape, first.ladder, first.prepared, first.bias, product.epilogue)
+            layer.quantization = first.quantization
+            return layer
+        if any(not self.layers[source.layer].quantization.dynamic for source in product.sources if source.layer):
+            return None  # their weights carry ranges that a joined one would not
         weights = [self.weight(source) for source in product.sources]
         biases = [self.bias(source) for source in product.sources]
         return self.measured(product, joined(weights), _joined_bias(biases, product), tokens)
