@@ -7,6 +7,7 @@ that quantises. int4: groups of 128 along the input; torch's own product takes b
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cases.quantized import GROUP, int4_of_torch
+from cases.quantized import GROUP, int4_of_torch, quantize_openvino
 
 Call = Callable[[], Any]
 Copies = Callable[[str, Callable[[], Any]], Sequence[Any]]
@@ -104,31 +105,36 @@ def _int4(weight: Tensor, bias: Tensor, x: Tensor, copies: Copies) -> dict[str, 
         packed, scales = int4_of_torch(weight, GROUP)
         half, product = x.bfloat16(), torch.ops.aten._weight_int4pack_mm_for_cpu
         found[TORCH] = [partial(product, half, w, GROUP, scales) for w in copies("torch int4", packed.clone)]
+    model = functools.cache(partial(_openvino_model, weight, bias, x))  # quantised once, compiled for every copy
     for name, group in ((OPENVINO, 0), (OPENVINO_DYNAMIC, GROUP)):
         # A compiled model has one number of tokens; it starts with its name, which the number of copies goes by.
-        requests = copies(f"{name}, {len(x)} tokens", partial(_openvino, weight, bias, x, group))
+        requests = copies(f"{name}, {len(x)} tokens", lambda group=group: _openvino(model(), group))
         found[name] = [partial(_infer, request, x.numpy()) for request in requests]
     return found
 
 
-def _openvino(weight: Tensor, bias: Tensor, x: Tensor, dynamic_group: int) -> Any:
-    """Compile one Linear with int4 weights; `dynamic_group` quantises activations in groups of it, 0 leaves them."""
+def _openvino_model(weight: Tensor, bias: Tensor, x: Tensor) -> Any:
+    """Return one Linear with int4 weights as an OpenVINO model."""
     import openvino as ov
-
-    from cases.quantized import quantize_openvino
 
     layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
     layer.weight, layer.bias = nn.Parameter(weight, requires_grad=False), nn.Parameter(bias, requires_grad=False)
     model = ov.convert_model(layer, example_input=x)
     model.reshape({0: list(x.shape)})
+    return quantize_openvino(model, (x,), "int4")
+
+
+def _openvino(model: Any, dynamic_group: int) -> Any:
+    """Compile the model; `dynamic_group` quantises activations in groups of it, 0 leaves them."""
+    import openvino as ov
+
     settings = {
         "INFERENCE_PRECISION_HINT": "f32",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "NUM_STREAMS": 1,
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": dynamic_group,
     }
-    compiled = ov.Core().compile_model(quantize_openvino(model, (x,), "int4"), "CPU", settings)
-    return compiled.create_infer_request()
+    return ov.Core().compile_model(model, "CPU", settings).create_infer_request()
 
 
 def _infer(request: Any, x: Any) -> Any:
