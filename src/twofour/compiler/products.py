@@ -111,8 +111,8 @@ class _Placer:
             layer = ProductLayer(*shape, first.ladder, first.prepared, first.bias, product.epilogue)
             layer.quantization = first.quantization
             return layer
-        if any(not self.layers[source.layer].quantization.dynamic for source in product.sources if source.layer):
-            return None  # their weights carry ranges that a joined one would not
+        if len({self.layers[source.layer].quantization for source in product.sources if source.layer}) > 1:
+            return None  # their weights carry different ranges of the input
         weights = [self.weight(source) for source in product.sources]
         biases = [self.bias(source) for source in product.sources]
         return self.measured(product, joined(weights), _joined_bias(biases, product), tokens)
@@ -156,6 +156,7 @@ class _Placer:
             raise error.for_layer(name) from None
         prepared, why = PreparedWeights(choice.layouts), "a product of the graph"
         layer = ProductLayer(name, columns, rows, choice.ladder, prepared, bias, product.epilogue)
+        layer.quantization = quantization
         if len(parts) > 1:
             key = (*(part.ladder_text for part in parts), rows, columns, tokens)
             self.compared[key] = self.compared.get(key) or together_and_apart(layer, parts, tokens)
