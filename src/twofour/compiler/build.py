@@ -78,22 +78,9 @@ def build(
     plans: dict[str, LayerPlan] = {}
     shared: dict[int, PreparedWeights] = {}
     for name, entry in weights.items():
-        choice, because = chooser.choose(entry, counts.get(name))
+        layer, plans[name] = chooser.layer(entry, counts.get(name), shared)
+        replacements |= {} if layer is None else {name: layer}
         native.release_free_memory()
-        tokens = counts.get(name) or max(terms.tokens)
-        if choice.ladder.names == (PLAIN.name,):  # what the layer does already, without a microsecond of ours on top
-            plans[name] = _describe(entry, choice, tokens, entry.nbytes, terms, because)
-            continue
-        # Tied layers share one prepared weight when their ladders need the same layouts and no range is written there.
-        prepared = PreparedWeights(choice.layouts)
-        if entry.quantization.dynamic:
-            prepared = shared.setdefault(entry.identity, prepared)
-        if prepared.layouts != choice.ladder.layouts:
-            prepared = PreparedWeights(choice.layouts)
-        layer = CompiledLinear(name, entry.columns, entry.rows, choice.ladder, prepared, entry.bias)
-        layer.quantization = entry.quantization
-        replacements[name] = layer
-        plans[name] = _describe(entry, choice, tokens, prepared.nbytes, terms, because)
     layers = _in_order(model, [*plans.values(), *conv_plans, *left])
     plan = Plan(layers, terms.encoding.dtype, terms.memory, terms.tokens, native.threads(), native.isa())
     return copy_with(model, replacements), plan
@@ -114,10 +101,25 @@ class _Chooser:
             seen.add(shape)
             self._choose(entry, source, count)
 
-    def choose(self, entry: LayerWeight, count: int | None) -> tuple[Choice, str]:
-        """Return the choice for one layer, whose shape was timed, and why its weight is not packed, "" when it is."""
+    def layer(
+        self, entry: LayerWeight, count: int | None, shared: dict[int, PreparedWeights]
+    ) -> tuple[CompiledLinear | None, LayerPlan]:
+        """Return the compiled layer, None where torch's own serves best, and its plan; its shape was timed before.
+
+        Tied layers share one prepared weight where their ladders need the same layouts and no range is written there.
+        """
         source, because = entry.encoded()
-        return self._choose(entry, source, count), because
+        choice = self._choose(entry, source, count)
+        tokens = count or max(self.terms.tokens)
+        if choice.ladder.names == (PLAIN.name,):  # what the layer does already, without a microsecond of ours on top
+            return None, _describe(entry, choice, tokens, entry.nbytes, self.terms, because)
+        prepared = PreparedWeights(choice.layouts)
+        if entry.quantization.dynamic:
+            known = shared.setdefault(entry.identity, prepared)
+            prepared = known if known.layouts == choice.ladder.layouts else prepared
+        layer = CompiledLinear(entry.name, entry.columns, entry.rows, choice.ladder, prepared, entry.bias)
+        layer.quantization = entry.quantization
+        return layer, _describe(entry, choice, tokens, prepared.nbytes, self.terms, because)
 
     def _choose(self, entry: LayerWeight, source: Any, count: int | None) -> Choice:
         terms = self.terms

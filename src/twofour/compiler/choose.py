@@ -103,14 +103,22 @@ def candidates(weight: Packed | Tensor, dtype: str = "float32") -> tuple[Kernel,
     """Return the kernels of a computing type that could multiply by `weight` here: sparse ones only for a packed one.
 
     Of the native rows only those of the highest instruction-set level are worth measuring, or of AVX-512 and above.
+
+    Raises:
+        KernelError: There is none.
     """
-    dense = tuple(kernel for kernel in available("dense_matmul") if kernel.dtype == dtype)
-    if not isinstance(weight, Packed):
-        return dense
-    fitting = [kernel for kernel in available("nm_matmul") if kernel.refuses(weight) is None]
+    fitting = [kernel for kernel in available("nm_matmul") if isinstance(weight, Packed) and not kernel.refuses(weight)]
     best = max((native.level(kernel.isa) for kernel in fitting), default=0)
     least = min(best, native.level("avx512"))  # AMX does not win at every token count
-    return (*(kernel for kernel in fitting if native.level(kernel.isa) >= least), *dense)
+    sparse = [kernel for kernel in fitting if native.level(kernel.isa) >= least]
+    found = (*sparse, *(kernel for kernel in available("dense_matmul") if kernel.dtype == dtype))
+    if not found:
+        raise KernelError(
+            f"no {dtype} kernel takes this weight here",
+            got="a packed weight" if isinstance(weight, Packed) else f"a dense {weight.dtype} weight",
+            wanted="a computing type with kernels for this CPU: `twofour kernels` lists them",
+        )
+    return found
 
 
 def _promising(kernel: Kernel, tokens: int) -> bool:
@@ -151,12 +159,6 @@ def choose(
         KernelError: No kernel of that type takes the weight here.
     """
     kernels = candidates(weight, dtype)
-    if not kernels:
-        raise KernelError(
-            f"no {dtype} kernel takes this weight here",
-            got="a packed weight" if isinstance(weight, Packed) else f"a dense {weight.dtype} weight",
-            wanted="a computing type with kernels for this CPU: `twofour kernels` lists them",
-        )
     layouts: dict[str, Tensor] = {}
 
     def layout(kernel: Kernel) -> Tensor:
