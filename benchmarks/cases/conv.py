@@ -86,8 +86,9 @@ class Bench:
 
 
 def _candidates(geometry: Geometry, weight: Tensor, bias: Tensor, x: Tensor) -> dict[str, Callable[[], Tensor]]:
+    images = x.shape[0], x.shape[2], x.shape[3]
     return {
-        kernel.name: partial(kernel.run, x, kernel.prepare(weight, geometry), bias, geometry)
+        kernel.name: partial(kernel.run, x, kernel.prepare(weight, geometry, images), bias, geometry)
         for kernel in _rows(geometry)
     }
 

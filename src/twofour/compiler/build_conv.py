@@ -12,11 +12,11 @@ from twofour import native
 from twofour.compiler.cache import Cache
 from twofour.compiler.choose import Progress
 from twofour.compiler.choose_conv import ConvChoice, choose_conv
-from twofour.compiler.conv import CompiledConv, Images, PreparedConv, conv_refusal, image_weight
+from twofour.compiler.conv import CompiledConv, PreparedConv, conv_refusal, image_weight
 from twofour.compiler.plan import LayerPlan
 from twofour.errors import TwofourError
 from twofour.kernels import find_convolution
-from twofour.kernels.conv import Geometry
+from twofour.kernels.conv import Geometry, Images
 from twofour.packing import Packed
 from twofour.patterns.base import non_finite
 
@@ -116,8 +116,8 @@ def build_convs(
         dimensions = 1 if entry.kind == "Conv1d" else 2
         key = entry.identity, kernel, entry.geometry, dimensions
         if key not in shared:
-            tensor = find_convolution(kernel).prepare(dense, entry.geometry)
-            shared[key] = PreparedConv(kernel, entry.geometry, tensor, dimensions)
+            tensor = find_convolution(kernel).prepare(dense, entry.geometry, entry.images)
+            shared[key] = PreparedConv(kernel, entry.geometry, tensor, dimensions, entry.images)
         replacements[name] = CompiledConv(name, shared[key], entry.bias, images=entry.images)
         plans.append(_describe(entry, choice, kernel, shared[key].nbytes, memory))
         native.release_free_memory()

@@ -12,10 +12,10 @@ from torch import Tensor
 from twofour import native
 from twofour.compiler.cache import Cache
 from twofour.compiler.choose import ROTATED_BYTES, STEADY, logger
-from twofour.compiler.conv import CompiledConv, Images, PreparedConv
+from twofour.compiler.conv import CompiledConv, PreparedConv
 from twofour.errors import PackingError
 from twofour.kernels import convolutions
-from twofour.kernels.conv import ConvKernel, Geometry, channels_last
+from twofour.kernels.conv import ConvKernel, Geometry, Images, channels_last
 from twofour.kernels.conv_operator import to_numbers
 from twofour.kernels.nm_conv import CONV_REFERENCE
 from twofour.measure import compare
@@ -111,10 +111,11 @@ def _measure(
 
     def calls(kernel: ConvKernel) -> list[Callable[[], object]]:
         if kernel.layout not in prepared:
-            first = kernel.prepare(weight, geometry)
-            again = [kernel.prepare(weight, geometry) if first.is_mkldnn else first.clone() for _ in range(copies - 1)]
-            prepared[kernel.layout] = [PreparedConv(kernel.name, geometry, tensor) for tensor in (first, *again)]
-        held = [PreparedConv(kernel.name, geometry, one.tensor) for one in prepared[kernel.layout]]
+            first = kernel.prepare(weight, geometry, shape)
+            opaque = first.is_mkldnn
+            again = [kernel.prepare(weight, geometry, shape) if opaque else first.clone() for _ in range(copies - 1)]
+            prepared[kernel.layout] = [first, *again]
+        held = [PreparedConv(kernel.name, geometry, tensor, images=shape) for tensor in prepared[kernel.layout]]
         return [partial(CompiledConv("measured", one, bias), x) for one in held]
 
     with torch.inference_mode():

@@ -16,13 +16,14 @@ from torch.utils._pytree import tree_leaves
 from twofour.compiler.build import Terms, build
 from twofour.compiler.build_conv import replaceable_convs
 from twofour.compiler.choose import DEFAULT_TOKENS, Progress
-from twofour.compiler.conv import Images, images_of
+from twofour.compiler.conv import images_of
 from twofour.compiler.encoding import Encoding
 from twofour.compiler.graph import require_example, whole
 from twofour.compiler.plan import Plan
 from twofour.compiler.ranges import observe
 from twofour.compiler.replaceable import left_alone, replaceable, require_cpu
 from twofour.errors import CompileError
+from twofour.kernels.conv import Images
 from twofour.kernels.nm_matmul import DYNAMIC
 
 logger = logging.getLogger("twofour.compiler")

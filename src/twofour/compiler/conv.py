@@ -10,15 +10,12 @@ from torch import Tensor, nn
 from twofour.capture import outside_tracing
 from twofour.errors import KernelError
 from twofour.kernels import find_convolution
-from twofour.kernels.conv import Geometry
+from twofour.kernels.conv import Geometry, Images
 from twofour.kernels.conv_operator import to_numbers
 from twofour.kernels.dense_conv import ONEDNN_CONV
 from twofour.kernels.nm_conv import from_conv_layout
 from twofour.kernels.operator import inference_only
 from twofour.packing import Packed, pack
-
-Images = tuple[int, int, int]
-"""Images, height and width of an input."""
 
 
 class PreparedConv:
@@ -31,17 +28,32 @@ class PreparedConv:
         geometry: Of the convolution.
         tensor: What the kernel's `prepare` returned.
         dimensions: 1 for a Conv1d, 2 for a Conv2d.
+        images: What `prepare` was told of the input.
     """
 
-    def __init__(self, kernel: str, geometry: Geometry, tensor: Tensor, dimensions: int = 2) -> None:
+    def __init__(
+        self, kernel: str, geometry: Geometry, tensor: Tensor, dimensions: int = 2, images: Images | None = None
+    ) -> None:
         self.kernel, self.geometry, self.tensor, self.dimensions = kernel, geometry, tensor, dimensions
+        self.images = images
+        self._other: tuple[Images, Tensor] | None = None
+
+    def fitting(self, images: Images) -> Tensor:
+        """Return the weight for an input: oneDNN's is reordered for one of another size, and the last such one kept."""
+        if images == self.images or not self.tensor.is_mkldnn:
+            return self.tensor
+        other = self._other
+        if other is None or other[0] != images:
+            other = images, ONEDNN_CONV.prepare(self.tensor.to_dense(), self.geometry, images)
+            self._other = other
+        return other[1]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PreparedConv:
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
         plain = self.tensor.to_dense() if self.tensor.is_mkldnn else self.tensor
-        return _unpickle, (self.kernel, self.geometry, plain, self.dimensions)
+        return _unpickle, (self.kernel, self.geometry, plain, self.dimensions, self.images)
 
     @property
     def nbytes(self) -> int:
@@ -57,9 +69,10 @@ class PreparedConv:
         return dense.contiguous() if self.dimensions == 2 else dense.squeeze(2).contiguous()
 
 
-def _unpickle(kernel: str, geometry: Geometry, plain: Tensor, dimensions: int) -> PreparedConv:
+def _unpickle(kernel: str, geometry: Geometry, plain: Tensor, dimensions: int, images: Images | None) -> PreparedConv:
     opaque = kernel == ONEDNN_CONV.name
-    return PreparedConv(kernel, geometry, ONEDNN_CONV.prepare(plain, geometry) if opaque else plain, dimensions)
+    tensor = ONEDNN_CONV.prepare(plain, geometry, images) if opaque else plain
+    return PreparedConv(kernel, geometry, tensor, dimensions, images)
 
 
 class CompiledConv(nn.Module):
@@ -130,7 +143,8 @@ class CompiledConv(nn.Module):
             raise inference_only().for_layer(self.name)
         try:
             run = find_convolution(prepared.kernel).run
-            return run(x, prepared.tensor, self.bias, prepared.geometry, self.activation, other)
+            weight = prepared.fitting((x.shape[0], x.shape[2], x.shape[3]))
+            return run(x, weight, self.bias, prepared.geometry, self.activation, other)
         except KernelError as error:
             raise error.for_layer(self.name) from None
 

@@ -72,8 +72,8 @@ def _layer(module: fx.GraphModule, layer: CompiledConv, marked: Convolution) -> 
         dense = source.unpack() if isinstance(source, Packed) else source
         weight, bias = fold_batch_norm(dense, bias, _module(module, marked.norm, len(dense)))
         kernel = find_convolution(prepared.kernel)
-        tensor = kernel.prepare(image_weight(weight), prepared.geometry)
-        prepared = PreparedConv(prepared.kernel, prepared.geometry, tensor, prepared.dimensions)
+        tensor = kernel.prepare(image_weight(weight), prepared.geometry, prepared.images)
+        prepared = PreparedConv(prepared.kernel, prepared.geometry, tensor, prepared.dimensions, prepared.images)
     new = ConvLayer(layer.name, prepared, bias, marked.activation, layer.images)
     new.residual = marked.residual
     return new

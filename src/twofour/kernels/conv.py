@@ -16,6 +16,9 @@ from twofour.kernels.epilogue import ACTIVATIONS
 
 Pair = tuple[int, int]
 
+Images = tuple[int, int, int]
+"""Images, height and width of an input."""
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -109,8 +112,13 @@ class ConvKernel(Row):
         return self.unavailable()
 
     @abstractmethod
-    def prepare(self, weight: Tensor, geometry: Geometry) -> Tensor:
+    def prepare(self, weight: Tensor, geometry: Geometry, images: Images | None = None) -> Tensor:
         """Return the weight (out, in / groups, height, width) in this kernel's layout.
+
+        Args:
+            weight: Dense, with its zeros.
+            geometry: Of the convolution.
+            images: The input it is prepared for, where the layout depends on it; every other one is served too.
 
         Raises:
             PackingError: A sparse kernel is given a weight that is not 2:4 along axis 1.

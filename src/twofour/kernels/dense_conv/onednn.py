@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.kernels.conv import ConvKernel, Geometry, channels_last, finish, padded, require_image
+from twofour.kernels.conv import ConvKernel, Geometry, Images, channels_last, finish, padded, require_image
 
-REORDER_IMAGE = (1, 28)
-"""Images and their height and width that the reorder is told; the blocked weight serves every other size too."""
+REORDER_IMAGES = (1, 28, 28)
+"""Input that the reorder is told where none is known. On others the weight may stand in an order that oneDNN has no
+fast kernel for: 2048 x 512 x 1 x 1 made for 28 x 28 took 50 ms on 7 x 7, made for 7 x 7 it takes 1."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,11 @@ class OneDnnConv(ConvKernel):
         """Return why not: torch was built without oneDNN."""
         return None if torch.backends.mkldnn.is_available() else "this build of torch has no oneDNN"
 
-    def prepare(self, weight: Tensor, geometry: Geometry) -> Tensor:
+    def prepare(self, weight: Tensor, geometry: Geometry, images: Images | None = None) -> Tensor:
         """Return the weight in oneDNN's blocked order: an opaque tensor of mkldnn layout."""
-        images, size = REORDER_IMAGE
+        count, *size = images or REORDER_IMAGES
         reach = [d * (k - 1) + 1 for d, k in zip(geometry.dilation, geometry.kernel, strict=True)]
-        image = [images, geometry.in_channels, *(max(size, least) for least in reach)]
+        image = [count, geometry.in_channels, *map(max, size, reach)]
         padding = geometry.before if geometry.symmetric else (0, 0)
         return torch.ops.mkldnn._reorder_convolution_weight(
             weight.detach().contiguous(), padding, geometry.stride, geometry.dilation, geometry.groups, image

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.kernels.conv import ConvKernel, Geometry, channels_last, finish, padded, require_image
+from twofour.kernels.conv import ConvKernel, Geometry, Images, channels_last, finish, padded, require_image
 
 
 @dataclass(frozen=True)
 class PlainConv(ConvKernel):
     """torch.conv2d on a channels-last weight."""
 
-    def prepare(self, weight: Tensor, geometry: Geometry) -> Tensor:
+    def prepare(self, weight: Tensor, geometry: Geometry, images: Images | None = None) -> Tensor:
         """Return the weight (out, in / groups, height, width), channels last."""
         return channels_last(weight.detach())
 

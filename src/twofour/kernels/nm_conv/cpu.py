@@ -10,7 +10,7 @@ from torch import Tensor
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
-from twofour.kernels.conv import ConvKernel, Geometry, channels_last, finish, require_image
+from twofour.kernels.conv import ConvKernel, Geometry, Images, channels_last, finish, require_image
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_conv.layout import LAYOUT, describe, group_bytes, to_conv_layout
 from twofour.kernels.nm_matmul import native_rows
@@ -34,7 +34,7 @@ class NativeConv(ConvKernel):
             return f"the kernel {geometry.kernel} has more than {native.extension().conv_taps} taps an axis"
         return self.unavailable()
 
-    def prepare(self, weight: Tensor, geometry: Geometry) -> Tensor:
+    def prepare(self, weight: Tensor, geometry: Geometry, images: Images | None = None) -> Tensor:
         """Return the weight behind a 64-byte header per group: uint8; see `to_conv_layout`."""
         return to_conv_layout(weight, geometry)
 
@@ -101,7 +101,7 @@ class PointwiseConv(ConvKernel):
             return f"in_channels {geometry.in_channels} is not a multiple of 4"
         return self.unavailable()
 
-    def prepare(self, weight: Tensor, geometry: Geometry) -> Tensor:
+    def prepare(self, weight: Tensor, geometry: Geometry, images: Images | None = None) -> Tensor:
         """Return the weight as the product takes it."""
         return to_conv_layout(weight, geometry)
 

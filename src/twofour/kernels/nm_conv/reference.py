@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.kernels.conv import ConvKernel, Geometry, channels_last, finish, padded
+from twofour.kernels.conv import ConvKernel, Geometry, Images, channels_last, finish, padded
 
 
 def nm_conv_reference(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
@@ -31,7 +31,7 @@ def nm_conv_reference(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: 
 class ReferenceConv(ConvKernel):
     """The reference as a row of the table; it keeps the weight dense, so it saves neither time nor memory."""
 
-    def prepare(self, weight: Tensor, geometry: Geometry) -> Tensor:
+    def prepare(self, weight: Tensor, geometry: Geometry, images: Images | None = None) -> Tensor:
         """Return the dense weight."""
         return weight.detach()
 
