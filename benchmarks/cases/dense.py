@@ -22,11 +22,12 @@ Call = Callable[[], Any]
 Copies = Callable[[str, Callable[[], Any]], Sequence[Any]]
 """Name of a layout and how it is made -> as many copies as the cell rotates over."""
 
-LINEAR, ONEDNN, FBGEMM, TORCH = "F.linear", "oneDNN prepacked", "quantized.linear_dynamic", "torch int4"
+LINEAR, ONEDNN, MKL = "F.linear", "oneDNN prepacked", "MKL prepacked"
+FBGEMM, TORCH = "quantized.linear_dynamic", "torch int4"
 QLINEAR, STATIC, STATIC_U8 = "oneDNN qlinear", "oneDNN qlinear u8 in", "oneDNN qlinear u8 in and out"
 OPENVINO, OPENVINO_DYNAMIC = "OpenVINO int4", "OpenVINO int4, int8 activations"
 BASELINES = {
-    "float32": (LINEAR, ONEDNN),
+    "float32": (LINEAR, ONEDNN, MKL),
     "bfloat16": (LINEAR, ONEDNN),
     "int8": (QLINEAR, FBGEMM),
     "int4": (TORCH, OPENVINO, OPENVINO_DYNAMIC),
@@ -55,10 +56,16 @@ def _floating(weight: Tensor, bias: Tensor, x: Tensor, copies: Copies) -> dict[s
     order = 1 if len(x) == 1 else 128
     blocked = partial(torch.ops.mkldnn._reorder_linear_weight, weight, order)
     linear = torch.ops.mkldnn._linear_pointwise
-    return {
+    found = {
         LINEAR: [partial(nn.functional.linear, x, w, bias) for w in copies("dense", weight.clone)],
         ONEDNN: [partial(linear, x, w, bias, "none", [], "") for w in copies(f"onednn{order}", blocked)],
     }
+    if weight.dtype == torch.float32 and torch.backends.mkl.is_available():
+        # Packed for this token count; the plain weight is only looked at for its shape then.
+        packed = partial(torch.ops.mkl._mkl_reorder_linear_weight, weight, len(x))
+        mkl = torch.ops.mkl._mkl_linear
+        found[MKL] = [partial(mkl, x, w, weight, bias, len(x)) for w in copies(f"mkl{len(x)}", packed)]
+    return found
 
 
 def _int8(weight: Tensor, bias: Tensor, x: Tensor, copies: Copies) -> dict[str, list[Call]]:

@@ -40,7 +40,7 @@ def test_names_follow_the_grammar_and_are_unique() -> None:
     for row in rows():
         head, hardware = row.name.split("__")
         assert head.startswith(row.operation)
-        assert hardware in (row.isa, "torch", "onednn")
+        assert hardware in (row.isa, "torch", "onednn", "mkl")
     assert {row.operation for row in rows()} == {"nm_matmul", "dense_matmul"}
     assert all(row.pattern != "any" for row in available("nm_matmul"))
 

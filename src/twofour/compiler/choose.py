@@ -16,7 +16,7 @@ from twofour.compiler.cache import Cache
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import KernelError
 from twofour.kernels import Kernel, available
-from twofour.kernels.dense_matmul import PLAIN, OneDnnInt8Matmul
+from twofour.kernels.dense_matmul import PLAIN, MklMatmul, OneDnnInt8Matmul
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.ladder import Ladder, climb
 from twofour.kernels.nm_matmul import DYNAMIC, NativeMatmul, Quantization
@@ -121,8 +121,10 @@ def candidates(weight: Packed | Tensor, dtype: str = "float32") -> tuple[Kernel,
     return found
 
 
-def _promising(kernel: Kernel, tokens: int) -> bool:
-    return not isinstance(kernel, NativeMatmul) or kernel.tokens_min <= tokens <= kernel.tokens_max
+def _promising(kernel: Kernel, tokens: int, *, everywhere: bool) -> bool:
+    if isinstance(kernel, MklMatmul):
+        return kernel.tokens == tokens and not everywhere
+    return everywhere or not isinstance(kernel, NativeMatmul) or kernel.tokens_min <= tokens <= kernel.tokens_max
 
 
 def choose(
@@ -172,7 +174,7 @@ def choose(
     times: Times = {}
     for count in sorted(set(tokens)):
         # One layout has to serve every count, so "small" measures each kernel everywhere.
-        measured = [kernel for kernel in kernels if memory == "small" or _promising(kernel, count)]
+        measured = [kernel for kernel in kernels if _promising(kernel, count, everywhere=memory == "small")]
         case = Case(rows, columns, bias, count, activations, epilogue)
         times[count] = _times(measured, layout, case, copies, cache, cache.key(case.text(held, weight), copies))
     ladder = _few_layouts(kernels, times)

@@ -56,8 +56,9 @@ class PreparedWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all layouts; oneDNN's blocked order pads nothing for the shapes it blocks."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+        """Bytes of all layouts; oneDNN's and MKL's orders pad nothing of note, MKL's keeps the plain weight too."""
+        beside = [plain for tensor in self.tensors if isinstance(plain := getattr(tensor, "plain", None), Tensor)]
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*self.tensors, *beside))
 
     def source(self) -> Packed | Tensor:
         """Return the weight in its canonical packed form, or dense (out, in) where no layout is packed."""

@@ -10,7 +10,7 @@ from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
 from twofour.kernels.conv import ConvKernel
 from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV
-from twofour.kernels.dense_matmul import ONEDNN, ONEDNN_BF16, ONEDNN_INT8, PLAIN, PLAIN_BF16, native_dense_rows
+from twofour.kernels.dense_matmul import MKL, ONEDNN, ONEDNN_BF16, ONEDNN_INT8, PLAIN, PLAIN_BF16, native_dense_rows
 from twofour.kernels.nm_conv import CONV_REFERENCE, native_conv_rows, pointwise_rows
 from twofour.kernels.nm_matmul import REFERENCE, native_rows
 
@@ -18,7 +18,7 @@ from twofour.kernels.nm_matmul import REFERENCE, native_rows
 @cache
 def rows() -> tuple[Kernel, ...]:
     """Return every kernel of a product there is, whether or not it can run here."""
-    torchs = (REFERENCE, ONEDNN, PLAIN, ONEDNN_BF16, PLAIN_BF16, ONEDNN_INT8)
+    torchs = (REFERENCE, ONEDNN, *MKL, PLAIN, ONEDNN_BF16, PLAIN_BF16, ONEDNN_INT8)
     return (*native_rows(), *torchs, *native_dense_rows())
 
 

@@ -3,10 +3,12 @@
 from twofour.kernels.dense_matmul.bf16 import ONEDNN_BF16, PLAIN_BF16, Bf16Matmul
 from twofour.kernels.dense_matmul.int4_rows import Int4Matmul, native_dense_rows
 from twofour.kernels.dense_matmul.int8 import ONEDNN_INT8, OneDnnInt8Matmul
+from twofour.kernels.dense_matmul.mkl import MKL, MklMatmul
 from twofour.kernels.dense_matmul.onednn import ONEDNN, OneDnnMatmul
 from twofour.kernels.dense_matmul.plain import PLAIN, PlainMatmul
 
 __all__ = [
+    "MKL",
     "ONEDNN",
     "ONEDNN_BF16",
     "ONEDNN_INT8",
@@ -14,6 +16,7 @@ __all__ = [
     "PLAIN_BF16",
     "Bf16Matmul",
     "Int4Matmul",
+    "MklMatmul",
     "OneDnnInt8Matmul",
     "OneDnnMatmul",
     "PlainMatmul",
