@@ -32,6 +32,9 @@ BASELINES = {
     "int8": (QLINEAR, FBGEMM),
     "int4": (TORCH, OPENVINO, OPENVINO_DYNAMIC),
 }
+MKL_BYTES = 1 << 30
+"""Bytes of cold copies of MKL's packed weight at most: each takes 8 MB more than the plain one. Fewer flatter it."""
+
 OPENVINO_COPIES = 8
 """Cold copies of an OpenVINO model at most: each is a compiled model. Fewer copies flatter it."""
 
@@ -64,7 +67,7 @@ def _floating(weight: Tensor, bias: Tensor, x: Tensor, copies: Copies) -> dict[s
         # Packed for this token count; the plain weight is only looked at for its shape then.
         packed = partial(torch.ops.mkl._mkl_reorder_linear_weight, weight, len(x))
         mkl = torch.ops.mkl._mkl_linear
-        found[MKL] = [partial(mkl, x, w, weight, bias, len(x)) for w in copies(f"mkl{len(x)}", packed)]
+        found[MKL] = [partial(mkl, x, w, weight, bias, len(x)) for w in copies(f"{MKL}{len(x)}", packed)]
     return found
 
 

@@ -56,6 +56,8 @@ class Layer:
         if layout.startswith("OpenVINO"):
             count = min(count, dense.OPENVINO_COPIES)
         made = self.layouts.setdefault(layout, [make()])
+        if layout.startswith(dense.MKL):
+            count = min(count, max(2, dense.MKL_BYTES // (made[0].numel() * made[0].element_size())))
         plain = isinstance(made[0], Tensor) and not made[0].is_mkldnn
         while len(made) < count:
             made.append(made[0].clone() if plain else make())
@@ -177,7 +179,7 @@ def _rows(dtype: str, tokens: int) -> list[Kernel]:
 
 def own_dense(dtype: str) -> list[Kernel]:
     """Return the dense rows of this project in `dtype`: those that are torch's or oneDNN's stand in cases.dense."""
-    rows = [kernel for kernel in available("dense_matmul") if kernel.dtype == dtype and kernel.isa != "scalar"]
+    rows = [kernel for kernel in available("dense_matmul") if kernel.dtype == dtype and kernel.isa not in ("any", "scalar")]
     return [kernel for kernel in rows if not kernel.name.endswith(("__onednn", "__torch"))]
 
 

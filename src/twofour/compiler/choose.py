@@ -267,7 +267,8 @@ def _measure(
     def calls(kernel: Kernel) -> list[Callable[[], object]]:
         if kernel.layout not in copied:
             first = layout(kernel)
-            copied[kernel.layout] = [first, *(_copy(kernel, first) for _ in range(copies - 1))]
+            fit = ROTATED_BYTES // (first.numel() * first.element_size())  # MKL's are larger than the weight
+            copied[kernel.layout] = [first, *(_copy(kernel, first) for _ in range(min(copies, max(fit, 1)) - 1))]
         return [partial(_layer(kernel, weight, case), *operands) for weight in copied[kernel.layout]]
 
     with torch.inference_mode():

@@ -56,7 +56,7 @@ class PreparedWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all layouts; oneDNN's and MKL's orders pad nothing of note, MKL's keeps the plain weight too."""
+        """Bytes of all layouts; MKL's comes with the plain weight, which it needs beside its own."""
         beside = [plain for tensor in self.tensors if isinstance(plain := getattr(tensor, "plain", None), Tensor)]
         return sum(tensor.numel() * tensor.element_size() for tensor in (*self.tensors, *beside))
 

@@ -171,7 +171,7 @@ class _Geometry:
 
 def _compress_native(flat: Tensor, moved: Tensor, rule: Pattern) -> tuple[Tensor, Tensor]:
     rows, columns = flat.shape
-    values = torch.empty(rows, columns // 2)
+    values = torch.empty(rows, columns // 2, dtype=torch.float32)
     indices = torch.empty(rows, row_bytes(columns // 4, 2, 4), dtype=torch.uint8)
     extension = native.extension()
     row = next(i for i, (_, isa) in enumerate(extension.nm_compress_rows()) if native.supports(isa))

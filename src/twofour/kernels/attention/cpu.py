@@ -55,7 +55,7 @@ def _attention(
     sizes = _sizes(q, k, v)
     batch, heads, _, queries, keys, width, value_width = sizes
     q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
-    out = torch.empty(batch, queries, heads, value_width)
+    out = torch.empty(batch, queries, heads, value_width, dtype=torch.float32)
     to = out.stride()
     kind, address, steps = 0, 0, (0, 0, 0)
     if mask is not None:

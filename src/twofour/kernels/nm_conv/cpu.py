@@ -54,7 +54,7 @@ class NativeConv(ConvKernel):
         """
         size = require_image(x, geometry, other)
         x, images = channels_last(x), x.shape[0]
-        y = torch.empty((images, geometry.out_channels, *size), memory_format=torch.channels_last)
+        y = torch.empty((images, geometry.out_channels, *size), dtype=torch.float32, memory_format=torch.channels_last)
         fused = activation in ("none", "relu")
         other = None if other is None else channels_last(other)
         added = other if fused else None

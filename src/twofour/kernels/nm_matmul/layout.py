@@ -56,8 +56,8 @@ def from_layout(buffer: Tensor) -> Packed:
         header,
         torch.empty(rows, kept, dtype=torch.uint8 if found.dtype == "int4" else DTYPES[found.dtype]),
         torch.empty(rows, (columns // 4 + 1) // 2, dtype=torch.uint8),
-        torch.empty(rows, runs) if whole else None,
-        torch.empty(rows, runs) if has_zeros(head) else None,
+        torch.empty(rows, runs, dtype=torch.float32) if whole else None,
+        torch.empty(rows, runs, dtype=torch.float32) if has_zeros(head) else None,
     )
     at = [0 if part is None else part.data_ptr() for part in _parts(packed)]
     address = buffer.data_ptr() + HEADER_BYTES

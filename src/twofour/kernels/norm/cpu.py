@@ -61,7 +61,7 @@ def _norm(
         ):
             raise _unfit(role, operand, f"float32 ({width},)")
     x = x.contiguous()
-    y = torch.empty(x.shape) if into is None else into
+    y = torch.empty(x.shape, dtype=torch.float32) if into is None else into
     native.extension().norm(
         _row(os.environ.get("TWOFOUR_ISA")),
         x.data_ptr(),
