@@ -178,9 +178,9 @@ def _rows(dtype: str, tokens: int) -> list[Kernel]:
 
 
 def own_dense(dtype: str) -> list[Kernel]:
-    """Return the dense rows of this project in `dtype`: those that are torch's or oneDNN's stand in cases.dense."""
-    rows = [kernel for kernel in available("dense_matmul") if kernel.dtype == dtype and kernel.isa not in ("any", "scalar")]
-    return [kernel for kernel in rows if not kernel.name.endswith(("__onednn", "__torch"))]
+    """Return the dense rows of this project in `dtype`: torch's, oneDNN's and MKL's stand in cases.dense."""
+    rows = [kernel for kernel in available("dense_matmul") if kernel.dtype == dtype and kernel.isa != "scalar"]
+    return [kernel for kernel in rows if not kernel.name.endswith(("__onednn", "__mkl", "__torch"))]
 
 
 def _verify(layer: Layer, dtype: str, x: Tensor, candidates: dict[str, Callable[[], Any]]) -> None:
