@@ -127,6 +127,10 @@ def bind(
     return given
 
 
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "without a message")[:200]
+
+
 def capture(
     model: nn.Module,
     example: Mapping[str, Any],
@@ -163,7 +167,7 @@ def capture(
                     program = program.run_decompositions({})  # the same operators, without changes in place
                 return _graph(program, attempt, sizes is not None, "; ".join(reasons[:1]))
             except Exception as error:  # whatever a model's own code raises under tracing
-                reasons.append(f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
+                reasons.append(f"{type(error).__name__}: {_first_line(error)}")
                 logger.info("capture with %s sizes failed: %s", "any" if sizes else "fixed", reasons[-1])
     raise CompileError(
         "the model cannot be captured as a graph",

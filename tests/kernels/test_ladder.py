@@ -22,6 +22,17 @@ def test_climb_merges_equal_neighbours_and_splits_between_measured_counts() -> N
     assert ladder.sparse
 
 
+def test_a_kernel_for_one_count_serves_that_count_alone() -> None:
+    only = "dense_matmul_f32_packed32__mkl"
+    for best in ({1: A, 32: B, 128: DENSE}, {32: B}, {1: A, 31: A, 32: B, 33: DENSE}):
+        plain, ladder = climb(best), climb(best, {32: only})
+        for tokens in range(1, 200):
+            want = only if tokens == 32 else plain.at(tokens)[0].name
+            assert ladder.at(tokens)[0].name == want, (best, tokens, ladder)
+        assert read(ladder.to_text()) == ladder
+    assert climb({1: A}, {1: only}) == Ladder((1,), (only, A))
+
+
 def test_text_round_trip() -> None:
     for ladder in (Ladder((), (A,)), Ladder((16,), (A, B)), climb({1: DENSE})):
         assert read(ladder.to_text()) == ladder

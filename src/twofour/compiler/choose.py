@@ -230,11 +230,15 @@ def _few_layouts(kernels: Sequence[Kernel], times: Times) -> Ladder:
         if losses[cheapest] > WORTH_A_COPY:
             break
         kept.remove(cheapest)
-    fastest = {
-        count: min((name for name in found if layout_of[name] in kept), key=found.__getitem__)
-        for count, found in times.items()
-    }
-    return climb(fastest)
+    fastest: dict[int, str] = {}
+    exact: dict[int, str] = {}
+    for count, found in times.items():
+        names = [name for name in found if layout_of[name] in kept]
+        others = [name for name in names if not name.endswith("__mkl")] or [PLAIN.name]
+        fastest[count] = min(others, key=found.__getitem__)
+        if (best_name := min(names, key=found.__getitem__, default=PLAIN.name)).endswith("__mkl"):
+            exact[count] = best_name
+    return climb(fastest, exact)
 
 
 def _one_layout(kernels: Sequence[Kernel], times: Times, shape: tuple[int, int], example: int | None) -> Ladder:

@@ -74,10 +74,14 @@ class Ladder:
         return ";".join(f"{limit}={name}" for limit, name in zip([*self.limits, "*"], self.names, strict=True))
 
 
-def climb(best: dict[int, str]) -> Ladder:
+def climb(best: dict[int, str], exact: dict[int, str] | None = None) -> Ladder:
     """Build the ladder from the best kernel at each measured token count.
 
     A count between two measured ones with different winners goes to the upper one from their geometric mean on.
+
+    Args:
+        best: Token count -> kernel, for that count and its neighbourhood.
+        exact: Token count -> kernel that serves that count alone.
     """
     limits: list[int] = []
     names: list[str] = []
@@ -88,6 +92,13 @@ def climb(best: dict[int, str]) -> Ladder:
         if names:
             limits.append(int((tokens[index - 1] * count) ** 0.5))
         names.append(best[count])
+    for count, name in sorted((exact or {}).items()):
+        at = bisect_left(limits, count)
+        low, high = limits[at - 1] if at else 0, limits[at] if at < len(limits) else None
+        steps = [(count - 1, names[at]), (count, name), (high, names[at])]
+        steps = [step for step in steps if step[0] is None or (step[0] > low and (step[1] == name or step[0] != count))]
+        names[at : at + 1] = [serving for _, serving in steps]
+        limits[at : at + 1] = [limit for limit, _ in steps if limit is not None]
     return Ladder(tuple(limits), tuple(names))
 
 

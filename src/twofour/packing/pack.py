@@ -249,6 +249,8 @@ def _require_scales(packed: Packed) -> None:
             f"scales {scales is not None}, zero points {zeros is not None}, {header.dtype}, group {header.group}",
             "scales with whole numbers, where the header has groups or the weight zero points",
         )
+    if header.dtype == "int4" and header.group and header.group not in GROUPS:  # no kernel cuts others
+        raise _scales_malformed(f"groups of {header.group}", f"groups of {', '.join(map(str, GROUPS))}")
     if scales is not None and not bool((torch.isfinite(scales) & (scales > 0)).all()):
         raise _scales_malformed("a scale that is not finite or not positive", "positive finite scales")
     if zeros is not None and not bool(

@@ -20,6 +20,7 @@ from twofour.kernels.nm_matmul.quantization import (
     write_range,
 )
 from twofour.packing import HEADER_BYTES, Packed
+from twofour.packing.quantize import GROUPS
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2, torch.int8: 3}
 """dtype of activations -> `Type` in nm_matmul.h."""
@@ -76,7 +77,8 @@ class NativeMatmul(Kernel):
 
     def least_bytes(self, out_features: int, in_features: int) -> int:
         """Return the bytes of header and layout."""
-        return HEADER_BYTES + self.layout_bytes(out_features, in_features)
+        group = max(GROUPS) if self.dtype == "int4" else 0  # the fewest scales
+        return HEADER_BYTES + self.layout_bytes(out_features, in_features, group)
 
     def run(
         self,
