@@ -26,12 +26,12 @@ class Account:
     """What became of `compile(..., graph=True)`.
 
     Attributes:
-        engine: What runs the example's sizes: "graph" or "layers".
+        engine: What runs the example's sizes: "graph", "layers" or "inductor".
         reason: Why that engine, and which calls the other one still serves.
         engine_ms: Median milliseconds of the whole model on the example, by engine.
         rewrites: Places changed, by rule.
         before: The model as it was captured, its layers as given, slowest first; run operator by operator.
-        after: The rewritten graph, likewise.
+        after: The rewritten graph, likewise, also where another engine is faster.
     """
 
     engine: str

@@ -18,7 +18,8 @@ from twofour.compiler.build_conv import replaceable_convs
 from twofour.compiler.choose import DEFAULT_TOKENS, Progress
 from twofour.compiler.conv import images_of
 from twofour.compiler.encoding import Encoding
-from twofour.compiler.graph import require_example, whole
+from twofour.compiler.graph import require_graph
+from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.plan import Plan
 from twofour.compiler.ranges import observe
 from twofour.compiler.replaceable import left_alone, replaceable, require_cpu
@@ -43,7 +44,7 @@ def compile(
     group: int = 64,
     symmetric: bool = True,
     data: Iterable[Any] | None = None,
-    graph: bool = False,
+    graph: bool | str = False,
     progress: Progress | None = None,
 ) -> nn.Module:
     """Return a copy of `model` for inference whose layers run on the fastest measured kernels.
@@ -69,7 +70,9 @@ def compile(
             data every token gets its own range while the model runs.
         graph: Capture the whole model on the example and run it as one rewritten graph, where that can be done and is
             faster: linear layers with what follows them, attention and normalisation become single calls. The plan
-            accounts for the time per operator; calls the graph does not hold for run layer by layer.
+            accounts for the time per operator; calls the graph does not hold for run layer by layer. "inductor" also
+            measures torch.compile around the compiled layers, which needs a C++ compiler and up to a minute, and keeps
+            the fastest of the three; `plan.account` has their times.
         progress: Called with layers done, layers in all and the next layer's name.
 
     Raises:
@@ -78,8 +81,7 @@ def compile(
         PatternError: A weight holds NaN or infinity.
     """
     _require(model, memory, tokens)
-    if graph:
-        require_example(example)
+    require_graph(graph, example)
     encoding = Encoding(dtype, group, symmetric)
     if data is not None and dtype != "int8":
         raise CompileError("data are for int8 alone", got=f'dtype="{dtype}" with data', wanted='dtype="int8"')
@@ -94,7 +96,7 @@ def compile(
         left = left_alone(model, encoding, convs)
         fast, plan = build(model, weights, counts, terms, convs=convs, left=left, progress=progress)
         if graph:
-            plan = whole(fast, plan, example, terms, model)
+            plan = fastest_engine(fast, plan, example, terms, graph, model)
         if example is not None:
             plan = _verified(fast, plan, example, reference)
     return with_plan(fast, plan)

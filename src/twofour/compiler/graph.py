@@ -38,14 +38,16 @@ TIE = 1.05
 a smaller difference is the noise of a busy machine."""
 
 
-def require_example(example: Any) -> None:
-    """Refuse to capture a model without an input to capture it on.
+def require_graph(graph: bool | str, example: Any) -> None:
+    """Refuse engines that do not exist, and to capture a model without an input to capture it on.
 
     Raises:
         CompileError: As above.
     """
-    if example is None:
-        raise CompileError("graph=True needs an example", got="none", wanted="an input for one forward pass")
+    if not isinstance(graph, bool) and graph != "inductor":
+        raise CompileError("the graph is not known", got=repr(graph), wanted="False, True or 'inductor'")
+    if graph and example is None:
+        raise CompileError(f"graph={graph!r} needs an example", got="none", wanted="an input for one forward pass")
 
 
 def whole(fast: nn.Module, plan: Plan, example: Any, terms: Terms, original: nn.Module | None = None) -> Plan:
@@ -58,7 +60,7 @@ def whole(fast: nn.Module, plan: Plan, example: Any, terms: Terms, original: nn.
         terms: What held for every layer.
         original: The model with plain layers, for the account of the time before; None: it has no weights.
     """
-    args, kwargs = _split(example)
+    args, kwargs = split(example)
     given = arguments(fast, args, kwargs)
     layers = {name: module for name, module in fast.named_modules() if isinstance(module, CompiledLinear)}
     convs = {name: module for name, module in fast.named_modules() if isinstance(module, CompiledConv)}
@@ -95,9 +97,7 @@ def _rewritten(
     after = by_operator(Program(graph.module, timed=True).seconds(leaves))
     guard = Guard(graph)
     runner = WholeModel(fast, guard, program, graph)
-    tensors = [leaf for leaf in (*leaves, *fast.parameters()) if isinstance(leaf, Tensor)]
-    low = plan.dtype != "float32" or any(leaf.dtype in (torch.bfloat16, torch.float16) for leaf in tensors)
-    runner.agreement = AGREEMENT[torch.bfloat16 if low else torch.float32]
+    runner.agreement = agreement(fast, plan.dtype, leaves)
     if not (error := _probe(runner, graph, leaves)) <= runner.agreement:
         reason = f"the rewritten graph differs from the layers by {error:.1e} on the example, please report it"
         logger.warning("each layer is compiled by itself: %s", reason)
@@ -111,6 +111,13 @@ def _rewritten(
         return replace(plan, account=account)
     object.__setattr__(fast, "forward", runner)
     return replace(plan, layers=(*plan.layers, *added), account=account)
+
+
+def agreement(fast: nn.Module, dtype: str, leaves: Sequence[Any]) -> float:
+    """Return the relative difference from the layers beyond which an engine is not used."""
+    tensors = [leaf for leaf in (*leaves, *fast.parameters()) if isinstance(leaf, Tensor)]
+    low = dtype != "float32" or any(leaf.dtype in (torch.bfloat16, torch.float16) for leaf in tensors)
+    return AGREEMENT[torch.bfloat16 if low else torch.float32]
 
 
 class WholeModel:
@@ -154,7 +161,8 @@ def _signature(kind: type) -> inspect.Signature:
     return _signatures[kind]
 
 
-def _split(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def split(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return an example's positional and keyword arguments."""
     if isinstance(example, Mapping):
         return (), dict(example)
     return (example if isinstance(example, tuple) else (example,)), {}
@@ -190,7 +198,7 @@ def _difference(runner: WholeModel, leaves: Sequence[Any]) -> float | None:
     """Return the relative difference of graph and layers, or None where the model itself takes no such sizes."""
     given = runner.guard.inputs.value(leaves)
     try:
-        want = tree_flatten(_by_layers(runner, given))[0]
+        want = tree_flatten(by_layers(runner.model, given))[0]
     except Exception:  # a model may refuse sizes in any way it likes
         return None
     if runner.guard.leaves(given) is None:
@@ -199,6 +207,11 @@ def _difference(runner: WholeModel, leaves: Sequence[Any]) -> float | None:
         found = runner.program(*leaves)
     except Exception:
         return float("inf")
+    return distance(found, want)
+
+
+def distance(found: Sequence[Any], want: Sequence[Any]) -> float:
+    """Return the relative difference of output leaves; infinite where their shapes differ."""
     total = error = 0.0
     for got, wanted in zip(found, want, strict=True):
         if isinstance(wanted, Tensor) and wanted.is_floating_point():
@@ -209,22 +222,29 @@ def _difference(runner: WholeModel, leaves: Sequence[Any]) -> float | None:
     return (error / total) ** 0.5 if total else error**0.5
 
 
-def _by_layers(runner: WholeModel, given: Mapping[str, Any]) -> Any:
-    forward: Callable[..., Any] = type(runner.model).forward
-    signature = _signature(type(runner.model))
+def by_layers(model: nn.Module, given: Mapping[str, Any], forward: Callable[..., Any] | None = None) -> Any:
+    """Return what the forward of the model's class answers, or `forward`, with what a call gives to its parameters."""
+    signature = _signature(type(model))
     known = {name: value for name, value in given.items() if name in signature.parameters}
     extra = {name: value for name, value in given.items() if name not in known}
-    bound = signature.bind_partial(runner.model)
+    bound = signature.bind_partial(model)
     bound.arguments.update(known)
-    return forward(*bound.args, **bound.kwargs, **extra)
+    if forward is not None:
+        return forward(*bound.args[1:], **bound.kwargs, **extra)
+    return type(model).forward(*bound.args, **bound.kwargs, **extra)
 
 
 def _engines(runner: WholeModel, given: Mapping[str, Any]) -> dict[str, float]:
     """Return the median milliseconds of the whole model on the example, by engine."""
     calls: dict[str, Callable[[], object]] = {
-        "layers": lambda: _by_layers(runner, given),
+        "layers": lambda: by_layers(runner.model, given),
         "graph": lambda: runner.outputs.value(runner.program(*(runner.guard.leaves(given) or ()))),
     }
+    return milliseconds(calls)
+
+
+def milliseconds(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the median milliseconds of each call, interleaved."""
     clock = "thread" if native.threads() == 1 else "wall"  # the thread's own time is honest on a shared machine
     record = compare({name: [call] for name, call in calls.items()}, repeats=9, seconds=0.5, weights="hot", clock=clock)
     return {name: 1e3 * record.median(name) for name in calls}

@@ -16,7 +16,7 @@ from twofour.compiler.build_conv import ConvWeight, conv_weight
 from twofour.compiler.compile import with_plan
 from twofour.compiler.conv import conv_refusal
 from twofour.compiler.encoding import Encoding
-from twofour.compiler.graph import whole
+from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.replaceable import (
     LayerWeight,
     attention_parts,
@@ -84,11 +84,12 @@ def fill_compiled(
     contents: Contents,
     memory: str | None,
     tokens: Sequence[int] | None,
+    graph: bool | str = False,
     example: Any = None,
 ) -> nn.Module:
     """Return a compiled copy of `model` with the file's weights; its own are not read.
 
-    With an example it runs as a whole graph, where that can be done and is faster.
+    With `graph` it runs as a whole on the example's fastest engine, as in `compile`.
 
     Raises:
         FormatError: A tensor that no checkpoint holds is on the meta device.
@@ -119,7 +120,7 @@ def fill_compiled(
     _assign(fast, state)
     _require_values(path, fast)
     fast = fast.eval().requires_grad_(False)
-    return with_plan(fast, plan if example is None else whole(fast, plan, example, terms))
+    return with_plan(fast, fastest_engine(fast, plan, example, terms, graph) if graph else plan)
 
 
 def _layer_weight(stored: Mapping[str, Stored], layer: str, encoding: Encoding, like: torch.dtype) -> LayerWeight:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from twofour import masks
 from twofour.compiler import CompiledConv, CompiledLinear
-from twofour.compiler.graph import require_example
+from twofour.compiler.graph import require_graph
 from twofour.errors import FormatError, PackingError, TwofourError
 from twofour.export.file import Contents, read, untie, write
 from twofour.export.fill import fill_compiled, fill_masked
@@ -61,7 +61,7 @@ def load(
     masked: bool = False,
     memory: str | None = None,
     tokens: Sequence[int] | None = None,
-    graph: bool = False,
+    graph: bool | str = False,
     example: Any = None,
 ) -> nn.Module:
     """Read a file that `save` wrote into a model of the same architecture.
@@ -81,13 +81,12 @@ def load(
         FormatError: The file is damaged, does not fit the model, or (`masked`) says of no weight that it is sparse.
         CompileError: The model is on a device without kernels, or `graph` has no example.
     """
-    if graph:
-        require_example(example)
+    require_graph(graph, example)
     contents = read(path)
     _require_fit(path, model, contents)
     if masked:
         return fill_masked(path, model, contents)
-    return fill_compiled(path, model, contents, memory, tokens, example if graph else None)
+    return fill_compiled(path, model, contents, memory, tokens, graph, example)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -1,0 +1,117 @@
+"""compile(..., graph="inductor"): torch's Inductor around the compiled layers, where it is the fastest engine."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from twofour.capture import arguments
+from twofour.compiler.account import Account
+from twofour.compiler.build import Terms
+from twofour.compiler.graph import TIE, agreement, by_layers, distance, milliseconds, split, whole
+from twofour.compiler.plan import Plan
+
+logger = logging.getLogger("twofour.compiler")
+
+
+def fastest_engine(
+    fast: nn.Module, plan: Plan, example: Any, terms: Terms, graph: bool | str, original: nn.Module | None = None
+) -> Plan:
+    """Let `fast` run on the engine that `graph` allows and that is fastest on the example; returns the plan with why.
+
+    Args:
+        fast: The model with compiled layers; its instance gets a `forward` of its own.
+        plan: What was decided for the layers.
+        example: As in `compile`.
+        terms: What held for every layer.
+        graph: True: the rewritten graph or the layers; "inductor": or Inductor around the layers.
+        original: As in `whole`.
+    """
+    found = whole(fast, plan, example, terms, original)
+    if graph != "inductor":
+        return found
+    account = found.account or Account("layers", "")
+    given = arguments(fast, *split(example))
+    try:
+        engine = InductorModel(fast)
+        error, times = _tried(engine, given, {**account.engine_ms})
+    except Exception as failure:  # Inductor, the C++ compiler and what they run raise whatever they like
+        reason = (
+            f"Inductor failed: {type(failure).__name__}: {' '.join(str(failure).split('Set TORCH')[0].split())[:300]}"
+        )
+        logger.warning("Inductor is not used: %s", reason)
+        return replace(found, account=replace(account, reason=f"{account.reason}; {reason}"))
+    if not error <= agreement(fast, plan.dtype, tree_leaves(given)):
+        reason = f"Inductor differs from the layers by {error:.1e} on the example"
+        logger.warning("Inductor is not used: %s", reason)
+        return replace(found, account=replace(account, reason=f"{account.reason}; {reason}"))
+    others = min(ms for name, ms in times.items() if name != "inductor")
+    if TIE * times["inductor"] >= others:
+        reason = f"{account.reason}; Inductor is not faster"
+        return replace(found, account=replace(account, reason=reason, engine_ms=times))
+    object.__setattr__(fast, "forward", engine)
+    reason = "Inductor around the compiled layers is the fastest; what it does not hold for is compiled at its call"
+    return replace(plan, account=replace(account, engine="inductor", reason=reason, engine_ms=times))
+
+
+def _tried(engine: InductorModel, given: Mapping[str, Any], known: dict[str, float]) -> tuple[float, dict[str, float]]:
+    """Compile and time; return the difference from the layers and the milliseconds by engine.
+
+    The engine in place is timed again beside Inductor; what has lost to it keeps its time.
+    """
+    model = engine.model
+    graph = model.__dict__.get("forward")
+    calls: dict[str, Callable[[], object]] = {"layers": lambda: by_layers(model, given)}
+    if graph is not None:
+        calls["graph"] = lambda: by_layers(model, given, graph)
+    calls["inductor"] = lambda: by_layers(model, given, engine)
+    with torch.no_grad():
+        logger.info("Inductor compiles the model; this takes up to a minute")
+        found, want = (tree_leaves(calls[name]()) for name in ("inductor", "layers"))
+        engine.ready = True
+        return distance(found, want), known | milliseconds(calls)
+
+
+class InductorModel:
+    """The forward of a model compiled by Inductor; calls unlike those before are compiled when they come.
+
+    Copies and files carry no machine code: they compile again at their first call.
+
+    Args:
+        model: The model with compiled layers, which are single operators to Inductor.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.ready = False
+        self._run: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the model's own forward returns."""
+        forward: Callable[..., Any] = type(self.model).forward
+        gradient = torch.is_grad_enabled() and any(
+            isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves((args, kwargs))
+        )
+        if gradient or torch.compiler.is_compiling():  # compiled layers refuse gradients; so must this
+            return forward(self.model, *args, **kwargs)
+        if self._run is None:
+            self._run = torch.compile(forward, backend=self._compile, dynamic=True)
+        with torch.inference_mode(False), torch.no_grad():  # modes are guarded: one mode, one compilation
+            return self._run(self.model, *args, **kwargs)
+
+    def _compile(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        if self.ready:
+            logger.warning("Inductor compiles the model for another kind of call; this takes up to a minute")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch's own deprecations: whatever fails raises
+            return torch._dynamo.lookup_backend("inductor")(graph, inputs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": self.model, "ready": True, "_run": None}
