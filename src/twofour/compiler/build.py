@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -82,7 +82,9 @@ def build(
         replacements |= {} if layer is None else {name: layer}
         native.release_free_memory()
     layers = _in_order(model, [*plans.values(), *conv_plans, *left])
-    plan = Plan(layers, terms.encoding.dtype, terms.memory, terms.tokens, native.threads(), native.isa())
+    encoding, here = terms.encoding, (native.threads(), native.isa())
+    plan = Plan(layers, encoding.dtype, terms.memory, terms.tokens, *here)
+    plan = replace(plan, group=encoding.group, symmetric=encoding.symmetric)
     return copy_with(model, replacements), plan
 
 

@@ -31,6 +31,10 @@ DEFAULT_TOKENS = (1, 8, 32, 128, 512)
 ROTATED_BYTES = 128 << 20
 """Copies of a layer's weight that one candidate rotates over, at most: the footprint of a mid-sized model."""
 
+PACKED_APART = 1 << 18
+"""Numbers in a weight from which MKL may pack it for the example's token count: that adds 8 MB and more, so it is done for
+one count, not for each, and not for small layers."""
+
 STEADY = 0.25
 """Interquartile range over median up to which times are kept: a busy machine must not decide for a quiet one."""
 
@@ -86,6 +90,7 @@ class Case:
     def text(self, dtype: str, weight: Packed | Tensor) -> str:
         """Name the case for the cache."""
         group = f"/g{weight.header.group}" if isinstance(weight, Packed) and weight.header.group else ""
+        group += "z" if isinstance(weight, Packed) and weight.zeros is not None else ""
         held = str(self.activations).removeprefix("torch.")
         parts = f"{self.rows}x{self.columns}{'+bias' if self.bias is not None else ''}@{self.tokens}"
         return f"{parts}/{dtype}{group}/{held}/{self.epilogue.activation}/{self.epilogue.combine}"
@@ -121,9 +126,9 @@ def candidates(weight: Packed | Tensor, dtype: str = "float32") -> tuple[Kernel,
     return found
 
 
-def _promising(kernel: Kernel, tokens: int, *, everywhere: bool) -> bool:
+def _promising(kernel: Kernel, tokens: int, everywhere: bool, alone: bool) -> bool:
     if isinstance(kernel, MklMatmul):
-        return kernel.tokens == tokens and not everywhere
+        return kernel.tokens == tokens and alone
     return everywhere or not isinstance(kernel, NativeMatmul) or kernel.tokens_min <= tokens <= kernel.tokens_max
 
 
@@ -174,7 +179,8 @@ def choose(
     times: Times = {}
     for count in sorted(set(tokens)):
         # One layout has to serve every count, so "small" measures each kernel everywhere.
-        measured = [kernel for kernel in kernels if _promising(kernel, count, everywhere=memory == "small")]
+        alone = count == example and memory == "fast" and rows * columns >= PACKED_APART
+        measured = [kernel for kernel in kernels if _promising(kernel, count, memory == "small", alone)]
         case = Case(rows, columns, bias, count, activations, epilogue)
         times[count] = _times(measured, layout, case, copies, cache, cache.key(case.text(held, weight), copies))
     ladder = _few_layouts(kernels, times)

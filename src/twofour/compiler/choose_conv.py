@@ -124,6 +124,7 @@ def _measure(
             repeats=7,
             seconds=0.3,
             weights="hot" if copies == 1 else "cold",
+            clock="thread" if native.threads() == 1 else "wall",
         )
     found = {kernel.name: record.median(kernel.name) for kernel in kernels}
     best = min(found, key=found.__getitem__)

@@ -57,7 +57,7 @@ class PreparedConv:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the layout; oneDNN's blocked order pads nothing for the shapes it blocks."""
+        """Bytes of the layout, without a dense one that a later call with other images may add."""
         return self.tensor.numel() * self.tensor.element_size()
 
     def source(self) -> Packed | Tensor:

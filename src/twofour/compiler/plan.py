@@ -60,6 +60,8 @@ class Plan:
         threads: Threads the times were measured with.
         isa: Instruction-set level of the kernels.
         error: Relative error ||compiled - masked|| / ||masked|| on the example, or None without one.
+        group: Inputs that share a scale in int4.
+        symmetric: Whether int4 has no zero points.
         account: What became of graph=True, and where the whole model's time goes; None without it.
     """
 
@@ -70,6 +72,8 @@ class Plan:
     threads: int
     isa: str
     error: float | None = None
+    group: int = 64
+    symmetric: bool = True
     account: Account | None = None
 
     @property

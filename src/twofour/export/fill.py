@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -31,6 +33,11 @@ from twofour.kernels.nm_matmul import DYNAMIC, Quantization
 from twofour.layers import PrunableWeight, walk
 from twofour.packing import Packed
 from twofour.patterns import parse
+
+logger = logging.getLogger("twofour.export")
+
+LARGEST_IMAGES = 1 << 28
+"""Numbers in the images that a file may ask a convolution to be measured on: 1 GB of float32."""
 
 Stored = Packed | Tensor
 
@@ -141,6 +148,9 @@ def _convs(
             continue
         if not isinstance(module, nn.Conv1d | nn.Conv2d) or conv_refusal(module):
             continue
+        if prod(found) * max(module.in_channels, module.out_channels) > LARGEST_IMAGES:
+            logger.warning("layer `%s`: images of %s in the file are not measured: too large", name, found)
+            continue
         weight, bias = stored[f"{name}.weight".lstrip(".")], stored.get(f"{name}.bias".lstrip("."))
         bias = bias if isinstance(bias, Tensor) else None
         yield name, conv_weight(name, module, weight, bias, (found[0], found[1], found[2]))
@@ -168,7 +178,7 @@ def _terms(settings: Mapping[str, Any], memory: str | None, tokens: Sequence[int
 
 def _range(path: Any, settings: Mapping[str, Any], layer: str) -> Quantization:
     """Return the static input range that the file has for a layer, or the dynamic one."""
-    ranges = settings.get("ranges", {})
+    ranges = settings.get("ranges", {}) if settings.get("dtype") == "int8" else {}
     found = ranges.get(layer) if isinstance(ranges, dict) else ranges
     if found is None:
         return DYNAMIC

@@ -144,6 +144,8 @@ def _settings(model: nn.Module) -> dict[str, Any]:
     if plan is not None and hasattr(plan, "memory"):
         images = {name: list(m.images) for name, m in model.named_modules() if isinstance(m, CompiledConv)}
         settings = {"kind": "compiled", "memory": plan.memory, "tokens": list(plan.tokens), "dtype": plan.dtype}
+        if plan.dtype == "int4":
+            settings |= {"group": plan.group, "symmetric": plan.symmetric}
         layers = [(name, m.quantization) for name, m in model.named_modules() if isinstance(m, CompiledLinear)]
         ranges = {name: [found.x_scale, found.x_zero] for name, found in layers if not found.dynamic}
         return {**settings, **({"images": images} if images else {}), **({"ranges": ranges} if ranges else {})}

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from twofour.errors import KernelError
 from twofour.kernels.conv import Geometry
+from twofour.kernels.nm_conv.layout import group_bytes
 from twofour.kernels.operator import inference_only
 from twofour.kernels.table import find_convolution
 
@@ -58,6 +59,12 @@ def _conv(
     if reason := chosen.refuses(shape):
         raise KernelError(
             f"{kernel} cannot run this convolution", got=reason, wanted="a model compiled on this machine"
+        )
+    if chosen.pattern == "2:4" and weight.nbytes < shape.groups * group_bytes(shape):
+        raise KernelError(
+            "the weight of a convolution does not fit",
+            got=f"{weight.nbytes} bytes",
+            wanted=f"at least {shape.groups * group_bytes(shape)} for {kernel}",
         )
     if bias is not None and (tuple(bias.shape) != (shape.out_channels,) or bias.dtype is not torch.float32):
         raise KernelError(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from twofour.kernels.base import Kernel
+from twofour.kernels.dense_matmul.plain import PLAIN
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.packing import Packed
 
@@ -39,7 +40,7 @@ class MklMatmul(Kernel):
 
     def prepare(self, weight: Packed | Tensor) -> Tensor:
         """Return the weight in MKL's order, an opaque tensor that carries the plain weight as an attribute."""
-        dense = (weight.unpack() if isinstance(weight, Packed) else weight.detach()).contiguous()
+        dense = PLAIN.prepare(weight)
         prepared = torch.ops.mkl._mkl_reorder_linear_weight(dense, self.tokens)
         prepared.plain = dense
         return prepared

@@ -17,8 +17,12 @@ class PlainMatmul(Kernel):
     """torch.nn.functional.linear on the weight as it is."""
 
     def prepare(self, weight: Packed | Tensor) -> Tensor:
-        """Return the weight (out, in) contiguous."""
-        return (weight.unpack() if isinstance(weight, Packed) else weight.detach()).contiguous()
+        """Return the weight (out, in), contiguous and not the caller's own: what he does to his later must not show."""
+        return (
+            weight.unpack()
+            if isinstance(weight, Packed)
+            else weight.detach().clone(memory_format=torch.contiguous_format)
+        )
 
     def run(
         self,
