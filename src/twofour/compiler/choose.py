@@ -32,8 +32,8 @@ ROTATED_BYTES = 128 << 20
 """Copies of a layer's weight that one candidate rotates over, at most: the footprint of a mid-sized model."""
 
 PACKED_APART = 1 << 18
-"""Numbers in a weight from which MKL may pack it for the example's token count: that adds 8 MB and more, so it is done for
-one count, not for each, and not for small layers."""
+"""Numbers in a weight from which MKL may pack it for the example's token count: that adds 8 MB and more, so it is done
+for one count, not for each, and not for small layers."""
 
 STEADY = 0.25
 """Interquartile range over median up to which times are kept: a busy machine must not decide for a quiet one."""
