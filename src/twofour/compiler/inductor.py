@@ -96,11 +96,11 @@ class InductorModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model's own forward returns."""
         forward: Callable[..., Any] = type(self.model).forward
-        gradient = torch.is_grad_enabled() and any(
-            isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves((args, kwargs))
-        )
-        if gradient or torch.compiler.is_compiling():  # compiled layers refuse gradients; so must this
+        if torch.compiler.is_compiling():
             return forward(self.model, *args, **kwargs)
+        leaves = tree_leaves((args, kwargs))
+        if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
+            raise inference_only()
         if self._run is None:
             self._run = torch.compile(forward, backend=self._compile, dynamic=True)
         with torch.inference_mode(False), torch.no_grad():  # modes are guarded: one mode, one compilation
