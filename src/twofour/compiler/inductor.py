@@ -17,6 +17,7 @@ from twofour.compiler.account import Account
 from twofour.compiler.build import Terms
 from twofour.compiler.graph import TIE, agreement, by_layers, distance, milliseconds, split, whole
 from twofour.compiler.plan import Plan
+from twofour.kernels.operator import inference_only
 
 logger = logging.getLogger("twofour.compiler")
 
