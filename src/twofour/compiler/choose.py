@@ -28,7 +28,7 @@ logger = logging.getLogger("twofour.compiler")
 DEFAULT_TOKENS = (1, 8, 32, 128, 512)
 """Token counts measured besides the example's, so that later batch sizes are served well too."""
 
-ROTATED_BYTES = 128 << 20
+ROTATED_BYTES = 64 << 20
 """Copies of a layer's weight that one candidate rotates over, at most: the footprint of a mid-sized model."""
 
 PACKED_APART = 1 << 18
