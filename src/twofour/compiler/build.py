@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from twofour import native
@@ -166,19 +165,11 @@ def _in_order(model: nn.Module, layers: Sequence[LayerPlan]) -> tuple[LayerPlan,
 
 
 def copy_with(model: nn.Module, replacements: Mapping[str, nn.Module]) -> nn.Module:
-    """Deep-copy `model` with layers replaced, under every name they have; weights that vanish are not copied."""
+    """Deep-copy `model` with layers replaced, under every name they have."""
     if "" in replacements:
         return replacements[""].eval()
-    by_module = {id(model.get_submodule(name)): layer for name, layer in replacements.items()}
-    names = {
-        name: by_module[id(module)]
-        for name, module in model.named_modules(remove_duplicate=False)
-        if id(module) in by_module
-    }
-    fast = copy.deepcopy(model, _vanishing(model, by_module))
-    for name, layer in names.items():
-        parent, _, leaf = name.rpartition(".")
-        setattr(fast.get_submodule(parent), leaf, layer)
+    # What the memo of deepcopy has is not copied: neither the old weights nor their masks are in memory twice.
+    fast = copy.deepcopy(model, {id(model.get_submodule(name)): layer for name, layer in replacements.items()})
     for module in fast.modules():
         # Their fast paths read linear1.weight and would bypass the compiled layers; these values tell them not to.
         if isinstance(module, nn.TransformerEncoderLayer):
@@ -186,22 +177,3 @@ def copy_with(model: nn.Module, replacements: Mapping[str, nn.Module]) -> nn.Mod
         if isinstance(module, nn.TransformerEncoder):
             module.enable_nested_tensor = module.use_nested_tensor = False
     return fast.eval().requires_grad_(False)
-
-
-def _vanishing(model: nn.Module, replaced: Mapping[int, nn.Module]) -> dict[int, Any]:
-    """Return a memo for deepcopy that gives an empty parameter for each weight held by replaced layers alone.
-
-    A weight that another module holds too (a tied embedding) is copied like any other.
-    """
-    held_elsewhere = {
-        id(parameter)
-        for module in model.modules()
-        if id(module) not in replaced
-        for parameter in module._parameters.values()
-    }
-    weights = [module._parameters["weight"] for module in model.modules() if id(module) in replaced]
-    return {
-        id(weight): nn.Parameter(torch.empty(0), requires_grad=False)
-        for weight in weights
-        if id(weight) not in held_elsewhere
-    }
