@@ -76,3 +76,24 @@ def test_a_model_that_branches_on_values_is_refused() -> None:
     with pytest.raises(CompileError, match="the model cannot be captured as a graph") as caught:
         capture(Branching(), {"x": torch.randn(2, 3)})
     assert len(caught.value.reasons) == 2 and "compile without graph=True" in str(caught.value)
+
+
+def test_this_torch_has_the_conditions_on_sizes() -> None:
+    program = torch.export.export(Block(), (torch.randn(2, 3, 8),), strict=False)
+    assert hasattr(program, "_guards_code"), "without it every graph is for the example's sizes alone"
+
+
+def test_without_conditions_on_sizes_a_graph_is_for_the_examples_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    export = torch.export.export
+
+    def without(*args: object, **options: object) -> torch.export.ExportedProgram:
+        program = export(*args, **options)  # type: ignore[arg-type]
+        del program._guards_code
+        return program
+
+    monkeypatch.setattr(torch.export, "export", without)
+    graph = capture(Block(), {"x": torch.randn(2, 3, 8)})
+    assert not graph.dynamic and "the conditions on sizes are unknown" in graph.reason
+    guard = Guard(graph)
+    assert guard.leaves({"x": torch.randn(2, 3, 8)}) is not None
+    assert guard.leaves({"x": torch.randn(5, 3, 8)}) is None

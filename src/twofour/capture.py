@@ -240,7 +240,9 @@ def _graph(program: Any, example: Mapping[str, Any], dynamic: bool, reason: str)
         raise CompileError("the forward changes the model", got=", ".join(sorted(odd)), wanted="outputs alone")
     leaves, spec = tree_flatten(dict(example))
     constants = {index: leaf for index, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
-    guards = tuple(getattr(program, "_guards_code", ()))
+    guards = getattr(program, "_guards_code", None)  # torch's own name for it: there is no public one
+    if dynamic and guards is None:
+        raise CompileError("the conditions on sizes are unknown", got=f"torch {torch.__version__}", wanted="its guards")
     reason = reason if not dynamic else ""
     return Graph(
         _unlifted(program),
@@ -248,7 +250,7 @@ def _graph(program: Any, example: Mapping[str, Any], dynamic: bool, reason: str)
         Structure(spec),
         constants,
         Structure(program.call_spec.out_spec),
-        guards,
+        tuple(guards or ()),
         dynamic,
         reason,
     )

@@ -318,3 +318,17 @@ def test_recurrent_and_transposed_layers_stand_in_the_plan() -> None:
     model = nn.ModuleList([nn.LSTM(16, 16), nn.ConvTranspose1d(16, 16, 3), nn.Linear(64, 64)])
     reasons = {layer.name: layer.reason for layer in quick(model).plan.layers}
     assert "LSTM" in reasons["0"] and "ConvTranspose1d" in reasons["1"]
+
+
+def test_whole_numbers_must_be_equal() -> None:
+    class Decides(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.calls = nn.Linear(64, 64), 0
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            self.calls += 1
+            return self.layer(x), torch.tensor(self.calls)
+
+    with pytest.raises(CompileError, match="does not compute what the model does"):
+        quick(Decides(), torch.randn(4, 64))

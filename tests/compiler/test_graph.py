@@ -17,6 +17,7 @@ from twofour.compiler import graph as compiled_graph
 from twofour.compiler import products
 from twofour.compiler.graph import WholeModel
 from twofour.errors import CompileError
+from twofour.packing import pack
 from twofour.patterns import parse
 
 pytestmark = pytest.mark.usefixtures("no_measuring")
@@ -254,3 +255,52 @@ def test_a_small_convolutional_net(caplog: pytest.LogCaptureFixture) -> None:
     for shape in ((1, 3, 8, 8), (2, 3, 12, 6)):
         x = torch.randn(shape)
         close(served(fast, caplog, x), model(x))
+
+
+def test_training_mode_runs_layer_by_layer_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = pruned(nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)))
+    x = torch.randn(8, 64)
+    fast = whole(model, x).train()
+    with caplog.at_level(logging.WARNING, "twofour.compiler"), torch.inference_mode():
+        assert (fast(x) == 0).any() and (fast(x) == 0).any(), "dropout drops"
+    assert caplog.text.count("a call in training mode runs layer by layer") == 1
+    caplog.clear()
+    close(served(fast.eval(), caplog, x), model(x))
+
+
+def test_the_worst_output_counts_and_whole_numbers_are_equal() -> None:
+    large, small, whole_numbers = torch.full((100,), 1e3), torch.ones(4), torch.arange(3)
+    want = large, small, whole_numbers
+    assert compiled_graph.distance((large, small, whole_numbers), want) == 0
+    assert compiled_graph.distance((large, small * 2, whole_numbers), want) == pytest.approx(1)
+    assert compiled_graph.distance((large, small, whole_numbers + 1), want) == torch.inf
+    assert compiled_graph.distance((large, small * torch.nan, whole_numbers), want) == torch.inf
+    assert compiled_graph.distance((large, small[:3], whole_numbers), want) == torch.inf
+    assert compiled_graph.distance((large, torch.full((2,), 1e-9)), (large, torch.zeros(2))) < 1e-6
+
+
+@pytest.mark.parametrize("others", [(True, False), (False, True)])
+def test_weights_of_different_kinds_keep_their_zero_points_when_joined(others: tuple[bool, bool]) -> None:
+    weight = torch.randn(8, 64) + 1
+    weight *= parse("2:4").project(weight, absolute=True)
+    parts = [pack(weight, parse("2:4"), "int4", group=64, symmetric=symmetric) for symmetric in others]
+    torch.testing.assert_close(products.joined(parts), torch.cat([part.unpack() for part in parts]))
+
+
+def test_joined_products_are_timed_in_the_type_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.dtype] = []
+    chosen = products.choose
+
+    def timed(layer: nn.Module, parts: object, tokens: int, activations: torch.dtype) -> tuple[float, float]:
+        seen.append(activations)
+        return 1.0, 2.0
+
+    def measured(*args: object, **options: object) -> object:
+        seen.append(options["activations"])  # type: ignore[arg-type]
+        return chosen(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(products, "together_and_apart", timed)
+    monkeypatch.setattr(products, "choose", measured)
+    example = torch.randint(0, 50, (2, 8)), torch.ones(2, 8)
+    quick(pruned(Encoder(layers=1)).bfloat16(), example, graph=True, dtype="bfloat16")
+    assert seen == [torch.bfloat16, torch.bfloat16]

@@ -57,3 +57,18 @@ def test_a_timed_program_says_what_each_call_took() -> None:
     times = run.seconds([torch.randn(3, 4)], repeats=3)
     assert "linear" in [name for name, _ in times]
     assert all(seconds >= 0 for _, seconds in times)
+
+
+def test_names_of_the_model_and_of_the_program_do_not_meet() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.run = nn.Buffer(torch.randn(3))
+
+        def forward(self, times: Tensor, clock: Tensor, constant_0: Tensor) -> Tensor:
+            return torch.relu(times + clock) * constant_0 + self.run
+
+    model, inputs = Named().eval(), [torch.randn(2, 3) for _ in range(3)]
+    graph = capture(model, dict(zip(("times", "clock", "constant_0"), inputs, strict=True)))
+    torch.testing.assert_close(Program(graph.module)(*inputs)[0], model(*inputs))
+    assert len(Program(graph.module, timed=True).seconds(inputs)) == 4

@@ -95,3 +95,26 @@ def test_constants_are_computed_once() -> None:
     assert counts["constants folded"] == 1
     x = torch.randn(5, 4)
     torch.testing.assert_close(Program(graph.module)(x)[0], Constant()(x))
+
+
+def test_what_the_caller_gets_is_no_constant_and_no_input() -> None:
+    class Copies(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Buffer(torch.arange(4.0))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            y = x.relu()
+            fresh = self.table.clone(), self.table + 0, torch.tensor([1.0, 2.0]), torch.arange(4).float().cos()
+            return (y, y.clone(), x.view(-1).clone(), self.table.view(2, 2).clone().t(), *fresh)
+
+    x = torch.randn(3, 4)
+    graph, _ = captured(Copies(), x)
+    run = Program(graph.module)
+    want = [leaf.clone() for leaf in run(x)]
+    found = run(x)
+    for leaf in found:
+        leaf.add_(1)
+    for got, first, again in zip(found, want, run(x), strict=True):
+        torch.testing.assert_close(got, first + 1)
+        torch.testing.assert_close(again, first)

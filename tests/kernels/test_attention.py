@@ -96,3 +96,17 @@ def test_operands_that_do_not_fit() -> None:
         attention(q, k[:, :, :4], v)
     with pytest.raises(KernelError, match="the mask of attention does not fit"):
         attention(q, k, v, torch.zeros(4, 5))
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("lowest", [torch.finfo(torch.float32).min, -3e38])
+def test_finite_masks_of_any_size(isa: str, queries: int, lowest: float) -> None:
+    q, k, v = operands(1, 2, 1, queries, 21, 16, 16)
+    mask = torch.zeros(queries, 21)
+    mask[0] = lowest
+    check(q, k, v, mask)
+    torch.testing.assert_close(attention(q, k, v, mask)[:, :, 0], v.mean(2), atol=3e-6, rtol=3e-6)
+    mask[0, :7] = -torch.inf
+    check(q, k, v, mask)
+    mask[0, 9] = 0.5
+    check(q, k, v, mask)

@@ -33,6 +33,9 @@ AGREEMENT = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """Computing type -> relative difference beyond which a graph does not compute what the layers do: fusion changes the
 order of sums and leaves out roundings, which bfloat16 and whole numbers magnify."""
 
+NOISE = 1e-3
+"""Size of an output, as a part of the largest output, below which its error is taken relative to that part."""
+
 TIE = 1.05
 """The layers' time over which the graph's must be for it to be given up: it computes the same with fewer calls, so that
 a smaller difference is the noise of a busy machine."""
@@ -133,7 +136,7 @@ class WholeModel:
     def __init__(self, model: nn.Module, guard: Guard, program: Program, graph: Graph) -> None:
         self.model, self.guard, self.program, self.outputs = model, guard, program, graph.outputs
         self.agreement = AGREEMENT[torch.float32]
-        self._warned = False
+        self._said: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model's own forward returns."""
@@ -141,14 +144,15 @@ class WholeModel:
         if torch.compiler.is_compiling():
             return kind.forward(self.model, *args, **kwargs)
         given = bind(_signature(kind), self.model, args, kwargs)
-        leaves = self.guard.leaves(given)
+        leaves = None if self.model.training else self.guard.leaves(given)
         if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves or ()):
             raise inference_only()
         if leaves is not None:
             return self.outputs.value(self.program(*leaves))
-        if not self._warned:
-            self._warned = True
-            logger.warning("a call that the captured graph does not hold for runs layer by layer (said once)")
+        why = "in training mode" if self.model.training else "that the captured graph does not hold for"
+        if why not in self._said:
+            self._said.add(why)
+            logger.warning("a call %s runs layer by layer (said once)", why)
         return kind.forward(self.model, *args, **kwargs)
 
 
@@ -211,15 +215,25 @@ def _difference(runner: WholeModel, leaves: Sequence[Any]) -> float | None:
 
 
 def distance(found: Sequence[Any], want: Sequence[Any]) -> float:
-    """Return the relative difference of output leaves; infinite where their shapes differ."""
-    total = error = 0.0
-    for got, wanted in zip(found, want, strict=True):
-        if isinstance(wanted, Tensor) and wanted.is_floating_point():
-            if got.shape != wanted.shape:
-                return float("inf")
-            error += float((got.double() - wanted.double()).square().sum())
-            total += float(wanted.double().square().sum())
-    return (error / total) ** 0.5 if total else error**0.5
+    """Return the largest relative difference of output leaves; infinite where shapes or whole numbers differ.
+
+    A leaf smaller than `NOISE` of the largest one is compared with that, so that what cancels to nearly zero counts as
+    zero.
+    """
+    pairs = [(got, wanted) for got, wanted in zip(found, want, strict=True) if isinstance(wanted, Tensor)]
+    if any(got.shape != wanted.shape or not (is_real(wanted) or torch.equal(got, wanted)) for got, wanted in pairs):
+        return math.inf
+    real = [(got.double(), wanted.double()) for got, wanted in pairs if is_real(wanted) and wanted.numel()]
+    sizes = [float(wanted.square().mean()) ** 0.5 for _, wanted in real]
+    least = NOISE * max(sizes, default=0.0)
+    errors = [float((got - wanted).square().mean()) ** 0.5 for got, wanted in real]
+    ratios = [error / (max(size, least) or 1.0) for error, size in zip(errors, sizes, strict=True)]
+    return max(ratios, default=0.0) if all(map(math.isfinite, ratios)) else math.inf
+
+
+def is_real(leaf: Any) -> bool:
+    """Tell whether an output is a tensor of rounded numbers, which no other engine computes to the last bit."""
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def by_layers(model: nn.Module, given: Mapping[str, Any], forward: Callable[..., Any] | None = None) -> Any:

@@ -59,7 +59,7 @@ class Plan:
         tokens: Token counts that were measured besides the example's.
         threads: Threads the times were measured with.
         isa: Instruction-set level of the kernels.
-        error: Relative error ||compiled - masked|| / ||masked|| on the example, or None without one.
+        error: Relative error ||compiled - masked|| / ||masked|| of the worst output on the example; None without one.
         group: Inputs that share a scale in int4.
         symmetric: Whether int4 has no zero points.
         account: What became of graph=True, and where the whole model's time goes; None without it.

@@ -19,7 +19,7 @@ from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.plan import LayerPlan
 from twofour.errors import TwofourError
 from twofour.graph import Product, Source
-from twofour.graph.base import insert, product
+from twofour.graph.base import insert, product, value
 from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.measure import compare
 from twofour.packing import Header, Packed
@@ -56,7 +56,7 @@ def place(
         if not waiting:
             break
         node = waiting.pop(0)
-        layer = placer.layer(node.meta["product"], sizes.tokens(node))
+        layer = placer.layer(node.meta["product"], sizes.tokens(node), value(node.args[0]).dtype)
         if layer is None:
             waiting = _separate(node) + waiting
             continue
@@ -100,7 +100,7 @@ class _Placer:
         self.footprint = sum(4 * layer.in_features * layer.out_features for layer in layers.values())
         self.plans: list[LayerPlan] = []
 
-    def layer(self, product: Product, tokens: int) -> ProductLayer | None:
+    def layer(self, product: Product, tokens: int, activations: torch.dtype) -> ProductLayer | None:
         """Return the layer for one product, or None where its parts are faster apart.
 
         A product that is one compiled layer has that layer's weights and ladder.
@@ -115,7 +115,7 @@ class _Placer:
             return None  # their weights carry different ranges of the input
         weights = [self.weight(source) for source in product.sources]
         biases = [self.bias(source) for source in product.sources]
-        return self.measured(product, joined(weights), _joined_bias(biases, product), tokens)
+        return self.measured(product, joined(weights), _joined_bias(biases, product), tokens, activations)
 
     def weight(self, source: Source) -> Packed | Tensor:
         """Return the rows of one source, packed where they are 2:4."""
@@ -131,7 +131,7 @@ class _Placer:
         return getattr(self.module, source.bias.replace(".", "__")) if source.bias else None
 
     def measured(
-        self, product: Product, weight: Packed | Tensor, bias: Tensor | None, tokens: int
+        self, product: Product, weight: Packed | Tensor, bias: Tensor | None, tokens: int, activations: torch.dtype
     ) -> ProductLayer | None:
         """Choose kernels for a weight that no compiled layer has; None where its parts are faster apart."""
         name = _name([source.layer or source.weight.removesuffix(".weight") for source in product.sources])
@@ -149,6 +149,7 @@ class _Placer:
                 cache=self.cache,
                 example=tokens,
                 dtype=terms.encoding.dtype,
+                activations=activations,
                 epilogue=product.epilogue,
                 quantization=quantization,
             )
@@ -158,8 +159,8 @@ class _Placer:
         layer = ProductLayer(name, columns, rows, choice.ladder, prepared, bias, product.epilogue)
         layer.quantization = quantization
         if len(parts) > 1:
-            key = (*(part.ladder_text for part in parts), rows, columns, tokens)
-            self.compared[key] = self.compared.get(key) or together_and_apart(layer, parts, tokens)
+            key = (*(part.ladder_text for part in parts), rows, columns, tokens, activations)
+            self.compared[key] = self.compared.get(key) or together_and_apart(layer, parts, tokens, activations)
             together, apart = self.compared[key]
             why = f"joined: {1e3 * together:.4f} ms, {1e3 * apart:.4f} ms apart"
             if apart < together:
@@ -169,9 +170,12 @@ class _Placer:
         return layer
 
 
-def together_and_apart(layer: CompiledLinear, parts: Sequence[CompiledLinear], tokens: int) -> tuple[float, float]:
+def together_and_apart(
+    layer: CompiledLinear, parts: Sequence[CompiledLinear], tokens: int, activations: torch.dtype
+) -> tuple[float, float]:
     """Return the median seconds of a joined product, and of its parts one after the other, measured in turns."""
-    x = torch.randn(tokens, layer.in_features, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(tokens, layer.in_features, generator=generator, dtype=torch.float32).to(activations)
     clock = "thread" if native.threads() == 1 else "wall"
     calls = {"together": [lambda: layer(x)], "apart": [lambda: [part(x) for part in parts]]}
     record = compare(calls, repeats=7, seconds=0.2, weights="hot", clock=clock)
@@ -202,7 +206,7 @@ def joined(weights: Sequence[Packed | Tensor]) -> Packed | Tensor:
     if len(weights) == 1:
         return weights[0]
     packed = [weight for weight in weights if isinstance(weight, Packed)]
-    kinds = {(weight.header.pattern, weight.header.dtype, weight.header.group) for weight in packed}
+    kinds = {_kind(weight) for weight in packed}
     if len(packed) < len(weights) or len(kinds) > 1:
         return torch.cat([weight.unpack() if isinstance(weight, Packed) else weight for weight in weights])
     first = packed[0]
@@ -216,6 +220,11 @@ def joined(weights: Sequence[Packed | Tensor]) -> Packed | Tensor:
     values, indices = part("values"), part("indices")
     assert values is not None and indices is not None
     return Packed(header, values, indices, part("scales"), part("zeros"))
+
+
+def _kind(weight: Packed) -> tuple[object, ...]:
+    header = weight.header
+    return header.pattern, header.dtype, header.group, weight.scales is None, weight.zeros is None
 
 
 def _joined_bias(biases: Sequence[Tensor | None], product: Product) -> Tensor | None:

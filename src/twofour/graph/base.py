@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -106,6 +107,19 @@ def calls(graph: fx.Graph, *targets: Any) -> list[Any]:
 def argument(node: fx.Node, index: int, name: str, default: Any = None) -> Any:
     """Return an argument given by position or by keyword."""
     return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
+
+
+def escapes(node: fx.Node) -> bool:
+    """Tell whether the node's memory, or a view of it, may be an output of the graph."""
+    return any(user.op == "output" or (_may_view(user) and escapes(user)) for user in node.users)
+
+
+def _may_view(node: fx.Node) -> bool:
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        views = any(returned.alias_info for returned in target._schema.returns)
+        return views or target in (aten.dropout.default, aten.feature_dropout.default)
+    return target is operator.getitem
 
 
 def replace_with(node: fx.Node, new: fx.Node) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from twofour.graph.base import Rule, value
+from twofour.graph.base import Rule, escapes, value
 
 LARGEST = 1 << 20
 """Elements a folded constant may have: a table that is larger than its sources is not worth its bytes."""
@@ -46,6 +46,8 @@ def _foldable(node: fx.Node, known: dict[fx.Node, Any]) -> bool:
         return False
     if torch.Tag.nondeterministic_seeded in overload.tags or any(not isinstance(size, int) for size in found.shape):
         return False
+    if escapes(node):
+        return False  # the caller may change what it gets
     # A product of a weight is not a constant anyone wants twice in memory.
     if found.numel() > LARGEST or (found.is_floating_point() and found.numel() > 4096):
         return False

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from twofour.graph.base import Rule, argument, aten, calls, replace_with, same_size, value
+from twofour.graph.base import Rule, argument, aten, calls, escapes, replace_with, same_size, value
 
 _ALWAYS = (
     aten.alias.default,
@@ -24,6 +24,7 @@ _CASTS = (
     aten._to_copy.default,
 )
 _RESHAPES = (aten.view.default, aten.reshape.default, aten.expand.default, aten._unsafe_view.default)
+_FRESH = (aten.lift_fresh_copy.default, aten._to_copy.default, aten.clone.default, aten.add.Tensor)
 _COPIES = (aten.contiguous.default, aten.clone.default)
 
 
@@ -45,6 +46,8 @@ def _nothing(node: fx.Node) -> bool:
     if not isinstance(x, Tensor) or not isinstance(y, Tensor) or x.dtype != y.dtype:
         return False
     target = node.target
+    if target in _FRESH and escapes(node):
+        return False  # the caller may change what it gets, not the model's constant or its own input
     if target in _ALWAYS or target in _CASTS:
         return x.device == y.device
     if target in (aten.dropout.default, aten.feature_dropout.default):

@@ -55,8 +55,8 @@ class Program:
         writer = _Writer(module, layers or {})
         last = _last_uses(module.graph)
         inputs = ", ".join(node.name for node in module.graph.nodes if node.op == "placeholder")
-        clock = ["    times.append(clock())"] if timed else []
-        lines = [f"def run({inputs}):", *clock]
+        clock = ["    __times.append(__clock())"] if timed else []
+        lines = [f"def __run({inputs}):", *clock]
         self.labels: list[str] = []
         for node in module.graph.nodes:
             if (line := writer.line(node)) is None:
@@ -85,7 +85,7 @@ class Program:
         times: list[float] = []
         # One thread's processor time is honest on a shared machine; several threads take wall time.
         clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-        run = self._compiled({"times": times, "clock": clock})
+        run = self._compiled({"__times": times, "__clock": clock})
         runs: list[list[float]] = []
         for _ in range(repeats + 1):
             times.clear()
@@ -97,8 +97,8 @@ class Program:
     def _compiled(self, extra: dict[str, Any]) -> Callable[..., tuple[Any, ...]]:
         names = {**self.names, **extra}
         exec(self.text, names)  # text written above from torch's operators, nothing from a file
-        self._run = names["run"]
-        return names["run"]
+        self._run = names["__run"]
+        return names["__run"]
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's operators cannot be pickled: their names can.
@@ -196,8 +196,8 @@ class _Writer:
         return self.constant(value)
 
     def constant(self, value: Any) -> str:
-        """Return a global name for `value`."""
-        name = f"constant_{len(self.names)}"
+        """Return a global name for `value`, with underscores before it that no parameter or buffer has."""
+        name = f"__constant_{len(self.names)}"
         self.names[name] = value
         return name
 

@@ -156,7 +156,10 @@ struct Blocks {
       const int64_t left = seen - j < V::width ? seen - j : V::width;
       reg s = V::load(scores + j, left);
       if (a.mask_kind == AttentionMask::add) {
-        s = V::fma(V::load(static_cast<const float*>(a.mask) + offset + j, left), V::all(kLog2E), s);
+        // A finite mask near -FLT_MAX overflows in units of ln 2; the bound is NaN where the mask is infinite, and the
+        // second operand of a maximum with NaN is the answer: true infinities stay.
+        const reg mask = V::load(static_cast<const float*>(a.mask) + offset + j, left);
+        s = V::max(V::fma(mask, V::zero(), V::all(-__FLT_MAX__)), V::fma(mask, V::all(kLog2E), s));
       } else if (a.mask_kind == AttentionMask::keep) {
         s = V::where_byte(static_cast<const uint8_t*>(a.mask) + offset + j, left, s, hidden);
       }
