@@ -304,3 +304,17 @@ def test_joined_products_are_timed_in_the_type_of_the_model(monkeypatch: pytest.
     example = torch.randint(0, 50, (2, 8)), torch.ones(2, 8)
     quick(pruned(Encoder(layers=1)).bfloat16(), example, graph=True, dtype="bfloat16")
     assert seen == [torch.bfloat16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_weights_left_to_torch_are_not_rounded(dtype: str) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    model = twofour.prune(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), "2:4").eval()
+    example = torch.randn(4, 1, 64)
+    layers = twofour.compile(model, example, dtype=dtype, tokens=(1, 8))
+    graph = twofour.compile(model, example, dtype=dtype, tokens=(1, 8), graph=True)
+    assert "differs" not in graph.plan.account.reason, graph.plan.account.reason
+    kernels = [row.kernel for row in graph.plan.layers if row.name.endswith("in_proj_weight")]
+    assert all(dtype not in kernel for kernel in kernels)
+    assert graph.plan.error <= 1.2 * layers.plan.error

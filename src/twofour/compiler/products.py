@@ -139,6 +139,9 @@ class _Placer:
         terms = self.terms
         parts = [self.layers[source.layer] for source in product.sources if source.layer in self.layers]
         quantization = parts[0].quantization if parts else DYNAMIC  # joined layers have one input, so one range
+        # A dense weight that the layers leave to torch keeps its own numbers: rounding it would be a surprise.
+        rounded = parts or isinstance(weight, Packed)
+        dtype = terms.encoding.dtype if rounded else str(activations).removeprefix("torch.")
         try:
             choice = choose(
                 weight,
@@ -148,7 +151,7 @@ class _Placer:
                 footprint=self.footprint,
                 cache=self.cache,
                 example=tokens,
-                dtype=terms.encoding.dtype,
+                dtype=dtype,
                 activations=activations,
                 epilogue=product.epilogue,
                 quantization=quantization,
