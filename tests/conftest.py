@@ -1,6 +1,9 @@
 """Shared by all tests: poisoned outputs, where data lives, and each instruction set this machine has."""
 
 import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -35,6 +38,29 @@ def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
 def isa_levels() -> list[str]:
     """Instruction-set levels of this CPU, slowest first."""
     return [level for level in native.ISA_LEVELS if native.extension().cpu_has(level)]
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch and the kernels use `count` threads inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def assert_undisturbed(
+    call: Callable[[torch.Tensor], torch.Tensor], inputs: Sequence[torch.Tensor], want: Sequence[torch.Tensor]
+) -> None:
+    """Call with every input from a Python thread of its own, again and again: the answers are the same bits."""
+
+    def same(index: int) -> bool:
+        return all(torch.equal(call(inputs[index]), want[index]) for _ in range(20))
+
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        assert all(pool.map(same, range(len(inputs))))
 
 
 def runs(instruction_set: str) -> bool:

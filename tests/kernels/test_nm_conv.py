@@ -1,16 +1,12 @@
 """Every convolution row against float64, at odd sizes, with poisoned outputs (conftest fills torch.empty)."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.conftest import isa_levels
+from tests.conftest import assert_undisturbed, isa_levels, threads
 from twofour.errors import KernelError, PackingError
 from twofour.kernels import convolutions, find_convolution
 from twofour.kernels.conv import ConvKernel, Geometry
@@ -55,16 +51,6 @@ def assert_convolution(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
     assert torch.isfinite(y).all()
     sizes = nm_conv_reference(x.double().abs(), weight.abs(), bias if bias is None else bias.abs(), geometry)
     assert (y.double() - want).norm() <= 4 * EPSILON * sizes.norm()
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_rows_that_cannot_run_here_are_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,19 +141,7 @@ def test_calls_from_several_threads_do_not_disturb_each_other(row: ConvKernel) -
     prepared = row.prepare(sparse(geometry), geometry)
     inputs = [torch.randn(n, 32, 4 + n, 9) for n in (1, 2, 3)]
     want = [row.run(x, prepared, None, geometry) for x in inputs]
-    wrong: list[int] = []
-
-    def work(index: int) -> None:
-        for _ in range(10):
-            if not torch.equal(row.run(inputs[index], prepared, None, geometry), want[index]):
-                wrong.append(index)
-
-    workers = [threading.Thread(target=work, args=(index,)) for index in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not wrong
+    assert_undisturbed(lambda x: row.run(x, prepared, None, geometry), inputs, want)
 
 
 @given(channels=st.integers(1, 50), out=st.integers(1, 9), height=st.integers(1, 5), width=st.integers(1, 5))

@@ -1,15 +1,11 @@
 """Every row of the native table against float64, at odd shapes, with poisoned outputs (conftest fills torch.empty)."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import runs
+from tests.conftest import assert_undisturbed, runs, threads
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels import find, matmul, rows, select
@@ -37,16 +33,6 @@ def assert_product(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias:
     assert torch.isfinite(y).all()
     bound = 4 * EPSILON * x.shape[-1] ** 0.5 * x.double().norm() * weight.double().norm()
     assert (y.double() - want).norm() <= bound + EPSILON * want.norm()
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_rows_that_cannot_run_here_are_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,19 +119,7 @@ def test_calls_from_several_threads_do_not_disturb_each_other(row: NativeMatmul)
     packed = pack(weight, "2:4")
     inputs = [torch.randn(tokens, 128) for tokens in (1, 16, 33, 70)]
     want = [matmul(x, packed, kernel=row.name) for x in inputs]
-    wrong: list[int] = []
-
-    def work(index: int) -> None:
-        for _ in range(20):
-            if not torch.equal(matmul(inputs[index], packed, kernel=row.name), want[index]):
-                wrong.append(index)
-
-    workers = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not wrong
+    assert_undisturbed(lambda x: matmul(x, packed, kernel=row.name), inputs, want)
 
 
 @pytest.mark.parametrize("layout", sorted({row.layout for row in ROWS}))

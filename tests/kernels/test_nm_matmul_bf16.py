@@ -1,13 +1,11 @@
 """The bfloat16 rows against float64 on the rounded operands, at odd shapes, with poisoned outputs."""
 
-import threading
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import runs
+from tests.conftest import assert_undisturbed, runs
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels import matmul, rows, select
@@ -169,19 +167,7 @@ def test_calls_from_several_threads_do_not_disturb_each_other(row: NativeMatmul)
     packed = packed_of(sparse(96, 128))
     inputs = [torch.randn(tokens, 128) for tokens in (1, 16, 33, 70)]
     want = [matmul(x, packed, kernel=row.name) for x in inputs]
-    wrong: list[int] = []
-
-    def work(index: int) -> None:
-        for _ in range(20):
-            if not torch.equal(matmul(inputs[index], packed, kernel=row.name), want[index]):
-                wrong.append(index)
-
-    workers = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not wrong
+    assert_undisturbed(lambda x: matmul(x, packed, kernel=row.name), inputs, want)
 
 
 @pytest.mark.parametrize("layout", ["bf16_panels", "bf16_rows"])

@@ -1,6 +1,5 @@
 """int4 weights under 2:4: every row of the table against the product with the dequantised weight in float64."""
 
-import threading
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import runs
+from tests.conftest import assert_undisturbed, runs
 from twofour import native
 from twofour.errors import PackingError
 from twofour.kernels import find, matmul, rows
@@ -120,19 +119,7 @@ def test_calls_from_several_threads_do_not_disturb_each_other(row: NativeMatmul)
     packed = packed_weight(96, 128, 32, True)
     inputs = [torch.randn(tokens, 128) for tokens in (1, 3, 8, 17)]
     want = [matmul(x, packed, kernel=row.name) for x in inputs]
-    wrong: list[int] = []
-
-    def work(index: int) -> None:
-        for _ in range(20):
-            if not torch.equal(matmul(inputs[index], packed, kernel=row.name), want[index]):
-                wrong.append(index)
-
-    workers = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not wrong
+    assert_undisturbed(lambda x: matmul(x, packed, kernel=row.name), inputs, want)
 
 
 @given(out=st.integers(1, 130), groups=st.integers(1, 6), group=st.sampled_from([32, 64, 128]),

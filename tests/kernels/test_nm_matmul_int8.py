@@ -1,8 +1,5 @@
 """int8 rows of the native table: the same bits as the reference, at odd shapes, with poisoned outputs."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -11,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.conftest import runs
+from tests.conftest import assert_undisturbed, runs, threads
 from twofour.errors import KernelError
 from twofour.kernels import matmul, rows, select
 from twofour.kernels.epilogue import Epilogue
@@ -52,16 +49,6 @@ def run(row: NativeMatmul, x: Tensor, packed: Packed, bias: Tensor | None, quant
 def assert_same(y: Tensor, want: Tensor) -> None:
     assert (y.shape, y.dtype) == (want.shape, want.dtype)
     assert torch.equal(y, want), f"{int((y != want).sum())} of {y.numel()} differ"
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_rows_that_cannot_run_here_are_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,19 +171,7 @@ def test_calls_from_several_threads_do_not_disturb_each_other(row: NativeMatmul)
     prepared = row.prepare(packed)
     inputs = [random(tokens, 128) for tokens in (1, 16, 33, 70)]
     want = [nm_matmul_int8_reference(x, packed) for x in inputs]
-    wrong: list[int] = []
-
-    def work(index: int) -> None:
-        for _ in range(20):
-            if not torch.equal(row.run(inputs[index], prepared, None, 96), want[index]):
-                wrong.append(index)
-
-    workers = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not wrong
+    assert_undisturbed(lambda x: row.run(x, prepared, None, 96), inputs, want)
 
 
 @given(out=st.integers(1, 200), groups=st.integers(1, 40), seed=st.integers(0, 2**31))

@@ -70,6 +70,21 @@ def supports(instruction_set: str) -> bool:
     return level(instruction_set) <= ISA_LEVELS.index(isa()) and _cpu_has(instruction_set)
 
 
+def best_row(table: str) -> int:
+    """Return the index of the row of the highest level that may run here and now.
+
+    Args:
+        table: Operation whose table it is: "norm", "attention".
+    """
+    return _best_row(table, os.environ.get("TWOFOUR_ISA"))
+
+
+@cache
+def _best_row(table: str, cap: str | None) -> int:
+    rows = getattr(extension(), f"{table}_rows")()
+    return max((index for index, (_, isa) in enumerate(rows) if supports(isa)), key=lambda index: level(rows[index][1]))
+
+
 @cache
 def _cpu_has(instruction_set: str) -> bool:
     return extension().cpu_has(instruction_set)

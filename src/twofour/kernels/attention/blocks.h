@@ -6,6 +6,7 @@
 
 #include "attention.h"
 #include "native/vector_exp.h"
+#include "native/whole.h"
 
 namespace {
 
@@ -14,8 +15,6 @@ using twofour::AttentionMask;
 
 // Scores are kept in units of ln 2, so that softmax needs 2^x alone.
 constexpr float kLog2E = 1.44269504f;
-
-constexpr int64_t rounded(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
 
 // `kRows` queries by `kColumns` vectors of keys (or of value columns) are summed in registers.
 template <class V, int kRows, int kColumns>
@@ -29,10 +28,10 @@ struct Blocks {
     int64_t score_stride, keys, values, queries, scores;
     // The scores' row is lengthened by a cache line, so that rows do not meet in the same cache set.
     explicit Plan(const Attention& a)
-        : score_stride(rounded(a.keys, kWide) + 16),
-          keys(rounded(rounded(a.keys, kWide) * a.width, 16)),
-          values(rounded(a.keys * rounded(a.value_width, kWide), 16)),
-          queries(rounded(kRows * a.width, 16)),
+        : score_stride(round_up(a.keys, kWide) + 16),
+          keys(round_up(round_up(a.keys, kWide) * a.width, 16)),
+          values(round_up(a.keys * round_up(a.value_width, kWide), 16)),
+          queries(round_up(kRows * a.width, 16)),
           scores(kRows * score_stride) {}
     int64_t bytes() const { return 4 * (keys + values + queries + scores); }
   };
@@ -67,7 +66,7 @@ struct Blocks {
   // Writes keys (keys, width) as panels of kWide keys side by side, zeros behind the last one.
   static void pack_keys(const Attention& a, const float* k, float* panels) {
     constexpr int kWidth = V::width;
-    for (int64_t key = 0; key < rounded(a.keys, kWide); key += kWidth) {
+    for (int64_t key = 0; key < round_up(a.keys, kWide); key += kWidth) {
       float* panel = panels + key / kWide * kWide * a.width + key % kWide;
       const int64_t present = a.keys - key < kWidth ? a.keys - key : kWidth;
       for (int64_t column = 0; column < a.width; column += kWidth) {

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -42,13 +39,6 @@ def attention(
     return _attention(q, k, v, mask, scale, causal)
 
 
-@cache
-def _row(cap: str | None) -> int:
-    """Return the index of the row of the highest instruction set that `cap` allows."""
-    rows = native.extension().attention_rows()
-    return max((i for i, (_, isa) in enumerate(rows) if native.supports(isa)), key=lambda i: native.level(rows[i][1]))
-
-
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None, causal: bool = False
 ) -> Tensor:
@@ -62,7 +52,7 @@ def _attention(
         mask, kind = _mask(mask, (batch, heads, queries, keys))
         address, steps = mask.data_ptr(), mask.stride()[:3]
     native.extension().attention(
-        _row(os.environ.get("TWOFOUR_ISA")),
+        native.best_row("attention"),
         (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), address),
         (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], to[0], to[2], to[1], *steps),
         sizes,

@@ -12,7 +12,7 @@ template <class V>
 struct FewQueries {
   using reg = typename V::reg;
 
-  static int64_t bytes(const Attention& a) { return 4 * rounded(a.keys, 16); }
+  static int64_t bytes(const Attention& a) { return 4 * round_up(a.keys, 16); }
 
   static void run(const Attention& a, int64_t begin, int64_t end, float* scores) {
     for (int64_t item = begin; item < end; ++item) {

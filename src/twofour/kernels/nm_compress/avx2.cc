@@ -1,6 +1,5 @@
 #include <immintrin.h>
 
-
 #include "codes.h"
 #include "nm_compress.h"
 #include "patterns/keep_avx2.h"

@@ -57,7 +57,7 @@ struct ConvBlocks {
     char* at = static_cast<char*>(args.workspace);
     const auto take = [&](int64_t count) {
       char* from = at;
-      at += up_div(count, 16) * 64;
+      at += ceil_div(count, 16) * 64;
       return from;
     };
     zeros = reinterpret_cast<float*>(take(plan.zero_floats));
@@ -80,7 +80,7 @@ struct ConvBlocks {
     for (int64_t kh = 0; kh < a.height.taps; kh++)
       for (int64_t c0 = 0; c0 < plan.channels; c0 += kConvBlock)
         for (int64_t kw = 0; kw < a.width.taps; kw++)
-          for (int64_t c = c0; c < smaller(c0 + kConvBlock, plan.channels); c++)
+          for (int64_t c = c0; c < least(c0 + kConvBlock, plan.channels); c++)
             *to++ = ((height.tap[kh] * plan.channels + c) * plan.line + width.tap[kw]) * V::width * 4;
     for (; to < table + plan.table_ints; to++) *to = 0;
   }
@@ -150,13 +150,13 @@ struct ConvBlocks {
     const char* group = a.weight + strip.group * a.weight_bytes;
     int64_t last[kPanelTile];
     const int64_t inputs = plan.channels * a.height.taps * a.width.taps, end = (plan.tiles - 1) * kPanelTile;
-    const float* none = zeros + up_div(plan.channels, 16) * 16;  // what weights behind the last input multiply
+    const float* none = zeros + ceil_div(plan.channels, 16) * 16;  // what weights behind the last input multiply
     for (int64_t i = 0; i < kPanelTile; i++)
       last[i] = end + i < inputs ? table[end + i] : reinterpret_cast<const char*>(none) - base;
     for (int64_t t = 0; t < plan.tiles; t++)
       for (int64_t m = m0; m < m1; m += kPairRows) {
         const char* weight = group + (m / kPairRows * plan.tiles + t) * kPairTileBytes;
-        const int64_t pairs = up_div(smaller(kPairRows, m1 - m), 2);
+        const int64_t pairs = ceil_div(least(kPairRows, m1 - m), 2);
         float* to = mine + (m - m0) * used * V::width;
         if (even())
           add_some<V, EvenInputs, Wide>(static_cast<int>(used), weight, pairs,
@@ -173,13 +173,13 @@ struct ConvBlocks {
     team.share(height.positions * width.positions, 1, &begin, &end);
     for (int64_t p = begin; p < end; p++) pack_position(strip, p / width.positions, p % width.positions);
     team.barrier();
-    const int64_t chunks = up_div(plan.rows, plan.chunk);
+    const int64_t chunks = ceil_div(plan.rows, plan.chunk);
     team.share(strip.rows * plan.panels * chunks, 1, &begin, &end);
-    float* mine = sums + team.me * up_div(plan.sums_floats, 16) * 16;
+    float* mine = sums + team.me * ceil_div(plan.sums_floats, 16) * 16;
     for (int64_t item = begin; item < end; item++) {
       const int64_t m = item % chunks * plan.chunk, panel = item / chunks % plan.panels * plan.vectors;
-      multiply(strip, item / chunks / plan.panels, panel, smaller(plan.vectors, plan.block_w - panel), m,
-               smaller(m + plan.chunk, plan.rows), mine);
+      multiply(strip, item / chunks / plan.panels, panel, least(plan.vectors, plan.block_w - panel), m,
+               least(m + plan.chunk, plan.rows), mine);
     }
     team.barrier();  // the packed input is still being read
   }
@@ -194,7 +194,7 @@ struct ConvBlocks {
         const LaneMap<V> output(plan, image, a.images, {a.height.output, a.width.output, a.out_channels}, plan.block_h,
                                 plan.block_w);
         for (int64_t row = 0; row < plan.block_h; row += plan.strip)
-          run_strip({group, row, smaller(plan.strip, plan.block_h - row), input, output}, team);
+          run_strip({group, row, least(plan.strip, plan.block_h - row), input, output}, team);
       }
   }
 };

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "native/compiler.h"
+#include "native/whole.h"
 #include "nm_conv.h"
 
 namespace {
@@ -17,9 +18,6 @@ using twofour::kConvTaps;
 using twofour::NmConv;
 
 constexpr int64_t kStripBytes = 1 << 20;  // packed input of a strip: about a second-level cache
-
-TWOFOUR_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-TWOFOUR_INLINE int64_t up_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // One axis of the packed input of `count` output positions. The input pixels that a tap meets are `stride` apart, so
 // pixels of one remainder (phase) modulo the stride stand together; what no tap meets is not stored.
@@ -62,7 +60,7 @@ struct ConvPlan {
   explicit ConvPlan(const NmConv& a) {
     channels = a.in_channels / a.groups;
     rows = a.out_channels / a.groups;
-    tiles = up_div(channels * a.height.taps * a.width.taps, 64);
+    tiles = ceil_div(channels * a.height.taps * a.width.taps, 64);
     double best = 0;
     for (int64_t n = 1; n <= V::width; n *= 2)
       for (int64_t h = 1; n * h <= V::width; h *= 2) {
@@ -71,33 +69,33 @@ struct ConvPlan {
         best = found;
         lanes_n = n, lanes_h = h, lanes_w = V::width / n / h;
       }
-    block_h = up_div(a.height.output, lanes_h);
-    block_w = up_div(a.width.output, lanes_w);
-    panels = up_div(block_w, Wide);
-    vectors = up_div(block_w, panels);
+    block_h = ceil_div(a.height.output, lanes_h);
+    block_w = ceil_div(a.width.output, lanes_w);
+    panels = ceil_div(block_w, Wide);
+    vectors = ceil_div(block_w, panels);
     line = PackedAxis(a.width, block_w).positions | 1;
     strip = block_h;
     while (strip > 1 && strip_floats(a, strip) * 4 > kStripBytes) strip--;
-    strip = up_div(block_h, up_div(block_h, strip));
+    strip = ceil_div(block_h, ceil_div(block_h, strip));
     packed_floats = strip_floats(a, strip);
-    zero_floats = up_div(channels, 16) * 16 + Wide * V::width;
+    zero_floats = ceil_div(channels, 16) * 16 + Wide * V::width;
     table_ints = tiles * 64;
     chunk = a.threads > 1 && strip * panels < 4 * a.threads ? 96 : 384;
-    sums_floats = (smaller(chunk, rows) + 1) * vectors * V::width;  // pairs may add a row of zeros
+    sums_floats = (least(chunk, rows) + 1) * vectors * V::width;  // pairs may add a row of zeros
   }
   int64_t strip_floats(const NmConv& a, int64_t count) const {
     return PackedAxis(a.height, count).positions * channels * line * V::width;
   }
   int64_t bytes(int64_t threads) const {
-    const auto round = [](int64_t n) { return up_div(n, 16) * 64; };
+    const auto round = [](int64_t n) { return ceil_div(n, 16) * 64; };
     const int64_t shared = round(zero_floats) + round(2 * table_ints) + round(packed_floats);
     return shared + (threads > 1 ? threads : 1) * round(sums_floats);
   }
   // Slots of the two multiply-add ports: 64 a vector and tile of a pair of rows, half a slot for each of its 44 loads
   // and of 64 weights; and about 6 cycles to pack a vector of one input channel.
   double cost(const NmConv& a, int64_t n, int64_t h, int64_t w) const {
-    const int64_t groups = up_div(a.images, n), high = up_div(a.height.output, h), wide = up_div(a.width.output, w);
-    const double products = static_cast<double>(tiles * up_div(rows, 2)) * (86 * wide + 32 * up_div(wide, Wide)) / 2;
+    const int64_t groups = ceil_div(a.images, n), high = ceil_div(a.height.output, h), wide = ceil_div(a.width.output, w);
+    const double products = static_cast<double>(tiles * ceil_div(rows, 2)) * (86 * wide + 32 * ceil_div(wide, Wide)) / 2;
     const double pack = 6.0 * static_cast<double>(PackedAxis(a.height, high).positions * channels *
                                                   PackedAxis(a.width, wide).positions);
     return static_cast<double>(groups) * (static_cast<double>(high) * products + pack);

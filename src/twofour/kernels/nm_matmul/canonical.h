@@ -5,13 +5,12 @@
 #include <cstdint>
 #include <cstring>
 
+#include "native/whole.h"
+
 namespace {
 
 // Two groups of the legal code (0, 1), used for inputs past `in` and rows past `out`; their values are zero.
 constexpr uint8_t kPaddingByte = 0x44;
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 struct Canonical {
   int64_t in;

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -42,13 +39,6 @@ def norm_in_place(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: fl
     return _norm(x, weight, bias, eps, centred, into=x if x.is_contiguous() else None)
 
 
-@cache
-def _row(cap: str | None) -> int:
-    """Return the index of the row of the highest instruction set that `cap` allows."""
-    rows = native.extension().norm_rows()
-    return max((i for i, (_, isa) in enumerate(rows) if native.supports(isa)), key=lambda i: native.level(rows[i][1]))
-
-
 def _norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool = True, into: Tensor | None = None
 ) -> Tensor:
@@ -63,7 +53,7 @@ def _norm(
     x = x.contiguous()
     y = torch.empty(x.shape, dtype=torch.float32) if into is None else into
     native.extension().norm(
-        _row(os.environ.get("TWOFOUR_ISA")),
+        native.best_row("norm"),
         x.data_ptr(),
         width,
         0 if weight is None else weight.data_ptr(),

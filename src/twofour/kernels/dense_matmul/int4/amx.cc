@@ -25,30 +25,7 @@ struct Dense {
       _mm512_store_si512(to + (2 * s + 1) * 64, _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble));
     }
   }
-  static TWOFOUR_INLINE void multiply_even(bool starts, bool ends, int32_t* to) {
-    if (starts) {
-      _tile_zero(0);
-      _tile_zero(1);
-    }
-    _tile_dpbsud(0, 4, 5);
-    _tile_dpbsud(1, 4, 6);
-    if (ends) {
-      _tile_stored(0, to, 64);
-      _tile_stored(1, to + 256, 64);
-    }
-  }
-  static TWOFOUR_INLINE void multiply_odd(bool starts, bool ends, int32_t* to) {
-    if (starts) {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
-    _tile_dpbsud(2, 4, 5);
-    _tile_dpbsud(3, 4, 6);
-    if (ends) {
-      _tile_stored(2, to, 64);
-      _tile_stored(3, to + 256, 64);
-    }
-  }
+  TWOFOUR_TILE_PRODUCTS(_tile_dpbsud)
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "kernels/nm_matmul/nm_matmul.h"
 #include "native/team.h"
+#include "native/whole.h"
 #include "tile_unit.h"
 #include "tiles_layout.h"
 
@@ -30,9 +31,6 @@ constexpr int64_t kBlockSteps = 8, kRingSteps = 4;
 constexpr int64_t kAhead = 2;
 constexpr int64_t kFar = 16384, kNear = 2304;  // packed weights are prefetched so far ahead into L2, into L1
 
-inline int64_t tiles_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
-inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
 // How the tokens are cut: pairs of 16-token tiles, as many per pass over the weights as stay in L2.
 template <class D>
 struct TilePlan {
@@ -40,13 +38,13 @@ struct TilePlan {
   int64_t x_bytes, thread_at, thread_bytes;  // a thread's scratch: expanded weights, sums of every pair of a pass
 
   explicit TilePlan(const NmMatmul& a) {
-    steps = tiles_of(a.in_features, D::inputs);
-    strips = tiles_of(a.out_features, kStripRows);
-    rows = smaller(a.tokens, kTileRows);
-    pairs = tiles_of(a.tokens, kPairTokens);
+    steps = ceil_div(a.in_features, D::inputs);
+    strips = ceil_div(a.out_features, kStripRows);
+    rows = least(a.tokens, kTileRows);
+    pairs = ceil_div(a.tokens, kPairTokens);
     const int64_t fit = kPassBytes / (steps * kStepBytes);
-    pass_pairs = smaller(pairs, fit > 0 ? fit : 1);
-    block = pass_pairs > 1 ? smaller(kBlockSteps, steps) : steps;
+    pass_pairs = least(pairs, fit > 0 ? fit : 1);
+    block = pass_pairs > 1 ? least(kBlockSteps, steps) : steps;
     x_bytes = pass_pairs * steps * kStepBytes;
     thread_at = x_bytes + D::call_bytes(a);
     thread_bytes = kBlockSteps * kStepBytes + pass_pairs * kSumBytes;
@@ -132,7 +130,7 @@ struct Strips {
     const uint8_t* packed = D::weights(a) + strip * plan.steps * 2 * D::packed;
     for (int64_t k = 0; k < plan.steps; k += plan.block)
       for (int64_t p = 0; p < pairs; p++) {
-        const int64_t token = (first + p) * kPairTokens, tokens = smaller(kPairTokens, a.tokens - token);
+        const int64_t token = (first + p) * kPairTokens, tokens = least(kPairTokens, a.tokens - token);
         const bool two = tokens > kTileRows;
         const uint8_t* from = p == 0 ? packed + k * 2 * D::packed : nullptr;
         if (two) block<2>(from, k, p, pairs);
@@ -145,7 +143,7 @@ struct Strips {
 
   template <int Tiles>
   void block(const uint8_t* packed, int64_t k, int64_t p, int64_t pairs) const {
-    const int64_t steps = smaller(plan.block, plan.steps - k), tile_bytes = plan.rows * 64;
+    const int64_t steps = least(plan.block, plan.steps - k), tile_bytes = plan.rows * 64;
     const uint8_t* x = call + p * plan.steps * kStepBytes + k * Tiles * tile_bytes;
     uint8_t* at = sums + p * kSumBytes;
     if (k == 0) Sums<Tiles>::zero();
@@ -160,8 +158,8 @@ struct Strips {
 // Tokens of one pair into tiles, [step][tile][row][64 bytes], zero past in_features and past the last token.
 template <class D>
 void copy_pair(const NmMatmul& a, const TilePlan<D>& plan, int64_t pair, uint8_t* to, uint8_t* call) {
-  const int64_t first = pair * kPairTokens, tokens = smaller(kPairTokens, a.tokens - first);
-  const int64_t tiles = tiles_of(tokens, kTileRows), stride = tiles * plan.rows * 64;
+  const int64_t first = pair * kPairTokens, tokens = least(kPairTokens, a.tokens - first);
+  const int64_t tiles = ceil_div(tokens, kTileRows), stride = tiles * plan.rows * 64;
   for (int64_t t = 0; t < tiles * plan.rows; t++)
     if (t < tokens) D::copy_token(a, first + t, plan.steps, to + t * 64, stride, call);
     else
@@ -184,7 +182,7 @@ void tile_product(const NmMatmul& a) {
     int64_t s0, s1;
     team.share(plan.strips, 1, &s0, &s1);
     for (int64_t first = 0; first < plan.pairs; first += plan.pass_pairs) {
-      const int64_t pairs = smaller(plan.pass_pairs, plan.pairs - first);
+      const int64_t pairs = least(plan.pass_pairs, plan.pairs - first);
       if (first > 0) team.barrier();  // the last tokens are still being read
       for (int64_t p = team.me; p < pairs; p += team.size)
         copy_pair<D>(a, plan, first + p, x + p * plan.steps * kStepBytes, x + plan.x_bytes);

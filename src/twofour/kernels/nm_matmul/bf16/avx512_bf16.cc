@@ -47,7 +47,7 @@ struct PairPanel {
   // 32 inputs of one token, the k-th pair in the k-th dword.
   template <Type type>
   static TWOFOUR_INLINE __m512 load_pairs(const char* x, int64_t inputs) {
-    const auto mask = static_cast<__mmask32>((uint64_t{1} << smaller(inputs, 32)) - 1);
+    const auto mask = static_cast<__mmask32>((uint64_t{1} << least(inputs, 32)) - 1);
     if constexpr (type == Type::bf16) return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(mask, x));
     const __m512 low = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), x);
     const __m512 high = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), x + 64);

@@ -113,7 +113,7 @@ TWOFOUR_NOINLINE void unpack_sums(const NmMatmul& a, int64_t first, int used, in
   const int64_t stride = panel_stride(used) * V::width;
   for (int u = 0; u < used; u++)
     for (int64_t m = m0; m < m1; m += V::width) {
-      const int64_t token = first + u * V::width, rows = smaller(m1 - m, V::width);
+      const int64_t token = first + u * V::width, rows = least(m1 - m, V::width);
       const float* from = sums + (m - m0) * stride + u * V::width;
       const typename V::reg bias = bias_of<V>(a, m, rows);
       typename V::reg t[V::width];
@@ -132,9 +132,9 @@ struct RowChunk {
 
   RowChunk(const NmMatmul& a, int64_t first, int64_t end) {
     const int64_t block = first / kBf16PanelRows * kBf16PanelRows;
-    const int64_t block_rows = smaller(kBf16PanelRows, a.out_features - block);
+    const int64_t block_rows = least(kBf16PanelRows, a.out_features - block);
     row = first;
-    rows = smaller(block + kBf16PanelRows, end) - first;
+    rows = least(block + kBf16PanelRows, end) - first;
     meta_bytes = ceil_div(block_rows * 8, 64) * 64;
     tile_bytes = meta_bytes + block_rows * kBf16PanelTile;
     const int64_t full_tile = kBf16PanelRows * (8 + kBf16PanelTile);
@@ -161,7 +161,7 @@ TWOFOUR_INLINE void add_rows(const NmMatmul& a, const RowChunk& chunk, int64_t r
     uint64_t meta[R];
     std::memcpy(meta, tile + r0 * 8, sizeof meta);
     const char* values = tile + chunk.meta_bytes + r0 * kBf16PanelTile;
-    for (int64_t q = smaller(kTileGroups / 4, quads - t * (kTileGroups / 4)); q > 0; q--) {
+    for (int64_t q = least(kTileGroups / 4, quads - t * (kTileGroups / 4)); q > 0; q--) {
       P::template add_four<U, R>(values, kBf16PanelTile, x, meta, acc);
       for (int r = 0; r < R; r++) meta[r] >>= 16;
       values += 16;
@@ -203,14 +203,14 @@ struct PanelPlan {
     vectors = ceil_div(all, ceil_div(all, Wide));
     panel_tokens = vectors * V::width;
     panels = ceil_div(all, vectors);
-    group = smaller(Group, panels);
+    group = least(Group, panels);
     const int64_t stride = panel_stride(static_cast<int>(vectors)) * V::width;
     panel_floats = ceil_div((panel_tiles(a) * kTileGroups * P::group_rows + P::spare_rows) * stride, 16) * 16;
-    sums_floats = ceil_div(smaller(kBf16PanelRows, a.out_features) * stride, 16) * 16;
+    sums_floats = ceil_div(least(kBf16PanelRows, a.out_features) * stride, 16) * 16;
     threads = a.threads > 1 ? a.threads : 1;
   }
   int used(const NmMatmul& a, int64_t panel) const {
-    return static_cast<int>(smaller(ceil_div(a.tokens - panel * panel_tokens, V::width), vectors));
+    return static_cast<int>(least(ceil_div(a.tokens - panel * panel_tokens, V::width), vectors));
   }
   int64_t bytes() const { return group * (panel_floats + threads * sums_floats) * 4; }
 };
@@ -226,7 +226,7 @@ void multiply_group(const NmMatmul& a, const Plan& plan, int64_t begin, int64_t 
     const RowChunk chunk(a, m, end);
     for (int64_t t = 0; t < tiles; t += pass)
       for (int64_t p = p0; p < p1; p++)
-        add_chunk<P, Wide>(plan.used(a, p), a, chunk, t, smaller(t + pass, tiles),
+        add_chunk<P, Wide>(plan.used(a, p), a, chunk, t, least(t + pass, tiles),
                            panels + (p - p0) * plan.panel_floats, sums + (p - p0) * plan.sums_floats);
     for (int64_t p = p0; p < p1; p++)
       unpack_sums<V>(a, p * plan.panel_tokens, plan.used(a, p), m, m + chunk.rows, sums + (p - p0) * plan.sums_floats);
@@ -251,7 +251,7 @@ void panel_product(const NmMatmul& a) {
     team.share(panel_tiles(a) * kBf16PanelTile, kBf16PanelTile, &k0, &k1);
     team.share(a.out_features, 16, &begin, &end);
     for (int64_t p0 = 0; p0 < plan.panels; p0 += plan.group) {
-      const int64_t p1 = smaller(p0 + plan.group, plan.panels);
+      const int64_t p1 = least(p0 + plan.group, plan.panels);
       if (p0 > 0) team.barrier();  // the panels of the last group are still being read
       for (int64_t p = p0; p < p1; p++)
         pack_panel<P>(a, p * plan.panel_tokens, plan.used(a, p), k0, k1, packed + (p - p0) * plan.panel_floats);

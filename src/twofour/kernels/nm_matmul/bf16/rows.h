@@ -111,7 +111,7 @@ TWOFOUR_NOINLINE void row_unit(const NmMatmul& a, const char* unit, const char* 
   }
   TWOFOUR_UNROLL
   for (int v = 0; v < vectors; v++) {
-    const int64_t m = row + v * V::width, rows = smaller(V::width, a.out_features - m);
+    const int64_t m = row + v * V::width, rows = least(V::width, a.out_features - m);
     if (rows <= 0) continue;
     const typename V::reg bias = bias_of<V>(a, m, rows);
     TWOFOUR_UNROLL
@@ -163,7 +163,7 @@ struct RowPlan {
   explicit RowPlan(const NmMatmul& a) {
     all = ceil_div(a.tokens, G::V::row_tokens);
     bytes = ceil_div(a.in_features, kBf16RowTile) * kRowGroups * G::V::row_tokens * G::piece;
-    pieces = smaller(all, kRowWorkspace / bytes > 0 ? kRowWorkspace / bytes : 1);
+    pieces = least(all, kRowWorkspace / bytes > 0 ? kRowWorkspace / bytes : 1);
   }
   int64_t begin(const NmMatmul& a, int64_t p) const { return a.tokens * p / all; }
 };
@@ -183,7 +183,7 @@ void row_blocks(const NmMatmul& a) {
     int64_t u0, u1;
     team.share(ceil_div(a.out_features, 2 * kBf16RowUnit), 1, &u0, &u1);
     for (int64_t p0 = 0; p0 < plan.all; p0 += plan.pieces) {
-      const int64_t p1 = smaller(p0 + plan.pieces, plan.all);
+      const int64_t p1 = least(p0 + plan.pieces, plan.all);
       if (p0 > 0) team.barrier();  // the last pieces are still being read
       for (int64_t p = p0 + team.me; p < p1; p += team.size)
         copy_tokens<G>(a, plan.begin(a, p), plan.begin(a, p + 1) - plan.begin(a, p), x + (p - p0) * plan.bytes);

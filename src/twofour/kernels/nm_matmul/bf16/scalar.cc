@@ -1,33 +1,13 @@
 // The portable rows: 128-bit vectors as GCC and clang write them, lowered to SSE2, NEON or plain scalar code.
+#include "native/lanes_portable.h"
 #include "panels.h"
 #include "rows.h"
 
 namespace {
 
-struct Vec {
-  typedef float reg __attribute__((vector_size(16)));
-  typedef uint32_t ireg __attribute__((vector_size(16)));
-  static constexpr int width = 4;
+struct Vec : Lanes {
   static constexpr int panel_sums = 4;
   static constexpr int row_halves = 1, row_tokens = 4, row_sums = 4;
-
-  static reg zero() { return reg{0, 0, 0, 0}; }
-  static reg load(const float* p) { return load_unaligned(p); }
-  static reg load_unaligned(const float* p) {
-    reg v;
-    std::memcpy(&v, p, 16);
-    return v;
-  }
-  static reg load_partial(const float* p, int64_t count) {
-    reg v = zero();
-    for (int64_t i = 0; i < count; i++) v[i] = p[i];
-    return v;
-  }
-  static void store(float* p, reg v) { std::memcpy(p, &v, 16); }
-  static void store_unaligned(float* p, reg v) { std::memcpy(p, &v, 16); }
-  static void store_partial(float* p, reg v, int64_t count) {
-    for (int64_t i = 0; i < count; i++) p[i] = v[i];
-  }
 
   // bfloat16 in memory as the upper halves of floats, and back.
   static reg load_upper(const char* p) { return load_upper_partial(p, 4); }
@@ -45,12 +25,6 @@ struct Vec {
     }
   }
 
-  static reg broadcast4(const float* p) { return load_unaligned(p); }
-  static reg add(reg a, reg b) { return a + b; }
-  static reg fma(reg w, const float* x, reg sum) { return sum + w * load(x); }
-  static reg fma(reg w, reg x, reg sum) { return sum + w * x; }
-  static void prefetch(const char*, int64_t, int64_t) {}
-
   // Dwords that hold two bfloat16 each, as two vectors of floats.
   static reg lower(ireg v) { return (reg)(v << 16); }
   static reg upper(ireg v) { return (reg)(v & 0xffff0000u); }
@@ -59,22 +33,6 @@ struct Vec {
     std::memcpy(&both, p, 4);
     w[0] = lower(ireg{both, both, both, both});
     w[1] = upper(ireg{both, both, both, both});
-  }
-
-  static ireg load_index(const char* p) {
-    ireg v;
-    std::memcpy(&v, p, 16);
-    return v;
-  }
-  template <int bits>
-  static ireg shift_right(ireg v) {
-    return v >> bits;
-  }
-  static reg permute4(reg x, ireg i) { return reg{x[i[0] & 3], x[i[1] & 3], x[i[2] & 3], x[i[3] & 3]}; }
-
-  static void transpose(reg (&t)[4]) {
-    const reg a = t[0], b = t[1], c = t[2], d = t[3];
-    for (int i = 0; i < 4; i++) t[i] = reg{a[i], b[i], c[i], d[i]};
   }
 };
 

@@ -9,14 +9,12 @@
 #include "kernels/nm_matmul/nm_matmul.h"
 #include "native/compiler.h"
 #include "native/team.h"
+#include "native/whole.h"
 
 namespace {
 
 using twofour::NmMatmul;
 using twofour::Type;
-
-TWOFOUR_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-TWOFOUR_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Where element (row, column) of x, y or the epilogue's other operand stands; all are float32 or bfloat16.
 TWOFOUR_INLINE const char* element(const void* base, Type type, int64_t at) {

@@ -11,13 +11,13 @@
 #include "kernels/epilogue_math.h"
 #include "kernels/nm_matmul/nm_matmul.h"
 #include "native/compiler.h"
+#include "native/whole.h"
 
 namespace {
 
 using twofour::kPanelTile;
 using twofour::NmMatmul;
 
-TWOFOUR_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 TWOFOUR_INLINE float* floats_at(void* base, int64_t bytes) {
   return reinterpret_cast<float*>(static_cast<char*>(base) + bytes);
 }
@@ -36,7 +36,7 @@ TWOFOUR_INLINE void pack_square(const float* x, int64_t x_stride, int64_t tokens
   TWOFOUR_UNROLL
   for (int i = 0; i < V::width; i++) {
     if (whole) t[i] = V::load_unaligned(x + i * x_stride);
-    else t[i] = i < tokens && inputs > 0 ? V::load_partial(x + i * x_stride, smaller(inputs, V::width)) : V::zero();
+    else t[i] = i < tokens && inputs > 0 ? V::load_partial(x + i * x_stride, least(inputs, V::width)) : V::zero();
   }
   V::transpose(t);
   TWOFOUR_UNROLL
@@ -54,7 +54,7 @@ TWOFOUR_INLINE void unpack_square(const float* sums, int64_t stride, typename V:
   TWOFOUR_UNROLL
   for (int i = 0; i < V::width; i++) {
     if (whole) V::store_unaligned(y + i * y_stride, V::add(t[i], bias));
-    else if (i < tokens) V::store_partial(y + i * y_stride, V::add(t[i], bias), smaller(rows, V::width));
+    else if (i < tokens) V::store_partial(y + i * y_stride, V::add(t[i], bias), least(rows, V::width));
   }
 }
 
@@ -129,7 +129,7 @@ struct Moves {
   TWOFOUR_NOINLINE void unpack() {
     fetch(out, y_of(a) + row, a.y_stride);
     const int64_t token = panel.first + out.vector * V::width, m = row + out.at;
-    const int64_t tokens = smaller(a.tokens - token, V::width), left = smaller(rows - out.at, V::width);
+    const int64_t tokens = least(a.tokens - token, V::width), left = least(rows - out.at, V::width);
     const float* from = panel.sums + out.at * stride() + out.vector * V::width;
     float* to = y_of(a) + token * a.y_stride + m;
     const auto bias = a.bias == nullptr ? V::zero() : V::load_partial(a.bias + m, left);

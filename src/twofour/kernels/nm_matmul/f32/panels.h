@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "native/team.h"
+#include "native/whole.h"
 #include "panel_squares.h"
 
 namespace {
@@ -29,8 +30,6 @@ template <class V, int Wide, int Group>
 struct PanelPlan {
   static constexpr int wide = Wide;
   int64_t vectors, panel_tokens, group, panel_floats, sums_floats;
-  static constexpr int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
-  static constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
   explicit PanelPlan(const NmMatmul& a) {
     const int64_t all = a.tokens > 0 ? ceil_div(a.tokens, V::width) : 1;
@@ -40,14 +39,14 @@ struct PanelPlan {
     if (Group == 1 && all >= even * Wide / 2) panels = even;
     vectors = ceil_div(all, panels);
     panel_tokens = vectors * V::width;
-    group = smaller(Group, ceil_div(all, vectors));
+    group = least(Group, ceil_div(all, vectors));
     const int64_t stride = panel_stride(static_cast<int>(vectors)) * V::width;
-    panel_floats = round16(panel_tiles(a) * kPanelTile * stride);
-    sums_floats = round16(smaller(kPanelRows, a.out_features + 1) * stride);  // pairs may add a row of zeros
+    panel_floats = round_up(panel_tiles(a) * kPanelTile * stride, 16);
+    sums_floats = round_up(least(kPanelRows, a.out_features + 1) * stride, 16);  // pairs may add a row of zeros
   }
   int used(const NmMatmul& a, int64_t panel) const {
     const int64_t left = ceil_div(a.tokens - panel * panel_tokens, V::width);
-    return static_cast<int>(smaller(left, vectors));
+    return static_cast<int>(least(left, vectors));
   }
   Panel panel(const NmMatmul& a, int64_t index, float* panel, float* sums) const {
     return {index * panel_tokens, used(a, index), panel, sums};
@@ -81,12 +80,12 @@ void multiply_group(const NmMatmul& a, const Plan& plan, const Team& team, int64
   int64_t begin, end;
   team.share(a.out_features, Weights::grain, &begin, &end);
   for (int64_t m = begin; m < end;) {
-    const RowChunk chunk{m, smaller(kPanelRows - m % kPanelRows, end - m)};
+    const RowChunk chunk{m, least(kPanelRows - m % kPanelRows, end - m)};
     for (int64_t t = 0; t < tiles; t += pass) {
-      const int64_t stop = smaller(t + pass, tiles);
+      const int64_t stop = least(t + pass, tiles);
       for (int64_t p = p0; p < p1; p++) {
         Moves<V> moves{a, plan.panel(a, p, panels + (p - p0) * plan.panel_floats, sums + (p - p0) * plan.sums_floats)};
-        if (ahead && m == begin) moves.want_inputs(stop * kPanelTile, smaller(stop + pass, tiles) * kPanelTile);
+        if (ahead && m == begin) moves.want_inputs(stop * kPanelTile, least(stop + pass, tiles) * kPanelTile);
         if (stop == tiles) moves.row = m, moves.rows = chunk.rows;
         add_chunk<V, Weights, Plan::wide>(chunk, t, stop, &moves);
         if (stop == tiles) moves.final_rows(chunk.rows);
@@ -117,9 +116,9 @@ void panel_product(const NmMatmul& a) {
     const int64_t first = apart ? team.me : 0, step = apart ? team.size : plan.group;
     const bool ahead = together.size == 1 && Group == 1;
     for (int64_t p0 = first; p0 < panels; p0 += step) {
-      const int64_t p1 = smaller(p0 + plan.group, panels);
+      const int64_t p1 = least(p0 + plan.group, panels);
       if (p0 > first) together.barrier();  // the panels of the last group are still being read
-      const int64_t tiles = ahead ? smaller(tiles_per_pass<V>(a, plan, p0), panel_tiles(a)) : panel_tiles(a);
+      const int64_t tiles = ahead ? least(tiles_per_pass<V>(a, plan, p0), panel_tiles(a)) : panel_tiles(a);
       for (int64_t p = p0; p < p1; p++) {
         Moves<V> moves{a, plan.panel(a, p, packed + (p - p0) * plan.panel_floats, nullptr)};
         int64_t k0, k1;

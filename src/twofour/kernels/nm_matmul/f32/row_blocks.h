@@ -13,6 +13,7 @@
 #include "kernels/nm_matmul/nm_matmul.h"
 #include "native/compiler.h"
 #include "native/team.h"
+#include "native/whole.h"
 
 namespace {
 
@@ -29,7 +30,6 @@ constexpr int64_t kRowFar = 16384, kRowNear = 2048;
 constexpr int64_t kRowBlock = 16;  // tiles summed on their own: one chain over 4096 inputs erred four times as much
 
 inline int64_t row_tiles(const NmMatmul& a) { return (a.in_features + kRowTile - 1) / kRowTile; }
-inline int64_t fewer(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // One half unit (16 rows x 32 inputs) against T tokens; x is [group][token][4]. Two sets of sums where registers
 // allow, so that few tokens are not bound by the latency of the multiply-add.
@@ -104,13 +104,13 @@ TWOFOUR_INLINE void row_unit(const NmMatmul& a, const char* unit, const float* x
         for (int t = 0; t < T; t++) acc[s][v][t] = V::zero();
       }
     }
-    for (int64_t k = fewer(left, kRowBlock); k > 0; k--, unit += 2 * kRowUnitBytes, x += kRowTile * T)
+    for (int64_t k = least(left, kRowBlock); k > 0; k--, unit += 2 * kRowUnitBytes, x += kRowTile * T)
       add_unit<V, T, Halves, Sets>(unit, x, acc);
     add_sums<V, vectors, T, Sets>(acc, total);
   }
   TWOFOUR_UNROLL
   for (int v = 0; v < vectors; v++) {
-    const int64_t m = row + v * V::width, rows = fewer(V::width, a.out_features - m);
+    const int64_t m = row + v * V::width, rows = least(V::width, a.out_features - m);
     if (rows <= 0) continue;
     const typename V::reg bias = a.bias == nullptr ? V::zero() : V::load_partial(a.bias + m, rows);
     TWOFOUR_UNROLL
@@ -158,7 +158,7 @@ struct RowPlan {
   explicit RowPlan(const NmMatmul& a) {
     piece_floats = row_tiles(a) * kRowTile * V::row_tokens;
     const int64_t all = (a.tokens + V::row_tokens - 1) / V::row_tokens, fit = kRowWorkspace / (piece_floats * 4);
-    pieces = fewer(all, fit > 0 ? fit : 1);
+    pieces = least(all, fit > 0 ? fit : 1);
   }
 };
 
@@ -178,18 +178,18 @@ void row_blocks(const NmMatmul& a) {
     int64_t u0, u1;
     team.share((a.out_features + 2 * kRowUnit - 1) / (2 * kRowUnit), 1, &u0, &u1);
     for (int64_t p0 = 0; p0 < all; p0 += plan.pieces) {
-      const int64_t p1 = fewer(p0 + plan.pieces, all);
+      const int64_t p1 = least(p0 + plan.pieces, all);
       if (p0 > 0) team.barrier();  // the last pieces are still being read
       for (int64_t p = p0 + team.me; p < p1; p += team.size) {
         const int64_t first = p * V::row_tokens;
-        copy_tokens(a, first, fewer(V::row_tokens, a.tokens - first), x + (p - p0) * plan.piece_floats);
+        copy_tokens(a, first, least(V::row_tokens, a.tokens - first), x + (p - p0) * plan.piece_floats);
       }
       team.barrier();
       for (int64_t p = p0; p < p1; p++) {
         const int64_t first = p * V::row_tokens;
-        const int64_t tokens = fewer(V::row_tokens, a.tokens - first);
+        const int64_t tokens = least(V::row_tokens, a.tokens - first);
         row_units_of<V, V::row_tokens>(tokens, a, x + (p - p0) * plan.piece_floats, first, u0, u1);
-        const int64_t row = u0 * 2 * kRowUnit, end = fewer(u1 * 2 * kRowUnit, a.out_features);
+        const int64_t row = u0 * 2 * kRowUnit, end = least(u1 * 2 * kRowUnit, a.out_features);
         if (!a.epilogue.plain())
           finish_rows<V>(a.epilogue, y_of(a), a.y_stride, first, tokens, row, end - row);
       }

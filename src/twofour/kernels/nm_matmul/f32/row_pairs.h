@@ -80,7 +80,7 @@ struct PairWeights {
       for (int64_t d = 0; d < chunk.rows; d += kPairRows) {
         const char* head = weight + ((chunk.row + d) / kPairRows * panel_tiles(a) + t) * kPairTileBytes;
         if (t == t1 - 1 && d > 0 && moves->rows > 0) moves->final_rows(d);
-        add_domain<V, U>(head, (smaller(kPairRows, chunk.rows - d) + 1) / 2,
+        add_domain<V, U>(head, (least(kPairRows, chunk.rows - d) + 1) / 2,
                          moves->panel.panel + t * kPanelTile * stride, t == 0, moves->panel.sums + d * stride, moves);
       }
   }

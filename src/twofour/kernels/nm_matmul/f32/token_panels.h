@@ -32,7 +32,7 @@ struct PanelBlock {
     const int64_t count = (a.in_features + kPanelTile - 1) / kPanelTile;
     const int64_t full_tile = kPanelRows * (8 + kPanelTile * 2);
     tiles = static_cast<const char*>(a.weight) + first_row / kPanelRows * count * full_tile;
-    rows = smaller(kPanelRows, a.out_features - first_row / kPanelRows * kPanelRows);
+    rows = least(kPanelRows, a.out_features - first_row / kPanelRows * kPanelRows);
     meta_bytes = (rows * 8 + 63) / 64 * 64;
     tile_bytes = meta_bytes + rows * kPanelTile * 2;
   }
@@ -79,7 +79,7 @@ TWOFOUR_INLINE void add_rows(const PanelBlock& block, int64_t row, int64_t t0, i
     uint64_t meta[R];
     std::memcpy(meta, block.meta(t, row), sizeof(meta));
     const float* values = block.values(t, row);
-    for (int64_t s = smaller(kPanelTile / kStep, steps - t * (kPanelTile / kStep)); s > 0; s--) {
+    for (int64_t s = least(kPanelTile / kStep, steps - t * (kPanelTile / kStep)); s > 0; s--) {
       add_step<V, U, R>(values, x, meta, acc);
       for (int r = 0; r < R; r++) meta[r] >>= 2 * kStep / 2;
       values += kStep / 2;

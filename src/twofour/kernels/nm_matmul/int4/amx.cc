@@ -43,30 +43,7 @@ struct Sparse {
       }
     }
   }
-  static TWOFOUR_INLINE void multiply_even(bool starts, bool ends, int32_t* to) {
-    if (starts) {
-      _tile_zero(0);
-      _tile_zero(1);
-    }
-    _tile_dpbssd(0, 4, 5);
-    _tile_dpbssd(1, 4, 6);
-    if (ends) {
-      _tile_stored(0, to, 64);
-      _tile_stored(1, to + 256, 64);
-    }
-  }
-  static TWOFOUR_INLINE void multiply_odd(bool starts, bool ends, int32_t* to) {
-    if (starts) {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
-    _tile_dpbssd(2, 4, 5);
-    _tile_dpbssd(3, 4, 6);
-    if (ends) {
-      _tile_stored(2, to, 64);
-      _tile_stored(3, to + 256, 64);
-    }
-  }
+  TWOFOUR_TILE_PRODUCTS(_tile_dpbssd)
 };
 
 }  // namespace

@@ -36,6 +36,25 @@ inline void configure_tiles(int64_t tokens, int64_t inputs) {
   _tile_loadconfig(&shapes);
 }
 
+// The products of one group of inputs, sums started and stored where it is the first and last of its scale. A macro:
+// the tile intrinsics want their tiles, and gcc's their very names, as literals.
+#define TWOFOUR_TILE_PRODUCT(name, dot, first, second)                                \
+  static TWOFOUR_INLINE void name(bool starts, bool ends, int32_t* to) {              \
+    if (starts) {                                                                     \
+      _tile_zero(first);                                                              \
+      _tile_zero(second);                                                             \
+    }                                                                                 \
+    dot(first, 4, 5);                                                                 \
+    dot(second, 4, 6);                                                                \
+    if (ends) {                                                                       \
+      _tile_stored(first, to, 64);                                                    \
+      _tile_stored(second, to + 256, 64);                                             \
+    }                                                                                 \
+  }
+#define TWOFOUR_TILE_PRODUCTS(dot)                 \
+  TWOFOUR_TILE_PRODUCT(multiply_even, dot, 0, 1)   \
+  TWOFOUR_TILE_PRODUCT(multiply_odd, dot, 2, 3)
+
 // Into L1 from `near` bytes ahead, into L2 from `far`. As assembly: gcc 12 gathers the intrinsics of a whole step in
 // one place, which made 1 token with weights from DRAM 18 % slower.
 template <int64_t near, int64_t far>

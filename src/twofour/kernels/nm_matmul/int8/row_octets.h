@@ -12,6 +12,7 @@
 #include "int8_layout.h"
 #include "native/compiler.h"
 #include "native/team.h"
+#include "native/whole.h"
 #include "quantize.h"
 
 namespace {
@@ -38,7 +39,6 @@ TWOFOUR_INLINE void expect_answers(const NmMatmul& a, int64_t first, int64_t row
 }
 
 inline int64_t octet_tiles(const NmMatmul& a) { return (a.in_features + kOctetTile - 1) / kOctetTile; }
-inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // One unit (Halves x 16 rows, 32 inputs) against T tokens; x is [octet][token][8]. Two sets of sums where registers
 // allow, so that few tokens are not bound by the latency of the dot product.
@@ -128,7 +128,7 @@ struct OctetPlan {
 
   explicit OctetPlan(const NmMatmul& a) : tokens(a.tokens), row_bytes(octet_tiles(a) * kOctetTile) {
     const int64_t fit = kOctetPass / row_bytes / V::row_tokens * V::row_tokens;
-    per_pass = lesser(fit > 0 ? fit : V::row_tokens, tokens);
+    per_pass = least(fit > 0 ? fit : V::row_tokens, tokens);
   }
   int64_t range_bytes() const { return (tokens * static_cast<int64_t>(sizeof(Range)) + 63) / 64 * 64; }
   int64_t bytes() const { return range_bytes() + per_pass * row_bytes; }
@@ -136,7 +136,7 @@ struct OctetPlan {
 
 // Piece p of `pieces` that share `count` tokens: its first token and, by the next piece's, its size.
 inline int64_t piece_first(int64_t p, int64_t pieces, int64_t count) {
-  return p * (count / pieces) + lesser(p, count % pieces);
+  return p * (count / pieces) + least(p, count % pieces);
 }
 
 template <class V>
@@ -156,7 +156,7 @@ void row_octets(const NmMatmul& a) {
     int64_t u0, u1;
     team.share(twofour::int8_padded_rows(a.out_features) / (2 * kOctetRows), 1, &u0, &u1);
     for (int64_t pass = 0; pass < a.tokens; pass += plan.per_pass) {
-      const int64_t count = lesser(plan.per_pass, a.tokens - pass);
+      const int64_t count = least(plan.per_pass, a.tokens - pass);
       const int64_t pieces = (count + V::row_tokens - 1) / V::row_tokens;
       if (pass > 0) team.barrier();  // the last pass is still being read
       for (int64_t p = team.me; p < pieces; p += team.size) {
