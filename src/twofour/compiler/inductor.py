@@ -16,10 +16,13 @@ from twofour.capture import arguments
 from twofour.compiler.account import Account
 from twofour.compiler.build import Terms
 from twofour.compiler.graph import TIE, agreement, by_layers, distance, milliseconds, split, whole
+from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.plan import Plan
 from twofour.kernels.operator import inference_only
 
 logger = logging.getLogger("twofour.compiler")
+
+_NONE = PreparedWeights({})
 
 
 def fastest_engine(
@@ -103,6 +106,7 @@ class InductorModel:
         if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
             raise inference_only()
         if self._run is None:
+            _keep_sizes(self.model)
             self._run = torch.compile(forward, backend=self._compile, dynamic=True)
         with torch.inference_mode(False), torch.no_grad():  # modes are guarded: one mode, one compilation
             return self._run(self.model, *args, **kwargs)
@@ -116,3 +120,12 @@ class InductorModel:
 
     def __getstate__(self) -> dict[str, Any]:
         return {"model": self.model, "ready": True, "_run": None}
+
+
+def _keep_sizes(model: nn.Module) -> None:
+    """Tell dynamo that weights keep their size; else one that happens to equal the token count is guarded with it."""
+    weights = [tensor for module in model.modules() for tensor in getattr(module, "prepared", _NONE).tensors]
+    for tensor in weights:
+        for held in (tensor, tensor._base):
+            if held is not None and not held.is_mkldnn:
+                torch._dynamo.mark_static(held)
