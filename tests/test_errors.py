@@ -1,5 +1,8 @@
+import ast
 import pickle
+from pathlib import Path
 
+import twofour
 from twofour.errors import KernelError, TwofourError
 
 
@@ -17,3 +20,18 @@ def test_errors_survive_pickling() -> None:
     error = pickle.loads(pickle.dumps(KernelError("it cannot run", got="this", layer="fc")))
     assert isinstance(error, TwofourError)
     assert (str(error), error.got, error.layer) == ("layer `fc`: it cannot run\n  got     this", "this", "fc")
+
+
+def test_what_compiling_refuses_says_what_to_try() -> None:
+    package = Path(twofour.__file__).parent
+    folders = *package.glob("compiler/*.py"), *package.glob("kernels/*.py")
+    files = [package / "capture.py", package / "pruning.py", *folders]
+    silent = [
+        f"{path.relative_to(package)}:{node.lineno}"
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("CompileError", "KernelError", "LayerError", "RecipeError")
+        and not any(keyword.arg == "remedy" for keyword in node.keywords)
+    ]
+    assert not silent, "\n".join(silent)

@@ -237,12 +237,22 @@ def _graph(program: Any, example: Mapping[str, Any], dynamic: bool, reason: str)
     signature = program.graph_signature
     odd = {spec.kind.name for spec in signature.output_specs} - {OutputKind.USER_OUTPUT.name}
     if odd:
-        raise CompileError("the forward changes the model", got=", ".join(sorted(odd)), wanted="outputs alone")
+        raise CompileError(
+            "the forward changes the model",
+            got=", ".join(sorted(odd)),
+            wanted="a forward that computes outputs and leaves buffers and inputs as they are",
+            remedy="compile without graph=True: each layer is compiled by itself",
+        )
     leaves, spec = tree_flatten(dict(example))
     constants = {index: leaf for index, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
     guards = getattr(program, "_guards_code", None)  # torch's own name for it: there is no public one
     if dynamic and guards is None:
-        raise CompileError("the conditions on sizes are unknown", got=f"torch {torch.__version__}", wanted="its guards")
+        raise CompileError(
+            "the conditions on sizes are unknown",
+            got=f"torch {torch.__version__}",
+            wanted="a torch whose exported programs carry their guards, such as 2.13",
+            remedy="install that torch, or compile without graph=True",
+        )
     reason = reason if not dynamic else ""
     return Graph(
         _unlifted(program),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from twofour import masks
 from twofour.criteria import Criterion
 from twofour.errors import LayerError, PatternError, RecipeError
-from twofour.layers import PrunableWeight, whole
+from twofour.layers import PrunableWeight, compiled_parts, whole
 from twofour.patterns import Pattern
 from twofour.recipe import Assignment, Recipe
 
@@ -54,13 +54,23 @@ def prune(
         >>> model = twofour.prune(model, "2:4", skip=["head"])
 
     Raises:
-        LayerError: Nothing can be pruned, or a rule asks for a layer that cannot be.
+        LayerError: Nothing can be pruned, a rule asks for a layer that cannot be, or the model is compiled.
         PatternError: A pattern does not parse, or a weight holds NaN or infinity.
         RecipeError: A rule or option is malformed, planned, or matches no layer.
         MaskError: A layer already carries a mask that is not ours.
     """
     if not isinstance(model, nn.Module):
-        raise LayerError("there is no model to prune", got=type(model).__name__, wanted="a torch.nn.Module")
+        remedy = "build the model first; the command line takes files: twofour prune SOURCE"
+        raise LayerError(
+            "there is no model to prune", got=type(model).__name__, wanted="a torch.nn.Module", remedy=remedy
+        )
+    if found := compiled_parts(model):
+        raise LayerError(
+            "a compiled model cannot be pruned",
+            got=found,
+            wanted="the dense model that it was compiled from, or one that is masked",
+            remedy="prune that one and compile again, or twofour.load(path, model, masked=True) a saved file",
+        )
     _refuse_planned(data=data, permute=permute, example=example)
     recipe = Recipe.parse(pattern, criterion=criterion, skip=skip, eligibility=eligibility)
     assignment = recipe.assign(model)

@@ -33,7 +33,7 @@ def test_version_and_help(run):
 
 def test_a_real_process(tmp_path: Path):
     (tmp_path / "zoo_cli.py").write_text(ZOO)
-    command = [sys.executable, "-c", "from twofour.cli import main; main()", "check", "zoo_cli:small"]
+    command = [sys.executable, "-m", "twofour", "check", "zoo_cli:small"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done.stderr
     assert done.stdout.splitlines()[-1] == "NOT OK: nothing is sparse; 0 of 2 weights are sparse, 1 skipped"

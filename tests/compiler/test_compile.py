@@ -1,6 +1,7 @@
 import copy
 import io
 import logging
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -10,9 +11,9 @@ from torch import nn
 import twofour
 from tests.compiler.small import mlp, quick
 from twofour import native
-from twofour.compiler import CompiledLinear, Plan
+from twofour.compiler import CompiledLinear, Plan, choose
 from twofour.compiler.choose import WORTH_A_COPY
-from twofour.errors import CompileError, KernelError, PatternError
+from twofour.errors import CompileError, KernelError, LayerError, PatternError
 from twofour.kernels.ladder import Ladder
 
 
@@ -197,9 +198,10 @@ def test_reading_the_dense_weight_is_possible_and_logged(caplog: pytest.LogCaptu
 @pytest.mark.parametrize(
     ("x", "said"),
     [
-        (torch.randn(2, 63), r"torch.float32 \(2, 63\)"),
-        (torch.randn(2, 64).half(), "torch.float16"),
-        (torch.randn(2, 64, device="meta"), "meta"),
+        (torch.randn(2, 63), r"torch.float32 \(2, 63\)(.|\n)*last size is 64"),
+        (torch.randn(2, 64).half(), r"torch.float16(.|\n)*try     convert the input"),
+        (torch.randn(2, 64).bfloat16(), r'wanted  torch.float32 \(..., 64\)(.|\n)*x.to.*dtype="bfloat16"'),
+        (torch.randn(2, 64, device="meta"), "meta(.|\n)*to the CPU"),
         (torch.randn(2, 64, requires_grad=True), "gradient"),
     ],
 )
@@ -207,7 +209,7 @@ def test_inputs_that_do_not_fit_name_the_layer(x: torch.Tensor, said: str) -> No
     fast = quick(twofour.prune(mlp(), "2:4"), memory="small")
     with pytest.raises(KernelError, match="layer `0`") as caught:
         fast(x)
-    assert __import__("re").search(said, str(caught.value))
+    assert re.search(said, str(caught.value))
 
 
 def test_impossible_requests_are_refused() -> None:
@@ -222,14 +224,56 @@ def test_impossible_requests_are_refused() -> None:
     for tokens in ((), (0,), (1.5,), ("8",)):
         with pytest.raises(CompileError, match="token counts"):
             twofour.compile(model, tokens=tokens)  # type: ignore[arg-type]
-    with pytest.raises(CompileError, match="does not run on the example"):
-        quick(model, torch.randn(3, 65))
     with torch.device("meta"), pytest.raises(CompileError, match="device without kernels"):
         quick(nn.Linear(4, 4))
     with torch.no_grad():
         model[2].weight[3, 5] = float("nan")
     with pytest.raises(PatternError, match="layer `2`"):
         quick(model)
+
+
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        (torch.randn(3, 65), "3, 65(.|\n)*try     check its sizes"),
+        (
+            torch.randn(3, 64).half(),
+            r"float16(.|\n)*try     convert it to the model's dtype: .*torch.float32",
+        ),
+        ([torch.randn(3, 64)], "try     pass a tuple"),
+    ],
+)
+def test_an_example_that_does_not_fit_names_the_layer_and_what_to_try(example: object, said: str) -> None:
+    with pytest.raises(CompileError, match="layer `0`: the model does not run on the example") as caught:
+        quick(mlp(), example)
+    assert re.search(said, str(caught.value))
+
+
+def test_options_of_int4_are_refused_elsewhere() -> None:
+    for options in ({"group": 64}, {"symmetric": True}, {"dtype": "int8", "group": 32}):
+        with pytest.raises(CompileError, match=r'means nothing in(.|\n)*leave (group|symmetric) out(.|\n)*"int4"'):
+            quick(mlp(), **options)
+    plan = quick(mlp(), dtype="int4").plan
+    assert (plan.group, plan.symmetric) == (64, True)
+
+
+@pytest.mark.parametrize("memory", ["small", "fast"])
+def test_compiled_models_are_neither_compiled_nor_pruned_again(
+    memory: str, no_measuring: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if memory == "fast":  # torch's own layers everywhere: no layer shows that the model is compiled
+        monkeypatch.setattr(choose, "_few_layouts", lambda *_: Ladder((), ("dense_matmul_f32_linear__torch",)))
+    fast = quick(twofour.prune(mlp(), "2:4"), memory=memory)
+    assert isinstance(fast[0], CompiledLinear) == (memory == "small")
+    named = "`0`, `2`" if memory == "small" else "all layers torch's own"
+    for model in (fast, copy.deepcopy(fast), nn.Sequential(fast)):
+        with pytest.raises(CompileError, match="compiled already") as caught:
+            quick(model)
+        assert isinstance(model[0], nn.Sequential) or named in str(caught.value)
+        with pytest.raises(CompileError, match="compiled already"):
+            twofour.advise(model)
+        with pytest.raises(LayerError, match="a compiled model cannot be pruned"):
+            twofour.prune(model, "2:4")
 
 
 def test_a_model_that_answers_differently_is_refused() -> None:

@@ -11,7 +11,7 @@ from twofour import native
 from twofour.compiler.cache import Cache
 from twofour.compiler.choose import Choice, Progress, choose
 from twofour.compiler.plan import aligned
-from twofour.compiler.replaceable import attention_parts, refusal, require_cpu
+from twofour.compiler.replaceable import attention_parts, impossible_tokens, refusal, require_cpu, require_plain
 from twofour.errors import CompileError
 from twofour.layers import walk
 from twofour.packing import pack
@@ -116,11 +116,13 @@ def advise(
         progress: Called with layers done, layers in all and the layer that is measured next.
 
     Raises:
-        CompileError: The token counts are impossible, the model is not on the CPU, or no layer is eligible.
+        CompileError: The token counts are impossible, the model is compiled or not on the CPU, or no layer is
+            eligible.
         PatternError: A weight holds NaN or infinity.
     """
     if not tokens or any(type(count) is not int or count < 1 for count in tokens):
-        raise CompileError("the token counts are impossible", got=repr(tokens), wanted="positive whole numbers")
+        raise impossible_tokens(tokens)
+    require_plain(model)
     require_cpu(model)
     found = walk(model, skip=skip)
     parts = attention_parts(model)
@@ -133,6 +135,7 @@ def advise(
             "no layer of the model can run 2:4 here",
             reasons=[f"{name}: {reason}" for name, reason in skipped],
             wanted="at least one float32 Linear on the CPU whose sizes suit the pattern",
+            remedy="model.float() where the weights are of another dtype; skip fewer layers",
         )
     cache = Cache.for_this_machine()
     footprint = sum(entry.parameter.numel() * 4 for entry in chosen)

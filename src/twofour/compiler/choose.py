@@ -121,7 +121,8 @@ def candidates(weight: Packed | Tensor, dtype: str = "float32") -> tuple[Kernel,
         raise KernelError(
             f"no {dtype} kernel takes this weight here",
             got="a packed weight" if isinstance(weight, Packed) else f"a dense {weight.dtype} weight",
-            wanted="a computing type with kernels for this CPU: `twofour kernels` lists them",
+            wanted="a computing type with kernels for this CPU",
+            remedy="`twofour kernels` lists every kernel and what it needs; lift TWOFOUR_ISA or take another dtype",
         )
     return found
 

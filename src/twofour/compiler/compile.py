@@ -23,10 +23,11 @@ from twofour.compiler.graph import distance, is_real, require_graph
 from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.plan import Plan
 from twofour.compiler.ranges import observe
-from twofour.compiler.replaceable import left_alone, replaceable, require_cpu
+from twofour.compiler.replaceable import impossible_tokens, left_alone, replaceable, require_cpu, require_plain
 from twofour.errors import CompileError
 from twofour.kernels.conv import Images
 from twofour.kernels.nm_matmul import DYNAMIC
+from twofour.layers import mark_compiled
 
 logger = logging.getLogger("twofour.compiler")
 
@@ -42,8 +43,8 @@ def compile(
     *,
     memory: str = "fast",
     tokens: Sequence[int] = DEFAULT_TOKENS,
-    group: int = 64,
-    symmetric: bool = True,
+    group: int | None = None,
+    symmetric: bool | None = None,
     data: Iterable[Any] | None = None,
     graph: bool | str = False,
     progress: Progress | None = None,
@@ -65,8 +66,8 @@ def compile(
         memory: "fast" keeps the weight in every layout that gains at least 5 % at some token count, which may be more
             bytes than dense; "small" keeps packed weights alone, in one layout, also where dense would be faster.
         tokens: Token counts to measure besides the example's.
-        group: Inputs that share a scale in int4: 32, 64 or 128.
-        symmetric: Whether int4 has no zero points.
+        group: For int4: inputs that share a scale, 32, 64 (default) or 128.
+        symmetric: For int4: False adds zero points; default True.
         data: For int8: inputs, or pairs (input, target), from which each layer's input range is taken once. Without
             data every token gets its own range while the model runs.
         graph: Capture the whole model on the example and run it as one rewritten graph, where that can be done and is
@@ -77,15 +78,21 @@ def compile(
         progress: Called with layers done, layers in all and the next layer's name.
 
     Raises:
-        CompileError: An argument is impossible, the model is not on the CPU, or the outputs do not agree.
+        CompileError: An argument is impossible or means nothing for this dtype, the model is compiled already or is not
+            on the CPU, or the outputs do not agree.
         KernelError: No kernel of that computing type runs here.
         PatternError: A weight holds NaN or infinity.
     """
     _require(model, memory, tokens)
     require_graph(graph, example)
-    encoding = Encoding(dtype, group, symmetric)
+    encoding = Encoding.of(dtype, group=group, symmetric=symmetric)
     if data is not None and dtype != "int8":
-        raise CompileError("data are for int8 alone", got=f'dtype="{dtype}" with data', wanted='dtype="int8"')
+        raise CompileError(
+            "data are for int8 alone",
+            got=f'dtype="{dtype}" with data',
+            wanted='dtype="int8"',
+            remedy='leave `data` out, or pass dtype="int8"',
+        )
     with _evaluating(model):
         counts, images, reference = _observe(model, example)
         weights = dict(replaceable(model, encoding))
@@ -104,7 +111,8 @@ def compile(
 
 
 def with_plan(fast: nn.Module, plan: Plan) -> nn.Module:
-    """Put the plan on the compiled model, unless its class has something of that name."""
+    """Mark the model as compiled and put the plan on it, unless its class has something of that name."""
+    mark_compiled(fast)
     if hasattr(fast, "plan"):
         logger.warning("the model has an attribute `plan` of its own; the plan is logged instead:\n%s", plan)
     else:
@@ -114,9 +122,15 @@ def with_plan(fast: nn.Module, plan: Plan) -> nn.Module:
 
 def _require(model: nn.Module, memory: str, tokens: Sequence[int]) -> None:
     if memory not in ("fast", "small"):
-        raise CompileError("the memory is not known", got=repr(memory), wanted="'fast' or 'small'")
+        raise CompileError(
+            "the memory is not known",
+            got=repr(memory),
+            wanted="'fast' or 'small'",
+            remedy="'fast' keeps what is fastest, 'small' packed weights alone",
+        )
     if not tokens or any(type(count) is not int or count < 1 for count in tokens):
-        raise CompileError("the token counts are impossible", got=repr(tokens), wanted="positive whole numbers")
+        raise impossible_tokens(tokens)
+    require_plain(model)
     require_cpu(model)
 
 
@@ -145,10 +159,11 @@ def _observe(model: nn.Module, example: Any) -> tuple[dict[str, int], dict[str, 
     images: dict[str, Images] = {}
     if example is None:
         return counts, images, []
-    handles = []
+    handles, running = [], list[str]()
     for name, module in model.named_modules():
 
         def see(layer: nn.Module, inputs: tuple[Any, ...], name: str = name) -> None:
+            running.append(name)
             if not inputs or not isinstance(inputs[0], Tensor) or not inputs[0].numel():
                 return
             if isinstance(layer, nn.Linear):
@@ -158,18 +173,35 @@ def _observe(model: nn.Module, example: Any) -> tuple[dict[str, int], dict[str, 
 
         if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
             handles.append(module.register_forward_pre_hook(see))
+            handles.append(module.register_forward_hook(lambda *_: running.clear()))
     try:
         output = _call(model, example)
     except Exception as error:
-        raise CompileError(
-            "the model does not run on the example",
-            got=f"{type(error).__name__}: {error}",
-            wanted="a tensor, a tuple of positional arguments or a dict of keyword arguments",
-        ) from error
+        raise _unfit(model, example, error, running[-1] if running else None) from error
     finally:
         for handle in handles:
             handle.remove()
     return counts, images, _leaves(output)
+
+
+def _unfit(model: nn.Module, example: Any, error: Exception, layer: str | None) -> CompileError:
+    """Build the error for an example that the model does not run on; `layer`: the one that raised, where known."""
+    leaves = [leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor)]
+    given = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}" for leaf in leaves) or type(example).__name__
+    known = list(dict.fromkeys(p.dtype for p in model.parameters() if p.is_floating_point()))
+    if known and any(leaf.is_floating_point() and leaf.dtype not in known for leaf in leaves):
+        remedy = f"convert it to the model's dtype: example.to({known[0]})"
+    elif isinstance(example, list):
+        remedy = "pass a tuple: a list is one argument"
+    else:
+        remedy = "check its sizes and dtypes: an example must be what the model takes in one forward pass"
+    return CompileError(
+        "the model does not run on the example",
+        got=f"{given}; {type(error).__name__}: {error}",
+        wanted="a tensor, a tuple of positional arguments or a dict of keyword arguments",
+        remedy=remedy,
+        layer=layer,
+    )
 
 
 def _verified(fast: nn.Module, plan: Plan, example: Any, reference: Sequence[Any]) -> Plan:

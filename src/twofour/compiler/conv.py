@@ -15,6 +15,7 @@ from twofour.kernels.conv_operator import to_numbers
 from twofour.kernels.dense_conv import ONEDNN_CONV
 from twofour.kernels.nm_conv import from_conv_layout
 from twofour.kernels.operator import inference_only
+from twofour.layers import CompiledLayer
 from twofour.packing import Packed, pack
 
 
@@ -75,7 +76,7 @@ def _unpickle(kernel: str, geometry: Geometry, plain: Tensor, dimensions: int, i
     return PreparedConv(kernel, geometry, tensor, dimensions, images)
 
 
-class CompiledConv(nn.Module):
+class CompiledConv(CompiledLayer):
     """A Conv1d or Conv2d for inference on one measured kernel, with what follows it done in the same pass.
 
     Args:
@@ -165,6 +166,7 @@ class CompiledConv(nn.Module):
             "the input of a compiled layer does not fit",
             got=f"{x.dtype} {tuple(x.shape)}",
             wanted=f"torch.float32 {image}",
+            remedy="reshape the input to images; a single one needs no first axis",
             layer=self.name,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +40,27 @@ class Encoding:
     def __post_init__(self) -> None:
         for what, given, allowed in (("dtype", self.dtype, DTYPES), ("group", self.group, GROUPS)):
             if given not in allowed:
-                raise CompileError(f"the {what} is not known", got=repr(given), wanted=" or ".join(map(repr, allowed)))
+                wanted = " or ".join(map(repr, allowed))
+                raise CompileError(
+                    f"the {what} is not known", got=repr(given), wanted=wanted, remedy=f"pass {what}={allowed[0]!r}"
+                )
+
+    @classmethod
+    def of(cls, dtype: str, **options: Any) -> Encoding:
+        """Return the encoding with the options that are not None.
+
+        Raises:
+            CompileError: One is unknown, or is given although the computing type has nothing of the kind.
+        """
+        given = {name: value for name, value in options.items() if value is not None}
+        if given and dtype != "int4" and dtype in DTYPES:
+            raise CompileError(
+                f"`{next(iter(given))}` means nothing in {dtype}",
+                got=", ".join(f"{name}={value!r}" for name, value in given.items()) + f", dtype={dtype!r}",
+                wanted='these options with dtype="int4" alone: int8 has one scale per output channel, floats have none',
+                remedy=f'leave {" and ".join(given)} out, or pass dtype="int4"',
+            )
+        return cls(dtype, **given)
 
     def takes(self, weight: Tensor) -> bool:
         """Tell whether a model weight of this dtype can be written so."""

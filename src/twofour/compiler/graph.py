@@ -48,9 +48,19 @@ def require_graph(graph: bool | str, example: Any) -> None:
         CompileError: As above.
     """
     if not isinstance(graph, bool) and graph != "inductor":
-        raise CompileError("the graph is not known", got=repr(graph), wanted="False, True or 'inductor'")
+        raise CompileError(
+            "the graph is not known",
+            got=repr(graph),
+            wanted="False, True or 'inductor'",
+            remedy="graph=True: the model captured once and rewritten",
+        )
     if graph and example is None:
-        raise CompileError(f"graph={graph!r} needs an example", got="none", wanted="an input for one forward pass")
+        raise CompileError(
+            f"graph={graph!r} needs an example",
+            got="none",
+            wanted="an input for one forward pass",
+            remedy="pass example=: a tensor, a tuple of positional or a dict of keyword arguments",
+        )
 
 
 def whole(fast: nn.Module, plan: Plan, example: Any, terms: Terms, original: nn.Module | None = None) -> Plan:
@@ -69,7 +79,11 @@ def whole(fast: nn.Module, plan: Plan, example: Any, terms: Terms, original: nn.
     convs = {name: module for name, module in fast.named_modules() if isinstance(module, CompiledConv)}
     try:
         if "" in layers or "" in convs:
-            raise CompileError("the model is a single layer", wanted="a model with operators around its layers")
+            raise CompileError(
+                "the model is a single layer",
+                wanted="a model with operators around its layers",
+                remedy="leave graph out",
+            )
         kept = {name: layer.out_features for name, layer in layers.items()}
         graph = capture(fast, given, kept, kept_convs(convs))
     except CompileError as error:

@@ -16,7 +16,8 @@ from twofour.kernels import Kernel, rows
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.ladder import Ladder, read
 from twofour.kernels.nm_matmul import DYNAMIC
-from twofour.kernels.operator import ACTIVATION_DTYPES, inference_only
+from twofour.kernels.operator import convert, inference_only
+from twofour.layers import CompiledLayer
 from twofour.packing import Packed
 
 logger = logging.getLogger("twofour.compiler")
@@ -77,7 +78,7 @@ def _unpickle(
     return PreparedWeights({layout: made[layout] for layout in layouts})
 
 
-class CompiledLinear(nn.Module):
+class CompiledLinear(CompiledLayer):
     """A Linear for inference whose kernel is chosen by token count.
 
     Args:
@@ -112,6 +113,7 @@ class CompiledLinear(nn.Module):
         self.epilogue = epilogue
         self.quantization = DYNAMIC
         self.ladder_text = ladder.to_text()
+        self.reads = ladder.reads
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
         self._warned = False
 
@@ -133,7 +135,7 @@ class CompiledLinear(nn.Module):
         if torch.compiler.is_compiling():
             tensors, options = self.prepared.tensors, (self.epilogue.activation, self.epilogue.combine, other)
             return torch.ops.twofour.linear(x, tensors, self.bias, self.ladder_text, self.out_features, *options)
-        if x.dtype not in ACTIVATION_DTYPES or x.ndim == 0 or x.size(-1) != self.in_features or not x.is_cpu:
+        if x.dtype not in self.reads or x.ndim == 0 or x.size(-1) != self.in_features or not x.is_cpu:
             raise self._unfit(x)
         if x.requires_grad and torch.is_grad_enabled():
             raise inference_only().for_layer(self.name)
@@ -168,10 +170,12 @@ class CompiledLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, kernels={self.ladder_text}"
 
     def _unfit(self, x: Tensor) -> KernelError:
+        fits = x.dtype in self.reads and x.is_cpu
+        width = f"give the layer inputs whose last size is {self.in_features}, as the model was built for"
         return KernelError(
             "the input of a compiled layer does not fit",
             got=f"{x.dtype} {tuple(x.shape)} on {x.device}",
-            wanted=f"{' or '.join(map(str, ACTIVATION_DTYPES))} (..., {self.in_features}) on cpu",
-            remedy="convert the input, or compile the model again as it is used now",
+            wanted=f"{' or '.join(map(str, self.reads))} (..., {self.in_features}) on cpu",
+            remedy=width if fits else convert(x, self.reads),
             layer=self.name,
         )

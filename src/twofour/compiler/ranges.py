@@ -41,13 +41,24 @@ def observe(model: nn.Module, layers: Collection[str], data: Iterable[Any]) -> d
         for handle in handles:
             handle.remove()
     if not batches:
-        raise CompileError("there is no data to take ranges from", got="no batch", wanted="at least one input")
+        raise CompileError(
+            "there is no data to take ranges from",
+            got="no batch",
+            wanted="at least one input",
+            remedy="pass a list or a fresh iterator (one that was used up is empty), or leave `data` out",
+        )
     return {name: Quantization.of_range(low, high) for name, (low, high) in ranges.items()}
 
 
 def _widened(known: tuple[float, float], x: Tensor, name: str) -> tuple[float, float]:
     if not is_finite(x):
-        raise CompileError("the data make a layer's input infinite", got="NaN or infinity", layer=name)
+        raise CompileError(
+            "the data make a layer's input infinite",
+            got="NaN or infinity",
+            wanted="finite inputs: the range of each layer is that of its least and greatest",
+            remedy="take such samples out of `data`, or leave `data` out: each token then gets its own range",
+            layer=name,
+        )
     low, high = (extreme.item() for extreme in x.aminmax())
     return min(known[0], low), max(known[1], high)
 
@@ -66,6 +77,7 @@ def _call(model: nn.Module, batch: Any) -> Any:
             "the model does not run on the data",
             got=f"{type(error).__name__}: {error}",
             wanted="inputs (a tensor, a tuple of arguments or a dict of keyword arguments) or pairs (input, target)",
+            remedy="call the model on one batch yourself: `data` must hold what it takes",
         ) from error
 
 

@@ -14,6 +14,7 @@ from twofour.compiler.encoding import Encoding
 from twofour.compiler.plan import LayerPlan
 from twofour.errors import CompileError
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
+from twofour.layers import compiled_parts
 from twofour.packing import Packed
 from twofour.patterns.base import is_finite, non_finite
 
@@ -153,6 +154,31 @@ def left_alone(
             shape = tuple(weight.shape)
             entries.append(LayerPlan(name, kind, shape, None, "torch", "", None, None, f"dense: {reason}", size, size))
     return entries
+
+
+def impossible_tokens(tokens: object) -> CompileError:
+    """Build the error for token counts that cannot be measured."""
+    return CompileError(
+        "the token counts are impossible",
+        got=repr(tokens),
+        wanted="a sequence of positive whole numbers",
+        remedy="tokens=(1, 8, 32, 128): batch times sequence length of the calls to come",
+    )
+
+
+def require_plain(model: nn.Module) -> None:
+    """Refuse a model that is compiled already.
+
+    Raises:
+        CompileError: It is, or some of its layers are.
+    """
+    if found := compiled_parts(model):
+        raise CompileError(
+            "the model is compiled already",
+            got=found,
+            wanted="the masked or dense model that it was compiled from",
+            remedy="compile that one with other options, or twofour.load(path, model, memory=..., graph=...) its file",
+        )
 
 
 def require_cpu(model: nn.Module, *, meta: bool = False) -> None:

@@ -94,6 +94,7 @@ class Geometry:
                 "the image is smaller than the kernel of the convolution",
                 got=f"{height} x {width} pixels, kernel {self.kernel}, dilation {self.dilation}",
                 wanted="at least one output pixel",
+                remedy="give the model larger images",
             )
         return found
 
@@ -191,5 +192,10 @@ def _pair(sizes: tuple[int, ...] | str, fill: int) -> Pair:
     return (fill, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])
 
 
+_REMEDY = "convert the operand (x.float(), x.cpu()), or give it the channels the convolution was built for"
+
+
 def _unfit(got: str, wanted: str) -> KernelError:
-    return KernelError("the operands of a convolution do not fit", got=got, wanted=f"torch.float32 {wanted} on cpu")
+    return KernelError(
+        "the operands of a convolution do not fit", got=got, wanted=f"torch.float32 {wanted} on cpu", remedy=_REMEDY
+    )

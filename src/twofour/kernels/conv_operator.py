@@ -39,7 +39,10 @@ def from_numbers(numbers: Sequence[int]) -> Geometry:
     good = len(numbers) == 13 and min(numbers) >= 0 and min(*numbers[:6], *numbers[10:]) >= 1
     if not good or numbers[0] % numbers[12] or numbers[1] % numbers[12]:
         raise KernelError(
-            "the numbers describe no convolution", got=str(list(numbers)), wanted="13 sizes of a Geometry"
+            "the numbers describe no convolution",
+            got=str(list(numbers)),
+            wanted="13 sizes of a Geometry, as `to_numbers` writes them",
+            remedy="compile the model again, or pass `to_numbers(geometry)` of a compiled convolution",
         )
     first, second, *rest = numbers
     pairs = [(rest[i], rest[i + 1]) for i in range(0, 10, 2)]
@@ -58,19 +61,24 @@ def _conv(
     shape, chosen = from_numbers(geometry), find_convolution(kernel)
     if reason := chosen.refuses(shape):
         raise KernelError(
-            f"{kernel} cannot run this convolution", got=reason, wanted="a model compiled on this machine"
+            f"{kernel} cannot run this convolution",
+            got=reason,
+            wanted="a model compiled on this machine",
+            remedy="compile the model again, or load its file with twofour.load",
         )
     if chosen.pattern == "2:4" and weight.nbytes < shape.groups * group_bytes(shape):
         raise KernelError(
             "the weight of a convolution does not fit",
             got=f"{weight.nbytes} bytes",
             wanted=f"at least {shape.groups * group_bytes(shape)} for {kernel}",
+            remedy="pass weight, kernel and geometry of one compiled convolution",
         )
     if bias is not None and (tuple(bias.shape) != (shape.out_channels,) or bias.dtype is not torch.float32):
         raise KernelError(
             "the bias of a convolution does not fit",
             got=f"{bias.dtype} {tuple(bias.shape)}",
             wanted=f"torch.float32 ({shape.out_channels},)",
+            remedy="pass the bias of the convolution that the weight belongs to",
         )
     return chosen.run(x, weight, bias, shape, activation, other)
 

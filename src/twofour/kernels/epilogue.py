@@ -46,7 +46,12 @@ class Epilogue:
     def __post_init__(self) -> None:
         for given, known in ((self.activation, ACTIVATIONS), (self.combine, COMBINES)):
             if given not in known:
-                raise KernelError("there is no such epilogue", got=repr(given), wanted=f"one of {', '.join(known)}")
+                raise KernelError(
+                    "there is no such epilogue",
+                    got=repr(given),
+                    wanted=f"one of {', '.join(known)}",
+                    remedy='take "none" and compute the rest in torch',
+                )
 
     @property
     def plain(self) -> bool:
@@ -80,6 +85,7 @@ class Epilogue:
                 "the second operand of an epilogue does not fit",
                 got="none" if other is None else f"a tensor of shape {tuple(other.shape)}",
                 wanted="none" if self.combine == "none" else f"a tensor of shape {shape} to {self.combine}",
+                remedy="expand `other` to the product's shape" if other is not None else "pass `other`",
             )
 
 

@@ -33,6 +33,7 @@ def fold_batch_norm(
             "the normalisation cannot be folded into the layer",
             got=f"{norm} behind a weight of {len(weight)} output channels",
             wanted="running statistics over the same channels",
+            remedy="leave the normalisation where it is, or build it with track_running_stats=True",
         )
     scale = torch.rsqrt(variance.double() + norm.eps)
     scale = scale if norm.weight is None else scale * norm.weight.detach().double()

@@ -6,9 +6,16 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cache, cached_property
 
+import torch
+
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
 from twofour.kernels.table import find
+
+_REMEDY = "compile the model again, or load its file with twofour.load"
+
+ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)
+"""What compiled layers take and answer in; those that compute in float32 take float32 alone."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,7 @@ class Ladder:
                     "a compiled layer asks for a kernel that cannot run here",
                     got=f"{kernel.name}: {reason}",
                     wanted="a model compiled on this machine",
-                    remedy="compile the model again, or load its file with twofour.load",
+                    remedy=_REMEDY,
                 )
         return found
 
@@ -63,6 +70,12 @@ class Ladder:
     def at(self, tokens: int) -> tuple[Kernel, int]:
         """Return the kernel for `tokens` and the index of its layout."""
         return self.steps[bisect_left(self.limits, tokens) if self.limits else 0]
+
+    @cached_property
+    def reads(self) -> tuple[torch.dtype, ...]:
+        """What the input may be for every step takes: kernels that compute in float32 read nothing else."""
+        alone = any(kernel.dtype == "float32" for kernel in self.kernels)
+        return ACTIVATION_DTYPES[:1] if alone else ACTIVATION_DTYPES
 
     @property
     def sparse(self) -> bool:
@@ -117,7 +130,9 @@ def read(text: str) -> Ladder:
         if last != "*" or list(counts) != sorted(set(counts)):
             raise ValueError(text)
     except ValueError:
-        raise KernelError("the text is no ladder of kernels", got=repr(text), wanted='"16=kernel;*=kernel"') from None
+        raise KernelError(
+            "the text is no ladder of kernels", got=repr(text), wanted='"16=kernel;*=kernel"', remedy=_REMEDY
+        ) from None
     for name in names:
         find(name)
     return Ladder(counts, names)

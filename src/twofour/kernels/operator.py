@@ -5,6 +5,7 @@ In eager mode `linear` is called directly; the registered operator costs a few m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,9 +14,6 @@ from torch import Tensor
 from twofour.errors import KernelError
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.ladder import Ladder, read
-
-ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)
-"""What a compiled layer takes and answers in; each kernel checks for itself which of them it reads."""
 
 _LIBRARY = torch.library.Library("twofour", "FRAGMENT")
 _LIBRARY.define(
@@ -66,10 +64,10 @@ def _linear(
     combine: str = "none",
     other: Tensor | None = None,
 ) -> Tensor:
-    _require(x, bias, out_features)
+    steps = read(ladder)
+    _require(x, bias, steps, out_features)
     epilogue = Epilogue(activation, combine)
     epilogue.require(other, (*x.shape[:-1], out_features))
-    steps = read(ladder)
     sizes = [weight.numel() * weight.element_size() for weight in weights]
     needed = [kernel.least_bytes(out_features, x.shape[-1]) for kernel in steps.by_layout.values()]
     if len(sizes) != len(needed) or any(size < least for size, least in zip(sizes, needed, strict=True)):
@@ -77,25 +75,27 @@ def _linear(
             "the weights of twofour::linear do not fit its ladder",
             got=f"{len(sizes)} weights of {sizes} bytes",
             wanted=f"layouts {', '.join(steps.by_layout)} of at least {needed} bytes",
+            remedy="pass the weights and the ladder of one compiled layer, and inputs of its width",
         )
     return linear(x, weights, bias, steps, out_features, epilogue, other)
 
 
-def _require(x: Tensor, bias: Tensor | None, out_features: int) -> None:
+def _require(x: Tensor, bias: Tensor | None, ladder: Ladder, out_features: int) -> None:
     """Refuse operands whose memory a kernel would misread: it is handed addresses, not tensors."""
-    for role, tensor, dtypes in (("x", x, ACTIVATION_DTYPES), ("bias", bias, (torch.float32,))):
+    for role, tensor, dtypes in (("x", x, ladder.reads), ("bias", bias, (torch.float32,))):
         if tensor is not None and (tensor.dtype not in dtypes or tensor.device.type not in ("cpu", "meta")):
             raise KernelError(
                 "an operand of a compiled layer does not fit",
                 got=f"{role} of {tensor.dtype} on {tensor.device}",
                 wanted=f"{' or '.join(map(str, dtypes))} on cpu",
-                remedy="convert the input, and leave compiled layers out of autocast",
+                remedy=convert(tensor, dtypes),
             )
     if x.ndim == 0 or (bias is not None and tuple(bias.shape) != (out_features,)):
         raise KernelError(
             "an operand of a compiled layer does not fit",
             got=f"x of shape {tuple(x.shape)}, bias of shape {None if bias is None else tuple(bias.shape)}",
             wanted=f"x (..., in), bias ({out_features},)",
+            remedy="pass the bias of the layer that the weights belong to",
         )
 
 
@@ -107,8 +107,16 @@ def _no_gradient(x: Tensor, *arguments: Any) -> Tensor:
 
 
 def _fake(x: Tensor, weights: list[Tensor], bias: Tensor | None, ladder: str, out_features: int, *_: Any) -> Tensor:
-    _require(x, bias, out_features)
+    _require(x, bias, read(ladder), out_features)
     return x.new_empty(*x.shape[:-1], out_features)
+
+
+def convert(x: Tensor, dtypes: Sequence[torch.dtype]) -> str:
+    """Say what to do with an operand on another device or of another dtype than `dtypes`."""
+    if x.device.type != "cpu":
+        return "move the input to the CPU: x.cpu()"
+    plainly = f"convert the input: x.to({dtypes[0]}), outside of autocast"
+    return f'{plainly}, or compile the model with dtype="bfloat16"' if x.dtype is torch.bfloat16 else plainly
 
 
 def inference_only() -> KernelError:

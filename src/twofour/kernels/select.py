@@ -95,4 +95,5 @@ def _require_operands(x: Tensor, packed: Packed, bias: Tensor | None) -> None:
 
 
 def _unfit(got: str, wanted: str) -> KernelError:
-    return KernelError("the operands of a packed product do not fit", got=got, wanted=wanted)
+    remedy = "convert or reshape the operand: x.to(dtype), x.cpu(), x.reshape(..., in_features)"
+    return KernelError("the operands of a packed product do not fit", got=got, wanted=wanted, remedy=remedy)
