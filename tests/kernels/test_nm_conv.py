@@ -25,6 +25,8 @@ BLOCKS = [row for row in NATIVE if "blocks" in row.name]
 # Geometry (in and out channels, kernel, stride, before, after, dilation, groups); images, height, width.
 GEOMETRIES = [
     (Geometry(16, 8, (1, 1)), (1, 7, 7)),
+    (Geometry(64, 33, (1, 1)), (3, 7, 7)),
+    (Geometry(512, 10, (1, 1), groups=2), (1, 24, 23)),
     (Geometry(64, 33, (1, 1), (2, 2)), (1, 15, 14)),
     (Geometry(64, 40, (3, 3), (1, 1), (1, 1), (1, 1)), (1, 14, 14)),
     (Geometry(128, 130, (3, 3), (2, 2), (1, 1), (1, 1)), (1, 15, 14)),

@@ -12,6 +12,7 @@
 
 namespace {
 
+constexpr int64_t kFloatsAhead = 32;            // channels that the input is fetched ahead
 constexpr int64_t kNowhere = int64_t{1} << 40;  // a row that no image has
 
 // The first pixel of every lane's block in a tensor of rows x columns pixels, and from there any other.
@@ -87,9 +88,12 @@ struct ConvBlocks {
 
   void pack_position(const Strip& strip, int64_t row, int64_t column) const {
     const float* pixels[V::width];
-    const int64_t down = height.pixel(row) + strip.row * a.height.stride - a.height.padding;
-    strip.input.find(a.x + strip.group * plan.channels, down, width.pixel(column) - a.width.padding,
-                     static_cast<const float*>(zeros), pixels);
+    const float *from = a.x + strip.group * plan.channels, *none = zeros;
+    if (plan.flat)
+      strip.input.find(from, 0, plan.flat_pixel(strip.row + row, column), none, pixels);
+    else
+      strip.input.find(from, height.pixel(row) + strip.row * a.height.stride - a.height.padding,
+                       width.pixel(column) - a.width.padding, none, pixels);
     float* to = packed + (row * plan.channels * plan.line + column) * V::width;
     const int64_t whole = plan.channels / V::width * V::width;
     for (int64_t c = 0; c < whole; c += V::width) pack_square<true>(pixels, c, V::width, to);
@@ -98,13 +102,38 @@ struct ConvBlocks {
   template <bool whole>
   TWOFOUR_INLINE void pack_square(const float* const* pixels, int64_t c, int64_t count, float* to) const {
     typename V::reg t[V::width];
+    const int64_t more = c + kFloatsAhead, ahead = more < plan.channels ? more : more - plan.channels + plan.jump;
     TWOFOUR_UNROLL
-    for (int i = 0; i < V::width; i++)
+    for (int i = 0; i < V::width; i++) {
+      __builtin_prefetch(pixels[i] + ahead);
       t[i] = whole ? V::load_unaligned(pixels[i] + c) : V::load_partial(pixels[i] + c, count);
+    }
     V::transpose(t);
     TWOFOUR_UNROLL
     for (int i = 0; i < V::width; i++)
       if (whole || i < count) V::store(to + (c + i) * plan.line * V::width, t[i]);
+  }
+
+  // Where vector `column` of row `row` goes.
+  TWOFOUR_INLINE void find_output(const Strip& strip, int64_t row, int64_t column, float** pixels) const {
+    float *to = a.y + strip.group * plan.rows, *none = nullptr;
+    if (plan.flat) strip.output.find(to, 0, plan.flat_pixel(strip.row + row, column), none, pixels);
+    else strip.output.find(to, strip.row + row, column, none, pixels);
+  }
+
+  // The lines of y, and of what is added to it, that rows [m0, m1) of a panel go to.
+  void fetch_output(const Strip& strip, int64_t row, int64_t column, int64_t used, int64_t m0, int64_t m1) const {
+    for (int64_t u = 0; u < used; u++) {
+      float* pixels[V::width];
+      find_output(strip, row, column + u, pixels);
+      for (int lane = 0; lane < V::width; lane++) {
+        if (pixels[lane] == nullptr) continue;
+        for (int64_t m = m0; m < m1; m += 16) {
+          __builtin_prefetch(pixels[lane] + m, 1);
+          if (a.other != nullptr) __builtin_prefetch(a.other + (pixels[lane] - a.y) + m);
+        }
+      }
+    }
   }
 
   // Rows [m0, m1) of a panel's sums into y.
@@ -112,8 +141,7 @@ struct ConvBlocks {
               const float* from) const {
     for (int64_t u = 0; u < used; u++) {
       float* pixels[V::width];
-      float* const none = nullptr;
-      strip.output.find(a.y + strip.group * plan.rows, strip.row + row, column + u, none, pixels);
+      find_output(strip, row, column + u, pixels);
       const int64_t offset = strip.group * plan.rows, whole = m0 + (m1 - m0) / V::width * V::width;
       for (int64_t m = m0; m < whole; m += V::width)
         unpack_square<true>(pixels, from + ((m - m0) * used + u) * V::width, used, offset, m, V::width);
@@ -156,16 +184,17 @@ struct ConvBlocks {
     for (int64_t t = 0; t < plan.tiles; t++)
       for (int64_t m = m0; m < m1; m += kPairRows) {
         const char* weight = group + (m / kPairRows * plan.tiles + t) * kPairTileBytes;
-        const int64_t pairs = ceil_div(least(kPairRows, m1 - m), 2);
+        const int64_t end_row = least(m + kPairRows, m1), pairs = ceil_div(end_row - m, 2);
         float* to = mine + (m - m0) * used * V::width;
+        if (t + 1 == plan.tiles) fetch_output(strip, row, column, used, m, end_row);
         if (even())
           add_some<V, EvenInputs, Wide>(static_cast<int>(used), weight, pairs,
                                         {base + table[t * kPanelTile], plan.line * V::width * 4}, t == 0, to);
         else
           add_some<V, AnyInputs, Wide>(static_cast<int>(used), weight, pairs,
                                        {base, t + 1 < plan.tiles ? table + t * kPanelTile : last}, t == 0, to);
+        if (t + 1 == plan.tiles) unpack(strip, row, column, used, m, end_row, to);
       }
-    unpack(strip, row, column, used, m0, m1, mine);
   }
 
   void run_strip(const Strip& strip, const Team& team) const {
@@ -178,15 +207,26 @@ struct ConvBlocks {
     float* mine = sums + team.me * ceil_div(plan.sums_floats, 16) * 16;
     for (int64_t item = begin; item < end; item++) {
       const int64_t m = item % chunks * plan.chunk, panel = item / chunks % plan.panels * plan.vectors;
-      multiply(strip, item / chunks / plan.panels, panel, least(plan.vectors, plan.block_w - panel), m,
-               least(m + plan.chunk, plan.rows), mine);
+      const int64_t row = item / chunks / plan.panels;
+      const int64_t left = plan.flat ? plan.flat - (strip.row + row) * plan.block_w : plan.block_w;
+      multiply(strip, row, panel, least(plan.vectors, left - panel), m, least(m + plan.chunk, plan.rows), mine);
     }
     team.barrier();  // the packed input is still being read
+  }
+
+  void run_flat(const Team& team) const {
+    const int64_t pixels = a.images * a.height.input * a.width.input;
+    const LaneMap<V> input(plan, 0, 1, {1, pixels, a.in_channels}, 0, 1);
+    const LaneMap<V> output(plan, 0, 1, {1, pixels, a.out_channels}, 0, 1);
+    for (int64_t group = 0; group < a.groups; group++)
+      for (int64_t row = 0; row < plan.block_h; row += plan.strip)
+        run_strip({group, row, least(plan.strip, plan.block_h - row), input, output}, team);
   }
 
   void run(const Team& team) const {
     if (team.me == 0) fill_table();
     team.barrier();
+    if (plan.flat) return run_flat(team);
     for (int64_t group = 0; group < a.groups; group++)
       for (int64_t image = 0; image < a.images; image += plan.lanes_n) {
         const LaneMap<V> input(plan, image, a.images, {a.height.input, a.width.input, a.in_channels},

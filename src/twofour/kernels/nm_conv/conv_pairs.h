@@ -17,6 +17,8 @@ using twofour::kPairRows;
 using twofour::kPairTileBytes;
 using twofour::kPanelTile;
 
+constexpr int64_t kRecordsNear = 2, kRecordsFar = 24;  // records fetched ahead into L1 and L2 (README.md)
+
 // Where the inputs of a tile stand: 64 channels at equal distances, or anywhere (a tile that holds several taps).
 struct EvenInputs {
   const char* base;
@@ -77,12 +79,27 @@ struct ConvSums {
   }
 };
 
+// Weights soon needed into L1 and later ones into L2, and the sums of the pair after this one.
+template <class V, int U>
+TWOFOUR_INLINE void fetch_ahead(const uint8_t* head, const char* record, const float* sums) {
+  for (int64_t line = 0; line < kPairRecord; line += 64) {
+    __builtin_prefetch(record + kRecordsNear * kPairRecord + line);
+    __builtin_prefetch(record + kRecordsFar * kPairRecord + line, 0, 2);
+  }
+  const float *a = sums + head[4] * U * V::width, *b = sums + head[5] * U * V::width;
+  for (int64_t u = 0; u < U * V::width; u += 16) {
+    __builtin_prefetch(a + u, 1);
+    __builtin_prefetch(b + u, 1);
+  }
+}
+
 // One tile of `pairs` pairs of rows (a domain of the layout) with one panel of U vectors.
 template <class V, int U, class Inputs>
 TWOFOUR_NOINLINE void add_domain(const char* packed, int64_t pairs, const Inputs& x, bool first, float* sums) {
   const auto* head = reinterpret_cast<const uint8_t*>(packed);
   const char* record = packed + kPairHead;
   for (int64_t p = 0; p < pairs; p++, head += 4, record += kPairRecord) {
+    fetch_ahead<V, U>(head, record, sums);
     ConvSums<V, U, Inputs> s;
     TWOFOUR_UNROLL
     for (int u = 0; u < U; u++) s.a[u] = s.b[u] = V::zero();

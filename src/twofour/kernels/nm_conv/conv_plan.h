@@ -55,6 +55,8 @@ struct ConvPlan {
   int64_t strip, vectors, panels;     // rows of positions in a strip; most vectors in a panel; panels in such a row
   int64_t channels, rows, tiles;      // of one group of channels: inputs, outputs, tiles of 64 inputs
   int64_t line;                       // vectors from a channel to the next: odd, so that they spread over cache sets
+  int64_t flat;                       // 1x1: vectors of 16 neighbours over all pixels where those are fewer, or 0
+  int64_t jump;                       // floats from a pixel to the one that is packed next
   int64_t packed_floats, sums_floats, zero_floats, table_ints, chunk;
 
   explicit ConvPlan(const NmConv& a) {
@@ -71,6 +73,16 @@ struct ConvPlan {
       }
     block_h = ceil_div(a.height.output, lanes_h);
     block_w = ceil_div(a.width.output, lanes_w);
+    flat = 0;
+    if (pointwise(a.height) && pointwise(a.width)) {
+      const int64_t count = ceil_div(a.images * a.height.output * a.width.output, V::width);
+      if (count < ceil_div(a.images, lanes_n) * block_h * block_w) flat = count;
+    }
+    if (flat) {
+      lanes_n = lanes_h = 1, lanes_w = V::width;
+      block_h = ceil_div(flat, Wide), block_w = ceil_div(flat, block_h);
+    }
+    jump = a.in_channels * (flat ? V::width : a.width.stride);
     panels = ceil_div(block_w, Wide);
     vectors = ceil_div(block_w, panels);
     line = PackedAxis(a.width, block_w).positions | 1;
@@ -86,6 +98,11 @@ struct ConvPlan {
   int64_t strip_floats(const NmConv& a, int64_t count) const {
     return PackedAxis(a.height, count).positions * channels * line * V::width;
   }
+  // The pixels of an image are its rows one after the other: one tap, and no position without a pixel.
+  static bool pointwise(const ConvAxis& axis) {
+    return axis.taps == 1 && axis.stride == 1 && axis.padding == 0 && axis.input == axis.output;
+  }
+  int64_t flat_pixel(int64_t row, int64_t column) const { return (row * block_w + column) * V::width; }
   int64_t bytes(int64_t threads) const {
     const auto round = [](int64_t n) { return ceil_div(n, 16) * 64; };
     const int64_t shared = round(zero_floats) + round(2 * table_ints) + round(packed_floats);
