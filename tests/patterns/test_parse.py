@@ -45,7 +45,7 @@ def test_impossible_pairs_cannot_be_built_either(n: int, m: int) -> None:
         PairedNM(n, m)
 
 
-@pytest.mark.parametrize("text", ["64:2:4", "block:16x16@0.9", "channel"])
+@pytest.mark.parametrize("text", ["block:16x16@0.9", "channel"])
 def test_planned_patterns_say_so(text: str) -> None:
     with pytest.raises(PatternError, match="planned, not built yet"):
         parse(text)

@@ -12,7 +12,7 @@ from twofour.errors import PackingError
 from twofour.packing.header import DTYPES, Header
 from twofour.packing.indices import decode, encode, row_bytes
 from twofour.packing.quantize import GROUPS, INT4_LARGEST, INT4_LEAST, dequantize, to_int4, to_int8
-from twofour.patterns import NM, PairedNM, Pattern, parse
+from twofour.patterns import NM, VNM, PairedNM, Pattern, parse
 from twofour.patterns.base import is_finite, non_finite, require_groups
 
 
@@ -102,7 +102,7 @@ def pack(
 
     Args:
         weight: Dense weight on the CPU, any shape; float32, bfloat16, float16, or int8 (int4: int8 in -8..7).
-        pattern: N:M or "4:8-pairs"; `weight` must obey it along `axis`.
+        pattern: N:M, "4:8-pairs" or V:N:M, which is written as its rows' N:M; `weight` must obey it along `axis`.
         dtype: Encoding of the kept values: a float dtype (rounded to it), "int8", "int4" or "tf32" (1:2 only); default
             the weight's own. A floating weight becomes int8 with one scale per row, int4 with one per `group`; int8
             weights are taken as they are, without scales (int4: pairs only).
@@ -134,7 +134,9 @@ def pack(
     if rule == NM(2, 4) and flat.dtype == torch.float32:
         values, indices = _compress_native(flat.contiguous(), moved, rule)
     else:
-        values, indices = _compress(flat, rule, header)
+        if not rule.check(moved).ok:
+            raise _not_legal(moved, rule)
+        values, indices = _compress(flat, rule.rows if isinstance(rule, VNM) else rule, header)
     scales = zeros = None
     if per_scale:
         values, scales, zeros = to_int4(values, per_scale, symmetric)
@@ -157,7 +159,7 @@ class _Geometry:
     @classmethod
     def of(cls, header: Header) -> _Geometry:
         rule = header.parsed()
-        assert isinstance(rule, NM | PairedNM), rule
+        assert isinstance(rule, NM | PairedNM | VNM), rule
         if header.reduction % rule.m:
             raise PackingError(
                 "the header of a packed weight contradicts itself",
@@ -184,8 +186,6 @@ def _compress_native(flat: Tensor, moved: Tensor, rule: Pattern) -> tuple[Tensor
 
 
 def _compress(flat: Tensor, rule: Pattern, header: Header) -> tuple[Tensor, Tensor]:
-    if not rule.check(flat).ok:
-        raise _not_legal(flat.view(-1, flat.shape[-1]), rule)
     geometry = _Geometry.of(header)
     keep = rule.project(flat, absolute=True).view(len(flat), geometry.groups, geometry.group)
     positions = keep.nonzero()[:, -1].view(len(flat), geometry.groups, -1)
@@ -204,12 +204,12 @@ def _encoding(rule: Pattern, weight: torch.dtype, asked: str | torch.dtype | Non
             wanted="float32, bfloat16, float16, tf32, int8 or int4 from a floating weight; int8 or int4 from int8",
         )
     pairs = weight == torch.int8  # whole numbers without scales have the form that hardware reads
-    form = {"int4": isinstance(rule, PairedNM) == pairs, "tf32": rule == NM(1, 2)}.get(name, isinstance(rule, NM))
+    form = {"int4": isinstance(rule, PairedNM) == pairs, "tf32": rule == NM(1, 2)}.get(name, isinstance(rule, NM | VNM))
     if not form:
         raise PackingError(
             f"the pattern {rule.name} has no {name} form",
             got=f"pattern {rule.name}, dtype {name}",
-            wanted='int4 with "4:8-pairs" from int8 or N:M from floats, tf32 with "1:2", every other dtype with N:M',
+            wanted='int4: "4:8-pairs" from int8, or (V:)N:M from floats; tf32: "1:2"; every other dtype: (V:)N:M',
         )
     return name
 
@@ -225,7 +225,7 @@ def _ascending(stream: Tensor, groups: int) -> bool:
 
 def _scaled(rule: Pattern, reduction: int, group: int) -> int:
     """Return how many kept values share a scale."""
-    assert isinstance(rule, NM), rule
+    assert isinstance(rule, NM | VNM), rule
     if group not in GROUPS or reduction % group or group % rule.m:
         raise PackingError(
             "the weight cannot be cut into groups with a scale each",

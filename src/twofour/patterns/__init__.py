@@ -5,5 +5,6 @@ from twofour.patterns.groups import project_reference
 from twofour.patterns.nm import NM
 from twofour.patterns.pairs import PairedNM
 from twofour.patterns.parse import parse
+from twofour.patterns.vnm import VNM
 
-__all__ = ["NM", "Conformity", "PairedNM", "Pattern", "parse", "project_reference"]
+__all__ = ["NM", "VNM", "Conformity", "PairedNM", "Pattern", "parse", "project_reference"]

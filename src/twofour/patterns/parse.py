@@ -9,10 +9,10 @@ from twofour.errors import PatternError
 from twofour.patterns.base import Pattern
 from twofour.patterns.nm import NM
 from twofour.patterns.pairs import PairedNM
+from twofour.patterns.vnm import VNM
 
-_FORMS = '"N:M" (2:4, 1:2, 4:8, 1:4, 8:16, ...) or "4:8-pairs"'
+_FORMS = '"N:M" (2:4, 1:2, 4:8, 1:4, 8:16, ...), "4:8-pairs" or "V:N:M" (64:2:8, ...)'
 _PLANNED = {
-    r"[0-9]+:[0-9]+:[0-9]+": "V:N:M",
     r"block(:.*)?": "block",
     r"channel(:.*)?": "channel",
 }
@@ -43,6 +43,8 @@ def parse(pattern: str | Pattern) -> Pattern:
 def _parse(text: str) -> Pattern:
     if match := re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})(-pairs)?", text):
         return (PairedNM if match[3] else NM)(int(match[1]), int(match[2]))
+    if match := re.fullmatch(r"([0-9]{1,5}):([0-9]{1,4}):([0-9]{1,4})", text):
+        return VNM(*map(int, match.groups()))
     for form, kind in _PLANNED.items():
         if re.fullmatch(form, text):
             raise PatternError(
