@@ -1,8 +1,8 @@
 // Design A, token-vectorised: vectors hold tokens, and the metadata of a kept pair is an address.
 //
 // x is transposed into panels whose rows are vectors of tokens; sums are S[row][tokens] with the same stride. A panel P
-// says what its rows are: inputs as floats here, all six pairs of every group in avx512_bf16.cc. The sums of one pass
-// over the inputs are formed on their own and then added: no chain of additions is long.
+// says what its rows are: inputs as floats here; pairs have their own loops (pair_panels.h). The sums of one pass over
+// the inputs are formed on their own and then added: no chain of additions is long.
 // Included once per instruction-set file; everything has internal linkage.
 #pragma once
 
@@ -37,7 +37,7 @@ constexpr int rows_at_once(int stride) {
 template <class Vector>
 struct FloatPanel {
   using V = Vector;
-  static constexpr int64_t group_rows = 4, spare_rows = 0, first_row = 0, inputs_at_once = V::width;
+  static constexpr int64_t group_rows = 4, inputs_at_once = V::width;
   static constexpr int most_rows = 4;
 
   // Inputs [k, k + width) of `tokens` tokens, transposed to panel rows; `tokens` and `inputs` of them exist.
@@ -154,7 +154,7 @@ TWOFOUR_INLINE void add_rows(const NmMatmul& a, const RowChunk& chunk, int64_t r
     TWOFOUR_UNROLL
     for (int u = 0; u < U; u++) acc[r][u] = V::zero();
   }
-  const char* x = reinterpret_cast<const char*>(panel) + (t0 * kTileGroups * P::group_rows - P::first_row) * stride;
+  const char* x = reinterpret_cast<const char*>(panel) + t0 * kTileGroups * P::group_rows * stride;
   const int64_t quads = ceil_div(a.in_features, 16);
   for (int64_t t = t0; t < t1; t++) {
     const char* tile = chunk.tiles + t * chunk.tile_bytes;
@@ -205,7 +205,7 @@ struct PanelPlan {
     panels = ceil_div(all, vectors);
     group = least(Group, panels);
     const int64_t stride = panel_stride(static_cast<int>(vectors)) * V::width;
-    panel_floats = ceil_div((panel_tiles(a) * kTileGroups * P::group_rows + P::spare_rows) * stride, 16) * 16;
+    panel_floats = ceil_div(panel_tiles(a) * kTileGroups * P::group_rows * stride, 16) * 16;
     sums_floats = ceil_div(least(kBf16PanelRows, a.out_features) * stride, 16) * 16;
     threads = a.threads > 1 ? a.threads : 1;
   }
