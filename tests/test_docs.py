@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from twofour import native
+from twofour import criteria, native
 from twofour.cli import app
 from twofour.kernels import convolutions, rows
 
@@ -47,8 +47,10 @@ def test_every_environment_variable_is_documented() -> None:
 
 
 def test_every_criterion_and_pattern_kind_is_in_the_guide() -> None:
-    for word in ("`magnitude`", "`2:4`", "`4:8-pairs`", "`V:N:M`"):
+    for word in ("`2:4`", "`4:8-pairs`", "`V:N:M`"):
         assert word in text("docs/guide.md")
+    for name in criteria.NAMES:
+        assert f"`{name}`" in text("docs/guide.md") and f"`{name}`" in text("docs/criteria.md")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -89,7 +89,7 @@ def test_a_rule_without_effect_is_refused(source, options, error: type[Exception
         ({3: "2:4"}, {}, RecipeError, "glob must be text"),
         ({}, {}, RecipeError, "the recipe has no rules"),
         ("2:4", {"eligibility": "all"}, RecipeError, r"eligibility rule is unknown\n  got +'all'"),
-        ("2:4", {"criterion": "wanda"}, RecipeError, "planned"),
+        ("2:4", {"criterion": "wando"}, RecipeError, 'did you mean "wanda"'),
         (Recipe.parse("2:4", eligibility="any"), {"eligibility": "nope"}, RecipeError, "`eligibility` is given twice"),
     ],
 )
@@ -162,7 +162,7 @@ RULE = '[[rule]]\nlayers = "*"\npattern = "2:4"\n'
             PatternError,
             r"recipe.toml: rule '\*': the text is not",
         ),
-        ('format = 1\ncriterion = "ria"\n' + RULE, RecipeError, "planned"),
+        ('format = 1\ncriterion = "ria:a=1"\n' + RULE, RecipeError, "no such option"),
     ],
 )
 def test_files_that_are_not_recipes(text: str, error: type[Exception], message: str, tmp_path: Path) -> None:

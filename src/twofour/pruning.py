@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from twofour import masks
-from twofour.criteria import Criterion
-from twofour.errors import LayerError, PatternError, RecipeError
-from twofour.layers import PrunableWeight, compiled_parts, whole
+from twofour import criteria, masks
+from twofour.criteria import Criterion, Outcome, Solved
+from twofour.errors import LayerError, RecipeError
+from twofour.layers import compiled_parts
 from twofour.patterns import Pattern
 from twofour.recipe import Assignment, Recipe
 
 _log = logging.getLogger("twofour.pruning")
+
+_OUTCOMES = "_twofour_outcomes"
+"""Attribute of a pruned model: its tuple of outcomes."""
 
 
 def prune(
@@ -27,23 +29,32 @@ def prune(
     skip: str | Sequence[str] = (),
     eligibility: str = "asp",
     data: Any = None,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    samples: int = criteria.SAMPLES,
+    progress: bool = True,
     permute: bool = False,
     example: Any = None,
 ) -> nn.Module:
     """Make a model sparse, in place: choose a mask for each eligible weight and keep the weight to it from now on.
 
-    All masks are chosen before anything changes: an error leaves the model as it was. What stays dense is logged with
-    its reason. Biases, norms and embeddings always stay dense (Mishra et al. 2021).
+    An error or interruption leaves the model as it was. What stays dense is logged with its reason. Biases, norms and
+    embeddings always stay dense (Mishra et al. 2021). `outcomes` tells afterwards what each weight's output lost.
 
     Args:
         model: The trained dense model, on any device.
         pattern: "2:4" or another N:M for every eligible layer, a mapping from layer globs to patterns or "dense"
             (first match wins), or a `Recipe`.
-        criterion: Which values of a group stay: "magnitude".
+        criterion: Which values of a group stay: "magnitude", "random", "wanda", "ria", "sparsegpt", "sparsegpt-mask" or
+            "taylor", with options as in "sparsegpt:dampening=0.05"; or an object. See docs/criteria.md.
         skip: Globs of layers to leave dense.
         eligibility: "asp" prunes a weight only if size(0) % 8 == 0 and size(1) % 16 == 0; "any" prunes whatever the
             pattern's group divides.
-        data: Planned: calibration data for criteria that need it.
+        data: Calibration data, for all criteria but "magnitude" and "random", which with data report what the outputs
+            lose: an iterable of inputs (a tensor, a tuple of positional or a dict of keyword arguments) or of pairs
+            (input, target). Tokens that an attention mask hides do not count.
+        loss: `loss(output, target)`, for "taylor".
+        samples: How many samples of `data` are used.
+        progress: Show a progress bar while calibrating, on a terminal.
         permute: Planned: search for an order of the input channels that the pattern fits better.
         example: Planned: an input to trace the model with, for `permute`.
 
@@ -54,11 +65,42 @@ def prune(
         >>> model = twofour.prune(model, "2:4", skip=["head"])
 
     Raises:
-        LayerError: Nothing can be pruned, a rule asks for a layer that cannot be, or the model is compiled.
+        LayerError: Nothing can be pruned, a rule asks for a layer that cannot be, the model is compiled, or the
+            data reach no layer.
+        DataError: The data cannot be used, or the model does not run on them.
         PatternError: A pattern does not parse, or a weight holds NaN or infinity.
-        RecipeError: A rule or option is malformed, planned, or matches no layer.
+        RecipeError: A rule or option is malformed, planned, or matches no layer; data or a loss are missing.
         MaskError: A layer already carries a mask that is not ours.
     """
+    _require_dense(model)
+    _refuse_planned(permute=permute, example=example)
+    recipe = Recipe.parse(pattern, criterion=criterion, skip=skip, eligibility=eligibility)
+    assignment = recipe.assign(model)
+    for skipped in assignment.skipped:
+        _log.info("`%s` stays dense: %s", skipped.name, skipped.reason)
+    if not assignment.weights:
+        raise _nothing_to_prune(assignment)
+    solved = criteria.solve(
+        model, assignment.weights, recipe.criterion, data=data, loss=loss, samples=samples, progress=progress
+    )
+    for name, reason in solved.refused.items():
+        _log.warning("`%s` stays dense: %s", name, reason)
+    try:
+        masks.attach_all([(choice.weight, choice.keep, choice.pattern) for choice in solved.choices])
+    except BaseException:
+        solved.undo()
+        raise
+    model.__dict__[_OUTCOMES] = tuple(choice.outcome for choice in solved.choices)
+    _log_summary(assignment, solved)
+    return model
+
+
+def outcomes(model: nn.Module) -> tuple[Outcome, ...]:
+    """Return what the last `prune` of this model did to each weight, the error of its output included."""
+    return model.__dict__.get(_OUTCOMES, ())
+
+
+def _require_dense(model: Any) -> None:
     if not isinstance(model, nn.Module):
         remedy = "build the model first; the command line takes files: twofour prune SOURCE"
         raise LayerError(
@@ -71,33 +113,6 @@ def prune(
             wanted="the dense model that it was compiled from, or one that is masked",
             remedy="prune that one and compile again, or twofour.load(path, model, masked=True) a saved file",
         )
-    _refuse_planned(data=data, permute=permute, example=example)
-    recipe = Recipe.parse(pattern, criterion=criterion, skip=skip, eligibility=eligibility)
-    assignment = recipe.assign(model)
-    for skipped in assignment.skipped:
-        _log.info("`%s` stays dense: %s", skipped.name, skipped.reason)
-    if not assignment.weights:
-        raise _nothing_to_prune(assignment)
-    masks.attach_all(
-        [(weight, choose(weight, chosen, recipe.criterion), chosen) for weight, chosen in assignment.weights]
-    )
-    _log_summary(assignment)
-    return model
-
-
-def choose(weight: PrunableWeight, pattern: Pattern, criterion: Criterion) -> Tensor:
-    """Return the mask that `criterion` chooses for one weight, in the weight's own shape; nothing changes.
-
-    Raises:
-        PatternError: The weight holds NaN or infinity.
-    """
-    values = whole(weight.parameter.detach())
-    scores = weight.reduction_last(criterion.score(values))
-    try:
-        with torch.no_grad():
-            return weight.from_reduction_last(pattern.project(scores, absolute=criterion.absolute))
-    except PatternError as error:
-        raise error.for_layer(weight.name) from None
 
 
 def _refuse_planned(**options: Any) -> None:
@@ -106,7 +121,7 @@ def _refuse_planned(**options: Any) -> None:
             raise RecipeError(
                 f"the option `{name}` is planned, not built yet",
                 wanted=f"prune without `{name}`",
-                remedy='criterion "magnitude" needs neither data nor an example',
+                remedy="a release lists it in its changelog",
             )
 
 
@@ -120,14 +135,14 @@ def _nothing_to_prune(assignment: Assignment) -> LayerError:
     )
 
 
-def _log_summary(assignment: Assignment) -> None:
+def _log_summary(assignment: Assignment, solved: Solved) -> None:
     counts: dict[str, int] = {}
-    for _, pattern in assignment.weights:
-        counts[pattern.name] = counts.get(pattern.name, 0) + 1
-    values = sum(weight.parameter.numel() for weight, _ in assignment.weights)
+    for choice in solved.choices:
+        counts[choice.pattern.name] = counts.get(choice.pattern.name, 0) + 1
+    values = sum(choice.keep.numel() for choice in solved.choices)
     _log.info(
         "pruned %s: %s values under a mask; %d parameters with two or more axes stay dense",
         ", ".join(f"{count} weights to {name}" for name, count in counts.items()),
         f"{values:,}",
-        len(assignment.skipped),
+        len(assignment.skipped) + len(solved.refused),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from twofour.cli import check as check_command
 from twofour.cli import output
 from twofour.cli import source as sources
 from twofour.cli.screen import JsonFile, progress, say, write
+from twofour.criteria import SAMPLES, Scored
 from twofour.errors import SourceError, TwofourError
 from twofour.layers import matches, reduction_last, walk
 from twofour.legality import Report
@@ -24,7 +26,11 @@ def prune(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="The dense model or weights.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; must not exist.")],
     pattern: Annotated[str, typer.Option(metavar="PATTERN", help="2:4 or another N:M.")] = "2:4",
-    criterion: Annotated[str, typer.Option(help="Which values of a group stay.")] = "magnitude",
+    criterion: Annotated[str, typer.Option(help="Which values of a group stay; see docs/criteria.md.")] = "magnitude",
+    data: Annotated[
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Returns calibration data, for criteria that need it.")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Samples of the calibration data that are used.")] = SAMPLES,
     include: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Prune these layers only; needed for a file.")
     ] = None,
@@ -43,9 +49,14 @@ def prune(
     recipe = Recipe.parse(rules, criterion=criterion, skip=skip or (), eligibility=eligibility)
     if found.kind == "file" and not include:
         raise _needs_include(found)
+    calibration = _calibration(found, recipe, data)
     with output.folder(out, force) as target:
-        with progress(f"pruning {source}"):
-            report = _prune_file(found, recipe, target) if found.kind == "file" else _prune_model(found, recipe, target)
+        # Calibration has a bar of its own.
+        with progress(f"pruning {source}") if data is None else nullcontext():
+            if found.kind == "file":
+                report = _prune_file(found, recipe, target)
+            else:
+                report = _prune_model(found, recipe, target, data=calibration, samples=samples)
         recipe.save(target / output.RECIPE)
         content = output.write_report(target, {"source": source, "out": str(out), **report.to_dict()})
     check_command.show(report)
@@ -53,9 +64,26 @@ def prune(
     write(json, content)
 
 
-def _prune_model(source: sources.Source, recipe: Recipe, target: Path) -> Report:
+def _calibration(source: sources.Source, recipe: Recipe, data: str | None) -> Any:
+    need = recipe.criterion.need
+    if need in ("gradients", "training"):
+        raise SourceError(
+            f'the criterion "{recipe.criterion.kind}" follows a loss, which the command line cannot take',
+            wanted="a criterion without a loss",
+            remedy="call twofour.prune(model, ..., data=..., loss=...) in Python",
+        )
+    if source.kind == "file" and (need is not None or data is not None):
+        raise SourceError(
+            "calibration needs a model to run",
+            got=f"a file of weights and the criterion {recipe.criterion.name}",
+            wanted='"magnitude" or "random" and no --data, or a SOURCE that is a model',
+        )
+    return None if data is None else sources.returned(data, "package.module:function that returns calibration data")
+
+
+def _prune_model(source: sources.Source, recipe: Recipe, target: Path, **options: Any) -> Report:
     model = source.model()
-    pruning.prune(model, recipe)
+    pruning.prune(model, recipe, **options)
     output.write_model(model, source, target)
     return legality.check(model)
 
@@ -85,9 +113,11 @@ def _prune_file(source: sources.Source, recipe: Recipe, target: Path) -> Report:
 
 
 def _sparse(name: str, weight: Tensor, recipe: Recipe) -> Tensor:
+    criterion = recipe.criterion
+    assert isinstance(criterion, Scored), "others need data"
     try:
-        scores = reduction_last(recipe.criterion.score(weight))
-        keep = _rule(name, recipe).project(scores, absolute=recipe.criterion.absolute)
+        scores = reduction_last(criterion.score(weight, None, name))
+        keep = _rule(name, recipe).project(scores, absolute=criterion.absolute)
     except TwofourError as error:
         raise error.for_layer(name) from None
     return torch.where(keep.movedim(-1, 1), weight, torch.zeros((), dtype=weight.dtype)).contiguous()

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -175,6 +175,18 @@ def _installed(name: str) -> Path | None:
 
 
 def _call(text: str) -> nn.Module:
+    model = returned(text, FORMS[0])
+    if not isinstance(model, nn.Module):
+        raise SourceError(f"{text} did not return a model", got=type(model).__name__, wanted=FORMS[0])
+    return model
+
+
+def returned(text: str, wanted: str) -> Any:
+    """Import "package.module:function", call the function and return what it returns.
+
+    Raises:
+        SourceError: It cannot be imported, is no function, or raises.
+    """
     module_name, _, function_name = text.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -184,7 +196,7 @@ def _call(text: str) -> nn.Module:
         raise SourceError(
             f"the module `{module_name}` cannot be imported",
             got=f"{type(error).__name__}: {error}",
-            wanted=FORMS[0],
+            wanted=wanted,
             remedy="run from the folder that holds the module, or install its package",
         ) from error
     function = getattr(module, function_name, None)
@@ -193,12 +205,9 @@ def _call(text: str) -> nn.Module:
         raise SourceError(
             f"`{module_name}` has no function `{function_name}`",
             got=f"functions {', '.join(names[:8]) or 'none'}",
-            wanted=FORMS[0],
+            wanted=wanted,
         )
     try:
-        model = function()
+        return function()
     except Exception as error:
-        raise SourceError(f"{text} raised {type(error).__name__}", got=str(error), wanted=FORMS[0]) from error
-    if not isinstance(model, nn.Module):
-        raise SourceError(f"{text} did not return a model", got=type(model).__name__, wanted=FORMS[0])
-    return model
+        raise SourceError(f"{text} raised {type(error).__name__}", got=str(error), wanted=wanted) from error

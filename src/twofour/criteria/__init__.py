@@ -1,7 +1,31 @@
-"""Which weights matter: criteria turn a weight into scores, larger meaning more important."""
+"""Which weights matter: criteria choose the kept values of a weight, some with new values for them."""
 
-from twofour.criteria.base import Criterion
+from twofour.criteria.activation import RIA, Wanda
+from twofour.criteria.base import Criterion, Layerwise, Scored, Solution
 from twofour.criteria.magnitude import Magnitude
-from twofour.criteria.parse import parse
+from twofour.criteria.parse import NAMES, parse
+from twofour.criteria.random import Random
+from twofour.criteria.solver import SAMPLES, Choice, Outcome, Solved, solve
+from twofour.criteria.sparsegpt import SparseGPT, SparseGPTMask
+from twofour.criteria.taylor import Taylor
 
-__all__ = ["Criterion", "Magnitude", "parse"]
+__all__ = [
+    "NAMES",
+    "RIA",
+    "SAMPLES",
+    "Choice",
+    "Criterion",
+    "Layerwise",
+    "Magnitude",
+    "Outcome",
+    "Random",
+    "Scored",
+    "Solution",
+    "Solved",
+    "SparseGPT",
+    "SparseGPTMask",
+    "Taylor",
+    "Wanda",
+    "parse",
+    "solve",
+]

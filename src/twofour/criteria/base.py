@@ -1,19 +1,83 @@
-"""The protocol of a criterion: a weight in, scores of the same shape out."""
+"""The protocols of a criterion: a weight and what is known of its inputs in, the kept values out.
+
+A weight comes as a matrix (groups, rows, in), as `calibration.matrix` lays it out: (1, out, in) for a Linear. Groups
+of a pattern lie along the last axis.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, cast
 
 from torch import Tensor
 
+from twofour.calibration import Need, Statistics
+from twofour.patterns import Pattern
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """What a criterion decides for one weight, in the layout of the matrix it was given.
+
+    Attributes:
+        keep: Bool, True where a value is kept.
+        values: The new values of the weight, or None when those kept stay as they are.
+        note: What the reader of the report should know, or "".
+    """
+
+    keep: Tensor
+    values: Tensor | None = None
+    note: str = ""
+
 
 class Criterion(ABC):
-    """How important each value of a weight is."""
+    """How important each value of a weight is. An implementation is a frozen dataclass whose fields are its options."""
+
+    @property
+    def name(self) -> str:
+        """The text that `twofour.criteria.parse` turns into this criterion, with options that are not the defaults."""
+        options = [
+            f"{option.name}={getattr(self, option.name)}"
+            for option in fields(cast(Any, self))
+            if option.default is MISSING or getattr(self, option.name) != option.default
+        ]
+        return self.kind + (f":{','.join(options)}" if options else "")
 
     @property
     @abstractmethod
-    def name(self) -> str:
-        """The text that `twofour.criteria.parse` turns into this criterion."""
+    def kind(self) -> str:
+        """The name without options."""
+
+    @property
+    @abstractmethod
+    def need(self) -> Need | None:
+        """What must be known of a weight's inputs; None when the weight itself is enough."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Layerwise(Criterion):
+    """A criterion that decides weight by weight."""
+
+    @abstractmethod
+    def solve(self, weight: Tensor, pattern: Pattern, statistics: Statistics | None, name: str) -> Solution:
+        """Choose the kept values of one weight.
+
+        Args:
+            weight: The matrix (groups, rows, in), any floating dtype; it is not changed.
+            pattern: The pattern along the last axis.
+            statistics: What `need` asks for, in the same layout, or None.
+            name: Name of the weight.
+
+        Raises:
+            PatternError: The scores hold NaN or infinity.
+        """
+
+
+class Scored(Layerwise):
+    """A criterion that ranks the values of each group and leaves those kept as they are."""
 
     @property
     @abstractmethod
@@ -21,8 +85,11 @@ class Criterion(ABC):
         """Whether the scores are to be ranked by their absolute value."""
 
     @abstractmethod
-    def score(self, weight: Tensor) -> Tensor:
+    def score(self, weight: Tensor, statistics: Statistics | None = None, name: str = "") -> Tensor:
         """Return scores of the shape of `weight`; larger (in absolute value, if `absolute`) is more important."""
 
-    def __str__(self) -> str:
-        return self.name
+    def solve(self, weight: Tensor, pattern: Pattern, statistics: Statistics | None, name: str) -> Solution:
+        """Keep the best-scored values of each group."""
+        scores = self.score(weight, statistics, name)
+        # As (out, in): patterns that tie rows together see those of all groups in order.
+        return Solution(pattern.project(scores.flatten(0, 1), absolute=self.absolute).view(scores.shape))

@@ -1,42 +1,68 @@
-"""Text to criterion, once, at the border."""
+"""Text to criterion, once, at the border: "wanda", "sparsegpt:dampening=0.05,block=64"."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+from collections.abc import Callable
+from typing import Any, cast
 
+from twofour.criteria.activation import RIA, Wanda
 from twofour.criteria.base import Criterion
 from twofour.criteria.magnitude import Magnitude
+from twofour.criteria.random import Random
+from twofour.criteria.sparsegpt import SparseGPT, SparseGPTMask
+from twofour.criteria.taylor import Taylor
 from twofour.errors import RecipeError
 
-_BUILT: dict[str, Criterion] = {criterion.name: criterion for criterion in (Magnitude(),)}
-_PLANNED = ("sparsegpt", "wanda", "ria", "taylor", "hessian", "activation", "movement", "random")
+_BUILT: dict[str, Callable[..., Criterion]] = {
+    kind().kind: kind for kind in (Magnitude, Random, Wanda, RIA, SparseGPT, SparseGPTMask, Taylor)
+}
+NAMES = tuple(_BUILT)
+"""The names of all criteria."""
 
 
 def parse(criterion: str | Criterion) -> Criterion:
-    """Turn the name of a criterion into a `Criterion`; a `Criterion` is returned as it is.
+    """Turn the text of a criterion, "name" or "name:option=value,...", into a `Criterion`, which passes as it is.
 
     Example:
-        >>> parse("magnitude").absolute
-        True
+        >>> parse("sparsegpt:dampening=0.05").dampening
+        0.05
 
     Raises:
-        RecipeError: The name is no criterion, or one that is planned and not built yet.
+        RecipeError: The name is no criterion, or an option is unknown or has a value that cannot be used.
     """
     if isinstance(criterion, Criterion):
         return criterion
-    wanted = ", ".join(f'"{name}"' for name in _BUILT)
-    if criterion in _BUILT:
-        return _BUILT[criterion]
-    if criterion in _PLANNED:
+    name, _, options = criterion.partition(":") if isinstance(criterion, str) else (criterion, "", "")
+    if name not in _BUILT:
+        close = difflib.get_close_matches(str(name), NAMES, n=1)
         raise RecipeError(
-            f"the criterion {criterion!r} is planned, not built yet",
-            wanted=wanted,
-            remedy='use "magnitude" until a release lists the criterion in its changelog',
+            "the text is not a criterion",
+            got=repr(criterion),
+            wanted=", ".join(f'"{known}"' for known in NAMES),
+            remedy=f'did you mean "{close[0]}"?' if close else None,
         )
-    close = difflib.get_close_matches(str(criterion), (*_BUILT, *_PLANNED), n=1)
-    raise RecipeError(
-        "the text is not a criterion",
-        got=repr(criterion),
-        wanted=wanted,
-        remedy=f'did you mean "{close[0]}"?' if close else None,
-    )
+    kind = _BUILT[name]
+    return kind(**dict(_option(kind, name, text) for text in options.split(",") if text))
+
+
+def _option(kind: Any, name: str, text: str) -> tuple[str, Any]:
+    known = {field.name: field for field in dataclasses.fields(cast(Any, kind))}
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or key not in known:
+        raise RecipeError(
+            f"the criterion {name!r} has no such option",
+            got=repr(text.strip()),
+            wanted=", ".join(f"{option.name}={option.default}" for option in known.values()) or "no options",
+        )
+    wanted = type(known[key].default)
+    try:
+        return key, wanted(value)
+    except ValueError:
+        raise RecipeError(
+            f"the option `{key}` of the criterion {name!r} cannot be read",
+            got=repr(value),
+            wanted=f"{'a whole number' if wanted is int else 'a number' if wanted is float else 'text'}, {key}="
+            f"{known[key].default}",
+        ) from None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
-from torch import nn
-
+from twofour.calibration.batches import call, to_device
 from twofour.errors import TrainingError
 from twofour.training import randomness
+
+__all__ = ["Loader", "call", "epoch_batches", "length", "pair", "to_device"]
 
 Loader = Iterable[Any]
 _END = object()
@@ -66,27 +66,3 @@ def pair(batch: Any) -> tuple[Any, Any]:
         wanted="pairs (input, target); input: a tensor, a tuple of arguments or a dict of keyword arguments",
         remedy="wrap the loader in a class whose __iter__ yields such pairs",
     )
-
-
-def call(model: nn.Module, inputs: Any) -> Any:
-    """The model's output: a tuple is spread over positional arguments, a dict over keywords."""
-    match inputs:
-        case tuple() | list():
-            return model(*inputs)
-        case Mapping():
-            return model(**inputs)
-        case _:
-            return model(inputs)
-
-
-def to_device(value: Any, device: torch.device) -> Any:
-    """The value with every tensor in it on the device; other things pass as they are."""
-    match value:
-        case torch.Tensor():
-            return value.to(device, non_blocking=True)
-        case tuple() | list():
-            return tuple(to_device(item, device) for item in value)
-        case Mapping():
-            return {key: to_device(item, device) for key, item in value.items()}
-        case _:
-            return value

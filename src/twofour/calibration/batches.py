@@ -1,0 +1,149 @@
+"""From data to model calls: the forms an input may have, and the first samples of what a caller passes as `data`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twofour.errors import DataError
+
+_WANTED = "inputs (a tensor, a tuple of arguments or a dict of keyword arguments) or pairs (input, target)"
+# Hugging Face marks the tokens that count, torch those that do not.
+_COUNTING, _PADDING = ("attention_mask",), ("src_key_padding_mask", "key_padding_mask")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One call of the model: its inputs, and the target when the data are pairs."""
+
+    inputs: Any
+    target: Any = None
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """Bool (batch, sequence), True for tokens that are no padding; None when the inputs do not say."""
+        if not isinstance(self.inputs, Mapping):
+            return None
+        for name in (*_COUNTING, *_PADDING):
+            mask = self.inputs.get(name)
+            if isinstance(mask, Tensor) and mask.ndim == 2:
+                if name in _COUNTING:
+                    return mask != 0
+                # torch's float form is added to the scores: what is far below zero is padding.
+                return mask >= 0 if mask.is_floating_point() else mask == 0
+        return None
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """The model's output: a tuple is spread over positional arguments, a dict over keywords."""
+    match inputs:
+        case tuple() | list():
+            return model(*inputs)
+        case Mapping():
+            return model(**inputs)
+        case _:
+            return model(inputs)
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """The value with every tensor in it on the device; other things pass as they are."""
+    match value:
+        case torch.Tensor():
+            return value.to(device, non_blocking=True)
+        case tuple() | list():
+            return tuple(to_device(item, device) for item in value)
+        case Mapping():
+            return {key: to_device(item, device) for key, item in value.items()}
+        case _:
+            return value
+
+
+def take(model: nn.Module, data: Any, samples: int, *, paired: bool = False) -> list[Batch]:
+    """Return the first `samples` samples (entries of the leading axis) of `data` as batches, the last one cut to fit.
+
+    Args:
+        model: Decides whether a tuple of two is a pair: it is, unless its forward cannot do without a second argument.
+        data: A batch (tensor or dict) or an iterable of batches.
+        samples: At least 1.
+        paired: A tuple of two always is (input, target), because a loss wants the target.
+
+    Raises:
+        DataError: There is no batch, or one that is no tensor, tuple, dict or pair of them.
+    """
+    if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
+        raise DataError("`samples` cannot be used", got=repr(samples), wanted="a whole number, at least 1")
+    arguments = not paired and _needs_two(model)
+    batches: list[Batch] = []
+    left = samples
+    for item in _items(data):
+        pair = isinstance(item, tuple | list) and len(item) == 2 and not arguments
+        inputs, target = item if pair else (item, None)
+        size = _size(inputs)
+        if size is None:
+            raise DataError("a batch of the calibration data holds no tensor", got=_describe(item), wanted=_WANTED)
+        if size > left:
+            inputs, target = _cut(inputs, size, left), _cut(target, size, left)
+        batches.append(Batch(inputs, target))
+        left -= size
+        if left <= 0:
+            break
+    if not batches:
+        raise DataError(
+            "there are no calibration data",
+            got="no batch",
+            wanted=_WANTED,
+            remedy="an iterator can be walked only once: pass a list or a DataLoader",
+        )
+    return batches
+
+
+def _items(data: Any) -> Iterator[Any]:
+    if isinstance(data, Tensor | Mapping):
+        return iter((data,))
+    if isinstance(data, str) or not isinstance(data, Iterable):
+        raise DataError("the calibration data cannot be used", got=_describe(data), wanted=f"an iterable of {_WANTED}")
+    return iter(data)
+
+
+def _needs_two(model: nn.Module) -> bool:
+    try:
+        inspect.signature(model.forward).bind(None)
+    except TypeError:
+        return True
+    except ValueError:  # a forward without a signature
+        return False
+    return False
+
+
+def _size(value: Any) -> int | None:
+    match value:
+        case torch.Tensor():
+            return value.shape[0] if value.ndim else 1
+        case tuple() | list():
+            return next((size for item in value if (size := _size(item)) is not None), None)
+        case Mapping():
+            return _size(tuple(value.values()))
+        case _:
+            return None
+
+
+def _cut(value: Any, size: int, left: int) -> Any:
+    match value:
+        case torch.Tensor():
+            return value[:left] if value.ndim and value.shape[0] == size else value
+        case tuple() | list():
+            return tuple(_cut(item, size, left) for item in value)
+        case Mapping():
+            return {key: _cut(item, size, left) for key, item in value.items()}
+        case _:
+            return value
+
+
+def _describe(value: Any) -> str:
+    size = f" of {len(value)}" if isinstance(value, tuple | list | dict | str) else ""
+    return f"{type(value).__name__}{size}"

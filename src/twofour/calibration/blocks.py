@@ -1,0 +1,219 @@
+"""The repeated blocks of a model: a list of layers in which the output of each is the input of the next.
+
+Block by block, memory stays at one block's activations and statistics, and each block sees what the pruned ones before
+it put out (Frantar and Alistarh 2023, SparseGPT, section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twofour.calibration.batches import Batch, call, to_device
+from twofour.layers import PrunableWeight
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Stop(BaseException):
+    """Ends a call of the model once everything wanted of it was seen; no `except Exception` of the model catches it."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Blocks whose outputs feed the next.
+
+    Attributes:
+        name: Name of the list in the model.
+        blocks: The blocks in order.
+        slot: Where a block takes the output of the one before: a position, or the name of an argument.
+    """
+
+    name: str
+    blocks: tuple[nn.Module, ...]
+    slot: int | str = 0
+
+    def owner(self, weight: PrunableWeight) -> int | None:
+        """Return the number of the block that holds the weight, or None."""
+        for number, block in enumerate(self.blocks):
+            if any(module is weight.module for module in block.modules()):
+                return number
+        return None
+
+
+def find(model: nn.Module, weights: Sequence[PrunableWeight]) -> Chain | None:
+    """Return the list of modules that cuts at least half of the prunable values into the smallest pieces, if any."""
+    sizes = {id(weight.module): 0 for weight in weights}
+    for weight in weights:
+        sizes[id(weight.module)] += weight.parameter.numel()
+    best: tuple[int, Chain] | None = None
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList | nn.Sequential):
+            continue
+        inside = [sum(sizes.get(id(part), 0) for part in block.modules()) for block in module]
+        if sum(count > 0 for count in inside) < 2 or 2 * sum(inside) < sum(sizes.values()):
+            continue
+        if best is None or max(inside) < best[0]:
+            best = max(inside), Chain(name, tuple(module))
+    return best[1] if best else None
+
+
+@dataclass
+class Survey:
+    """What one call of the model shows.
+
+    Attributes:
+        calls: How often each weight's layer was called, in the order of the first calls, by the weight's name.
+        chain: The chain with its slot, or None where the blocks do not feed each other.
+        before: Names of the weights that were first called before the first block.
+        reason: Why there is no chain, if one was looked at.
+    """
+
+    calls: dict[str, int]
+    chain: Chain | None
+    before: frozenset[str] = frozenset()
+    reason: str = ""
+
+
+def survey(model: nn.Module, weights: Sequence[PrunableWeight], batch: Batch, device: torch.device) -> Survey:
+    """Run one batch and see in which order layers are called and whether the blocks found form a chain."""
+    calls: dict[str, int] = {}
+    candidate = find(model, weights)
+    watch = _Watch(candidate) if candidate else None
+    before: set[str] = set()
+
+    def count(name: str) -> Callable[..., None]:
+        def see(*_: Any) -> None:
+            calls[name] = calls.get(name, 0) + 1
+            if watch is None or watch.seen < 0:
+                before.add(name)
+
+        return see
+
+    with ExitStack() as stack:
+        for weight in weights:
+            stack.callback(weight.module.register_forward_pre_hook(count(weight.name)).remove)
+        if watch is not None:
+            stack.enter_context(watch.hooked())
+        call(model, to_device(batch.inputs, device))
+    if candidate is None or watch is None:
+        return Survey(calls, None)
+    reason = watch.verdict()
+    chain = None if reason else Chain(candidate.name, candidate.blocks, watch.slot)
+    return Survey(calls, chain, frozenset(before), reason)
+
+
+class _Watch:
+    """Checks during one call that each block's input is the output of the one before, all else equal."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.seen = -1
+        self.slot: int | str = 0
+        self._output: Tensor | None = None
+        self._first: Call = ((), {})
+        self._versions: list[int] = []
+        self._reason = ""
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for number, block in enumerate(self.chain.blocks):
+                stack.callback(block.register_forward_pre_hook(self._enter(number), with_kwargs=True).remove)
+                stack.callback(block.register_forward_hook(self._leave, with_kwargs=True).remove)
+            yield
+
+    def verdict(self) -> str:
+        missing = f"only {self.seen + 1} of its {len(self.chain.blocks)} blocks were called"
+        return self._reason or (missing if self.seen + 1 < len(self.chain.blocks) else "")
+
+    def _enter(self, number: int) -> Callable[..., None]:
+        def see(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            expected, self.seen = self.seen + 1, number
+            self._versions = versions(args, kwargs)
+            if number != expected:
+                self._reason = self._reason or "its blocks are not called once each, in order"
+            elif number == 0:
+                self._first = (args, kwargs)
+            else:
+                self._compare(number, args, kwargs)
+
+        return see
+
+    def _leave(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self._output = hidden(output)
+        if versions(args, kwargs) != self._versions:
+            self._reason = self._reason or "a block changes its input in place"
+
+    def _compare(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        here, first = dict(_entries(args, kwargs)), dict(_entries(*self._first))
+        slot = next((key for key, value in here.items() if value is self._output and value is not None), None)
+        if slot is None or slot not in first or (number > 1 and slot != self.slot):
+            self._reason = self._reason or "a block's input is not the output of the one before"
+            return
+        self.slot = slot
+        if here.keys() != first.keys() or not all(same(here[key], first[key]) for key in here if key != slot):
+            self._reason = self._reason or "its blocks are called with different arguments"
+
+
+def _entries(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[int | str, Any]]:
+    yield from enumerate(args)
+    yield from kwargs.items()
+
+
+def versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+    """Return how often each tensor among the arguments was changed in place."""
+    return [value._version for _, value in _entries(args, kwargs) if isinstance(value, Tensor)]
+
+
+def hidden(output: Any) -> Tensor | None:
+    """Return what a block hands to the next: its output, or the first entry of a tuple."""
+    if isinstance(output, tuple | list) and output:
+        output = output[0]
+    return output if isinstance(output, Tensor) else None
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two arguments are the same, tensors by their values."""
+    if a is b:
+        return True
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return isinstance(a, int | float | str | type(None)) and a == b
+
+
+def inputs_of(model: nn.Module, block: nn.Module, inputs: Any) -> Call:
+    """Run the model up to `block` and return the arguments the block is called with."""
+    found: list[Call] = []
+
+    def catch(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.append((args, kwargs))
+        raise Stop
+
+    handle = block.register_forward_pre_hook(catch, with_kwargs=True)
+    try:
+        call(model, inputs)
+    except Stop:
+        return found[0]
+    finally:
+        handle.remove()
+    raise AssertionError("the first block was called in the survey")
+
+
+def handed_on(chain: Chain, arguments: Call, output: Any) -> Call:
+    """Return the arguments of the next block: those of this one with its output in their place."""
+    args, kwargs = arguments
+    tensor = hidden(output)
+    assert tensor is not None, "the survey saw a tensor"
+    if isinstance(chain.slot, int):
+        return (*args[: chain.slot], tensor, *args[chain.slot + 1 :]), kwargs
+    return args, {**kwargs, chain.slot: tensor}

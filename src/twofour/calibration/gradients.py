@@ -1,0 +1,84 @@
+"""The gradients of a loss at the weights, for first-order Taylor scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twofour.calibration.batches import Batch, call, to_device
+from twofour.calibration.display import Display
+from twofour.calibration.passes import explained, observing
+from twofour.errors import DataError
+from twofour.layers import PrunableWeight
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+def gradients(
+    model: nn.Module,
+    weights: Sequence[PrunableWeight],
+    batches: Sequence[Batch],
+    loss: Loss,
+    display: Display | None = None,
+) -> dict[str, Tensor]:
+    """Return the root mean square over the batches of the loss's gradient at each weight, in float32, by name.
+
+    Args:
+        model: Runs in evaluation mode; its own modes, `requires_grad` and gradients come back.
+        weights: Where the gradient is taken.
+        batches: What `take` returned.
+        loss: `loss(output, target)`, as `finetune` takes it.
+        display: Shows progress.
+
+    Raises:
+        DataError: The model does not run on the data, or the loss is no finite number.
+    """
+    display = display or Display(0, shown=False)
+    with observing(model), trainable(model, weights), torch.enable_grad():
+        parameters = [weight.parameter for weight in weights]
+        sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
+        for index, batch in enumerate(batches, 1):
+            display.say(f"gradients, batch {index} of {len(batches)}")
+            value = evaluate(model, batch, loss, parameters[0].device)
+            for total, gradient in zip(sums, torch.autograd.grad(value, parameters, allow_unused=True), strict=True):
+                if gradient is not None:
+                    total += gradient.detach().float().square()
+    return {weight.name: (total / len(batches)).sqrt() for weight, total in zip(weights, sums, strict=True)}
+
+
+def evaluate(model: nn.Module, batch: Batch, loss: Loss, device: torch.device) -> Tensor:
+    """Return the loss of one batch.
+
+    Raises:
+        DataError: The model does not run on it, or the loss is no finite number that depends on the weights.
+    """
+    with explained():
+        output = call(model, to_device(batch.inputs, device))
+    value = loss(output, to_device(batch.target, device))
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad or not torch.isfinite(value):
+        got = value.detach() if isinstance(value, Tensor) else value
+        raise DataError(
+            "the loss cannot be used",
+            got=f"{type(value).__name__} {got}",
+            wanted="loss(output, target) -> a finite scalar tensor that depends on the weights",
+        )
+    return value
+
+
+class trainable:
+    """Let gradients reach the given weights and nothing else inside; then put every `requires_grad` back."""
+
+    def __init__(self, model: nn.Module, weights: Sequence[PrunableWeight]) -> None:
+        self._model, self._wanted = model, {id(weight.parameter) for weight in weights}
+
+    def __enter__(self) -> None:
+        self._before = [(parameter, parameter.requires_grad) for parameter in self._model.parameters()]
+        for parameter, _ in self._before:
+            parameter.requires_grad_(id(parameter) in self._wanted)
+
+    def __exit__(self, *_: object) -> None:
+        for parameter, required in self._before:
+            parameter.requires_grad_(required)

@@ -1,0 +1,247 @@
+"""The passes over the data: block by block, or the whole model for as many weights as a budget of memory allows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from twofour.calibration import blocks
+from twofour.calibration.batches import Batch, call, to_device
+from twofour.calibration.blocks import Chain, Stop
+from twofour.calibration.collector import Collector, Unshared
+from twofour.calibration.display import Display
+from twofour.calibration.inputs import groups, unsupported
+from twofour.calibration.statistics import Need, Statistics
+from twofour.errors import DataError, TwofourError
+from twofour.layers import PrunableWeight
+
+_log = logging.getLogger("twofour.calibration")
+
+BUDGET = 2 << 30
+"""Bytes of statistics that one pass over a model without blocks may collect."""
+
+Visit = Callable[[PrunableWeight, Statistics], None]
+
+
+@torch.no_grad()
+def calibrate(
+    model: nn.Module,
+    weights: Sequence[PrunableWeight],
+    batches: Sequence[Batch],
+    need: Need,
+    visit: Visit,
+    *,
+    display: Display | None = None,
+    budget: int = BUDGET,
+) -> dict[str, str]:
+    """Collect the statistics of each weight's inputs and hand them to `visit`, in the order the layers are called.
+
+    `visit` may change the weight: the weights of later blocks (without blocks: of later passes) are calibrated on what
+    the changed model puts out. The model runs in evaluation mode, without gradients, and its own modes come back.
+
+    Args:
+        model: The model, on any device.
+        weights: The weights to visit.
+        batches: What `take` returned.
+        need: "sample", "norms" or "hessian".
+        visit: Called once for each weight that was reached.
+        display: Shows progress.
+        budget: Bytes of statistics per pass over a model without blocks.
+
+    Returns:
+        The weights that were not visited, by name, each with its reason.
+
+    Raises:
+        DataError: The model does not run on the data, or an input of a layer holds NaN or infinity.
+    """
+    display = display or Display(0, shown=False)
+    refused = {weight.name: reason for weight in weights if (reason := unsupported(weight))}
+    weights = [weight for weight in weights if weight.name not in refused]
+    if not weights:
+        return refused
+    with observing(model):
+        device = weights[0].parameter.device
+        display.say("looking at the order of the layers")
+        with explained():
+            found = blocks.survey(model, weights, batches[0], device)
+        if found.reason:
+            _log.info("the whole model is run for each pass, not its blocks: %s", found.reason)
+        refused |= {w.name: "the calibration data never reach it" for w in weights if w.name not in found.calls}
+        order = {name: number for number, name in enumerate(found.calls)}
+        weights = sorted((w for w in weights if w.name in order), key=lambda w: order[w.name])
+        run = _Run(model, batches, need, visit, display, device, found.calls)
+        chain = found.chain
+        if chain is None:
+            run.whole(weights, budget)
+        else:
+            owners = {weight.name: chain.owner(weight) for weight in weights}
+            outside = [weight for weight in weights if owners[weight.name] is None]
+            run.whole([weight for weight in outside if weight.name in found.before], budget)
+            run.blocks(chain, [[w for w in weights if owners[w.name] == n] for n in range(len(chain.blocks))])
+            run.whole([weight for weight in outside if weight.name not in found.before], budget)
+    return refused
+
+
+class _Run:
+    """One calibration: what each pass needs to know."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Sequence[Batch],
+        need: Need,
+        visit: Visit,
+        display: Display,
+        device: torch.device,
+        calls: dict[str, int],
+    ) -> None:
+        self.model, self.batches, self.visit = model, batches, visit
+        self.need: Need = need
+        self.display, self.device, self.calls = display, device, calls
+
+    def whole(self, weights: Sequence[PrunableWeight], budget: int) -> None:
+        """Visit weights in passes over the whole model, each as large as the budget allows."""
+        for number, part in enumerate(_parts(weights, self.need, budget), 1):
+            last = part[-1].module if all(self.calls[weight.name] == 1 for weight in part) else None
+            self._collect(part, f"pass {number}", partial(self._run_model, last))
+
+    def blocks(self, chain: Chain, parts: Sequence[Sequence[PrunableWeight]]) -> None:
+        """Visit the weights block by block; only the inputs of the current block are held."""
+        self.display.say("inputs of the first block")
+        with explained():
+            held = [
+                blocks.inputs_of(self.model, chain.blocks[0], to_device(batch.inputs, self.device))
+                for batch in self.batches
+            ]
+        for number, (block, part) in enumerate(zip(chain.blocks, parts, strict=True), 1):
+            where = f"block {number} of {len(chain.blocks)}"
+            if part:
+                self._collect(part, where, partial(_run_block, block, held))
+            if not any(parts[number:]):
+                return
+            self.display.say(f"{where}, outputs")
+            for index, (args, kwargs) in enumerate(held):
+                with explained():
+                    held[index] = blocks.handed_on(chain, (args, kwargs), block(*args, **kwargs))
+
+    def _run_model(self, last: nn.Module | None, index: int) -> None:
+        with _stopping(last):
+            try:
+                call(self.model, to_device(self.batches[index].inputs, self.device))
+            except Stop:
+                return
+
+    def _collect(self, part: Sequence[PrunableWeight], where: str, run: Callable[[int], None]) -> None:
+        """Run every batch with hooks on the layers of `part`, then visit its weights."""
+        try:
+            collector = self._pass(part, where, run, share=True)
+        except Unshared:
+            collector = self._pass(part, where, run, share=False)
+        for weight in part:
+            self.display.say(f"solving {weight.name}")
+            statistics = collector.release(weight)
+            try:
+                statistics.require_finite()
+            except DataError as error:
+                raise error.for_layer(weight.name) from None
+            self.visit(weight, statistics)
+            self.display.advance()
+
+    def _pass(
+        self, part: Sequence[PrunableWeight], where: str, run: Callable[[int], None], *, share: bool
+    ) -> Collector:
+        collector = Collector(part, self.need, share=share)
+        with collector.hooked(), explained():
+            for index, batch in enumerate(self.batches):
+                self.display.say(f"{where}, batch {index + 1} of {len(self.batches)}")
+                collector.tokens = batch.tokens
+                run(index)
+        return collector
+
+
+def _run_block(block: nn.Module, held: Sequence[blocks.Call], index: int) -> None:
+    args, kwargs = held[index]
+    block(*args, **kwargs)
+
+
+def _parts(weights: Sequence[PrunableWeight], need: Need, budget: int) -> Iterator[list[PrunableWeight]]:
+    part: list[PrunableWeight] = []
+    used = 0
+    for weight in weights:
+        size = _bytes(weight, need)
+        if part and used + size > budget:
+            yield part
+            part, used = [], 0
+        part.append(weight)
+        used += size
+    if part:
+        yield part
+
+
+def _bytes(weight: PrunableWeight, need: Need) -> int:
+    width = weight.parameter.numel() // weight.parameter.shape[0]
+    return groups(weight) * width * (4 * width if need == "hessian" else 4 * 512)
+
+
+@contextmanager
+def _stopping(module: nn.Module | None) -> Iterator[None]:
+    """End each call of the model after `module`, which nothing wanted comes after."""
+
+    def stop(*_: Any) -> None:
+        raise Stop
+
+    handle = module.register_forward_hook(stop) if module is not None else None
+    try:
+        yield
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+@contextmanager
+def observing(model: nn.Module) -> Iterator[None]:
+    """Put the model in evaluation mode, without caches and fused paths that pass the layers by; then put all back."""
+    training = {module: module.training for module in model.modules()}
+    configs: dict[int, Any] = {}
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "use_cache", False):
+            configs[id(config)] = config
+    fused = torch.backends.mha.get_fastpath_enabled()
+    try:
+        model.eval()
+        torch.backends.mha.set_fastpath_enabled(False)
+        for config in configs.values():
+            config.use_cache = False
+        yield
+    finally:
+        for config in configs.values():
+            config.use_cache = True
+        torch.backends.mha.set_fastpath_enabled(fused)
+        for module, mode in training.items():
+            module.training = mode
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Say of an error inside the model that it does not run on the data.
+
+    Raises:
+        DataError: In its place.
+    """
+    try:
+        yield
+    except TwofourError:
+        raise
+    except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError) as error:
+        raise DataError(
+            "the model does not run on the calibration data",
+            got=f"{type(error).__name__}: {error}",
+            wanted="inputs (a tensor, a tuple of arguments or a dict of keyword arguments) or pairs (input, target)",
+        ) from error

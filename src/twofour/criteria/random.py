@@ -1,0 +1,44 @@
+"""Random: a control. What a criterion gains over it is what the criterion knows."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofour.calibration import Need, Statistics
+from twofour.criteria.base import Scored
+
+
+@dataclass(frozen=True)
+class Random(Scored):
+    """Keep random values of each group, the same ones for the same seed, name of the weight and shape.
+
+    Attributes:
+        seed: Starts the random numbers, which are drawn on the CPU whatever the weight's device.
+    """
+
+    seed: int = 0
+
+    @property
+    def kind(self) -> str:
+        """The criterion's name: "random"."""
+        return "random"
+
+    @property
+    def need(self) -> Need | None:
+        """None: nothing is looked at."""
+        return None
+
+    @property
+    def absolute(self) -> bool:
+        """False."""
+        return False
+
+    def score(self, weight: Tensor, statistics: Statistics | None = None, name: str = "") -> Tensor:
+        """Return uniform random float32 scores of the weight's shape."""
+        digest = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        return torch.rand(weight.shape, generator=generator).to(weight.device)

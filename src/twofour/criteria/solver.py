@@ -1,0 +1,234 @@
+"""Criteria over a whole model: masks and new values for every weight, and what each weight's output lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twofour import calibration
+from twofour.calibration import Batch, Display, Statistics
+from twofour.calibration.gradients import Loss
+from twofour.criteria.base import Criterion, Layerwise, Solution
+from twofour.errors import DataError, LayerError, PatternError, RecipeError
+from twofour.layers import PrunableWeight, is_distributed, whole
+from twofour.patterns import Pattern
+from twofour.patterns.base import is_finite, non_finite
+
+_log = logging.getLogger("twofour.criteria")
+
+SAMPLES = 128
+"""Samples taken from the calibration data, as in SparseGPT and Wanda."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What pruning did to one weight.
+
+    Attributes:
+        name: Full parameter name.
+        pattern: The pattern's text.
+        criterion: The criterion's text.
+        error: ||X (W - W')^T|| / ||X W^T|| over the calibration inputs that reach the weight in the model pruned so
+            far; None without data.
+        rows: How many rows X has: tokens, or positions of a convolution.
+        note: What the criterion has to say, or "".
+    """
+
+    name: str
+    pattern: str
+    criterion: str
+    error: float | None = None
+    rows: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The mask chosen for one weight, bool of the weight's own shape, True where a value is kept."""
+
+    weight: PrunableWeight
+    pattern: Pattern
+    keep: Tensor
+    outcome: Outcome
+
+
+@dataclass(eq=False)
+class Solved:
+    """All choices; weights that a criterion updates hold their new values already, `undo` brings the old ones back.
+
+    Attributes:
+        choices: One for each weight pruned.
+        refused: Weights that stay dense although asked for, by name, each with its reason.
+    """
+
+    choices: list[Choice] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    _before: list[tuple[PrunableWeight, Tensor]] = field(default_factory=list)
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Give every weight the values it had before."""
+        for weight, values in self._before:
+            weight.parameter.copy_(values)
+        self._before.clear()
+
+    @torch.no_grad()
+    def write(self, weight: PrunableWeight, values: Tensor) -> None:
+        """Give a weight new values of its own shape, and remember the old ones."""
+        self._before.append((weight, weight.parameter.detach().clone()))
+        weight.parameter.copy_(values)
+
+
+def solve(
+    model: nn.Module,
+    weights: Sequence[tuple[PrunableWeight, Pattern]],
+    criterion: Criterion,
+    *,
+    data: Any = None,
+    loss: Loss | None = None,
+    samples: int = SAMPLES,
+    progress: bool = True,
+) -> Solved:
+    """Choose the mask of every weight, and its new values if the criterion updates them.
+
+    With data, each weight is pruned as soon as its inputs are known, so that those after it see what the pruned model
+    puts out. An error or interruption brings all values back; to that end the old values are kept until the end.
+
+    Args:
+        model: The dense model.
+        weights: What to prune, and the pattern of each.
+        criterion: How.
+        data: Calibration data: inputs, or pairs (input, target); see `calibration.take`.
+        loss: `loss(output, target)`, for criteria that follow a loss.
+        samples: How many samples of the data are used.
+        progress: Show a bar on a terminal.
+
+    Raises:
+        RecipeError: The criterion needs data or a loss that are missing.
+        DataError: The data cannot be used, or the model does not run on them.
+        LayerError: No weight is reached by the data.
+        PatternError: A weight holds NaN or infinity.
+    """
+    _require_given(criterion, data, loss)
+    if not isinstance(criterion, Layerwise):
+        raise AssertionError(criterion)
+    solved = Solved()
+    if data is None:
+        solved.choices = [_choose(weight, pattern, criterion) for weight, pattern in weights]
+        return solved
+    _require_whole(weights)
+    batches = calibration.take(model, data, samples, paired=loss is not None)
+    try:
+        with Display(len(weights), progress) as display:
+            _calibrated(model, weights, criterion, batches, loss, display, solved)
+    except BaseException:
+        solved.undo()
+        raise
+    if not solved.choices:
+        solved.undo()
+        raise _nothing_reached(solved.refused)
+    return solved
+
+
+def _choose(weight: PrunableWeight, pattern: Pattern, criterion: Layerwise) -> Choice:
+    """Choose the mask of one weight from its values alone."""
+    values = calibration.matrix(weight, whole(weight.parameter.detach()))
+    solution = _solve(values, weight, pattern, criterion, None)
+    outcome = Outcome(weight.name, pattern.name, criterion.name, note=solution.note)
+    return Choice(weight, pattern, calibration.from_matrix(weight, solution.keep), outcome)
+
+
+@torch.no_grad()
+def _solve(
+    values: Tensor, weight: PrunableWeight, pattern: Pattern, criterion: Layerwise, statistics: Statistics | None
+) -> Solution:
+    try:
+        return criterion.solve(values, pattern, statistics, weight.name)
+    except (PatternError, RecipeError) as error:
+        parameter = whole(weight.parameter.detach())
+        # Said in the weight's own coordinates where it is the weight that cannot be ranked.
+        error = error if is_finite(parameter) else non_finite("the weight", parameter)
+        raise error.for_layer(weight.name) from None
+
+
+def _calibrated(
+    model: nn.Module,
+    weights: Iterable[tuple[PrunableWeight, Pattern]],
+    criterion: Layerwise,
+    batches: Sequence[Batch],
+    loss: Loss | None,
+    display: Display,
+    solved: Solved,
+) -> None:
+    patterns = {weight.name: pattern for weight, pattern in weights}
+    listed = [weight for weight, _ in weights]
+    slopes = {}
+    if criterion.need == "gradients":
+        assert loss is not None, "required"
+        slopes = calibration.gradients(model, listed, batches, loss, display)
+
+    def visit(weight: PrunableWeight, statistics: Statistics) -> None:
+        pattern, values = patterns[weight.name], calibration.matrix(weight, weight.parameter.detach())
+        if weight.name in slopes:
+            statistics.gradient = calibration.matrix(weight, slopes.pop(weight.name))
+        solution = _solve(values, weight, pattern, criterion, statistics)
+        # In the weight's own type, so that the error is that of the values the model will hold.
+        new = (values if solution.values is None else solution.values.to(values.dtype)).masked_fill(~solution.keep, 0.0)
+        error = statistics.error(values, new)
+        outcome = Outcome(weight.name, pattern.name, criterion.name, error, statistics.rows, solution.note)
+        keep = calibration.from_matrix(weight, solution.keep)
+        solved.write(weight, calibration.from_matrix(weight, new))
+        solved.choices.append(Choice(weight, pattern, keep, outcome))
+        _log.info("`%s`: relative error of its output %.4f over %d rows", weight.name, error, statistics.rows)
+
+    need = criterion.need if criterion.need in ("norms", "hessian") else "sample"
+    solved.refused = calibration.calibrate(model, listed, batches, need, visit, display=display)
+
+
+def _require_given(criterion: Criterion, data: Any, loss: Loss | None) -> None:
+    wants_loss = criterion.need in ("gradients", "training")
+    if criterion.need is not None and data is None:
+        raise RecipeError(
+            f'the criterion "{criterion.kind}" needs calibration data',
+            got="data=None",
+            wanted="data: an iterable of inputs" + (" and targets" if wants_loss else ", as the model takes them"),
+            remedy='a few hundred samples of the training set will do; "magnitude" needs no data',
+        )
+    if wants_loss and loss is None:
+        raise RecipeError(
+            f'the criterion "{criterion.kind}" needs a loss',
+            got="loss=None",
+            wanted="loss(output, target) -> scalar tensor, as finetune takes it",
+            remedy="for instance loss=torch.nn.functional.cross_entropy with data of (input, target) pairs",
+        )
+    if loss is not None and not wants_loss:
+        raise RecipeError(
+            f'the criterion "{criterion.kind}" follows no loss',
+            got="a loss",
+            wanted='loss=None, or the criterion "taylor"',
+        )
+
+
+def _require_whole(weights: Sequence[tuple[PrunableWeight, Pattern]]) -> None:
+    for weight, _ in weights:
+        if is_distributed(weight.parameter):
+            raise DataError(
+                "calibration of sharded weights is planned, not built yet",
+                got=f"`{weight.name}` is a DTensor",
+                wanted="a model whose weights are whole",
+                remedy="prune before sharding, or by magnitude",
+            )
+
+
+def _nothing_reached(refused: dict[str, str]) -> LayerError:
+    return LayerError(
+        "no weight can be calibrated",
+        reasons=[f"`{name}`: {reason}" for name, reason in refused.items()],
+        wanted="data that reach at least one layer to prune",
+        remedy='"magnitude" needs no data',
+    )

@@ -1,0 +1,214 @@
+"""SparseGPT: prune column by column and let the columns that follow make up for each error.
+
+Frantar and Alistarh 2023, "SparseGPT: Massive Language Models Can Be Accurately Pruned in One-Shot", algorithm 1. With
+H = X^T X + damping and the upper Cholesky factor U of H^-1 (H^-1 = U^T U), column j of W (rows, in) is pruned by
+
+    q = keep_j * w_j,   e = (w_j - q) / U_jj,   W_{:, j:} -= e U_{j, j:}
+
+and of each group of M columns those stay whose w^2 / U_jj^2, the growth of the error if they go, is largest. U_jj^2 is
+[H^-1]_jj of the inverse with all columns before j removed: the optimal brain surgeon's formula.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofour.calibration import Need, Statistics
+from twofour.criteria.activation import live_first
+from twofour.criteria.base import Layerwise, Solution
+from twofour.errors import RecipeError
+from twofour.patterns import Pattern
+
+_log = logging.getLogger("twofour.criteria")
+
+DOUBLINGS = 20
+LARGEST_FLOAT64 = 4096
+"""Widest Hessian factored in float64: above, memory and time count more than digits."""
+
+
+@dataclass(frozen=True)
+class SparseGPT(Layerwise):
+    """Prune with the update of the remaining weights.
+
+    Attributes:
+        dampening: What is added to the Hessian's diagonal, as a fraction of its mean; doubled where the factor fails.
+        block: Columns updated at a time; the result does not depend on it but for rounding.
+    """
+
+    dampening: float = 0.01
+    block: int = 128
+
+    def __post_init__(self) -> None:
+        _require_options(self.dampening, self.block)
+
+    @property
+    def kind(self) -> str:
+        """The criterion's name: "sparsegpt"."""
+        return "sparsegpt"
+
+    @property
+    def need(self) -> Need | None:
+        """The Hessian."""
+        return "hessian"
+
+    def solve(self, weight: Tensor, pattern: Pattern, statistics: Statistics | None, name: str) -> Solution:
+        """Choose the mask and the values of the kept weights, group by group of a grouped convolution."""
+        assert statistics is not None, "asked for by `need`"
+        return solve(weight, pattern, statistics, name, self.dampening, self.block)
+
+
+@dataclass(frozen=True)
+class SparseGPTMask(Layerwise):
+    """SparseGPT's mask over the original values: the control that shows what the update brings.
+
+    Attributes:
+        dampening: As SparseGPT's.
+        block: As SparseGPT's.
+    """
+
+    dampening: float = 0.01
+    block: int = 128
+
+    def __post_init__(self) -> None:
+        _require_options(self.dampening, self.block)
+
+    @property
+    def kind(self) -> str:
+        """The criterion's name: "sparsegpt-mask"."""
+        return "sparsegpt-mask"
+
+    @property
+    def need(self) -> Need | None:
+        """The Hessian."""
+        return "hessian"
+
+    def solve(self, weight: Tensor, pattern: Pattern, statistics: Statistics | None, name: str) -> Solution:
+        """Choose the mask as SparseGPT does and leave the values alone."""
+        assert statistics is not None, "asked for by `need`"
+        return Solution(solve(weight, pattern, statistics, name, self.dampening, self.block).keep)
+
+
+def _require_options(dampening: float, block: int) -> None:
+    if not dampening > 0 or block < 1:
+        raise RecipeError(
+            "SparseGPT's options cannot be used",
+            got=f"dampening={dampening}, block={block}",
+            wanted="dampening > 0 and block >= 1",
+        )
+
+
+def solve(
+    weight: Tensor, pattern: Pattern, statistics: Statistics, name: str, dampening: float, block: int
+) -> Solution:
+    """Return SparseGPT's mask and values for (groups, rows, in), each group by its own Hessian."""
+    assert statistics.hessian is not None, "asked for by `need`"
+    solved = [
+        prune_columns(part, factor(statistics, group, dampening, name), pattern, block)
+        for group, part in enumerate(weight.detach().to(statistics.hessian.dtype))
+    ]
+    return Solution(torch.stack([keep for _, keep in solved]), torch.stack([values for values, _ in solved]))
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """What pruning needs of one group's Hessian.
+
+    Attributes:
+        upper: U (in, in), the upper Cholesky factor of the damped inverse; of the Hessian's dtype.
+        live: Bool (in,): inputs that were other than zero at least once.
+        damping: What was added to the diagonal.
+    """
+
+    upper: Tensor
+    live: Tensor
+    damping: float
+
+
+def damped(statistics: Statistics, group: int, dampening: float) -> tuple[Tensor, Tensor, float]:
+    """Return H of the live inputs with an identity row for each dead one, the live inputs, and the damping to add.
+
+    The rows are averaged, so that the damping does not depend on how many there are.
+    """
+    assert statistics.hessian is not None
+    hessian = statistics.hessian[group]
+    exact = hessian.shape[0] <= LARGEST_FLOAT64
+    hessian = hessian.to(torch.float64 if exact else hessian.dtype, copy=True).div_(max(statistics.rows, 1))
+    diagonal = hessian.diagonal()
+    live = diagonal > 0
+    mean = diagonal[live].mean().item() if live.any() else 1.0
+    diagonal[~live] = mean
+    return hessian, live, dampening * mean
+
+
+def factor(statistics: Statistics, group: int, dampening: float, name: str) -> Factor:
+    """Factor the damped inverse Hessian once for all weights that share the statistics.
+
+    Raises:
+        RecipeError: Even a damping of a million times the one asked for leaves the Hessian indefinite.
+    """
+    key = ("factor", group, dampening)
+    if key in statistics.memo:
+        return statistics.memo[key]
+    assert statistics.hessian is not None
+    dtype = statistics.hessian.dtype
+    hessian, live, damping = damped(statistics, group, dampening)
+    added = 0.0
+    for _ in range(DOUBLINGS):
+        hessian.diagonal().add_(damping - added)
+        added = damping
+        lower, failed = torch.linalg.cholesky_ex(hessian)
+        if not failed:
+            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+            del lower
+            if not failed:
+                found = Factor(upper.to(dtype), live, damping)
+                statistics.memo[key] = found
+                return found
+        damping *= 2
+        _log.info("`%s`: the Hessian has no Cholesky factor; dampening doubled to %.3g", name, damping)
+    raise RecipeError(
+        "the Hessian of a layer's inputs has no Cholesky factor",
+        got=f"damping up to {added:.3g}",
+        wanted="inputs in the range of float32",
+        remedy='a larger dampening, "sparsegpt:dampening=0.1", or more calibration samples',
+        layer=name,
+    )
+
+
+def prune_columns(weight: Tensor, inverse: Factor, pattern: Pattern, block: int) -> tuple[Tensor, Tensor]:
+    """Prune one matrix (rows, in) in the pattern and update what stays; the matrix itself is not changed.
+
+    Returns:
+        The new values, 0 where pruned, and the mask.
+    """
+    weight, upper, group = weight.clone(), inverse.upper, pattern.group
+    keep = torch.zeros(weight.shape, dtype=torch.bool, device=weight.device)
+    width = max(1, block // group) * group
+    for start in range(0, weight.shape[1], width):
+        end = min(start + width, weight.shape[1])
+        local, factor_of_block = weight[:, start:end].clone(), upper[start:end, start:end].contiguous()
+        errors = torch.zeros_like(local)
+        for first in range(0, end - start, group):
+            columns = slice(first, first + group)
+            keep[:, start + first : start + first + group] = _choose(
+                local[:, columns], factor_of_block.diagonal()[columns], inverse.live[start:end][columns], pattern
+            )
+            for column in range(first, first + group):
+                kept = keep[:, start + column]
+                error = local[:, column].masked_fill(kept, 0.0) / factor_of_block[column, column]
+                # Within the group the columns after this one, then all that follow in the block.
+                local[:, column + 1 :].addr_(error, factor_of_block[column, column + 1 :], alpha=-1)
+                errors[:, column] = error
+        weight[:, start:end] = local
+        weight[:, end:].addmm_(errors, upper[start:end, end:], alpha=-1)
+    return weight.masked_fill_(~keep, 0.0), keep
+
+
+def _choose(weight: Tensor, diagonal: Tensor, live: Tensor, pattern: Pattern) -> Tensor:
+    size = weight.abs()
+    scores = live_first((size / diagonal).square(), size, live)
+    return pattern.project(scores)

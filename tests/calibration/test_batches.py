@@ -1,0 +1,86 @@
+"""What `data` may be: batches and pairs in every form, cut to the samples asked for."""
+
+import pytest
+import torch
+from torch import nn
+
+from twofour.calibration import Batch, take
+from twofour.errors import DataError
+
+
+class Two(nn.Module):
+    def forward(self, a, b):
+        return a + b
+
+
+class Optional(nn.Module):
+    def forward(self, a, b=None):
+        return a
+
+
+X, Y = torch.arange(12.0).view(4, 3), torch.arange(4)
+
+
+@pytest.mark.parametrize(
+    ("data", "inputs", "target"),
+    [
+        (X, X, None),
+        ([X], X, None),
+        ([(X, Y)], X, Y),
+        ([[X]], (X,), None),
+        ([{"a": X}], {"a": X}, None),
+        ({"a": X}, {"a": X}, None),
+        ([({"a": X}, Y)], {"a": X}, Y),
+        ([((X, X), Y)], (X, X), Y),
+    ],
+)
+def test_forms(data, inputs, target) -> None:
+    (batch,) = take(Optional(), data, 100)
+    torch.testing.assert_close(tuple(batch.inputs) if isinstance(batch.inputs, list) else batch.inputs, inputs)
+    assert (batch.target is None) == (target is None)
+
+
+def test_two_arguments_are_no_pair_where_the_model_needs_both() -> None:
+    assert len(take(Two(), [(X, X)], 8)[0].inputs) == 2
+    assert take(Two(), [(X, Y)], 8, paired=True)[0].inputs is X
+
+
+def test_the_last_batch_is_cut_and_no_further_one_is_read() -> None:
+    def endless():
+        while True:
+            yield {"a": X, "mask": torch.ones(4, 2)}, Y
+
+    batches = take(Optional(), endless(), 6)
+    assert [len(batch.inputs["a"]) for batch in batches] == [4, 2]
+    assert len(batches[1].inputs["mask"]) == len(batches[1].target) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "mask", "expected"),
+    [
+        ("attention_mask", torch.tensor([[1, 0]]), [[True, False]]),
+        ("src_key_padding_mask", torch.tensor([[False, True]]), [[True, False]]),
+        ("key_padding_mask", torch.tensor([[0.0, float("-inf")]]), [[True, False]]),
+        ("attention_mask", torch.ones(1, 1, 2, 2), None),
+        ("tokens", torch.ones(1, 2), None),
+    ],
+)
+def test_tokens_that_count(name: str, mask: torch.Tensor, expected) -> None:
+    tokens = Batch({name: mask}).tokens
+    assert (tokens.tolist() if tokens is not None else None) == expected
+    assert Batch(X).tokens is None
+
+
+@pytest.mark.parametrize(
+    ("data", "samples", "message"),
+    [
+        ([], 8, r"no calibration data\n  got +no batch\n.*\n  try +an iterator can be walked only once"),
+        ("data.csv", 8, r"cannot be used\n  got +str of 8"),
+        (3, 8, r"cannot be used\n  got +int"),
+        ([["a", "b", "c"]], 8, r"holds no tensor\n  got +list of 3\n  wanted +inputs \(a tensor"),
+        ([X], 0, r"`samples` cannot be used\n  got +0"),
+    ],
+)
+def test_errors(data, samples: int, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        take(Optional(), data, samples)

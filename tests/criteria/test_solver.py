@@ -1,0 +1,195 @@
+"""Criteria over whole models through `prune`: what is chosen, reported, refused and undone."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import twofour
+from twofour import masks
+from twofour.criteria import NAMES
+from twofour.errors import DataError, LayerError, PatternError, RecipeError
+from twofour.pruning import outcomes
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+def encoder() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 16), *(Block() for _ in range(3)), nn.Linear(16, 16))
+
+
+def convolutions() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, groups=2, stride=2), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(32 * 16, 8))
+
+
+def images(count: int = 40) -> torch.Tensor:
+    noise = torch.randn(count, 16, 10, 10, generator=torch.Generator().manual_seed(1))
+    return nn.functional.avg_pool2d(noise, 3, stride=1, padding=1)
+
+
+def tokens(count: int = 300) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, 6, generator=generator) @ torch.randn(6, 16, generator=generator)
+
+
+def lost(model: nn.Module, dense: nn.Module, x: torch.Tensor) -> float:
+    with torch.no_grad():
+        return ((model(x) - dense(x)).norm() / dense(x).norm()).item()
+
+
+def options(name: str, x: torch.Tensor, outputs: int) -> dict[str, Any]:
+    target = torch.randint(0, outputs, (len(x),), generator=torch.Generator().manual_seed(2))
+    pairs = [(x[:20], target[:20]), (x[20:], target[20:])]
+    loss = {"loss": nn.functional.cross_entropy} if name in ("taylor", "learned") else {}
+    return {"data": pairs, "samples": len(x), "progress": False, **loss}
+
+
+@pytest.mark.parametrize("pattern", ["2:4", "1:4", "8:2:8"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "learned"])
+@pytest.mark.parametrize("make", [encoder, convolutions])
+def test_every_criterion_on_linear_and_convolutions(make, name: str, pattern: str) -> None:
+    dense, x = make(), tokens() if make is encoder else images()
+    model = copy.deepcopy(dense)
+    twofour.prune(model, pattern, criterion=name, **options(name, x, 8 if make is convolutions else 16))
+    assert twofour.check(model).ok and len(masks.of(model)) == (8 if make is encoder else 3)
+    found = outcomes(model)
+    assert [outcome.name for outcome in found] == list(masks.of(model))
+    assert all(outcome.error is not None and 0 < outcome.error < 1.01 for outcome in found)
+    kept = {key: mask.keep for key, mask in masks.of(model).items()}
+    same = all(torch.equal(model.state_dict()[key][keep], dense.state_dict()[key][keep]) for key, keep in kept.items())
+    assert same == (name not in ("sparsegpt", "admm"))
+
+
+@pytest.mark.parametrize(("make", "x"), [(encoder, tokens()), (convolutions, images())])
+def test_what_criteria_know_shows_in_the_output(make, x: torch.Tensor) -> None:
+    dense = make()
+    errors = {}
+    for name in ("sparsegpt", "sparsegpt-mask", "wanda", "random"):
+        model = twofour.prune(copy.deepcopy(dense), "2:4", criterion=name, data=x, samples=len(x))
+        errors[name] = lost(model, dense, x)
+    assert errors["sparsegpt"] < 0.9 * errors["sparsegpt-mask"] < 0.9 * errors["random"]
+    assert errors["wanda"] < errors["random"]
+
+
+def test_the_error_reported_is_that_of_the_layer() -> None:
+    layer = nn.Linear(32, 16, bias=False)
+    x = torch.randn(400, 32, generator=torch.Generator().manual_seed(0))
+    for name in ("wanda", "sparsegpt", "magnitude"):
+        model = twofour.prune(copy.deepcopy(layer), "2:4", criterion=name, data=x, samples=400)
+        (outcome,) = outcomes(model)
+        assert (outcome.criterion, outcome.pattern, outcome.rows) == (name, "2:4", 400)
+        assert outcome.error == pytest.approx(lost(model, layer, x), rel=1e-4)
+    assert outcomes(twofour.prune(layer, "2:4"))[0].error is None
+
+
+def test_same_data_same_weights() -> None:
+    first, second = (twofour.prune(encoder(), "2:4", criterion="sparsegpt", data=[tokens()]) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_bfloat16_weights_stay_bfloat16() -> None:
+    model = encoder().bfloat16()
+    twofour.prune(model, "2:4", criterion="sparsegpt", data=[tokens().bfloat16()])
+    assert twofour.check(model).ok and {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+def test_a_layer_the_data_never_reach_stays_dense(caplog: pytest.LogCaptureFixture) -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x):
+            return self.used(x)
+
+    model = twofour.prune(Half(), "2:4", criterion="wanda", data=tokens())
+    assert list(masks.of(model)) == ["used.weight"]
+    assert "`unused.weight` stays dense: the calibration data never reach it" in caplog.text
+    with pytest.raises(LayerError, match=r"no weight can be calibrated\n  reason  `unused.weight`: the calib"):
+        twofour.prune(Half(), {"unused": "2:4", "*": "dense"}, criterion="wanda", data=tokens())
+
+
+def test_an_interruption_brings_every_value_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = encoder(), []
+    before = copy.deepcopy(model.state_dict())
+    solve = twofour.criteria.SparseGPT.solve
+
+    def interrupted(self, weight, pattern, statistics, name):
+        seen.append(name)
+        if len(seen) == 4:
+            assert not torch.equal(model.state_dict()["0.weight"], before["0.weight"])
+            raise KeyboardInterrupt
+        return solve(self, weight, pattern, statistics, name)
+
+    monkeypatch.setattr(twofour.criteria.SparseGPT, "solve", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        twofour.prune(model, "2:4", criterion="sparsegpt", data=tokens())
+    assert not masks.of(model) and not outcomes(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_values_come_back_where_a_mask_cannot_be_attached() -> None:
+    model = encoder()
+    model[1].up.register_buffer("weight_mask", torch.ones(1))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(twofour.errors.MaskError, match="already has a `weight_mask`"):
+        twofour.prune(model, "2:4", criterion="wanda", data=tokens())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (
+            {"criterion": "wanda"},
+            RecipeError,
+            r'"wanda" needs calibration data\n  got +data=None\n  wanted +data: an it',
+        ),
+        ({"criterion": "taylor", "data": tokens()}, RecipeError, r'"taylor" needs a loss\n  got +loss=None\n  wanted'),
+        ({"criterion": "ria", "data": tokens(), "loss": len}, RecipeError, r'"ria" follows no loss\n  got +a loss'),
+        ({"criterion": "ria", "data": []}, DataError, "there are no calibration data"),
+        ({"criterion": "ria", "data": tokens(), "samples": -1}, DataError, "`samples` cannot be used"),
+        ({"criterion": "ria", "data": tokens()[:, :7]}, DataError, "the model does not run on the calibration data"),
+        (
+            {"criterion": "taylor", "data": [(tokens(), None)], "loss": lambda output, _: output},
+            DataError,
+            r"the loss cannot be used\n  got +Tensor",
+        ),
+    ],
+)
+def test_errors(given: dict[str, Any], error: type[Exception], message: str) -> None:
+    model = encoder()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(error, match=message):
+        twofour.prune(model, "2:4", **given)
+    assert not masks.of(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_weight_that_is_not_finite_is_named() -> None:
+    model = encoder()
+    with torch.no_grad():
+        model[0].weight[2, 3] = torch.nan
+    with pytest.raises(PatternError, match=r"layer `0.weight`: the weight cannot be ranked\n  got +1 values.*\(2, 3\)"):
+        twofour.prune(model, "2:4", criterion="sparsegpt", data=tokens())
+
+
+def test_taylor_leaves_gradients_and_their_switches_alone() -> None:
+    model = encoder()
+    model[0].weight.requires_grad_(False)
+    model[1].norm.weight.grad = torch.ones(16)
+    twofour.prune(model, "2:4", criterion="taylor", **options("taylor", tokens(), 16))
+    assert not model[0].weight.requires_grad and model[1].up.weight.requires_grad
+    assert model[1].up.weight.grad is None and (model[1].norm.weight.grad == 1).all()
