@@ -1,6 +1,21 @@
-"""Training a masked model again, with a control, and going on after an interruption."""
+"""Training a masked model again, with a control, and going on after an interruption; other ways to become sparse."""
 
+from twofour.training.distillation import Taught, distilled
 from twofour.training.finetune import finetune, train
 from twofour.training.result import Epoch, Result, Run
+from twofour.training.schemes import Scheme, gradual, lora, s_ste, sr_ste
 
-__all__ = ["Epoch", "Result", "Run", "finetune", "train"]
+__all__ = [
+    "Epoch",
+    "Result",
+    "Run",
+    "Scheme",
+    "Taught",
+    "distilled",
+    "finetune",
+    "gradual",
+    "lora",
+    "s_ste",
+    "sr_ste",
+    "train",
+]

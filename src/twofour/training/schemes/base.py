@@ -1,0 +1,171 @@
+"""What the schemes share: a parametrised weight while training, a masked one afterwards.
+
+While a scheme is attached the parameter is dense or an adapter's, by definition of the scheme, and stands in the state
+dict as `parametrizations.<weight>.original`. `finish` writes the weight that the forward pass has used into the
+parameter and attaches its mask, and the state dict has the dense model's keys again.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from twofour import masks
+from twofour.errors import TrainingError
+from twofour.layers import PrunableWeight
+from twofour.patterns import Pattern
+from twofour.recipe import Recipe
+
+_log = logging.getLogger("twofour.training")
+
+
+class Scheme(ABC):
+    """A scheme that is attached to a model.
+
+    Attributes:
+        model: The model that is being trained.
+        layers: Names of the weights that the scheme makes sparse.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.layers: tuple[str, ...] = ()
+        self.attached = True
+
+    @abstractmethod
+    def finish(self) -> nn.Module:
+        """Make the model plain and masked, as if it had been pruned; returns it. The scheme is over."""
+
+    @abstractmethod
+    def remove(self) -> nn.Module:
+        """Take the scheme off and leave the weights as the optimiser left them; returns the model."""
+
+    def _end(self) -> None:
+        if not self.attached:
+            raise TrainingError(
+                "the training scheme is over",
+                got="a second finish() or remove()",
+                wanted="one of them, once",
+                remedy="attach the scheme again to go on with it",
+            )
+        self.attached = False
+
+
+class Slot:
+    """A parameter's place in its module; it comes back to the same place, since optimiser states go by order."""
+
+    def __init__(self, module: nn.Module, attribute: str) -> None:
+        self.module, self.attribute = module, attribute
+        self._order = list(module._parameters)
+
+    def parametrise(self, parametrisation: nn.Module) -> None:
+        """Compute the weight by `parametrisation` from now on; the parameter stays the same object."""
+        parametrize.register_parametrization(self.module, self.attribute, parametrisation)
+
+    def restore(self, *, parametrised: bool) -> None:
+        """Make the weight a parameter again: as it was computed last, or the one underneath."""
+        parametrize.remove_parametrizations(self.module, self.attribute, leave_parametrized=parametrised)
+        parameters = self.module._parameters
+        for name in self._order:
+            if name in parameters:
+                parameters[name] = parameters.pop(name)
+
+
+class Projection(nn.Module):
+    """A parametrisation: the dense weight in, the sparse one of the forward pass out.
+
+    Args:
+        prunable: The weight.
+        pattern: What it becomes.
+    """
+
+    def __init__(self, prunable: PrunableWeight, pattern: Pattern) -> None:
+        super().__init__()
+        self.pattern = pattern
+        self.reduction_last, self.from_reduction_last = prunable.reduction_last, prunable.from_reduction_last
+
+    def keep(self, weight: Tensor) -> Tensor:
+        """Return the mask of the weight's largest values, bool, of its shape."""
+        return _untraced_keep(self, weight.detach())
+
+
+def _keep(projection: Projection, weight: Tensor) -> Tensor:
+    scores = projection.reduction_last(weight)
+    return projection.from_reduction_last(projection.pattern.project(scores, absolute=True))
+
+
+_untraced_keep = cast(
+    Callable[[Projection, Tensor], Tensor], torch.compiler.disable(_keep, reason="twofour: native, on raw pointers")
+)
+
+
+class Parametrised(Scheme):
+    """A scheme whose forward pass uses a projection of a dense parameter."""
+
+    def __init__(self, model: nn.Module, projections: Mapping[str, tuple[PrunableWeight, Projection]]) -> None:
+        super().__init__(model)
+        self.layers = tuple(projections)
+        self._projections = dict(projections)
+        self._slots = [Slot(weight.module, weight.attribute) for weight, _ in self._projections.values()]
+        for slot, (_, projection) in zip(self._slots, self._projections.values(), strict=True):
+            slot.parametrise(projection)
+
+    def finish(self) -> nn.Module:
+        """See `Scheme.finish`."""
+        self._end()
+        plan = []
+        for slot, (weight, projection) in zip(self._slots, self._projections.values(), strict=True):
+            slot.restore(parametrised=True)
+            plan.append((weight, projection.keep(weight.parameter), projection.pattern))
+        masks.attach_all(plan)
+        return self.model
+
+    def remove(self) -> nn.Module:
+        """See `Scheme.remove`."""
+        self._end()
+        for slot in self._slots:
+            slot.restore(parametrised=False)
+        return self.model
+
+
+def assigned(
+    model: nn.Module,
+    pattern: str | Pattern | Mapping[str, str | Pattern] | Recipe,
+    skip: str | Sequence[str],
+    **rule: Any,
+) -> list[tuple[PrunableWeight, Pattern]]:
+    """Return the weights that a recipe gives a pattern, tied ones left out with a log line.
+
+    Raises:
+        TrainingError: The model is masked already, or no weight is left.
+        RecipeError: As `twofour.prune`.
+    """
+    if masks.of(model):
+        raise TrainingError(
+            "the model is masked already",
+            got=f"{len(masks.of(model))} masks",
+            wanted="a dense model: the scheme chooses masks while it trains",
+            remedy="let go with twofour.masks.detach(model), or train the masked model as it is",
+        )
+    found = []
+    for weight, chosen in Recipe.parse(pattern, skip=skip, **rule).assign(model).weights:
+        if weight.aliases:
+            _log.info(
+                "`%s` stays dense: tied to `%s`, which a parametrisation would cut", weight.name, weight.aliases[0]
+            )
+        else:
+            found.append((weight, chosen))
+    if not found:
+        raise TrainingError(
+            "the scheme has nothing to make sparse",
+            got="no weight that the recipe gives a pattern",
+            wanted="at least one Linear or convolution that is not tied",
+            remedy='eligibility="any" lifts ASP\'s rule of 8 x 16 multiples',
+        )
+    return found

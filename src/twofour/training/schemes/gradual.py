@@ -1,0 +1,114 @@
+"""Gradual N:M: one value fewer in every group at a time, from M - 1 of M down to N, at steps of your training.
+
+After Zhu and Gupta 2017, "To prune, or not to prune" (arXiv 1710.01878), whose sparsity rises in the same way; for N:M
+the levels between are patterns themselves. Pruned values stay pruned, so the last mask is part of each earlier one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from torch import nn
+
+from twofour import criteria, masks
+from twofour.errors import TrainingError
+from twofour.layers import PrunableWeight
+from twofour.patterns import NM, Pattern, parse
+from twofour.pruning import choose
+from twofour.training.schemes.base import Scheme, assigned
+
+_log = logging.getLogger("twofour.training")
+
+
+def attach(
+    model: nn.Module,
+    pattern: str | NM = "2:4",
+    *,
+    end: int,
+    begin: int = 0,
+    criterion: str = "magnitude",
+    skip: str | Sequence[str] = (),
+    eligibility: str = "asp",
+) -> Gradual:
+    """Start a schedule; call `step()` after each optimiser step.
+
+    Args:
+        model: A dense model.
+        pattern: The N:M to end with.
+        end: The step at which it is reached.
+        begin: The step at which the first values are pruned.
+        criterion: Which values go: a criterion that needs no data.
+        skip: Globs of layers to leave dense.
+        eligibility: As in `twofour.prune`.
+
+    Example:
+        >>> schedule = twofour.training.gradual.attach(model, "2:4", begin=100, end=1000)
+        >>> for x, y in loader: ...; optimizer.step(); schedule.step()
+
+    Raises:
+        TrainingError: The model is masked already, nothing can be pruned, or not 0 <= begin <= end.
+    """
+    final = parse(pattern)
+    if not isinstance(final, NM):
+        raise TrainingError("a gradual schedule is defined for N:M", got=final.name, wanted='"2:4", "1:4", ...')
+    if not 0 <= begin <= end:
+        raise TrainingError(
+            "the schedule's steps are impossible", got=f"begin={begin}, end={end}", wanted="0 <= begin <= end"
+        )
+    found = assigned(model, final, skip, eligibility=eligibility)
+    return Gradual(model, [weight for weight, _ in found], final, begin, end, criterion)
+
+
+class Gradual(Scheme):
+    """The schedule; the parameters are plain ones, masked more from level to level.
+
+    Attributes:
+        now: The pattern in force, None before the first level.
+    """
+
+    def __init__(
+        self, model: nn.Module, weights: Sequence[PrunableWeight], final: NM, begin: int, end: int, criterion: str
+    ) -> None:
+        super().__init__(model)
+        self.layers = tuple(weight.name for weight in weights)
+        self._weights, self._criterion = list(weights), criterion
+        levels = list(range(final.m - 1, final.n - 1, -1))
+        spread = max(1, len(levels) - 1)
+        self.levels = tuple(
+            (begin + round((end - begin) * index / spread) if len(levels) > 1 else end, NM(kept, final.m))
+            for index, kept in enumerate(levels)
+        )
+        self.steps = 0
+        self.now: Pattern | None = None
+        self._advance()
+
+    def step(self) -> None:
+        """Count one optimiser step, and go to the next level where its step has come."""
+        self.steps += 1
+        self._advance()
+
+    def finish(self) -> nn.Module:
+        """Go to the last level now, if it has not come; see `Scheme.finish`."""
+        self._end()
+        self._prune(self.levels[-1][1])
+        return self.model
+
+    def remove(self) -> nn.Module:
+        """Let the weights go; what was pruned so far is zero and may grow again. See `Scheme.remove`."""
+        self._end()
+        masks.detach(self.model)
+        return self.model
+
+    def _advance(self) -> None:
+        due = [pattern for step, pattern in self.levels if step <= self.steps]
+        if self.attached and due:
+            self._prune(due[-1])
+
+    def _prune(self, pattern: Pattern) -> None:
+        if pattern == self.now:
+            return
+        chosen = criteria.parse(self._criterion)
+        masks.attach_all([(weight, choose(weight, pattern, chosen), pattern) for weight in self._weights])
+        _log.info("step %d: %d weights are %s now", self.steps, len(self._weights), pattern.name)
+        self.now = pattern

@@ -1,0 +1,106 @@
+"""Masked LoRA: adapters on a sparse model whose sum with the weight keeps the mask, so that they merge into 2:4.
+
+LoRA is Hu et al. 2021 (arXiv 2106.09685): w + (alpha / rank) B A with B = 0 at the start. Plain adapters on a sparse
+weight merge into a dense one; here the product is masked: w + mask * (alpha / rank) B A.
+"""
+
+from __future__ import annotations
+
+import math
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from twofour import masks
+from twofour.errors import TrainingError
+from twofour.masks import Mask
+from twofour.training.schemes.base import Scheme, Slot
+
+
+def attach(model: nn.Module, *, rank: int = 8, alpha: float = 16.0, layers: str = "*", seed: int = 0) -> LoRA:
+    """Freeze a masked model and put trainable adapters on its masked weights.
+
+    Build the optimiser afterwards, from `scheme.parameters()`.
+
+    Args:
+        model: A model from `twofour.prune`.
+        rank: Rank of each adapter.
+        alpha: The adapter's product is scaled by alpha / rank.
+        layers: Glob of the layers that get one.
+        seed: Of the random first factor.
+
+    Raises:
+        TrainingError: The model has no masks, no layer fits the glob, or the rank is not positive.
+    """
+    found = {name: mask for name, mask in masks.of(model).items() if fnmatchcase(mask.layer, layers)}
+    if rank < 1 or not found:
+        raise TrainingError(
+            "there is nothing to adapt" if rank >= 1 else "the rank is impossible",
+            got=f"rank {rank}, {len(masks.of(model))} masks, layers={layers!r}",
+            wanted="a rank of at least 1 and a model from twofour.prune with masked layers that fit the glob",
+            remedy='twofour.prune(model, "2:4") first',
+        )
+    return LoRA(model, found, rank, alpha, seed)
+
+
+class _Adapter(nn.Module):
+    keep: Tensor
+
+    def __init__(self, weight: Tensor, keep: Tensor, rank: int, scale: float, generator: torch.Generator) -> None:
+        super().__init__()
+        out, size = weight.shape[0], weight[0].numel()
+        first = torch.empty(rank, size)
+        # kaiming_uniform_ with a = sqrt(5), as the authors' code initialises A: uniform within 1 / sqrt(inputs).
+        first.uniform_(-1 / math.sqrt(size), 1 / math.sqrt(size), generator=generator)
+        self.a = nn.Parameter(first.to(weight))
+        self.b = nn.Parameter(torch.zeros(out, rank, dtype=weight.dtype, device=weight.device))
+        self.register_buffer("keep", keep.clone(), persistent=False)
+        self.scale = scale
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Frozen sparse weight -> sparse weight with the adapter."""
+        return weight + (self.scale * (self.b @ self.a)).view_as(weight).masked_fill(~self.keep, 0)
+
+
+class LoRA(Scheme):
+    """The adapters."""
+
+    def __init__(self, model: nn.Module, found: dict[str, Mask], rank: int, alpha: float, seed: int) -> None:
+        super().__init__(model)
+        self.layers = tuple(found)
+        self._masks = masks.state_dict(model)
+        self._trainable = {name: p.requires_grad for name, p in model.named_parameters()}
+        self._slots = [Slot(mask.module, mask.attribute) for mask in found.values()]
+        generator = torch.Generator().manual_seed(seed)
+        adapters = []
+        for mask in found.values():
+            weight = mask.module.get_parameter(mask.attribute)
+            adapters.append(_Adapter(weight, mask.keep, rank, alpha / rank, generator))
+        # A parametrised weight has no parameter of its own for a mask to hold; it is frozen, so nothing moves it.
+        masks.detach(model)
+        model.requires_grad_(False)
+        for slot, adapter in zip(self._slots, adapters, strict=True):
+            slot.parametrise(adapter)
+        self._adapters = adapters
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The adapters' factors: what the optimiser is to train."""
+        return [parameter for adapter in self._adapters for parameter in (adapter.a, adapter.b)]
+
+    def finish(self) -> nn.Module:
+        """Merge the adapters into the weights, which stay as sparse as they were; see `Scheme.finish`."""
+        return self._take_off(merge=True)
+
+    def remove(self) -> nn.Module:
+        """Drop the adapters; the weights are those from before. See `Scheme.remove`."""
+        return self._take_off(merge=False)
+
+    def _take_off(self, *, merge: bool) -> nn.Module:
+        self._end()
+        for slot in self._slots:
+            slot.restore(parametrised=merge)
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(self._trainable[name])
+        masks.load_state_dict(self.model, self._masks)
+        return self.model
