@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from twofour import kernels, masks, measure, packing, patterns, training
+    from twofour import kernels, masks, measure, packing, patterns, quantization, training
     from twofour.compiler import advise, compile
     from twofour.export import load, save
     from twofour.legality import check
@@ -29,7 +29,7 @@ _VERBS = {
     "load": "twofour.export",
     "check": "twofour.legality",
 }
-_STAGES = ("kernels", "masks", "measure", "packing", "patterns", "training")
+_STAGES = ("kernels", "masks", "measure", "packing", "patterns", "quantization", "training")
 
 __all__ = [
     "advise",
@@ -43,6 +43,7 @@ __all__ = [
     "packing",
     "patterns",
     "prune",
+    "quantization",
     "save",
     "training",
 ]

@@ -81,5 +81,9 @@ def _nonzero(scales: Tensor) -> Tensor:
 
 
 def _up_to_bfloat16(scales: Tensor) -> Tensor:
-    """Round positive scales up to 8 significant bits, so that the largest value still fits: at most 0.8 % more."""
-    return ((scales.view(torch.int32) + 0xFFFF) & ~0xFFFF).view(torch.float32)
+    """Round positive scales up to 8 significant bits, so that the largest value still fits: at most 0.8 % more.
+
+    A scale that is one already stays, also where a quotient put it a rounding error above: rounding what is rounded
+    changes nothing.
+    """
+    return (((scales * (1 - 2**-22)).view(torch.int32) + 0xFFFF) & ~0xFFFF).view(torch.float32)

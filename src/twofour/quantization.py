@@ -1,0 +1,179 @@
+"""Quantisation-aware training after sparsity: train with the rounding that `compile(dtype="int8" | "int4")` will do.
+
+Rounding after training alone (PTQ) is `compile(..., dtype="int8", data=loader)`. Where it costs too much, train some
+epochs with it: weights and inputs are rounded in the forward pass, gradients pass straight through (Jacob et al. 2018,
+arXiv 1712.05877). The order is that of the sparse workflow: sparsity first, then low bits under fixed masks (Mishra et
+al. 2021, section 5). Scales are symmetric or have an exact zero, so a pruned value stays exactly zero.
+"""
+
+from __future__ import annotations
+
+import logging
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from twofour import masks
+from twofour.errors import MaskError, TrainingError
+from twofour.kernels.nm_matmul import quantize_input
+from twofour.masks import Mask
+from twofour.packing.quantize import GROUPS, dequantize, to_int4, to_int8
+from twofour.training.schemes import Scheme
+from twofour.training.schemes.base import Slot
+
+_log = logging.getLogger("twofour.quantization")
+
+
+def attach(
+    model: nn.Module,
+    dtype: Literal["int8", "int4"] = "int8",
+    *,
+    activations: bool = True,
+    group: int = 64,
+    symmetric: bool = True,
+    layers: str = "*",
+) -> QAT:
+    """Round weights and inputs of the masked Linear layers from now on; train on with your own loop, then `finish()`.
+
+    Build the optimiser afterwards or before: the parameters stay the same objects.
+
+    Args:
+        model: A masked model, from `twofour.prune`.
+        dtype: "int8": one scale per output channel; "int4": one per `group` inputs.
+        activations: Round the inputs too, in int8: u8 with a range per token, as the kernels do without `data`.
+        group: int4: inputs that share a scale, as in `compile`.
+        symmetric: int4: no zero points, as in `compile`.
+        layers: Glob of the layers to round.
+
+    Example:
+        >>> scheme = twofour.quantization.attach(model, "int8")
+        >>> ...  # a few epochs, at a small learning rate
+        >>> fast = twofour.compile(scheme.finish(), example, dtype="int8")
+
+    Raises:
+        TrainingError: The model has no masked Linear layer that fits, or the options are impossible.
+    """
+    if dtype not in ("int8", "int4") or (dtype == "int4" and group not in GROUPS):
+        raise TrainingError(
+            "the quantisation is impossible",
+            got=f"dtype={dtype!r}, group={group}",
+            wanted=f'"int8", or "int4" with a group of {", ".join(map(str, GROUPS))}',
+        )
+    found: dict[str, Mask] = {}
+    for name, mask in masks.of(model).items():
+        if not fnmatchcase(mask.layer, layers):
+            continue
+        reason = _unfit(mask, dtype, group)
+        if reason:
+            _log.info("`%s` is not rounded: %s", name, reason)
+        else:
+            found[name] = mask
+    if not found:
+        raise TrainingError(
+            "there is nothing to quantise",
+            got=f"{len(masks.of(model))} masks, layers={layers!r}",
+            wanted="a model from twofour.prune with a masked Linear layer that fits the glob",
+            remedy='twofour.prune(model, "2:4") first; convolutions compute in floats',
+        )
+    return QAT(model, found, dtype, activations and dtype == "int8", group, symmetric)
+
+
+def _unfit(mask: Mask, dtype: str, group: int) -> str | None:
+    if not isinstance(mask.module, nn.Linear):
+        return f"{type(mask.module).__name__} has no {dtype} kernel"
+    if dtype == "int4" and mask.keep.shape[1] % group:
+        return f"{mask.keep.shape[1]} inputs are not a multiple of the group {group}"
+    return None
+
+
+class QAT(Scheme):
+    """Rounding that is attached to a model.
+
+    Attributes:
+        dtype: "int8" or "int4".
+    """
+
+    def __init__(
+        self, model: nn.Module, found: dict[str, Mask], dtype: str, activations: bool, group: int, symmetric: bool
+    ) -> None:
+        super().__init__(model)
+        self.dtype, self.layers, self._symmetric = dtype, tuple(found), symmetric
+        self._masks = masks.state_dict(model)
+        self._keeps = {name: mask.keep.clone() for name, mask in found.items()}
+        self._slots = [Slot(mask.module, mask.attribute) for mask in found.values()]
+        roundings = [_Rounding(mask.keep, dtype, group, symmetric) for mask in found.values()]
+        others = {name: saved for name, saved in self._masks.items() if name not in found}
+        masks.detach(model)  # a parametrised weight has no parameter of its own; the rounding masks it instead
+        for slot, rounding in zip(self._slots, roundings, strict=True):
+            slot.parametrise(rounding)
+        if others:
+            masks.load_state_dict(model, others)
+        self._handles = [mask.module.register_forward_pre_hook(_round_inputs) for mask in found.values() if activations]
+
+    def finish(self) -> nn.Module:
+        """Write the rounded weights into the model, masked as before; see `Scheme.finish`.
+
+        Asymmetric int4 leaves them as they were trained: `compile` rounds them as training did, while a second rounding
+        would find another range. The other forms do not change when they are rounded again.
+
+        Raises:
+            MaskError: A weight has values outside its mask; the model is left rounded and without masks.
+        """
+        return self._take_off(rounded=self.dtype == "int8" or self._symmetric)
+
+    def remove(self) -> nn.Module:
+        """Stop rounding; the weights are as the optimiser left them, under their masks. See `Scheme.remove`."""
+        return self._take_off(rounded=False)
+
+    def _take_off(self, *, rounded: bool) -> nn.Module:
+        self._end()
+        for handle in self._handles:
+            handle.remove()
+        for slot in self._slots:
+            slot.restore(parametrised=rounded)
+        masks.detach(self.model)
+        broken = [name for name in self.layers if rounded and self._outside(name)]
+        if broken:
+            raise MaskError(
+                "rounding broke the sparsity",
+                got=f"values outside the mask of {', '.join(broken)}",
+                wanted="exact zeros there: was a weight replaced while the scheme was attached?",
+                remedy="twofour.masks.load_state_dict(model, ...) applies masks again, changing the weights",
+            )
+        masks.load_state_dict(self.model, self._masks)
+        return self.model
+
+    def _outside(self, name: str) -> bool:
+        keep = self._keeps[name]
+        return bool((self.model.get_parameter(name).masked_fill(keep, 0) != 0).any())
+
+
+class _Rounding(nn.Module):
+    keep: Tensor
+
+    def __init__(self, keep: Tensor, dtype: str, group: int, symmetric: bool) -> None:
+        super().__init__()
+        self.register_buffer("keep", keep.clone(), persistent=False)
+        self.dtype, self.group, self.symmetric = dtype, group, symmetric
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Weight (out, in) -> the same rounded, with the gradient of the mask alone."""
+        kept = weight.masked_fill(~self.keep, 0)
+        return kept + (self.rounded(kept.detach()) - kept.detach())
+
+    def rounded(self, kept: Tensor) -> Tensor:
+        """What the packed weight will hold: the scales of kept values are those of whole rows, zeros add nothing."""
+        values = kept.float()
+        if self.dtype == "int8":
+            whole, scales = to_int8(values)
+            return dequantize(whole, scales, None).to(kept.dtype)
+        return dequantize(*to_int4(values, self.group, self.symmetric)).to(kept.dtype)
+
+
+def _round_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    x, *others = inputs
+    flat = x.detach().reshape(-1, x.shape[-1])
+    whole, scale, zero = quantize_input(flat.float())
+    rounded = ((whole.float() - zero) * scale).to(x.dtype).view_as(x)
+    return (x + (rounded - x.detach()), *others)
