@@ -77,6 +77,17 @@ def test_a_long_reduction_stays_accurate(row: NativeMatmul) -> None:
 
 
 @pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+@pytest.mark.parametrize("count", [1, 2])
+def test_several_runs_of_inputs_pieces_of_tokens_and_chunks_of_rows(row: NativeMatmul, count: int) -> None:
+    weight, bias = sparse(1990, 300), torch.randn(1990)
+    packed = pack(weight, "2:4")
+    with threads(count):
+        for tokens in (20, 140):
+            x = torch.randn(tokens, 300, generator=torch.Generator().manual_seed(tokens))
+            assert_product(matmul(x, packed, bias, kernel=row.name), x, weight, bias)
+
+
+@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
 @pytest.mark.parametrize("tokens", [2, 40])
 def test_a_long_reduction_errs_less_than_twice_onednn(row: NativeMatmul, tokens: int) -> None:
     weight, x = sparse(192, 4096), torch.randn(tokens, 4096, generator=torch.Generator().manual_seed(3))

@@ -226,7 +226,7 @@ def _runners(candidates: Mapping[str, Candidate], clock: str) -> list[_Runner]:
     if clock not in CLOCKS:
         raise MeasureError("unknown clock", got=repr(clock), wanted='"wall" or "thread"')
     runners = []
-    for name, candidate in candidates.items():
+    for index, (name, candidate) in enumerate(candidates.items()):
         copies = [candidate] if callable(candidate) else list(candidate)
         if not copies or not all(callable(copy) for copy in copies):
             raise MeasureError(
@@ -234,7 +234,9 @@ def _runners(candidates: Mapping[str, Candidate], clock: str) -> list[_Runner]:
                 got=repr(candidate)[:120],
                 wanted="a callable, or several",
             )
-        runners.append(_Runner(name, copies, CLOCKS[clock]))
+        # Candidates may share copies: one right behind another would find what that one read in the cache.
+        first = index * len(copies) // len(candidates)
+        runners.append(_Runner(name, copies, CLOCKS[clock], next_copy=first))
     return runners
 
 

@@ -2,6 +2,7 @@
 #include "native/lanes_avx512.h"
 #include "row_blocks.h"
 #include "row_pairs.h"
+#include "row_spread.h"
 #include "token_panels.h"
 
 namespace {
@@ -9,6 +10,7 @@ namespace {
 struct Vec : Lanes {
   static constexpr int panel_sums = 16;
   static constexpr int row_halves = 2, row_tokens = 8, row_sums = 16;
+  static reg broadcast4_unaligned(const float* p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
 };
 
 }  // namespace
@@ -25,6 +27,10 @@ TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_pairs_blocked__avx512, PairWeights, 8, 4)
 #undef TWOFOUR_PANEL_ROW
 
 int64_t nm_matmul_2x4_f32_rows__avx512__workspace(const NmMatmul& a) { return row_blocks_workspace<Vec>(a); }
-void nm_matmul_2x4_f32_rows__avx512(const NmMatmul& a) { row_blocks<Vec>(a); }
+void nm_matmul_2x4_f32_rows__avx512(const NmMatmul& a) { row_blocks<Vec, FetchTwice>(a); }
+int64_t nm_matmul_2x4_f32_rows_near__avx512__workspace(const NmMatmul& a) { return row_blocks_workspace<Vec>(a); }
+void nm_matmul_2x4_f32_rows_near__avx512(const NmMatmul& a) { row_blocks<Vec, FetchOnce>(a); }
+int64_t nm_matmul_2x4_f32_rows_spread__avx512__workspace(const NmMatmul& a) { return row_spread_workspace<Vec>(a); }
+void nm_matmul_2x4_f32_rows_spread__avx512(const NmMatmul& a) { row_spread<Vec>(a); }
 
 }  // namespace twofour

@@ -23,18 +23,38 @@ using twofour::kRowUnitBytes;
 using twofour::NmMatmul;
 
 constexpr int64_t kRowWorkspace = 512 * 1024;  // copied activations per pass over the weights: half of a small L2
-// Weights are prefetched twice: far ahead into L2, whose queue covers the latency of DRAM, then into L1. One prefetch
-// into L1 is held back by its 16 fill buffers: 72 against 87 GFLOP/s at 8 tokens from DRAM, 64 with none.
-constexpr int64_t kRowFar = 16384, kRowNear = 2048;
+// How weights are fetched ahead while one stream of them is read once: into L2 and then into L1 (the far one covers the
+// latency of DRAM; one prefetch into L1 is held back by its 16 fill buffers), or once. Intel (Granite Rapids class), 8
+// tokens from DRAM: 87 GFLOP/s twice, 77 into L2 only, 64 with none. Zen 5: once and nearer takes 0.7 to 0.93 of the
+// time of twice.
+struct FetchTwice {
+  template <class V>
+  static TWOFOUR_INLINE void fetch(const void* p, int64_t) {
+    V::prefetch(p, 2048, 16384);
+  }
+};
+struct FetchOnce {
+  template <class V>
+  static TWOFOUR_INLINE void fetch(const void* p, int64_t) {
+    __builtin_prefetch(static_cast<const char*>(p) + 8192, 0, 2);
+  }
+};
 
 constexpr int64_t kRowBlock = 16;  // tiles summed on their own: one chain over 4096 inputs erred four times as much
 
 inline int64_t row_tiles(const NmMatmul& a) { return (a.in_features + kRowTile - 1) / kRowTile; }
 
-// One half unit (16 rows x 32 inputs) against T tokens; x is [group][token][4]. Two sets of sums where registers
-// allow, so that few tokens are not bound by the latency of the multiply-add.
-template <class V, int T, int Halves, int Sets>
-TWOFOUR_INLINE void add_unit(const char* unit, const float* x,
+// Four inputs as they stand in memory, and in a register.
+template <class V>
+struct FourInputs {
+  static constexpr int64_t width = 4;
+  static TWOFOUR_INLINE typename V::reg load(const float* p) { return V::broadcast4(p); }
+};
+
+// One tile (Halves x 16 rows, 32 inputs) against T tokens; x is [group][token][X::width]. Two sets of sums where
+// registers allow, so that few tokens are not bound by the latency of the multiply-add. `ahead` is for Fetch.
+template <class V, class X, class Fetch, int T, int Halves, int Sets>
+TWOFOUR_INLINE void add_unit(const char* unit, int64_t ahead, const float* x,
                              typename V::reg (&acc)[Sets][Halves * (kRowUnit / V::width)][T]) {
   constexpr int per_half = kRowUnit / V::width;
   constexpr int vectors = Halves * per_half;
@@ -44,6 +64,7 @@ TWOFOUR_INLINE void add_unit(const char* unit, const float* x,
   for (int v = 0; v < vectors; v++) {
     const char* half = unit + v / per_half * kRowUnitBytes + v % per_half * V::width * 4;
     index[v] = V::load_index(half);
+    Fetch::template fetch<V>(half, ahead);
     values[v] = reinterpret_cast<const float*>(half + kRowUnit * 4);
   }
   TWOFOUR_UNROLL
@@ -55,13 +76,13 @@ TWOFOUR_INLINE void add_unit(const char* unit, const float* x,
       const float* at = values[v] + g * 2 * kRowUnit;
       w0[v] = V::load(at);
       w1[v] = V::load(at + kRowUnit);
-      V::prefetch(at, kRowNear, kRowFar);
-      V::prefetch(at + kRowUnit, kRowNear, kRowFar);
+      Fetch::template fetch<V>(at, ahead);
+      Fetch::template fetch<V>(at + kRowUnit, ahead);
       next[v] = V::template shift_right<2>(index[v]);
     }
     TWOFOUR_UNROLL
     for (int t = 0; t < T; t++) {
-      const typename V::reg four = V::broadcast4(x + (g * T + t) * 4);
+      const typename V::reg four = X::load(x + (g * T + t) * X::width);
       TWOFOUR_UNROLL
       for (int v = 0; v < vectors; v++) {
         acc[0][v][t] = V::fma(w0[v], V::permute4(four, index[v]), acc[0][v][t]);
@@ -84,7 +105,7 @@ TWOFOUR_INLINE void add_sums(const typename V::reg (&acc)[Sets][vectors][T], typ
 }
 
 // Rows [row, row + 16 * Halves) of T tokens from `first` on.
-template <class V, int T, int Halves>
+template <class V, class Fetch, int T, int Halves>
 TWOFOUR_INLINE void row_unit(const NmMatmul& a, const char* unit, const float* x, int64_t first, int64_t row) {
   constexpr int vectors = Halves * (kRowUnit / V::width);
   constexpr int Sets = vectors * T * 2 <= V::row_sums ? 2 : 1;
@@ -105,7 +126,7 @@ TWOFOUR_INLINE void row_unit(const NmMatmul& a, const char* unit, const float* x
       }
     }
     for (int64_t k = least(left, kRowBlock); k > 0; k--, unit += 2 * kRowUnitBytes, x += kRowTile * T)
-      add_unit<V, T, Halves, Sets>(unit, x, acc);
+      add_unit<V, FourInputs<V>, Fetch, T, Halves, Sets>(unit, 0, x, acc);
     add_sums<V, vectors, T, Sets>(acc, total);
   }
   TWOFOUR_UNROLL
@@ -121,22 +142,22 @@ TWOFOUR_INLINE void row_unit(const NmMatmul& a, const char* unit, const float* x
 }
 
 // All rows of units [u0, u1) (32 rows each) for T tokens.
-template <class V, int T>
+template <class V, class Fetch, int T>
 TWOFOUR_NOINLINE void row_units(const NmMatmul& a, const float* x, int64_t first, int64_t u0, int64_t u1) {
   constexpr int Halves = V::row_halves;
   const int64_t unit_bytes = row_tiles(a) * 2 * kRowUnitBytes;
   for (int64_t u = u0; u < u1; u++) {
     const char* unit = static_cast<const char*>(a.weight) + u * unit_bytes;
     for (int h = 0; h < 2; h += Halves)
-      row_unit<V, T, Halves>(a, unit + h * kRowUnitBytes, x, first, (2 * u + h) * kRowUnit);
+      row_unit<V, Fetch, T, Halves>(a, unit + h * kRowUnitBytes, x, first, (2 * u + h) * kRowUnit);
   }
 }
 
 // The same for `tokens` <= T.
-template <class V, int T>
+template <class V, class Fetch, int T>
 void row_units_of(int64_t tokens, const NmMatmul& a, const float* x, int64_t first, int64_t u0, int64_t u1) {
-  if (tokens == T) return row_units<V, T>(a, x, first, u0, u1);
-  if constexpr (T > 1) row_units_of<V, T - 1>(tokens, a, x, first, u0, u1);
+  if (tokens == T) return row_units<V, Fetch, T>(a, x, first, u0, u1);
+  if constexpr (T > 1) row_units_of<V, Fetch, T - 1>(tokens, a, x, first, u0, u1);
 }
 
 // Tokens [first, first + tokens) -> x[group][token][4], zero past in_features. Reading rows of x in place would put
@@ -145,8 +166,9 @@ inline void copy_tokens(const NmMatmul& a, int64_t first, int64_t tokens, float*
   const int64_t groups = row_tiles(a) * (kRowTile / 4);
   for (int64_t t = 0; t < tokens; t++) {
     const float* from = x_of(a) + (first + t) * a.x_stride;
-    for (int64_t g = 0; g < groups; g++)
-      for (int64_t i = 0; i < 4; i++) to[(g * tokens + t) * 4 + i] = g * 4 < a.in_features ? from[g * 4 + i] : 0.0f;
+    const int64_t whole = a.in_features / 4;
+    for (int64_t g = 0; g < whole; g++) __builtin_memcpy(to + (g * tokens + t) * 4, from + g * 4, 16);
+    for (int64_t g = whole; g < groups; g++) __builtin_memset(to + (g * tokens + t) * 4, 0, 16);
   }
 }
 
@@ -168,7 +190,7 @@ int64_t row_blocks_workspace(const NmMatmul& a) {
   return plan.pieces * plan.piece_floats * 4;
 }
 
-template <class V>
+template <class V, class Fetch = FetchTwice>
 void row_blocks(const NmMatmul& a) {
   if (a.tokens <= 0) return;
   const RowPlan<V> plan(a);
@@ -188,7 +210,7 @@ void row_blocks(const NmMatmul& a) {
       for (int64_t p = p0; p < p1; p++) {
         const int64_t first = p * V::row_tokens;
         const int64_t tokens = least(V::row_tokens, a.tokens - first);
-        row_units_of<V, V::row_tokens>(tokens, a, x + (p - p0) * plan.piece_floats, first, u0, u1);
+        row_units_of<V, Fetch, V::row_tokens>(tokens, a, x + (p - p0) * plan.piece_floats, first, u0, u1);
         const int64_t row = u0 * 2 * kRowUnit, end = least(u1 * 2 * kRowUnit, a.out_features);
         if (!a.epilogue.plain())
           finish_rows<V>(a.epilogue, y_of(a), a.y_stride, first, tokens, row, end - row);
