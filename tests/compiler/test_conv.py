@@ -140,6 +140,12 @@ def test_candidates_and_choices() -> None:
     assert (choice.pick("fast"), choice.pick("small")) == ("dense_conv_x", "nm_conv_x")
 
 
+@pytest.mark.parametrize(("product", "chosen"), [(0.95, "nm_conv_blocks"), (0.85, "nm_conv_1x1_pairs")])
+def test_a_product_must_lead_to_run_a_1x1_convolution(product: float, chosen: str) -> None:
+    choice = ConvChoice({"nm_conv_blocks": 1.0, "nm_conv_1x1_pairs": product, "dense_conv_x": 1.2}, "")
+    assert choice.pick("fast") == choice.pick("small") == chosen
+
+
 def test_what_cannot_be_replaced_is_named() -> None:
     class Own(nn.Conv2d):
         def forward(self, x: Tensor) -> Tensor:

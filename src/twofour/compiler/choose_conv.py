@@ -25,6 +25,11 @@ MOST_COPIES = 16
 """Copies of a weight that one candidate rotates over, at most: packing each takes time."""
 
 
+PRODUCT_LEAD = 1.1
+"""How much faster the rows of nm_matmul must be than those of nm_conv to run a 1x1 convolution: inside a model, where
+weights come from memory and a layer before wrote the image, they lose what they gain alone (nm_conv/README.md)."""
+
+
 @dataclass(frozen=True)
 class ConvChoice:
     """What was measured for one convolution and what was chosen.
@@ -38,10 +43,13 @@ class ConvChoice:
     dense_because: str
 
     def pick(self, memory: str) -> str:
-        """Return the kernel to use: the fastest, or with memory="small" the fastest sparse one where there is one."""
+        """Return the kernel to use: the fastest, or with memory="small" the fastest sparse one where there is one.
+
+        A product that is ahead by less than `PRODUCT_LEAD` counts as slower.
+        """
         sparse = {name: s for name, s in self.times.items() if name.startswith("nm_conv")}
         pool = sparse if memory == "small" and sparse else self.times
-        return min(pool, key=pool.__getitem__)
+        return min(pool, key=lambda name: pool[name] * (PRODUCT_LEAD if "_1x1_" in name else 1.0))
 
     def best(self, operation: str) -> float | None:
         """Return the seconds of the fastest kernel of `operation`, if one was measured."""

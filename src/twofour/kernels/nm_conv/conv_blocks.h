@@ -121,27 +121,9 @@ struct ConvBlocks {
     else strip.output.find(to, strip.row + row, column, none, pixels);
   }
 
-  // The lines of y, and of what is added to it, that rows [m0, m1) of a panel go to.
-  void fetch_output(const Strip& strip, int64_t row, int64_t column, int64_t used, int64_t m0, int64_t m1) const {
-    for (int64_t u = 0; u < used; u++) {
-      float* pixels[V::width];
-      find_output(strip, row, column + u, pixels);
-      for (int lane = 0; lane < V::width; lane++) {
-        if (pixels[lane] == nullptr) continue;
-        for (int64_t m = m0; m < m1; m += 16) {
-          __builtin_prefetch(pixels[lane] + m, 1);
-          if (a.other != nullptr) __builtin_prefetch(a.other + (pixels[lane] - a.y) + m);
-        }
-      }
-    }
-  }
-
-  // Rows [m0, m1) of a panel's sums into y.
-  void unpack(const Strip& strip, int64_t row, int64_t column, int64_t used, int64_t m0, int64_t m1,
-              const float* from) const {
-    for (int64_t u = 0; u < used; u++) {
-      float* pixels[V::width];
-      find_output(strip, row, column + u, pixels);
+  // Rows [m0, m1) of a panel's sums into y at `pixels`.
+  void unpack(const Strip& strip, float* const* pixels, int64_t used, int64_t m0, int64_t m1, const float* from) const {
+    for (int64_t u = 0; u < used; u++, pixels += V::width) {
       const int64_t offset = strip.group * plan.rows, whole = m0 + (m1 - m0) / V::width * V::width;
       for (int64_t m = m0; m < whole; m += V::width)
         unpack_square<true>(pixels, from + ((m - m0) * used + u) * V::width, used, offset, m, V::width);
@@ -181,19 +163,23 @@ struct ConvBlocks {
     const float* none = zeros + ceil_div(plan.channels, 16) * 16;  // what weights behind the last input multiply
     for (int64_t i = 0; i < kPanelTile; i++)
       last[i] = end + i < inputs ? table[end + i] : reinterpret_cast<const char*>(none) - base;
+    float* pixels[Wide * V::width];
+    for (int64_t u = 0; u < used; u++) find_output(strip, row, column + u, pixels + u * V::width);
     for (int64_t t = 0; t < plan.tiles; t++)
       for (int64_t m = m0; m < m1; m += kPairRows) {
         const char* weight = group + (m / kPairRows * plan.tiles + t) * kPairTileBytes;
         const int64_t end_row = least(m + kPairRows, m1), pairs = ceil_div(end_row - m, 2);
         float* to = mine + (m - m0) * used * V::width;
-        if (t + 1 == plan.tiles) fetch_output(strip, row, column, used, m, end_row);
+        const bool last_tile = t + 1 == plan.tiles;
+        Lines lines{pixels, used * V::width, m, end_row - m, a.y, a.other};
+        Lines* const fetched = last_tile ? &lines : nullptr;
         if (even())
           add_some<V, EvenInputs, Wide>(static_cast<int>(used), weight, pairs,
-                                        {base + table[t * kPanelTile], plan.line * V::width * 4}, t == 0, to);
+                                        {base + table[t * kPanelTile], plan.line * V::width * 4}, t == 0, to, fetched);
         else
           add_some<V, AnyInputs, Wide>(static_cast<int>(used), weight, pairs,
-                                       {base, t + 1 < plan.tiles ? table + t * kPanelTile : last}, t == 0, to);
-        if (t + 1 == plan.tiles) unpack(strip, row, column, used, m, end_row, to);
+                                       {base, last_tile ? last : table + t * kPanelTile}, t == 0, to, fetched);
+        if (last_tile) unpack(strip, pixels, used, m, end_row, to);
       }
   }
 

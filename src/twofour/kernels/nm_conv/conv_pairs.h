@@ -17,7 +17,7 @@ using twofour::kPairRows;
 using twofour::kPairTileBytes;
 using twofour::kPanelTile;
 
-constexpr int64_t kRecordsNear = 2, kRecordsFar = 24;  // records fetched ahead into L1 and L2 (README.md)
+constexpr int64_t kRecordsNear = 2, kRecordsFar = 48;  // records fetched ahead into L1 and L2 (README.md)
 
 // Where the inputs of a tile stand: 64 channels at equal distances, or anywhere (a tile that holds several taps).
 struct EvenInputs {
@@ -93,13 +93,36 @@ TWOFOUR_INLINE void fetch_ahead(const uint8_t* head, const char* record, const f
   }
 }
 
+// The lines that a domain's sums will be stored to, and those of what is added to them: fetched a few with every pair
+// of rows, because all at once they wait for one another.
+struct Lines {
+  float* const* pixels;  // null where a lane has none
+  int64_t count, row, rows;
+  const float *y, *other;  // `other` may be null
+  int64_t next = 0;
+
+  TWOFOUR_INLINE void step(int64_t each) {
+    for (const int64_t end = next + each < count ? next + each : count; next < end; next++) {
+      if (pixels[next] == nullptr) continue;
+      const float* to = pixels[next] + row;
+      for (int64_t m = 0; m < rows; m += 16) __builtin_prefetch(to + m, 1);
+      if (other == nullptr) continue;
+      const float* from = other + (to - y);
+      for (int64_t m = 0; m < rows; m += 16) __builtin_prefetch(from + m);
+    }
+  }
+};
+
 // One tile of `pairs` pairs of rows (a domain of the layout) with one panel of U vectors.
 template <class V, int U, class Inputs>
-TWOFOUR_NOINLINE void add_domain(const char* packed, int64_t pairs, const Inputs& x, bool first, float* sums) {
+TWOFOUR_NOINLINE void add_domain(const char* packed, int64_t pairs, const Inputs& x, bool first, float* sums,
+                                 Lines* lines) {
+  const int64_t each = lines == nullptr ? 0 : (lines->count + pairs - 1) / pairs;
   const auto* head = reinterpret_cast<const uint8_t*>(packed);
   const char* record = packed + kPairHead;
   for (int64_t p = 0; p < pairs; p++, head += 4, record += kPairRecord) {
     fetch_ahead<V, U>(head, record, sums);
+    if (each > 0) lines->step(each);
     ConvSums<V, U, Inputs> s;
     TWOFOUR_UNROLL
     for (int u = 0; u < U; u++) s.a[u] = s.b[u] = V::zero();
@@ -110,9 +133,9 @@ TWOFOUR_NOINLINE void add_domain(const char* packed, int64_t pairs, const Inputs
 }
 
 template <class V, class Inputs, int U>
-void add_some(int used, const char* packed, int64_t pairs, const Inputs& x, bool first, float* sums) {
-  if (used == U) return add_domain<V, U, Inputs>(packed, pairs, x, first, sums);
-  if constexpr (U > 1) add_some<V, Inputs, U - 1>(used, packed, pairs, x, first, sums);
+void add_some(int used, const char* packed, int64_t pairs, const Inputs& x, bool first, float* sums, Lines* lines) {
+  if (used == U) return add_domain<V, U, Inputs>(packed, pairs, x, first, sums, lines);
+  if constexpr (U > 1) add_some<V, Inputs, U - 1>(used, packed, pairs, x, first, sums, lines);
 }
 
 }  // namespace
