@@ -65,6 +65,21 @@ def test_small_memory_keeps_fewer_bytes_than_float32_packed(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("inside", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_torch_compile_around_each_type(dtype: str, inside: torch.dtype) -> None:
+    model = twofour.prune(mlp(), "2:4").eval().to(inside)
+    fast = quick(model, dtype=dtype, memory="small")
+    torch._dynamo.reset()
+    outer = torch.compile(fast, fullgraph=True, backend="aot_eager")
+    with torch.inference_mode():
+        for tokens in (4, 40):
+            x = torch.randn(tokens, 64).to(inside)
+            y = outer(x)
+            assert y.dtype == inside and relative(y, model(x)) <= 1.5 * TOLERANCE[dtype] + 2e-2
+            assert relative(y, fast(x)) <= 1e-2 * (inside is torch.bfloat16) + 1e-5, "the kernels of the layers"
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("memory", ["fast", "small"])
 def test_a_file_brings_the_same_model_back(dtype: str, memory: str, tmp_path: Path) -> None:
     model = twofour.prune(mlp(), "2:4").eval()

@@ -16,9 +16,12 @@ from tests.graph.small import Encoder, GatedBlock, PreNormBlock
 from twofour.compiler import graph as compiled_graph
 from twofour.compiler import products
 from twofour.compiler.graph import WholeModel
+from twofour.compiler.layer import PreparedWeights
 from twofour.errors import CompileError
 from twofour.packing import pack
 from twofour.patterns import parse
+
+NONE = PreparedWeights({})
 
 pytestmark = pytest.mark.usefixtures("no_measuring")
 
@@ -93,7 +96,11 @@ def test_torch_encoder_layers(norm_first: bool, caplog: pytest.LogCaptureFixture
         with torch.inference_mode():
             torch.testing.assert_close(served(fast, caplog, x), model(x), atol=1e-4, rtol=1e-4)
     assert fast.plan.account.rewrites["attention fused"] == 2
-    assert any(entry.kind == "product" and entry.sparse for entry in fast.plan.layers), "in_proj runs packed too"
+    found = {entry.name: entry for entry in fast.plan.layers}
+    assert len(found) == len(fast.plan.layers), "each layer is listed once"
+    attention = found["layers.0.self_attn"]
+    assert attention.sparse and attention.kind == "MultiheadAttention", "in_proj runs packed too"
+    assert attention.bytes_after > attention.bytes_before == joined.nbytes, "beside the dense weight"
 
 
 def test_the_plan_accounts_for_the_time() -> None:
@@ -107,7 +114,12 @@ def test_the_plan_accounts_for_the_time() -> None:
     text = str(fast.plan)
     assert "whole model: graph" in text and "before:" in text and "after:" in text
     assert fast.plan.to_dict()["account"]["engine"] == "graph"
-    assert any(entry.name == "layers.0.(query + key + value)" for entry in fast.plan.layers)
+    found = {entry.name: entry for entry in fast.plan.layers}
+    assert len(found) == len(fast.plan.layers), "each is listed once"
+    assert "12 of 12 layers run sparse" in text, "joined products are no layers"
+    joined = found["layers.0.(query + key + value)"]
+    assert joined.parts == tuple(f"layers.0.{part}" for part in ("query", "key", "value"))
+    assert all("a part of `layers.0.(query" in found[part].reason for part in joined.parts)
 
 
 def test_products_that_are_faster_apart_are_not_joined(
@@ -318,3 +330,47 @@ def test_weights_left_to_torch_are_not_rounded(dtype: str) -> None:
     kernels = [row.kernel for row in graph.plan.layers if row.name.endswith("in_proj_weight")]
     assert all(dtype not in kernel for kernel in kernels)
     assert graph.plan.error <= 1.2 * layers.plan.error
+
+
+def test_small_memory_keeps_no_weight_twice(caplog: pytest.LogCaptureFixture) -> None:
+    model = pruned(Encoder())
+    example = torch.randint(0, 50, (2, 16)), torch.ones(2, 16)
+    fast = whole(model, example, memory="small")
+    plain = quick(model, memory="small")
+    assert fast.plan.bytes_after == plain.plan.bytes_after
+    assert "products of one input joined" not in fast.plan.account.rewrites
+    held = {tensor.data_ptr() for layer in plain.modules() for tensor in getattr(layer, "prepared", NONE).tensors}
+    called = [getattr(value, "__self__", None) for value in fast.forward.program.names.values()]
+    layers = [layer for layer in called if isinstance(layer, products.ProductLayer)]
+    own = {tensor.data_ptr() for layer in fast.modules() for tensor in getattr(layer, "prepared", NONE).tensors}
+    assert len(own) == len(held) and layers
+    assert {tensor.data_ptr() for layer in layers for tensor in layer.prepared.tensors} <= own
+    close(served(fast, caplog, *example), model(*example))
+
+
+def test_hooks_run(caplog: pytest.LogCaptureFixture) -> None:
+    model, seen = pruned(mlp()), list[str]()
+    before = model[1].register_forward_hook(lambda *_: seen.append("inner"))
+    fast = quick(model, torch.randn(4, 64), graph=True)
+    seen.clear()
+    assert "forward" not in fast.__dict__ and "forward hooks on `1`" in fast.plan.account.reason
+    assert "forward hooks on `1`" in caplog.text
+    fast(torch.randn(4, 64))
+    assert seen == ["inner"]
+    before.remove()
+    caplog.clear()
+
+    for fast in (whole(model, torch.randn(4, 64)), copy.deepcopy(whole(model, torch.randn(4, 64)))):
+        seen.clear()
+        x = torch.randn(4, 64)
+        fast.register_forward_hook(lambda *_: seen.append("outer"))
+        close(served(fast, caplog, x), model(x))
+        assert seen == ["outer"], "those of the model itself run around the graph"
+        later = fast[1].register_forward_pre_hook(lambda *_: seen.append("inner"))
+        close(fast(x), model(x))
+        close(fast(x), model(x))
+        assert seen == ["outer", "inner", "outer", "inner", "outer"]
+        assert caplog.text.count("with forward hooks runs layer by layer (said once)") == 1
+        later.remove()
+        caplog.clear()
+        close(served(fast, caplog, x), model(x))

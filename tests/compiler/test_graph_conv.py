@@ -1,10 +1,12 @@
 """Residual networks through compile(..., graph=True): normalisation, sums and ReLU inside the convolutions."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import twofour
 from tests.compiler.small import quick
+from twofour.compiler import graph as compiled_graph
 from twofour.compiler.graph_conv import ConvLayer, kept_convs
 
 
@@ -51,9 +53,26 @@ def test_what_follows_a_convolution_runs_in_its_pass() -> None:
     assert fast.plan.error < 1e-5
     for other in (x, x[:1], torch.randn(3, 3, 20, 12), x.to(memory_format=torch.channels_last)):
         torch.testing.assert_close(fast(other), model(other), atol=1e-4, rtol=1e-4)
-    folded = [layer for layer in fast.plan.layers if layer.kind == "conv+norm"]
+    assert len({layer.name for layer in fast.plan.layers}) == len(fast.plan.layers) == 8, "each is listed once"
+    alone = {layer.name: layer.bytes_after for layer in quick(model, x).plan.layers}
+    folded = [layer for layer in fast.plan.layers if "normalisation folded in" in layer.reason]
     assert len(folded) == 7
-    assert all(layer.bytes_before == 0 and layer.bytes_after > 0 for layer in folded)
+    assert all(layer.bytes_after == 2 * alone[layer.name] and layer.kind == "Conv2d" for layer in folded)
+
+
+def test_small_memory_keeps_no_folded_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: {"layers": 2.0, "graph": 1.0})
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten()).eval()
+    nn.init.uniform_(model[1].running_var, 0.5, 1.5)
+    twofour.prune(model, "2:4")
+    x = torch.randn(2, 16, 5, 5)
+    fast = quick(model, x, graph=True, memory="small")
+    assert fast.plan.bytes_after == fast[0].prepared.nbytes
+    called = [getattr(value, "__self__", None) for value in fast.forward.program.names.values()]
+    (layer,) = [layer for layer in called if isinstance(layer, ConvLayer)]
+    assert layer.prepared is fast[0].prepared and layer.activation == "none"
+    torch.testing.assert_close(fast(x), model(x), atol=1e-4, rtol=1e-4)
 
 
 def test_what_does_not_fit_stays_outside() -> None:

@@ -312,3 +312,46 @@ def test_damaged_files_never_get_through_unnoticed_or_crash(tmp_path: Path, data
         return
     for weight in contents.packed.values():
         assert parse(weight.header.pattern).check(weight.unpack().movedim(weight.header.axis, -1)).ok
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("memory", ["fast", "small"])
+def test_the_plan_knows_the_size_of_the_file(tmp_path: Path, dtype: str, memory: str) -> None:
+    fast = twofour.compile(masked(), torch.randn(2, 16, 4, 4), dtype, memory=memory, tokens=(2, 64))
+    twofour.save(fast, tmp_path / "m.safetensors")
+    contents = read(tmp_path / "m.safetensors")
+    weights = ("conv.weight", "fc.weight", "head.weight")
+    stored = [(contents.packed | contents.plain)[name].nbytes for name in weights]
+    assert [layer.bytes_in_file for layer in fast.plan.layers] == stored
+    assert f"{sum(stored) / 1e6:.2f} MB in a file" in str(fast.plan)
+    dense = [layer for layer in fast.plan.layers if layer.kind == "Linear" and "nm_" not in layer.ladder]
+    assert all(("a file holds it as float32" in layer.reason) == (dtype in ("int8", "int4")) for layer in dense)
+    assert "head" in [layer.name for layer in dense]
+
+
+def test_the_file_knows_the_token_counts_of_the_example(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    fast = twofour.compile(masked(), torch.randn(3, 16, 4, 4), tokens=(2,))
+    twofour.save(fast, path)
+    assert read(path).settings["counts"] == {"fc": 3, "head": 3}
+    back = twofour.load(path, Net())
+    assert back.plan.counts == fast.plan.counts
+    assert [(layer.name, layer.tokens, {*layer.times}) for layer in back.plan.layers[1:]] == [
+        ("fc", 3, {2, 3}),
+        ("head", 3, {2, 3}),
+    ]
+    twofour.save(back, tmp_path / "again.safetensors")
+    assert read(tmp_path / "again.safetensors").settings["counts"] == {"fc": 3, "head": 3}
+
+
+@pytest.mark.parametrize("counts", [None, 3, {"fc": "3", "head": True}, {"fc": 0, "head": 1 << 40}])
+def test_files_without_usable_counts_are_read(tmp_path: Path, counts: object) -> None:
+    path = tmp_path / "m.safetensors"
+    twofour.save(quick(masked()), path)
+    contents = read(path)
+    settings = {**contents.settings, "counts": counts}
+    if counts is None:
+        del settings["counts"]
+    write(path, Contents(contents.plain, contents.packed, contents.aliases, settings))
+    back = twofour.load(path, Net())
+    assert not back.plan.counts and [layer.tokens for layer in back.plan.layers[1:]] == [2, 2]

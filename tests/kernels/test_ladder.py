@@ -3,7 +3,9 @@ import torch
 
 from twofour.errors import KernelError
 from twofour.kernels import available, rows
+from twofour.kernels.dense_matmul import MKL, ONEDNN, ONEDNN_BF16, ONEDNN_INT8, PLAIN, PLAIN_BF16
 from twofour.kernels.ladder import Ladder, climb, read
+from twofour.kernels.nm_matmul import REFERENCE
 from twofour.kernels.operator import linear
 from twofour.packing import pack
 from twofour.patterns import parse
@@ -45,13 +47,23 @@ def test_what_is_no_ladder_is_refused(text: str) -> None:
         read(text)
 
 
+LIBRARIES = {
+    "torch": (REFERENCE, PLAIN, PLAIN_BF16),
+    "onednn": (ONEDNN, ONEDNN_BF16, ONEDNN_INT8),
+    "mkl": MKL,
+}
+"""What multiplies in the kernels that are not ours; ours end with their instruction set."""
+
+
 def test_names_follow_the_grammar_and_are_unique() -> None:
     names = [row.name for row in rows()]
     assert len(set(names)) == len(names)
     for row in rows():
         head, hardware = row.name.split("__")
         assert head.startswith(row.operation)
-        assert hardware in (row.isa, "torch", "onednn", "mkl")
+        libraries = [library for library, kernels in LIBRARIES.items() if row in kernels]
+        assert [hardware] == (libraries or [row.isa])
+        assert bool(libraries) == (row.isa == "any")
     assert {row.operation for row in rows()} == {"nm_matmul", "dense_matmul"}
     assert all(row.pattern != "any" for row in available("nm_matmul"))
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from twofour import native
+from twofour import masks, native
 from twofour.compiler.build_conv import ConvWeight, build_convs
 from twofour.compiler.cache import Cache
 from twofour.compiler.choose import Choice, Progress, choose, why
@@ -19,7 +20,7 @@ from twofour.compiler.plan import LayerPlan, Plan
 from twofour.compiler.replaceable import LayerWeight
 from twofour.errors import TwofourError
 from twofour.kernels.dense_matmul import PLAIN
-from twofour.packing import Packed
+from twofour.packing import Packed, pack
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,22 @@ def build(
         layer, plans[name] = chooser.layer(entry, counts.get(name), shared)
         replacements |= {} if layer is None else {name: layer}
         native.release_free_memory()
-    layers = _in_order(model, [*plans.values(), *conv_plans, *left])
+    fast = copy_with(model, replacements)
+    layers = _in_order(model, _masked_sizes(fast, [*plans.values(), *conv_plans, *left]))
     encoding, here = terms.encoding, (native.threads(), native.isa())
     plan = Plan(layers, encoding.dtype, terms.memory, terms.tokens, *here)
-    plan = replace(plan, group=encoding.group, symmetric=encoding.symmetric)
-    return copy_with(model, replacements), plan
+    seen_by = {name: count for name, count in counts.items() if name in weights}
+    plan = replace(plan, group=encoding.group, symmetric=encoding.symmetric, counts=seen_by)
+    return fast, plan
+
+
+def _masked_sizes(fast: nn.Module, layers: Sequence[LayerPlan]) -> list[LayerPlan]:
+    """Correct the bytes in a file of layers that stayed torch's own and carry a mask: `save` packs those."""
+    sizes: dict[str, int] = {}
+    for name, mask in masks.of(fast).items():
+        with suppress(TwofourError):  # what cannot be packed is for `save` to refuse
+            sizes[name.rpartition(".")[0]] = pack(fast.get_parameter(name).detach(), mask.pattern, axis=1).nbytes
+    return [replace(layer, bytes_in_file=sizes.get(layer.name, layer.bytes_in_file)) for layer in layers]
 
 
 @dataclass(frozen=True)
@@ -113,14 +125,16 @@ class _Chooser:
         choice = self._choose(entry, source, count)
         tokens = count or max(self.terms.tokens)
         if choice.ladder.names == (PLAIN.name,):  # what the layer does already, without a microsecond of ours on top
-            return None, _describe(entry, choice, tokens, entry.nbytes, self.terms, because)
+            return None, _describe(entry, choice, tokens, entry.nbytes, entry.nbytes, self.terms, because)
         prepared = PreparedWeights(choice.layouts)
         if entry.quantization.dynamic:
             known = shared.setdefault(entry.identity, prepared)
             prepared = known if known.layouts == choice.ladder.layouts else prepared
         layer = CompiledLinear(entry.name, entry.columns, entry.rows, choice.ladder, prepared, entry.bias)
         layer.quantization = entry.quantization
-        return layer, _describe(entry, choice, tokens, prepared.nbytes, self.terms, because)
+        packed = choice.ladder.sparse and isinstance(source, Packed)
+        stored = source.nbytes if packed else entry.rows * entry.columns * self.terms.encoding.plain_itemsize
+        return layer, _describe(entry, choice, tokens, prepared.nbytes, stored, self.terms, because)
 
     def _choose(self, entry: LayerWeight, source: Any, count: int | None) -> Choice:
         terms = self.terms
@@ -141,8 +155,13 @@ class _Chooser:
             raise error.for_layer(entry.name) from None
 
 
-def _describe(entry: LayerWeight, choice: Choice, tokens: int, nbytes: int, terms: Terms, because: str) -> LayerPlan:
+def _describe(
+    entry: LayerWeight, choice: Choice, tokens: int, nbytes: int, stored: int, terms: Terms, because: str
+) -> LayerPlan:
     dense, sparse = choice.at(tokens, "dense_matmul"), choice.at(tokens, "nm_matmul")
+    reason = why(choice, tokens, because, terms.memory)
+    if terms.encoding.dtype in ("int8", "int4") and not choice.ladder.sparse:
+        reason += "; a file holds it as float32"
     return LayerPlan(
         entry.name,
         "Linear",
@@ -152,10 +171,11 @@ def _describe(entry: LayerWeight, choice: Choice, tokens: int, nbytes: int, term
         choice.ladder.to_text(),
         dense and dense * 1e3,
         sparse and sparse * 1e3,
-        why(choice, tokens, because, terms.memory),
+        reason,
         entry.nbytes,
         nbytes,
-        choice.times,
+        stored,
+        times=choice.times,
     )
 
 

@@ -55,6 +55,13 @@ class ConvWeight:
         """Bytes of the dense weight."""
         return 4 * self.geometry.out_channels * self.geometry.columns
 
+    @property
+    def packed_nbytes(self) -> int:
+        """Bytes of the canonical 2:4 form: half the values, and two 2-bit indices for each group of four."""
+        groups = self.geometry.in_channels // self.geometry.groups // 4
+        rows = 4 * self.geometry.out_channels * self.geometry.columns // (16 * groups)
+        return rows * (8 * groups + (groups + 1) // 2)
+
     def dense(self) -> Tensor:
         """Return the weight (out, in / groups, height, width), made at each call.
 
@@ -141,7 +148,8 @@ def _describe(entry: ConvWeight, choice: ConvChoice, kernel: str, nbytes: int, m
         _why(choice, kernel, memory),
         entry.nbytes,
         nbytes,
-        {pixels: choice.times},
+        entry.packed_nbytes if kernel.startswith("nm_conv") else entry.nbytes,
+        times={pixels: choice.times},
     )
 
 

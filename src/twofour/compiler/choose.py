@@ -208,11 +208,7 @@ def _times(
     key: str,
 ) -> dict[str, float]:
     """Return the seconds of each kernel, from the cache where it has them all."""
-    known = cache.get(key)
-    if not all(kernel.name in known for kernel in kernels):
-        known, steady = _measure(kernels, layout, case, copies)
-        cache.put(key, known, steady=steady)
-    return {kernel.name: known[kernel.name] for kernel in kernels}
+    return cache.times(key, [kernel.name for kernel in kernels], lambda: _measure(kernels, layout, case, copies))
 
 
 def _few_layouts(kernels: Sequence[Kernel], times: Times) -> Ladder:

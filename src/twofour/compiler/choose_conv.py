@@ -97,11 +97,8 @@ def choose_conv(
     numbers = "/".join(map(str, to_numbers(geometry)))
     size = "x".join(map(str, shape))
     key = cache.key(f"conv/{numbers}{'+bias' if bias is not None else ''}@{size}", copies)
-    known = cache.get(key)
-    if not all(kernel.name in known for kernel in kernels):
-        known, steady = _measure(kernels, weight, bias, geometry, shape, copies)
-        cache.put(key, known, steady=steady)
-    times = {kernel.name: known[kernel.name] for kernel in kernels}
+    names = [kernel.name for kernel in kernels]
+    times = cache.times(key, names, lambda: _measure(kernels, weight, bias, geometry, shape, copies))
     return ConvChoice(times, because)
 
 

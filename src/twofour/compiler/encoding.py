@@ -70,6 +70,11 @@ class Encoding:
         """Return the bytes of a dense weight of this size in this encoding, scales left out."""
         return rows * columns * {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.5}[self.dtype]
 
+    @property
+    def plain_itemsize(self) -> int:
+        """Bytes of one value of a weight that a file holds dense: whole numbers are written as the floats they are."""
+        return 2 if self.dtype == "bfloat16" else 4
+
     def encode(self, weight: Packed | Tensor) -> tuple[Packed | Tensor, str]:
         """Return the weight (out, in) packed, and "", or as it was with the reason why it cannot be packed.
 

@@ -20,7 +20,7 @@ from twofour.compiler.build import Terms
 from twofour.compiler.conv import CompiledConv
 from twofour.compiler.graph_conv import kept_convs, place_convs
 from twofour.compiler.layer import CompiledLinear
-from twofour.compiler.plan import Plan
+from twofour.compiler.plan import Plan, with_products
 from twofour.compiler.products import place
 from twofour.errors import CompileError
 from twofour.graph import Program, fuse, simplify
@@ -75,6 +75,12 @@ def whole(fast: nn.Module, plan: Plan, example: Any, terms: Terms, original: nn.
     """
     args, kwargs = split(example)
     given = arguments(fast, args, kwargs)
+    if names := hooked(fast):
+        reason = (
+            f"forward hooks on {', '.join(names[:4])}{' and more' if len(names) > 4 else ''} would not run in a graph"
+        )
+        logger.warning("each layer is compiled by itself: %s", reason)
+        return replace(plan, account=Account("layers", reason))
     layers = {name: module for name, module in fast.named_modules() if isinstance(module, CompiledLinear)}
     convs = {name: module for name, module in fast.named_modules() if isinstance(module, CompiledConv)}
     try:
@@ -107,7 +113,8 @@ def _rewritten(
     leaves = tree_flatten(dict(given))[0]
     plain = {name: original.get_submodule(name) for name in (*layers, *convs)}
     before = by_operator(Program(graph.module, plain, timed=True).seconds(leaves))
-    rewrites = {**simplify(graph.module), **fuse(graph.module)}
+    # "small" keeps no weight twice: folding and joining would make copies beside those of the layers.
+    rewrites = {**simplify(graph.module), **fuse(graph.module, copies=terms.memory == "fast")}
     folded = place_convs(graph.module, convs, {layer.name: layer for layer in plan.layers})
     added = (*folded, *place(graph, leaves, layers, terms))
     program = Program(graph.module)
@@ -127,7 +134,21 @@ def _rewritten(
         account = replace(account, engine="layers", reason="layer by layer is faster on the example")
         return replace(plan, account=account)
     object.__setattr__(fast, "forward", runner)
-    return replace(plan, layers=(*plan.layers, *added), account=account)
+    return replace(plan, layers=with_products(plan.layers, added), account=account)
+
+
+def hooked(model: nn.Module) -> list[str]:
+    """Return the inner modules with forward hooks, which run when their module is called: a graph calls none."""
+    return [f"`{name}`" for name, module in model.named_modules() if name and any(_hooks(module))]
+
+
+def _hooks(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
+    return module._forward_hooks, module._forward_pre_hooks
+
+
+def all_hooks(model: nn.Module) -> list[Mapping[int, Any]]:
+    """Return the forward hooks of every inner module: torch keeps these mappings and fills them when one is added."""
+    return [hooks for name, module in model.named_modules() if name for hooks in _hooks(module)]
 
 
 def agreement(fast: nn.Module, dtype: str, leaves: Sequence[Any]) -> float:
@@ -151,6 +172,7 @@ class WholeModel:
         self.model, self.guard, self.program, self.outputs = model, guard, program, graph.outputs
         self.agreement = AGREEMENT[torch.float32]
         self._said: set[str] = set()
+        self._hooks: list[Mapping[int, Any]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model's own forward returns."""
@@ -158,16 +180,22 @@ class WholeModel:
         if torch.compiler.is_compiling():
             return kind.forward(self.model, *args, **kwargs)
         given = bind(_signature(kind), self.model, args, kwargs)
-        leaves = None if self.model.training else self.guard.leaves(given)
+        if self._hooks is None:
+            self._hooks = all_hooks(self.model)
+        own = "in training mode" if self.model.training else "with forward hooks" if any(self._hooks) else ""
+        leaves = None if own else self.guard.leaves(given)
         if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves or ()):
             raise inference_only()
         if leaves is not None:
             return self.outputs.value(self.program(*leaves))
-        why = "in training mode" if self.model.training else "that the captured graph does not hold for"
+        why = own or "that the captured graph does not hold for"
         if why not in self._said:
             self._said.add(why)
             logger.warning("a call %s runs layer by layer (said once)", why)
         return kind.forward(self.model, *args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_hooks": None}  # a copy has modules of its own
 
 
 _signatures: dict[type, inspect.Signature] = {}

@@ -52,9 +52,10 @@ def place_convs(
         marked: Convolution = node.meta["convolution"]
         layer = _layer(module, layers[marked.layer], marked)
         if marked.norm is not None and marked.layer in plans:
-            reason = "the same weight with its normalisation folded in"
-            kept = {"kind": "conv+norm", "bytes_before": 0, "bytes_after": layer.prepared.nbytes, "reason": reason}
-            added.append(replace(plans[marked.layer], **kept))
+            plan = plans[marked.layer]
+            reason = f"{plan.reason}; kept again with its normalisation folded in"
+            both = plan.bytes_before + layer.prepared.nbytes
+            added.append(replace(plan, bytes_after=both, reason=reason))
         module.add_submodule(f"convolution_{index}", layer)
         with module.graph.inserting_before(node):
             new = module.graph.call_module(f"convolution_{index}", node.args)

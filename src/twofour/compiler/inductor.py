@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from twofour.capture import arguments
 from twofour.compiler.account import Account
 from twofour.compiler.build import Terms
-from twofour.compiler.graph import TIE, agreement, by_layers, distance, milliseconds, split, whole
+from twofour.compiler.graph import TIE, agreement, all_hooks, by_layers, distance, hooked, milliseconds, split, whole
 from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.plan import Plan
 from twofour.kernels.operator import inference_only
@@ -39,7 +39,7 @@ def fastest_engine(
         original: As in `whole`.
     """
     found = whole(fast, plan, example, terms, original)
-    if graph != "inductor":
+    if graph != "inductor" or hooked(fast):
         return found
     account = found.account or Account("layers", "")
     given = arguments(fast, *split(example))
@@ -94,7 +94,8 @@ class InductorModel:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.ready = False
+        self.ready, self._said = False, False
+        self._hooks: list[Mapping[int, Any]] | None = None
         self._run: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -105,6 +106,13 @@ class InductorModel:
         leaves = tree_leaves((args, kwargs))
         if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
             raise inference_only()
+        if self._hooks is None:
+            self._hooks = all_hooks(self.model)
+        if any(self._hooks):  # added since: Inductor's code would not run them
+            if not self._said:
+                self._said = True
+                logger.warning("a call with forward hooks runs layer by layer (said once)")
+            return forward(self.model, *args, **kwargs)
         if self._run is None:
             _keep_sizes(self.model)
             self._run = torch.compile(forward, backend=self._compile, dynamic=True)
@@ -119,7 +127,7 @@ class InductorModel:
             return torch._dynamo.lookup_backend("inductor")(graph, inputs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"model": self.model, "ready": True, "_run": None}
+        return {"model": self.model, "ready": True, "_said": False, "_hooks": None, "_run": None}
 
 
 def _keep_sizes(model: nn.Module) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from twofour.compiler.account import Account
 from twofour.compiler.choose import Times
@@ -25,7 +25,9 @@ class LayerPlan:
         sparse_ms: Sparse time at `tokens`: of `kernel` if it is sparse, else the best; None without a sparse kernel.
         reason: Why this kernel.
         bytes_before: Bytes of the dense weight.
-        bytes_after: Bytes of the weight in every layout kept.
+        bytes_after: Bytes of the weight in every layout kept, those of the graph included.
+        bytes_in_file: Bytes of the weight as `twofour.save` writes it.
+        parts: Layers whose weights one product of the graph holds together; empty but for such a product.
         times: Median seconds of each kernel at each measured token count.
     """
 
@@ -40,6 +42,8 @@ class LayerPlan:
     reason: str
     bytes_before: int
     bytes_after: int
+    bytes_in_file: int = 0
+    parts: tuple[str, ...] = ()
     times: Times = field(default_factory=dict, repr=False)
 
     @property
@@ -53,7 +57,8 @@ class Plan:
     """The decisions for a whole model.
 
     Attributes:
-        layers: One entry per Linear, convolution, attention and recurrent layer.
+        layers: One entry per Linear, convolution, attention and recurrent layer, and one per product of the graph that
+            holds the weights of several or of no such layer.
         dtype: Computing type.
         memory: "fast" or "small".
         tokens: Token counts that were measured besides the example's.
@@ -62,6 +67,7 @@ class Plan:
         error: Relative error ||compiled - masked|| / ||masked|| of the worst output on the example; None without one.
         group: Inputs that share a scale in int4.
         symmetric: Whether int4 has no zero points.
+        counts: Tokens that each compiled Linear saw in the example; empty without one.
         account: What became of graph=True, and where the whole model's time goes; None without it.
     """
 
@@ -74,6 +80,7 @@ class Plan:
     error: float | None = None
     group: int = 64
     symmetric: bool = True
+    counts: Mapping[str, int] = field(default_factory=dict)
     account: Account | None = None
 
     @property
@@ -86,6 +93,11 @@ class Plan:
         """Bytes of these weights as the compiled model keeps them."""
         return sum(layer.bytes_after for layer in self.layers)
 
+    @property
+    def bytes_in_file(self) -> int:
+        """Bytes of these weights as `twofour.save` writes them."""
+        return sum(layer.bytes_in_file for layer in self.layers)
+
     def to_dict(self) -> dict[str, object]:
         """Return JSON-ready fields."""
         layers = [
@@ -93,19 +105,46 @@ class Plan:
             for layer in self.layers
         ]
         account = self.account and self.account.to_dict()
-        return {**self.__dict__, "layers": layers, "tokens": list(self.tokens), "account": account}
+        listed = {"layers": layers, "tokens": list(self.tokens), "counts": dict(self.counts), "account": account}
+        return {**self.__dict__, **listed}
 
     def __str__(self) -> str:
         head = ("layer", "shape", "tokens", "kernel", "dense ms", "sparse ms", "why")
         lines = [aligned(head, [_row(layer) for layer in self.layers])]
-        sparse = sum(layer.sparse for layer in self.layers)
+        whole = [layer for layer in self.layers if not layer.parts]
+        sparse = sum(layer.sparse for layer in whole)
         error = "" if self.error is None else f", error on the example {self.error:.1e}"
         lines.append(
-            f"{sparse} of {len(self.layers)} layers run sparse ({self.dtype}, {self.threads} threads, {self.isa}); "
+            f"{sparse} of {len(whole)} layers run sparse ({self.dtype}, {self.threads} threads, {self.isa}); "
             f"weights {self.bytes_before / 1e6:.2f} MB dense, {self.bytes_after / 1e6:.2f} MB as kept "
-            f'(memory="{self.memory}"){error}'
+            f'(memory="{self.memory}"), {self.bytes_in_file / 1e6:.2f} MB in a file{error}'
         )
         return "\n".join([*lines, *(self.account.lines() if self.account else [])])
+
+
+def with_products(layers: Sequence[LayerPlan], products: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:
+    """Return the plan of layers with what a graph added: each layer stays listed once, as it runs in the graph.
+
+    Args:
+        layers: As they were decided one by one.
+        products: Of the graph, with bytes of their own. One named like a layer, or like the `in_proj_weight` of an
+            attention, runs in its place; one with `parts` runs in the places of several and gets a row of its own.
+    """
+    found = {layer.name: layer for layer in layers}
+    for new in products:
+        name = new.name if new.name in found else new.name.removesuffix(".in_proj_weight")
+        old = found.get(name)
+        if old is None:
+            found[name] = new
+        else:
+            kept = old.bytes_after + new.bytes_after - new.bytes_before
+            own = {"name": name, "kind": old.kind, "shape": old.shape, "bytes_in_file": old.bytes_in_file}
+            found[name] = replace(new, **own, bytes_before=old.bytes_before, bytes_after=kept)
+        for part in new.parts:
+            if part in found:
+                reason = f"{found[part].reason}; in the graph a part of `{new.name}`"
+                found[part] = replace(found[part], reason=reason)
+    return tuple(found.values())
 
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, count
 from typing import Any
 
@@ -14,13 +15,13 @@ from twofour import native
 from twofour.capture import Graph
 from twofour.compiler.build import Terms
 from twofour.compiler.cache import Cache
-from twofour.compiler.choose import Choice, choose
+from twofour.compiler.choose import Choice, choose, why
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.plan import LayerPlan
 from twofour.errors import TwofourError
 from twofour.graph import Product, Source
 from twofour.graph.base import insert, product, value
-from twofour.kernels.nm_matmul import DYNAMIC
+from twofour.kernels.nm_matmul import DYNAMIC, Quantization
 from twofour.measure import compare
 from twofour.packing import Header, Packed
 
@@ -113,17 +114,19 @@ class _Placer:
             return layer
         if len({self.layers[source.layer].quantization for source in product.sources if source.layer}) > 1:
             return None  # their weights carry different ranges of the input
-        weights = [self.weight(source) for source in product.sources]
+        found = [self.weight(source) for source in product.sources]
+        weights, reasons = [weight for weight, _ in found], [reason for _, reason in found]
         biases = [self.bias(source) for source in product.sources]
-        return self.measured(product, joined(weights), _joined_bias(biases, product), tokens, activations)
+        bias, because = _joined_bias(biases, product), next(filter(None, reasons), "")
+        return self.measured(product, joined(weights), because, bias, tokens, activations)
 
-    def weight(self, source: Source) -> Packed | Tensor:
-        """Return the rows of one source, packed where they are 2:4."""
+    def weight(self, source: Source) -> tuple[Packed | Tensor, str]:
+        """Return the rows of one source, packed where they are 2:4, and why they are not, "" where they are."""
         if source.layer:
-            return self.layers[source.layer].prepared.source()
+            return self.layers[source.layer].prepared.source(), ""
         stored = getattr(self.module, source.weight.replace(".", "__"))
         dense = stored.detach().t().contiguous() if source.transposed else stored.detach()
-        return self.terms.encoding.encode(dense)[0]
+        return self.terms.encoding.encode(dense)
 
     def bias(self, source: Source) -> Tensor | None:
         if source.layer:
@@ -131,10 +134,17 @@ class _Placer:
         return getattr(self.module, source.bias.replace(".", "__")) if source.bias else None
 
     def measured(
-        self, product: Product, weight: Packed | Tensor, bias: Tensor | None, tokens: int, activations: torch.dtype
+        self,
+        product: Product,
+        weight: Packed | Tensor,
+        because: str,
+        bias: Tensor | None,
+        tokens: int,
+        activations: torch.dtype,
     ) -> ProductLayer | None:
         """Choose kernels for a weight that no compiled layer has; None where its parts are faster apart."""
-        name = _name([source.layer or source.weight.removesuffix(".weight") for source in product.sources])
+        names = [source.layer or source.weight.removesuffix(".weight") for source in product.sources]
+        name = _name(names)
         rows, columns = weight.header.shape if isinstance(weight, Packed) else weight.shape
         terms = self.terms
         parts = [self.layers[source.layer] for source in product.sources if source.layer in self.layers]
@@ -142,8 +152,35 @@ class _Placer:
         # A dense weight that the layers leave to torch keeps its own numbers: rounding it would be a surprise.
         rounded = parts or isinstance(weight, Packed)
         dtype = terms.encoding.dtype if rounded else str(activations).removeprefix("torch.")
+        choice = self.choice(product, name, weight, bias, tokens, (dtype, activations, quantization))
+        prepared, reason = (
+            PreparedWeights(choice.layouts),
+            f"{why(choice, tokens, because, terms.memory)}; in the graph",
+        )
+        layer = ProductLayer(name, columns, rows, choice.ladder, prepared, bias, product.epilogue)
+        layer.quantization = quantization
+        if len(parts) > 1:
+            together, apart = self.together_and_apart(layer, parts, tokens, activations)
+            reason = f"joined: {1e3 * together:.4f} ms, {1e3 * apart:.4f} ms apart"
+            if apart < together:
+                logger.info("`%s` is not %s", name, reason)
+                return None
+        self.plans.append(_described(names, (rows, columns), tokens, choice, self.own_bytes(product, prepared), reason))
+        return layer
+
+    def choice(
+        self,
+        product: Product,
+        name: str,
+        weight: Packed | Tensor,
+        bias: Tensor | None,
+        tokens: int,
+        types: tuple[str, torch.dtype, Quantization],
+    ) -> Choice:
+        """Measure the kernels for a product; `types`: computing type, activations and the input's range."""
+        terms, (dtype, activations, quantization) = self.terms, types
         try:
-            choice = choose(
+            return choose(
                 weight,
                 bias,
                 sorted({*terms.tokens, tokens}),
@@ -158,19 +195,28 @@ class _Placer:
             )
         except TwofourError as error:
             raise error.for_layer(name) from None
-        prepared, why = PreparedWeights(choice.layouts), "a product of the graph"
-        layer = ProductLayer(name, columns, rows, choice.ladder, prepared, bias, product.epilogue)
-        layer.quantization = quantization
-        if len(parts) > 1:
-            key = (*(part.ladder_text for part in parts), rows, columns, tokens, activations)
-            self.compared[key] = self.compared.get(key) or together_and_apart(layer, parts, tokens, activations)
-            together, apart = self.compared[key]
-            why = f"joined: {1e3 * together:.4f} ms, {1e3 * apart:.4f} ms apart"
-            if apart < together:
-                logger.info("`%s` is not %s", name, why)
-                return None
-        self.plans.append(_described(name, (rows, columns), tokens, choice, prepared, why))
-        return layer
+
+    def together_and_apart(
+        self, layer: CompiledLinear, parts: Sequence[CompiledLinear], tokens: int, activations: torch.dtype
+    ) -> tuple[float, float]:
+        """Return what the function of this name measures, once for layers of one kind."""
+        shape = layer.out_features, layer.in_features
+        key = (*(part.ladder_text for part in parts), *shape, tokens, activations)
+        self.compared[key] = self.compared.get(key) or together_and_apart(layer, parts, tokens, activations)
+        return self.compared[key]
+
+    def own_bytes(self, product: Product, prepared: PreparedWeights) -> tuple[int, int]:
+        """Return the bytes of a product's weight that the model holds, and those with what the graph adds to it.
+
+        The weights of joined products are counted where their layers are.
+        """
+        source, *others = product.sources
+        if others:
+            return 0, prepared.nbytes
+        stored = getattr(self.module, source.weight.replace(".", "__"))
+        added = [t for t in prepared.tensors if t.is_mkldnn or t.data_ptr() != stored.data_ptr()]
+        more = prepared.nbytes if len(added) == len(prepared.tensors) else sum(t.nbytes for t in added)
+        return stored.nbytes, stored.nbytes + more
 
 
 def together_and_apart(
@@ -186,13 +232,14 @@ def together_and_apart(
 
 
 def _described(
-    name: str, shape: tuple[int, int], tokens: int, choice: Choice, prepared: PreparedWeights, why: str
+    names: Sequence[str], shape: tuple[int, int], tokens: int, choice: Choice, sizes: tuple[int, int], reason: str
 ) -> LayerPlan:
     dense, sparse = choice.at(tokens, "dense_matmul"), choice.at(tokens, "nm_matmul")
     kernel, ladder = choice.ladder.at(tokens)[0].name, choice.ladder.to_text()
-    kept = 0 if choice.ladder.layouts == ("dense",) else prepared.nbytes
-    times = (dense and dense * 1e3, sparse and sparse * 1e3)
-    return LayerPlan(name, "product", shape, tokens, kernel, ladder, *times, why, 0, kept, choice.times)
+    ms = (dense and dense * 1e3, sparse and sparse * 1e3)
+    parts = tuple(names) if len(names) > 1 else ()
+    plan = LayerPlan(_name(names), "product", shape, tokens, kernel, ladder, *ms, reason, *sizes, times=choice.times)
+    return replace(plan, parts=parts, bytes_in_file=sizes[0])
 
 
 def _name(names: Sequence[str]) -> str:

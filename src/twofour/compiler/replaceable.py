@@ -152,7 +152,8 @@ def left_alone(
         if reason and isinstance(weight, Tensor):
             kind, size = type(module).__name__, weight.numel() * weight.element_size()
             shape = tuple(weight.shape)
-            entries.append(LayerPlan(name, kind, shape, None, "torch", "", None, None, f"dense: {reason}", size, size))
+            sizes = size, size, size
+            entries.append(LayerPlan(name, kind, shape, None, "torch", "", None, None, f"dense: {reason}", *sizes))
     return entries
 
 

@@ -36,8 +36,8 @@ from twofour.patterns import parse
 
 logger = logging.getLogger("twofour.export")
 
-LARGEST_IMAGES = 1 << 28
-"""Numbers in the images that a file may ask a convolution to be measured on: 1 GB of float32."""
+LARGEST_INPUT = 1 << 28
+"""Numbers in the input that a file may ask a layer to be measured on: 1 GB of float32."""
 
 Stored = Packed | Tensor
 
@@ -115,7 +115,8 @@ def fill_compiled(
     }
     convs = dict(_convs(stored, model, contents.settings)) if terms.encoding.dtype == "float32" else {}
     left = left_alone(model, terms.encoding, convs)
-    fast, plan = build(model, weights, {}, terms, convs=convs, left=left)
+    counts = dict(_counts(contents.settings, weights))
+    fast, plan = build(model, weights, counts, terms, convs=convs, left=left)
     compiled = {name for name, module in fast.named_modules(remove_duplicate=False) if isinstance(module, COMPILED)}
     state = {
         name: weight.unpack() if isinstance(weight, Packed) else weight
@@ -148,12 +149,26 @@ def _convs(
             continue
         if not isinstance(module, nn.Conv1d | nn.Conv2d) or conv_refusal(module):
             continue
-        if prod(found) * max(module.in_channels, module.out_channels) > LARGEST_IMAGES:
+        if prod(found) * max(module.in_channels, module.out_channels) > LARGEST_INPUT:
             logger.warning("layer `%s`: images of %s in the file are not measured: too large", name, found)
             continue
         weight, bias = stored[f"{name}.weight".lstrip(".")], stored.get(f"{name}.bias".lstrip("."))
         bias = bias if isinstance(bias, Tensor) else None
         yield name, conv_weight(name, module, weight, bias, (found[0], found[1], found[2]))
+
+
+def _counts(settings: Mapping[str, Any], weights: Mapping[str, LayerWeight]) -> Iterator[tuple[str, int]]:
+    """Yield the layers whose token count in the example the file knows; older files know none."""
+    known = settings.get("counts")
+    known = known if isinstance(known, dict) else {}
+    for name, weight in weights.items():
+        found = known.get(name)
+        if type(found) is not int or found < 1:
+            continue
+        if found * max(weight.rows, weight.columns) > LARGEST_INPUT:
+            logger.warning("layer `%s`: %d tokens in the file are not measured: too many", name, found)
+            continue
+        yield name, found
 
 
 def _all(contents: Contents) -> dict[str, Stored]:

@@ -73,7 +73,8 @@ def load(
         masked: True fills `model` itself with plain weights, zeros included, attaches the masks and returns it, ready
             for training; False returns a compiled copy and leaves `model` as it is.
         memory: "fast" or "small"; default: what the file was compiled with, else "fast".
-        tokens: Token counts to measure; default: those the file was compiled with.
+        tokens: Token counts to measure besides those that each layer saw in the example of `compile`, which are in the
+            file; default: those it was compiled with.
         graph: As in `twofour.compile`; the graph is not in the file, so it takes an example.
         example: As in `twofour.compile`; read for `graph` alone.
 
@@ -144,6 +145,8 @@ def _settings(model: nn.Module) -> dict[str, Any]:
     if plan is not None and hasattr(plan, "memory"):
         images = {name: list(m.images) for name, m in model.named_modules() if isinstance(m, CompiledConv)}
         settings = {"kind": "compiled", "memory": plan.memory, "tokens": list(plan.tokens), "dtype": plan.dtype}
+        if plan.counts:
+            settings["counts"] = dict(plan.counts)
         if plan.dtype == "int4":
             settings |= {"group": plan.group, "symmetric": plan.symmetric}
         layers = [(name, m.quantization) for name, m in model.named_modules() if isinstance(m, CompiledLinear)]

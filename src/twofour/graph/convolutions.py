@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, fx
@@ -50,12 +51,12 @@ def convolution_of(node: Any) -> Convolution | None:
     return node.meta.get("convolution") if isinstance(node, fx.Node) else None
 
 
-def rewrite(module: fx.GraphModule) -> int:
-    """Replace them; returns how many operators were taken into a convolution."""
+def rewrite(module: fx.GraphModule, *, fold: bool = True) -> int:
+    """Replace them; returns how many operators were taken into a convolution; `fold`: normalisations too."""
     for node in calls(module.graph, KEPT_CONV):
         new = insert(node, convolution, node.args[:1], node, convolution=Convolution(str(node.args[1])))
         replace_with(node, new)
-    return _norms(module.graph) + _sums(module.graph) + _activations(module.graph)
+    return (_norms(module.graph) if fold else 0) + _sums(module.graph) + _activations(module.graph)
 
 
 def _norms(graph: fx.Graph) -> int:
@@ -136,3 +137,5 @@ def _fuse(node: fx.Node, source: fx.Node, args: tuple[Any, ...], fused: Convolut
 
 
 CONVOLUTIONS = Rule("what follows a convolution into it", rewrite)
+UNFOLDED = Rule(CONVOLUTIONS.name, partial(rewrite, fold=False))
+"""The same but for normalisations, whose folding makes another weight."""

@@ -11,7 +11,7 @@ from twofour.graph.attention import ATTENTION
 from twofour.graph.base import Rule
 from twofour.graph.combines import COMBINES
 from twofour.graph.constants import CONSTANTS
-from twofour.graph.convolutions import CONVOLUTIONS
+from twofour.graph.convolutions import CONVOLUTIONS, UNFOLDED
 from twofour.graph.gelu_formula import GELU_FORMULA
 from twofour.graph.identities import IDENTITIES
 from twofour.graph.joins import JOINS
@@ -30,9 +30,16 @@ def simplify(module: fx.GraphModule) -> dict[str, int]:
     return _apply(module, SIMPLIFICATIONS)
 
 
-def fuse(module: fx.GraphModule) -> dict[str, int]:
-    """Fuse operators; products remain marked (`base.product`) until they are given a kernel."""
-    return _apply(module, FUSIONS)
+def fuse(module: fx.GraphModule, *, copies: bool = True) -> dict[str, int]:
+    """Fuse operators; products remain marked (`base.product`) until they are given a kernel.
+
+    Args:
+        module: The graph; it is changed.
+        copies: Whether rewrites may need a weight beside the layers' own: a folded or a joined one.
+    """
+    if copies:
+        return _apply(module, FUSIONS)
+    return _apply(module, [UNFOLDED if rule is CONVOLUTIONS else rule for rule in FUSIONS if rule is not JOINS])
 
 
 def _apply(module: fx.GraphModule, rules: Sequence[Rule]) -> dict[str, int]:
