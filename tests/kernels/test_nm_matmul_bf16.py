@@ -17,7 +17,7 @@ from twofour.patterns import parse
 ROWS = [row for row in rows() if isinstance(row, NativeMatmul) and row.name.startswith("nm_matmul_2x4_bf16_")]
 
 HERE = [row for row in ROWS if runs(row.isa)]
-SHAPES = [(1, 4), (5, 12), (16, 64), (17, 68), (33, 260), (96, 32), (385, 132), (400, 4)]
+SHAPES = [(1, 4), (5, 12), (16, 64), (17, 68), (33, 260), (96, 32), (72, 112), (385, 132), (400, 4)]
 DTYPES = (torch.float32, torch.bfloat16)
 every_row = pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
 
@@ -68,6 +68,21 @@ def test_odd_shapes(row: NativeMatmul, count: int) -> None:
                 x = torch.randn(tokens, columns, generator=generator).to(DTYPES[tokens % 3 % 2])
                 bias = torch.randn(out, generator=generator) if tokens % 2 else None
                 assert_product(matmul(x, packed, bias, kernel=row.name), x, weight, bias)
+    finally:
+        torch.set_num_threads(before)
+
+
+@every_row
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_more_tokens_than_pass_over_the_weights_at_once(row: NativeMatmul, dtype: torch.dtype) -> None:
+    """Groups of panels follow each other, the last one short; two threads share them."""
+    weight = sparse(100, 176)
+    packed, before = packed_of(weight), torch.get_num_threads()
+    try:
+        for count, tokens in ((1, 530), (2, 275)):
+            torch.set_num_threads(count)
+            x, bias = torch.randn(tokens, 176).to(dtype), torch.randn(100)
+            assert_product(matmul(x, packed, bias, kernel=row.name), x, weight, bias)
     finally:
         torch.set_num_threads(before)
 
