@@ -15,7 +15,6 @@ from twofour import criteria, masks
 from twofour.errors import TrainingError
 from twofour.layers import PrunableWeight
 from twofour.patterns import NM, Pattern, parse
-from twofour.pruning import choose
 from twofour.training.schemes.base import Scheme, assigned
 
 _log = logging.getLogger("twofour.training")
@@ -108,7 +107,8 @@ class Gradual(Scheme):
     def _prune(self, pattern: Pattern) -> None:
         if pattern == self.now:
             return
-        chosen = criteria.parse(self._criterion)
-        masks.attach_all([(weight, choose(weight, pattern, chosen), pattern) for weight in self._weights])
+        plan = [(weight, pattern) for weight in self._weights]
+        solved = criteria.solve(self.model, plan, criteria.parse(self._criterion))
+        masks.attach_all([(choice.weight, choice.keep, choice.pattern) for choice in solved.choices])
         _log.info("step %d: %d weights are %s now", self.steps, len(self._weights), pattern.name)
         self.now = pattern
