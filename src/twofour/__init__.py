@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from twofour import kernels, masks, measure, packing, patterns, quantization, training
+    from twofour import kernels, masks, measure, packing, patterns, permutation, quantization, training
     from twofour.compiler import advise, compile
     from twofour.export import load, save
     from twofour.legality import check
@@ -29,7 +29,7 @@ _VERBS = {
     "load": "twofour.export",
     "check": "twofour.legality",
 }
-_STAGES = ("kernels", "masks", "measure", "packing", "patterns", "quantization", "training")
+_STAGES = ("kernels", "masks", "measure", "packing", "patterns", "permutation", "quantization", "training")
 
 __all__ = [
     "advise",
@@ -42,6 +42,7 @@ __all__ = [
     "measure",
     "packing",
     "patterns",
+    "permutation",
     "prune",
     "quantization",
     "save",

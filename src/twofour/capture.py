@@ -136,6 +136,8 @@ def capture(
     example: Mapping[str, Any],
     kept: Mapping[str, int] | None = None,
     convolutions: Mapping[str, tuple[int, tuple[int, ...]]] | None = None,
+    *,
+    dynamic: bool = True,
 ) -> Graph:
     """Capture the forward of `model` in evaluation mode, without gradients.
 
@@ -145,6 +147,7 @@ def capture(
         kept: Names of submodules that become single `KEPT` nodes, and the last size of their output; they take one
             tensor and keep all sizes but the last.
         convolutions: Names of convolutions that become single `KEPT_CONV` nodes, with its last two arguments.
+        dynamic: Try to serve other sizes than the example's; without, all sizes in the graph are whole numbers.
 
     Returns:
         The graph, for every batch size and sequence length that torch can express, else for the example's sizes.
@@ -160,7 +163,7 @@ def capture(
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # of torch's own deprecations: whatever fails raises
-        for sizes, attempt in _attempts(example):
+        for sizes, attempt in _attempts(example, dynamic):
             try:
                 program = torch.export.export(model, (), attempt, dynamic_shapes=sizes, strict=False)
                 if any(_changes(node) for node in program.graph.nodes):
@@ -177,7 +180,7 @@ def capture(
     )
 
 
-def _attempts(example: Mapping[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _attempts(example: Mapping[str, Any], dynamic: bool) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield inputs with their dynamic sizes: any sizes first, then those of the example alone.
 
     torch takes a size of 1 as fixed, so a batch of one is doubled for the capture.
@@ -190,9 +193,9 @@ def _attempts(example: Mapping[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]
     auto = tree_map(
         lambda leaf: (torch.export.Dim.AUTO,) * leaf.ndim if isinstance(leaf, Tensor) else None, dict(example)
     )
-    if any(len(leaf) == 1 for leaf in tensors):
+    if dynamic and any(len(leaf) == 1 for leaf in tensors):
         yield auto, doubled
-    if tensors:
+    if dynamic and tensors:
         yield auto, dict(example)
     yield None, dict(example)
 

@@ -78,6 +78,10 @@ class PackingError(TwofourError, ValueError):
     """A weight cannot be written in the packed form, or packed bytes are inconsistent."""
 
 
+class PermutationError(TwofourError, RuntimeError):
+    """The channels of a model cannot be put in another order without changing what it computes."""
+
+
 class KernelError(TwofourError, RuntimeError):
     """No kernel can run the operation, or one was given bytes made for another."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
-from twofour import criteria, masks
+from twofour import criteria, masks, permutation
 from twofour.criteria import Criterion, Outcome, Solved
 from twofour.errors import LayerError, RecipeError
 from twofour.layers import compiled_parts
@@ -19,6 +20,8 @@ _log = logging.getLogger("twofour.pruning")
 
 _OUTCOMES = "_twofour_outcomes"
 """Attribute of a pruned model: its tuple of outcomes."""
+_REPORT = "_twofour_permutation"
+"""Attribute of a pruned model: what permuting it won."""
 
 
 def prune(
@@ -55,8 +58,10 @@ def prune(
         loss: `loss(output, target)`, for "taylor".
         samples: How many samples of `data` are used.
         progress: Show a progress bar while calibrating, on a terminal.
-        permute: Planned: search for an order of the input channels that the pattern fits better.
-        example: Planned: an input to trace the model with, for `permute`.
+        permute: Search for an order of the channels that the patterns fit better and put the model in it first; its
+            outputs stay what they were. `permutation_report` tells what that won. See docs/permutation.md.
+        example: Input of one forward pass to trace the model with, for `permute`: a tensor, a tuple of positional or a
+            dict of keyword arguments.
 
     Returns:
         The same model.
@@ -70,19 +75,28 @@ def prune(
         DataError: The data cannot be used, or the model does not run on them.
         PatternError: A pattern does not parse, or a weight holds NaN or infinity.
         RecipeError: A rule or option is malformed, planned, or matches no layer; data or a loss are missing.
+        PermutationError: The model cannot be traced, or its outputs changed with the order of its channels.
         MaskError: A layer already carries a mask that is not ours.
     """
     _require_dense(model)
-    _refuse_planned(permute=permute, example=example)
+    _require_example(permute, example)
     recipe = Recipe.parse(pattern, criterion=criterion, skip=skip, eligibility=eligibility)
     assignment = recipe.assign(model)
     for skipped in assignment.skipped:
         _log.info("`%s` stays dense: %s", skipped.name, skipped.reason)
     if not assignment.weights:
         raise _nothing_to_prune(assignment)
-    solved = criteria.solve(
-        model, assignment.weights, recipe.criterion, data=data, loss=loss, samples=samples, progress=progress
-    )
+    with _permuted(model, assignment, permute, example):
+        solved = criteria.solve(
+            model, assignment.weights, recipe.criterion, data=data, loss=loss, samples=samples, progress=progress
+        )
+        _attach(solved)
+    model.__dict__[_OUTCOMES] = tuple(choice.outcome for choice in solved.choices)
+    _log_summary(assignment, solved)
+    return model
+
+
+def _attach(solved: Solved) -> None:
     for name, reason in solved.refused.items():
         _log.warning("`%s` stays dense: %s", name, reason)
     try:
@@ -90,14 +104,51 @@ def prune(
     except BaseException:
         solved.undo()
         raise
-    model.__dict__[_OUTCOMES] = tuple(choice.outcome for choice in solved.choices)
-    _log_summary(assignment, solved)
-    return model
 
 
 def outcomes(model: nn.Module) -> tuple[Outcome, ...]:
     """Return what the last `prune` of this model did to each weight, the error of its output included."""
     return model.__dict__.get(_OUTCOMES, ())
+
+
+def permutation_report(model: nn.Module) -> permutation.Report | None:
+    """Return what `permute=True` won in the last `prune` of this model, None where it was not asked for."""
+    return model.__dict__.get(_REPORT)
+
+
+@contextmanager
+def _permuted(model: nn.Module, assignment: Assignment, permute: bool, example: Any) -> Iterator[None]:
+    """Permute first, where that is asked for; what fails inside puts the channels back."""
+    report = _permute(model, assignment, example) if permute else None
+    try:
+        yield
+    except BaseException:
+        if report is not None:
+            report.undo()
+        raise
+    model.__dict__[_REPORT] = report.final() if report is not None else None
+
+
+def _permute(model: nn.Module, assignment: Assignment, example: Any) -> permutation.Report:
+    if masked := masks.of(model):
+        raise LayerError(
+            "a model that carries masks cannot be permuted",
+            got=f"{len(masked)} masks, `{next(iter(masked))}` first",
+            wanted="a dense model",
+            remedy="twofour.masks.detach(model) first, or prune without permute=True",
+        )
+    return permutation.permute(model, example, assignment.weights)
+
+
+def _require_example(permute: bool, example: Any) -> None:
+    if permute == (example is not None):
+        return
+    raise RecipeError(
+        "an example and permute=True go together",
+        got=f"permute={permute} {'without' if permute else 'with'} an example",
+        wanted="permute=True, example=x: the model is traced on it and compared with itself",
+        remedy="give an input of one forward pass" if permute else "leave the example out",
+    )
 
 
 def _require_dense(model: Any) -> None:
@@ -113,16 +164,6 @@ def _require_dense(model: Any) -> None:
             wanted="the dense model that it was compiled from, or one that is masked",
             remedy="prune that one and compile again, or twofour.load(path, model, masked=True) a saved file",
         )
-
-
-def _refuse_planned(**options: Any) -> None:
-    for name, value in options.items():
-        if value is not None and value is not False:
-            raise RecipeError(
-                f"the option `{name}` is planned, not built yet",
-                wanted=f"prune without `{name}`",
-                remedy="a release lists it in its changelog",
-            )
 
 
 def _nothing_to_prune(assignment: Assignment) -> LayerError:

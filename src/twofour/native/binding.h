@@ -21,6 +21,7 @@ const Row& row(const Row (&rows)[kCount], int index) {
 
 // One function per operation, beside its kernels; bindings.cc calls them all.
 void bind_nm_mask(nanobind::module_& m);
+void bind_nm_stripes(nanobind::module_& m);
 void bind_nm_compress(nanobind::module_& m);
 void bind_nm_matmul(nanobind::module_& m);
 void bind_dense_matmul(nanobind::module_& m);

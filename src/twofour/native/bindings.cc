@@ -25,6 +25,7 @@ NB_MODULE(_ext, m) {
 #endif
   });
   bind_nm_mask(m);
+  bind_nm_stripes(m);
   bind_nm_compress(m);
   bind_nm_matmul(m);
   bind_dense_matmul(m);

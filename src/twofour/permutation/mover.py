@@ -1,0 +1,237 @@
+"""permute: put the channels of a model in an order that its patterns fit better; its outputs stay what they were."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from twofour import capture, coupling
+from twofour.coupling import Group
+from twofour.errors import CompileError, PermutationError
+from twofour.layers import PrunableWeight
+from twofour.patterns import Pattern
+from twofour.permutation.matrices import Consumer, matrices
+from twofour.permutation.report import Gain, Report
+from twofour.permutation.stripes import kept, search
+
+_log = logging.getLogger("twofour.permutation")
+
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Largest difference of an output before and after, relative to its largest value: sums in another order differ."""
+
+Scores = Mapping[str, Tensor]
+
+
+def permute(
+    model: nn.Module,
+    example: Any,
+    plan: Sequence[tuple[PrunableWeight, Pattern]],
+    *,
+    scores: Scores | None = None,
+    escapes: int = 100,
+    seed: int = 0,
+    window: int | None = None,
+) -> Report:
+    """Permute the channels of a model in place, so that the patterns of `plan` keep more of the scores.
+
+    Channels that several weights share move together (`coupling.trace`): the input axes of the weights that sum over
+    them and whatever makes them, biases, normalisations and running statistics included. The model is run on the
+    example before and after; if an output differs by more than the sums in another order explain, all is undone.
+
+    Args:
+        model: A dense model, in any mode.
+        example: Input of one forward pass: a tensor, a tuple of positional or a dict of keyword arguments.
+        plan: The weights to be pruned and their patterns; other tensors move along.
+        scores: Importance of the values by name of the weight, of its shape, not negative; else |weight|.
+        escapes: As for `search`.
+        seed: As for `search`.
+        window: As for `search`.
+
+    Returns:
+        What was won, group by group, and what stayed as it was and why.
+
+    Raises:
+        PermutationError: The model cannot be captured, or its outputs changed: then it is as it was.
+    """
+    given = _arguments(model, example)
+    known = {name: score.detach().clone() for name, score in (scores or {}).items()}
+    reference = _outputs(model, given)
+    traced = _trace(model, given, plan)
+    _require_nothing_beside(model, traced)
+    before = _share(plan, known)
+    mover = _Mover(model, known)
+    gains = []
+    try:
+        for group in traced.groups:
+            gains.append(_improve(group, plan, mover, known, (escapes, seed, window)))
+        error = _largest_difference(reference, _outputs(model, given))
+        _require_same(error, reference)
+    except BaseException:
+        mover.undo()
+        raise
+    after = _share(plan, known)
+    report = Report(
+        tuple(gains), traced.refused, traced.unused, before[0], after[0], before[1], after[1], error, mover.undo
+    )
+    _log.info("permuted: %s", report)
+    return report
+
+
+class _Mover:
+    """Moves channels in place and remembers how to move them back."""
+
+    def __init__(self, model: nn.Module, scores: dict[str, Tensor]) -> None:
+        self.model, self.scores = model, scores
+        self.tensors = dict([*model.named_parameters(), *model.named_buffers()])
+        self.done: list[tuple[Group, Tensor]] = []
+
+    @torch.no_grad()
+    def move(self, group: Group, orders: Tensor) -> None:
+        """Put the channels of a group in new orders (blocks, size)."""
+        self.done.append((group, orders))
+        self._apply(group, orders)
+        for place in group.places:
+            if place.name in self.scores:
+                self.scores[place.name] = place.moved(self.scores[place.name], orders)
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Put everything back."""
+        while self.done:
+            group, orders = self.done.pop()
+            self._apply(group, orders.argsort(dim=1))
+
+    def _apply(self, group: Group, orders: Tensor) -> None:
+        for place in group.places:
+            tensor = self.tensors[place.name].detach()
+            tensor.copy_(place.moved(tensor, orders))
+
+
+def _improve(
+    group: Group,
+    plan: Sequence[tuple[PrunableWeight, Pattern]],
+    mover: _Mover,
+    known: Scores,
+    options: tuple[int, int, int | None],
+) -> Gain:
+    """Search for the orders of one group and move it."""
+    names = set(group.consumers)
+    consumers = [
+        Consumer(weight, pattern, known.get(weight.name, weight.parameter.detach().abs()))
+        for weight, pattern in plan
+        if weight.name in names
+    ]
+    gain = Gain(group.consumers, group.producers, group.size, group.blocks)
+    found = matrices(group, consumers)
+    if isinstance(found, str):
+        return Gain(**{**vars(gain), "reason": found})
+    pattern, blocks = found
+    escapes, seed, window = options
+    results = [search(block, pattern, escapes=escapes, seed=seed, window=window) for block in blocks]
+    orders = torch.stack([result.order for result in results])
+    total = sum(result.total for result in results) or 1.0
+    before, after = (sum(getattr(result, name) for result in results) for name in ("before", "after"))
+    bound = sum(result.bound for result in results)
+    if after > before:
+        mover.move(group, orders)
+    efficacy = (after - before) / (bound - before) if bound > before else 0.0
+    return Gain(group.consumers, group.producers, group.size, group.blocks, before / total, after / total, efficacy)
+
+
+def _share(plan: Sequence[tuple[PrunableWeight, Pattern]], known: Scores) -> tuple[float, float]:
+    """Return the share of |weight| and of the scores that the patterns keep, over all weights."""
+    sums = [[0.0, 0.0], [0.0, 0.0]]
+    for weight, pattern in plan:
+        magnitude = weight.parameter.detach().abs()
+        for pair, values in zip(sums, (magnitude, known.get(weight.name, magnitude)), strict=True):
+            matrix = weight.reduction_last(values).flatten(0, -2).to("cpu", torch.float32)
+            pair[0] += kept(matrix, pattern)
+            pair[1] += matrix.sum(dtype=torch.float64).item()
+    return sums[0][0] / (sums[0][1] or 1.0), sums[1][0] / (sums[1][1] or 1.0)
+
+
+def _arguments(model: nn.Module, example: Any) -> dict[str, Any]:
+    if isinstance(example, Mapping):
+        return capture.arguments(model, (), example)
+    return capture.arguments(model, example if isinstance(example, tuple) else (example,), {})
+
+
+def _trace(
+    model: nn.Module, given: Mapping[str, Any], plan: Sequence[tuple[PrunableWeight, Pattern]]
+) -> coupling.Coupling:
+    try:
+        return coupling.trace(model, given, [weight for weight, _ in plan])
+    except CompileError as error:
+        raise PermutationError(
+            "the channels cannot be permuted: the model cannot be captured as a graph",
+            reasons=error.reasons,
+            wanted=error.wanted,
+            remedy="prune without permute=True",
+        ) from error
+
+
+def _require_nothing_beside(model: nn.Module, traced: coupling.Coupling) -> None:
+    """Refuse buffers as large as a weight that moves which the forward does not use: a mask would be left behind."""
+    moved = {place.name for group in traced.groups for place in group.places}
+    for name in moved:
+        layer, _, attribute = name.rpartition(".")
+        module = model.get_submodule(layer)
+        tensor = getattr(module, attribute)
+        for other, buffer in module.named_buffers(recurse=False):
+            full = f"{layer}.{other}" if layer else other
+            if full not in moved and tensor.ndim > 1 and buffer.shape == tensor.shape:
+                raise PermutationError(
+                    "the channels cannot be permuted: a buffer would be left behind",
+                    got=f"`{full}`, as large as the weight and unused by the forward",
+                    wanted="a dense model without masks",
+                    remedy="permute before pruning, or twofour.masks.detach(model) first",
+                    layer=name,
+                )
+
+
+def _outputs(model: nn.Module, given: Mapping[str, Any]) -> list[Tensor]:
+    """Run the model in evaluation mode and return the tensors that it answers with."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad():
+            answer = model.eval()(**given)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    found = [leaf.clone() for leaf in tree_leaves(answer) if isinstance(leaf, Tensor)]
+    if not found:
+        raise PermutationError(
+            "the outputs cannot be compared", got=f"a {type(answer).__name__} without tensors", wanted="tensors"
+        )
+    return found
+
+
+def _largest_difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
+    """Return the largest difference of an output relative to its largest value; infinity where shapes differ."""
+    worst = 0.0
+    for old, new in zip(before, after, strict=True):
+        if old.shape != new.shape:
+            return float("inf")
+        if old.numel():
+            difference = (new.double() - old.double()).abs().max().item()
+            largest = old.double().abs().max().item()
+            worst = max(worst, difference / largest if largest else difference)
+            if not worst < float("inf"):
+                return float("inf")
+    return worst
+
+
+def _require_same(error: float, outputs: Sequence[Tensor]) -> None:
+    allowed = max(TOLERANCES.get(output.dtype, 0.0) for output in outputs)
+    if not error <= allowed:
+        raise PermutationError(
+            "permuting the channels changed what the model computes; everything was put back",
+            got=f"an output that differs by {error:.2e} of its largest value",
+            wanted=f"at most {allowed:g}",
+            remedy="prune without permute=True, and report the model: its channels were traced wrongly",
+        )

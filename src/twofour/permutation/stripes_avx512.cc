@@ -1,0 +1,10 @@
+// The avx512 row.
+#include "stripe_sums.h"
+
+namespace twofour {
+
+StripeKernel nm_stripes_any_f32__avx512() {
+  return {"nm_stripes_any_f32__avx512", "avx512", subset_sums, stripe_rest, max_sums};
+}
+
+}  // namespace twofour
