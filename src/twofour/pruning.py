@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from twofour import criteria, masks, permutation
 from twofour.criteria import Criterion, Outcome, Solved
 from twofour.errors import LayerError, RecipeError
-from twofour.layers import compiled_parts
+from twofour.layers import SUPPORTED, compiled_parts
 from twofour.patterns import Pattern
 from twofour.recipe import Assignment, Recipe
 
@@ -171,7 +171,7 @@ def _nothing_to_prune(assignment: Assignment) -> LayerError:
         "nothing in the model can be pruned",
         reasons=[f"`{skipped.name}`: {skipped.reason}" for skipped in assignment.skipped]
         or ["the model has no parameter with two or more axes"],
-        wanted="at least one Linear, Conv1d or Conv2d that a rule matches and the pattern fits",
+        wanted=f"at least one layer ({SUPPORTED}) that a rule matches and the pattern fits",
         remedy='eligibility="any" lifts ASP\'s rule of 8 x 16 multiples',
     )
 

@@ -151,6 +151,11 @@ class Recipe:
             lines += ["", "[[rule]]", f"layers = {_quote(glob)}", f"pattern = {_quote(name)}"]
         return "\n".join(lines) + "\n"
 
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """Layers that a rule names without a wildcard: they are pruned also where an embedding has their weight."""
+        return tuple(glob for glob, pattern in self.rules if pattern and not set(glob) & set("*?["))
+
     def rule_for(self, *layers: str) -> tuple[str, Pattern | None] | None:
         """Return the first rule that matches any of the names of a (tied) layer, or None."""
         return next((rule for rule in self.rules if any(matches(rule[0], layer) for layer in layers)), None)
@@ -171,7 +176,7 @@ class Recipe:
             LayerError: A rule other than "*" asks for a pattern and no weight can be given it.
         """
         require_matches(model, (glob for glob, _ in self.rules), "a rule", RecipeError)
-        found = walk(model, skip=self.skip, eligibility=self.eligibility)
+        found = walk(model, skip=self.skip, eligibility=self.eligibility, tied=self.tied)
         weights: list[tuple[PrunableWeight, Pattern]] = []
         skipped = list(found.skipped)
         for weight in found.weights:

@@ -57,7 +57,7 @@ class Collector:
         return self._last[0]
 
     def _see(self, weight: PrunableWeight) -> Callable[..., None]:
-        name, linear = weight.name, isinstance(weight.module, nn.Linear)
+        name, linear = weight.name, weight.kind in ("linear", "hf_conv1d")
 
         def see(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x = args[0] if args else next(iter(kwargs.values()))

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 from twofour.layers import PrunableWeight
 
+_OBSERVED = ("linear", "hf_conv1d", "conv1d", "conv2d", "conv3d")
+"""Kinds of layer whose only input is the argument of their call."""
+
 CHUNK = 1 << 24
 """Values unfolded at a time: 64 MB in float32."""
 
@@ -41,7 +44,7 @@ def from_matrix(weight: PrunableWeight, values: Tensor) -> Tensor:
 
 def unsupported(weight: PrunableWeight) -> str | None:
     """Say why the inputs of a weight cannot be observed, or None when they can."""
-    if isinstance(weight.module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and weight.attribute == "weight":
+    if weight.kind in _OBSERVED:
         return None
     return f"the inputs of {type(weight.module).__name__}.{weight.attribute} cannot be observed"
 

@@ -48,4 +48,4 @@ def _report(source: sources.Source, expect: str | None) -> Report:
     weights = source.weights()
     # Packed whole numbers (int8, int4) are weights too; their zeros are the same in floating point.
     tensors = {name: t.float() if name in weights.packed else t for name, t in weights.tensors.items()}
-    return legality.check_weights(tensors, expect=expect or weights.promise or None)
+    return legality.check_weights(tensors, expect=expect or weights.promise or None, axes=weights.axes)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from twofour import export, layers, masks, measure
 from twofour.cli import huggingface
 from twofour.cli.screen import without_nan
-from twofour.cli.source import PROMISE, Source, read_metadata
+from twofour.cli.source import AXES, PROMISE, Source, read_metadata
 from twofour.errors import SourceError
 
 RECIPE = "recipe.toml"
@@ -126,20 +126,27 @@ def write_model(model: nn.Module, source: Source, target: Path) -> None:
         path = target / WEIGHTS
         save_model(model, str(path))
     weights = export.read(path).plain
-    attached, promise = masks.of(model), dict[str, str]()
-    for weight in layers.walk(model, eligibility="any").weights:
+    attached, promise, axes = masks.of(model), dict[str, str](), dict[str, int]()
+    for weight in layers.walk(model, eligibility="any", tied="*").weights:
         names = (weight.name, *weight.aliases)
         mask = next((attached[name] for name in names if name in attached), None)
         if mask is not None:  # a tied weight is in the file under one of its names
-            promise[next((name for name in names if name in weights), weight.name)] = mask.pattern.name
-    write_weights(weights, promise, path, read_metadata(path))
+            stored = next((name for name in names if name in weights), weight.name)
+            promise[stored], axes[stored] = mask.pattern.name, mask.axis.axis
+    write_weights(weights, promise, path, read_metadata(path), axes)
 
 
 def write_weights(
-    weights: Mapping[str, Tensor], promise: Mapping[str, str], path: Path, metadata: Mapping[str, str]
+    weights: Mapping[str, Tensor],
+    promise: Mapping[str, str],
+    path: Path,
+    metadata: Mapping[str, str],
+    axes: Mapping[str, int] | None = None,
 ) -> None:
-    """Write named weights as safetensors, with the promise in the metadata."""
-    save_file(dict(weights), path, metadata={**metadata, PROMISE: json.dumps(dict(promise))})
+    """Write named weights as safetensors, with the promise, and reduction axes other than 1, in the metadata."""
+    others = {name: axis for name, axis in (axes or {}).items() if axis != 1}
+    described = {PROMISE: json.dumps(dict(promise)), **({AXES: json.dumps(others)} if others else {})}
+    save_file(dict(weights), path, metadata={**metadata, **described})
     path.chmod(0o644)
 
 

@@ -17,9 +17,12 @@ from twofour.cli import source as sources
 from twofour.cli.screen import JsonFile, progress, say, write
 from twofour.criteria import SAMPLES, Scored
 from twofour.errors import SourceError, TwofourError
-from twofour.layers import matches, reduction_last, walk
+from twofour.layers import Reduction, matches, walk
 from twofour.legality import Report
 from twofour.recipe import Recipe
+
+AXIS = Reduction()
+"""A file does not say which kind of layer a tensor belongs to: taken as a Linear's or a convolution's."""
 
 
 def prune(
@@ -116,11 +119,11 @@ def _sparse(name: str, weight: Tensor, recipe: Recipe) -> Tensor:
     criterion = recipe.criterion
     assert isinstance(criterion, Scored), "others need data"
     try:
-        scores = reduction_last(criterion.score(weight, None, name))
+        scores = AXIS.last(criterion.score(weight, None, name))
         keep = _rule(name, recipe).project(scores, absolute=criterion.absolute)
     except TwofourError as error:
         raise error.for_layer(name) from None
-    return torch.where(keep.movedim(-1, 1), weight, torch.zeros((), dtype=weight.dtype)).contiguous()
+    return torch.where(AXIS.restore(keep), weight, torch.zeros((), dtype=weight.dtype)).contiguous()
 
 
 def _rule(name: str, recipe: Recipe) -> Any:
@@ -151,7 +154,7 @@ def _reason(name: str, weight: Tensor, recipe: Recipe) -> str | None:
 def _layer(weight: Tensor) -> nn.Module:
     """Put a file's tensor into the layer that it must come from, so that the rule for layers decides."""
     out, reduction, *kernel = weight.shape
-    make = {0: nn.Linear, 1: nn.Conv1d, 2: nn.Conv2d}[len(kernel)]
+    make = {0: nn.Linear, 1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[len(kernel)]
     layer = make(reduction, out, *([tuple(kernel)] if kernel else []), bias=False, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)
     return layer

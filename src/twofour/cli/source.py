@@ -20,6 +20,7 @@ from twofour.cli import huggingface
 from twofour.errors import FormatError, SourceError
 
 PROMISE = "twofour.patterns"
+AXES = "twofour.axes"
 FORMS = (
     "package.module:function that returns a torch.nn.Module",
     "a folder in Hugging Face form (config.json and safetensors)",
@@ -38,11 +39,13 @@ class Weights:
         tensors: Dense tensors by name.
         promise: Names of the weights that are promised to be sparse, and their patterns.
         packed: Names of those that are stored in the packed form.
+        axes: Reduction axes other than 1, by name.
     """
 
     tensors: dict[str, Tensor]
     promise: dict[str, str]
     packed: tuple[str, ...]
+    axes: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,11 @@ class Source:
         unpacked = {name: packed.unpack() for name, packed in contents.packed.items()}
         promise = dict(contents.settings.get("patterns") or {})
         promise |= {name: packed.header.pattern for name, packed in contents.packed.items()}
-        return Weights({**contents.plain, **unpacked}, {**read_promise(self.path), **promise}, tuple(unpacked))
+        given = read_axes(self.path) or contents.settings.get("axes")
+        axes = {name: 0 for name, axis in given.items() if axis == 0} if isinstance(given, dict) else {}
+        axes |= {name: packed.header.axis for name, packed in contents.packed.items() if packed.header.axis != 1}
+        promise = {**read_promise(self.path), **promise}
+        return Weights({**contents.plain, **unpacked}, promise, tuple(unpacked), axes)
 
     def promise(self) -> dict[str, str]:
         """Return the weight names and patterns that the weights of a folder promise (written by `twofour prune`)."""
@@ -162,6 +169,14 @@ def read_promise(path: Path) -> dict[str, str]:
             remedy="write the file again with `twofour prune`",
         )
     return {str(name): value for name, value in promise.items()}
+
+
+def read_axes(path: Path) -> object:
+    """Read which weights have their reduction axis first from a file's metadata; a malformed entry says nothing."""
+    try:
+        return json.loads(read_metadata(path).get(AXES, "{}"))
+    except (ValueError, RecursionError):
+        return {}
 
 
 def _installed(name: str) -> Path | None:

@@ -13,7 +13,7 @@ from twofour.compiler.choose import Choice, Progress, choose
 from twofour.compiler.plan import aligned
 from twofour.compiler.replaceable import attention_parts, impossible_tokens, refusal, require_cpu, require_plain
 from twofour.errors import CompileError
-from twofour.layers import walk
+from twofour.layers import PrunableWeight, walk
 from twofour.packing import pack
 from twofour.patterns import parse
 from twofour.patterns.base import is_finite, non_finite
@@ -143,8 +143,8 @@ def advise(
     for done, entry in enumerate(chosen):
         if progress is not None:
             progress(done, len(chosen), entry.layer)
-        choice = _measure(entry.layer, entry.module, tokens, footprint, cache)
-        rows += [_row(entry.layer, tuple(entry.parameter.shape), count, choice) for count in tokens]
+        choice = _measure(entry, tokens, footprint, cache)
+        rows += [_row(entry.layer, (entry.rows, entry.reduction), count, choice) for count in tokens]
     cache.save()
     if progress is not None:
         progress(len(chosen), len(chosen), "")
@@ -157,12 +157,11 @@ def _refusal(module: nn.Module, inside_attention: bool) -> str | None:
     return refusal(module, inside_attention)
 
 
-def _measure(name: str, module: nn.Module, tokens: Sequence[int], footprint: int, cache: Cache) -> Choice:
-    weight, bias = module._parameters["weight"], module._parameters["bias"]
-    assert weight is not None, name
-    dense = weight.detach()
+def _measure(entry: PrunableWeight, tokens: Sequence[int], footprint: int, cache: Cache) -> Choice:
+    bias = entry.module._parameters["bias"]
+    dense = entry.reduction_last(entry.parameter.detach()).contiguous()
     if not is_finite(dense):
-        raise non_finite("a weight", dense).for_layer(name)
+        raise non_finite("a weight", dense).for_layer(entry.layer)
     pattern = parse("2:4")
     pruned = dense * pattern.project(dense, absolute=True)
     bias = None if bias is None else bias.detach()

@@ -131,7 +131,7 @@ class _Chooser:
             known = shared.setdefault(entry.identity, prepared)
             prepared = known if known.layouts == choice.ladder.layouts else prepared
         layer = CompiledLinear(entry.name, entry.columns, entry.rows, choice.ladder, prepared, entry.bias)
-        layer.quantization = entry.quantization
+        layer.quantization, layer.axis = entry.quantization, entry.axis
         packed = choice.ladder.sparse and isinstance(source, Packed)
         stored = source.nbytes if packed else entry.rows * entry.columns * self.terms.encoding.plain_itemsize
         return layer, _describe(entry, choice, tokens, prepared.nbytes, stored, self.terms, because)
@@ -164,7 +164,7 @@ def _describe(
         reason += "; a file holds it as float32"
     return LayerPlan(
         entry.name,
-        "Linear",
+        entry.kind,
         (entry.rows, entry.columns),
         tokens,
         choice.ladder.at(tokens)[0].name,

@@ -23,7 +23,14 @@ from twofour.compiler.graph import distance, is_real, require_graph
 from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.plan import Plan
 from twofour.compiler.ranges import observe
-from twofour.compiler.replaceable import impossible_tokens, left_alone, replaceable, require_cpu, require_plain
+from twofour.compiler.replaceable import (
+    impossible_tokens,
+    is_linear,
+    left_alone,
+    replaceable,
+    require_cpu,
+    require_plain,
+)
 from twofour.errors import CompileError
 from twofour.kernels.conv import Images
 from twofour.kernels.nm_matmul import DYNAMIC
@@ -166,12 +173,12 @@ def _observe(model: nn.Module, example: Any) -> tuple[dict[str, int], dict[str, 
             running.append(name)
             if not inputs or not isinstance(inputs[0], Tensor) or not inputs[0].numel():
                 return
-            if isinstance(layer, nn.Linear):
+            if is_linear(layer):
                 counts[name] = max(counts.get(name, 0), inputs[0].numel() // inputs[0].shape[-1])
             else:
                 images[name] = max(images.get(name, (0, 0, 0)), images_of(inputs[0], layer), key=math.prod)
 
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
+        if is_linear(module) or isinstance(module, nn.Conv1d | nn.Conv2d):
             handles.append(module.register_forward_pre_hook(see))
             handles.append(module.register_forward_hook(lambda *_: running.clear()))
     try:

@@ -153,8 +153,17 @@ class CompiledConv(CompiledLayer):
     def weight(self) -> Tensor:
         """The dense weight, unpacked at each call: for code that looks at it, not for computing."""
         with outside_tracing():
-            source = self.prepared.source()
+            source = self.source()
             return source.unpack() if isinstance(source, Packed) else source
+
+    @property
+    def axis(self) -> int:
+        """Reduction axis of the weight."""
+        return 1
+
+    def source(self) -> Packed | Tensor:
+        """Return the weight as the model has it, in its canonical packed form or dense."""
+        return self.prepared.source()
 
     def extra_repr(self) -> str:
         """Describe the layer in the printed model."""

@@ -67,6 +67,13 @@ class PreparedWeights:
         return next((weight for weight in weights if isinstance(weight, Packed)), weights[0])
 
 
+def exchanged(weight: Packed | Tensor, axis: int) -> Packed | Tensor:
+    """Return a weight (out, in) as a model has it whose reduction axis is `axis`, or the other way round."""
+    if axis == 1:
+        return weight
+    return weight.transposed() if isinstance(weight, Packed) else weight.t()
+
+
 def _of(layout: str) -> Kernel:
     return next(kernel for kernel in rows() if kernel.layout == layout)
 
@@ -92,6 +99,7 @@ class CompiledLinear(CompiledLayer):
 
     Attributes:
         quantization: int8: the input's static range, which the prepared weights carry; else dynamic.
+        axis: Reduction axis of the weight in the model that was compiled: 1, or 0 where it stands as (in, out).
     """
 
     def __init__(
@@ -112,6 +120,7 @@ class CompiledLinear(CompiledLayer):
         self.prepared = prepared
         self.epilogue = epilogue
         self.quantization = DYNAMIC
+        self.axis = 1
         self.ladder_text = ladder.to_text()
         self.reads = ladder.reads
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
@@ -162,8 +171,12 @@ class CompiledLinear(CompiledLayer):
                 self.name,
             )
         with outside_tracing():
-            source = self.prepared.source()
+            source = self.source()
             return source.unpack() if isinstance(source, Packed) else source
+
+    def source(self) -> Packed | Tensor:
+        """Return the weight as the model has it, in its canonical packed form or dense."""
+        return exchanged(self.prepared.source(), self.axis)
 
     def extra_repr(self) -> str:
         """Describe the layer in the printed model."""

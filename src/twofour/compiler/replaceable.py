@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -11,22 +12,20 @@ from torch import Tensor, nn
 from twofour.compiler.build_conv import NO_IMAGES
 from twofour.compiler.conv import conv_refusal
 from twofour.compiler.encoding import Encoding
+from twofour.compiler.layer import exchanged
 from twofour.compiler.plan import LayerPlan
 from twofour.errors import CompileError
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
-from twofour.layers import compiled_parts
+from twofour.layers import compiled_parts, is_hugging_face_conv1d, kind_of
 from twofour.packing import Packed
 from twofour.patterns.base import is_finite, non_finite
 
 FLOAT32 = Encoding()
 
-_WEIGHTS = {
-    nn.Linear: "weight",
-    nn.modules.conv._ConvNd: "weight",
-    nn.MultiheadAttention: "in_proj_weight",
-    nn.RNNBase: "weight_ih_l0",
-}
-"""Kinds of layer that the plan speaks of, and the weight whose shape it shows."""
+_SHOWN = ("weight", "in_proj_weight", "q_proj_weight", "weight_ih_l0", "weight_ih")
+"""Names of the weight whose shape the plan shows, of the layers of a kind that a pattern can be laid over."""
+
+_PLACED = "nn.MultiheadAttention reads its weights without calling a layer; graph=True runs its projections packed"
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +42,8 @@ class LayerWeight:
         encoding: How the compiled layer writes it.
         activations: dtype of the layer's input in the model.
         quantization: int8: the input's static range, or dynamic.
+        kind: Class of the layer.
+        axis: Reduction axis of the weight in the model: 1, or 0 where it stands as (in, out).
     """
 
     name: str
@@ -54,6 +55,8 @@ class LayerWeight:
     encoding: Encoding
     activations: torch.dtype
     quantization: Quantization = DYNAMIC
+    kind: str = "Linear"
+    axis: int = 1
 
     @property
     def nbytes(self) -> int:
@@ -66,36 +69,52 @@ class LayerWeight:
         Raises:
             PatternError: The weight holds NaN or infinity.
         """
-        if isinstance(self.weight, Tensor) and not is_finite(self.weight):
+        if isinstance(self.weight, Packed):
+            return self.encoding.encode(self.weight)
+        if not is_finite(self.weight):
             raise non_finite("a weight", self.weight).for_layer(self.name)
-        return self.encoding.encode(self.weight)
+        return self.encoding.encode(self.weight.contiguous())
 
 
 def replaceable(model: nn.Module, encoding: Encoding) -> Iterator[tuple[str, LayerWeight]]:
-    """Yield the Linear layers that compile replaces, by name."""
+    """Yield the linear layers that compile replaces, by name: Linear, and Conv1D of Hugging Face."""
     inside_attention = attention_parts(model)
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and refusal(module, name in inside_attention, encoding) is None:
-            yield name, layer_weight(name, module.weight, module.bias, encoding)
+        if is_linear(module) and refusal(module, name in inside_attention, encoding) is None:
+            yield name, layer_weight(name, module, module.weight, module.bias, encoding)
+
+
+def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a layer multiplies by a weight of two axes and adds a bias: Linear, and Conv1D of Hugging Face."""
+    return isinstance(module, nn.Linear) or is_hugging_face_conv1d(module)
 
 
 def layer_weight(
-    name: str, weight: Packed | Tensor, bias: Tensor | None, encoding: Encoding, like: torch.dtype | None = None
+    name: str,
+    module: nn.Module,
+    weight: Packed | Tensor,
+    bias: Tensor | None,
+    encoding: Encoding,
+    like: torch.dtype | None = None,
 ) -> LayerWeight:
-    """Describe the weight of a Linear.
+    """Describe the weight of a linear layer.
 
     Args:
         name: Name of the layer.
-        weight: (out, in), dense or packed.
+        module: The layer.
+        weight: Dense or packed, the module's own or a file's, in the order of the module's: (out, in), or (in, out).
         bias: (out,) or None.
         encoding: How the compiled layer writes it.
         like: dtype of the model's weight where `weight` is not it but a file's.
     """
-    shape = weight.header.shape if isinstance(weight, Packed) else weight.shape
+    first = is_hugging_face_conv1d(module)
+    kind, axis = ("Conv1D (Hugging Face)", 0) if first else ("Linear", 1)
     stored = torch.float32 if isinstance(weight, Packed) else weight.dtype
-    held = weight if isinstance(weight, Packed) else weight.detach()
+    held = exchanged(weight if isinstance(weight, Packed) else weight.detach(), axis)
+    rows, columns = held.header.shape if isinstance(held, Packed) else held.shape
     bias = None if bias is None else bias.detach().float()
-    return LayerWeight(name, held, bias, shape[0], shape[1], id(weight), encoding, like or stored)
+    described = (held, bias, rows, columns, id(weight), encoding, like or stored)
+    return LayerWeight(name, *described, kind=kind, axis=axis)
 
 
 def refusal(module: nn.Module, inside_attention: bool, encoding: Encoding = FLOAT32) -> str | None:
@@ -103,11 +122,12 @@ def refusal(module: nn.Module, inside_attention: bool, encoding: Encoding = FLOA
     if isinstance(module, nn.Conv1d | nn.Conv2d):
         other = "" if encoding.dtype == "float32" else f"convolutions run in float32, not in {encoding.dtype}"
         return conv_refusal(module) or other or NO_IMAGES
-    if not isinstance(module, nn.Linear):
+    if inside_attention or isinstance(module, nn.MultiheadAttention):
+        return _PLACED
+    kind = kind_of(module)
+    if kind is None or not is_linear(module):
         return f"no packed kernel for {type(module).__name__} yet"
-    if inside_attention:
-        return "nn.MultiheadAttention reads its weight directly; attention projections are planned"
-    if type(module).forward is not nn.Linear.forward or "forward" in module.__dict__:
+    if type(module).forward is not kind.base.forward or "forward" in module.__dict__:
         return f"{type(module).__name__} has a forward of its own"
     if torch.nn.utils.parametrize.is_parametrized(module):
         return "its weight is parametrised"
@@ -134,7 +154,7 @@ def attention_parts(model: nn.Module) -> set[str]:
 def left_alone(
     model: nn.Module, encoding: Encoding = FLOAT32, convs: Mapping[str, object] | None = None
 ) -> list[LayerPlan]:
-    """Return a plan entry for every Linear, convolution, attention and recurrent layer that stays, with its reason.
+    """Return a plan entry for every layer that stays and that a pattern could be laid over, with its reason.
 
     Args:
         model: Any module.
@@ -144,12 +164,11 @@ def left_alone(
     inside_attention = attention_parts(model)
     entries = []
     for name, module in model.named_modules():
-        attribute = next((attribute for kind, attribute in _WEIGHTS.items() if isinstance(module, kind)), None)
-        if name in (convs or {}):
+        if name in (convs or {}) or kind_of(module) is None:
             continue
-        reason = attribute and refusal(module, name in inside_attention, encoding)
-        weight = getattr(module, attribute or "", None)
-        if reason and isinstance(weight, Tensor):
+        reason = refusal(module, name in inside_attention, encoding)
+        weight = next((w for shown in _SHOWN if isinstance(w := getattr(module, shown, None), Tensor)), None)
+        if reason and weight is not None:
             kind, size = type(module).__name__, weight.numel() * weight.element_size()
             shape = tuple(weight.shape)
             sizes = size, size, size

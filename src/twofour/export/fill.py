@@ -8,7 +8,6 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from twofour import masks
@@ -22,6 +21,7 @@ from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.replaceable import (
     LayerWeight,
     attention_parts,
+    is_linear,
     layer_weight,
     left_alone,
     refusal,
@@ -58,7 +58,9 @@ def fill_masked(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
     if any(parameter.is_meta for parameter in model.parameters()):
         _assign(model, state)  # nothing to lose there, and weights without values are not prunable
     prunable = {
-        name: entry for entry in walk(model, eligibility="any").weights for name in (entry.name, *entry.aliases)
+        name: entry
+        for entry in walk(model, eligibility="any", tied="*").weights
+        for name in (entry.name, *entry.aliases)
     }
     plan = []
     for name, text in patterns.items():
@@ -108,8 +110,8 @@ def fill_compiled(
     terms = _terms(contents.settings, memory, tokens)
     weights: dict[str, LayerWeight] = {}
     for layer, module in model.named_modules():
-        if isinstance(module, nn.Linear) and refusal(module, layer in parts, terms.encoding) is None:
-            weights[layer] = _layer_weight(stored, layer, terms.encoding, module.weight.dtype)
+        if is_linear(module) and refusal(module, layer in parts, terms.encoding) is None:
+            weights[layer] = _layer_weight(stored, layer, module, terms.encoding)
     weights = {
         layer: replace(weight, quantization=_range(path, contents.settings, layer)) for layer, weight in weights.items()
     }
@@ -131,11 +133,11 @@ def fill_compiled(
     return with_plan(fast, fastest_engine(fast, plan, example, terms, graph) if graph else plan)
 
 
-def _layer_weight(stored: Mapping[str, Stored], layer: str, encoding: Encoding, like: torch.dtype) -> LayerWeight:
+def _layer_weight(stored: Mapping[str, Stored], layer: str, module: nn.Linear, encoding: Encoding) -> LayerWeight:
     weight = stored[f"{layer}.weight".lstrip(".")]
     bias = stored.get(f"{layer}.bias".lstrip("."))
     bias = bias if isinstance(bias, Tensor) else None
-    return layer_weight(layer, weight, bias, encoding, like)
+    return layer_weight(layer, module, weight, bias, encoding, module.weight.dtype)
 
 
 def _convs(

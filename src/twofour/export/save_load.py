@@ -15,8 +15,10 @@ from twofour.compiler.graph import require_graph
 from twofour.errors import FormatError, PackingError, TwofourError
 from twofour.export.file import Contents, read, untie, write
 from twofour.export.fill import fill_compiled, fill_masked
+from twofour.layers import reduction_axes
+from twofour.masks import Mask
 from twofour.packing import Packed, pack
-from twofour.patterns import Pattern, parse
+from twofour.patterns import parse
 
 logger = logging.getLogger("twofour.export")
 
@@ -40,18 +42,22 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, packed: bool = True)
     plain, aliases = untie(_tensors(model))
     weights: dict[str, Packed] = {}
     patterns: dict[str, str] = {}
+    axes: dict[str, int] = {}
     for name, mask in masks.of(model).items():
         stored = aliases.get(name, name)
         if stored not in patterns:
             patterns[stored] = mask.pattern.name
-            weights |= _sparse(plain, stored, mask.pattern, packed)
+            axes |= {stored: mask.axis.axis} if mask.axis.axis != 1 else {}
+            weights |= _sparse(plain, stored, mask, packed)
     _add_compiled(model, plain, weights, aliases)
     for name, weight in weights.items():
         patterns[name] = weight.header.pattern
+        axes |= {name: weight.header.axis} if weight.header.axis != 1 else {}
     if not packed:
         plain |= {name: weight.unpack() for name, weight in weights.items()}
         weights = {}
-    write(path, Contents(plain, weights, aliases, {**_settings(model), "patterns": patterns}))
+    settings = {**_settings(model), "patterns": patterns, **({"axes": axes} if axes else {})}
+    write(path, Contents(plain, weights, aliases, settings))
 
 
 def load(
@@ -104,12 +110,13 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def _sparse(plain: dict[str, Tensor], name: str, pattern: Pattern, packed: bool) -> dict[str, Packed]:
+def _sparse(plain: dict[str, Tensor], name: str, mask: Mask, packed: bool) -> dict[str, Packed]:
     """Move a masked weight from `plain` into packed form, or only check it when it stays plain."""
+    pattern = mask.pattern
     try:
         if packed:
-            return {name: pack(plain.pop(name), pattern, axis=1)}
-        if not (found := pattern.check(plain[name].movedim(1, -1))).ok:
+            return {name: pack(plain.pop(name), pattern, axis=mask.axis.axis)}
+        if not (found := pattern.check(mask.axis.last(plain[name]))).ok:
             raise PackingError(
                 f"the weight does not obey {pattern.name}",
                 got=f"{found.groups - found.legal} of {found.groups} groups break it, the first at {found.first}",
@@ -133,7 +140,7 @@ def _add_compiled(
         if (stored := first.setdefault(id(module.prepared), key)) != key:
             aliases[key] = stored
             continue
-        source = module.prepared.source()
+        source = module.source()
         if isinstance(source, Packed):
             weights[key] = source
         else:
@@ -167,9 +174,11 @@ def _require_fit(path: Any, model: nn.Module, contents: Contents) -> None:
     for name, shape in want.items():
         if have[name] != shape:
             raise misfit(path, f"`{name}` is {have[name]} in the file and {shape} in the model")
+    axes = reduction_axes(model)
     for name, weight in contents.packed.items():
-        if weight.header.axis != 1 or len(weight.header.shape) < 2:
-            raise misfit(path, f"`{name}` is packed along axis {weight.header.axis}; the reduction axis is 1")
+        axis = axes[name].axis if name in axes else 1
+        if weight.header.axis != axis or len(weight.header.shape) < 2:
+            raise misfit(path, f"`{name}` is packed along axis {weight.header.axis}; the reduction axis is {axis}")
     _require_patterns(path, contents)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from twofour import layers, masks, patterns
 from twofour.compiler import CompiledConv, CompiledLinear
 from twofour.errors import LayerError, TwofourError
+from twofour.layers import Reduction
 from twofour.legality.report import Finding, Report
 from twofour.legality.rules import RULES, fit
 from twofour.packing import Packed
@@ -18,7 +19,10 @@ from twofour.patterns import Pattern
 
 # Tightest first: a weight that is 1:4 is also 2:4 and 4:8.
 KNOWN = ("1:4", "1:2", "2:4", "4:8-pairs", "4:8", "8:16")
-KINDS = {2: "linear", 3: "conv1d", 4: "conv2d"}
+KINDS = {2: "linear", 3: "conv1d", 4: "conv2d", 5: "conv3d"}
+"""What a tensor without a model is taken for, by its number of axes."""
+FIRST = {2: "hf_conv1d", 3: "conv_transpose1d", 4: "conv_transpose2d", 5: "conv_transpose3d"}
+"""The same where its reduction axis is known to be 0."""
 # One group in a hundred may be spoilt by later training before a wrong axis is no longer recognised.
 WRONG_AXIS_FRACTION = 0.99
 
@@ -27,14 +31,19 @@ Promise = str | Pattern | None
 
 @dataclass(frozen=True)
 class _Subject:
-    """A weight to examine: as stored, seen with the reduction axis last, and what was promised."""
+    """A weight to examine: as stored, the axis its product sums over, and what was promised."""
 
     name: str
     kind: str
     stored: Tensor
-    view: Tensor
+    axis: Reduction
     promise: Pattern | None = None
     keep: Tensor | None = None
+
+    @property
+    def view(self) -> Tensor:
+        """The weight with the reduction axis last."""
+        return self.axis.last(self.stored)
 
 
 def check(model: nn.Module, *, expect: str | Pattern | Mapping[str, str | Pattern] | None = None) -> Report:
@@ -79,36 +88,47 @@ def _subjects(
     attached = masks.of(model)
     subjects: list[_Subject] = []
     seen: set[str] = set()
-    for weight in layers.walk(model, eligibility="any").weights:
+    for weight in layers.walk(model, eligibility="any", tied="*").weights:
         names = (weight.name, *weight.aliases)
         mask = next((attached[name] for name in names if name in attached), None)
         promise = next((named[name] for name in names if name in named), None)
         seen.update(names)
         if weight.name in eligible or mask or promise:
             promised = mask.pattern if mask else promise or everywhere
-            subjects.append(_subject(weight.name, weight.parameter.detach(), promised, mask.keep if mask else None))
+            stored, keep = weight.parameter.detach(), mask.keep if mask else None
+            subjects.append(_Subject(weight.name, weight.kind, stored, weight.axis, promised, keep))
     for name, mask in attached.items():  # a mask promises even where the walk would not look
         if name not in seen:
             seen.add(name)
-            subjects.append(_subject(name, getattr(mask.module, mask.attribute).detach(), mask.pattern, mask.keep))
+            stored = getattr(mask.module, mask.attribute).detach()
+            subjects.append(_Subject(name, KINDS[stored.ndim], stored, mask.axis, mask.pattern, mask.keep))
     for layer, module in model.named_modules():
         if isinstance(module, CompiledLinear | CompiledConv):
-            name, source = f"{layer}.weight".lstrip("."), module.prepared.source()
+            name, source = f"{layer}.weight".lstrip("."), module.source()
             seen.add(name)
+            promise = named.get(name, everywhere)
             if isinstance(source, Packed):  # the packed form is the promise
-                subjects.append(_subject(name, source.unpack(), patterns.parse(source.header.pattern)))
-            else:
-                subjects.append(_subject(name, source.detach(), named.get(name, everywhere)))
+                promise, source = patterns.parse(source.header.pattern), source.unpack()
+            kind = KINDS[source.ndim] if module.axis else "hf_conv1d"
+            subjects.append(_Subject(name, kind, source.detach(), Reduction(module.axis), promise))
     return subjects, seen
 
 
 def check_weights(
-    weights: Mapping[str, Tensor], *, expect: str | Pattern | Mapping[str, str | Pattern] | None = None
+    weights: Mapping[str, Tensor],
+    *,
+    expect: str | Pattern | Mapping[str, str | Pattern] | None = None,
+    axes: Mapping[str, int] | None = None,
 ) -> Report:
     """Say the same about named tensors, for instance the content of a checkpoint.
 
-    Floating tensors with 2 axes are taken as Linear weights (out, in), with 3 or 4 as convolution weights
-    (out, in, kernel...). An embedding cannot be told from a Linear weight here.
+    Floating tensors with 2 axes are taken as Linear weights (out, in), with 3 to 5 as convolution weights
+    (out, in, kernel...), unless `axes` says otherwise. An embedding cannot be told from a Linear weight here.
+
+    Args:
+        weights: Tensors by name.
+        expect: As in `check`.
+        axes: Reduction axes other than 1, by name: 0 for Hugging Face's Conv1D and for transposed convolutions.
 
     Raises:
         PatternError: `expect` does not parse.
@@ -123,13 +143,11 @@ def check_weights(
         elif not tensor.is_floating_point():
             skipped.append((name, f"dtype {tensor.dtype} is not floating"))
         else:
-            subjects.append(_subject(name, tensor.detach(), named.get(name, everywhere)))
+            axis = (axes or {}).get(name, 1)
+            kind = KINDS[tensor.ndim] if axis else FIRST[tensor.ndim]
+            subjects.append(_Subject(name, kind, tensor.detach(), Reduction(axis), named.get(name, everywhere)))
     _refuse_unknown(named, {subject.name for subject in subjects})
     return Report(tuple(map(_examine, subjects)), tuple(skipped))
-
-
-def _subject(name: str, stored: Tensor, promise: Pattern | None, keep: Tensor | None = None) -> _Subject:
-    return _Subject(name, KINDS[stored.ndim], stored, layers.reduction_last(stored), promise, keep)
 
 
 def _expectation(
@@ -179,7 +197,7 @@ def _finding(subject: _Subject) -> Finding:
         "legal_fraction": found.legal / found.groups if found else 0.0,
         "wrong_axis": wrong_axis,
         "wrong_fraction": wrong_fraction,
-        "first": _stored_index(found.first) if found and found.first else None,
+        "first": subject.axis.stored(found.first, tuple(stored.shape)) if found and found.first else None,
         "values": found.values if found else (),
         "zeros": zeros,
         "outside": None if subject.keep is None else int(((stored != 0) & ~subject.keep).sum()),
@@ -189,7 +207,7 @@ def _finding(subject: _Subject) -> Finding:
         name=subject.name,
         kind=subject.kind,
         shape=tuple(stored.shape),
-        axis=f"{'in' if subject.kind == 'linear' else 'input channels per group'} = {columns}",
+        axis=f"{'in' if stored.ndim == 2 else 'input channels per group'} = {columns}",
         promised=subject.promise.name if subject.promise else None,
         judged=judged.name,
         satisfies=satisfies,
@@ -210,11 +228,11 @@ def _satisfies(view: Tensor, zeros: float, judged: Pattern) -> tuple[str, ...]:
 
 def _wrong_axis(subject: _Subject, judged: Pattern) -> tuple[str | None, float | None]:
     others: dict[str, Tensor] = {}
-    if subject.kind == "linear":
+    if subject.stored.ndim == 2:
         others["out (the transposed weight)"] = subject.view.T
     else:
-        others["output channels"] = subject.stored.movedim(0, -1)
-        if subject.stored.shape[1] > 1 and subject.stored[0, 0].numel() > 1:
+        others["output channels"] = subject.stored.movedim(1 - subject.axis.axis, -1)
+        if subject.axis.axis and subject.stored.shape[1] > 1 and subject.stored[0, 0].numel() > 1:
             others["the flattened kernel (C*kh*kw)"] = subject.stored.flatten(1)
     best: tuple[str | None, float | None] = (None, None)
     for axis, view in others.items():
@@ -223,11 +241,6 @@ def _wrong_axis(subject: _Subject, judged: Pattern) -> tuple[str | None, float |
             if best[1] is None or found.legal / found.groups > best[1]:
                 best = axis, found.legal / found.groups
     return best
-
-
-def _stored_index(index: tuple[int, ...]) -> tuple[int, ...]:
-    """Turn an index of the reduction-last view (out, [kernel], in) into one of the stored (out, in, [kernel])."""
-    return (index[0], index[-1], *index[1:-1])
 
 
 def _verdict(finding: Finding) -> str:

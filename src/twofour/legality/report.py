@@ -15,7 +15,7 @@ class Finding:
 
     Attributes:
         name: Name of the weight in the model, for example "encoder.fc1.weight".
-        kind: "linear", "conv1d" or "conv2d".
+        kind: Kind of weight, a name of `layers.KINDS` or "hf_conv1d".
         shape: Shape as stored.
         axis: Name and size of the reduction axis, for example "in = 768".
         promised: Pattern that a mask or the caller promises, or None.

@@ -49,6 +49,8 @@ class Fit:
 
 
 _LINEAR = ("linear",)
+_PRODUCTS = ("linear", "hf_conv1d", "attention_in", "attention_out")
+_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 _TORCH = "torch 2.13 sparse/semi_structured.py, _DTYPE_SHAPE_CONSTRAINTS"
 RULES: tuple[Rule, ...] = (
     Rule("torch cuSPARSELt", "float16 bfloat16", 16, 16, "2:4", _LINEAR, _TORCH),
@@ -57,8 +59,16 @@ RULES: tuple[Rule, ...] = (
     Rule("torch CUTLASS", "int8", 16, 128, "2:4", _LINEAR, _TORCH),
     # For 4-byte values torch's own conversion writes 1:2, the form of tf32.
     Rule("torch CUTLASS", "float32", 32, 32, "1:2", _LINEAR, f"{_TORCH}; _semi_structured_conversions.py"),
-    Rule("TensorRT", "float16 int8", 1, 4, "2:4", (), "TensorRT 8 developer guide, structured sparsity"),
-    Rule("twofour CPU", "float32", 1, 4, "2:4", _LINEAR, "kernels/nm_matmul: rows and tokens are padded inside"),
+    Rule(
+        "TensorRT",
+        "float16 int8",
+        1,
+        4,
+        "2:4",
+        (*_PRODUCTS, *_CONVOLUTIONS),
+        "TensorRT 8 developer guide, structured sparsity",
+    ),
+    Rule("twofour CPU", "float32", 1, 4, "2:4", _PRODUCTS, "kernels/nm_matmul: rows and tokens are padded inside"),
 )
 
 

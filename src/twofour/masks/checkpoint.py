@@ -36,6 +36,11 @@ class PatternChoice(Protocol):
         """The rule of `layers.walk`."""
         ...
 
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """Names of layers that are sparse although an embedding has their weight."""
+        ...
+
     def pattern_for(self, *layers: str) -> Pattern | None:
         """Return the pattern of a layer, given all its names."""
         ...
@@ -127,10 +132,10 @@ def _candidates(
     model: nn.Module, pattern: str | Pattern | PatternChoice, skip: tuple[str, ...], eligibility: str
 ) -> Iterator[tuple[PrunableWeight, Pattern]]:
     if isinstance(pattern, PatternChoice):
-        skip, eligibility = (*skip, *pattern.skip), pattern.eligibility
+        skip, eligibility, tied = (*skip, *pattern.skip), pattern.eligibility, pattern.tied
     else:
-        pattern = parse(pattern)
-    for prunable in walk(model, skip=skip, eligibility=eligibility).weights:
+        pattern, tied = parse(pattern), ()
+    for prunable in walk(model, skip=skip, eligibility=eligibility, tied=tied).weights:
         chosen = pattern if isinstance(pattern, Pattern) else pattern.pattern_for(*prunable.layers)
         if chosen is not None and prunable.reduction % chosen.group == 0:
             yield prunable, chosen
@@ -145,7 +150,7 @@ def _derive_one(prunable: PrunableWeight, pattern: Pattern) -> Tensor:
 
 
 def _by_name(model: nn.Module) -> dict[str, PrunableWeight]:
-    weights = walk(model, eligibility="any").weights
+    weights = walk(model, eligibility="any", tied="*").weights
     return {name: prunable for prunable in weights for name in (prunable.name, *prunable.aliases)}
 
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from twofour.errors import MaskError, PatternError
-from twofour.layers import from_reduction_last, is_distributed, reduction_last, whole
+from twofour.layers import is_distributed, whole
 from twofour.masks.link import Link, fill_pruned, keeps, links_of, living, unpickled
 
 _log = logging.getLogger("twofour.masks")
@@ -116,7 +116,7 @@ def after_load(module: nn.Module, incompatible_keys: object) -> None:
         weight = whole(parameter)
         if keeps(weight, link.keep):
             continue
-        if link.pattern.check(reduction_last(weight)).ok:
+        if link.pattern.check(link.axis.last(weight)).ok:
             _adopt(link, weight)
             continue
         _log.warning("`%s`: the loaded weight is not %s; its mask was applied again", link.name, link.pattern.name)
@@ -125,8 +125,8 @@ def after_load(module: nn.Module, incompatible_keys: object) -> None:
 
 def _adopt(link: Link, weight: Tensor) -> None:
     try:
-        keep = link.pattern.project(reduction_last(weight), absolute=True)
+        keep = link.pattern.project(link.axis.last(weight), absolute=True)
     except PatternError as error:
         raise error.for_layer(link.name) from None
-    link.keep.copy_(from_reduction_last(keep))
+    link.keep.copy_(link.axis.restore(keep))
     _log.info("`%s`: the loaded weight is %s with other zeros; its mask follows", link.name, link.pattern.name)

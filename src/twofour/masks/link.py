@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour.errors import MaskError
-from twofour.layers import is_distributed
+from twofour.layers import Reduction, is_distributed
 from twofour.patterns import Pattern
 
 LINKS = "_twofour_links"
@@ -36,10 +36,11 @@ _lock = threading.Lock()
 class Link:
     """Ties a mask buffer to the parameter it rules. Copies and pickles along with its module."""
 
-    def __init__(self, module: nn.Module | None, attribute: str, name: str, pattern: Pattern) -> None:
+    def __init__(self, module: nn.Module | None, attribute: str, name: str, pattern: Pattern, axis: Reduction) -> None:
         self.attribute = attribute
         self.name = name
         self.pattern = pattern
+        self.axis = axis
         self._bind(module)
 
     def _bind(self, module: nn.Module | None) -> None:
@@ -101,13 +102,15 @@ class Link:
         module = memo.get(id(self.module))
         if module is None:
             _log.warning("the copy of `%s` has no mask: its link was copied without its module", self.name)
-        return Link(module, self.attribute, self.name, self.pattern)
+        return Link(module, self.attribute, self.name, self.pattern, self.axis)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module, "attribute": self.attribute, "name": self.name, "pattern": self.pattern}
+        names = ("module", "attribute", "name", "pattern", "axis")
+        return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.attribute, self.name, self.pattern = state["attribute"], state["name"], state["pattern"]
+        self.axis = state.get("axis", Reduction())  # pickled before other axes than 1 were known
         self._bind(state["module"])
         for react in unpickled:
             react()

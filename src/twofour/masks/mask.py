@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour.errors import MaskError, PatternError
-from twofour.layers import PrunableWeight, is_distributed, reduction_last
+from twofour.layers import PrunableWeight, Reduction, is_distributed
 from twofour.masks import hooks
 from twofour.masks.link import LINKS, Link, buffer_name, fill_pruned, links_of
 from twofour.patterns import Pattern, parse
@@ -26,6 +26,7 @@ class Mask:
         attribute: Name of the parameter in the module.
         pattern: The pattern it obeys.
         keep: Bool tensor of the weight's shape, True where a value is kept; the buffer itself, not a copy.
+        axis: The axis that the pattern lies along.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Mask:
     attribute: str
     pattern: Pattern
     keep: Tensor
+    axis: Reduction
 
     @property
     def density(self) -> float:
@@ -85,12 +87,12 @@ def _attach(prunable: PrunableWeight, keep: Tensor, pattern: Pattern) -> Mask:
     else:
         buffer = keep.clone(memory_format=torch.contiguous_format)
         module.register_buffer(name, buffer, persistent=False)
-    module.__dict__.setdefault(LINKS, {})[attribute] = Link(module, attribute, prunable.name, pattern)
+    module.__dict__.setdefault(LINKS, {})[attribute] = Link(module, attribute, prunable.name, pattern, prunable.axis)
     if hooks.after_load not in module._load_state_dict_post_hooks.values():
         module.register_load_state_dict_post_hook(hooks.after_load)
     with torch.no_grad():
         fill_pruned(prunable.parameter, buffer)
-    return Mask(prunable.name, prunable.layer, module, attribute, pattern, buffer)
+    return Mask(prunable.name, prunable.layer, module, attribute, pattern, buffer, prunable.axis)
 
 
 def _require_fit(prunable: PrunableWeight, keep: Tensor, pattern: Pattern) -> None:
@@ -115,7 +117,7 @@ def _require_fit(prunable: PrunableWeight, keep: Tensor, pattern: Pattern) -> No
             remedy="move the mask with keep.to(weight.device)",
         )
     try:
-        conformity = pattern.check(reduction_last(keep).to(torch.uint8))
+        conformity = pattern.check(prunable.reduction_last(keep).to(torch.uint8))
     except PatternError as error:
         raise MaskError(error.what, got=error.got, wanted=error.wanted, remedy=error.remedy) from error
     if not conformity.ok:
@@ -133,7 +135,7 @@ def of(model: nn.Module) -> dict[str, Mask]:
     for layer, module in model.named_modules():
         for attribute, link in links_of(module).items():
             name = f"{layer}.{attribute}" if layer else attribute
-            found[name] = Mask(name, layer, module, attribute, link.pattern, link.keep)
+            found[name] = Mask(name, layer, module, attribute, link.pattern, link.keep, link.axis)
     return found
 
 

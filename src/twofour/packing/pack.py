@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -69,6 +69,12 @@ class Packed:
             return
         if not _ascending(self.indices, geometry.groups):
             self.positions()  # raises, naming the place
+
+    def transposed(self) -> Packed:
+        """Return the same weight with its two axes exchanged, on the same bytes: the packed rows are the same."""
+        assert len(self.header.shape) == 2, self.header
+        turned = replace(self.header, shape=self.header.shape[::-1], axis=1 - self.header.axis)
+        return replace(self, header=turned)
 
     def unpack(self) -> Tensor:
         """Return the dense weight, exactly as it was packed (-0.0 that was dropped comes back as 0.0).

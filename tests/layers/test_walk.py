@@ -49,9 +49,9 @@ def test_each_other_weight_has_a_reason() -> None:
             "wide": nn.Linear(770, 16),
             "tokens": nn.Embedding(16, 16),
             "norm": nn.LayerNorm((4, 16)),
-            "up": nn.ConvTranspose2d(16, 16, 2),
-            "volume": nn.Conv3d(16, 16, 1),
-            "gru": nn.GRU(16, 16),
+            "up": nn.ConvTranspose2d(16, 12, 2),
+            "volume": nn.Conv3d(16, 16, 1, groups=2),
+            "gru": nn.GRU(20, 12),
             "pair": nn.Bilinear(16, 16, 8),
             "good": nn.Linear(16, 8),
             "scale": nn.BatchNorm1d(8),
@@ -65,8 +65,10 @@ def test_each_other_weight_has_a_reason() -> None:
     assert found["wide.weight"] == "in_features 770 is not a multiple of 16 (ASP's rule)"
     assert found["tokens.weight"] == "an embedding: its rows are looked up, not multiplied"
     assert found["norm.weight"] == "a normalisation weight"
-    for name in ("up.weight", "volume.weight", "gru.weight_ih_l0", "gru.weight_hh_l0", "pair.weight"):
-        assert "is not a supported kind of layer (Linear, Conv1d, Conv2d)" in found[name]
+    assert found["up.weight"] == "out_channels 12 is not a multiple of 8 (ASP's rule)"
+    assert found["volume.weight"] == "in_channels / groups 8 is not a multiple of 16 (ASP's rule)"
+    assert found["gru.weight_ih_l0"] == "input width 20 is not a multiple of 16 (ASP's rule)"
+    assert found["pair.weight"].startswith("Bilinear is not a supported kind of layer (Linear, Conv1d to Conv3d, Conv")
     every = {name for name, parameter in model.named_parameters() if parameter.ndim >= 2}
     assert {*found, *names(model)} == every
 
@@ -89,6 +91,26 @@ class Standardised(nn.Conv2d):
 
 class SameForward(nn.Linear):
     """Adds nothing to the computation."""
+
+
+class OwnAttention(nn.MultiheadAttention):
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        return super().forward(*args, **kwargs)[0]
+
+
+class LowRank(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Parameter(torch.randn(16, 32)), nn.Linear(16, 32)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.up.weight @ self.down
+
+
+def low_rank() -> nn.Module:
+    layer = nn.Linear(32, 32)
+    torch.nn.utils.parametrize.register_parametrization(layer, "weight", LowRank())
+    return layer
 
 
 def replaced_forward() -> nn.Module:
@@ -115,7 +137,10 @@ def old_weight_norm() -> nn.Module:
         (lambda: nn.Linear(32, 32, device="meta"), "on the meta device: it has no values"),
         (lambda: nn.Linear(32, 32, dtype=torch.complex64), "dtype complex64 is not a real floating type"),
         (lambda: nn.Linear(32, 32).to(torch.float8_e4m3fn), "dtype float8_e4m3fn is not"),
-        (lambda: nn.MultiheadAttention(32, 2), "inside nn.MultiheadAttention|not a supported kind"),
+        (lambda: OwnAttention(32, 2), "OwnAttention has a forward of its own"),
+        (lambda: torch.nn.utils.parametrizations.spectral_norm(nn.Linear(32, 32)), r"parametrised \(SpectralNorm\)"),
+        (lambda: low_rank(), r"parametrised \(LowRank\): .*remove_parametrizations|part of a parametrisation"),
+        (lambda: nn.ModuleDict({"lora_A": nn.Linear(32, 32)}), r"a low-rank adapter \(LoRA\): merge it"),
     ],
 )
 def test_layers_whose_weight_is_not_what_is_multiplied(make: Callable[[], nn.Module], reason: str) -> None:
@@ -151,8 +176,22 @@ def test_a_tied_weight_is_found_once_with_its_aliases() -> None:
 def test_a_weight_shared_with_an_embedding_is_left_alone() -> None:
     model = nn.ModuleDict({"head": nn.Linear(32, 64, bias=False), "tokens": nn.Embedding(64, 32)})
     model["tokens"].weight = model["head"].weight
-    found = "shared with `tokens.weight`: an embedding: its rows are looked up, not multiplied"
+    found = (
+        "shared with `tokens.weight`: an embedding: its rows are looked up, not multiplied; "
+        'a rule that names it, {"head": ...}, prunes both'
+    )
     assert reasons(model) == {"head.weight": found} and names(model) == []
+    turned = nn.ModuleDict({"tokens": model["tokens"], "head": model["head"]})
+    assert reasons(turned) == {"head.weight": found}
+    (weight,) = layers.walk(turned, tied=["head"]).weights
+    assert (weight.name, weight.aliases, weight.module) == ("head.weight", ("tokens.weight",), model["head"])
+    assert names(nn.ModuleDict({"lm": turned}), tied="*") == ["lm.head.weight"]
+
+
+def test_tied_weights_that_sum_over_different_axes_are_left_alone() -> None:
+    model = nn.Sequential(nn.Conv2d(16, 16, 1), nn.ConvTranspose2d(16, 16, 1))
+    model[1].weight = model[0].weight
+    assert reasons(model) == {"0.weight": "shared with `1.weight`, whose product sums over another axis"}
 
 
 def test_different_parameters_over_the_same_memory_are_left_alone() -> None:
@@ -195,3 +234,20 @@ def test_wrong_options_say_what_is_wanted() -> None:
         layers.walk(model, skip=["classifer"])
     with pytest.raises(LayerError, match=r"eligibility rule is unknown\n  got +'ASP'\n  wanted  'asp' or 'any'"):
         layers.walk(model, eligibility="ASP")
+
+
+def test_a_transposed_convolution_with_groups_is_seen_by_its_outputs() -> None:
+    layer = nn.ConvTranspose2d(8, 6, (3, 2), groups=2)
+    (weight,) = layers.walk(layer, eligibility="any").weights
+    seen = weight.reduction_last(layer.weight)
+    assert seen.shape == (6, 3, 2, 4) and (weight.rows, weight.reduction) == (36, 4)
+    assert torch.equal(weight.from_reduction_last(seen), layer.weight)
+    x = torch.zeros(1, 8, 1, 1)
+    for out, tap, channel in ((1, (0, 1), 2), (4, (2, 0), 3)):
+        x.zero_()[0, channel + (4 if out >= 3 else 0)] = 1  # the second three outputs read the second four channels
+        moved = layer(x)[0, out, tap[0], tap[1]] - layer.bias[out]
+        torch.testing.assert_close(moved, seen[out, *tap, channel])
+        assert (
+            layer.weight[weight.axis.stored((out, *tap, channel), tuple(layer.weight.shape))]
+            == seen[out, *tap, channel]
+        )

@@ -1,0 +1,36 @@
+"""Where a pattern may go: the weights of a model that can be pruned, each with the axis its product sums over."""
+
+from twofour.layers.axis import Reduction
+from twofour.layers.compiled import CompiledLayer, compiled_parts, mark_compiled
+from twofour.layers.globs import ELIGIBILITIES, matches, nearest, require_eligibility, require_matches
+from twofour.layers.kinds import KINDS, SUPPORTED, Feed, Kind, is_hugging_face_conv1d, kind_of
+from twofour.layers.reasons import DTYPES
+from twofour.layers.sharded import is_distributed, whole
+from twofour.layers.walk import Skipped, Walk, reduction_axes, walk
+from twofour.layers.weight import PrunableWeight
+
+__all__ = [
+    "DTYPES",
+    "ELIGIBILITIES",
+    "KINDS",
+    "SUPPORTED",
+    "CompiledLayer",
+    "Feed",
+    "Kind",
+    "PrunableWeight",
+    "Reduction",
+    "Skipped",
+    "Walk",
+    "compiled_parts",
+    "is_distributed",
+    "is_hugging_face_conv1d",
+    "kind_of",
+    "mark_compiled",
+    "matches",
+    "nearest",
+    "reduction_axes",
+    "require_eligibility",
+    "require_matches",
+    "walk",
+    "whole",
+]

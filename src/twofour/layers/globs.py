@@ -1,0 +1,47 @@
+"""Globs of layer names, and options that are checked at the border."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from twofour.errors import LayerError, TwofourError
+
+ELIGIBILITIES = ("asp", "any")
+
+
+def matches(glob: str, layer: str) -> bool:
+    """Whether a glob names the layer or a module around it; `*` crosses dots, so "encoder.*.fc1" fits any depth."""
+    parts = layer.split(".")
+    return any(fnmatchcase(".".join(parts[:end]), glob) for end in range(len(parts), 0, -1))
+
+
+def nearest(glob: str, names: Iterable[str]) -> str:
+    """Say which of `names` look most like `glob`, for the last line of an error."""
+    names = list(dict.fromkeys(name for name in names if name))
+    found = difflib.get_close_matches(glob, names, n=3, cutoff=0.3) or names[:3]
+    return "nearest names: " + ", ".join(f"`{name}`" for name in found) if found else "the model has no named layers"
+
+
+def require_eligibility(eligibility: object, kind: type[TwofourError] = LayerError) -> None:
+    """Raise an error of `kind` unless `eligibility` is one of `ELIGIBILITIES`."""
+    if eligibility not in ELIGIBILITIES:
+        raise kind(
+            "the eligibility rule is unknown", got=repr(eligibility), wanted=" or ".join(map(repr, ELIGIBILITIES))
+        )
+
+
+def require_matches(model: nn.Module, globs: Iterable[str], source: str, kind: type[TwofourError] = LayerError) -> None:
+    """Raise an error of `kind` unless each glob names a layer of `model`; `source` says where the globs stand."""
+    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name in names):
+            raise kind(
+                f"{source} matches no layer",
+                got=repr(glob),
+                wanted="the name of a layer, or a glob of such names",
+                remedy=nearest(glob, names),
+            )

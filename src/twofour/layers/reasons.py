@@ -1,0 +1,168 @@
+"""Why a parameter stays dense."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from twofour.layers.globs import matches
+from twofour.layers.kinds import ATTENTION_OUT, SUPPORTED, Kind, kind_of
+from twofour.layers.sharded import is_distributed
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
+_ADAPTERS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
+"""What peft calls the modules of its low-rank adapters."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One place of a parameter in the model; a tied parameter has several.
+
+    Attributes:
+        name: Full name of the parameter there.
+        layer: Name of the module that owns it.
+        module: That module.
+        attribute: Name of the parameter in the module.
+        attention: The nn.MultiheadAttention around the module, or None.
+    """
+
+    name: str
+    layer: str
+    module: nn.Module
+    attribute: str
+    attention: nn.Module | None = None
+
+    @property
+    def kind(self) -> Kind | None:
+        """The kind of weight, or None where it is none that a pattern can be laid over."""
+        if self.attention is not None:
+            return ATTENTION_OUT if self.module is getattr(self.attention, "out_proj", None) else None
+        return kind_of(self.module)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether rows of the parameter are looked up here."""
+        return isinstance(self.module, nn.Embedding | nn.EmbeddingBag)
+
+
+def reason(
+    places: Sequence[Place], parameter: Tensor, skip: Sequence[str], eligibility: str, tied: Sequence[str]
+) -> str | None:
+    """Say why a parameter stays dense, or None when it can be pruned.
+
+    Args:
+        places: Where it stands; the first is the one that would be masked.
+        parameter: The parameter.
+        skip: Globs of layers to leave dense.
+        eligibility: "asp" or "any".
+        tied: Globs of whole layer names that are pruned although their weight is an embedding too.
+    """
+    for place in places:
+        for glob in skip:
+            if matches(glob, place.layer):
+                return f"left out by skip={glob!r}"
+    if is_lazy(parameter):
+        return "a lazy layer without a shape yet: run one batch first"
+    allowed = any(fnmatchcase(place.layer, glob) for glob in tied for place in places if not place.embeds)
+    for place in places:
+        if (allowed and place.embeds and place is not places[0]) or not (why := _place_reason(place)):
+            continue
+        return why if place is places[0] else f"shared with `{place.name}`: {why}{_asking(places[0], place)}"
+    kind = places[0].kind
+    assert kind is not None, places[0]
+    axes = {place.kind.reduction(place.module) for place in places if place.kind and not place.embeds}
+    if len(axes) > 1:
+        return f"shared with `{places[1].name}`, whose product sums over another axis"
+    return tensor_reason(parameter) or (
+        _asp_reason(kind, places[0].module, parameter) if eligibility == "asp" else None
+    )
+
+
+def _asking(head: Place, embedding: Place) -> str:
+    if not embedding.embeds:
+        return ""
+    return f'; a rule that names it, {{"{head.layer}": ...}}, prunes both'
+
+
+def _place_reason(place: Place) -> str | None:
+    module, name = place.module, type(place.module).__name__
+    around = place.layer.split(".")
+    if place.embeds:
+        return "an embedding: its rows are looked up, not multiplied"
+    if isinstance(module, _NORMS):
+        return "a normalisation weight"
+    if isinstance(module, nn.utils.parametrize.ParametrizationList):
+        by = ", ".join(type(part).__name__.lstrip("_") for part in module)
+        return (
+            f"parametrised ({by}): the weight is computed at each use; torch.nn.utils.parametrize."
+            "remove_parametrizations makes it plain"
+        )
+    if "parametrizations" in around:
+        return "part of a parametrisation, not a layer"
+    if any(part in _ADAPTERS for part in around):
+        return "a low-rank adapter (LoRA): merge it into its layer before pruning, which it would make dense again"
+    kind = place.kind
+    if place.attention is not None and kind is None:
+        return "inside nn.MultiheadAttention, which reads the weight without calling the layer"
+    if kind is None:
+        return f"{name} is not a supported kind of layer ({SUPPORTED})"
+    if not kind.holds(place.attribute):
+        return _replaced_reason(place.attribute)
+    if place.attention is not None and (own := _forward_reason(place.attention, nn.MultiheadAttention)):
+        return f"inside nn.MultiheadAttention: {own}"
+    return _forward_reason(module, kind.base)
+
+
+def _replaced_reason(attribute: str) -> str:
+    if attribute.endswith(("_v", "_g")) and attribute.startswith("weight"):
+        stem = attribute[:-2]
+        return (
+            f"weight-normed: the weight is computed from {stem}_g and {stem}_v; torch.nn.utils.remove_weight_norm "
+            "makes it plain"
+        )
+    if attribute.endswith("_orig"):
+        return (
+            f"the weight is computed from {attribute} (spectral norm or torch.nn.utils.prune); remove_spectral_norm or "
+            "prune.remove makes it plain"
+        )
+    return f"`{attribute}` is not the layer's weight"
+
+
+def _forward_reason(module: nn.Module, base: type[nn.Module]) -> str | None:
+    for method in ("forward", "_conv_forward"):
+        own = getattr(base, method, None)
+        if method in module.__dict__:
+            return f"its {method} was replaced on the instance"
+        if getattr(type(module), method, None) is not own:
+            return f"{type(module).__name__} has a {method} of its own"
+    return None
+
+
+def tensor_reason(parameter: Tensor) -> str | None:
+    """Say why no pattern can be laid over a tensor, whatever layer it belongs to."""
+    if parameter.is_meta:
+        return "on the meta device: it has no values"
+    if parameter.layout != torch.strided:
+        return f"stored as {parameter.layout}"
+    if parameter.dtype not in DTYPES:
+        return f"dtype {str(parameter.dtype).removeprefix('torch.')} is not a real floating type that can be ranked"
+    if type(parameter) not in (Tensor, nn.Parameter) and not is_distributed(parameter):
+        return f"held in a tensor subclass, {type(parameter).__name__}"
+    if parameter.ndim < 2 or parameter.numel() == 0:
+        return f"shape {tuple(parameter.shape)} has no values" if parameter.numel() == 0 else "a single axis"
+    return None
+
+
+def _asp_reason(kind: Kind, module: nn.Module, weight: Tensor) -> str | None:
+    rows, reduction = kind.rows(module, weight.shape), kind.reduction(module).length(weight.shape)
+    if reduction % 16:
+        grouped = " / groups" if getattr(module, "groups", 1) != 1 else ""
+        return f"{kind.reduction_name}{grouped} {reduction} is not a multiple of 16 (ASP's rule)"
+    return f"{kind.rows_name} {rows} is not a multiple of 8 (ASP's rule)" if rows % 8 else None

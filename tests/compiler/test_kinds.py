@@ -1,0 +1,101 @@
+"""compile on every kind of layer: Hugging Face's Conv1D and attention run sparse, the others say why they do not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import twofour
+from tests.layers.small import EVERY, Conv1D
+from twofour import legality
+from twofour.compiler import CompiledLinear
+from twofour.compiler.advise import advise
+
+
+class Block(nn.Module):
+    """The MLP of GPT-2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = Conv1D(128, 64), Conv1D(64, 128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+@pytest.fixture
+def block() -> nn.Module:
+    torch.manual_seed(0)
+    return twofour.prune(Block().eval(), "2:4")
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_hugging_face_conv1d_runs_sparse(no_measuring: None, block: nn.Module, dtype: str, graph: bool) -> None:
+    x = torch.randn(2, 5, 64)
+    fast = twofour.compile(block, x, dtype, tokens=(1,), graph=graph)
+    plans = {entry.name: entry for entry in fast.plan.layers}
+    assert plans["up"].sparse and plans["down"].sparse and plans["up"].kind == "Conv1D (Hugging Face)"
+    assert plans["up"].shape == (128, 64)
+    with torch.no_grad():
+        for given in (x, torch.randn(1, 64).unsqueeze(0)):
+            error = (fast(given) - block(given)).norm() / block(given).norm()
+            assert error < {"float32": 1e-5, "bfloat16": 1e-2, "int8": 3e-2}[dtype]
+    assert fast.up.weight.shape == block.up.weight.shape == (64, 128)
+    report = legality.check(fast)
+    assert report.ok and [found.kind for found in report.layers] == ["hf_conv1d", "hf_conv1d"]
+
+
+def test_compiled_conv1d_in_a_file(no_measuring: None, block: nn.Module, tmp_path: Path) -> None:
+    x, path = torch.randn(3, 64), tmp_path / "m.safetensors"
+    fast = twofour.compile(block, x, tokens=(1,))
+    twofour.save(fast, path)
+    again = twofour.load(path, Block().eval())
+    assert isinstance(again.up, CompiledLinear)
+    with torch.no_grad():
+        torch.testing.assert_close(again(x), block(x), rtol=1e-5, atol=1e-5)
+    masked = twofour.load(path, Block(), masked=True)
+    assert torch.equal(masked.up.weight, block.up.weight) and torch.equal(masked.up.weight_mask, block.up.weight_mask)
+    twofour.save(fast, path, packed=False)
+    assert torch.equal(twofour.load(path, Block(), masked=True).down.weight, block.down.weight)
+
+
+def test_advice_on_conv1d(no_measuring: None) -> None:
+    found = advise(Block(), tokens=(1,))
+    assert [(row.layer, row.shape) for row in found.rows] == [("up", (128, 64)), ("down", (64, 128))]
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(32, 2, batch_first=True)
+        self.out = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.attention(x, x, x, need_weights=False)[0])
+
+
+def test_attention_runs_sparse_in_a_graph(no_measuring: None) -> None:
+    torch.manual_seed(0)
+    model = twofour.prune(Attending().eval(), "2:4")
+    x = torch.randn(2, 7, 32)
+    plain = twofour.compile(model, x, tokens=(1,))
+    reasons = {entry.name: entry.reason for entry in plain.plan.layers}
+    assert "graph=True runs its projections packed" in reasons["attention"]
+    fast = twofour.compile(model, x, tokens=(1,), graph=True)
+    sparse = [entry.name for entry in fast.plan.layers if entry.kind == "product" and entry.sparse]
+    assert sparse == ["attention.in_proj_weight", "attention.out_proj"]
+    with torch.inference_mode():
+        for given in (x, x[:, :4]):
+            torch.testing.assert_close(fast(given), model(given), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(plain(given), model(given), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["conv3d", "conv_transpose2d", "lstm", "gru", "lstm_cell", "fused", "separate"])
+def test_other_kinds_stay_dense_with_a_reason(kind: str) -> None:
+    model = twofour.prune(nn.Sequential(EVERY[kind]()), "2:4")
+    entry = twofour.compile(model, tokens=(1,)).plan.layers[0]
+    assert entry.kernel == "torch" and entry.reason.startswith("dense: ")
+    wanted = "graph=True" if kind in ("fused", "separate") else f"no packed kernel for {entry.kind} yet"
+    assert wanted in entry.reason and entry.shape == tuple(next(iter(model.parameters())).shape)
