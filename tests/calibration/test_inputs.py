@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+import twofour
+from tests.layers.small import Conv1D
 from twofour.calibration import from_matrix, matrix
 from twofour.calibration.inputs import CHUNK, groups, rows
 from twofour.layers import walk
@@ -55,3 +57,15 @@ def test_padding_does_not_count() -> None:
     assert torch.equal(flat, found)
     (pooled,) = rows(weight, (x[:, 0],), {}, tokens)
     assert pooled.shape == (1, 2, 4), "an input of another shape counts as a whole"
+
+
+def test_conv1d_of_hugging_face_sees_the_rows_of_a_linear() -> None:
+    torch.manual_seed(0)
+    stored, linear = Conv1D(8, 16), nn.Linear(16, 8)
+    linear.load_state_dict({"weight": stored.weight.detach().t(), "bias": stored.bias.detach()})
+    data = [torch.randn(4, 16) * torch.linspace(0.1, 3, 16) for _ in range(3)]
+    for criterion in ("wanda", "sparsegpt"):
+        pruned = [
+            twofour.prune(nn.Sequential(each), "2:4", criterion=criterion, data=data) for each in (stored, linear)
+        ]
+        torch.testing.assert_close(pruned[0][0].weight.t(), pruned[1][0].weight)
