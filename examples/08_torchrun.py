@@ -15,9 +15,8 @@ from torch.distributed.fsdp import fully_shard
 import twofour
 
 if "RANK" not in os.environ:  # started without torchrun: start it on two processes of this machine
-    os.execv(
-        sys.executable, [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", __file__]
-    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    os.execv(sys.executable, [*launcher, __file__])
 
 
 def network() -> nn.Module:
@@ -26,7 +25,6 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
-torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 model = twofour.prune(network(), "2:4")  # before or after fully_shard: the masks are the same
