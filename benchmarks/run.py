@@ -1,4 +1,4 @@
-"""The benchmark suite: `python benchmarks/run.py linear|grid|conv|mask|models|memory|figures`; --record keeps."""
+"""The benchmark suite: `python benchmarks/run.py --help` lists its parts; --record keeps what they find."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from cases import calibrated as calibrated_case
 from cases import conv as conv_case
 from cases import grid as grid_case
 from cases import linear as linear_case
@@ -148,6 +149,23 @@ def memory(
         path = _path(json, f"memory-{kind}-{keep}", record)
         memory_case.show(memory_case.run(kind, keep, path), _console())
         _console().print(f"record: {path}", highlight=False)
+
+
+@app.command()
+def calibrated(
+    model: Annotated[str, typer.Option(help=" or ".join(calibrated_case.MODELS))] = "minilm",
+    criterion: Annotated[str, typer.Option(help="A criterion that looks at data.")] = "sparsegpt",
+    pattern: Annotated[str, typer.Option(help="The pattern.")] = "2:4",
+    threads: Annotated[int, typer.Option(help="Threads of torch.")] = 2,
+    samples: Annotated[int, typer.Option(help="Sequences: of 128 tokens for minilm, of 256 for llama-1b.")] = 128,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """One-shot pruning with calibration: seconds, memory and the outputs' error, in a process of its own."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    path = _path(json, f"calibrated-{model}-{criterion.partition(':')[0]}-{threads}", record)
+    calibrated_case.show(calibrated_case.run(model, criterion, pattern, threads, samples, path), _console())
+    _console().print(f"record: {path}", highlight=False)
 
 
 @app.command()

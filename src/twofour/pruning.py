@@ -47,15 +47,15 @@ def prune(
         model: The trained dense model, on any device.
         pattern: "2:4" or another N:M for every eligible layer, a mapping from layer globs to patterns or "dense"
             (first match wins), or a `Recipe`.
-        criterion: Which values of a group stay: "magnitude", "random", "wanda", "ria", "sparsegpt", "sparsegpt-mask" or
-            "taylor", with options as in "sparsegpt:dampening=0.05"; or an object. See docs/criteria.md.
+        criterion: Which values of a group stay: "magnitude", "random", "wanda", "ria", "sparsegpt", "sparsegpt-mask",
+            "admm", "taylor" or "learned", with options as in "sparsegpt:dampening=0.05"; or an object.
         skip: Globs of layers to leave dense.
         eligibility: "asp" prunes a weight only if size(0) % 8 == 0 and size(1) % 16 == 0; "any" prunes whatever the
             pattern's group divides.
         data: Calibration data, for all criteria but "magnitude" and "random", which with data report what the outputs
             lose: an iterable of inputs (a tensor, a tuple of positional or a dict of keyword arguments) or of pairs
             (input, target). Tokens that an attention mask hides do not count.
-        loss: `loss(output, target)`, for "taylor".
+        loss: `loss(output, target)`, for "taylor" and "learned".
         samples: How many samples of `data` are used.
         progress: Show a progress bar while calibrating, on a terminal.
         permute: Search for an order of the channels that the patterns fit better and put the model in it first; its

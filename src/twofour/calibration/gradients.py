@@ -57,7 +57,15 @@ def evaluate(model: nn.Module, batch: Batch, loss: Loss, device: torch.device) -
     """
     with explained():
         output = call(model, to_device(batch.inputs, device))
-    value = loss(output, to_device(batch.target, device))
+    return require_loss(loss(output, to_device(batch.target, device)))
+
+
+def require_loss(value: Any) -> Tensor:
+    """Return the value of a loss if it is a finite scalar that gradients can be taken of.
+
+    Raises:
+        DataError: It is not.
+    """
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad or not torch.isfinite(value):
         got = value.detach() if isinstance(value, Tensor) else value
         raise DataError(

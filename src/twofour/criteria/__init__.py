@@ -1,7 +1,9 @@
 """Which weights matter: criteria choose the kept values of a weight, some with new values for them."""
 
 from twofour.criteria.activation import RIA, Wanda
+from twofour.criteria.admm import ADMM
 from twofour.criteria.base import Criterion, Layerwise, Scored, Solution
+from twofour.criteria.learned import Learned
 from twofour.criteria.magnitude import Magnitude
 from twofour.criteria.parse import NAMES, parse
 from twofour.criteria.random import Random
@@ -10,12 +12,14 @@ from twofour.criteria.sparsegpt import SparseGPT, SparseGPTMask
 from twofour.criteria.taylor import Taylor
 
 __all__ = [
+    "ADMM",
     "NAMES",
     "RIA",
     "SAMPLES",
     "Choice",
     "Criterion",
     "Layerwise",
+    "Learned",
     "Magnitude",
     "Outcome",
     "Random",

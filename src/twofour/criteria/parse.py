@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from twofour.criteria.activation import RIA, Wanda
+from twofour.criteria.admm import ADMM
 from twofour.criteria.base import Criterion
+from twofour.criteria.learned import Learned
 from twofour.criteria.magnitude import Magnitude
 from twofour.criteria.random import Random
 from twofour.criteria.sparsegpt import SparseGPT, SparseGPTMask
@@ -16,7 +18,7 @@ from twofour.criteria.taylor import Taylor
 from twofour.errors import RecipeError
 
 _BUILT: dict[str, Callable[..., Criterion]] = {
-    kind().kind: kind for kind in (Magnitude, Random, Wanda, RIA, SparseGPT, SparseGPTMask, Taylor)
+    kind().kind: kind for kind in (Magnitude, Random, Wanda, RIA, SparseGPT, SparseGPTMask, ADMM, Taylor, Learned)
 }
 NAMES = tuple(_BUILT)
 """The names of all criteria."""

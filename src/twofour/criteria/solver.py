@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from twofour import calibration
 from twofour.calibration import Batch, Display, Statistics
 from twofour.calibration.gradients import Loss
 from twofour.criteria.base import Criterion, Layerwise, Solution
+from twofour.criteria.learned import Learned
 from twofour.errors import DataError, LayerError, PatternError, RecipeError
 from twofour.layers import PrunableWeight, is_distributed, whole
 from twofour.patterns import Pattern
@@ -115,10 +116,9 @@ def solve(
         PatternError: A weight holds NaN or infinity.
     """
     _require_given(criterion, data, loss)
-    if not isinstance(criterion, Layerwise):
-        raise AssertionError(criterion)
     solved = Solved()
     if data is None:
+        assert isinstance(criterion, Layerwise), "others need data"
         solved.choices = [_choose(weight, pattern, criterion) for weight, pattern in weights]
         return solved
     _require_whole(weights)
@@ -158,8 +158,8 @@ def _solve(
 
 def _calibrated(
     model: nn.Module,
-    weights: Iterable[tuple[PrunableWeight, Pattern]],
-    criterion: Layerwise,
+    weights: Sequence[tuple[PrunableWeight, Pattern]],
+    criterion: Criterion,
     batches: Sequence[Batch],
     loss: Loss | None,
     display: Display,
@@ -168,15 +168,21 @@ def _calibrated(
     patterns = {weight.name: pattern for weight, pattern in weights}
     listed = [weight for weight, _ in weights]
     slopes = {}
-    if criterion.need == "gradients":
-        assert loss is not None, "required"
-        slopes = calibration.gradients(model, listed, batches, loss, display)
+    learned: dict[str, Tensor] = {}
+    if loss is not None:
+        if isinstance(criterion, Learned):
+            learned = criterion.learn(model, weights, batches, loss, display)
+        else:
+            slopes = calibration.gradients(model, listed, batches, loss, display)
 
     def visit(weight: PrunableWeight, statistics: Statistics) -> None:
         pattern, values = patterns[weight.name], calibration.matrix(weight, weight.parameter.detach())
         if weight.name in slopes:
             statistics.gradient = calibration.matrix(weight, slopes.pop(weight.name))
-        solution = _solve(values, weight, pattern, criterion, statistics)
+        if isinstance(criterion, Layerwise):
+            solution = _solve(values, weight, pattern, criterion, statistics)
+        else:
+            solution = Solution(learned.pop(weight.name))
         # In the weight's own type, so that the error is that of the values the model will hold.
         new = (values if solution.values is None else solution.values.to(values.dtype)).masked_fill(~solution.keep, 0.0)
         error = statistics.error(values, new)
@@ -210,7 +216,7 @@ def _require_given(criterion: Criterion, data: Any, loss: Loss | None) -> None:
         raise RecipeError(
             f'the criterion "{criterion.kind}" follows no loss',
             got="a loss",
-            wanted='loss=None, or the criterion "taylor"',
+            wanted='loss=None, or the criterion "taylor" or "learned"',
         )
 
 

@@ -1,0 +1,168 @@
+"""Learned masks: the weights are frozen, and which pattern each group takes is trained through the loss.
+
+After Fang et al. 2024, "MaskLLM: Learnable Semi-Structured Sparsity for Large Language Models". Each group of M values
+has a logit for each of its candidates, 6 for 2:4. A training step multiplies the weight with the soft mask
+
+    softmax((scale * logits + Gumbel noise) / temperature) @ candidates
+
+and the logits follow the gradient of the loss. The temperature falls and the scale grows, so that the soft masks become
+hard; at the end each group takes its largest logit. The logits start with magnitude's mask ahead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from twofour import calibration
+from twofour.calibration import Batch, Display, Need
+from twofour.calibration.gradients import Loss, require_loss, trainable
+from twofour.calibration.passes import explained, observing
+from twofour.criteria.base import Criterion
+from twofour.errors import RecipeError
+from twofour.layers import PrunableWeight
+from twofour.patterns import NM, PairedNM, Pattern
+
+MOST_CANDIDATES = 256
+"""4:8 has 70, 8:16 has 12870: a logit for each would be 800 times the weight."""
+
+SCALE = (1.0, 5.0)
+LAST_TEMPERATURE = 0.05
+
+
+@dataclass(frozen=True)
+class Learned(Criterion):
+    """Train the choice of each group's pattern; the kept values stay as they are.
+
+    Attributes:
+        steps: Training steps; the batches of the data are used in turn.
+        rate: Learning rate of the logits (Adam).
+        temperature: At the first step; it falls on a straight line to 0.05, as the paper's does from 4.
+        prior: How far the logits of candidates that agree with magnitude are ahead at the start.
+        seed: Of the Gumbel noise.
+    """
+
+    steps: int = 200
+    rate: float = 0.1
+    temperature: float = 4.0
+    prior: float = 3.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.rate <= 0 or self.temperature < LAST_TEMPERATURE:
+            raise RecipeError(
+                "the options of learned masks cannot be used",
+                got=f"steps={self.steps}, rate={self.rate}, temperature={self.temperature}",
+                wanted=f"steps >= 1, rate > 0 and temperature >= {LAST_TEMPERATURE}",
+            )
+
+    @property
+    def kind(self) -> str:
+        """The criterion's name: "learned"."""
+        return "learned"
+
+    @property
+    def need(self) -> Need | None:
+        """Training on a loss."""
+        return "training"
+
+    def learn(
+        self,
+        model: nn.Module,
+        weights: Sequence[tuple[PrunableWeight, Pattern]],
+        batches: Sequence[Batch],
+        loss: Loss,
+        display: Display | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the learned masks as matrices (groups, rows, in), by the weights' names; the model is unchanged.
+
+        Args:
+            model: Runs in evaluation mode; its own modes and `requires_grad` come back.
+            weights: What to prune, and the pattern of each.
+            batches: What `calibration.take` returned.
+            loss: `loss(output, target)`.
+            display: Shows progress.
+
+        Raises:
+            RecipeError: A pattern has too many candidates.
+            DataError: The model does not run on the data, or the loss is no finite number.
+        """
+        display = display or Display(0, shown=False)
+        choices = [_Choice(weight, pattern, self.prior) for weight, pattern in weights]
+        optimizer = torch.optim.Adam([choice.logits for choice in choices], lr=self.rate)
+        device = choices[0].logits.device
+        noise = torch.Generator(device).manual_seed(self.seed)
+        with observing(model), trainable(model, []), torch.enable_grad():
+            for step in range(self.steps):
+                batch, share = batches[step % len(batches)], step / max(self.steps - 1, 1)
+                temperature = self.temperature + (LAST_TEMPERATURE - self.temperature) * share
+                scale = SCALE[0] + (SCALE[1] - SCALE[0]) * share
+                masked = {choice.weight.name: choice.soft(scale, temperature, noise) for choice in choices}
+                value = _evaluate(model, masked, batch, loss, device)
+                optimizer.zero_grad(set_to_none=True)
+                value.backward()
+                optimizer.step()
+                display.say(f"learning masks, step {step + 1} of {self.steps}, loss {value.item():.4f}")
+        return {choice.weight.name: choice.hard() for choice in choices}
+
+
+class _Choice:
+    """The logits of one weight: (groups of a convolution, rows, groups of the pattern, candidates)."""
+
+    def __init__(self, weight: PrunableWeight, pattern: Pattern, prior: float) -> None:
+        self.weight = weight
+        values = calibration.matrix(weight, weight.parameter.detach())
+        self.dense = values.float()
+        self.candidates = candidates(pattern, weight.name).to(values.device, torch.float32)
+        best = pattern.project(values.flatten(0, 1), absolute=True).view(values.shape)
+        kept = self.candidates[0].sum()
+        agreement = best.unflatten(-1, (-1, pattern.group)).float() @ self.candidates.T / kept
+        self.logits = (prior * (agreement - agreement.mean())).requires_grad_()
+
+    def soft(self, scale: float, temperature: float, noise: torch.Generator) -> Tensor:
+        """Return the weight under a soft mask with fresh noise, in its own shape and dtype."""
+        uniform = torch.rand(self.logits.shape, generator=noise, device=self.logits.device)
+        gumbel = -(-uniform.clamp_(1e-20, 1 - 1e-7).log()).log()
+        mask = ((scale * self.logits + gumbel) / temperature).softmax(-1) @ self.candidates
+        masked = calibration.from_matrix(self.weight, self.dense * mask.flatten(-2))
+        return masked.to(self.weight.parameter.dtype)
+
+    def hard(self) -> Tensor:
+        """Return the mask of the largest logits."""
+        return self.candidates[self.logits.detach().argmax(-1)].flatten(-2).bool()
+
+
+def candidates(pattern: Pattern, name: str) -> Tensor:
+    """Return every mask that one group of the pattern may take: bool (candidates, M).
+
+    Raises:
+        RecipeError: There are more than 256, or the pattern ties rows together.
+    """
+    unit = 2 if isinstance(pattern, PairedNM) else 1
+    count = math.comb(pattern.m // unit, pattern.n // unit) if isinstance(pattern, NM | PairedNM) else 0
+    if not isinstance(pattern, NM | PairedNM) or count > MOST_CANDIDATES:
+        raise RecipeError(
+            f"masks of the pattern {pattern.name} cannot be learned",
+            got=f"{count} candidates for each group" if count else "a pattern whose groups depend on each other",
+            wanted=f"N:M or pair-wise N:M with at most {MOST_CANDIDATES} candidates: 2:4 has 6, 4:8 has 70",
+            remedy='another pattern for this layer, or the criterion "sparsegpt"',
+            layer=name,
+        )
+    found = torch.zeros(count, pattern.m // unit, dtype=torch.bool)
+    for index, kept in enumerate(combinations(range(pattern.m // unit), pattern.n // unit)):
+        found[index, list(kept)] = True
+    return found.repeat_interleave(unit, dim=1)
+
+
+def _evaluate(model: nn.Module, masked: dict[str, Tensor], batch: Batch, loss: Loss, device: torch.device) -> Tensor:
+    inputs = calibration.to_device(batch.inputs, device)
+    positional = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, dict) else (inputs,)
+    with explained():
+        output = functional_call(model, masked, positional, inputs if isinstance(inputs, dict) else {})
+    return require_loss(loss(output, calibration.to_device(batch.target, device)))
