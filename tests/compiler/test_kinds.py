@@ -91,6 +91,34 @@ def test_attention_runs_sparse_in_a_graph(no_measuring: None) -> None:
             torch.testing.assert_close(plain(given), model(given), rtol=1e-4, atol=1e-5)
 
 
+class Crossing(nn.Module):
+    def __init__(self, kdim: int | None) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(32, 2, kdim=kdim, vdim=kdim, batch_first=True)
+        self.out = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        return self.out(self.attention(x, memory, memory, need_weights=False)[0])
+
+
+@pytest.mark.parametrize("kdim", [None, 64])
+def test_attention_between_two_sequences_runs_sparse_in_a_graph(no_measuring: None, kdim: int | None) -> None:
+    torch.manual_seed(0)
+    model = twofour.prune(Crossing(kdim).eval(), "2:4")
+    pair = torch.randn(2, 7, 32), torch.randn(2, 7, kdim or 32)
+    fast = twofour.compile(model, pair, tokens=(1,), graph=True)
+    parts = {entry.name for entry in fast.plan.layers if entry.sparse} - {"attention.out_proj", "out"}
+    fused = {f"attention.in_proj_weight.rows_{rows}" for rows in ("0_32", "32_96")}
+    assert parts == (fused if kdim is None else {f"attention.{name}_proj_weight" for name in "qkv"})
+    assert "; in the graph `attention." in next(e.reason for e in fast.plan.layers if e.name == "attention")
+    dense = sum(p.nbytes for p in model.parameters() if p.ndim == 2)
+    assert fast.plan.bytes_before == dense
+    with torch.inference_mode():
+        for n in (7, 4):
+            given = pair[0][:, :n], pair[1][:, : n - 1]
+            torch.testing.assert_close(fast(*given), model(*given), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["conv3d", "conv_transpose2d", "lstm", "gru", "lstm_cell", "fused", "separate"])
 def test_other_kinds_stay_dense_with_a_reason(kind: str) -> None:
     model = twofour.prune(nn.Sequential(EVERY[kind]()), "2:4")

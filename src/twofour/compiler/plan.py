@@ -135,6 +135,10 @@ def with_products(layers: Sequence[LayerPlan], products: Sequence[LayerPlan]) ->
         name = new.name if new.name in found else new.name.removesuffix(".in_proj_weight")
         old = found.get(name)
         if old is None:
+            owner = next((around for around in _around(new.name) if around in found), None)
+            if owner is not None:  # a part of a layer that reads its weights itself: they are counted there
+                found[owner] = replace(found[owner], reason=f"{found[owner].reason}; in the graph `{new.name}`")
+                new = replace(new, bytes_before=0, bytes_after=new.bytes_after - new.bytes_before, bytes_in_file=0)
             found[name] = new
         else:
             kept = old.bytes_after + new.bytes_after - new.bytes_before
@@ -145,6 +149,12 @@ def with_products(layers: Sequence[LayerPlan], products: Sequence[LayerPlan]) ->
                 reason = f"{found[part].reason}; in the graph a part of `{new.name}`"
                 found[part] = replace(found[part], reason=reason)
     return tuple(found.values())
+
+
+def _around(name: str) -> list[str]:
+    """Return the names of the modules around a parameter, the innermost first."""
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
 
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

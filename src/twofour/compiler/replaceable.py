@@ -169,11 +169,15 @@ def left_alone(
         reason = refusal(module, name in inside_attention, encoding)
         weight = next((w for shown in _SHOWN if isinstance(w := getattr(module, shown, None), Tensor)), None)
         if reason and weight is not None:
-            kind, size = type(module).__name__, weight.numel() * weight.element_size()
+            kind, size = type(module).__name__, sum(p.nbytes for p in module._parameters.values() if _has_axes(p))
             shape = tuple(weight.shape)
             sizes = size, size, size
             entries.append(LayerPlan(name, kind, shape, None, "torch", "", None, None, f"dense: {reason}", *sizes))
     return entries
+
+
+def _has_axes(parameter: Tensor | None) -> TypeGuard[Tensor]:
+    return parameter is not None and parameter.ndim >= 2
 
 
 def impossible_tokens(tokens: object) -> CompileError:

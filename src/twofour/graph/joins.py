@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from twofour.graph.base import Product, Rule, Source, aten, product, product_of, replace_with, value
+from twofour.graph.base import Product, Rule, Source, aten, product, product_of, replace_with, same_axes, value
 
 _VIEWS = (
     aten.view.default,
@@ -25,7 +25,7 @@ def rewrite(module: fx.GraphModule) -> int:
     readers: defaultdict[Any, list[fx.Node]] = defaultdict(list)
     for node in module.graph.nodes:
         found = product_of(node)
-        if found is not None and found.epilogue.plain and all(user.target in _VIEWS for user in node.users):
+        if found is not None and found.epilogue.plain and all(_looks(node, user) for user in node.users):
             readers[node.args[0]].append(node)
     count = 0
     for x, nodes in readers.items():
@@ -33,6 +33,15 @@ def rewrite(module: fx.GraphModule) -> int:
             _join(module.graph, x, nodes)
             count += 1
     return count
+
+
+def _looks(node: fx.Node, user: fx.Node) -> bool:
+    """Tell whether `user` looks at the result without a copy, also where it is a part of a wider one."""
+    if user.target is not aten.view.default:
+        return user.target in _VIEWS
+    before, after = value(node).shape, value(user).shape
+    # One that lays the last axis and another together, as torch's own attention does, needs them side by side.
+    return same_axes(before[:-1], after[: len(before) - 1])
 
 
 def _join(graph: fx.Graph, x: fx.Node, nodes: list[fx.Node]) -> None:

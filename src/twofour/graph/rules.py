@@ -12,13 +12,14 @@ from twofour.graph.base import Rule
 from twofour.graph.combines import COMBINES
 from twofour.graph.constants import CONSTANTS
 from twofour.graph.convolutions import CONVOLUTIONS, UNFOLDED
+from twofour.graph.cuts import CUTS
 from twofour.graph.gelu_formula import GELU_FORMULA
 from twofour.graph.identities import IDENTITIES
 from twofour.graph.joins import JOINS
 from twofour.graph.norms import NORMS
 from twofour.graph.products import PRODUCTS
 
-SIMPLIFICATIONS: tuple[Rule, ...] = (IDENTITIES, CONSTANTS, GELU_FORMULA)
+SIMPLIFICATIONS: tuple[Rule, ...] = (IDENTITIES, CONSTANTS, CUTS, GELU_FORMULA)
 """Rewrites that leave only operators of torch."""
 
 FUSIONS: tuple[Rule, ...] = (CONVOLUTIONS, PRODUCTS, ACTIVATIONS, COMBINES, JOINS, ATTENTION, NORMS)
