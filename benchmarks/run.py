@@ -18,6 +18,7 @@ from cases import linear as linear_case
 from cases import mask as mask_case
 from cases import memory as memory_case
 from cases import models_table, records, shapes, table
+from cases import permutation as permutation_case
 from twofour.errors import DataError, TwofourError
 from twofour.measure import Record
 
@@ -113,6 +114,21 @@ def mask(
     path = _path(json, "mask-float32", record)
     cells = mask_case.cells(shapes.read(shape_list), _numbers(threads))
     _run(cells, mask_case.Bench(seconds), path, resume, table.show_mask)
+
+
+@app.command()
+def permutation(
+    threads: ThreadsOption = "1",
+    sizes: Annotated[str, typer.Option(help="Rows x channels, comma separated.")] = permutation_case.SHAPES,
+    seconds: SecondsOption = 2.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """The search for an order of the channels: seconds, and how much of the loss it wins back."""
+    path = _path(json, "permutation", record)
+    cells = permutation_case.cells(sizes.split(","), _numbers(threads))
+    _run(cells, permutation_case.Bench(seconds), path, resume, permutation_case.show)
 
 
 @app.command()

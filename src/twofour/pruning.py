@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from twofour import criteria, masks, permutation
+from twofour import calibration, criteria, masks, permutation
 from twofour.criteria import Criterion, Outcome, Solved
 from twofour.errors import LayerError, RecipeError
-from twofour.layers import SUPPORTED, compiled_parts
+from twofour.layers import SUPPORTED, PrunableWeight, compiled_parts
 from twofour.patterns import Pattern
 from twofour.recipe import Assignment, Recipe
 
@@ -22,6 +23,8 @@ _OUTCOMES = "_twofour_outcomes"
 """Attribute of a pruned model: its tuple of outcomes."""
 _REPORT = "_twofour_permutation"
 """Attribute of a pruned model: what permuting it won."""
+
+_Importance = Callable[[Sequence[PrunableWeight]], dict[str, Tensor]]
 
 
 def prune(
@@ -86,7 +89,9 @@ def prune(
         _log.info("`%s` stays dense: %s", skipped.name, skipped.reason)
     if not assignment.weights:
         raise _nothing_to_prune(assignment)
-    with _permuted(model, assignment, permute, example):
+    data = _walkable(model, data, samples, loss is not None) if permute else data
+    scores = partial(criteria.importance, model, criterion=recipe.criterion, data=data, samples=samples)
+    with _permuted(model, assignment, scores if permute else None, example):
         solved = criteria.solve(
             model, assignment.weights, recipe.criterion, data=data, loss=loss, samples=samples, progress=progress
         )
@@ -117,9 +122,9 @@ def permutation_report(model: nn.Module) -> permutation.Report | None:
 
 
 @contextmanager
-def _permuted(model: nn.Module, assignment: Assignment, permute: bool, example: Any) -> Iterator[None]:
+def _permuted(model: nn.Module, assignment: Assignment, scores: _Importance | None, example: Any) -> Iterator[None]:
     """Permute first, where that is asked for; what fails inside puts the channels back."""
-    report = _permute(model, assignment, example) if permute else None
+    report = _permute(model, assignment, scores, example) if scores else None
     try:
         yield
     except BaseException:
@@ -129,7 +134,15 @@ def _permuted(model: nn.Module, assignment: Assignment, permute: bool, example: 
     model.__dict__[_REPORT] = report.final() if report is not None else None
 
 
-def _permute(model: nn.Module, assignment: Assignment, example: Any) -> permutation.Report:
+def _walkable(model: nn.Module, data: Any, samples: int, paired: bool) -> Any:
+    """Return data that can be walked twice: to search for an order, and to prune."""
+    if data is None:
+        return None
+    batches = calibration.take(model, data, samples, paired=paired)
+    return [batch.inputs if batch.target is None else (batch.inputs, batch.target) for batch in batches]
+
+
+def _permute(model: nn.Module, assignment: Assignment, scores: _Importance, example: Any) -> permutation.Report:
     if masked := masks.of(model):
         raise LayerError(
             "a model that carries masks cannot be permuted",
@@ -137,7 +150,8 @@ def _permute(model: nn.Module, assignment: Assignment, example: Any) -> permutat
             wanted="a dense model",
             remedy="twofour.masks.detach(model) first, or prune without permute=True",
         )
-    return permutation.permute(model, example, assignment.weights)
+    found = scores([weight for weight, _ in assignment.weights])
+    return permutation.permute(model, example, assignment.weights, scores=found)
 
 
 def _require_example(permute: bool, example: Any) -> None:

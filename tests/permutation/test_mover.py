@@ -248,3 +248,27 @@ def test_a_pattern_that_is_not_searched_for_says_so() -> None:
     model = Tiny()
     report = permutation.permute(model, torch.randn(4, 16), plan(model, "16:2:8"))
     assert [gain.reason for gain in report.groups] == ["no order is searched for the pattern 16:2:8"]
+
+
+def test_with_data_the_criterion_is_searched_by() -> None:
+    """Inputs of uneven size: an order that suits Wanda's scores, from data that can be walked once."""
+    torch.manual_seed(0)
+    make, scale = (lambda: nn.Sequential(Tiny(), nn.ReLU(), Tiny())), torch.linspace(0.1, 4, 16)
+    plain, better = make(), make()
+    better.load_state_dict(plain.state_dict())
+    batches = [torch.randn(64, 16) * scale for _ in range(3)]
+    twofour.prune(plain, "2:4", criterion="wanda", eligibility="any", data=batches)
+    once = iter(batches)
+    twofour.prune(better, "2:4", criterion="wanda", eligibility="any", data=once, permute=True, example=batches[0])
+    report = twofour.pruning.permutation_report(better)
+    assert report is not None and report.scores_after > report.scores_before + 0.005
+    assert report.scores_before != pytest.approx(report.magnitude_before)
+    errors = [sum(outcome.error or 0.0 for outcome in twofour.pruning.outcomes(model)) for model in (plain, better)]
+    assert errors[1] < errors[0]
+
+
+def test_criteria_without_data_are_searched_by_magnitude() -> None:
+    model = Tiny()
+    twofour.prune(model, "2:4", criterion="random", eligibility="any", permute=True, example=torch.randn(4, 16))
+    report = twofour.pruning.permutation_report(model)
+    assert report is not None and report.scores_after == report.magnitude_after

@@ -3,6 +3,7 @@
 from twofour.criteria.activation import RIA, Wanda
 from twofour.criteria.admm import ADMM
 from twofour.criteria.base import Criterion, Layerwise, Scored, Solution
+from twofour.criteria.importance import importance
 from twofour.criteria.learned import Learned
 from twofour.criteria.magnitude import Magnitude
 from twofour.criteria.parse import NAMES, parse
@@ -30,6 +31,7 @@ __all__ = [
     "SparseGPTMask",
     "Taylor",
     "Wanda",
+    "importance",
     "parse",
     "solve",
 ]
