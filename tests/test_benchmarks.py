@@ -296,3 +296,13 @@ def test_figures_are_drawn_from_records(cases, tmp_path: Path, monkeypatch: pyte
         assert shown.startswith("before\n") and shown.endswith("after\n") and "old" not in shown
         assert "(figures/linear-hot.svg)" in shown and "| tiny, None | 1 | 1 |" in shown
         assert shown.count("Measured on: ") == 1
+
+
+def test_permutation_writes_efficacy_beside_times(tmp_path: Path):
+    out = tmp_path / "r.json"
+    done = suite("permutation", "--sizes", "128x64,16x32", "--seconds", "0.02", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    golden, small = measure.load(out)
+    assert golden.meta["efficacy of windows of 8"] == pytest.approx(0.355, abs=1e-3)
+    assert list(golden.timings) == ["windows of 8", "100 escapes", "windows of 12"]
+    assert list(small.timings) == ["default"] and small.machine["cpu"]

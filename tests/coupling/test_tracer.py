@@ -132,7 +132,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor, int]] = {
     "tied": (Tied, ids, 3),
     "concatenated": (Concatenated, rows, 1),
     "recurrent": (Recurrent, rows, 1),
-    "multihead": (Multihead, rows, 1),
+    "multihead": (Multihead, rows, 2),
 }
 
 

@@ -272,3 +272,22 @@ def test_criteria_without_data_are_searched_by_magnitude() -> None:
     twofour.prune(model, "2:4", criterion="random", eligibility="any", permute=True, example=torch.randn(4, 16))
     report = twofour.pruning.permutation_report(model)
     assert report is not None and report.scores_after == report.magnitude_after
+
+
+def test_a_gpt2_moves_its_fused_projections_and_tied_embedding() -> None:
+    config = transformers.GPT2Config(
+        n_embd=64, n_layer=2, n_head=4, vocab_size=128, n_positions=32, bos_token_id=1, eos_token_id=1
+    )
+    model = transformers.GPT2LMHeadModel(config).eval()
+    report = permutation.permute(
+        model, {"input_ids": torch.arange(32).view(2, 16), "use_cache": False}, plan(model), escapes=2
+    )
+    assert report.error < 1e-5
+    gained = moved(report)
+    assert gained["transformer.h.0.attn.c_attn.weight"] == (1, 64)
+    assert gained["transformer.h.0.attn.c_proj.weight"] == (4, 16)
+    assert gained["transformer.h.1.mlp.c_proj.weight"] == (1, 256)
+    assert not report.refused
+    assert model.lm_head.weight is model.transformer.wte.weight
+    stream = next(gain for gain in report.groups if "transformer.h.0.attn.c_attn.weight" in gain.consumers)
+    assert {"transformer.wte.weight", "transformer.wpe.weight", "transformer.ln_f.bias"} <= set(stream.producers)

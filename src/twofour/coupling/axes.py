@@ -214,9 +214,15 @@ def _cut(parts: list[Axis], at: int) -> list[Axis]:
 
 
 def joined(parts: Sequence[Axis]) -> Axis:
-    """Return the axis of a concatenation."""
-    parts = [axis for axis in parts if size(axis)]
-    return parts[0] if len(parts) == 1 else [Atom(sum(map(size, parts)), segments=list(parts))]
+    """Return the axis of a concatenation; what all parts end with is multiplied, not repeated."""
+    left = [factors(axis) for axis in parts if size(axis)]
+    if len(left) == 1:
+        return left[0]
+    ending: Axis = []
+    while all(left) and all(axis[-1] is left[0][-1] for axis in left):
+        ending.insert(0, left[0][-1])
+        left = [axis[:-1] for axis in left]
+    return [Atom(sum(map(size, left)), segments=left), *ending]
 
 
 @dataclass
