@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from cases.quantized import GROUP, int4_of_torch, quantize_openvino
+from twofour.native import pages
 
 Call = Callable[[], Any]
 Copies = Callable[[str, Callable[[], Any]], Sequence[Any]]
@@ -57,10 +58,13 @@ def candidates(dtype: str, weight: Tensor, bias: Tensor, x: Tensor, copies: Copi
 def _floating(weight: Tensor, bias: Tensor, x: Tensor, copies: Copies) -> dict[str, list[Call]]:
     # oneDNN keeps the plain order for a single token and one blocked order for all other counts.
     order = 1 if len(x) == 1 else 128
-    blocked = partial(torch.ops.mkldnn._reorder_linear_weight, weight, order)
+
+    def blocked() -> Tensor:
+        return pages.collapse(torch.ops.mkldnn._reorder_linear_weight(weight, order))
+
     linear = torch.ops.mkldnn._linear_pointwise
     found = {
-        LINEAR: [partial(nn.functional.linear, x, w, bias) for w in copies("dense", weight.clone)],
+        LINEAR: [partial(nn.functional.linear, x, w, bias) for w in copies("dense", partial(pages.copy, weight))],
         ONEDNN: [partial(linear, x, w, bias, "none", [], "") for w in copies(f"onednn{order}", blocked)],
     }
     if weight.dtype == torch.float32 and torch.backends.mkl.is_available():
@@ -94,7 +98,8 @@ def _int8(weight: Tensor, bias: Tensor, x: Tensor, copies: Copies) -> dict[str, 
             partial(torch.ops.quantized.linear_dynamic, x, w, False)
             for w in copies("fbgemm", _fbgemm(levels, scales, bias))
         ]
-    packed = copies(f"qlinear{len(x)}", partial(torch.ops.onednn.qlinear_prepack, levels, shape))
+    prepack = torch.ops.onednn.qlinear_prepack
+    packed = copies(f"qlinear{len(x)}", lambda: pages.collapse(prepack(levels, shape)))
     return {
         QLINEAR: [partial(dynamic, w) for w in packed],
         FBGEMM: fbgemm,
@@ -114,7 +119,9 @@ def _int4(weight: Tensor, bias: Tensor, x: Tensor, copies: Copies) -> dict[str, 
     if weight.shape[1] % GROUP == 0 and weight.shape[0] % 16 == 0:
         packed, scales = int4_of_torch(weight, GROUP)
         half, product = x.bfloat16(), torch.ops.aten._weight_int4pack_mm_for_cpu
-        found[TORCH] = [partial(product, half, w, GROUP, scales) for w in copies("torch int4", packed.clone)]
+        found[TORCH] = [
+            partial(product, half, w, GROUP, scales) for w in copies("torch int4", partial(pages.copy, packed))
+        ]
     model = functools.cache(partial(_openvino_model, weight, bias, x))  # quantised once, compiled for every copy
     for name, group in ((OPENVINO, 0), (OPENVINO_DYNAMIC, GROUP)):
         # A compiled model has one number of tokens; it starts with its name, which the number of copies goes by.

@@ -2,8 +2,9 @@
 
 Both sides allocate their output and add the bias inside the timing; weights are prepared outside it. Dense candidates
 are those of `cases.dense`; sparse ones are the rows of the kernel table that can win at it, and dense rows of ours in
-the same dtype count as dense. Cold copies are plain clones, without huge pages on either side. Every candidate is
-compared with F.linear on the masked weight before it is timed.
+the same dtype count as dense. Every weight, dense or 2:4, stands in pages of 2 MB as `compile` holds it; what MKL,
+fbgemm and OpenVINO pack is where they put it. Every candidate is compared with F.linear on the masked weight before it
+is timed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from twofour import measure, packing, patterns
 from twofour.errors import KernelError, MeasureError
 from twofour.kernels import Kernel, available
 from twofour.measure import Cold, Record
+from twofour.native import pages
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
 # DESIGN.md: |err| <= 4 eps K^0.5 |x||w| in norm; against an fp32 reference both sides may be off by that much.
@@ -52,7 +54,7 @@ class Layer:
         return cls(shape, weight, bias, packing.pack(weight, "2:4", dtype=dtype, group=GROUP))
 
     def copies(self, count: int, layout: str, make: Callable[[], Any]) -> list[Any]:
-        """Return `count` copies of a layout, made once; opaque ones are made anew, plain tensors cloned."""
+        """Return `count` copies of a layout, made once; opaque ones are made anew, plain tensors copied."""
         if layout.startswith("OpenVINO"):
             count = min(count, dense.OPENVINO_COPIES)
         made = self.layouts.setdefault(layout, [make()])
@@ -60,7 +62,7 @@ class Layer:
             count = min(count, max(2, dense.MKL_BYTES // (made[0].numel() * made[0].element_size())))
         plain = isinstance(made[0], Tensor) and not made[0].is_mkldnn
         while len(made) < count:
-            made.append(made[0].clone() if plain else make())
+            made.append(pages.copy(made[0]) if plain else make())
         return made[:count]
 
 

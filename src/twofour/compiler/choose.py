@@ -21,6 +21,7 @@ from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.ladder import Ladder, climb
 from twofour.kernels.nm_matmul import DYNAMIC, NativeMatmul, Quantization
 from twofour.measure import compare
+from twofour.native import pages
 from twofour.packing import Packed
 
 logger = logging.getLogger("twofour.compiler")
@@ -313,7 +314,7 @@ def _layer(kernel: Kernel, weight: Tensor, case: Case) -> nn.Module:
 
 
 def _copy(kernel: Kernel, prepared: Tensor) -> Tensor:
-    return kernel.prepare(kernel.restore(prepared)) if prepared.is_mkldnn else prepared.clone()
+    return kernel.prepare(kernel.restore(prepared)) if prepared.is_mkldnn else pages.copy(prepared)
 
 
 def why(choice: Choice, tokens: int, dense_because: str, memory: str) -> str:

@@ -19,6 +19,8 @@ NB_MODULE(_ext, m) {
   m.def("threads_backend", [] { return std::string(threads_backend()); });
   m.def("advise_huge_pages",
         [](uintptr_t address, size_t bytes) { advise_huge_pages(reinterpret_cast<void*>(address), bytes); });
+  m.def("collapse_huge_pages",
+        [](uintptr_t address, size_t bytes) { advise_huge_pages(reinterpret_cast<void*>(address), bytes, true); });
   m.def("release_free_memory", [] {
 #ifdef __GLIBC__
     malloc_trim(0);

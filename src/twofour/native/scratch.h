@@ -16,14 +16,20 @@ namespace twofour {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
-// Asks for 2 MB pages inside [address, address + bytes): a packed weight of many pages otherwise misses the TLB.
-inline void advise_huge_pages(void* address, size_t bytes) {
+// Asks for 2 MB pages inside [address, address + bytes): a packed weight of many pages otherwise misses the TLB. With
+// `now`, for what has its pages already: they are copied to large ones where the kernel can (Linux 6.1).
+inline void advise_huge_pages(void* address, size_t bytes, bool now = false) {
 #ifdef __linux__
+#ifndef MADV_COLLAPSE
+  constexpr int MADV_COLLAPSE = 25;
+#endif
   const size_t begin = (reinterpret_cast<size_t>(address) + kHugePage - 1) / kHugePage * kHugePage;
   const size_t end = (reinterpret_cast<size_t>(address) + bytes) / kHugePage * kHugePage;
-  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  if (begin >= end) return;
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  if (now) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_COLLAPSE);
 #else
-  (void)address, (void)bytes;
+  (void)address, (void)bytes, (void)now;
 #endif
 }
 

@@ -11,6 +11,7 @@ from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+from twofour.native import pages
 from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header
 from twofour.packing.quantize import GROUPS, to_int4
 
@@ -46,8 +47,7 @@ class Int4Matmul(Kernel):
         values = nibbles[:, 0::2] | nibbles[:, 1::2] << 4
         extension = native.extension()
         size = extension.dense_int4_bytes(rows, columns, group, zeros is not None)
-        buffer = torch.empty(HEADER_BYTES + size, dtype=torch.uint8)
-        extension.advise_huge_pages(buffer.data_ptr(), buffer.nbytes)
+        buffer = pages.empty(HEADER_BYTES + size)
         head = layout_header("dense", self.dtype, self.layout, rows, columns, group=group, zeros=zeros is not None)
         buffer[:HEADER_BYTES] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         at = [0 if part is None else part.data_ptr() for part in (values, scales, zeros)]

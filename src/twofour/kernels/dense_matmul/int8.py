@@ -16,6 +16,7 @@ from torch import Tensor
 from twofour.kernels.base import Kernel
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul.quantization import DYNAMIC, Quantization, quantize_output
+from twofour.native import pages
 from twofour.packing import Packed
 from twofour.packing.quantize import to_int8
 
@@ -45,7 +46,7 @@ class OneDnnInt8Matmul(Kernel):
         else:
             dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
             whole, scales = to_int8(dense.float())
-        prepared = torch.ops.onednn.qlinear_prepack(whole.contiguous(), None)
+        prepared = pages.collapse(torch.ops.onednn.qlinear_prepack(whole.contiguous(), None))
         prepared.scales = scales.flatten().contiguous()
         prepared.zeros = torch.zeros(len(whole), dtype=torch.int32)
         prepared.quantization = quantization

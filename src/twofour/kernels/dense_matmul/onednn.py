@@ -12,6 +12,7 @@ from torch import Tensor
 
 from twofour.kernels.base import Kernel
 from twofour.kernels.epilogue import COMBINES, PLAIN_EPILOGUE, Epilogue
+from twofour.native import pages
 from twofour.packing import Packed
 
 REORDER_TOKENS = 128
@@ -32,7 +33,7 @@ class OneDnnMatmul(Kernel):
     def prepare(self, weight: Packed | Tensor) -> Tensor:
         """Return the weight in oneDNN's blocked order: an opaque tensor of mkldnn layout."""
         dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
-        return torch.ops.mkldnn._reorder_linear_weight(dense.contiguous(), REORDER_TOKENS)
+        return pages.collapse(torch.ops.mkldnn._reorder_linear_weight(dense.contiguous(), REORDER_TOKENS))
 
     def run(
         self,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from twofour.kernels.base import Kernel
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+from twofour.native import pages
 from twofour.packing import Packed
 
 
@@ -18,11 +19,7 @@ class PlainMatmul(Kernel):
 
     def prepare(self, weight: Packed | Tensor) -> Tensor:
         """Return the weight (out, in), contiguous and not the caller's own: what he does to his later must not show."""
-        return (
-            weight.unpack()
-            if isinstance(weight, Packed)
-            else weight.detach().clone(memory_format=torch.contiguous_format)
-        )
+        return pages.copy(weight.unpack() if isinstance(weight, Packed) else weight)
 
     def run(
         self,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from twofour import native
 from twofour.errors import PackingError
+from twofour.native import pages
 from twofour.packing import DTYPES, HEADER_BYTES, Header, Packed, has_zeros, layout_header, read_layout_header
 
 
@@ -29,8 +30,7 @@ def to_layout(packed: Packed, layout: str) -> Tensor:
     extension, rows, columns = native.extension(), header.rows, header.reduction
     assert (header.pattern, header.dtype) == ("2:4", extension.layout_dtype(layout)), (header, layout)
     size = extension.layout_bytes(layout, rows, columns, header.group, zeros)
-    buffer = torch.empty(HEADER_BYTES + size, dtype=torch.uint8)
-    extension.advise_huge_pages(buffer.data_ptr(), buffer.nbytes)
+    buffer = pages.empty(HEADER_BYTES + size)
     head = layout_header("2:4", header.dtype, layout, rows, columns, group=header.group, zeros=zeros)
     buffer[:HEADER_BYTES] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
     parts = [part.contiguous() if part is not None else None for part in _parts(packed)]

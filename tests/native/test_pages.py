@@ -1,0 +1,85 @@
+"""Memory for prepared weights: aligned, in large pages where Linux gives them, and never more of it than its bytes."""
+
+import gc
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from twofour.kernels.dense_matmul import ONEDNN, PLAIN
+from twofour.native import pages
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="pages are asked for on Linux alone")
+
+
+def _mapped(buffer: Tensor, field: str) -> int:
+    """Return a field of /proc/self/smaps, in bytes, over the mappings that hold `buffer`."""
+    first, last, found, inside = buffer.data_ptr(), buffer.data_ptr() + buffer.nbytes, 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if at := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(at[1], 16) < last and int(at[2], 16) > first
+        elif inside and line.startswith(field + ":"):
+            found += int(line.split()[1]) * 1024
+    return found
+
+
+@linux
+@pytest.mark.parametrize("nbytes", [pages.HUGE_PAGE, 5_000_001, 3 * pages.HUGE_PAGE - 1])
+def test_large_buffers_begin_with_a_page_and_take_their_own_bytes_alone(nbytes: int):
+    buffer = pages.empty(nbytes)
+    assert (buffer.numel(), buffer.dtype) == (nbytes, torch.uint8)
+    assert buffer.data_ptr() % pages.HUGE_PAGE == 0
+    assert buffer.untyped_storage().nbytes() == nbytes  # a copy or a pickle of it holds no more
+    buffer.fill_(1)
+    assert 0 <= _mapped(buffer, "Rss") - nbytes < 8192
+    if "[never]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
+        assert re.search(r"\bhg\b", _flags(buffer))
+
+
+def _flags(buffer: Tensor) -> str:
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if at := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(at[1], 16) <= buffer.data_ptr() < int(at[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return line
+    return ""
+
+
+@linux
+def test_memory_is_given_back_with_the_last_tensor_on_it():
+    buffer = pages.empty(32 * pages.HUGE_PAGE).fill_(7)
+    view, held = buffer[5:9], _resident()
+    del buffer
+    gc.collect()
+    assert view.tolist() == [7] * 4
+    del view
+    gc.collect()
+    assert held - _resident() > 28 * pages.HUGE_PAGE
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_small_buffers_and_copies():
+    assert pages.empty(0).numel() == 0
+    assert pages.empty(100).numel() == 100
+    for shape in ((3, 5), (1500, 1024)):
+        weight = torch.randn(shape)
+        for tensor in (weight, weight.T, weight.bfloat16()):
+            again = pages.copy(tensor)
+            assert again.is_contiguous() and again.data_ptr() != tensor.data_ptr()
+            torch.testing.assert_close(again, tensor, rtol=0, atol=0)
+
+
+def test_dense_weights_are_the_same_numbers_there():
+    weight = torch.randn(1024, 1500)
+    x = torch.randn(3, 1500)
+    for kernel in (PLAIN, ONEDNN):
+        if kernel.unavailable() is None:
+            y = kernel.run(x, kernel.prepare(weight), None, 1024)
+            torch.testing.assert_close(y.double(), x.double() @ weight.T.double(), rtol=1e-4, atol=1e-4)
