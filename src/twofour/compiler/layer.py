@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from twofour.errors import KernelError
 from twofour.kernels import Kernel, rows
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.ladder import Ladder, read
-from twofour.kernels.nm_matmul import DYNAMIC
+from twofour.kernels.nm_matmul import DYNAMIC, NativeMatmul
 from twofour.kernels.operator import convert, inference_only
 from twofour.layers import CompiledLayer
 from twofour.packing import Packed
@@ -23,8 +24,8 @@ from twofour.packing import Packed
 logger = logging.getLogger("twofour.compiler")
 
 
-Step = tuple[Callable[[Tensor, Tensor, Tensor | None, int, Epilogue, Tensor | None], Tensor], Tensor]
-"""A kernel's `run` and the weight in its layout."""
+Step = tuple[Callable[[Tensor, Tensor, Tensor | None, int, Epilogue, Tensor | None], Tensor], Tensor, bool]
+"""A kernel's `run`, the weight in its layout, and whether it takes contiguous inputs of more than two axes."""
 
 
 class PreparedWeights:
@@ -42,7 +43,9 @@ class PreparedWeights:
         """Return the ladder's limits, and each step's kernel call with its weight; looked up once per ladder."""
         if ladder not in self.steps:
             found = read(ladder)
-            calls = tuple((kernel.run, self.tensors[layout]) for kernel, layout in found.steps)
+            calls = tuple(
+                (kernel.run, self.tensors[layout], isinstance(kernel, NativeMatmul)) for kernel, layout in found.steps
+            )
             self.steps[ladder] = (found.limits, calls)
         return self.steps[ladder]
 
@@ -123,7 +126,8 @@ class CompiledLinear(CompiledLayer):
         self.axis = 1
         self.ladder_text = ladder.to_text()
         self.reads = ladder.reads
-        self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
+        kept = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
+        self.register_parameter("bias", kept)
         self._warned = False
 
     @property
@@ -144,21 +148,21 @@ class CompiledLinear(CompiledLayer):
         if torch.compiler.is_compiling():
             tensors, options = self.prepared.tensors, (self.epilogue.activation, self.epilogue.combine, other)
             return torch.ops.twofour.linear(x, tensors, self.bias, self.ladder_text, self.out_features, *options)
-        if x.dtype not in self.reads or x.ndim == 0 or x.size(-1) != self.in_features or not x.is_cpu:
+        shape = x.shape
+        if x.dtype not in self.reads or not shape or shape[-1] != self.in_features or not x.is_cpu:
             raise self._unfit(x)
         if x.requires_grad and torch.is_grad_enabled():
             raise inference_only().for_layer(self.name)
-        # Looked up once per layer: a small product takes ten microseconds, and Python's share of it counts.
+        # A small product takes ten microseconds, and Python's share of it counts: steps are looked up once per layer,
+        # and Module.__getattr__, which finds parameters, takes half a microsecond.
         limits, steps = self.prepared.steps.get(self.ladder_text) or self.prepared.bound(self.ladder_text)
-        if x.ndim == 2:
-            run, weight = steps[bisect_left(limits, x.size(0))] if limits else steps[0]
-            return run(x, weight, self.bias, self.out_features, self.epilogue, other)
-        flat = x.reshape(-1, self.in_features)
-        other = None if other is None else other.reshape(-1, self.out_features)
-        run, weight = steps[bisect_left(limits, len(flat))]
-        return run(flat, weight, self.bias, self.out_features, self.epilogue, other).view(
-            *x.shape[:-1], self.out_features
-        )
+        bias, tokens = self._parameters["bias"], shape[0] if len(shape) == 2 else prod(shape[:-1])
+        run, weight, any_axes = steps[bisect_left(limits, tokens)] if limits else steps[0]
+        if len(shape) == 2 or (any_axes and x.is_contiguous()):
+            return run(x, weight, bias, self.out_features, self.epilogue, other)
+        flat = x.reshape(tokens, self.in_features)
+        other = None if other is None else other.reshape(tokens, self.out_features)
+        return run(flat, weight, bias, self.out_features, self.epilogue, other).view(*shape[:-1], self.out_features)
 
     @property
     def weight(self) -> Tensor:

@@ -104,6 +104,7 @@ def release_free_memory() -> None:
     extension().release_free_memory()
 
 
+@cache
 def threads_backend() -> str:
     """Return "openmp" when kernels run on torch's own OpenMP pool, "single" when they run on one thread."""
     return extension().threads_backend()

@@ -46,7 +46,8 @@ class OneDnnInt8Matmul(Kernel):
         else:
             dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
             whole, scales = to_int8(dense.float())
-        prepared = pages.collapse(torch.ops.onednn.qlinear_prepack(whole.contiguous(), None))
+        prepared = torch.ops.onednn.qlinear_prepack(whole.contiguous(), None)
+        pages.collapse(prepared)
         prepared.scales = scales.flatten().contiguous()
         prepared.zeros = torch.zeros(len(whole), dtype=torch.int32)
         prepared.quantization = quantization

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -93,7 +94,7 @@ class NativeMatmul(Kernel):
         """Multiply; see `Kernel.run`. x may have any row stride.
 
         Args:
-            x: (tokens, in), of one of the dtypes in `READS`; uint8 needs a static range.
+            x: (tokens, in), or contiguous (..., in), of one of the dtypes in `READS`; uint8 needs a static range.
             weight: What `prepare` returned.
             bias: float32 (out,) or None.
             out_features: Rows of W.
@@ -109,21 +110,20 @@ class NativeMatmul(Kernel):
             raise _unreadable(self, x)
         if x.dtype is torch.uint8:
             _require_range(self, weight, quantization)
-        tokens, in_features = x.shape
-        y = torch.empty(tokens, out_features, dtype=quantization.output(x))
+        *leading, in_features = x.shape
+        y = torch.empty((*leading, out_features), dtype=quantization.output(x))
         other = None if epilogue.plain else _second_operand(epilogue, other, x, y)
-        if x.stride(1) != 1 and in_features > 1:
-            x = x.contiguous()
+        x, stride = (x, in_features) if x.is_contiguous() else _rows_apart(x)  # strides take half a microsecond
         ok = native.extension().nm_matmul(
             self.index,
             x.data_ptr(),
             TYPES[x.dtype],
-            x.stride(0),
+            stride,
             weight.data_ptr(),
             0 if bias is None else bias.data_ptr(),
             y.data_ptr(),
             TYPES[y.dtype],
-            tokens,
+            prod(leading),
             out_features,
             in_features,
             *epilogue.codes,
@@ -145,8 +145,15 @@ def native_rows() -> list[NativeMatmul]:
     ]
 
 
+def _rows_apart(x: Tensor) -> tuple[Tensor, int]:
+    """Return (tokens, in) with contiguous rows, and how many numbers they are apart."""
+    assert x.ndim == 2, tuple(x.shape)
+    x = x if x.stride(1) == 1 or x.size(1) == 1 else x.contiguous()
+    return x, x.stride(0)
+
+
 def _second_operand(epilogue: Epilogue, other: Tensor | None, x: Tensor, y: Tensor) -> Tensor | None:
-    """Return `other` as the kernel reads it: rows of contiguous numbers of y's dtype (float32 where that is whole)."""
+    """Return `other` as the kernel reads it: (tokens, out), its rows contiguous, of y's dtype (float32 where whole)."""
     epilogue.require(other, tuple(y.shape))
     if other is None:
         return None
@@ -158,7 +165,8 @@ def _second_operand(epilogue: Epilogue, other: Tensor | None, x: Tensor, y: Tens
             wanted=f"{given} on the CPU",
         )
     other = other.to(y.dtype if y.is_floating_point() else torch.float32)
-    return other if other.stride(1) == 1 or y.size(1) == 1 else other.contiguous()
+    other = other if other.ndim == 2 else other.reshape(-1, other.size(-1))
+    return other if other.stride(1) == 1 or other.size(1) == 1 else other.contiguous()
 
 
 def _unreadable(kernel: NativeMatmul, x: Tensor) -> KernelError:
