@@ -112,3 +112,9 @@ def test_what_cannot_be_quantised_is_refused():
     convolution = twofour.prune(nn.Conv1d(16, 16, 3), "2:4")
     with pytest.raises(TrainingError, match="nothing to quantise"):
         quantization.attach(convolution)
+
+
+def test_tied_weights_are_not_rounded():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
+    model[1].weight = model[0].weight
+    assert quantization.attach(twofour.prune(model, "2:4"), "int8").layers == ("2.weight",)

@@ -53,8 +53,8 @@ def prune(
         criterion: Which values of a group stay: "magnitude", "random", "wanda", "ria", "sparsegpt", "sparsegpt-mask",
             "admm", "taylor" or "learned", with options as in "sparsegpt:dampening=0.05"; or an object.
         skip: Globs of layers to leave dense.
-        eligibility: "asp" prunes a weight only if size(0) % 8 == 0 and size(1) % 16 == 0; "any" prunes whatever the
-            pattern's group divides.
+        eligibility: "asp" prunes a weight only if its rows are a multiple of 8 and its reduction axis is one of 16;
+            "any" prunes whatever the pattern's group divides.
         data: Calibration data, for all criteria but "magnitude" and "random", which with data report what the outputs
             lose: an iterable of inputs (a tensor, a tuple of positional or a dict of keyword arguments) or of pairs
             (input, target). Tokens that an attention mask hides do not count.

@@ -20,7 +20,7 @@ from twofour.kernels.nm_matmul import quantize_input
 from twofour.masks import Mask
 from twofour.packing.quantize import GROUPS, dequantize, to_int4, to_int8
 from twofour.training.schemes import Scheme
-from twofour.training.schemes.base import Slot
+from twofour.training.schemes.base import Slot, parametrise_all, tied
 
 _log = logging.getLogger("twofour.quantization")
 
@@ -61,10 +61,12 @@ def attach(
             wanted=f'"int8", or "int4" with a group of {", ".join(map(str, GROUPS))}',
         )
     found: dict[str, Mask] = {}
+    shared = tied(model)
     for name, mask in masks.of(model).items():
         if not fnmatchcase(mask.layer, layers):
             continue
-        reason = _unfit(mask, dtype, group)
+        cut = "tied to another, which would not be rounded"
+        reason = cut if id(mask.module.get_parameter(mask.attribute)) in shared else _unfit(mask, dtype, group)
         if reason:
             _log.info("`%s` is not rounded: %s", name, reason)
         else:
@@ -105,8 +107,11 @@ class QAT(Scheme):
         roundings = [_Rounding(mask.keep, dtype, group, symmetric) for mask in found.values()]
         others = {name: saved for name, saved in self._masks.items() if name not in found}
         masks.detach(model)  # a parametrised weight has no parameter of its own; the rounding masks it instead
-        for slot, rounding in zip(self._slots, roundings, strict=True):
-            slot.parametrise(rounding)
+        try:
+            parametrise_all(self._slots, roundings)
+        except BaseException:
+            masks.load_state_dict(model, self._masks)
+            raise
         if others:
             masks.load_state_dict(model, others)
         self._handles = [mask.module.register_forward_pre_hook(_round_inputs) for mask in found.values() if activations]

@@ -108,15 +108,16 @@ def test_sharing_is_given_up_where_a_later_call_differs() -> None:
 def test_blocks_are_found_and_run_once_each() -> None:
     model = Model()
     weights = walk(model, eligibility="any").weights
-    seen = survey(model, weights, batches()[0], CPU)
+    seen = survey(model, weights, batches(), CPU)
     assert seen.chain is not None and (seen.chain.name, seen.chain.slot) == ("blocks", 0)
     assert seen.before == {"stem.weight"}
     calls = {"head": 0, "block": 0}
     model.head.register_forward_hook(lambda *_: calls.__setitem__("head", calls["head"] + 1))
     model.blocks[1].register_forward_hook(lambda *_: calls.__setitem__("block", calls["block"] + 1))
     run(model)
-    # The survey runs one batch, the head's own pass two; a block is run for its statistics and for its outputs.
-    assert calls == {"head": 3, "block": 1 + 2 + 2 + 2}
+    # The survey runs both batches, the second in search of `unused`, the head's own pass two; a block is run for its
+    # statistics and for its outputs.
+    assert calls == {"head": 4, "block": 2 + 2 + 2 + 2}
 
 
 @pytest.mark.parametrize("budget", [1, 1 << 30])
@@ -129,7 +130,7 @@ def test_later_weights_see_the_pruned_ones(blocks: bool, budget: int) -> None:
         weight.parameter.mul_(0.5)
 
     found, _ = run(model, visit=halve, budget=budget)
-    assert (survey(model, walk(model, eligibility="any").weights, batches()[0], CPU).chain is not None) == blocks
+    assert (survey(model, walk(model, eligibility="any").weights, batches(), CPU).chain is not None) == blocks
     if blocks or budget == 1:
         x = inputs(model, "blocks.2.query")
         torch.testing.assert_close(found["blocks.2.query.weight"].hessian[0], x.T @ x, rtol=1e-4, atol=1e-4)
@@ -212,7 +213,7 @@ def test_the_blocks_of_transformers(kind: str) -> None:
     data = [Batch({"input_ids": ids, "attention_mask": mask})]
     weights = walk(model, eligibility="any").weights
     with observing(model):
-        seen = survey(model, weights, data[0], CPU)
+        seen = survey(model, weights, data, CPU)
     assert seen.chain is not None and len(seen.chain.blocks) == 2, seen.reason
     found, refused = run(model, data=data)
     assert not refused and len(found) == len(weights)
@@ -226,3 +227,20 @@ def test_the_blocks_of_transformers(kind: str) -> None:
     x = given[0][mask.bool()]
     assert found[name].rows == 16
     torch.testing.assert_close(found[name].hessian[0], x.T @ x, rtol=1e-3, atol=1e-4)
+
+
+def test_a_layer_that_only_a_later_batch_reaches_is_calibrated() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.last = (nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x):
+            return self.last(self.first(x) if x[0, 0] > 0 else self.second(x))
+
+    torch.manual_seed(0)
+    data = [Batch(torch.full((4, 8), sign) + 0.1 * torch.rand(4, 8)) for sign in (1.0, 1.0, -1.0)]
+    found, refused = run(Experts(), data=data)
+    assert not refused
+    rows = {name: statistics.rows for name, statistics in found.items()}
+    assert rows == {"first.weight": 8, "last.weight": 12, "second.weight": 4}

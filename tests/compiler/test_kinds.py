@@ -11,6 +11,9 @@ from tests.layers.small import EVERY, Conv1D
 from twofour import legality
 from twofour.compiler import CompiledLinear
 from twofour.compiler.advise import advise
+from twofour.compiler.build import _masked_sizes
+from twofour.compiler.plan import LayerPlan
+from twofour.packing import pack
 
 
 class Block(nn.Module):
@@ -59,6 +62,12 @@ def test_compiled_conv1d_in_a_file(no_measuring: None, block: nn.Module, tmp_pat
     assert torch.equal(masked.up.weight, block.up.weight) and torch.equal(masked.up.weight_mask, block.up.weight_mask)
     twofour.save(fast, path, packed=False)
     assert torch.equal(twofour.load(path, Block(), masked=True).down.weight, block.down.weight)
+
+
+def test_a_conv1d_that_stays_torchs_own_is_counted_as_packed_in_a_file(block: nn.Module) -> None:
+    plain = LayerPlan("up", "Conv1D", (128, 64), 1, "", "", None, None, "", 32768, 32768, 32768)
+    (found,) = _masked_sizes(block, [plain])
+    assert found.bytes_in_file == pack(block.up.weight.detach(), "2:4", axis=0).nbytes < 32768
 
 
 def test_advice_on_conv1d(no_measuring: None) -> None:

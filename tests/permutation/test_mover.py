@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 import twofour
 from twofour import layers, patterns, permutation
+from twofour.coupling import Place
 from twofour.demo.resnet import ResNet20
 from twofour.errors import LayerError, PermutationError
 from twofour.permutation import Report
+from twofour.permutation.mover import _largest_difference
 
 transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
 
@@ -174,6 +176,40 @@ def test_an_interruption_puts_everything_back(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(KeyboardInterrupt):
         permutation.permute(model, torch.randn(4, 16), plan(model))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_an_interruption_between_two_tensors_of_a_group_puts_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Tiny(), Tiny())
+    before, moves, moved = state(model), [], Place.moved
+
+    def interrupted(place: Place, tensor: Tensor, orders: Tensor) -> Tensor:
+        moves.append(place)
+        if len(moves) == 2:
+            raise KeyboardInterrupt
+        return moved(place, tensor, orders)
+
+    monkeypatch.setattr(Place, "moved", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        permutation.permute(model, torch.randn(4, 16), plan(model))
+    assert len(moves) == 3  # one moved, one not, one put back
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        ([2.0, 1.0], [2.0, 1.5], 0.25),
+        ([2.0, -torch.inf], [2.0, -torch.inf], 0.0),
+        ([2.0, -torch.inf], [1.0, -torch.inf], 0.5),
+        ([2.0, 1.0], [2.0, torch.nan], torch.inf),
+        ([2.0, 1.0], [2.0, torch.inf], torch.inf),
+        ([0.0, 0.0], [0.0, 0.5], 0.5),
+    ],
+)
+def test_the_difference_of_outputs_sees_nan_and_infinity(old: list, new: list, wanted: float) -> None:
+    good = torch.ones(3)
+    assert _largest_difference([torch.tensor(old), good], [torch.tensor(new), good]) == wanted
 
 
 def test_a_report_undoes_it_once() -> None:

@@ -10,9 +10,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import twofour
 from twofour import masks
-from twofour.errors import TrainingError
+from twofour.errors import PatternError, RecipeError, TrainingError
 from twofour.patterns import project_reference
 from twofour.training import gradual, lora, s_ste, sr_ste
+from twofour.training.schemes.base import Slot
 
 
 def network(seed: int = 0) -> nn.Module:
@@ -192,6 +193,60 @@ def test_a_scheme_survives_copying_and_compilation():
     assert not torch.equal(twin(x), model(x))
     compiled = torch.compile(twin, backend="eager")
     torch.testing.assert_close(compiled(x), twin(x))
+
+
+@pytest.mark.parametrize("attach", [sr_ste.attach, s_ste.attach])
+def test_a_weight_that_cannot_be_ranked_leaves_the_model_or_the_scheme_whole(attach, monkeypatch):
+    model = network()
+    keys = list(model.state_dict())
+    with monkeypatch.context() as patch, pytest.raises(PatternError):
+        patch.setattr(Slot, "parametrise", _second_fails(Slot.parametrise))
+        attach(model, "2:4")
+    assert list(model.state_dict()) == keys
+
+    scheme = sr_ste.attach(model, "2:4")
+    with torch.no_grad():
+        original = model[2].parametrizations.weight.original
+        kept = original[0, 0].clone()
+        original[0, 0] = torch.nan
+    with pytest.raises(PatternError, match=r"layer `2\.weight`"):
+        scheme.finish()
+    with torch.no_grad():
+        original[0, 0] = kept
+    scheme.finish()
+    assert twofour.check(model).ok and list(model.state_dict()) == keys
+
+
+def _second_fails(parametrise):
+    calls = []
+
+    def instead(slot, parametrisation):
+        calls.append(slot)
+        if len(calls) == 2:
+            raise PatternError("it cannot be ranked")
+        parametrise(slot, parametrisation)
+
+    return instead
+
+
+def test_gradual_says_at_once_that_a_criterion_needs_data():
+    with pytest.raises(TrainingError, match="no data for its criterion"):
+        gradual.attach(network(), "2:4", begin=5, end=9, criterion="wanda")
+    with pytest.raises(RecipeError, match="not a criterion"):
+        gradual.attach(network(), "2:4", begin=5, end=9, criterion="wand")
+
+
+def test_s_ste_scales_in_float32():
+    layer = nn.Linear(128, 128, bias=False).half()
+    layer.weight.data.normal_(0, 8)  # a sum of squares of about 3e5: infinite in float16
+    s_ste.attach(layer, "2:4")
+    assert layer.weight.dtype == torch.float16 and torch.isfinite(layer.weight).all() and (layer.weight != 0).any()
+
+
+def test_lora_leaves_tied_weights_alone():
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16))
+    model[1].weight = model[0].weight
+    assert lora.attach(twofour.prune(model, "2:4")).layers == ("2.weight",)
 
 
 def test_what_cannot_be_trained_so_is_refused():

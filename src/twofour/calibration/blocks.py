@@ -68,9 +68,10 @@ class Survey:
     """What one call of the model shows.
 
     Attributes:
-        calls: How often each weight's layer was called, in the order of the first calls, by the weight's name.
+        calls: How often each weight's layer was called, in the order of the first calls, by the weight's name; 0 for
+            layers that only later batches reach, such as experts.
         chain: The chain with its slot, or None where the blocks do not feed each other.
-        before: Names of the weights that were first called before the first block.
+        before: Names of the weights that the first batch called before the first block.
         reason: Why there is no chain, if one was looked at.
     """
 
@@ -80,8 +81,13 @@ class Survey:
     reason: str = ""
 
 
-def survey(model: nn.Module, weights: Sequence[PrunableWeight], batch: Batch, device: torch.device) -> Survey:
-    """Run one batch and see in which order layers are called and whether the blocks found form a chain."""
+def survey(
+    model: nn.Module, weights: Sequence[PrunableWeight], batches: Sequence[Batch], device: torch.device
+) -> Survey:
+    """Run the first batch and see in which order layers are called and whether the blocks found form a chain.
+
+    Further batches are run while there are layers that none has reached.
+    """
     calls: dict[str, int] = {}
     candidate = find(model, weights)
     watch = _Watch(candidate) if candidate else None
@@ -100,12 +106,29 @@ def survey(model: nn.Module, weights: Sequence[PrunableWeight], batch: Batch, de
             stack.callback(weight.module.register_forward_pre_hook(count(weight.name)).remove)
         if watch is not None:
             stack.enter_context(watch.hooked())
-        call(model, to_device(batch.inputs, device))
+        call(model, to_device(batches[0].inputs, device))
+    calls |= dict.fromkeys(_reached_later(model, [w for w in weights if w.name not in calls], batches[1:], device), 0)
     if candidate is None or watch is None:
         return Survey(calls, None)
     reason = watch.verdict()
     chain = None if reason else Chain(candidate.name, candidate.blocks, watch.slot)
     return Survey(calls, chain, frozenset(before), reason)
+
+
+def _reached_later(
+    model: nn.Module, weights: Sequence[PrunableWeight], batches: Sequence[Batch], device: torch.device
+) -> list[str]:
+    """Return the names of the weights that these batches reach, in the order of their first calls."""
+    found: dict[str, None] = {}
+    with ExitStack() as stack:
+        for weight in weights:
+            hook = weight.module.register_forward_pre_hook(lambda *_, name=weight.name: found.setdefault(name))
+            stack.callback(hook.remove)
+        for batch in batches:
+            if len(found) == len(weights):
+                break
+            call(model, to_device(batch.inputs, device))
+    return list(found)
 
 
 class _Watch:

@@ -69,7 +69,7 @@ def calibrate(
         device = weights[0].parameter.device
         display.say("looking at the order of the layers")
         with explained():
-            found = blocks.survey(model, weights, batches[0], device)
+            found = blocks.survey(model, weights, batches, device)
         if found.reason:
             _log.info("the whole model is run for each pass, not its blocks: %s", found.reason)
         refused |= {w.name: "the calibration data never reach it" for w in weights if w.name not in found.calls}

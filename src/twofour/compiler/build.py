@@ -94,8 +94,9 @@ def _masked_sizes(fast: nn.Module, layers: Sequence[LayerPlan]) -> list[LayerPla
     """Correct the bytes in a file of layers that stayed torch's own and carry a mask: `save` packs those."""
     sizes: dict[str, int] = {}
     for name, mask in masks.of(fast).items():
+        weight = fast.get_parameter(name).detach()
         with suppress(TwofourError):  # what cannot be packed is for `save` to refuse
-            sizes[name.rpartition(".")[0]] = pack(fast.get_parameter(name).detach(), mask.pattern, axis=1).nbytes
+            sizes[name.rpartition(".")[0]] = pack(weight, mask.pattern, axis=mask.axis.axis).nbytes
     return [replace(layer, bytes_in_file=sizes.get(layer.name, layer.bytes_in_file)) for layer in layers]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from twofour import capture, coupling
-from twofour.coupling import Group
+from twofour.coupling import Group, Place
 from twofour.errors import CompileError, PermutationError
 from twofour.layers import PrunableWeight
 from twofour.patterns import Pattern
@@ -88,13 +88,13 @@ class _Mover:
     def __init__(self, model: nn.Module, scores: dict[str, Tensor]) -> None:
         self.model, self.scores = model, scores
         self.tensors = dict([*model.named_parameters(), *model.named_buffers()])
-        self.done: list[tuple[Group, Tensor]] = []
+        self.done: list[tuple[Place, Tensor]] = []
 
     @torch.no_grad()
     def move(self, group: Group, orders: Tensor) -> None:
         """Put the channels of a group in new orders (blocks, size)."""
-        self.done.append((group, orders))
-        self._apply(group, orders)
+        for place in group.places:
+            self._apply(place, orders)
         for place in group.places:
             if place.name in self.scores:
                 self.scores[place.name] = place.moved(self.scores[place.name], orders)
@@ -103,13 +103,15 @@ class _Mover:
     def undo(self) -> None:
         """Put everything back."""
         while self.done:
-            group, orders = self.done.pop()
-            self._apply(group, orders.argsort(dim=1))
-
-    def _apply(self, group: Group, orders: Tensor) -> None:
-        for place in group.places:
+            place, orders = self.done.pop()
             tensor = self.tensors[place.name].detach()
-            tensor.copy_(place.moved(tensor, orders))
+            tensor.copy_(place.moved(tensor, orders.argsort(dim=1)))
+
+    def _apply(self, place: Place, orders: Tensor) -> None:
+        tensor = self.tensors[place.name].detach()
+        new = place.moved(tensor, orders)
+        self.done.append((place, orders))  # tensor by tensor: an interruption may come between two of one group
+        tensor.copy_(new)
 
 
 def _improve(
@@ -206,23 +208,29 @@ def _outputs(model: nn.Module, given: Mapping[str, Any]) -> list[Tensor]:
     found = [leaf.clone() for leaf in tree_leaves(answer) if isinstance(leaf, Tensor)]
     if not found:
         raise PermutationError(
-            "the outputs cannot be compared", got=f"a {type(answer).__name__} without tensors", wanted="tensors"
+            "the outputs cannot be compared",
+            got=f"a {type(answer).__name__} without tensors",
+            wanted="tensors",
+            remedy="prune without permute=True, or wrap the model so that its forward returns tensors",
         )
     return found
 
 
 def _largest_difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
-    """Return the largest difference of an output relative to its largest value; infinity where shapes differ."""
+    """Return the largest difference of an output relative to its largest value; infinity where shapes or NaN differ."""
     worst = 0.0
     for old, new in zip(before, after, strict=True):
         if old.shape != new.shape:
             return float("inf")
         if old.numel():
-            difference = (new.double() - old.double()).abs().max().item()
-            largest = old.double().abs().max().item()
-            worst = max(worst, difference / largest if largest else difference)
-            if not worst < float("inf"):
+            old, new = old.double(), new.double()
+            same = (old == new) | (old.isnan() & new.isnan())  # an infinity that stays one is no difference
+            difference = (new - old).abs().masked_fill(same, 0.0).max().item()
+            largest = old.abs().masked_fill(~old.isfinite(), 0.0).max().item()
+            ratio = difference / largest if largest else difference
+            if not ratio < float("inf"):  # NaN is not smaller than anything
                 return float("inf")
+            worst = max(worst, ratio)
     return worst
 
 

@@ -39,11 +39,14 @@ class Taught:
         device = next((parameter.device for parameter in self.teacher.parameters()), torch.device("cpu"))
         for batch in self.loader:
             inputs, target = pair(batch)
-            training = self.teacher.training
+            modes = {module: module.training for module in self.teacher.modules()}
             self.teacher.eval()
-            with torch.no_grad():
-                answer = call(self.teacher, to_device(inputs, device))
-            self.teacher.train(training)
+            try:
+                with torch.no_grad():
+                    answer = call(self.teacher, to_device(inputs, device))
+            finally:
+                for module, mode in modes.items():
+                    module.training = mode
             yield inputs, (target, answer)
 
 

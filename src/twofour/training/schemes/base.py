@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from twofour import masks
-from twofour.errors import TrainingError
+from twofour.errors import PatternError, TrainingError
 from twofour.layers import PrunableWeight
 from twofour.patterns import Pattern
 from twofour.recipe import Recipe
@@ -47,6 +48,10 @@ class Scheme(ABC):
         """Take the scheme off and leave the weights as the optimiser left them; returns the model."""
 
     def _end(self) -> None:
+        self._require_attached()
+        self.attached = False
+
+    def _require_attached(self) -> None:
         if not self.attached:
             raise TrainingError(
                 "the training scheme is over",
@@ -54,7 +59,6 @@ class Scheme(ABC):
                 wanted="one of them, once",
                 remedy="attach the scheme again to go on with it",
             )
-        self.attached = False
 
 
 class Slot:
@@ -75,6 +79,25 @@ class Slot:
         for name in self._order:
             if name in parameters:
                 parameters[name] = parameters.pop(name)
+
+
+def parametrise_all(slots: Sequence[Slot], parametrisations: Iterable[nn.Module]) -> None:
+    """Parametrise every slot, or none if one of them cannot be: torch computes each weight once to see."""
+    done: list[Slot] = []
+    try:
+        for slot, parametrisation in zip(slots, parametrisations, strict=True):
+            slot.parametrise(parametrisation)
+            done.append(slot)
+    except BaseException:
+        for slot in done:
+            slot.restore(parametrised=False)
+        raise
+
+
+def tied(model: nn.Module) -> set[int]:
+    """Return the ids of the parameters that stand in several places of a model: a parametrisation would cut them."""
+    counts = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    return {key for key, count in counts.items() if count > 1}
 
 
 class Projection(nn.Module):
@@ -113,16 +136,25 @@ class Parametrised(Scheme):
         self.layers = tuple(projections)
         self._projections = dict(projections)
         self._slots = [Slot(weight.module, weight.attribute) for weight, _ in self._projections.values()]
-        for slot, (_, projection) in zip(self._slots, self._projections.values(), strict=True):
-            slot.parametrise(projection)
+        parametrise_all(self._slots, [projection for _, projection in self._projections.values()])
 
     def finish(self) -> nn.Module:
-        """See `Scheme.finish`."""
-        self._end()
+        """See `Scheme.finish`.
+
+        Raises:
+            PatternError: A weight holds NaN or infinity; the scheme stays attached.
+        """
+        self._require_attached()
         plan = []
-        for slot, (weight, projection) in zip(self._slots, self._projections.values(), strict=True):
+        for weight, projection in self._projections.values():
+            try:
+                keep = projection.keep(getattr(weight.module, weight.attribute))
+            except PatternError as error:
+                raise error.for_layer(weight.name) from None
+            plan.append((weight, keep, projection.pattern))
+        self._end()
+        for slot in self._slots:
             slot.restore(parametrised=True)
-            plan.append((weight, projection.keep(weight.parameter), projection.pattern))
         masks.attach_all(plan)
         return self.model
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from twofour import criteria, masks
+from twofour.criteria import Criterion
 from twofour.errors import TrainingError
 from twofour.layers import PrunableWeight
 from twofour.patterns import NM, Pattern, parse
@@ -26,7 +27,7 @@ def attach(
     *,
     end: int,
     begin: int = 0,
-    criterion: str = "magnitude",
+    criterion: str | Criterion = "magnitude",
     skip: str | Sequence[str] = (),
     eligibility: str = "asp",
 ) -> Gradual:
@@ -37,7 +38,7 @@ def attach(
         pattern: The N:M to end with.
         end: The step at which it is reached.
         begin: The step at which the first values are pruned.
-        criterion: Which values go: a criterion that needs no data.
+        criterion: Which values go: "magnitude" or "random", which need no data.
         skip: Globs of layers to leave dense.
         eligibility: As in `twofour.prune`.
 
@@ -46,7 +47,9 @@ def attach(
         >>> for x, y in loader: ...; optimizer.step(); schedule.step()
 
     Raises:
-        TrainingError: The model is masked already, nothing can be pruned, or not 0 <= begin <= end.
+        TrainingError: The model is masked already, nothing can be pruned, not 0 <= begin <= end, or the criterion needs
+            data.
+        RecipeError: The text is not a criterion.
     """
     final = parse(pattern)
     if not isinstance(final, NM):
@@ -55,8 +58,16 @@ def attach(
         raise TrainingError(
             "the schedule's steps are impossible", got=f"begin={begin}, end={end}", wanted="0 <= begin <= end"
         )
+    chosen = criteria.parse(criterion)
+    if chosen.need is not None:
+        raise TrainingError(
+            "a gradual schedule has no data for its criterion",
+            got=f"criterion={criterion!r}",
+            wanted='"magnitude" or "random"',
+            remedy="twofour.prune(model, ..., data=loader) prunes at once by any criterion",
+        )
     found = assigned(model, final, skip, eligibility=eligibility)
-    return Gradual(model, [weight for weight, _ in found], final, begin, end, criterion)
+    return Gradual(model, [weight for weight, _ in found], final, begin, end, chosen)
 
 
 class Gradual(Scheme):
@@ -67,7 +78,7 @@ class Gradual(Scheme):
     """
 
     def __init__(
-        self, model: nn.Module, weights: Sequence[PrunableWeight], final: NM, begin: int, end: int, criterion: str
+        self, model: nn.Module, weights: Sequence[PrunableWeight], final: NM, begin: int, end: int, criterion: Criterion
     ) -> None:
         super().__init__(model)
         self.layers = tuple(weight.name for weight in weights)
@@ -89,8 +100,9 @@ class Gradual(Scheme):
 
     def finish(self) -> nn.Module:
         """Go to the last level now, if it has not come; see `Scheme.finish`."""
-        self._end()
+        self._require_attached()
         self._prune(self.levels[-1][1])
+        self._end()
         return self.model
 
     def remove(self) -> nn.Module:
@@ -108,7 +120,7 @@ class Gradual(Scheme):
         if pattern == self.now:
             return
         plan = [(weight, pattern) for weight in self._weights]
-        solved = criteria.solve(self.model, plan, criteria.parse(self._criterion))
+        solved = criteria.solve(self.model, plan, self._criterion)
         masks.attach_all([(choice.weight, choice.keep, choice.pattern) for choice in solved.choices])
         _log.info("step %d: %d weights are %s now", self.steps, len(self._weights), pattern.name)
         self.now = pattern

@@ -6,6 +6,7 @@ weight merge into a dense one; here the product is masked: w + mask * (alpha / r
 
 from __future__ import annotations
 
+import logging
 import math
 from fnmatch import fnmatchcase
 
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 from twofour import masks
 from twofour.errors import TrainingError
 from twofour.masks import Mask
-from twofour.training.schemes.base import Scheme, Slot
+from twofour.training.schemes.base import Scheme, Slot, parametrise_all, tied
+
+_log = logging.getLogger("twofour.training")
 
 
 def attach(model: nn.Module, *, rank: int = 8, alpha: float = 16.0, layers: str = "*", seed: int = 0) -> LoRA:
@@ -27,13 +30,21 @@ def attach(model: nn.Module, *, rank: int = 8, alpha: float = 16.0, layers: str 
         model: A model from `twofour.prune`.
         rank: Rank of each adapter.
         alpha: The adapter's product is scaled by alpha / rank.
-        layers: Glob of the layers that get one.
+        layers: Glob of the layers that get one; weights that are tied to others are left out, with a log line.
         seed: Of the random first factor.
 
     Raises:
         TrainingError: The model has no masks, no layer fits the glob, or the rank is not positive.
     """
-    found = {name: mask for name, mask in masks.of(model).items() if fnmatchcase(mask.layer, layers)}
+    shared = tied(model)
+    found: dict[str, Mask] = {}
+    for name, mask in masks.of(model).items():
+        if not fnmatchcase(mask.layer, layers):
+            continue
+        if id(mask.module.get_parameter(mask.attribute)) in shared:
+            _log.info("`%s` gets no adapter: it is tied to another, which would go without", name)
+        else:
+            found[name] = mask
     if rank < 1 or not found:
         raise TrainingError(
             "there is nothing to adapt" if rank >= 1 else "the rank is impossible",
@@ -80,8 +91,7 @@ class LoRA(Scheme):
         # A parametrised weight has no parameter of its own for a mask to hold; it is frozen, so nothing moves it.
         masks.detach(model)
         model.requires_grad_(False)
-        for slot, adapter in zip(self._slots, adapters, strict=True):
-            slot.parametrise(adapter)
+        parametrise_all(self._slots, adapters)
         self._adapters = adapters
 
     def parameters(self) -> list[nn.Parameter]:

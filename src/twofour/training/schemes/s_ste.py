@@ -53,7 +53,8 @@ class _Shrinking(Projection):
     def __init__(self, prunable: PrunableWeight, pattern: Pattern) -> None:
         super().__init__(prunable, pattern)
         with torch.no_grad():
-            weight = prunable.parameter
+            # float16 ends at 65504, which the sum of squares of a large weight may pass.
+            weight = prunable.parameter.to(torch.promote_types(prunable.parameter.dtype, torch.float32))
             shrunk = self.shrink(weight)
             scale = (weight * shrunk).sum() / shrunk.square().sum().clamp(min=torch.finfo(weight.dtype).tiny)
         self.register_buffer("scale", scale, persistent=False)
