@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from twofour import kernels, masks, measure, packing, patterns, permutation, quantization, training
+    from twofour import allocation, kernels, masks, measure, packing, patterns, permutation, quantization, training
     from twofour.compiler import advise, compile
     from twofour.export import load, save
     from twofour.legality import check
@@ -29,10 +29,21 @@ _VERBS = {
     "load": "twofour.export",
     "check": "twofour.legality",
 }
-_STAGES = ("kernels", "masks", "measure", "packing", "patterns", "permutation", "quantization", "training")
+_STAGES = (
+    "allocation",
+    "kernels",
+    "masks",
+    "measure",
+    "packing",
+    "patterns",
+    "permutation",
+    "quantization",
+    "training",
+)
 
 __all__ = [
     "advise",
+    "allocation",
     "check",
     "compile",
     "finetune",

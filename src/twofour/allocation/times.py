@@ -1,0 +1,76 @@
+"""timed: the measured milliseconds of every layer, dense and on the 2:4 kernels, put beside its sensitivity."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from glob import escape
+from typing import Any
+
+import torch
+from torch import nn
+
+from twofour import native
+from twofour.allocation.records import Candidate, LayerSensitivity, Sensitivities
+from twofour.compiler import compile
+from twofour.compiler.plan import LayerPlan, Plan
+from twofour.errors import CompileError
+from twofour.patterns import parse
+from twofour.pruning import prune
+from twofour.recipe import Recipe
+
+
+def timed(
+    sensitivities: Sensitivities,
+    model: nn.Module,
+    example: Any,
+    *,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Sensitivities:
+    """Return the sensitivities with the time of each layer and candidate on this machine; the model stays as it is.
+
+    A copy of the model is pruned to 2:4 by magnitude (what counts for time is the pattern) and compiled in float32:
+    each layer is measured on the example's own sizes with the best dense and the best 2:4 kernel. A candidate that is
+    2:4-legal takes the faster of the two, every other one the dense time, since only 2:4 has sparse kernels. A layer
+    that compile does not replace has no time, and takes the same with every pattern.
+
+    Args:
+        sensitivities: From `sensitivity`.
+        model: The same dense model, in float32 on the CPU.
+        example: Input for one forward pass, as `compile` takes it; the times are those at its batch size.
+        progress: Called with layers done, layers in all and the next layer's name.
+
+    Raises:
+        CompileError: The model does not run on the example, or cannot be compiled.
+        RecipeError: The sensitivities are those of another model.
+    """
+    legal = [layer for layer in sensitivities.layers if any(entry.sparse for entry in layer.candidates)]
+    pruned = copy.deepcopy(model)
+    if legal:
+        ordered = sorted((layer.layer for layer in legal), key=lambda name: -name.count("."))
+        rules = tuple((escape(name) or "*", parse("2:4")) for name in ordered)
+        prune(pruned, Recipe(rules, eligibility=sensitivities.eligibility), progress=False)
+    plan = getattr(compile(pruned, example, tokens=(1,), progress=progress), "plan", None)
+    if not isinstance(plan, Plan):
+        raise CompileError(
+            "the times cannot be read",
+            got="a model with an attribute `plan` of its own, which hides compile's",
+            wanted="a model without one",
+        )
+    plans = {entry.name: entry for entry in plan.layers}
+    timing = f"{native.threads()} threads, torch {torch.get_num_threads()}, {native.isa()}"
+    return replace(sensitivities, layers=tuple(_with(layer, plans) for layer in sensitivities.layers), timing=timing)
+
+
+def _with(layer: LayerSensitivity, plans: dict[str, LayerPlan]) -> LayerSensitivity:
+    found = [plans[name] for name in layer.layers if name in plans and plans[name].dense_ms is not None]
+    if not found:
+        return replace(layer, candidates=tuple(replace(entry, ms=None) for entry in layer.candidates))
+    dense = [plan.dense_ms or 0.0 for plan in found]
+    sparse = [min(ms, plan.sparse_ms or ms) for ms, plan in zip(dense, found, strict=True)]
+
+    def ms(entry: Candidate) -> float:
+        return sum(sparse if entry.sparse else dense)
+
+    return replace(layer, candidates=tuple(replace(entry, ms=ms(entry)) for entry in layer.candidates))

@@ -1,0 +1,234 @@
+"""What each layer loses alone: against the definitions, and the model as it was."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import twofour
+from twofour import masks
+from twofour.allocation import Budget, Candidate, Sensitivities, allocate, sensitivity
+from twofour.allocation import sensitivity as verb
+from twofour.errors import DataError, FormatError, LayerError, PatternError, RecipeError
+from twofour.patterns import parse
+
+PATTERNS = ("dense", "2:4", "4:8", "1:4")
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(3)))
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(self.norm(self.conv(x)).mean((2, 3))))
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return Small()
+
+
+@pytest.fixture
+def data() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(8, 16, 4, 4, generator=generator), torch.arange(8) % 10) for _ in range(2)]
+
+
+def state(model: nn.Module) -> list[object]:
+    tensors = [t.clone() for t in (*model.parameters(), *model.buffers())]
+    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    return [tensors, [m.training for m in model.modules()], hooks, [p.requires_grad for p in model.parameters()]]
+
+
+def assert_same(before: list[object], model: nn.Module) -> None:
+    after = state(model)
+    assert all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))  # pyright: ignore
+    assert before[1:] == after[1:]
+    assert not masks.of(model)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def pruned(model: nn.Module, layer: str, pattern: str) -> nn.Module:
+    return twofour.prune(copy.deepcopy(model), {layer: pattern})
+
+
+def mean_loss(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> float:
+    model.eval()
+    with torch.no_grad():
+        return sum(float(F.cross_entropy(model(x), y)) for x, y in data) / len(data)
+
+
+def inputs_of(model: nn.Module, layer: str, data: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    seen: list[Tensor] = []
+    handle = model.get_submodule(layer).register_forward_pre_hook(lambda _, args: seen.append(args[0].double()))
+    mean_loss(model, data)
+    handle.remove()
+    return seen
+
+
+@pytest.mark.parametrize("layer", ["conv", "blocks.0.0", "blocks.2.0"])
+def test_each_layer_is_pruned_alone_on_the_inputs_of_the_dense_model(model, data, layer):
+    found = sensitivity(model, data, PATTERNS, loss=F.cross_entropy, progress=False)
+    entry = next(entry for entry in found.layers if entry.layer == layer)
+    inputs = inputs_of(copy.deepcopy(model), layer, data)
+    dense = copy.deepcopy(model.get_submodule(layer)).double().requires_grad_(False)
+    if dense.bias is not None:
+        dense.bias = None
+    base = mean_loss(copy.deepcopy(model), data)
+    assert found.baseline == pytest.approx(base)
+    assert [candidate.pattern for candidate in entry.candidates] == list(PATTERNS)
+    assert entry.candidates[0] == Candidate("dense", entry.values, change=0.0)
+    for candidate in entry.candidates[1:]:
+        other = pruned(model, layer, candidate.pattern)
+        weight = other.get_submodule(layer).weight.detach().double()
+        sparse = copy.deepcopy(dense)
+        sparse.weight.data.copy_(weight)
+        lost = sum(float((dense(x) - sparse(x)).square().sum()) for x in inputs)
+        whole = sum(float(dense(x).square().sum()) for x in inputs)
+        assert candidate.error == pytest.approx((lost / whole) ** 0.5, rel=1e-4)
+        assert candidate.change == pytest.approx(mean_loss(other, data) - base, abs=1e-6)
+        assert candidate.kept == int((weight != 0).sum())
+        assert candidate.sparse == (candidate.pattern != "4:8")
+
+
+def test_the_model_is_unchanged(model, data):
+    model.train()
+    model.blocks[1].eval()
+    model.head.weight.requires_grad_(False)
+    before = state(model)
+    sensitivity(model, data, PATTERNS, loss=F.cross_entropy, progress=False)
+    assert_same(before, model)
+    sensitivity(model, data, ("2:4",), criterion="sparsegpt", evaluate=lambda m: 1.0, progress=False)
+    assert_same(before, model)
+
+
+def test_the_model_is_unchanged_after_an_error_or_an_interruption(model, data):
+    before = state(model.train())
+    for error in (KeyboardInterrupt, ZeroDivisionError):
+        calls = iter(range(100))
+
+        def evaluate(_: nn.Module, calls=calls, error=error) -> float:
+            if next(calls) == 4:
+                raise error
+            return 0.0
+
+        with pytest.raises(error):
+            sensitivity(model, data, evaluate=evaluate, progress=False)
+        assert_same(before, model)
+
+
+def test_evaluate_is_larger_where_better(model, data):
+    def evaluate(m: nn.Module) -> float:
+        assert not m.training and not torch.is_grad_enabled()
+        return -mean_loss(m, data)
+
+    by_loss = sensitivity(model, data, loss=F.cross_entropy, progress=False)
+    by_score = sensitivity(model, [x for x, _ in data], evaluate=evaluate, progress=False)
+    assert by_score.baseline == pytest.approx(-by_loss.baseline)
+    for a, b in zip(by_loss.layers, by_score.layers, strict=True):
+        assert [c.change for c in a.candidates] == pytest.approx([c.change for c in b.candidates], abs=1e-7)
+
+
+@pytest.mark.parametrize("criterion", ["wanda", "ria", "sparsegpt", "random", "taylor"])
+def test_every_criterion_by_weight(model, data, criterion):
+    before = state(model)
+    loss = F.cross_entropy if criterion == "taylor" else None
+    found = sensitivity(model, data, criterion=criterion, loss=loss, progress=False)
+    assert_same(before, model)
+    assert found.criterion == criterion and found.measured == ("task" if loss else "error")
+    assert all(0 < c.error < 2 for entry in found.layers for c in entry.candidates[1:])
+    recipe = allocate(found, Budget(density=0.5)).recipe
+    assert recipe.criterion.kind == criterion
+    twofour.prune(model, recipe, data=data, loss=loss, progress=False)
+    kept = sum(int(mask.keep.sum()) for mask in masks.of(model).values())
+    dense = sum(entry.values for entry in found.layers if f"{entry.layer}.weight" not in masks.of(model))
+    assert kept + dense <= 0.5 * found.values
+
+
+def test_what_is_left_out_has_a_reason(model, data):
+    found = sensitivity(model, data, ("dense", "2:4", "1:32"), progress=False, skip="blocks.1")
+    assert [entry.layer for entry in found.layers] == ["conv", "blocks.0.0", "blocks.2.0"]
+    reasons = dict(found.skipped)
+    assert "skip='blocks.1'" in reasons["blocks.1.0.weight"] and "not a multiple of 8" in reasons["head.weight"]
+    assert all(entry.find("1:32") is None for entry in found.layers), "16 inputs hold no group of 32"
+    assert "          -" in str(found)
+
+
+def test_a_layer_that_no_candidate_fits_is_left_out(data):
+    model = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 16))
+    found = sensitivity(model, torch.randn(4, 32), ("1:32",), progress=False)
+    assert [entry.layer for entry in found.layers] == ["0"]
+    assert dict(found.skipped)["2.weight"] == "reduction axis 16: none of 1:32 fits"
+    assert found.layers[0].candidates[0].pattern == "1:32", "dense is a candidate only where it is named"
+
+
+def test_a_single_layer_and_tied_layers():
+    layer = nn.Linear(32, 16)
+    found = sensitivity(layer, torch.randn(4, 32), progress=False)
+    assert [entry.layer for entry in found.layers] == [""]
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+    model[2].weight = model[0].weight
+    found = sensitivity(model, torch.randn(4, 16), progress=False)
+    assert [entry.layers for entry in found.layers] == [("0", "2")] and found.values == 256
+
+
+def test_records_survive_a_file(model, data, tmp_path):
+    found = sensitivity(model, data, loss=F.cross_entropy, progress=False)
+    assert Sensitivities.load(found.save(tmp_path / "found.json")) == found
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "layers": [3]}', "null"])
+def test_damaged_files_are_refused(tmp_path, content):
+    path = tmp_path / "found.json"
+    path.write_text(content)
+    with pytest.raises(FormatError) as caught:
+        Sensitivities.load(path)
+    assert str(caught.value).startswith(f"{path} does not hold sensitivities\n  got     ")
+    with pytest.raises(FormatError, match="FileNotFoundError"):
+        Sensitivities.load(tmp_path / "none.json")
+
+
+def refused(kind: type[Exception], *args, **kwargs) -> str:
+    with pytest.raises(kind) as caught:
+        verb(*args, progress=False, **kwargs)
+    return str(caught.value)
+
+
+def test_what_cannot_be_measured_is_refused(model, data):
+    text = refused(LayerError, nn.Sequential(nn.Linear(3, 3)), torch.randn(2, 3))
+    assert text.startswith("no layer of the model is eligible\n  reason  `0.weight`: in_features 3") and "any" in text
+    assert "no parameter with two or more axes" in refused(LayerError, nn.ReLU(), torch.randn(2, 3))
+    text = refused(RecipeError, model, data, ("dense",))
+    assert text.startswith("the candidates hold no pattern\n  got     'dense'")
+    assert "got     none" in refused(RecipeError, model, data, ())
+    assert "not a sparsity pattern" in refused(PatternError, model, data, ("2:4", "none"))
+    assert 'the criterion "taylor" needs a loss' in refused(RecipeError, model, data, criterion="taylor")
+    assert "no batch" in refused(DataError, model, [])
+    assert refused(LayerError, "model", data).startswith("there is no model to measure\n  got     str")
+    masked = twofour.prune(copy.deepcopy(model), "2:4")
+    text = refused(LayerError, masked, data)
+    assert text.startswith("sensitivity is measured on the dense model\n  got     masks on `conv.weight`")
+
+
+@pytest.mark.parametrize("answer", [float("nan"), {"accuracy": 1.0}, torch.zeros(2)])
+def test_what_evaluate_answers_must_be_a_number(model, data, answer):
+    text = refused(DataError, model, data, evaluate=lambda _: answer)
+    assert text.startswith("what `evaluate` answers cannot be compared\n  got     ") and "the accuracy" in text
+
+
+def test_a_loss_that_becomes_infinite_names_the_layer(model, data):
+    values = iter([1.0, 1.0, float("inf")])
+    text = refused(DataError, model, data, loss=lambda *_: torch.tensor(next(values)))
+    assert text.startswith("layer `conv.weight`: what `loss` answers cannot be compared")
+
+
+def test_a_weight_that_is_not_finite_names_its_layer(model, data):
+    with torch.no_grad():
+        model.blocks[0][0].weight[0, 0] = float("nan")
+    assert "blocks.0.0.weight" in refused(PatternError, model, data) and parse("2:4")
