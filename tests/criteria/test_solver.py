@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 import twofour
+from tests.layers.small import EVERY, LAYERS
 from twofour import masks
 from twofour.criteria import NAMES
 from twofour.errors import DataError, LayerError, PatternError, RecipeError
+from twofour.layers import walk
 from twofour.pruning import outcomes
 
 
@@ -193,3 +195,31 @@ def test_taylor_leaves_gradients_and_their_switches_alone() -> None:
     twofour.prune(model, "2:4", criterion="taylor", **options("taylor", tokens(), 16))
     assert not model[0].weight.requires_grad and model[1].up.weight.requires_grad
     assert model[1].up.weight.grad is None and (model[1].norm.weight.grad == 1).all()
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+@pytest.mark.parametrize("criterion", ["sparsegpt"])
+@pytest.mark.parametrize("kind", EVERY)
+def test_every_kind_of_layer(kind: str, criterion: str) -> None:
+    torch.manual_seed(0)
+    model = EVERY[kind]()
+    shape = LAYERS[kind][1] if kind in LAYERS else (4, 3, 16) if "cell" not in kind else (4, 16)
+    x = torch.randn(40, *shape[1:])
+    batches: Any = [x]
+    if isinstance(model, nn.MultiheadAttention):
+        widths = model.kdim or 16, model.vdim or 16
+        batches = [(x, *(torch.randn(40, 3, width) for width in widths))]
+    left = [name for name, _ in model.named_parameters() if name.startswith("weight_hr")]
+    twofour.prune(model, "2:4", criterion=criterion, data=batches, eligibility="any")
+    assert twofour.check(model).ok and len(masks.of(model)) == len(walk(model, eligibility="any").weights) - len(left)
+    assert all(outcome.error is not None and 0 <= outcome.error < 1.1 for outcome in outcomes(model)), outcomes(model)
+
+
+def test_attention_inside_an_encoder_layer() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    x, padding = torch.randn(20, 6, 16), torch.zeros(20, 6, dtype=torch.bool)
+    padding[:, 4:] = True
+    twofour.prune(model, "2:4", criterion="sparsegpt", data={"src": x, "src_key_padding_mask": padding})
+    assert len(masks.of(model)) == 8 and {outcome.rows for outcome in outcomes(model)} == {80}

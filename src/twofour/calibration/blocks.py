@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour.calibration.batches import Batch, call, to_device
+from twofour.calibration.inputs import caller
 from twofour.layers import PrunableWeight
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -103,7 +104,7 @@ def survey(
 
     with ExitStack() as stack:
         for weight in weights:
-            stack.callback(weight.module.register_forward_pre_hook(count(weight.name)).remove)
+            stack.callback(caller(model, weight).register_forward_pre_hook(count(weight.name)).remove)
         if watch is not None:
             stack.enter_context(watch.hooked())
         call(model, to_device(batches[0].inputs, device))

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from twofour.calibration.inputs import rows
+from twofour.calibration.inputs import caller, rows
 from twofour.calibration.statistics import Need, Statistics
 from twofour.layers import PrunableWeight
 
@@ -24,8 +24,8 @@ class Collector:
     for three layers that is a third of the products and of the memory.
     """
 
-    def __init__(self, weights: Sequence[PrunableWeight], need: Need, *, share: bool = True) -> None:
-        self.weights, self.share = weights, share
+    def __init__(self, model: nn.Module, weights: Sequence[PrunableWeight], need: Need, *, share: bool = True) -> None:
+        self.model, self.weights, self.share = model, weights, share
         self.need: Need = need
         self.tokens: Tensor | None = None
         self._own: dict[str, Statistics] = {}
@@ -38,7 +38,7 @@ class Collector:
         """Observe the layers inside."""
         with ExitStack() as stack:
             for weight in self.weights:
-                hook = weight.module.register_forward_pre_hook(self._see(weight), with_kwargs=True)
+                hook = caller(self.model, weight).register_forward_pre_hook(self._see(weight), with_kwargs=True)
                 stack.callback(hook.remove)
             yield
         self._last = None
@@ -59,8 +59,8 @@ class Collector:
     def _see(self, weight: PrunableWeight) -> Callable[..., None]:
         name, linear = weight.name, weight.kind in ("linear", "hf_conv1d")
 
-        def see(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            x = args[0] if args else next(iter(kwargs.values()))
+        def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            x = (*args, *kwargs.values())[0]
             last = self._last_leader(x) if linear and self.share else None
             leader = self._leader.setdefault(name, last or name)
             if leader != name:
@@ -68,7 +68,7 @@ class Collector:
                     raise Unshared
                 return
             statistics = self._own.setdefault(name, Statistics(self.need))
-            for part in rows(weight, args, kwargs, self.tokens):
+            for part in rows(weight, module, args, kwargs, self.tokens):
                 statistics.add(part)
             self._last = (name, x, x._version) if linear else None
 

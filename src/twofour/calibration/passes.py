@@ -16,7 +16,7 @@ from twofour.calibration.batches import Batch, call, to_device
 from twofour.calibration.blocks import Chain, Stop
 from twofour.calibration.collector import Collector, Unshared
 from twofour.calibration.display import Display
-from twofour.calibration.inputs import groups, unsupported
+from twofour.calibration.inputs import caller, groups, unsupported
 from twofour.calibration.statistics import Need, Statistics
 from twofour.errors import DataError, TwofourError
 from twofour.layers import PrunableWeight
@@ -108,7 +108,7 @@ class _Run:
     def whole(self, weights: Sequence[PrunableWeight], budget: int) -> None:
         """Visit weights in passes over the whole model, each as large as the budget allows."""
         for number, part in enumerate(_parts(weights, self.need, budget), 1):
-            last = part[-1].module if all(self.calls[weight.name] == 1 for weight in part) else None
+            last = caller(self.model, part[-1]) if all(self.calls[weight.name] == 1 for weight in part) else None
             self._collect(part, f"pass {number}", partial(self._run_model, last))
 
     def blocks(self, chain: Chain, parts: Sequence[Sequence[PrunableWeight]]) -> None:
@@ -156,7 +156,7 @@ class _Run:
     def _pass(
         self, part: Sequence[PrunableWeight], where: str, run: Callable[[int], None], *, share: bool
     ) -> Collector:
-        collector = Collector(part, self.need, share=share)
+        collector = Collector(self.model, part, self.need, share=share)
         with collector.hooked(), explained():
             for index, batch in enumerate(self.batches):
                 self.display.say(f"{where}, batch {index + 1} of {len(self.batches)}")
@@ -185,7 +185,7 @@ def _parts(weights: Sequence[PrunableWeight], need: Need, budget: int) -> Iterat
 
 
 def _bytes(weight: PrunableWeight, need: Need) -> int:
-    width = weight.parameter.numel() // weight.parameter.shape[0]
+    width = weight.parameter.numel() // weight.of.rows(weight.module, weight.parameter.shape)
     return groups(weight) * width * (4 * width if need == "hessian" else 4 * 512)
 
 
