@@ -12,7 +12,7 @@ import twofour
 from twofour import layers, patterns, permutation
 from twofour.coupling import Place
 from twofour.demo.resnet import ResNet20
-from twofour.errors import LayerError, PermutationError
+from twofour.errors import LayerError, PatternError, PermutationError
 from twofour.permutation import Report
 from twofour.permutation.mover import _largest_difference
 
@@ -245,6 +245,14 @@ def test_a_model_that_cannot_be_captured_says_why() -> None:
 def test_weights_of_another_model_are_refused() -> None:
     with pytest.raises(LayerError, match=r"layer `a.weight`: the weight is not a parameter of the model"):
         permutation.permute(Tiny(), torch.ones(4, 16), plan(Tiny()))
+
+
+def test_a_weight_that_cannot_be_ranked_is_named() -> None:
+    model = Tiny()
+    with torch.no_grad():
+        model.b.weight[3, 5] = torch.nan
+    with pytest.raises(PatternError, match=r"layer `b.weight`: (?s:.)*NaN"):
+        twofour.prune(model, "2:4", eligibility="any", permute=True, example=torch.randn(4, 16))
 
 
 def test_masks_would_be_left_behind() -> None:

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from twofour import capture, coupling
 from twofour.coupling import Group, Place
-from twofour.errors import CompileError, PermutationError
-from twofour.layers import PrunableWeight
+from twofour.errors import CompileError, PatternError, PermutationError
+from twofour.layers import PrunableWeight, is_distributed
 from twofour.patterns import Pattern
 from twofour.permutation.matrices import Consumer, matrices
 from twofour.permutation.report import Gain, Report
@@ -56,8 +56,10 @@ def permute(
         What was won, group by group, and what stayed as it was and why.
 
     Raises:
-        PermutationError: The model cannot be captured, or its outputs changed: then it is as it was.
+        PermutationError: The model cannot be captured, a weight is sharded, or outputs changed: then it is as it was.
+        PatternError: A weight holds NaN or infinity, or its groups do not divide it.
     """
+    _require_whole(plan)
     given = _arguments(model, example)
     known = {name: score.detach().clone() for name, score in (scores or {}).items()}
     reference = _outputs(model, given)
@@ -152,7 +154,10 @@ def _share(plan: Sequence[tuple[PrunableWeight, Pattern]], known: Scores) -> tup
         magnitude = weight.parameter.detach().abs()
         for pair, values in zip(sums, (magnitude, known.get(weight.name, magnitude)), strict=True):
             matrix = weight.reduction_last(values).flatten(0, -2).to("cpu", torch.float32)
-            pair[0] += kept(matrix, pattern)
+            try:
+                pair[0] += kept(matrix, pattern)
+            except PatternError as error:
+                raise error.for_layer(weight.name) from None
             pair[1] += matrix.sum(dtype=torch.float64).item()
     return sums[0][0] / (sums[0][1] or 1.0), sums[1][0] / (sums[1][1] or 1.0)
 
@@ -175,6 +180,18 @@ def _trace(
             wanted=error.wanted,
             remedy="prune without permute=True",
         ) from error
+
+
+def _require_whole(plan: Sequence[tuple[PrunableWeight, Pattern]]) -> None:
+    for weight, _ in plan:
+        if is_distributed(weight.parameter):
+            raise PermutationError(
+                "the channels of a sharded weight cannot be permuted",
+                got="a DTensor",
+                wanted="whole weights",
+                remedy="permute before fully_shard",
+                layer=weight.name,
+            )
 
 
 def _require_nothing_beside(model: nn.Module, traced: coupling.Coupling) -> None:
