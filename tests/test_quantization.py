@@ -118,3 +118,10 @@ def test_tied_weights_are_not_rounded():
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
     model[1].weight = model[0].weight
     assert quantization.attach(twofour.prune(model, "2:4"), "int8").layers == ("2.weight",)
+
+
+def test_an_input_given_by_name_is_rounded_too():
+    model = twofour.prune(nn.Sequential(nn.Linear(64, 64)), "2:4")
+    quantization.attach(model, "int8")
+    x = torch.randn(3, 64)
+    assert torch.equal(model[0](input=x), model[0](x))

@@ -84,6 +84,7 @@ def prune(
     _require_dense(model)
     _require_example(permute, example)
     recipe = Recipe.parse(pattern, criterion=criterion, skip=skip, eligibility=eligibility)
+    criteria.require_given(recipe.criterion, data, loss)
     assignment = recipe.assign(model)
     for skipped in assignment.skipped:
         _log.info("`%s` stays dense: %s", skipped.name, skipped.reason)

@@ -114,7 +114,8 @@ class QAT(Scheme):
             raise
         if others:
             masks.load_state_dict(model, others)
-        self._handles = [mask.module.register_forward_pre_hook(_round_inputs) for mask in found.values() if activations]
+        modules = [mask.module for mask in found.values() if activations]
+        self._handles = [module.register_forward_pre_hook(_round_inputs, with_kwargs=True) for module in modules]
 
     def finish(self) -> nn.Module:
         """Write the rounded weights into the model, masked as before; see `Scheme.finish`.
@@ -176,9 +177,16 @@ class _Rounding(nn.Module):
         return dequantize(*to_int4(values, self.group, self.symmetric)).to(kept.dtype)
 
 
-def _round_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    x, *others = inputs
+def _round_inputs(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if args:
+        return (_rounded_tokens(args[0]), *args[1:]), kwargs
+    return args, {**kwargs, "input": _rounded_tokens(kwargs["input"])}
+
+
+def _rounded_tokens(x: Tensor) -> Tensor:
     flat = x.detach().reshape(-1, x.shape[-1])
     whole, scale, zero = quantize_input(flat.float())
     rounded = ((whole.float() - zero) * scale).to(x.dtype).view_as(x)
-    return (x + (rounded - x.detach()), *others)
+    return x + (rounded - x.detach())

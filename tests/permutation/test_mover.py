@@ -12,7 +12,7 @@ import twofour
 from twofour import layers, patterns, permutation
 from twofour.coupling import Place
 from twofour.demo.resnet import ResNet20
-from twofour.errors import LayerError, PatternError, PermutationError
+from twofour.errors import LayerError, PatternError, PermutationError, RecipeError
 from twofour.permutation import Report
 from twofour.permutation.mover import _largest_difference
 
@@ -240,6 +240,18 @@ def test_a_model_that_cannot_be_captured_says_why() -> None:
     model = Branch()
     with pytest.raises(PermutationError, match="prune without permute=True"):
         permutation.permute(model, torch.ones(4, 16), plan(model))
+
+
+@pytest.mark.parametrize("example", [torch.zeros(4, 5), {"pixels": torch.zeros(4, 16)}])
+def test_an_example_that_the_model_does_not_run_on_says_so(example: object) -> None:
+    with pytest.raises(PermutationError, match="the model does not run on the example"):
+        permutation.permute(Tiny(), example, plan(Tiny()))
+
+
+def test_data_that_are_missing_are_asked_for_before_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(permutation, "permute", None)
+    with pytest.raises(RecipeError, match="needs calibration data"):
+        twofour.prune(Tiny(), "2:4", criterion="wanda", permute=True, example=torch.randn(4, 16))
 
 
 def test_weights_of_another_model_are_refused() -> None:

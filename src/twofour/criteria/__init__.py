@@ -8,7 +8,7 @@ from twofour.criteria.learned import Learned
 from twofour.criteria.magnitude import Magnitude
 from twofour.criteria.parse import NAMES, parse
 from twofour.criteria.random import Random
-from twofour.criteria.solver import SAMPLES, Choice, Outcome, Solved, solve
+from twofour.criteria.solver import SAMPLES, Choice, Outcome, Solved, require_given, solve
 from twofour.criteria.sparsegpt import SparseGPT, SparseGPTMask
 from twofour.criteria.taylor import Taylor
 
@@ -33,5 +33,6 @@ __all__ = [
     "Wanda",
     "importance",
     "parse",
+    "require_given",
     "solve",
 ]

@@ -115,7 +115,7 @@ def solve(
         LayerError: No weight is reached by the data.
         PatternError: A weight holds NaN or infinity.
     """
-    _require_given(criterion, data, loss)
+    require_given(criterion, data, loss)
     solved = Solved()
     if data is None:
         assert isinstance(criterion, Layerwise), "others need data"
@@ -196,7 +196,12 @@ def _calibrated(
     solved.refused = calibration.calibrate(model, listed, batches, need, visit, display=display)
 
 
-def _require_given(criterion: Criterion, data: Any, loss: Loss | None) -> None:
+def require_given(criterion: Criterion, data: Any, loss: Loss | None) -> None:
+    """Require data and a loss where the criterion needs them, and no loss where it does not.
+
+    Raises:
+        RecipeError: One is missing, or a loss is given that nothing follows.
+    """
     wants_loss = criterion.need in ("gradients", "training")
     if criterion.need is not None and data is None:
         raise RecipeError(

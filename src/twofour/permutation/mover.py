@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from twofour import capture, coupling
 from twofour.coupling import Group, Place
-from twofour.errors import CompileError, PatternError, PermutationError
+from twofour.errors import CompileError, PatternError, PermutationError, TwofourError
 from twofour.layers import PrunableWeight, is_distributed
 from twofour.patterns import Pattern
 from twofour.permutation.matrices import Consumer, matrices
@@ -56,13 +57,15 @@ def permute(
         What was won, group by group, and what stayed as it was and why.
 
     Raises:
-        PermutationError: The model cannot be captured, a weight is sharded, or outputs changed: then it is as it was.
+        PermutationError: The model does not run on the example, cannot be captured, a weight is sharded, or outputs
+            changed: then it is as it was.
         PatternError: A weight holds NaN or infinity, or its groups do not divide it.
     """
     _require_whole(plan)
-    given = _arguments(model, example)
+    with _explained():
+        given = _arguments(model, example)
+        reference = _outputs(model, given)
     known = {name: score.detach().clone() for name, score in (scores or {}).items()}
-    reference = _outputs(model, given)
     traced = _trace(model, given, plan)
     _require_nothing_beside(model, traced)
     before = _share(plan, known)
@@ -82,6 +85,22 @@ def permute(
     )
     _log.info("permuted: %s", report)
     return report
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say of an error inside the model that it does not run on the example."""
+    try:
+        yield
+    except TwofourError:
+        raise
+    except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError) as error:
+        raise PermutationError(
+            "the model does not run on the example",
+            got=f"{type(error).__name__}: {error}",
+            wanted="a tensor, a tuple of positional arguments or a dict of keyword arguments",
+            remedy="call the model on it yourself: an example is what one forward pass takes",
+        ) from error
 
 
 class _Mover:
