@@ -233,14 +233,16 @@ def test_a_layer_that_only_a_later_batch_reaches_is_calibrated() -> None:
     class Experts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second, self.last = (nn.Linear(8, 8) for _ in range(3))
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.second = nn.MultiheadAttention(8, 2)
 
         def forward(self, x):
-            return self.last(self.first(x) if x[0, 0] > 0 else self.second(x))
+            return self.last(self.first(x) if x[0, 0] > 0 else self.second(x, x, x)[0])
 
     torch.manual_seed(0)
     data = [Batch(torch.full((4, 8), sign) + 0.1 * torch.rand(4, 8)) for sign in (1.0, 1.0, -1.0)]
     found, refused = run(Experts(), data=data)
     assert not refused
     rows = {name: statistics.rows for name, statistics in found.items()}
-    assert rows == {"first.weight": 8, "last.weight": 12, "second.weight": 4}
+    later = {"second.in_proj_weight": 4, "second.out_proj.weight": 4}
+    assert rows == {"first.weight": 8, "last.weight": 12, **later}

@@ -123,8 +123,8 @@ def _reached_later(
     found: dict[str, None] = {}
     with ExitStack() as stack:
         for weight in weights:
-            hook = weight.module.register_forward_pre_hook(lambda *_, name=weight.name: found.setdefault(name))
-            stack.callback(hook.remove)
+            module = caller(model, weight)
+            stack.callback(module.register_forward_pre_hook(lambda *_, n=weight.name: found.setdefault(n)).remove)
         for batch in batches:
             if len(found) == len(weights):
                 break
