@@ -70,6 +70,15 @@ def test_a_conv1d_that_stays_torchs_own_is_counted_as_packed_in_a_file(block: nn
     assert found.bytes_in_file == pack(block.up.weight.detach(), "2:4", axis=0).nbytes < 32768
 
 
+def test_all_masked_weights_of_an_lstm_are_counted_in_a_file() -> None:
+    model = twofour.prune(nn.Sequential(nn.LSTM(32, 16, 2)), "2:4", skip=()).eval()
+    plain = LayerPlan("0", "LSTM", (64, 32), None, "torch", "", None, None, "", 14336, 14336, 14336)
+    (found,) = _masked_sizes(model, [plain])
+    assert found.bytes_in_file == sum(
+        pack(weight.detach(), "2:4").nbytes for weight in model.parameters() if weight.ndim == 2
+    )
+
+
 def test_advice_on_conv1d(no_measuring: None) -> None:
     found = advise(Block(), tokens=(1,))
     assert [(row.layer, row.shape) for row in found.rows] == [("up", (128, 64)), ("down", (64, 128))]

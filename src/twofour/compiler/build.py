@@ -91,13 +91,20 @@ def build(
 
 
 def _masked_sizes(fast: nn.Module, layers: Sequence[LayerPlan]) -> list[LayerPlan]:
-    """Correct the bytes in a file of layers that stayed torch's own and carry a mask: `save` packs those."""
+    """Correct the bytes in a file of layers that stayed torch's own and carry masks: `save` packs those weights."""
+    masked = masks.of(fast)
     sizes: dict[str, int] = {}
-    for name, mask in masks.of(fast).items():
-        weight = fast.get_parameter(name).detach()
-        with suppress(TwofourError):  # what cannot be packed is for `save` to refuse
-            sizes[name.rpartition(".")[0]] = pack(weight, mask.pattern, axis=mask.axis.axis).nbytes
+    for layer in dict.fromkeys(mask.layer for mask in masked.values()):
+        weights = [(f"{layer}.{name}".lstrip("."), p) for name, p in fast.get_submodule(layer)._parameters.items()]
+        sizes[layer] = sum(_in_file(p, masked.get(name)) for name, p in weights if p is not None and p.ndim >= 2)
     return [replace(layer, bytes_in_file=sizes.get(layer.name, layer.bytes_in_file)) for layer in layers]
+
+
+def _in_file(weight: nn.Parameter, mask: masks.Mask | None) -> int:
+    if mask is not None:
+        with suppress(TwofourError):  # what cannot be packed is for `save` to refuse
+            return pack(weight.detach(), mask.pattern, axis=mask.axis.axis).nbytes
+    return weight.nbytes
 
 
 @dataclass(frozen=True)
