@@ -11,7 +11,9 @@ import twofour
 from twofour import masks
 from twofour.allocation import Budget, Candidate, Sensitivities, allocate, sensitivity
 from twofour.allocation import sensitivity as verb
+from twofour.allocation.sensitivity import _grouped
 from twofour.errors import DataError, FormatError, LayerError, PatternError, RecipeError
+from twofour.layers import walk
 from twofour.patterns import parse
 
 PATTERNS = ("dense", "2:4", "4:8", "1:4")
@@ -176,6 +178,34 @@ def test_a_single_layer_and_tied_layers():
     model[2].weight = model[0].weight
     found = sensitivity(model, torch.randn(4, 16), progress=False)
     assert [entry.layers for entry in found.layers] == [("0", "2")] and found.values == 256
+
+
+def test_the_weights_of_one_layer_get_one_pattern():
+    weights = walk(nn.Sequential(nn.LSTM(16, 32), nn.Linear(32, 16))).weights
+    assert [weight.layer for weight in weights] == ["0", "0", "1"]
+    sizes = [weight.parameter.numel() for weight in weights]
+    parts = [
+        [Candidate("2:4", size // 2, 0.3, 1.0, True), Candidate("4:8", size // 2, 0.4, -0.5, False)] for size in sizes
+    ]
+    found = {weight.name: part for weight, part in zip(weights, parts, strict=True)}
+    found[weights[1].name].pop()
+    both, alone = _grouped(weights, found, True)
+    assert both.layers == ("0",) and both.values == sizes[0] + sizes[1]
+    assert both.candidates == (
+        Candidate("dense", both.values, change=0.0),
+        Candidate("2:4", both.values // 2, pytest.approx(0.18**0.5), 2.0, True),  # pyright: ignore
+    ), "4:8 does not fit both"
+    assert [candidate.pattern for candidate in alone.candidates] == ["dense", "2:4", "4:8"]
+
+
+def test_layers_whose_inputs_cannot_be_observed_stay_dense():
+    model = nn.ModuleDict({"a": nn.Linear(16, 16), "b": nn.LSTM(16, 16)})
+    model.forward = lambda x: model["b"](model["a"](x))[0]
+    found = sensitivity(model, torch.randn(2, 4, 16), progress=False)
+    assert [entry.layer for entry in found.layers] == ["a"]
+    assert "cannot be observed" in dict(found.skipped)["b.weight_ih_l0"]
+    twofour.prune(model, allocate(found, Budget(density=0.5)).recipe)
+    assert set(masks.of(model)) == {"a.weight"}
 
 
 def test_records_survive_a_file(model, data, tmp_path):

@@ -15,6 +15,7 @@ SETTINGS = {"svg.hashsalt": "twofour", "svg.fonttype": "none", "font.family": "s
 FORMATS = {".svg": {"Date": None}, ".png": {}, ".pdf": {"CreationDate": None}}
 """What may be drawn, and the metadata that leave the date out: the same records draw the same file."""
 
+MARKERS = "osD^vP"
 LABELS = {"density": "fraction of values kept", "latency": "measured ms of these layers"}
 NAMES = {"task": "change of the task's loss", "error": "squared relative error of the output"}
 
@@ -54,7 +55,7 @@ def plot(
     with figures.rc_context(SETTINGS):
         figure = figures.figure.Figure(figsize=(10, 1.8 + 0.24 * len(sensitivities.layers)), layout="constrained")
         left, right = figure.subplots(1, 2)
-        _heat_map(figure, left, sensitivities, chosen, kind)
+        _heat_map(figures, left, sensitivities, chosen, kind)
         _curve(right, sensitivities, curve, chosen, axis, kind)
         try:
             with replacing(target) as temporary:
@@ -73,6 +74,7 @@ def _matplotlib() -> Any:
     try:
         import matplotlib
         import matplotlib.figure
+        import matplotlib.patches
     except ImportError as error:
         raise MeasureError(
             "drawing needs matplotlib, which is not installed",
@@ -83,12 +85,12 @@ def _matplotlib() -> Any:
     return matplotlib
 
 
-def _heat_map(figure: Any, axes: Any, sensitivities: Sensitivities, chosen: Allocation | None, kind: Loss) -> None:
+def _heat_map(figures: Any, axes: Any, sensitivities: Sensitivities, chosen: Allocation | None, kind: Loss) -> None:
     found = [[layer.find(name) for name in sensitivities.patterns] for layer in sensitivities.layers]
     table = [[float("nan") if cell is None else cell.loss(kind) for cell in row] for row in found]
     # Few cells, the sparsest patterns of the first layers, would leave no colour to the others on a linear scale.
     image = axes.imshow([[_signed_root(value) for value in row] for row in table], aspect="auto", cmap="viridis")
-    figure.colorbar(image, ax=axes, label="square root, signed", shrink=0.6)
+    axes.figure.colorbar(image, ax=axes, label="square root, signed", shrink=0.6)
     middle = sum(image.get_clim()) / 2
     for row, values in enumerate(table):
         for column, value in enumerate(values):
@@ -100,7 +102,7 @@ def _heat_map(figure: Any, axes: Any, sensitivities: Sensitivities, chosen: Allo
     axes.set_title(f"{NAMES[kind]}, each layer pruned alone")
     for row, (_, pattern) in enumerate(chosen.chosen if chosen else ()):
         column = sensitivities.patterns.index(pattern)
-        axes.plot(column - 0.42, row, marker=">", color="red", markersize=5)
+        axes.add_patch(figures.patches.Rectangle((column - 0.46, row - 0.42), 0.92, 0.84, fill=False, ec="red"))
 
 
 def _signed_root(value: float) -> float:
@@ -121,14 +123,14 @@ def _curve(
         cost = entry.density if axis == "density" else entry.latency
         axes.plot([cost], [entry.loss], marker, color=colour, label=text)
 
-    for pattern in sensitivities.patterns:
+    for number, pattern in enumerate(sensitivities.patterns):
         try:
-            mark(uniform(sensitivities, pattern, loss=kind), f"{pattern} everywhere", "s", "#8c8c8c")
+            mark(uniform(sensitivities, pattern, loss=kind), f"{pattern} everywhere", MARKERS[number % 6], f"C{number}")
         except RecipeError:
             continue  # it does not fit every layer and "dense" is no candidate
     if chosen is not None and chosen.kind == kind:
         mark(chosen, f"chosen: {chosen.budget or 'as given'}", "*", "red")
     axes.set_xlabel(LABELS[axis])
-    axes.set_ylabel(f"predicted loss: sum of {NAMES[kind]}")
+    axes.set_ylabel(f"predicted, summed over the layers: {NAMES[kind]}")
     axes.legend(fontsize=7)
     axes.set_title("trade-off")
