@@ -137,6 +137,13 @@ def test_fewer_candidates_without_measuring_again():
     assert text.startswith("the pattern '8:16' is not among the candidates\n  got     dense, 2:4, 4:8, 1:4")
 
 
+def test_candidates_that_fit_no_layer_leave_none():
+    text = message(lambda: some().only())
+    assert text == (
+        "no layer is left\n  got     no patterns\n  wanted  candidates that fit a layer, of dense, 2:4, 4:8, 1:4"
+    )
+
+
 def test_layers_without_times_cost_none():
     found = some()
     first = LayerSensitivity("first", ("first",), 1024, layer("first", 1024, (0.0, 0.3, 0.2, 0.6), False).candidates)

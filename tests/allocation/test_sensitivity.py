@@ -1,6 +1,7 @@
 """What each layer loses alone: against the definitions, and the model as it was."""
 
 import copy
+import json
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.nn import functional as F
 
 import twofour
 from twofour import masks
-from twofour.allocation import Budget, Candidate, Sensitivities, allocate, sensitivity
+from twofour.allocation import Budget, Candidate, LayerSensitivity, Sensitivities, allocate, sensitivity
 from twofour.allocation import sensitivity as verb
 from twofour.allocation.sensitivity import _grouped
 from twofour.errors import DataError, FormatError, LayerError, PatternError, RecipeError
@@ -198,12 +199,27 @@ def test_the_weights_of_one_layer_get_one_pattern():
     assert [candidate.pattern for candidate in alone.candidates] == ["dense", "2:4", "4:8"]
 
 
-def test_layers_whose_inputs_cannot_be_observed_stay_dense():
-    model = nn.ModuleDict({"a": nn.Linear(16, 16), "b": nn.LSTM(16, 16)})
+def test_recurrent_and_attention_layers():
+    model = nn.ModuleDict({"a": nn.MultiheadAttention(16, 2, batch_first=True), "b": nn.LSTM(16, 16)})
+    model.forward = lambda x: model["b"](model["a"](x, x, x)[0])[0]
+    before = state(model)
+    found = sensitivity(model, torch.randn(2, 4, 16), evaluate=lambda m: float(m.b.weight_hh_l0.sum()), progress=False)
+    assert_same(before, model)
+    assert [entry.layer for entry in found.layers] == ["a", "a.out_proj", "b"]
+    assert found.layers[-1].values == 2 * 64 * 16
+    twofour.prune(model, allocate(found, Budget(density=0.5)).recipe)
+    assert set(masks.of(model)) == {"a.in_proj_weight", "a.out_proj.weight", "b.weight_ih_l0", "b.weight_hh_l0"}
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+def test_a_layer_of_which_one_weight_cannot_be_observed_stays_dense():
+    model = nn.ModuleDict({"a": nn.Linear(16, 16), "b": nn.LSTM(16, 32, proj_size=16)})
     model.forward = lambda x: model["b"](model["a"](x))[0]
     found = sensitivity(model, torch.randn(2, 4, 16), progress=False)
     assert [entry.layer for entry in found.layers] == ["a"]
-    assert "cannot be observed" in dict(found.skipped)["b.weight_ih_l0"]
+    reasons = dict(found.skipped)
+    assert "cannot be observed" in reasons["b.weight_hr_l0"]
+    assert reasons["b.weight_ih_l0"].startswith("its layer also has b.weight_hr_l0: ")
     twofour.prune(model, allocate(found, Budget(density=0.5)).recipe)
     assert set(masks.of(model)) == {"a.weight"}
 
@@ -222,6 +238,18 @@ def test_damaged_files_are_refused(tmp_path, content):
     assert str(caught.value).startswith(f"{path} does not hold sensitivities\n  got     ")
     with pytest.raises(FormatError, match="FileNotFoundError"):
         Sensitivities.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("damage", [{"layers": []}, {"baseline": float("nan")}, {"baseline": "much"}, {"patterns": 3}])
+def test_records_with_damaged_fields_are_refused(tmp_path, damage):
+    layer = LayerSensitivity("a", ("a",), 4, (Candidate("2:4", 2, 0.5),))
+    table = Sensitivities((layer,), ("2:4",), "magnitude", "asp").to_dict()
+    (tmp_path / "good.json").write_text(json.dumps(table))
+    assert Sensitivities.load(tmp_path / "good.json").layers == (layer,)
+    table["layers"][0]["candidates"][0]["error"] = 1.0
+    (tmp_path / "bad.json").write_text(json.dumps({**table, **damage}))
+    with pytest.raises(FormatError, match=r"does not hold sensitivities\n  got     (Value|Type)Error"):
+        Sensitivities.load(tmp_path / "bad.json")
 
 
 def refused(kind: type[Exception], *args, **kwargs) -> str:

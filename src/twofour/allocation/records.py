@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -108,7 +109,7 @@ class Sensitivities:
         """Return the same records with these candidates alone; layers that none of them fits are left out.
 
         Raises:
-            RecipeError: One was not measured.
+            RecipeError: One was not measured, or no layer is left.
         """
         if missing := [name for name in patterns if name not in self.patterns]:
             raise RecipeError(
@@ -118,6 +119,12 @@ class Sensitivities:
             )
         kept = [tuple(entry for entry in layer.candidates if entry.pattern in patterns) for layer in self.layers]
         layers = tuple(replace(layer, candidates=some) for layer, some in zip(self.layers, kept, strict=True) if some)
+        if not layers:
+            raise RecipeError(
+                "no layer is left",
+                got=", ".join(patterns) or "no patterns",
+                wanted=f"candidates that fit a layer, of {', '.join(self.patterns)}",
+            )
         return replace(self, layers=layers, patterns=tuple(name for name in self.patterns if name in patterns))
 
     def require(self, loss: Loss | None) -> Loss:
@@ -181,8 +188,11 @@ class Sensitivities:
 def _from_table(table: Mapping[str, Any]) -> Sensitivities:
     if table["format"] != FORMAT:
         raise ValueError(f"format {table['format']!r}")
+    layers = tuple(_layer(entry) for entry in table["layers"])
+    if not layers:
+        raise ValueError("no layers")
     return Sensitivities(
-        tuple(_layer(entry) for entry in table["layers"]),
+        layers,
         tuple(map(str, table["patterns"])),
         str(table["criterion"]),
         str(table["eligibility"]),
@@ -197,7 +207,7 @@ def _layer(entry: Mapping[str, Any]) -> LayerSensitivity:
         Candidate(
             str(found["pattern"]),
             int(found["kept"]),
-            float(found["error"]),
+            _real(found["error"]),
             _number(found["change"]),
             bool(found["sparse"]),
             _number(found["ms"]),
@@ -210,7 +220,13 @@ def _layer(entry: Mapping[str, Any]) -> LayerSensitivity:
 
 
 def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+    return None if value is None else _real(value)
+
+
+def _real(value: Any) -> float:
+    if not math.isfinite(number := float(value)):
+        raise ValueError(f"{number} is no finite number")
+    return number
 
 
 __all__ = ["DENSE", "Candidate", "LayerSensitivity", "Loss", "Sensitivities"]

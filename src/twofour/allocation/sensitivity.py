@@ -94,9 +94,11 @@ def sensitivity(
         run = _Run(chosen, {weight.name: fit for weight, fit in fitting}, score, baseline, slopes, display)
         need = chosen.need if chosen.need in ("norms", "hessian") else "sample"
         refused = calibration.calibrate(model, weights, batches, need, run.visit, display=display)
-    if not run.found:
+    refused = _whole_layers(weights, refused)
+    measured = [weight for weight in weights if weight.name not in refused]
+    if not measured:
         raise _nothing("no layer can be calibrated", refused)
-    layers = _grouped([weight for weight in weights if weight.name in run.found], run.found, DENSE in candidates)
+    layers = _grouped(measured, run.found, DENSE in candidates)
     answered = -baseline if evaluate is not None and baseline is not None else baseline
     reasons = tuple((skipped | refused).items())
     return Sensitivities(layers, tuple(candidates), chosen.name, eligibility, answered, reasons)
@@ -259,6 +261,16 @@ def _finite(answer: Any, what: str) -> float:
         wanted="one finite number",
         remedy="return a single figure, for instance the accuracy" if what == "evaluate" else None,
     )
+
+
+def _whole_layers(weights: Sequence[PrunableWeight], refused: dict[str, str]) -> dict[str, str]:
+    """Add the other weights of a layer to those that were refused: its pattern would be theirs, at an unknown loss."""
+    found = dict(refused)
+    for other in weights:
+        for weight in weights:
+            if other.name in refused and weight.name not in refused and set(weight.layers) & set(other.layers):
+                found.setdefault(weight.name, f"its layer also has {other.name}: {refused[other.name]}")
+    return found
 
 
 def _grouped(
