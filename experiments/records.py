@@ -1,0 +1,79 @@
+"""What a task's runs found: one JSON file per task, written whole after every row, so that a stopped run goes on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from twofour import measure
+from twofour.files import replacing
+
+ROOT = Path(__file__).resolve().parent
+TRACKED, SCRATCH = ROOT / "records", ROOT.parent / "runs" / "experiments"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model that was measured.
+
+    Attributes:
+        key: The arm's key.
+        seed: Seed of the dense training (where there is one), of the repetition, and of a random mask.
+        dense: The metric of the dense model it came from.
+        one_shot: The metric right after pruning; the dense model's for the control.
+        value: The metric at the end; equals `one_shot` where nothing was trained.
+        seconds: Of pruning and training.
+        epochs: Epochs of the repetition, 0 where there was none.
+        commit: The version it was run with.
+    """
+
+    key: str
+    seed: int
+    dense: float
+    one_shot: float
+    value: float
+    seconds: float
+    epochs: int
+    commit: str
+
+
+class Records:
+    """The rows of one task.
+
+    Args:
+        task: Its name.
+        metric: What the figures are, for the page.
+        tracked: Keep them in git rather than in runs/.
+    """
+
+    def __init__(self, task: str, metric: dict[str, Any], tracked: bool) -> None:
+        self.path = (TRACKED if tracked else SCRATCH) / f"{task}.json"
+        self.task, self.metric = task, metric
+        self.rows: dict[tuple[str, int], Row] = {}
+        if self.path.exists():
+            self.rows = {(row.key, row.seed): row for row in load(self.path)[1]}
+
+    def add(self, row: Row) -> None:
+        """Add a row and write the file."""
+        self.rows[row.key, row.seed] = row
+        content = {
+            "format": FORMAT,
+            "task": self.task,
+            "metric": self.metric,
+            "machine": measure.machine(),
+            "rows": [asdict(row) for row in self.rows.values()],
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(self.path) as temporary:
+            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    """Return a file's head and its rows."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content.get("format") != FORMAT:
+        raise ValueError(f"{path}: format {content.get('format')!r}, wanted {FORMAT}")
+    return content, [Row(**row) for row in content["rows"]]

@@ -1,0 +1,148 @@
+"""Accuracy with controls: `python experiments/run.py TASK` measures a task, `... page` writes docs/results.md."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import page as results_page
+from arms import AGAIN, ONE_SHOT, Arm, built
+from records import SCRATCH, Records, Row
+from tasks import TASKS, Task
+from twofour import measure, training
+from twofour.errors import TwofourError
+from twofour.files import replacing
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+console = Console(stderr=True)
+
+
+@app.command()
+def task(
+    name: Annotated[str, typer.Argument(help=f"{', '.join(TASKS)}")],
+    seeds: Annotated[str, typer.Option(help="Comma separated.")] = "0,1,2",
+    stage: Annotated[str, typer.Option(help="one-shot, again or all.")] = "all",
+    only: Annotated[str, typer.Option(help="Globs of row names, comma separated: '2:4 *'.")] = "*",
+    threads: Annotated[int, typer.Option(help="0: torch's own choice.")] = 0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure rows again that the record has.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Keep the rows in experiments/records, in git.")] = False,
+) -> None:
+    """Measure the rows of one task; a stopped run goes on where it stopped."""
+    if name not in TASKS or stage not in ("one-shot", "again", "all"):
+        raise typer.BadParameter(
+            f"{name!r}, stage {stage!r}: tasks are {', '.join(TASKS)}; stages one-shot, again, all"
+        )
+    if threads:
+        torch.set_num_threads(threads)
+    subject = TASKS[name]()
+    records = Records(name, asdict(subject.metric), record)
+    arms = [arm for arm in (*ONE_SHOT, *AGAIN) if stage in ("all", "again" if arm.again else "one-shot")]
+    for seed in map(int, seeds.split(",")):
+        for arm in _wanted(arms, only.split(","), subject, seed):
+            if not fresh and (arm.key, seed) in records.rows:
+                continue
+            row = measured(subject, arm, seed)
+            records.add(row)
+            sign = subject.metric.unit
+            console.print(f"{name} seed {seed}: {arm.key}: dense {row.dense:.2f}{sign}, now {row.value:.2f}{sign}")
+
+
+@app.command()
+def page() -> None:
+    """Write docs/results.md from experiments/records."""
+    console.print(f"wrote {results_page.write()}")
+
+
+def _wanted(arms: Sequence[Arm], globs: Sequence[str], subject: Task, seed: int) -> list[Arm]:
+    """One-shot rows of a published checkpoint do not depend on the seed, but for random masks."""
+    kept = []
+    for arm in arms:
+        if not any(fnmatch.fnmatch(arm.name, glob) for glob in globs):
+            continue
+        if not arm.again and seed and subject.pretrained and arm.criterion != "random":
+            continue
+        if arm.criterion and not built(arm.criterion):
+            console.print(f"left out: {arm.name}: this version has no criterion {arm.criterion!r}")
+            continue
+        kept.append(arm)
+    return kept
+
+
+def measured(subject: Task, arm: Arm, seed: int) -> Row:
+    """Make one row: the dense model, pruned, and trained again where the arm says so."""
+    model = dense_model(subject, seed)
+    dense = _evaluated(subject, model)
+    begin = time.perf_counter()
+    torch.manual_seed(seed)
+    arm.apply(model, subject, seed)
+    seconds = time.perf_counter() - begin
+    one_shot = value = _evaluated(subject, model) if arm.criterion else dense
+    if arm.again:
+        begin = time.perf_counter()
+        subject.before_again(model, seed)
+        value = _trained(subject, model, seed, arm.name)
+        seconds += time.perf_counter() - begin
+    commit = measure.machine().get("commit") or {}
+    version = f"{commit.get('id', 'none')[:10]}{' + changes' if commit.get('dirty') else ''}"  # pyright: ignore
+    return Row(arm.key, seed, dense, one_shot, value, seconds, subject.epochs if arm.again else 0, version)
+
+
+def dense_model(subject: Task, seed: int) -> nn.Module:
+    """The converged dense model: published, or trained here once per seed and kept in runs/."""
+    model = subject.network(seed)
+    if subject.pretrained:
+        return model
+    path = SCRATCH / f"{subject.name}-dense-{subject.epochs}-epochs-seed-{seed}.safetensors"
+    if not path.exists():
+        _trained(subject, model, seed + 1000, "dense")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, temporary)
+    model.load_state_dict(load_file(path))
+    return model
+
+
+def _trained(subject: Task, model: nn.Module, seed: int, name: str) -> float:
+    training.train(
+        model,
+        subject.loader(seed),
+        loss=subject.loss,
+        optimizer=subject.optimizer,
+        schedule=subject.schedule,
+        epochs=subject.epochs,
+        seed=seed,
+        clip_norm=1.0,
+        name=name.replace(":", "-"),
+    )
+    return _evaluated(subject, model)
+
+
+def _evaluated(subject: Task, model: nn.Module) -> float:
+    model.eval()
+    with torch.inference_mode():
+        return subject.evaluate(model)
+
+
+def main() -> None:
+    """Run the command line; our own errors are printed without a traceback."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        app()
+    except TwofourError as error:
+        console.print(f"[red]error:[/red] {error}")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""The tasks of the results page, by name."""
+
+from tasks.base import Metric, Task
+from tasks.cifar10 import Cifar10
+from tasks.fashion import Fashion
+from tasks.speech import Speech
+from tasks.sst2 import Sst2, Sst2Pretrained
+from tasks.stories import Stories
+from tasks.stsb import Stsb
+from tasks.wikitext import WikiText
+
+TASKS: dict[str, type[Task]] = {
+    task.name: task for task in (Cifar10, Fashion, Speech, Stsb, Sst2, Sst2Pretrained, WikiText, Stories)
+}
+
+__all__ = ["TASKS", "Metric", "Task"]

@@ -1,0 +1,105 @@
+"""CIFAR-10 with the published resnet20: the paper's workflow from a converged checkpoint."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, Optimizer
+
+from tasks.base import Batches, Metric, Task, accuracy
+from twofour.demo.data import data_folder
+from twofour.demo.resnet import DEVIATION, MEAN, ResNet20
+
+PADDING = 4
+CHECKPOINT = "pretrained/resnet20-12fca82f.safetensors"
+
+
+class Cifar10(Task):
+    """ResNet-20, 18 of whose 20 weights are eligible; augmentation as He et al. 2015: pad by 4, crop, flip."""
+
+    name = "cifar10"
+    title = "CIFAR-10, ResNet-20 (published checkpoint, 0.27 M parameters)"
+    notes = (
+        "The checkpoint was trained for 200 epochs; each repetition, control included, has {epochs} (SGD 0.05, "
+        "momentum 0.9, weight decay 1e-4, batch 128, one cycle). The stem and the classifier stay dense (ASP's "
+        "rule)."
+    )
+    pretrained = True
+    epochs = 3
+
+    @property
+    def metric(self) -> Metric:
+        """Top-1 accuracy."""
+        return Metric("accuracy", "%", True, len(self.test[1]), "images")
+
+    @cached_property
+    def train(self) -> tuple[Tensor, Tensor]:
+        """Bytes (n, 3, 32 + 8, 32 + 8), zero-padded in normalised units, and labels."""
+        parts = [_read(data_folder() / "cifar10" / f"{part}.npz") for part in ("train_a", "train_b")]
+        return torch.cat([_normalised(images) for images, _ in parts]), torch.cat([labels for _, labels in parts])
+
+    @cached_property
+    def test(self) -> tuple[Tensor, Tensor]:
+        """Normalised images (n, 3, 32, 32) and labels."""
+        images, labels = _read(data_folder() / "cifar10" / "test.npz")
+        return _normalised(images), labels
+
+    def network(self, seed: int) -> nn.Module:
+        """The checkpoint; its 91.73 % are `evaluate`'s answer."""
+        model = ResNet20()
+        model.load_state_dict(load_file(data_folder() / CHECKPOINT))
+        return model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+    def loader(self, seed: int) -> Batches:
+        """Augmented batches of 128."""
+        return Batches(len(self.train[1]), 128, self._batch)
+
+    def _batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        images, labels = self.train[0][index], self.train[1][index]
+        images = torch.where(torch.rand(len(index), 1, 1, 1) < 0.5, images.flip(3), images)
+        images = F.pad(images, (PADDING,) * 4)
+        top, left = torch.randint(0, 2 * PADDING + 1, (2, len(index)))
+        rows = (top[:, None] + torch.arange(32))[:, None, :, None]
+        columns = (left[:, None] + torch.arange(32))[:, None, None, :]
+        cropped = images[torch.arange(len(index))[:, None, None, None], torch.arange(3)[:, None, None], rows, columns]
+        return cropped.contiguous(memory_format=torch.channels_last), labels
+
+    def loss(self, output: Any, target: Any) -> Tensor:
+        """Cross entropy."""
+        return F.cross_entropy(output, target)
+
+    def optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+        """SGD with momentum, as the checkpoint had; the peak rate is halved because the schedule is short."""
+        return SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-4)
+
+    def evaluate(self, model: nn.Module) -> float:
+        """Accuracy on the 10,000 test images."""
+        return accuracy(model, *self.test)
+
+    def calibration(self) -> list[Any]:
+        """1,024 training images without augmentation."""
+        return list(self.train[0][:1024].split(128))
+
+    def example(self) -> Tensor:
+        """Two test images."""
+        return self.test[0][:2]
+
+
+def _read(path: Path) -> tuple[Tensor, Tensor]:
+    with np.load(path, allow_pickle=False) as file:
+        # Two-dimensional differences of the planes G, R - G, B - G, modulo 256 (the folder's README).
+        planes = file["residual"].cumsum(2, dtype=np.uint8).cumsum(3, dtype=np.uint8)
+        labels = torch.from_numpy(file["labels"].astype(np.int64))
+    return torch.from_numpy(np.stack([planes[1] + planes[0], planes[0], planes[2] + planes[0]], 1)), labels
+
+
+def _normalised(pixels: Tensor) -> Tensor:
+    mean, deviation = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, DEVIATION))
+    return (pixels.float() / 255 - mean) / deviation
