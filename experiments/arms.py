@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import itertools
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 import twofour
@@ -12,6 +14,10 @@ from tasks.base import Task
 from twofour import criteria
 
 DENSE = "dense"
+SAMPLES = 1 << 20
+"""Of the calibration data all are used: a task's `calibration` says how many there are."""
+BATCHES = 16
+"""Training batches that a criterion which follows the loss sees."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +29,12 @@ class Arm:
         criterion: Which values stay; "" for the control.
         permuted: Whether channels are permuted first.
         again: Whether the training is repeated.
-        options: Further options of `twofour.prune`.
     """
 
     pattern: str
     criterion: str = ""
     permuted: bool = False
     again: bool = False
-    options: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:
@@ -48,8 +52,11 @@ class Arm:
         """Prune the model in place, as the row says."""
         if self.pattern == DENSE:
             return
-        given: dict[str, Any] = dict(self.options)
-        if needs_data(self.criterion):
+        given: dict[str, Any] = {"samples": SAMPLES}
+        if self.criterion in FOLLOW_LOSS:
+            torch.manual_seed(seed)
+            given |= {"data": list(itertools.islice(task.loader(seed), BATCHES)), "loss": task.loss}
+        elif self.criterion not in ("magnitude", "random"):
             given["data"] = task.calibration()
         if self.permuted:
             given |= {"permute": True, "example": task.example()}
@@ -57,11 +64,6 @@ class Arm:
         chosen = f"random:seed={seed}" if self.criterion == "random" else self.criterion
         model.eval()
         twofour.prune(model, self.pattern, criterion=chosen, skip=task.skip, eligibility=task.eligibility, **given)
-
-
-def needs_data(criterion: str) -> bool:
-    """Whether a criterion looks at activations."""
-    return criterion not in ("magnitude", "random")
 
 
 def built(criterion: str) -> bool:
@@ -73,12 +75,14 @@ def built(criterion: str) -> bool:
     return True
 
 
-CRITERIA = ("magnitude", "random", "wanda", "ria", "sparsegpt-mask", "sparsegpt", "admm")
+FOLLOW_LOSS = ("taylor", "learned")
+CRITERIA = ("magnitude", "random", *FOLLOW_LOSS, "wanda", "ria", "sparsegpt-mask", "sparsegpt", "admm")
+PERMUTED = ("magnitude", "wanda", "ria", "sparsegpt")
 
 ONE_SHOT = (
     *(Arm("2:4", criterion) for criterion in CRITERIA),
-    *(Arm("2:4", criterion, permuted=True) for criterion in CRITERIA if criterion != "random"),
-    *(Arm(pattern, "magnitude") for pattern in ("4:8", "1:4")),
+    *(Arm("2:4", criterion, permuted=True) for criterion in PERMUTED),
+    *(Arm(pattern, "magnitude") for pattern in ("4:8", "1:4", "8:2:8")),
 )
 
 CONTROL = Arm(DENSE, again=True)
@@ -89,4 +93,5 @@ AGAIN = (
     Arm("2:4", "sparsegpt", permuted=True, again=True),
     Arm("4:8", "magnitude", again=True),
     Arm("1:4", "magnitude", again=True),
+    Arm("8:2:8", "magnitude", again=True),
 )

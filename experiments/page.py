@@ -83,7 +83,7 @@ def _section(task: Task, head: dict[str, object], rows: list[Row]) -> str:
 
 def _one_shot_line(arm: Arm, rows: Sequence[Row], metric: dict[str, object]) -> str:
     differences = [row.value - row.dense for row in rows]
-    return f"| {arm.name} | {_values([row.value for row in rows], metric)} | {statistics.mean(differences):+.2f} |"
+    return f"| {arm.name} | {_values([row.value for row in rows], metric)} | {_signed(statistics.mean(differences))} |"
 
 
 def _again_line(arm: Arm, rows: Sequence[Row], control: Sequence[Row], metric: dict[str, object]) -> str:
@@ -102,9 +102,9 @@ def _verdict(found: dict[str, list[Row]], metric: dict[str, object]) -> list[str
     mean, half = _interval([a - b for a, b in pairs])
     gain = mean if metric["higher"] else -mean
     if abs(mean) <= half:
-        return [f"After training, magnitude and a random mask tie: {mean:+.2f} ± {half:.2f}.\n"]
+        return [f"After training, magnitude and a random mask tie: {_signed(mean)} ± {half:.2f}.\n"]
     word = "better" if gain > 0 else "worse"
-    return [f"After training, magnitude is {word} than a random mask: {mean:+.2f} ± {half:.2f}.\n"]
+    return [f"After training, magnitude is {word} than a random mask: {_signed(mean)} ± {half:.2f}.\n"]
 
 
 def _difference(rows: Sequence[Row], control: Sequence[Row]) -> str:
@@ -112,9 +112,9 @@ def _difference(rows: Sequence[Row], control: Sequence[Row]) -> str:
     if not pairs:
         return "no control yet"
     if len(pairs) == 1:
-        return f"{pairs[0][0] - pairs[0][1]:+.2f} (one seed)"
+        return f"{_signed(pairs[0][0] - pairs[0][1])} (one seed)"
     mean, half = _interval([a - b for a, b in pairs])
-    return f"{mean:+.2f} ± {half:.2f}"
+    return f"{_signed(mean)} ± {half:.2f}"
 
 
 def _paired(rows: Sequence[Row], control: Sequence[Row]) -> list[tuple[float, float]]:
@@ -126,6 +126,10 @@ def _interval(differences: Sequence[float]) -> tuple[float, float]:
     """Mean and half the 95 % interval of Student's t."""
     half = STUDENT[len(differences) - 1] * statistics.stdev(differences) / math.sqrt(len(differences))
     return statistics.mean(differences), half
+
+
+def _signed(value: float) -> str:
+    return f"{round(value, 2) + 0.0:+.2f}"  # + 0.0: no minus before zero
 
 
 def _one_per_seed(rows: Sequence[Row]) -> list[Row]:

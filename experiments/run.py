@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import page as results_page
-from arms import AGAIN, ONE_SHOT, Arm, built
+from arms import AGAIN, FOLLOW_LOSS, ONE_SHOT, Arm, built
 from records import SCRATCH, Records, Row
 from tasks import TASKS, Task
 from twofour import measure, training
@@ -70,7 +70,7 @@ def _wanted(arms: Sequence[Arm], globs: Sequence[str], subject: Task, seed: int)
     for arm in arms:
         if not any(fnmatch.fnmatch(arm.name, glob) for glob in globs):
             continue
-        if not arm.again and seed and subject.pretrained and arm.criterion != "random":
+        if not arm.again and seed and subject.pretrained and arm.criterion not in ("random", *FOLLOW_LOSS):
             continue
         if arm.criterion and not built(arm.criterion):
             console.print(f"left out: {arm.name}: this version has no criterion {arm.criterion!r}")

@@ -28,10 +28,10 @@ class Embedder(nn.Module):
         super().__init__()
         self.encoder = encoder
 
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """int64 (sentences, tokens) twice -> float32 (sentences, width)."""
-        hidden = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-        weights = mask.unsqueeze(-1).to(hidden.dtype)
+        hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        weights = attention_mask.unsqueeze(-1).to(hidden.dtype)
         return F.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
 
 
@@ -43,9 +43,11 @@ class Classifier(nn.Module):
         self.embedder = embedder
         self.head = nn.Linear(embedder.encoder.config.hidden_size, classes)  # pyright: ignore
 
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """int64 (sentences, tokens) twice -> scores (sentences, classes)."""
-        return self.head(8 * self.embedder(ids, mask))  # unit vectors: without a scale the head would start flat
+        return self.head(
+            8 * self.embedder(input_ids, attention_mask)
+        )  # unit vectors: without a scale the head would start flat
 
 
 def embedder() -> Embedder:

@@ -71,8 +71,8 @@ class Sst2(Task):
         return 100 * right / len(self.test[1])
 
     def calibration(self) -> list[Any]:
-        """128 sentences of the training split."""
-        return [encoded for _, encoded in sorted_batches(self.train[0][::54][:128], 16)]
+        """512 sentences of the training split."""
+        return [encoded for _, encoded in sorted_batches(self.train[0][::13][:512], 16)]
 
     def example(self) -> Any:
         """Two sentences."""

@@ -124,8 +124,8 @@ class WikiText(Task):
         return math.exp(total / self.test[:, 1:].numel())
 
     def calibration(self) -> list[Any]:
-        """128 sequences."""
-        return list(self.train[:128, :-1].split(16))
+        """256 sequences."""
+        return list(self.train[:256, :-1].split(16))
 
     def example(self) -> Tensor:
         """Two sequences."""

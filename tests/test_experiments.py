@@ -1,0 +1,159 @@
+"""The results page: its arithmetic, its records, and that an experiment's rows are what they say."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import twofour
+from twofour import masks
+
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_path():
+    sys.path.insert(0, str(EXPERIMENTS))
+    yield
+    sys.path.remove(str(EXPERIMENTS))
+
+
+def toy(pretrained: bool = False):
+    from tasks.base import Batches, Metric, Task, accuracy
+
+    class Toy(Task):
+        name, title, notes, epochs = "toy", "Toy data", "Nothing but {epochs} epochs.", 2
+
+        def __init__(self) -> None:
+            self.pretrained = pretrained
+            generator = torch.Generator().manual_seed(0)
+            self.x = torch.randn(256, 32, generator=generator)
+            self.y = (self.x[:, :4].sum(1) > 0).long()
+
+        @property
+        def metric(self):
+            return Metric("accuracy", "%", True, len(self.y), "points")
+
+        def network(self, seed):
+            torch.manual_seed(seed)
+            return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 2))
+
+        def loader(self, seed):
+            return Batches(256, 32, lambda index: (self.x[index], self.y[index]))
+
+        def loss(self, output, target):
+            return nn.functional.cross_entropy(output, target)
+
+        def optimizer(self, parameters):
+            return torch.optim.Adam(parameters, lr=0.01)
+
+        def evaluate(self, model):
+            return accuracy(model, self.x, self.y)
+
+        def calibration(self):
+            return [self.x[:64]]
+
+        def example(self):
+            return self.x[:2]
+
+    return Toy()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    import page
+    import records
+    import run
+
+    for module in (records, run):
+        monkeypatch.setattr(module, "SCRATCH", tmp_path / "runs")
+    for module in (records, page):
+        monkeypatch.setattr(module, "TRACKED", tmp_path / "records")
+    monkeypatch.setattr(page, "PAGE", tmp_path / "results.md")
+    return tmp_path
+
+
+def test_a_row_says_what_was_done(here):
+    from arms import CONTROL, Arm
+    from run import measured
+
+    task = toy()
+    control, again = (measured(task, arm, 0) for arm in (CONTROL, Arm("2:4", "wanda", again=True)))
+    once = measured(task, Arm("2:4", "wanda"), 0)
+    assert control.dense == control.one_shot == again.dense == once.dense  # one dense model per seed, trained once
+    assert once.one_shot == once.value == again.one_shot and once.epochs == 0 and again.epochs == 2
+    assert control.key == "again: dense, trained again (the control)" and again.key == "again: 2:4 wanda"
+    assert measured(task, Arm("2:4", "wanda", again=True), 0).value == again.value  # the same seed, the same figure
+
+
+def test_every_arm_prunes_as_it_is_called():
+    from arms import AGAIN, ONE_SHOT, built
+
+    assert len({arm.key for arm in (*ONE_SHOT, *AGAIN)}) == len((*ONE_SHOT, *AGAIN))
+    for arm in ONE_SHOT:
+        assert built(arm.criterion), arm.criterion
+        if arm.permuted:
+            continue
+        task = toy()
+        model = task.network(0)
+        arm.apply(model, task, 3)
+        assert {mask.pattern.name for mask in masks.of(model).values()} == {arm.pattern}
+        assert twofour.check(model).ok
+
+
+def test_records_go_on_and_are_whole(here):
+    from records import Records, Row, load
+
+    row = Row("one-shot: 2:4 magnitude", 0, 90.0, 80.0, 80.0, 1.0, 0, "abc")
+    first = Records("toy", {"name": "accuracy"}, tracked=True)
+    first.add(row)
+    again = Records("toy", {"name": "accuracy"}, tracked=True)
+    assert again.rows == {(row.key, 0): row}
+    again.add(Row("one-shot: 2:4 magnitude", 1, 91.0, 82.0, 82.0, 1.0, 0, "abc"))
+    assert len(load(again.path)[1]) == 2
+    again.path.write_text(json.dumps({"format": 99}))
+    with pytest.raises(ValueError, match="format 99"):
+        load(again.path)
+
+
+def test_the_page_pairs_seeds_and_says_when_nothing_differs(here, monkeypatch):
+    import page
+    from arms import CONTROL, Arm
+    from records import Records, Row
+
+    records = Records("toy", {"name": "accuracy", "unit": "%", "higher": True, "held_out": 400, "of": "points"}, True)
+    sparse, chance = Arm("2:4", "magnitude", again=True), Arm("2:4", "random", again=True)
+    for seed, (control, ours, theirs) in enumerate([(90.0, 90.5, 90.4), (80.0, 80.7, 80.9), (70.0, 70.6, 70.5)]):
+        for arm, value in ((CONTROL, control), (sparse, ours), (chance, theirs)):
+            records.add(Row(arm.key, seed, control, 50.0, value, 1.0, 2, "abc"))
+    records.add(Row(Arm("2:4", "magnitude").key, 0, 90.0, 60.0, 60.0, 1.0, 0, "abc"))
+    monkeypatch.setattr(page, "TASKS", {"toy": toy})
+    text = page.write().read_text()
+    # differences 0.5, 0.7, 0.6: mean 0.6, deviation 0.1, half the interval 4.303 * 0.1 / sqrt(3) = 0.25
+    assert "| 2:4 magnitude | 50.00 ± 2.50 | 80.60 ± 9.95 | +0.60 ± 0.25 | 3 |" in text
+    assert "| 2:4 magnitude | 60.00 ± 2.45 | -30.00 |" in text  # sqrt(60 * 40 / 400) = 2.45
+    assert "magnitude and a random mask tie: +0.00 ±" in text
+    assert "Nothing but 2 epochs." in text
+
+
+def test_spearman_is_scipys():
+    from scipy.stats import spearmanr
+
+    from tasks.stsb import spearman
+
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randint(6, (2, 40), generator=generator).double()
+    assert spearman(a, b) == pytest.approx(spearmanr(a, b).statistic, abs=1e-12)
+
+
+def test_the_committed_page_is_what_the_records_say(tmp_path, monkeypatch):
+    import page
+
+    committed = page.PAGE
+    if not any(page.TRACKED.glob("*.json")):
+        pytest.skip("no records yet")
+    monkeypatch.setattr(page, "PAGE", tmp_path / "results.md")
+    assert page.write().read_text() == committed.read_text(), "run `python experiments/run.py page`"
