@@ -105,6 +105,8 @@ class CompiledLinear(CompiledLayer):
         axis: Reduction axis of the weight in the model that was compiled: 1, or 0 where it stands as (in, out).
     """
 
+    bias: nn.Parameter | None
+
     def __init__(
         self,
         name: str,
