@@ -68,8 +68,8 @@ def listing() -> tuple[Listed, ...]:
         ),
         *products,
         *(
-            Listed(name, name.partition("_")[0], "dense", "float32", "cpu", isa, reasons[isa])
-            for name, isa in (*extension.attention_rows(), *extension.norm_rows())
+            Listed(name, name.partition("_")[0], "dense", dtype, "cpu", isa, reasons[isa])
+            for name, isa, dtype in (*extension.attention_rows(), *extension.norm_rows())
         ),
     )
 

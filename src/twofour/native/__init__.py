@@ -70,19 +70,21 @@ def supports(instruction_set: str) -> bool:
     return level(instruction_set) <= ISA_LEVELS.index(isa()) and _cpu_has(instruction_set)
 
 
-def best_row(table: str) -> int:
-    """Return the index of the row of the highest level that may run here and now.
+def best_row(table: str, dtype: str = "float32") -> int:
+    """Return the index of the row of the highest level that may run here and now, the last of several.
 
     Args:
         table: Operation whose table it is: "norm", "attention".
+        dtype: Type of the operands.
     """
-    return _best_row(table, os.environ.get("TWOFOUR_ISA"))
+    return _best_row(table, dtype, os.environ.get("TWOFOUR_ISA"))
 
 
 @cache
-def _best_row(table: str, cap: str | None) -> int:
+def _best_row(table: str, dtype: str, cap: str | None) -> int:
     rows = getattr(extension(), f"{table}_rows")()
-    return max((index for index, (_, isa) in enumerate(rows) if supports(isa)), key=lambda index: level(rows[index][1]))
+    fitting = [index for index, (_, isa, held) in enumerate(rows) if held == dtype and supports(isa)]
+    return max(fitting, key=lambda index: (level(rows[index][1]), index))
 
 
 @cache

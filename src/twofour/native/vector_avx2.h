@@ -20,6 +20,31 @@ struct Floats : Lanes {
   static reg spread_once(const float* p) { return _mm256_broadcast_ss(p); }
   static void store(float* p, reg v) { _mm256_storeu_ps(p, v); }
   static void store(float* p, reg v, int64_t count) { _mm256_maskstore_ps(p, mask(count), v); }
+  // bfloat16: the upper half of a float. Stores round to nearest even, a NaN stays one.
+  static reg widened(__m128i v) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16)); }
+  static reg load(const uint16_t* p) { return widened(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  static reg load(const uint16_t* p, int64_t count) {
+    if (count >= width) return load(p);
+    alignas(16) uint16_t some[width] = {};
+    for (int64_t i = 0; i < count; ++i) some[i] = p[i];
+    return load(some);
+  }
+  static void store(uint16_t* p, reg v) {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i even = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    const __m256i kept = _mm256_srli_epi32(_mm256_blendv_epi8(even, quiet, nan), 16);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(kept, kept), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+  }
+  static void store(uint16_t* p, reg v, int64_t count) {
+    if (count >= width) return store(p, v);
+    alignas(16) uint16_t all[width];
+    store(all, v);
+    for (int64_t i = 0; i < count; ++i) p[i] = all[i];
+  }
   static reg sub(reg a, reg b) { return _mm256_sub_ps(a, b); }
   static reg mul(reg a, reg b) { return _mm256_mul_ps(a, b); }
   static reg max(reg a, reg b) { return _mm256_max_ps(a, b); }

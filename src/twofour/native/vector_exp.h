@@ -16,4 +16,14 @@ inline typename V::reg exp2_of(typename V::reg x) {
   return V::scale_from(-126.0f, x, p, n);
 }
 
+// The same with a relative error below 8e-5, for answers in bfloat16: the polynomial of degree 3 with the least one.
+template <class V>
+inline typename V::reg exp2_rough(typename V::reg x) {
+  const auto n = V::round(x), r = V::sub(x, n);
+  auto p = V::fma(r, V::all(5.5171418e-2f), V::all(2.4261117e-1f));
+  p = V::fma(r, p, V::all(6.9326106e-1f));
+  p = V::fma(r, p, V::all(9.9992807e-1f));
+  return V::scale_from(-126.0f, x, p, n);
+}
+
 }  // namespace

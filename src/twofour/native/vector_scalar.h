@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 namespace {
 
@@ -19,6 +20,22 @@ struct Floats {
   static void store(float* p, reg v) { *p = v; }
   static void store(float* p, reg v, int64_t count) {
     if (count > 0) *p = v;
+  }
+  // bfloat16: the upper half of a float. Stores round to nearest even, a NaN stays one.
+  static reg load(const uint16_t* p) {
+    const uint32_t bits = uint32_t{*p} << 16;
+    float v;
+    std::memcpy(&v, &bits, sizeof v);
+    return v;
+  }
+  static reg load(const uint16_t* p, int64_t count) { return count > 0 ? load(p) : 0.0f; }
+  static void store(uint16_t* p, reg v) {
+    uint32_t bits;
+    std::memcpy(&bits, &v, sizeof v);
+    *p = static_cast<uint16_t>((v == v ? bits + 0x7fff + ((bits >> 16) & 1) : bits | 0x400000) >> 16);
+  }
+  static void store(uint16_t* p, reg v, int64_t count) {
+    if (count > 0) store(p, v);
   }
   static reg add(reg a, reg b) { return a + b; }
   static reg sub(reg a, reg b) { return a - b; }

@@ -1,4 +1,4 @@
-// out = softmax(scale * Q K^T + mask) V in float32 for every batch entry and head: the call, and its kernels.
+// out = softmax(scale * Q K^T + mask) V in float32 or bfloat16 for every batch entry and head: the call, and its kernels.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@ namespace twofour {
 // Where an operand's (batch, head, row) begins, in elements; the last axis is contiguous.
 struct Strides {
   int64_t batch, head, row;
+  int64_t at(int64_t b, int64_t h) const { return b * batch + h * head; }
 };
 
 enum class AttentionMask { none, add, keep };  // add: float32, added to the scores; keep: bytes, 0 hides the key
@@ -15,10 +16,10 @@ enum class AttentionMask { none, add, keep };  // add: float32, added to the sco
 // One call. q (batch, heads, queries, width), k (batch, key_heads, keys, width), v (batch, key_heads, keys,
 // value_width), out (batch, heads, queries, value_width). `heads` is a multiple of `key_heads`: neighbours share keys.
 // `mask` covers (batch, heads, queries, keys), strides of 0 repeat it. `causal` hides key j from query i where j > i.
-// A query that sees no key answers zeros.
+// A query that sees no key answers zeros. q, k, v and out are of the kernel's type, float32 or bfloat16.
 struct Attention {
-  const float *q, *k, *v;
-  float* out;
+  const void *q, *k, *v;
+  void* out;
   Strides q_strides, k_strides, v_strides, out_strides;
   const void* mask;
   AttentionMask mask_kind;
@@ -33,11 +34,12 @@ struct Attention {
 struct AttentionKernel {
   const char* name;
   const char* isa;
+  const char* dtype;
   int64_t (*workspace_bytes)(const Attention&);
   void (*run)(const Attention&, int64_t begin, int64_t end, void* workspace);
 };
 
-#define TWOFOUR_ATTENTION(symbol, isa)                \
+#define TWOFOUR_ATTENTION(symbol, isa, dtype)         \
   int64_t symbol##__workspace(const Attention& args); \
   void symbol(const Attention& args, int64_t begin, int64_t end, void* workspace);
 #include "attention.inc"

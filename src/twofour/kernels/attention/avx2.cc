@@ -1,19 +1,26 @@
-// The AVX2 row.
+// The AVX2 rows.
 #include "native/vector_avx2.h"
 #include "rows.h"
 
 namespace {
 
-using Kernel = Rows<Floats, Blocks<Floats, 3, 4>, Blocks<Floats, 6, 2>>;
+template <class Number>
+using Cells = FloatCells<Floats, Number>;
+template <class Number>
+using Kernel = Rows<Cells<Number>, Blocks<Cells<Number>, 3, 4>, Blocks<Cells<Number>, 6, 2>>;
 
 }  // namespace
 
 namespace twofour {
 
-int64_t attention_f32_blocks__avx2__workspace(const Attention& a) { return Kernel::bytes(a); }
-
+int64_t attention_f32_blocks__avx2__workspace(const Attention& a) { return Kernel<float>::bytes(a); }
 void attention_f32_blocks__avx2(const Attention& a, int64_t begin, int64_t end, void* workspace) {
-  Kernel::run(a, begin, end, workspace);
+  Kernel<float>::run(a, begin, end, workspace);
+}
+
+int64_t attention_bf16_blocks__avx2__workspace(const Attention& a) { return Kernel<uint16_t>::bytes(a); }
+void attention_bf16_blocks__avx2(const Attention& a, int64_t begin, int64_t end, void* workspace) {
+  Kernel<uint16_t>::run(a, begin, end, workspace);
 }
 
 }  // namespace twofour

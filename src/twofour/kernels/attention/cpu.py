@@ -1,4 +1,4 @@
-"""Fused float32 attention on the CPU: rows of attention.inc, called through raw pointers on strided tensors."""
+"""Fused attention on the CPU, float32 or bfloat16: rows of attention.inc, called through raw pointers on strided tensors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from torch import Tensor
 
 from twofour import native
 from twofour.errors import KernelError
+
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+"""dtypes of the operands, as the table calls them; scores and their softmax are float32 in both."""
 
 _LIBRARY = torch.library.Library("twofour", "FRAGMENT")
 _LIBRARY.define(
@@ -20,15 +23,15 @@ def attention(
     """Return softmax(scale q k^T + mask) v, as `torch.nn.functional.scaled_dot_product_attention` does.
 
     Args:
-        q: float32 (batch, heads, queries, width), any strides but a contiguous last axis.
-        k: float32 (batch, key heads, keys, width); heads is a multiple of key heads.
-        v: float32 (batch, key heads, keys, value width).
+        q: float32 or bfloat16 (batch, heads, queries, width), any strides but a contiguous last axis.
+        k: (batch, key heads, keys, width) of q's dtype; heads is a multiple of key heads.
+        v: (batch, key heads, keys, value width) of q's dtype.
         mask: Broadcasts to (batch, heads, queries, keys): bool (False hides) or float32 (added); None hides nothing.
         scale: Factor of the scores; default width ** -0.5.
         causal: Key j is hidden from query i where j > i.
 
     Returns:
-        float32 (batch, heads, queries, value width), in the order of (batch, queries, heads, value width), so that
+        (batch, heads, queries, value width) of q's dtype, in the order of (batch, queries, heads, value width), so that
         joining the heads copies nothing.
 
     Raises:
@@ -45,14 +48,14 @@ def _attention(
     sizes = _sizes(q, k, v)
     batch, heads, _, queries, keys, width, value_width = sizes
     q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
-    out = torch.empty(batch, queries, heads, value_width, dtype=torch.float32)
+    out = torch.empty(batch, queries, heads, value_width, dtype=q.dtype)
     to = out.stride()
     kind, address, steps = 0, 0, (0, 0, 0)
     if mask is not None:
         mask, kind = _mask(mask, (batch, heads, queries, keys))
         address, steps = mask.data_ptr(), mask.stride()[:3]
     native.extension().attention(
-        native.best_row("attention"),
+        native.best_row("attention", DTYPES[q.dtype]),
         (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), address),
         (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], to[0], to[2], to[1], *steps),
         sizes,
@@ -67,7 +70,8 @@ def _attention(
 def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int, int, int, int]:
     """Return batch, heads, key heads, queries, keys, width and value width, or refuse operands that do not fit."""
     good = (
-        q.dtype is k.dtype is v.dtype is torch.float32
+        q.dtype is k.dtype is v.dtype
+        and q.dtype in DTYPES
         and q.ndim == k.ndim == v.ndim == 4
         and q.is_cpu
         and k.is_cpu
@@ -83,7 +87,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int, int, in
     raise KernelError(
         "the operands of attention do not fit",
         got=", ".join(f"{name} {t.dtype} {tuple(t.shape)} on {t.device}" for name, t in (("q", q), ("k", k), ("v", v))),
-        wanted="float32 on cpu: q (batch, heads, n, d), k (batch, key heads, m, d), v (batch, key heads, m, e)",
+        wanted="float32 or bfloat16 on cpu: q (batch, heads, n, d), k (batch, key heads, m, d), v (batch, key heads, m, e)",
     )
 
 

@@ -8,8 +8,10 @@ namespace {
 
 constexpr int64_t kFewQueries = 3;
 
-template <class V>
+template <class C>
 struct FewQueries {
+  using V = typename C::V;
+  using E = typename C::Element;
   using reg = typename V::reg;
 
   static int64_t bytes(const Attention& a) { return 4 * round_up(a.keys, 16); }
@@ -17,20 +19,21 @@ struct FewQueries {
   static void run(const Attention& a, int64_t begin, int64_t end, float* scores) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t batch = item / a.heads, head = item % a.heads, key_head = head / (a.heads / a.key_heads);
-      const float* k = a.k + batch * a.k_strides.batch + key_head * a.k_strides.head;
-      const float* v = a.v + batch * a.v_strides.batch + key_head * a.v_strides.head;
+      const E* q = static_cast<const E*>(a.q) + a.q_strides.at(batch, head);
+      const E* k = static_cast<const E*>(a.k) + a.k_strides.at(batch, key_head);
+      const E* v = static_cast<const E*>(a.v) + a.v_strides.at(batch, key_head);
+      E* out = static_cast<E*>(a.out) + a.out_strides.at(batch, head);
       for (int64_t row = 0; row < a.queries; ++row) {
         const int64_t seen = a.causal && row + 1 < a.keys ? row + 1 : a.keys;
-        score(a, a.q + batch * a.q_strides.batch + head * a.q_strides.head + row * a.q_strides.row, k, seen, scores);
-        const float weight = Blocks<V, 1, 1>::softmax(a, batch, head, row, seen, scores);
-        float* out = a.out + batch * a.out_strides.batch + head * a.out_strides.head + row * a.out_strides.row;
-        weigh(a, scores, v, seen, weight, out);
+        score(a, q + row * a.q_strides.row, k, seen, scores);
+        const float weight = softmax<C>(a, batch, head, row, seen, scores);
+        weigh(a, scores, v, seen, weight, out + row * a.out_strides.row);
       }
     }
   }
 
   // As many keys at once as a vector holds: their dot products are summed across by one transposition.
-  static void score(const Attention& a, const float* q, const float* k, int64_t seen, float* scores) {
+  static void score(const Attention& a, const E* q, const E* k, int64_t seen, float* scores) {
     const reg scale = V::all(a.scale * kLog2E);
     for (int64_t key = 0; key < seen; key += V::width) {
       reg dots[V::width];
@@ -53,7 +56,7 @@ struct FewQueries {
   }
 
   // Four vectors of value columns at a time, two keys deep, so that eight sums hide the latency of the adder.
-  static void weigh(const Attention& a, const float* scores, const float* v, int64_t seen, float weight, float* out) {
+  static void weigh(const Attention& a, const float* scores, const E* v, int64_t seen, float weight, E* out) {
     constexpr int kColumns = 4;
     for (int64_t column = 0; column < a.value_width; column += kColumns * V::width) {
       reg even[kColumns], odd[kColumns];
@@ -63,7 +66,7 @@ struct FewQueries {
         counts[c] = left < 0 ? 0 : left < V::width ? left : V::width;
         even[c] = odd[c] = V::zero();
       }
-      const float* from = v + column;
+      const E* from = v + column;
       int64_t key = 0;
       for (; key + 1 < seen; key += 2, from += 2 * a.v_strides.row) {
         const reg p = V::all(scores[key]), next = V::all(scores[key + 1]);

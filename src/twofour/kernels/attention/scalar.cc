@@ -1,19 +1,26 @@
-// The portable row.
+// The portable rows.
 #include "native/vector_scalar.h"
 #include "rows.h"
 
 namespace {
 
-using Kernel = Rows<Floats, Blocks<Floats, 4, 2>, Blocks<Floats, 4, 2>>;
+template <class Number>
+using Cells = FloatCells<Floats, Number>;
+template <class Number>
+using Kernel = Rows<Cells<Number>, Blocks<Cells<Number>, 4, 2>, Blocks<Cells<Number>, 4, 2>>;
 
 }  // namespace
 
 namespace twofour {
 
-int64_t attention_f32_blocks__scalar__workspace(const Attention& a) { return Kernel::bytes(a); }
-
+int64_t attention_f32_blocks__scalar__workspace(const Attention& a) { return Kernel<float>::bytes(a); }
 void attention_f32_blocks__scalar(const Attention& a, int64_t begin, int64_t end, void* workspace) {
-  Kernel::run(a, begin, end, workspace);
+  Kernel<float>::run(a, begin, end, workspace);
+}
+
+int64_t attention_bf16_blocks__scalar__workspace(const Attention& a) { return Kernel<uint16_t>::bytes(a); }
+void attention_bf16_blocks__scalar(const Attention& a, int64_t begin, int64_t end, void* workspace) {
+  Kernel<uint16_t>::run(a, begin, end, workspace);
 }
 
 }  // namespace twofour

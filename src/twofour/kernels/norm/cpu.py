@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm in float32 on the CPU: rows of norm.inc, called through raw pointers."""
+"""LayerNorm and RMSNorm on the CPU, float32 or bfloat16 in and out: rows of norm.inc, called through raw pointers."""
 
 from __future__ import annotations
 
@@ -9,25 +9,38 @@ from twofour import native
 from twofour.errors import KernelError
 
 _LIBRARY = torch.library.Library("twofour", "FRAGMENT")
-_LIBRARY.define("norm(Tensor x, Tensor? weight, Tensor? bias, float eps, bool centred=True) -> Tensor")
+_LIBRARY.define(
+    "norm(Tensor x, Tensor? weight, Tensor? bias, float eps, bool centred=True, ScalarType? dtype=None) -> Tensor"
+)
+
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+"""dtypes of input and answer, as the table calls them; all arithmetic is float32."""
 
 
-def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool = True) -> Tensor:
+def norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool = True,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     """Return (x - mean) / sqrt(variance + eps) * weight + bias over the last axis.
 
     Args:
-        x: float32 (..., width).
+        x: float32 or bfloat16 (..., width).
         weight: float32 (width,) or None.
         bias: float32 (width,) or None.
         eps: Added to the variance.
         centred: True for LayerNorm; False for RMSNorm, which takes the mean as 0.
+        dtype: That of the answer, float32 or bfloat16; None: x's.
 
     Raises:
         KernelError: The operands do not fit.
     """
     if torch.compiler.is_compiling():
-        return torch.ops.twofour.norm(x, weight, bias, eps, centred)
-    return _norm(x, weight, bias, eps, centred)
+        return torch.ops.twofour.norm(x, weight, bias, eps, centred, dtype)
+    return _norm(x, weight, bias, eps, centred, dtype)
 
 
 def norm_in_place(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool = True) -> Tensor:
@@ -40,10 +53,21 @@ def norm_in_place(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: fl
 
 
 def _norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool = True, into: Tensor | None = None
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool = True,
+    dtype: torch.dtype | None = None,
+    into: Tensor | None = None,
 ) -> Tensor:
-    if x.dtype is not torch.float32 or not x.is_cpu or x.ndim == 0:
-        raise _unfit("x", x, "float32 (..., width) on cpu")
+    if x.dtype not in DTYPES or not x.is_cpu or x.ndim == 0:
+        raise _unfit("x", x, "float32 or bfloat16 (..., width) on cpu")
+    dtype = dtype or x.dtype
+    if dtype not in DTYPES:
+        raise KernelError(
+            "a normalisation cannot answer in this dtype", got=str(dtype), wanted="torch.float32 or torch.bfloat16"
+        )
     width = x.size(-1)
     for role, operand in (("weight", weight), ("bias", bias)):
         if operand is not None and (
@@ -51,14 +75,15 @@ def _norm(
         ):
             raise _unfit(role, operand, f"float32 ({width},)")
     x = x.contiguous()
-    y = torch.empty(x.shape, dtype=torch.float32) if into is None else into
+    y = torch.empty(x.shape, dtype=dtype) if into is None else into
     native.extension().norm(
-        native.best_row("norm"),
+        native.best_row("norm", DTYPES[x.dtype]),
         x.data_ptr(),
         width,
         0 if weight is None else weight.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         y.data_ptr(),
+        dtype is torch.bfloat16,
         x.numel() // width if width else 0,
         width,
         eps,
@@ -76,8 +101,15 @@ def _unfit(role: str, operand: Tensor, wanted: str) -> KernelError:
     )
 
 
-def _fake(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool = True) -> Tensor:
-    return x.new_empty(x.shape)
+def _fake(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool = True,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    return x.new_empty(x.shape, dtype=dtype or x.dtype)
 
 
 _LIBRARY.impl("norm", _norm, "CPU")

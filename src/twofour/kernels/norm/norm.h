@@ -1,4 +1,4 @@
-// y = (x - mean) / sqrt(variance + eps) * weight + bias of each row in float32, or without the mean (RMSNorm): the
+// y = (x - mean) / sqrt(variance + eps) * weight + bias of each row, computed in float32, or without the mean (RMSNorm): the
 // call, and its kernels.
 #pragma once
 
@@ -6,13 +6,14 @@
 
 namespace twofour {
 
-// One call. x is (rows, width), `x_stride` elements from row to row; y is contiguous and may be x. `weight` and `bias`
-// are (width) or null. `centred`: subtract the mean (LayerNorm), else divide by the root mean square alone.
+// One call. x is (rows, width) of the kernel's type, `x_stride` elements from row to row; y is contiguous, float32 or
+// bfloat16 (`y_bf16`), and may be x where they are of one type. `weight` and `bias` are (width) or null. `centred`: subtract the mean (LayerNorm), else divide by the root mean square alone.
 struct Norm {
-  const float* x;
+  const void* x;
   int64_t x_stride;
   const float *weight, *bias;
-  float* y;
+  void* y;
+  bool y_bf16;
   int64_t rows, width;
   float eps;
   bool centred;
@@ -22,10 +23,11 @@ struct Norm {
 struct NormKernel {
   const char* name;
   const char* isa;
+  const char* dtype;
   void (*run)(const Norm&, int64_t begin, int64_t end);
 };
 
-#define TWOFOUR_NORM(symbol, isa) void symbol(const Norm& args, int64_t begin, int64_t end);
+#define TWOFOUR_NORM(symbol, isa, dtype) void symbol(const Norm& args, int64_t begin, int64_t end);
 #include "norm.inc"
 #undef TWOFOUR_NORM
 

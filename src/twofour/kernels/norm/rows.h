@@ -7,13 +7,14 @@ namespace {
 
 using twofour::Norm;
 
-template <class V>
+// Rows of X, answers of Y: float, or bfloat16 as uint16_t.
+template <class V, class X, class Y>
 struct NormRows {
   using reg = typename V::reg;
 
   // Sum over the row of (x - shift)^power, in four sums that hide the adder's latency.
   template <int kPower>
-  static float moment(const float* x, int64_t width, float shift) {
+  static float moment(const X* x, int64_t width, float shift) {
     const reg offset = V::all(shift);
     reg sums[4] = {V::zero(), V::zero(), V::zero(), V::zero()};
     int64_t i = 0;
@@ -28,7 +29,11 @@ struct NormRows {
       sums[0] = kPower == 1 ? V::add(sums[0], d) : V::fma(d, d, sums[0]);
     }
     float total = V::sum(V::add(V::add(sums[0], sums[1]), V::add(sums[2], sums[3])));
-    for (; i < width; ++i) total += kPower == 1 ? x[i] - shift : (x[i] - shift) * (x[i] - shift);
+    if (i < width) {
+      float tail[V::width];
+      V::store(tail, V::load(x + i, width - i));
+      for (int64_t k = 0; k < width - i; ++k) total += kPower == 1 ? tail[k] - shift : (tail[k] - shift) * (tail[k] - shift);
+    }
     return total;
   }
 
@@ -41,8 +46,8 @@ struct NormRows {
   static void run(const Norm& a, int64_t begin, int64_t end) {
     const float count = static_cast<float>(a.width);
     for (int64_t row = begin; row < end; ++row) {
-      const float* x = a.x + row * a.x_stride;
-      float* y = a.y + row * a.width;
+      const X* x = static_cast<const X*>(a.x) + row * a.x_stride;
+      Y* y = static_cast<Y*>(a.y) + row * a.width;
       const float mean = a.centred ? moment<1>(x, a.width, 0.0f) / count : 0.0f;
       const float root = __builtin_sqrtf(moment<2>(x, a.width, mean) / count + a.eps);
       const reg shift = V::all(mean), factor = V::all(1.0f / root);
@@ -54,5 +59,11 @@ struct NormRows {
     }
   }
 };
+
+template <class V, class X>
+void norm_rows(const Norm& a, int64_t begin, int64_t end) {
+  if (a.y_bf16) NormRows<V, X, uint16_t>::run(a, begin, end);
+  else NormRows<V, X, float>::run(a, begin, end);
+}
 
 }  // namespace

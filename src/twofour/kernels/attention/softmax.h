@@ -1,0 +1,76 @@
+// One row of scores becomes the weights of its values. Internal linkage.
+#pragma once
+
+#include "cells.h"
+
+namespace {
+
+// Scores are kept in units of ln 2, so that softmax needs 2^x alone.
+constexpr float kLog2E = 1.44269504f;
+
+// Adds the mask of one row to `seen` scores, in place, or hides what it hides; returns the largest.
+template <class V>
+float masked(const Attention& a, int64_t offset, int64_t seen, float* scores) {
+  using reg = typename V::reg;
+  const reg hidden = V::all(-__builtin_inff());
+  reg most = hidden, odd = hidden;
+  int64_t j = 0;
+  if (a.mask_kind == AttentionMask::none)  // two chains: the largest so far is what the next one waits for
+    for (; j + 2 * V::width <= seen; j += 2 * V::width) {
+      most = V::max(most, V::load(scores + j));
+      odd = V::max(odd, V::load(scores + j + V::width));
+    }
+  most = V::max(most, odd);
+  for (; j < seen; j += V::width) {
+    const int64_t left = least(seen - j, V::width);
+    reg s = V::load(scores + j, left);
+    if (a.mask_kind == AttentionMask::add) {
+      // A finite mask near -FLT_MAX overflows in units of ln 2; the bound is NaN where the mask is infinite, and the
+      // second operand of a maximum with NaN is the answer: true infinities stay.
+      const reg mask = V::load(static_cast<const float*>(a.mask) + offset + j, left);
+      s = V::max(V::fma(mask, V::zero(), V::all(-__FLT_MAX__)), V::fma(mask, V::all(kLog2E), s));
+    } else if (a.mask_kind == AttentionMask::keep) {
+      s = V::where_byte(static_cast<const uint8_t*>(a.mask) + offset + j, left, s, hidden);
+    }
+    if (left < V::width) {
+      V::store(scores + j, s, left);
+      float tail[V::width];
+      V::store(tail, s);
+      for (int64_t i = 0; i < left; ++i) most = V::max(most, V::all(tail[i]));
+    } else {
+      if (a.mask_kind != AttentionMask::none) V::store(scores + j, s);
+      most = V::max(most, s);
+    }
+  }
+  return V::largest(most);
+}
+
+// Turns one row of scores into 2^(score - largest) as cells of C, zeros where only other rows of the block see a key;
+// returns one over their sum, or 0 where no key is seen.
+template <class C>
+float softmax(const Attention& a, int64_t batch, int64_t head, int64_t row, int64_t seen, float* scores) {
+  using V = typename C::V;
+  using reg = typename V::reg;
+  const int64_t own = a.causal ? least(row + 1, seen) : seen;
+  const float largest = masked<V>(a, a.mask_strides.at(batch, head) + row * a.mask_strides.row, own, scores);
+  const reg shift = V::all(largest == -__builtin_inff() ? 0.0f : largest);
+  reg total = V::zero();
+  int64_t j = 0;
+  for (; j + V::width <= own; j += V::width) {
+    const reg p = C::exp2(V::sub(V::load(scores + j), shift));
+    C::store_weights(scores, j, p, V::width);
+    total = V::add(total, p);
+  }
+  float sum = V::sum(total);
+  if (j < own) {
+    const reg p = C::exp2(V::sub(V::load(scores + j, own - j), shift));
+    float tail[V::width];
+    V::store(tail, p);
+    for (int64_t i = 0; j + i < own; ++i) sum += tail[i];
+    C::store_weights(scores, j, p, own - j);
+  }
+  C::clear_weights(scores, own, round_up(seen, C::step));
+  return sum != 0.0f ? 1.0f / sum : 0.0f;
+}
+
+}  // namespace
