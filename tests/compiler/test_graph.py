@@ -374,3 +374,18 @@ def test_hooks_run(caplog: pytest.LogCaptureFixture) -> None:
         later.remove()
         caplog.clear()
         close(served(fast, caplog, x), model(x))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("block", [GatedBlock, PreNormBlock])
+def test_coarser_types_hand_bfloat16_on(block: type[nn.Module], dtype: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = pruned(block())
+    fast = whole(model, torch.randn(2, 12, 64), dtype=dtype)
+    assert fast.plan.account.rewrites["activations between layers in bfloat16"] > 10
+    assert "activations between layers in bfloat16" in str(fast.plan)
+    for shape in ((2, 12, 64), (1, 40, 64), (1, 1, 64)):
+        x = torch.randn(shape)
+        y, want = served(fast, caplog, x), model(x)
+        assert y.dtype is torch.float32 and (y - want).norm() <= 0.03 * want.norm()
+    few = whole(model, torch.randn(1, 12, 64), dtype=dtype)
+    assert "activations between layers in bfloat16" not in few.plan.account.rewrites

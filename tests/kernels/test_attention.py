@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from twofour.errors import KernelError
-from twofour.kernels.attention import attention, reference
+from twofour.kernels.attention import attention, attention_of_columns, reference
 
 SETTINGS = hypothesis.settings(
     max_examples=25, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
@@ -28,6 +28,19 @@ def check(q, k, v, mask=None, **options) -> None:
     torch.testing.assert_close(got.double(), want, atol=3e-6, rtol=3e-6)
 
 
+def check_low(q, k, v, mask=None, **options) -> None:
+    """The bfloat16 row: its answer is rounded once (2^-8), and so are the weights of the values, whose sum is not."""
+    q, k, v = (t.bfloat16() for t in (q, k, v))
+    exact = mask.double() if mask is not None and mask.dtype is not torch.bool else mask
+    want = reference(q.double(), k.double(), v.double(), exact, **options)
+    size = reference(q.double(), k.double(), v.double().abs(), exact, **options)
+    got = attention(q, k, v, mask, **options)
+    assert got.dtype is torch.bfloat16 and got.transpose(1, 2).is_contiguous()
+    # 8e-5: the polynomial of 2^x, in weights and in their sum; 1e-5: float32 scores.
+    bound = 2**-8 * (want.abs() + size) * (1 + 2**-8) + 2e-4 * size + 1e-5
+    assert ((got.double() - want).abs() <= bound).all()
+
+
 @SETTINGS
 @hypothesis.given(
     sizes=st.tuples(*(st.integers(1, most) for most in (2, 3, 2, 40, 70, 70, 70))),
@@ -36,20 +49,52 @@ def check(q, k, v, mask=None, **options) -> None:
 def test_rows_against_float64(isa: str, sizes: tuple[int, ...], kind: str) -> None:
     q, k, v = operands(*sizes)
     shape = (q.shape[0], 1, q.shape[2], k.shape[2])
-    if kind == "added":
-        check(q, k, v, torch.randn(shape))
-    elif kind == "added per head":
-        check(q, k, v, torch.randn(q.shape[1], *shape[2:]), scale=0.3)
-    elif kind == "kept":
-        check(q, k, v, torch.rand(shape) > 0.5)
-    else:
-        check(q, k, v, causal=kind == "causal")
+    for comparing in (check, check_low):
+        if kind == "added":
+            comparing(q, k, v, torch.randn(shape))
+        elif kind == "added per head":
+            comparing(q, k, v, torch.randn(q.shape[1], *shape[2:]), scale=0.3)
+        elif kind == "kept":
+            comparing(q, k, v, torch.rand(shape) > 0.5)
+        else:
+            comparing(q, k, v, causal=kind == "causal")
 
 
 @pytest.mark.parametrize("width", [32, 64, 80, 128])
 @pytest.mark.parametrize("queries", [1, 128])
 def test_widths_of_real_models(isa: str, width: int, queries: int) -> None:
     check(*operands(1, 2, 1, queries, 128, width, width))
+    check_low(*operands(1, 2, 1, queries, 127, width, width))
+
+
+@pytest.mark.parametrize("hidden", [(0, 0, 0, 0), (1, 1, 4, 6), None])
+def test_one_hidden_key_is_hidden(isa: str, hidden: tuple[int, ...] | None) -> None:
+    q, k, v = operands(2, 2, 1, 5, 7, 16, 16)
+    for mask in (torch.ones(2, 2, 5, 7, dtype=torch.bool), torch.ones(2, 1, 1, 7, dtype=torch.bool)):
+        if hidden is not None:
+            mask[tuple(min(at, size - 1) for at, size in zip(hidden, mask.shape, strict=True))] = False
+        check(q, k, v, mask)
+        check_low(q, k, v, mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("apart", [False, True])
+def test_columns_of_products(isa: str, dtype: torch.dtype, apart: bool) -> None:
+    heads, key_heads, width = 4, 2, 24
+    sizes = (heads * width, key_heads * width, key_heads * width)
+    x = torch.randn(2, 11, sum(sizes), dtype=dtype)
+    parts = x.split(sizes, -1)
+    begins = (0, 0, 0) if apart else (0, sizes[0], sizes[0] + sizes[1])
+    a, b, c = parts if apart else (x, x, x)
+    q, k, v = (part.unflatten(-1, (-1, width)).transpose(1, 2) for part in parts)
+    mask = torch.rand(2, 1, 1, 11) > 0.3
+    want = attention(q, k, v, mask, 0.2, True).transpose(1, 2).flatten(2)
+    got = attention_of_columns(a, b, c, begins, sizes, width, mask, 0.2, True)
+    assert torch.equal(got, want) and got.is_contiguous()
+    d, e, f = (torch.stack([source, source], -1)[..., 0] for source in (a, b, c))  # every second number
+    assert torch.equal(attention_of_columns(d, e, f, begins, sizes, width, mask, 0.2, True), want)
+    with pytest.raises(KernelError, match="the operands of attention do not fit"):
+        attention_of_columns(a.double(), b.double(), c.double(), begins, sizes, width)
 
 
 def test_a_query_that_sees_no_key_answers_zeros(isa: str) -> None:
@@ -65,6 +110,7 @@ def test_large_scores_do_not_overflow(isa: str) -> None:
     q, k, v = operands(1, 1, 1, 6, 9, 16, 16)
     check(q * 100, k, v)
     assert attention(q.fill_(torch.nan), k, v).isnan().all()
+    assert attention(q.bfloat16(), k.bfloat16(), v.bfloat16()).isnan().all()
 
 
 def test_reads_slices_of_one_tensor(isa: str) -> None:
@@ -94,6 +140,8 @@ def test_operands_that_do_not_fit() -> None:
         attention(q.double(), k.double(), v.double())
     with pytest.raises(KernelError, match="the operands of attention do not fit"):
         attention(q, k[:, :, :4], v)
+    with pytest.raises(KernelError, match=r"wanted  float32 or bfloat16 on cpu"):
+        attention(q, k.bfloat16(), v)
     with pytest.raises(KernelError, match="the mask of attention does not fit"):
         attention(q, k, v, torch.zeros(4, 5))
 

@@ -31,6 +31,29 @@ def test_rows_against_float64(isa: str, rows: int, width: int, centred: bool, we
     torch.testing.assert_close(norm(x, weight, bias, 1e-3, centred).double(), want, atol=1e-5, rtol=1e-5)
 
 
+@SETTINGS
+@hypothesis.given(rows=st.integers(0, 3), width=st.integers(1, 150), centred=st.booleans(), low=st.booleans())
+def test_bfloat16_in_and_out(isa: str, rows: int, width: int, centred: bool, low: bool) -> None:
+    torch.manual_seed(rows * 1000 + width)
+    x, weight, bias = torch.randn(rows, width) + 3, torch.randn(width), torch.randn(width)
+    x = x.bfloat16() if low else x
+    want = reference(x.double(), weight.double(), bias.double(), 1e-3, centred)
+    for dtype in (torch.float32, torch.bfloat16, None):
+        y = norm(x, weight, bias, 1e-3, centred, dtype)
+        assert y.dtype is (dtype or x.dtype)
+        rounding = 2**-8 if y.dtype is torch.bfloat16 else 0.0  # one rounding, of the answer
+        assert ((y.double() - want).abs() <= rounding * (1 + 1e-4) * want.abs() + 1e-5 * (1 + want.abs())).all()
+
+
+def test_rounding_of_special_numbers(isa: str) -> None:
+    x = torch.tensor([[1.0, 2.0, torch.nan], [torch.inf, 1.0, 2.0], [1.0, -1.0, 3.0]])
+    want = norm(x, None, None, 1e-5).bfloat16()
+    assert torch.equal(norm(x, None, None, 1e-5, dtype=torch.bfloat16).nan_to_num(7), want.nan_to_num(7))
+    halves = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8] * 7)  # ties go to even
+    bias = norm(torch.zeros(1, 21), torch.zeros(21), halves, 1e-5, dtype=torch.bfloat16)
+    assert torch.equal(bias[0], halves.bfloat16())
+
+
 def test_strided_rows_and_threads(isa: str) -> None:
     x = torch.randn(700, 300)[:, :96]
     threads = torch.get_num_threads()
@@ -46,10 +69,13 @@ def test_in_place(isa: str) -> None:
     want = norm(x, None, None, 1e-5)
     assert norm_in_place(x, None, None, 1e-5).data_ptr() == x.data_ptr()
     assert torch.equal(x, want)
+    low = torch.randn(5, 37).bfloat16()
+    want = norm(low, None, None, 1e-5)
+    assert torch.equal(norm_in_place(low, None, None, 1e-5), want) and torch.equal(low, want)
 
 
 def test_registered_operator() -> None:
-    arguments = (torch.randn(3, 8), torch.randn(8), None, 1e-5, False)
+    arguments = (torch.randn(3, 8), torch.randn(8), None, 1e-5, False, torch.bfloat16)
     torch.library.opcheck(torch.ops.twofour.norm.default, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
@@ -58,3 +84,5 @@ def test_operands_that_do_not_fit() -> None:
         norm(torch.randn(3, 8).double(), None, None, 1e-5)
     with pytest.raises(KernelError, match=r"wanted  float32 \(8,\)"):
         norm(torch.randn(3, 8), torch.ones(7), None, 1e-5)
+    with pytest.raises(KernelError, match="a normalisation cannot answer in this dtype"):
+        norm(torch.randn(3, 8), None, None, 1e-5, dtype=torch.float16)

@@ -69,7 +69,8 @@ def compile(
             plan speaks of the model's own token counts, and the outputs are compared.
         dtype: Computing type of the Linear layers: "float32"; "bfloat16"; "int8" (one scale per output channel,
             activations rounded per token); "int4" (weights alone, for few tokens). Between the layers activations keep
-            the model's own type, float32 or bfloat16.
+            the model's own type, float32 or bfloat16; a graph of 16 tokens or more hands bfloat16 on, but for float32
+            and int4.
         memory: "fast" keeps the weight in every layout that gains at least 5 % at some token count, which may be more
             bytes than dense; "small" keeps packed weights alone, in one layout, also where dense would be faster.
         tokens: Token counts to measure besides the example's.

@@ -21,9 +21,9 @@ from twofour.compiler.conv import CompiledConv
 from twofour.compiler.graph_conv import kept_convs, place_convs
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.plan import Plan, with_products
-from twofour.compiler.products import place
+from twofour.compiler.products import most_tokens, place
 from twofour.errors import CompileError
-from twofour.graph import Program, fuse, simplify
+from twofour.graph import Program, arrange, fuse, lower_activations, simplify
 from twofour.kernels.operator import inference_only
 from twofour.measure import compare
 
@@ -35,6 +35,16 @@ order of sums and leaves out roundings, which bfloat16 and whole numbers magnify
 
 NOISE = 1e-3
 """Size of an output, as a part of the largest output, below which its error is taken relative to that part."""
+
+LOWERED = ("bfloat16", "int8")
+"""Computing types whose graphs hand bfloat16 from layer to layer: their products round what they read to no more than
+that."""
+
+BETWEEN = "activations between layers in bfloat16"
+"""What the account calls it: a rewrite that rounds."""
+
+LEAST_LOWERED = 16
+"""Tokens from which they do: with fewer the weights take the time, and conversions at the graph's edges are calls."""
 
 TIE = 1.05
 """The layers' time over which the graph's must be for it to be given up: it computes the same with fewer calls, so that
@@ -113,15 +123,19 @@ def _rewritten(
     leaves = tree_flatten(dict(given))[0]
     plain = {name: original.get_submodule(name) for name in (*layers, *convs)}
     before = by_operator(Program(graph.module, plain, timed=True).seconds(leaves))
-    # "small" keeps no weight twice: folding and joining would make copies beside those of the layers.
-    rewrites = {**simplify(graph.module), **fuse(graph.module, copies=terms.memory == "fast")}
+    rewrites = rewritten(graph, plan.dtype, leaves, copies=terms.memory == "fast")
     folded = place_convs(graph.module, convs, {layer.name: layer for layer in plan.layers})
-    added = (*folded, *place(graph, leaves, layers, terms))
+    added = (*folded, *place(graph, leaves, layers, terms, lowered=rewrites.get(BETWEEN, 0) > 0))
+    rewrites |= arrange(graph.module)
     program = Program(graph.module)
     after = by_operator(Program(graph.module, timed=True).seconds(leaves))
     guard = Guard(graph)
     runner = WholeModel(fast, guard, program, graph)
     runner.agreement = agreement(fast, plan.dtype, leaves)
+    if plan.dtype == "int8" and original is not fast:  # where rounding costs much, other roundings cost as much
+        runner.agreement += distance(
+            tree_flatten(by_layers(fast, given))[0], tree_flatten(by_layers(original, given))[0]
+        )
     if not (error := _probe(runner, graph, leaves)) <= runner.agreement:
         reason = f"the rewritten graph differs from the layers by {error:.1e} on the example, please report it"
         logger.warning("each layer is compiled by itself: %s", reason)
@@ -149,6 +163,17 @@ def _hooks(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
 def all_hooks(model: nn.Module) -> list[Mapping[int, Any]]:
     """Return the forward hooks of every inner module: torch keeps these mappings and fills them when one is added."""
     return [hooks for name, module in model.named_modules() if name for hooks in _hooks(module)]
+
+
+def rewritten(graph: Graph, dtype: str, leaves: Sequence[Any], *, copies: bool = True) -> dict[str, int]:
+    """Rewrite the graph up to its products, which have no kernels yet; returns how many places each rewrite changed.
+
+    Without `copies` no weight is kept twice: folding and joining would make copies beside those of the layers.
+    """
+    counts = {**simplify(graph.module), **fuse(graph.module, copies=copies)}
+    if dtype in LOWERED and most_tokens(graph.module, leaves) >= LEAST_LOWERED:
+        counts[BETWEEN] = lower_activations(graph.module)
+    return counts
 
 
 def agreement(fast: nn.Module, dtype: str, leaves: Sequence[Any]) -> float:

@@ -39,7 +39,12 @@ class ProductLayer(CompiledLinear):
 
 
 def place(
-    graph: Graph, leaves: Sequence[Any], layers: Mapping[str, CompiledLinear], terms: Terms
+    graph: Graph,
+    leaves: Sequence[Any],
+    layers: Mapping[str, CompiledLinear],
+    terms: Terms,
+    *,
+    lowered: bool = False,
 ) -> tuple[LayerPlan, ...]:
     """Replace every marked product of the graph by a layer; returns plan entries for weights that are kept besides.
 
@@ -48,10 +53,11 @@ def place(
         leaves: The example, for token counts.
         layers: The compiled layers by name.
         terms: What holds for every layer.
+        lowered: Whether activations are bfloat16 that are not in the model: the layers were measured on others.
     """
     module = graph.module
     sizes = _Sizes(module, leaves)
-    placer = _Placer(module, layers, terms)
+    placer = _Placer(module, layers, terms, lowered)
     waiting = [node for node in module.graph.nodes if "product" in node.meta]
     for index in count():
         if not waiting:
@@ -71,6 +77,12 @@ def place(
     _drop_unused(module)
     module.graph.lint()
     return tuple(placer.plans)
+
+
+def most_tokens(module: fx.GraphModule, leaves: Sequence[Any]) -> int:
+    """Return the largest token count of any marked product on the example; 0 without products."""
+    sizes = _Sizes(module, leaves)
+    return max((sizes.tokens(node) for node in module.graph.nodes if "product" in node.meta), default=0)
 
 
 def _separate(node: fx.Node) -> list[fx.Node]:
@@ -94,8 +106,9 @@ class _Placer:
         module: fx.GraphModule,
         layers: Mapping[str, CompiledLinear],
         terms: Terms,
+        lowered: bool,
     ) -> None:
-        self.module, self.layers, self.terms = module, layers, terms
+        self.module, self.layers, self.terms, self.lowered = module, layers, terms, lowered
         self.compared: dict[tuple[Any, ...], tuple[float, float]] = {}
         self.cache = Cache.for_this_machine()
         self.footprint = sum(4 * layer.in_features * layer.out_features for layer in layers.values())
@@ -104,10 +117,10 @@ class _Placer:
     def layer(self, product: Product, tokens: int, activations: torch.dtype) -> ProductLayer | None:
         """Return the layer for one product, or None where its parts are faster apart.
 
-        A product that is one compiled layer has that layer's weights and ladder.
+        A product that is one compiled layer has that layer's weights and ladder, where that was measured on its input.
         """
         first = self.layers.get(product.sources[0].layer) if len(product.sources) == 1 else None
-        if first is not None:
+        if first is not None and (not self.lowered or self.terms.memory == "small"):
             shape = first.name, first.in_features, first.out_features
             layer = ProductLayer(*shape, first.ladder, first.prepared, first.bias, product.epilogue)
             layer.quantization = first.quantization
@@ -211,7 +224,7 @@ class _Placer:
         The weights of joined products are counted where their layers are.
         """
         source, *others = product.sources
-        if others:
+        if others or source.layer:
             return 0, prepared.nbytes
         stored = getattr(self.module, source.weight.replace(".", "__"))
         added = [t for t in prepared.tensors if t.is_mkldnn or t.data_ptr() != stored.data_ptr()]

@@ -2,10 +2,12 @@
 
 from twofour.graph.base import Product, Rule, Source
 from twofour.graph.convolutions import Convolution, Norm
+from twofour.graph.precision import lower_activations
 from twofour.graph.program import Program
-from twofour.graph.rules import FUSIONS, SIMPLIFICATIONS, fuse, simplify
+from twofour.graph.rules import ARRANGEMENTS, FUSIONS, SIMPLIFICATIONS, arrange, fuse, simplify
 
 __all__ = [
+    "ARRANGEMENTS",
     "FUSIONS",
     "SIMPLIFICATIONS",
     "Convolution",
@@ -14,6 +16,8 @@ __all__ = [
     "Program",
     "Rule",
     "Source",
+    "arrange",
     "fuse",
+    "lower_activations",
     "simplify",
 ]

@@ -27,7 +27,9 @@ METHODS: dict[Any, str] = {
     aten.select.int: "select",
     aten.contiguous.default: "contiguous",
     aten.sym_size.int: "size",
+    aten.to.dtype: "to",
     torch.narrow: "narrow",
+    aten.narrow.default: "narrow",
 }
 """Operators called as methods: a microsecond less each than through the operator's Python object."""
 
@@ -129,6 +131,8 @@ class _Operator:
 
 def _label(module: fx.GraphModule, node: fx.Node) -> str:
     """Return what the account calls a node: its operator, or what its layer says of itself."""
+    if "label" in node.meta:
+        return str(node.meta["label"])
     if node.op == "call_module":
         layer = module.get_submodule(str(node.target))
         return getattr(layer, "label", type(layer).__name__)

@@ -1,4 +1,4 @@
-// out = softmax(scale * Q K^T + mask) V in float32 or bfloat16 for every batch entry and head: the call, and its kernels.
+// out = softmax(scale * Q K^T + mask) V in float32 or bfloat16, every batch entry and head: the call, and its kernels.
 #pragma once
 
 #include <cstdint>

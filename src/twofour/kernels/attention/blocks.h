@@ -34,7 +34,8 @@ struct Blocks {
 
   static void run(const Attention& a, int64_t begin, int64_t end, float* workspace) {
     const Plan plan(a);
-    float *keys = workspace, *values = keys + plan.keys, *queries = values + plan.values, *scores = queries + plan.queries;
+    float *keys = workspace, *values = keys + plan.keys;
+    float *queries = values + plan.values, *scores = queries + plan.queries;
     for (int64_t item = begin, packed = -1; item < end; ++item) {
       const int64_t batch = item / a.heads, head = item % a.heads, key_head = head / (a.heads / a.key_heads);
       if (const int64_t source = batch * a.key_heads + key_head; source != packed) {
@@ -66,7 +67,8 @@ struct Blocks {
       float* panel = panels + key / kWide * kWide * plan.width + key % kWide;
       const int64_t present = least(a.keys - key, kWidth);
       for (int64_t cell = 0; cell < plan.width; cell += kWidth) {
-        const int64_t cells = least(plan.width - cell, kWidth), numbers = least(a.width - cell * C::step, kWidth * C::step);
+        const int64_t cells = least(plan.width - cell, kWidth);
+        const int64_t numbers = least(a.width - cell * C::step, kWidth * C::step);
         reg t[kWidth];
         for (int i = 0; i < kWidth; ++i)
           t[i] = i < present ? C::load(k + (key + i) * a.k_strides.row + cell * C::step, numbers) : V::zero();

@@ -1,5 +1,5 @@
-// What a panel of attention is made of. A cell is four bytes: one number as a float, or two neighbouring bfloat16 that one
-// instruction multiplies and adds. `step` is how many numbers a cell holds along the sum. Internal linkage.
+// What a panel of attention is made of. A cell is four bytes: one number as a float, or two neighbouring bfloat16 that
+// one instruction multiplies and adds. `step` is how many numbers a cell holds along the sum. Internal linkage.
 #pragma once
 
 #include "attention.h"
@@ -23,7 +23,7 @@ struct FloatCells {
   static reg load(const Element* p, int64_t count) { return V::load(p, count); }
   static reg load_column(const Element* row, const Element*, int64_t count) { return V::load(row, count); }
   static reg multiply_add(reg a, reg b, reg c) { return V::fma(a, b, c); }
-  // 2^x; an answer in bfloat16 (half a unit is 2^-9) does not show the error of a shorter polynomial.
+  // 2^x; an answer in bfloat16 (rounded to 2^-8) does not show the error of a shorter polynomial.
   static reg exp2(reg x) { return sizeof(Element) == 2 ? exp2_rough<V>(x) : exp2_of<V>(x); }
   static void store_weights(float* row, int64_t at, reg p, int64_t count) {
     if (count == V::width) V::store(row + at, p);

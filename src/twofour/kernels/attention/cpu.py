@@ -1,4 +1,4 @@
-"""Fused attention on the CPU, float32 or bfloat16: rows of attention.inc, called through raw pointers on strided tensors."""
+"""Fused attention on the CPU, float32 or bfloat16: rows of attention.inc, called on strided tensors."""
 
 from __future__ import annotations
 
@@ -67,6 +67,62 @@ def _attention(
     return out.transpose(1, 2)
 
 
+def attention_of_columns(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    begins: tuple[int, int, int],
+    sizes: tuple[int, int, int],
+    width: int,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """Return attention between columns of products, its heads side by side: what views around `attention` would give.
+
+    Args:
+        q: (batch, queries, columns), float32 or bfloat16.
+        k: (batch, keys, columns) of q's dtype; it may be the same tensor.
+        v: (batch, keys, columns) of q's dtype.
+        begins: The first columns of queries, keys and values.
+        sizes: Their numbers of columns: heads (or key heads) times `width`.
+        width: Columns of one head.
+        mask: As in `attention`.
+        scale: As in `attention`.
+        causal: As in `attention`.
+
+    Returns:
+        (batch, queries, heads * width) of q's dtype, contiguous.
+
+    Raises:
+        KernelError: The operands do not fit.
+    """
+    batch, queries, _ = q.shape
+    if not (q.dtype is k.dtype is v.dtype and q.dtype in DTYPES and q.stride(2) == k.stride(2) == v.stride(2) == 1):
+        parts = (t[..., begin : begin + size] for t, begin, size in zip((q, k, v), begins, sizes, strict=True))
+        split = [part.unflatten(-1, (-1, width)).transpose(1, 2) for part in parts]
+        return _attention(split[0], split[1], split[2], mask, scale, causal).transpose(1, 2).reshape(batch, queries, -1)
+    keys, heads, key_heads = k.size(1), sizes[0] // width, sizes[1] // width
+    out = torch.empty(batch, queries, sizes[0], dtype=q.dtype)
+    kind, address, steps = 0, 0, (0, 0, 0)
+    if mask is not None:
+        mask, kind = _mask(mask, (batch, heads, queries, keys))
+        address, steps = mask.data_ptr(), mask.stride()[:3]
+    at = (t.data_ptr() + begin * t.element_size() for t, begin in zip((q, k, v), begins, strict=True))
+    strides = (q.stride(0), width, q.stride(1), k.stride(0), width, k.stride(1), v.stride(0), width, v.stride(1))
+    native.extension().attention(
+        native.best_row("attention", DTYPES[q.dtype]),
+        (*at, out.data_ptr(), address),
+        (*strides, queries * sizes[0], width, sizes[0], *steps),
+        (batch, heads, key_heads, queries, keys, width, width),
+        kind,
+        width**-0.5 if scale is None else scale,
+        causal,
+        native.threads(),
+    )
+    return out
+
+
 def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int, int, int, int]:
     """Return batch, heads, key heads, queries, keys, width and value width, or refuse operands that do not fit."""
     good = (
@@ -87,7 +143,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int, int, in
     raise KernelError(
         "the operands of attention do not fit",
         got=", ".join(f"{name} {t.dtype} {tuple(t.shape)} on {t.device}" for name, t in (("q", q), ("k", k), ("v", v))),
-        wanted="float32 or bfloat16 on cpu: q (batch, heads, n, d), k (batch, key heads, m, d), v (batch, key heads, m, e)",
+        wanted="float32 or bfloat16 on cpu: q (batch, heads, n, d), k (batch, key heads, m, d) and v (.., m, e) alike",
     )
 
 

@@ -52,8 +52,11 @@ class Bf16Matmul(Kernel):
         other: Tensor | None = None,
     ) -> Tensor:
         """Multiply; see `Kernel.run`. The epilogue of a float32 input is applied to the widened product."""
-        bias = None if bias is None else bias.to(self.bias)
-        if x.dtype is torch.bfloat16:
+        low = x.dtype is torch.bfloat16
+        # oneDNN wants a bias of x's type beside a second operand, and takes float32 elsewhere.
+        held = torch.bfloat16 if low and epilogue.combine != "none" and epilogue.activation == "none" else self.bias
+        bias = None if bias is None else bias.to(held)
+        if low:
             return self.kernel.run(x, weight, bias, out_features, epilogue, other)
         y = self.kernel.run(x.to(torch.bfloat16), weight, bias, out_features).to(x.dtype)
         return y if epilogue.plain else epilogue.apply(y, other)

@@ -1,5 +1,5 @@
-// y = (x - mean) / sqrt(variance + eps) * weight + bias of each row, computed in float32, or without the mean (RMSNorm): the
-// call, and its kernels.
+// y = (x - mean) / sqrt(variance + eps) * weight + bias of each row in float32, or without the mean (RMSNorm); x and y
+// float32 or bfloat16: the call, and its kernels.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,8 @@
 namespace twofour {
 
 // One call. x is (rows, width) of the kernel's type, `x_stride` elements from row to row; y is contiguous, float32 or
-// bfloat16 (`y_bf16`), and may be x where they are of one type. `weight` and `bias` are (width) or null. `centred`: subtract the mean (LayerNorm), else divide by the root mean square alone.
+// bfloat16 (`y_bf16`), and may be x where they are of one type. `weight` and `bias` are (width) or null. `centred`:
+// subtract the mean (LayerNorm), else divide by the root mean square alone.
 struct Norm {
   const void* x;
   int64_t x_stride;

@@ -32,7 +32,10 @@ struct NormRows {
     if (i < width) {
       float tail[V::width];
       V::store(tail, V::load(x + i, width - i));
-      for (int64_t k = 0; k < width - i; ++k) total += kPower == 1 ? tail[k] - shift : (tail[k] - shift) * (tail[k] - shift);
+      for (int64_t k = 0; k < width - i; ++k) {
+        const float d = tail[k] - shift;
+        total += kPower == 1 ? d : d * d;
+      }
     }
     return total;
   }

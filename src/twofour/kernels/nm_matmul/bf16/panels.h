@@ -107,10 +107,10 @@ void pack_panel(const NmMatmul& a, int64_t first, int used, int64_t k0, int64_t 
 }
 
 // sums[row][tokens] of rows [m0, m1) -> y[token][row] with bias and epilogue.
-template <class V>
-TWOFOUR_NOINLINE void unpack_sums(const NmMatmul& a, int64_t first, int used, int64_t m0, int64_t m1,
-                                  const float* sums) {
+template <class V, Activation kind, Type type>
+TWOFOUR_NOINLINE void unpack_as(const NmMatmul& a, int64_t first, int used, int64_t m0, int64_t m1, const float* sums) {
   const int64_t stride = panel_stride(used) * V::width;
+  const Combine combine = a.epilogue.combine;
   for (int u = 0; u < used; u++)
     for (int64_t m = m0; m < m1; m += V::width) {
       const int64_t token = first + u * V::width, rows = least(m1 - m, V::width);
@@ -120,9 +120,23 @@ TWOFOUR_NOINLINE void unpack_sums(const NmMatmul& a, int64_t first, int used, in
       TWOFOUR_UNROLL
       for (int i = 0; i < V::width; i++) t[i] = i < rows ? V::load(from + i * stride) : V::zero();
       V::transpose(t);
-      for (int i = 0; i < V::width && token + i < a.tokens; i++)
-        store_outputs<V>(a, token + i, m, rows, V::add(t[i], bias));
+      for (int i = 0; i < V::width && token + i < a.tokens; i++) {
+        typename V::reg y = activated<kind, V, type == Type::bf16>(V::add(t[i], bias));
+        if (combine != Combine::none) {
+          const char* other = element(a.epilogue.other, type, (token + i) * a.epilogue.other_stride + m);
+          y = apply_combine<V>(y, load_numbers<V>(other, type, rows), combine);
+        }
+        store_numbers<V>(const_cast<char*>(element(a.y, type, (token + i) * a.y_stride + m)), type, y, rows);
+      }
     }
+}
+template <class V>
+void unpack_sums(const NmMatmul& a, int64_t first, int used, int64_t m0, int64_t m1, const float* sums) {
+  with_activation(a.epilogue.activation, [&](auto constant) {
+    constexpr Activation kind = decltype(constant)::value;
+    if (a.y_type == Type::bf16) unpack_as<V, kind, Type::bf16>(a, first, used, m0, m1, sums);
+    else unpack_as<V, kind, Type::f32>(a, first, used, m0, m1, sums);
+  });
 }
 
 // Rows [row, row + rows) of the weights, inside one block of kBf16PanelRows; and that block in the packed bytes.

@@ -68,7 +68,7 @@ TWOFOUR_NOINLINE void finish_as(const NmMatmul& a, const int32_t* sums, int64_t 
     const Finish<V> finish(a, row + v * V::width);
     for (int64_t t = 0; t < tokens; t++) {
       const auto sum = V::load_ints(reinterpret_cast<const uint8_t*>(sums + (v * stride + t) * V::width));
-      const auto y = activated<activation, V>(finish.product(sum, ranges[first + t]));
+      const auto y = activated<activation, V, type != Type::f32>(finish.product(sum, ranges[first + t]));
       finish.template store<type>(finish.combined(y, first + t), first + t);
     }
   }

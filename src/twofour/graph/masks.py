@@ -1,0 +1,96 @@
+"""Masks that models build from positions: comparisons that always hold and indexing by 0, 1, 2, ... become views."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from twofour.graph.base import Rule, argument, aten, calls, insert, replace_with, value
+from twofour.kernels.attention import attention
+
+_AND = (aten.__and__.Tensor, aten.logical_and.default, aten.bitwise_and.Tensor)
+_SHAPES = (aten.unsqueeze.default, aten.expand.default, aten.view.default)
+
+
+def rewrite(module: fx.GraphModule) -> int:
+    """Replace both kinds; an `and` goes where its readers, attention, spread the rest of the mask themselves."""
+    graph, count = module.graph, 0
+    for node in calls(graph, *_AND):
+        kept = next((b for a, b in (node.args, node.args[::-1]) if _always(a)), None)
+        if isinstance(kept, fx.Node) and _spread(node, kept):
+            replace_with(node, kept)
+            count += 1
+    for node in calls(graph, aten.index.Tensor):
+        count += _view(node)
+    graph.eliminate_dead_code()
+    return count
+
+
+def _always(node: Any) -> bool:
+    """Tell whether a bool tensor is True everywhere, whatever the sizes."""
+    found = value(node)
+    if not isinstance(node, fx.Node) or not isinstance(found, Tensor) or found.dtype is not torch.bool:
+        return False
+    if node.target in (aten.new_ones.default, aten.ones.default, aten.ones_like.default):
+        return True
+    if node.target in (aten.ge.Scalar, aten.ge.Tensor):
+        return bool(node.args[1] == 0) and _positions(node.args[0]) is not None
+    if node.target in _AND:
+        return all(map(_always, node.args))
+    return node.target in _SHAPES and _always(node.args[0])
+
+
+def _spread(node: fx.Node, kept: fx.Node) -> bool:
+    """Tell whether every reader takes the smaller mask as the larger one: it is of as many axes, some of size 1."""
+    reads = all(user.target is attention and argument(user, 3, "mask") is node for user in node.users)
+    same = value(kept).ndim == value(node).ndim and value(kept).dtype is torch.bool
+    return bool(node.users) and same and (reads or (all(user.target in _AND for user in node.users) and _always(node)))
+
+
+def _positions(node: Any) -> tuple[Any, int] | None:
+    """Return the size and the axis, from the last, of arange(size) with axes of size 1 around it."""
+    added: list[int] = []  # the axes of size 1, counted from the last, outermost first
+    while isinstance(node, fx.Node) and node.target is aten.unsqueeze.default:
+        axis, ndim = int(str(node.args[1])), value(node).ndim
+        added.append(ndim - 1 - axis if axis >= 0 else -1 - axis)
+        node = node.args[0]
+    behind = 0
+    for at in reversed(added):
+        behind += at <= behind
+    if not isinstance(node, fx.Node) or node.target is not aten.arange.default or len(node.args) != 1:
+        return None
+    found = value(node)
+    return (node.args[0], behind) if not found.is_floating_point() else None
+
+
+def _view(node: fx.Node) -> int:
+    """Replace x[i, j] with i = 0, 1, ... down one axis and j along a later one by a view of x; returns whether."""
+    x, indices = node.args[:2]
+    found: Any = value(x)
+    if not isinstance(x, fx.Node) or not isinstance(indices, list | tuple) or len(indices) != found.ndim:
+        return 0
+    places = [_positions(index) for index in indices]
+    if any(place is None for place in places):
+        return 0
+    sizes, behind = zip(*(place for place in places if place is not None), strict=True)
+    if list(behind) != sorted(set(behind), reverse=True):
+        return 0  # another order of axes, or a diagonal
+    new: fx.Node = x
+    for axis, size in enumerate(sizes):
+        shape = (*value(new).shape[:axis], value(indices[axis]).shape[-1 - behind[axis]], *value(new).shape[axis + 1 :])
+        part = insert(node, torch.narrow, (new, axis, 0, size), new)
+        part.meta["val"] = value(new).new_empty(shape)
+        new = part
+    ndim = value(node).ndim
+    for axis in range(ndim):
+        if ndim - 1 - axis not in behind:
+            wider = insert(node, aten.unsqueeze.default, (new, axis), new)
+            wider.meta["val"] = value(new).unsqueeze(axis)
+            new = wider
+    replace_with(node, new)
+    return 1
+
+
+MASKS = Rule("masks from positions", rewrite)
