@@ -24,14 +24,26 @@ SETTINGS = {"svg.hashsalt": "twofour", "svg.fonttype": "none", "font.family": "s
 
 def draw_all() -> list[Path]:
     """Draw the figures, and write them and the tables of the models into the page between its two marks."""
-    drawn = draw()
     head, rest = PAGE.read_text().split(START)
-    blocks = [f"![{path.stem}](figures/{path.name})" for path in drawn]
-    blocks += [table for dtype in DTYPES if (records := _load(f"models-{dtype}")) for table in [_table(records)]]
-    every = [record for dtype in DTYPES for name in ("linear", "models") for record in _load(f"{name}-{dtype}")]
-    blocks += [f"Measured on: {line}." for line in dict.fromkeys(machine_line(record) for record in every)]
+    blocks: list[str] = []
+    drawn: list[Path] = []
+    for machine in machines():
+        figures = draw(machine)
+        every = [r for dtype in DTYPES for name in ("linear", "models") for r in _load(f"{name}-{dtype}", machine)]
+        blocks += [f"### {every[0].machine['cpu']}, {every[0].machine['software']['native_isa']} kernels"]  # pyright: ignore
+        blocks += [f"![{path.stem}](figures/{path.name})" for path in figures]
+        blocks += [_table(records) for dtype in DTYPES if (records := _load(f"models-{dtype}", machine))]
+        blocks += [f"Measured on: {line}." for line in dict.fromkeys(machine_line(record) for record in every)]
+        drawn += figures
     PAGE.write_text("\n\n".join([head + START, *blocks, END + rest.split(END)[1]]))
     return [*drawn, PAGE]
+
+
+def machines() -> list[str]:
+    """The machines that have records, as their files' names end; figures never mix two of them."""
+    kinds = [f"{name}-{dtype}-" for name in ("linear", "models") for dtype in DTYPES]
+    found = {path.stem.removeprefix(kind) for kind in kinds for path in TRACKED.glob(f"{kind}*.json")}
+    return sorted(found)
 
 
 def _table(records: Sequence[Record]) -> str:
@@ -49,8 +61,8 @@ def _table(records: Sequence[Record]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def draw() -> list[Path]:
-    """Draw every figure that has records; return the files."""
+def draw(machine: str) -> list[Path]:
+    """Draw every figure that has records of one machine; return the files."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -58,24 +70,25 @@ def draw() -> list[Path]:
     FOLDER.mkdir(parents=True, exist_ok=True)
     drawn = []
     for state in ("hot", "cold"):
-        found = {dtype: _linear(dtype, state) for dtype in DTYPES}
+        found = {dtype: _linear(dtype, state, machine) for dtype in DTYPES}
         if any(found.values()):
-            drawn.append(_ratios({dtype: group for dtype, group in found.items() if group}, state))
+            drawn.append(_ratios({dtype: group for dtype, group in found.items() if group}, state, machine))
     for dtype in DTYPES:
-        if records := _load(f"models-{dtype}"):
-            drawn.append(_models(records, dtype))
+        if records := _load(f"models-{dtype}", machine):
+            drawn.append(_models(records, dtype, machine))
     return drawn
 
 
-def _load(name: str) -> list[Record]:
-    return [record for path in sorted(TRACKED.glob(f"{name}-*.json")) for record in measure.load(path)]
+def _load(name: str, machine: str) -> list[Record]:
+    path = TRACKED / f"{name}-{machine}.json"
+    return measure.load(path) if path.exists() else []
 
 
-def _linear(dtype: str, state: str) -> list[Record]:
-    return [record for record in _load(f"linear-{dtype}") if record.weights == state and record.threads == 1]
+def _linear(dtype: str, state: str, machine: str) -> list[Record]:
+    return [record for record in _load(f"linear-{dtype}", machine) if record.weights == state and record.threads == 1]
 
 
-def _ratios(groups: dict[str, list[Record]], state: str) -> Path:
+def _ratios(groups: dict[str, list[Record]], state: str, machine: str) -> Path:
     """Best dense over best 2:4 against tokens: the geometric mean over the shapes, and their range."""
     from matplotlib import pyplot
 
@@ -93,10 +106,10 @@ def _ratios(groups: dict[str, list[Record]], state: str) -> Path:
     axes.set(xlabel="tokens", ylabel="best dense time / best 2:4 time")
     axes.set_title(f"Linear, 1 thread, weights {state}: geometric mean, range of shapes shaded", fontsize=9)
     axes.legend(frameon=False)
-    return _save(figure, f"linear-{state}", groups[next(iter(groups))])
+    return _save(figure, f"linear-{state}-{machine}", groups[next(iter(groups))])
 
 
-def _models(records: Sequence[Record], dtype: str) -> Path:
+def _models(records: Sequence[Record], dtype: str, machine: str) -> Path:
     """Milliseconds per call of each runtime, one thread: one group of bars per model and batch."""
     from matplotlib import pyplot
 
@@ -114,7 +127,7 @@ def _models(records: Sequence[Record], dtype: str) -> Path:
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS]
     figure.legend(handles, BARS, loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(f"{dtype}, 1 thread; bars: medians, lines: quartiles", fontsize=9)
-    return _save(figure, f"models-{dtype}", single)
+    return _save(figure, f"models-{dtype}-{machine}", single)
 
 
 def _save(figure: Any, name: str, records: Sequence[Record]) -> Path:

@@ -282,8 +282,9 @@ def test_figures_are_drawn_from_records(cases, tmp_path: Path, monkeypatch: pyte
     measure.save(records, tmp_path / "models-float32-here.json")
     monkeypatch.setattr(figures, "TRACKED", tmp_path)
     monkeypatch.setattr(figures, "FOLDER", tmp_path / "figures")
-    drawn = figures.draw()
-    assert [path.name for path in drawn] == ["linear-hot.svg", "models-float32.svg"]
+    assert figures.machines() == ["here"]
+    drawn = figures.draw("here")
+    assert [path.name for path in drawn] == ["linear-hot-here.svg", "models-float32-here.svg"]
     first = [path.read_text() for path in drawn]
     assert "geometric mean" in first[0] and "twofour 2:4" in first[1]
     page = tmp_path / "page.md"
@@ -294,7 +295,7 @@ def test_figures_are_drawn_from_records(cases, tmp_path: Path, monkeypatch: pyte
         assert [path.read_text() for path in drawn] == first
         shown = page.read_text()
         assert shown.startswith("before\n") and shown.endswith("after\n") and "old" not in shown
-        assert "(figures/linear-hot.svg)" in shown and "| tiny, None | 1 | 1 |" in shown
+        assert "(figures/linear-hot-here.svg)" in shown and "| tiny, None | 1 | 1 |" in shown
         assert shown.count("Measured on: ") == 1
 
 
