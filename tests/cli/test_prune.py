@@ -179,7 +179,7 @@ def test_a_file_follows_the_rule_of_layers(run):
     assert run(*words, "any", "--eligibility", "any").exit_code == 0
     report = json.loads(Path("r.json").read_text())
     assert [entry["name"] for entry in report["layers"]] == [
-        "conv1d.weight", "fits.weight", "head.weight", "odd.weight",
+        "conv1d.weight", "fits.weight", "head.weight", "odd.weight", "video.weight",
     ]  # fmt: skip
     reasons = {entry["name"]: entry["reason"] for entry in report["skipped"]}
     assert reasons["stem.weight"] == "its reduction axis 3 is not a multiple of 4"

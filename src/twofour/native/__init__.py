@@ -74,8 +74,8 @@ def best_row(table: str, dtype: str = "float32") -> int:
     """Return the index of the row of the highest level that may run here and now, the last of several.
 
     Args:
-        table: Operation whose table it is: "norm", "attention".
-        dtype: Type of the operands.
+        table: Operation whose table it is: "norm", "attention", "nm_stripes".
+        dtype: Type of the operands, where the table's rows name one behind the instruction set.
     """
     return _best_row(table, dtype, os.environ.get("TWOFOUR_ISA"))
 
@@ -83,7 +83,7 @@ def best_row(table: str, dtype: str = "float32") -> int:
 @cache
 def _best_row(table: str, dtype: str, cap: str | None) -> int:
     rows = getattr(extension(), f"{table}_rows")()
-    fitting = [index for index, (_, isa, held) in enumerate(rows) if held == dtype and supports(isa)]
+    fitting = [index for index, (_, isa, *types) in enumerate(rows) if types in ([], [dtype]) and supports(isa)]
     return max(fitting, key=lambda index: (level(rows[index][1]), index))
 
 
