@@ -7,28 +7,21 @@ import copy
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
 import twofour
+from tasks.cifar10 import Cifar10
 from twofour.allocation import Allocation, Budget, Sensitivities, allocate, plot, sensitivity, timed, uniform
-from twofour.demo.data import data_folder
-from twofour.demo.resnet import ResNet20, normalise
 
 SAMPLES, OUT = int([*sys.argv, 1000][1]), Path(sys.argv[2] if len(sys.argv) > 2 else "build/allocation")
 LEGAL, OTHERS, RECORDS = ("dense", "2:4", "1:4"), ("4:8", "3:4"), OUT / f"sensitivities-{SAMPLES}.json"
 
 
-def images(part: str, count: int) -> list[tuple[Tensor, Tensor]]:
-    """Read the first images and labels of a part, in batches of 250."""
-    with np.load(data_folder() / "cifar10" / f"{part}.npz", allow_pickle=False) as file:
-        planes = file["residual"][:, :count].cumsum(2, dtype=np.uint8).cumsum(3, dtype=np.uint8)
-        labels = torch.from_numpy(file["labels"][:count].astype(np.int64)).split(250)
-    pixels = torch.from_numpy(np.stack([planes[1] + planes[0], planes[0], planes[2] + planes[0]], -1))
-    return list(zip(normalise(pixels).split(250), labels, strict=True))
+def batches(images: Tensor, labels: Tensor, count: int) -> list[tuple[Tensor, Tensor]]:
+    """Cut the first images and labels into batches of 250."""
+    return list(zip(images[:count].split(250), labels[:count].split(250), strict=True))
 
 
 def report(name: str, row: Allocation) -> Allocation:
@@ -43,8 +36,8 @@ def report(name: str, row: Allocation) -> Allocation:
 
 
 torch.set_num_threads(1)
-DATA, TEST, DENSE = images("train_a", SAMPLES), images("test", 10_000), ResNet20().eval()
-DENSE.load_state_dict(load_file(data_folder() / "pretrained/resnet20-12fca82f.safetensors"))
+TASK = Cifar10()
+DATA, TEST, DENSE = batches(*TASK.train, SAMPLES), batches(*TASK.test, 10_000), TASK.network(0).eval()
 if not RECORDS.exists():
     measured = sensitivity(DENSE, DATA, (*LEGAL, *OTHERS), loss=F.cross_entropy, samples=SAMPLES)
     timed(measured, DENSE, DATA[0][0][:8]).save(RECORDS)

@@ -15,7 +15,7 @@ from torch.optim import SGD, Optimizer
 
 from tasks.base import Batches, Metric, Task, accuracy
 from twofour.demo.data import data_folder
-from twofour.demo.resnet import DEVIATION, MEAN, ResNet20
+from twofour.demo.resnet import ResNet20, normalise
 
 PADDING = 4
 CHECKPOINT = "pretrained/resnet20-12fca82f.safetensors"
@@ -41,15 +41,14 @@ class Cifar10(Task):
 
     @cached_property
     def train(self) -> tuple[Tensor, Tensor]:
-        """Bytes (n, 3, 32 + 8, 32 + 8), zero-padded in normalised units, and labels."""
+        """Normalised images (50,000, 3, 32, 32) and labels."""
         parts = [_read(data_folder() / "cifar10" / f"{part}.npz") for part in ("train_a", "train_b")]
-        return torch.cat([_normalised(images) for images, _ in parts]), torch.cat([labels for _, labels in parts])
+        return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
 
     @cached_property
     def test(self) -> tuple[Tensor, Tensor]:
-        """Normalised images (n, 3, 32, 32) and labels."""
-        images, labels = _read(data_folder() / "cifar10" / "test.npz")
-        return _normalised(images), labels
+        """Normalised images (10,000, 3, 32, 32) and labels."""
+        return _read(data_folder() / "cifar10" / "test.npz")
 
     def network(self, seed: int) -> nn.Module:
         """The checkpoint; its 91.73 % are `evaluate`'s answer."""
@@ -97,9 +96,5 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
         # Two-dimensional differences of the planes G, R - G, B - G, modulo 256 (the folder's README).
         planes = file["residual"].cumsum(2, dtype=np.uint8).cumsum(3, dtype=np.uint8)
         labels = torch.from_numpy(file["labels"].astype(np.int64))
-    return torch.from_numpy(np.stack([planes[1] + planes[0], planes[0], planes[2] + planes[0]], 1)), labels
-
-
-def _normalised(pixels: Tensor) -> Tensor:
-    mean, deviation = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, DEVIATION))
-    return (pixels.float() / 255 - mean) / deviation
+    pixels = np.stack([planes[1] + planes[0], planes[0], planes[2] + planes[0]], -1)
+    return normalise(torch.from_numpy(pixels)), labels

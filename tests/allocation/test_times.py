@@ -68,7 +68,7 @@ def test_layers_without_a_legal_pattern_are_timed_dense(measured):
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])
 def test_the_page_shows_layers_patterns_and_the_choice(found, tmp_path, suffix):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs requirements/figures.txt")
     chosen = allocate(found, Budget(density=0.5))
     path = plot(found, tmp_path / f"page.{suffix}", chosen=chosen)
     content = path.read_bytes()
@@ -92,7 +92,7 @@ def test_drawing_without_matplotlib_names_the_remedy(found, tmp_path, monkeypatc
 
 
 def test_a_page_that_cannot_be_drawn_says_why(found, tmp_path):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs requirements/figures.txt")
     (tmp_path / "file").write_text("")
     for name in ("page.txt", "file/page.svg"):
         with pytest.raises(MeasureError, match=r"cannot be drawn\n  got     .*\n  wanted  a .svg, .png or .pdf"):

@@ -11,14 +11,8 @@ from twofour.calibration import Need, Statistics
 from twofour.criteria.base import Scored
 
 
-@dataclass(frozen=True)
-class Wanda(Scored):
-    """Rank by |W_ij| ||X_j||_2 (Sun, Liu, Bair, Kolter 2023, "A Simple and Effective Pruning Approach", eq. 1)."""
-
-    @property
-    def kind(self) -> str:
-        """The criterion's name: "wanda"."""
-        return "wanda"
+class _ByNorms(Scored):
+    """What ranks by the weight and the norms of its inputs has in common."""
 
     @property
     def need(self) -> Need | None:
@@ -30,6 +24,16 @@ class Wanda(Scored):
         """False: inputs that are always zero have negative scores."""
         return False
 
+
+@dataclass(frozen=True)
+class Wanda(_ByNorms):
+    """Rank by |W_ij| ||X_j||_2 (Sun, Liu, Bair, Kolter 2023, "A Simple and Effective Pruning Approach", eq. 1)."""
+
+    @property
+    def kind(self) -> str:
+        """The criterion's name: "wanda"."""
+        return "wanda"
+
     def score(self, weight: Tensor, statistics: Statistics | None = None, name: str = "") -> Tensor:
         """Return float32 scores; inputs that never were other than zero come last, by magnitude."""
         norms = _norms(statistics)
@@ -38,7 +42,7 @@ class Wanda(Scored):
 
 
 @dataclass(frozen=True)
-class RIA(Scored):
+class RIA(_ByNorms):
     """Rank by relative importance and activations (Zhang et al. 2024, "Plug-and-Play", eqs. 2 and 4).
 
     (|W_ij| / sum over the row i + |W_ij| / sum over the column j) * ||X_j||_2^power.
@@ -53,16 +57,6 @@ class RIA(Scored):
     def kind(self) -> str:
         """The criterion's name: "ria"."""
         return "ria"
-
-    @property
-    def need(self) -> Need | None:
-        """The norm of each input."""
-        return "norms"
-
-    @property
-    def absolute(self) -> bool:
-        """False: inputs that are always zero have negative scores."""
-        return False
 
     def score(self, weight: Tensor, statistics: Statistics | None = None, name: str = "") -> Tensor:
         """Return float32 scores; inputs that never were other than zero come last, by magnitude."""

@@ -61,35 +61,17 @@ class SparseGPT(Layerwise):
         return solve(weight, pattern, statistics, name, self.dampening, self.block)
 
 
-@dataclass(frozen=True)
-class SparseGPTMask(Layerwise):
-    """SparseGPT's mask over the original values: the control that shows what the update brings.
-
-    Attributes:
-        dampening: As SparseGPT's.
-        block: As SparseGPT's.
-    """
-
-    dampening: float = 0.01
-    block: int = 128
-
-    def __post_init__(self) -> None:
-        _require_options(self.dampening, self.block)
+class SparseGPTMask(SparseGPT):
+    """SparseGPT's mask over the original values, options as its: the control that shows what the update brings."""
 
     @property
     def kind(self) -> str:
         """The criterion's name: "sparsegpt-mask"."""
         return "sparsegpt-mask"
 
-    @property
-    def need(self) -> Need | None:
-        """The Hessian."""
-        return "hessian"
-
     def solve(self, weight: Tensor, pattern: Pattern, statistics: Statistics | None, name: str) -> Solution:
         """Choose the mask as SparseGPT does and leave the values alone."""
-        assert statistics is not None, "asked for by `need`"
-        return Solution(solve(weight, pattern, statistics, name, self.dampening, self.block).keep)
+        return Solution(super().solve(weight, pattern, statistics, name).keep)
 
 
 def _require_options(dampening: float, block: int) -> None:
