@@ -84,3 +84,11 @@ def test_tokens_that_count(name: str, mask: torch.Tensor, expected) -> None:
 def test_errors(data, samples: int, message: str) -> None:
     with pytest.raises(DataError, match=message):
         take(Optional(), data, samples)
+
+
+def test_tokens_of_a_decoder_are_not_taken_for_those_of_the_encoder() -> None:
+    mask, ids = torch.tensor([[1, 0]]), torch.zeros(1, 2, dtype=torch.long)
+    assert Batch({"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids}).tokens is None
+    longer = torch.zeros(1, 3, dtype=torch.long)  # told apart by shape
+    found = Batch({"input_ids": ids, "attention_mask": mask, "decoder_input_ids": longer}).tokens
+    assert found is not None and found.tolist() == [[True, False]]

@@ -223,3 +223,14 @@ def test_attention_inside_an_encoder_layer() -> None:
     padding[:, 4:] = True
     twofour.prune(model, "2:4", criterion="sparsegpt", data={"src": x, "src_key_padding_mask": padding})
     assert len(masks.of(model)) == 8 and {outcome.rows for outcome in outcomes(model)} == {80}
+
+
+@pytest.mark.parametrize("criterion", ["sparsegpt", "sparsegpt-mask", "admm"])
+def test_blocks_of_rows_across_groups_are_refused_with_the_layer(criterion: str) -> None:
+    grouped = nn.Conv2d(32, 24, 1, groups=2)
+    before = grouped.weight.detach().clone()
+    with pytest.raises(RecipeError, match=r"`weight`[\s\S]*8:2:8[\s\S]*12 rows in each product"):
+        twofour.prune(grouped, "8:2:8", criterion=criterion, data=[torch.randn(4, 32, 3, 3)])
+    assert torch.equal(grouped.weight, before)
+    fitting = nn.Conv2d(32, 32, 1, groups=2)
+    assert twofour.check(twofour.prune(fitting, "8:2:8", criterion=criterion, data=[torch.randn(4, 32, 3, 3)])).ok

@@ -14,7 +14,7 @@ from twofour.coupling import Place
 from twofour.demo.resnet import ResNet20
 from twofour.errors import LayerError, PatternError, PermutationError, RecipeError
 from twofour.permutation import Report
-from twofour.permutation.mover import _largest_difference
+from twofour.permutation.mover import _largest_difference, _require_same
 
 transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
 
@@ -194,6 +194,13 @@ def test_an_interruption_between_two_tensors_of_a_group_puts_everything_back(mon
         permutation.permute(model, torch.randn(4, 16), plan(model))
     assert len(moves) == 3  # one moved, one not, one put back
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_each_output_is_held_to_its_own_dtype() -> None:
+    coarse, fine = torch.ones(3, dtype=torch.bfloat16), torch.ones(3)
+    assert _require_same([coarse, fine], [coarse * 1.01, fine]) == pytest.approx(0.01, rel=0.3)
+    with pytest.raises(PermutationError, match=r"differs by 1.00e-02[\s\S]*at most 1e-05"):
+        _require_same([coarse, fine], [coarse, fine * 1.01])
 
 
 @pytest.mark.parametrize(

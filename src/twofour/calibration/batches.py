@@ -26,12 +26,18 @@ class Batch:
 
     @property
     def tokens(self) -> Tensor | None:
-        """Bool (batch, sequence), True for tokens that are no padding; None when the inputs do not say."""
+        """Bool (batch, sequence), True for tokens that are no padding; None when the inputs do not say.
+
+        Nor where a decoder has its own tokens in as many places: which of the two a layer sees cannot be told by shape.
+        """
         if not isinstance(self.inputs, Mapping):
             return None
+        others = [value for name, value in self.inputs.items() if name.startswith("decoder_")]
         for name in (*_COUNTING, *_PADDING):
             mask = self.inputs.get(name)
             if isinstance(mask, Tensor) and mask.ndim == 2:
+                if any(isinstance(other, Tensor) and other.shape[:2] == mask.shape for other in others):
+                    return None
                 if name in _COUNTING:
                     return mask != 0
                 # torch's float form is added to the scores: what is far below zero is padding.

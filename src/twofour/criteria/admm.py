@@ -20,7 +20,7 @@ from torch import Tensor
 from twofour.calibration import Need, Statistics
 from twofour.criteria.activation import live_first
 from twofour.criteria.base import Layerwise, Solution
-from twofour.criteria.sparsegpt import factor, prune_columns
+from twofour.criteria.sparsegpt import factor, prune_columns, require_whole_blocks
 from twofour.errors import RecipeError
 from twofour.patterns import Pattern
 
@@ -68,6 +68,7 @@ class ADMM(Layerwise):
     def solve(self, weight: Tensor, pattern: Pattern, statistics: Statistics | None, name: str) -> Solution:
         """Choose mask and values, group by group of a grouped convolution."""
         assert statistics is not None and statistics.hessian is not None, "asked for by `need`"
+        require_whole_blocks(weight, pattern)
         matrix = weight.detach().to(statistics.hessian.dtype)
         keeps, values, starts = [], [], []
         for group, part in enumerate(matrix):

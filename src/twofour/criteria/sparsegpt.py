@@ -21,7 +21,7 @@ from twofour.calibration import Need, Statistics
 from twofour.criteria.activation import live_first
 from twofour.criteria.base import Layerwise, Solution
 from twofour.errors import RecipeError
-from twofour.patterns import Pattern
+from twofour.patterns import VNM, Pattern
 
 _log = logging.getLogger("twofour.criteria")
 
@@ -83,11 +83,28 @@ def _require_options(dampening: float, block: int) -> None:
         )
 
 
+def require_whole_blocks(weight: Tensor, pattern: Pattern) -> None:
+    """Refuse blocks of V rows that lie across the products of (products, rows, in): each product has its own Hessian.
+
+    Raises:
+        RecipeError: The pattern is V:N:M and V does not divide the rows of one of several products.
+    """
+    products, rows, _ = weight.shape
+    if isinstance(pattern, VNM) and products > 1 and rows % pattern.v:
+        raise RecipeError(
+            f"{pattern.name} cannot be laid over a weight of {products} products by a criterion with a Hessian",
+            got=f"{rows} rows in each product, which blocks of {pattern.v} rows do not fill",
+            wanted=f"V that divides {rows}, or a weight that is one product",
+            remedy="choose another V for the layer, the plain N:M, or a criterion that ranks values, such as wanda",
+        )
+
+
 def solve(
     weight: Tensor, pattern: Pattern, statistics: Statistics, name: str, dampening: float, block: int
 ) -> Solution:
     """Return SparseGPT's mask and values for (groups, rows, in), each group by its own Hessian."""
     assert statistics.hessian is not None, "asked for by `need`"
+    require_whole_blocks(weight, pattern)
     solved = [
         prune_columns(part, factor(statistics, group, dampening, name), pattern, block)
         for group, part in enumerate(weight.detach().to(statistics.hessian.dtype))
