@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from tasks.base import Batches, Metric, Task
 from twofour.demo.data import data_folder
 
 CHECKPOINT = "pretrained/llama2c_aidreams260K.safetensors"
+TOKENIZER = "pretrained/aidreams260K_tok512.bin"
 BOS, LENGTH = 1, 128
 TRAIN, TEST = 1024, 256
 
@@ -119,6 +122,46 @@ class Stories(Task):
     def example(self) -> Tensor:
         """Two stories."""
         return self.stories[:2, :-1]
+
+
+def save(folder: Path) -> None:
+    """Write the model and its tokenizer as a Hugging Face folder."""
+    Stories().network(0).causal.save_pretrained(folder)  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+    tokenizer().save_pretrained(folder)
+
+
+def tokenizer() -> Any:
+    """The checkpoint's tokenizer: byte pairs, merged in the order of the pieces; bytes for what is no piece."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = ["<unk>", "<s>", "</s>", *_pieces()[3:]]
+    order = {piece: index for index, piece in enumerate(pieces)}
+    merges = [
+        (piece[:at], piece[at:])
+        for piece in pieces[259:]
+        for at in range(1, len(piece))
+        if piece[:at] in order and piece[at:] in order
+    ]
+    plain = Tokenizer(models.BPE(order, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    plain.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    plain.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    plain.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
+    plain.add_special_tokens([AddedToken(name, special=True) for name in pieces[:3]])
+    return PreTrainedTokenizerFast(tokenizer_object=plain, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def _pieces() -> list[str]:
+    """The pieces of a llama2.c tokenizer: int32 longest, then for each piece float32 score, int32 bytes, the bytes."""
+    content = (data_folder() / TOKENIZER).read_bytes()
+    pieces, at = [], 4
+    while at < len(content):
+        _, size = struct.unpack_from("<fi", content, at)
+        pieces.append(content[at + 8 : at + 8 + size].decode().replace(" ", "▁"))
+        at += 8 + size
+    return pieces
 
 
 def _hugging_face(name: str) -> str:
