@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from torch import nn
 
@@ -58,6 +61,38 @@ def load(folder: Path) -> nn.Module:
             wanted="config.json and safetensors weights of one model",
         ) from error
     return model.eval()
+
+
+def tokenizer(folder: Path) -> Any:
+    """Load the tokenizer beside the model.
+
+    Raises:
+        SourceError: transformers is not installed, or the folder holds no tokenizer.
+    """
+    transformers = _transformers(folder)
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # every kind of trouble in a foreign folder ends in the same sentence
+        raise SourceError(
+            f"{folder} has no tokenizer that can be loaded",
+            got=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+            wanted="tokenizer.json or what the model's tokenizer needs",
+            remedy="write inputs as arrays, .npz or .safetensors, or name a function that returns them",
+        ) from error
+
+
+@contextmanager
+def without_cache(model: nn.Module) -> Iterator[None]:
+    """Let a decoder return no keys and values: as outputs they would have to keep the order of their channels."""
+    config: Any = getattr(model, "config", None)
+    cached = getattr(config, "use_cache", False)
+    try:
+        if cached:
+            config.use_cache = False
+        yield
+    finally:
+        if cached:
+            config.use_cache = True
 
 
 def save(model: nn.Module, source: Path, target: Path) -> Path:

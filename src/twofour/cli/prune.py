@@ -10,9 +10,10 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from twofour import legality, pruning
+from twofour import legality, permutation, pruning
 from twofour.cli import check as check_command
-from twofour.cli import output
+from twofour.cli import data as calibration
+from twofour.cli import huggingface, output
 from twofour.cli import source as sources
 from twofour.cli.screen import JsonFile, progress, say, write
 from twofour.criteria import SAMPLES, Scored
@@ -25,23 +26,41 @@ AXIS = Reduction()
 """A file does not say which kind of layer a tensor belongs to: taken as a Linear's or a convolution's."""
 
 
+Globs = list[str] | None
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The dense model or weights.")]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; must not exist.")]
+PatternText = Annotated[str, typer.Option(metavar="PATTERN", help="2:4 or another N:M.")]
+CriterionText = Annotated[str, typer.Option(help="Which values of a group stay; see docs/criteria.md.")]
+Data = Annotated[
+    str | None,
+    typer.Option(metavar="DATA", help="Calibration data: module:function, .npz, .npy, .safetensors, .txt or .jsonl."),
+]
+Samples = Annotated[int, typer.Option(help="Samples of the calibration data that are used.", min=1)]
+Length = Annotated[int, typer.Option(help="Tokens at most of a text of the calibration data.", min=1)]
+Permute = Annotated[
+    bool, typer.Option("--permute", help="Order the channels so that the pattern fits better; needs --data.")
+]
+Include = Annotated[Globs, typer.Option(metavar="GLOB", help="Prune these layers only; needed for a file.")]
+Skip = Annotated[Globs, typer.Option(metavar="GLOB", help="Leave these layers dense.")]
+Eligibility = Annotated[
+    str, typer.Option(help='"asp": size(0) % 8 == 0 and size(1) % 16 == 0; "any": what the pattern divides.')
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace the result of an earlier prune.")]
+
+
 def prune(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The dense model or weights.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; must not exist.")],
-    pattern: Annotated[str, typer.Option(metavar="PATTERN", help="2:4 or another N:M.")] = "2:4",
-    criterion: Annotated[str, typer.Option(help="Which values of a group stay; see docs/criteria.md.")] = "magnitude",
-    data: Annotated[
-        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Returns calibration data, for criteria that need it.")
-    ] = None,
-    samples: Annotated[int, typer.Option(help="Samples of the calibration data that are used.")] = SAMPLES,
-    include: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Prune these layers only; needed for a file.")
-    ] = None,
-    skip: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Leave these layers dense.")] = None,
-    eligibility: Annotated[
-        str, typer.Option(help='"asp": size(0) % 8 == 0 and size(1) % 16 == 0; "any": what the pattern divides.')
-    ] = "asp",
-    force: Annotated[bool, typer.Option("--force", help="Replace the result of an earlier prune.")] = False,
+    source: Source,
+    out: Out,
+    pattern: PatternText = "2:4",
+    criterion: CriterionText = "magnitude",
+    data: Data = None,
+    samples: Samples = SAMPLES,
+    length: Length = 512,
+    permute: Permute = False,
+    include: Include = None,
+    skip: Skip = None,
+    eligibility: Eligibility = "asp",
+    force: Force = False,
     json: JsonFile = None,
 ) -> None:
     """Make a model sparse once, without training; write weights, recipe.toml and report.json to DIR."""
@@ -52,22 +71,27 @@ def prune(
     recipe = Recipe.parse(rules, criterion=criterion, skip=skip or (), eligibility=eligibility)
     if found.kind == "file" and not include:
         raise _needs_include(found)
-    calibration = _calibration(found, recipe, data)
+    _require_usable(found, recipe, data, permute)
+    given = None if data is None else calibration.read(data, found, samples, length)
     with output.folder(out, force) as target:
         # Calibration has a bar of its own.
         with progress(f"pruning {source}") if data is None else nullcontext():
+            permuted: dict[str, Any] = {}
             if found.kind == "file":
                 report = _prune_file(found, recipe, target)
             else:
-                report = _prune_model(found, recipe, target, data=calibration, samples=samples)
+                report, permuted = _prune_model(found, recipe, target, given, samples, permute)
         recipe.save(target / output.RECIPE)
-        content = output.write_report(target, {"source": source, "out": str(out), **report.to_dict()})
+        content = output.write_report(target, {"source": source, "out": str(out), **permuted, **report.to_dict()})
+    if permuted:
+        shares = permuted["permutation"]
+        say(f"permuted: magnitude kept {shares['magnitude_before']:.2%} -> {shares['magnitude_after']:.2%}")
     check_command.show(report)
     say(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     write(json, content)
 
 
-def _calibration(source: sources.Source, recipe: Recipe, data: str | None) -> Any:
+def _require_usable(source: sources.Source, recipe: Recipe, data: str | None, permute: bool) -> None:
     need = recipe.criterion.need
     if need in ("gradients", "training"):
         raise SourceError(
@@ -75,20 +99,42 @@ def _calibration(source: sources.Source, recipe: Recipe, data: str | None) -> An
             wanted="a criterion without a loss",
             remedy="call twofour.prune(model, ..., data=..., loss=...) in Python",
         )
-    if source.kind == "file" and (need is not None or data is not None):
+    if source.kind == "file" and (need is not None or data is not None or permute):
         raise SourceError(
-            "calibration needs a model to run",
+            "calibration and permutation need a model to run",
             got=f"a file of weights and the criterion {recipe.criterion.name}",
-            wanted='"magnitude" or "random" and no --data, or a SOURCE that is a model',
+            wanted='"magnitude" or "random", no --data and no --permute, or a SOURCE that is a model',
         )
-    return None if data is None else sources.returned(data, "package.module:function that returns calibration data")
+    if permute and data is None:
+        raise SourceError(
+            "--permute needs inputs: the model is traced on them and compared with itself",
+            got="no --data",
+            wanted=calibration.FORMS,
+            remedy="--data FILE; two samples are enough unless the criterion wants more",
+        )
 
 
-def _prune_model(source: sources.Source, recipe: Recipe, target: Path, **options: Any) -> Report:
+def _prune_model(
+    source: sources.Source, recipe: Recipe, target: Path, data: Any, samples: int, permute: bool
+) -> tuple[Report, dict[str, Any]]:
     model = source.model()
-    pruning.prune(model, recipe, **options)
+    options: dict[str, Any] = {}
+    if data is not None:
+        options = {"data": calibration.fitted(data, model, samples), "samples": samples}
+    if permute:
+        options |= {"permute": True, "example": calibration.example(model, options["data"])}
+    with huggingface.without_cache(model):
+        pruning.prune(model, recipe, **options)
     output.write_model(model, source, target)
-    return legality.check(model)
+    return legality.check(model), _permutation(pruning.permutation_report(model))
+
+
+def _permutation(found: permutation.Report | None) -> dict[str, Any]:
+    if found is None:
+        return {}
+    names = ("magnitude_before", "magnitude_after", "scores_before", "scores_after", "error", "unused")
+    groups = [str(gain) for gain in found.groups]
+    return {"permutation": {**{name: getattr(found, name) for name in names}, "groups": groups}}
 
 
 def _prune_file(source: sources.Source, recipe: Recipe, target: Path) -> Report:

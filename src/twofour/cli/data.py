@@ -1,0 +1,164 @@
+"""DATA: text on the command line to calibration data: of a function, arrays in a file, or texts to be tokenised."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from twofour.calibration import take
+from twofour.cli import huggingface
+from twofour.cli import source as sources
+from twofour.errors import SourceError
+
+ARRAYS, TEXTS = (".safetensors", ".npz", ".npy"), (".txt", ".jsonl")
+FORMS = "package.module:function that returns calibration data, or a file: " + ", ".join((*ARRAYS, *TEXTS))
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class FromFile:
+    """Batches read from a file: tensors, or dicts of them."""
+
+    batches: list[Any]
+
+
+def read(text: str, source: sources.Source, samples: int, length: int) -> Any:
+    """Return calibration data as `twofour.prune` takes them.
+
+    Arrays of a file go to the arguments of the model's forward that have their names; a single array goes to the first
+    argument. Their leading axis counts samples. Texts, one a line (plain, or JSON: a text or an object with "text"), go
+    through the tokenizer of a Hugging Face folder.
+
+    Args:
+        text: "package.module:function" or the path of a file.
+        source: The model's.
+        samples: No more texts are read.
+        length: Tokens of a text at most.
+
+    Raises:
+        SourceError: It is neither, the file cannot be read, or the model has no tokenizer for texts.
+    """
+    path = Path(text).expanduser()
+    if path.suffix in ARRAYS and path.is_file():
+        return FromFile(_batches(_arrays(path)))
+    if path.suffix in TEXTS and path.is_file():
+        return FromFile(_tokens(path, source, samples, length))
+    if ":" in text and not path.exists():
+        return sources.returned(text, FORMS)
+    raise SourceError(
+        f"--data {text} cannot be used",
+        got=f"a {path.suffix or 'nameless'} file" if path.exists() else "no such file",
+        wanted=FORMS,
+        remedy="write arrays with numpy.savez or safetensors.torch.save_file, or name a function",
+    )
+
+
+def fitted(data: Any, model: nn.Module, samples: int) -> list[Any]:
+    """Return the first samples as a list, in which files' floating values have the model's dtype.
+
+    Arrays of NumPy are float64 unless somebody cared. What a function returned is left as it is.
+
+    Raises:
+        DataError: There is no batch, or one that is no tensor, tuple, dict or pair of them.
+    """
+    if isinstance(data, FromFile):
+        dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+        data = [_cast(batch, dtype) for batch in data.batches]
+    taken = take(model, data, samples)
+    return [batch.inputs if batch.target is None else (batch.inputs, batch.target) for batch in taken]
+
+
+def example(model: nn.Module, data: list[Any]) -> Any:
+    """Return two samples to trace the model with."""
+    return take(model, data, 2)[0].inputs
+
+
+def _cast(batch: Any, dtype: torch.dtype) -> Any:
+    if isinstance(batch, dict):
+        return {name: _cast(value, dtype) for name, value in batch.items()}
+    return batch.to(dtype) if batch.is_floating_point() else batch
+
+
+def _arrays(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a file; the name of an .npy file's only one is ""."""
+    try:
+        if path.suffix == ".safetensors":
+            arrays = load_file(path)
+        else:
+            with path.open("rb") as file:
+                found = np.load(file, allow_pickle=False)
+                named = {"": found} if isinstance(found, np.ndarray) else dict(found)
+            arrays = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in named.items()}
+    except Exception as error:  # each of the three formats has errors of its own
+        raise SourceError(
+            f"--data {path} cannot be read",
+            got=f"{type(error).__name__}: {error}",
+            wanted="arrays of numbers, as numpy.savez or safetensors.torch.save_file write them",
+        ) from error
+    sizes = {name: tuple(array.shape) for name, array in arrays.items()}
+    if not sizes or any(not shape for shape in sizes.values()) or len({shape[0] for shape in sizes.values()}) > 1:
+        raise SourceError(
+            f"the arrays of --data {path} do not hold the same number of samples",
+            got=", ".join(f"{name} {shape}" for name, shape in sizes.items()) or "no array",
+            wanted="one array, or several named as the arguments of forward, each with samples along its first axis",
+        )
+    return arrays
+
+
+def _batches(arrays: dict[str, Tensor]) -> list[Any]:
+    parts = {name: array.split(BATCH) for name, array in arrays.items()}
+    if len(parts) == 1:
+        return list(next(iter(parts.values())))
+    return [dict(zip(parts, group, strict=True)) for group in zip(*parts.values(), strict=True)]
+
+
+def _tokens(path: Path, source: sources.Source, samples: int, length: int) -> list[Any]:
+    if source.kind != "folder" or source.path is None:
+        raise SourceError(
+            f"the texts of --data {path} need a tokenizer",
+            got=f"SOURCE {source.text}, which has none",
+            wanted="a Hugging Face folder as SOURCE",
+            remedy="write its inputs as arrays, .npz or .safetensors, or name a function that returns them",
+        )
+    tokenizer = huggingface.tokenizer(source.path)
+    texts = _texts(path, samples)
+    # A tokenizer that cannot pad takes one text at a time.
+    size = BATCH if tokenizer.pad_token is not None else 1
+    options = {"padding": size > 1, "truncation": True, "max_length": length, "return_tensors": "pt"}
+    return [dict(tokenizer(texts[at : at + size], **options)) for at in range(0, len(texts), size)]
+
+
+def _texts(path: Path, samples: int) -> list[str]:
+    texts: list[str] = []
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip() and len(texts) < samples:
+                    texts.append(line.rstrip("\n") if path.suffix == ".txt" else _text(path, number, line))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"--data {path} cannot be read", got=str(error), wanted="a text file in UTF-8") from error
+    if not texts:
+        raise SourceError(f"--data {path} holds no text", got="an empty file", wanted="one text a line")
+    return texts
+
+
+def _text(path: Path, number: int, line: str) -> str:
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        content = None
+    text = content.get("text") if isinstance(content, dict) else content
+    if not isinstance(text, str):
+        raise SourceError(
+            f"line {number} of --data {path} is no text",
+            got=line.strip()[:80],
+            wanted='a JSON text, or an object with one under "text", on every line',
+        )
+    return text
