@@ -283,8 +283,7 @@ def _refuse(
 def _conditions(threads: int, pin: bool) -> Iterator[None]:
     before, collecting = torch.get_num_threads(), gc.isenabled()
     cores = os.sched_getaffinity(0) if pin and hasattr(os, "sched_getaffinity") else None
-    gc.collect()
-    gc.disable()
+    gc.disable()  # not collected first: that takes a quarter of a second once torch and transformers are imported
     try:
         if threads != before:
             torch.set_num_threads(threads)
