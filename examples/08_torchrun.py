@@ -28,7 +28,7 @@ def network() -> nn.Module:
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 model = twofour.prune(network(), "2:4")  # before or after fully_shard: the masks are the same
-fully_shard(model)
+fully_shard(model)  # masks are sharded as their weights are: each process holds its part
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 x, y = (torch.tensor(part) for part in (load_digits().data / 16, load_digits().target))
 for epoch in range(8):
@@ -44,9 +44,9 @@ dist.broadcast_object_list(folder)
 state = {"model": get_model_state_dict(model), "masks": twofour.masks.state_dict(model)}
 checkpoint.save(state, checkpoint_id=folder[0])  # each process writes its shards
 
-other = network()
+other = twofour.prune(network(), "2:4", criterion="random")  # any masks: room for those in the files
 fully_shard(other)
-stored = {"model": get_model_state_dict(other), "masks": state["masks"]}
+stored = {"model": get_model_state_dict(other), "masks": twofour.masks.state_dict(other)}
 checkpoint.load(stored, checkpoint_id=folder[0])
 set_model_state_dict(other, stored["model"])
 twofour.masks.load_state_dict(other, stored["masks"])

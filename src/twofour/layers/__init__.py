@@ -5,7 +5,7 @@ from twofour.layers.compiled import CompiledLayer, compiled_parts, mark_compiled
 from twofour.layers.globs import ELIGIBILITIES, matches, nearest, require_eligibility, require_matches
 from twofour.layers.kinds import KINDS, SUPPORTED, Feed, Kind, is_hugging_face_conv1d, kind_of
 from twofour.layers.reasons import DTYPES
-from twofour.layers.sharded import is_distributed, whole
+from twofour.layers.sharded import is_distributed, local, placed, whole
 from twofour.layers.walk import Skipped, Walk, reduction_axes, walk
 from twofour.layers.weight import PrunableWeight
 
@@ -25,9 +25,11 @@ __all__ = [
     "is_distributed",
     "is_hugging_face_conv1d",
     "kind_of",
+    "local",
     "mark_compiled",
     "matches",
     "nearest",
+    "placed",
     "reduction_axes",
     "require_eligibility",
     "require_matches",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from twofour import layers, masks, patterns
 from twofour.compiler import CompiledConv, CompiledLinear
 from twofour.errors import LayerError, TwofourError
-from twofour.layers import Reduction
+from twofour.layers import Reduction, whole
 from twofour.legality.report import Finding, Report
 from twofour.legality.rules import RULES, fit
 from twofour.packing import Packed
@@ -95,13 +95,13 @@ def _subjects(
         seen.update(names)
         if weight.name in eligible or mask or promise:
             promised = mask.pattern if mask else promise or everywhere
-            stored, keep = weight.parameter.detach(), mask.keep if mask else None
+            stored, keep = whole(weight.parameter.detach()), whole(mask.keep) if mask else None
             subjects.append(_Subject(weight.name, weight.kind, stored, weight.axis, promised, keep))
     for name, mask in attached.items():  # a mask promises even where the walk would not look
         if name not in seen:
             seen.add(name)
-            stored = getattr(mask.module, mask.attribute).detach()
-            subjects.append(_Subject(name, KINDS[stored.ndim], stored, mask.axis, mask.pattern, mask.keep))
+            stored, keep = whole(getattr(mask.module, mask.attribute).detach()), whole(mask.keep)
+            subjects.append(_Subject(name, KINDS[stored.ndim], stored, mask.axis, mask.pattern, keep))
     for layer, module in model.named_modules():
         if isinstance(module, CompiledLinear | CompiledConv):
             name, source = f"{layer}.weight".lstrip("."), module.source()

@@ -1,8 +1,9 @@
 """The Mask: a weight that stays sparse through training, with torch's own hooks and nothing wrapped or patched.
 
 Kept sparse: every subclass of `torch.optim.Optimizer`, fused, foreach, capturable and compiled ones too; copies, loads,
-casts, DDP and FSDP2. The hooks run between the graphs of `torch.compile`, so a step compiles with graph breaks there;
-torch's own optimisers break the graph as well, and `fullgraph=True` over a step is impossible with or without masks.
+casts, DDP and FSDP2, under which a mask is a DTensor sharded as its weight is. The hooks run between the graphs of
+`torch.compile`, so a step compiles with graph breaks there; torch's own optimisers break the graph as well, and
+`fullgraph=True` over a step is impossible with or without masks.
 
 Refused at the next step: a module that has lost its parameter (FSDP1, parametrisations registered after pruning).
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour.errors import MaskError, PatternError
-from twofour.layers import PrunableWeight, nearest, walk, whole
+from twofour.layers import PrunableWeight, is_distributed, local, nearest, walk, whole
 from twofour.masks.mask import Mask, attach_all, of
 from twofour.patterns import Pattern, parse
 
@@ -49,8 +49,10 @@ class PatternChoice(Protocol):
 def state_dict(model: nn.Module) -> dict[str, SavedMask]:
     """Return the exact masks of `model`, one bit a value, to store beside the model's own state dict.
 
-    Each entry holds the pattern's text, the weight's shape and `bits`: uint8, eight values a byte in the weight's own
-    order, the first value in the lowest bit.
+    Each entry holds the pattern's text, the weight's shape and `bits`: uint8 (rows, bytes), one row for each index of
+    the weight's first axis, eight values a byte in the weight's own order, the first value in the lowest bit. The bits
+    of a mask that is sharded over processes (FSDP2) are a DTensor sharded along the rows, so that
+    `torch.distributed.checkpoint` has each process write and read its part.
     """
     return {
         name: {"pattern": mask.pattern.name, "shape": tuple(mask.keep.shape), "bits": _to_bits(mask.keep)}
@@ -162,18 +164,39 @@ def _restore(prunable: PrunableWeight, saved: Any) -> tuple[PrunableWeight, Tens
         raise MaskError(
             "the saved mask is malformed", got=str(error), wanted="an entry of twofour.masks.state_dict"
         ).for_layer(prunable.name) from error
-    return prunable, keep.to(prunable.parameter.device), pattern
+    return prunable, keep if is_distributed(keep) else keep.to(prunable.parameter.device), pattern
 
 
 def _to_bits(keep: Tensor) -> Tensor:
-    flat = keep.flatten().to("cpu", torch.uint8)
-    padded = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).view(-1, 8)
+    if not is_distributed(keep):
+        return _packed(keep)
+    from torch.distributed.tensor import Shard
+
+    mask: Any = keep
+    rows = [Shard(0) if placement.is_shard() else placement for placement in mask.placements]
+    by_rows = mask.redistribute(mask.device_mesh, rows)
+    width = -(-mask[:1].numel() // 8)
+    bits, shape = _packed(by_rows.to_local()), (len(mask), width)
+    return type(mask).from_local(bits, mask.device_mesh, rows, run_check=False, shape=shape, stride=(width, 1))
+
+
+def _packed(keep: Tensor) -> Tensor:
+    rows = keep.reshape(len(keep), -1).to("cpu", torch.uint8)
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % 8)).unflatten(1, (-1, 8))
     return (padded << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
 
 
 def _from_bits(bits: Tensor, shape: tuple[int, ...]) -> Tensor:
-    size = torch.Size(shape).numel()
-    if bits.dtype != torch.uint8 or tuple(bits.shape) != (-(-size // 8),):
+    width = torch.Size(shape[1:]).numel()
+    if bits.dtype != torch.uint8 or tuple(bits.shape) != (shape[0], -(-width // 8)):
         raise ValueError(f"bits {tuple(bits.shape)} of {bits.dtype} for the shape {shape}")
-    flat = (bits.unsqueeze(-1).cpu() >> torch.arange(8, dtype=torch.uint8)) & 1
-    return flat.flatten()[:size].bool().view(shape)
+    part = local(bits)
+    values = (part.unsqueeze(-1).cpu() >> torch.arange(8, dtype=torch.uint8)) & 1
+    keep = values.flatten(1)[:, :width].bool().reshape(len(part), *shape[1:])
+    if not is_distributed(bits):
+        return keep
+    sharded: Any = bits
+    stride = torch.empty(shape, device="meta").stride()
+    return type(sharded).from_local(
+        keep.to(part.device), sharded.device_mesh, sharded.placements, run_check=False, shape=shape, stride=stride
+    )

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from twofour.errors import MaskError, PatternError
-from twofour.layers import is_distributed, whole
+from twofour.layers import is_distributed, local, placed, whole
 from twofour.masks.link import Link, fill_pruned, keeps, links_of, living, unpickled
 
 _log = logging.getLogger("twofour.masks")
@@ -114,7 +114,7 @@ def after_load(module: nn.Module, incompatible_keys: object) -> None:
         if parameter.is_meta:
             continue
         weight = whole(parameter)
-        if keeps(weight, link.keep):
+        if keeps(weight, whole(link.keep)):
             continue
         if link.pattern.check(link.axis.last(weight)).ok:
             _adopt(link, weight)
@@ -128,5 +128,5 @@ def _adopt(link: Link, weight: Tensor) -> None:
         keep = link.pattern.project(link.axis.last(weight), absolute=True)
     except PatternError as error:
         raise error.for_layer(link.name) from None
-    link.keep.copy_(link.axis.restore(keep))
+    local(link.keep).copy_(local(placed(link.axis.restore(keep), link.keep)))
     _log.info("`%s`: the loaded weight is %s with other zeros; its mask follows", link.name, link.pattern.name)

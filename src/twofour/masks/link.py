@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour.errors import MaskError
-from twofour.layers import Reduction, is_distributed
+from twofour.layers import Reduction, is_distributed, local, placed
 from twofour.patterns import Pattern
 
 LINKS = "_twofour_links"
@@ -57,7 +57,7 @@ class Link:
 
     @property
     def keep(self) -> Tensor:
-        """The mask, bool, True where a value is kept.
+        """The mask, bool, True where a value is kept; sharded as its parameter is from the first look after that was.
 
         Raises:
             MaskError: The buffer was removed by hand.
@@ -70,6 +70,11 @@ class Link:
                 wanted=f"a bool buffer `{buffer_name(self.attribute)}` in the module",
                 remedy="remove masks with twofour.masks.detach(model), which removes the link as well",
             )
+        parameter = module._parameters.get(self.attribute) if module is not None else None
+        if module is None or parameter is None or is_distributed(keep) or not is_distributed(parameter):
+            return keep
+        if parameter.shape == keep.shape and not keep.is_meta:
+            keep = module._buffers[buffer_name(self.attribute)] = placed(keep, parameter)
         return keep
 
     def parameter(self) -> Tensor:
@@ -135,21 +140,11 @@ def living() -> list[Link]:
 def fill_pruned(tensor: Tensor, keep: Tensor) -> None:
     """Set the pruned entries of `tensor` to exactly +0, in place, whatever they held (NaN, infinity, -0.0).
 
-    A sharded tensor is filled in its local part; `keep` then is the mask of the whole weight.
+    A sharded tensor is filled in the part that this process holds.
     """
-    if is_distributed(tensor):
-        keep, tensor = _local_part(tensor, keep)
+    keep, tensor = local(placed(keep, tensor)), local(tensor)
     # The bits times 0 or 1: exact for any value, and 16 times as quick as masked_fill_ (0.5 against 8 ms for 2**20).
     tensor.detach().view(_BITS[tensor.element_size()]).mul_(keep.to(tensor.device, torch.bool))
-
-
-def _local_part(tensor: Any, keep: Tensor) -> tuple[Tensor, Tensor]:
-    from torch.distributed.tensor import DTensor, Replicate
-
-    mesh = tensor.device_mesh
-    # From replicated to sharded is a slice: no communication.
-    whole = DTensor.from_local(keep.to(mesh.device_type), mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return whole.redistribute(mesh, tensor.placements).to_local(), tensor.to_local()
 
 
 def keeps(tensor: Tensor, keep: Tensor) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from twofour.errors import MaskError, PatternError
-from twofour.layers import PrunableWeight, Reduction, is_distributed
+from twofour.layers import PrunableWeight, Reduction, is_distributed, local, placed, whole
 from twofour.masks import hooks
 from twofour.masks.link import LINKS, Link, buffer_name, fill_pruned, links_of
 from twofour.patterns import Pattern, parse
@@ -25,7 +26,8 @@ class Mask:
         module: That module.
         attribute: Name of the parameter in the module.
         pattern: The pattern it obeys.
-        keep: Bool tensor of the weight's shape, True where a value is kept; the buffer itself, not a copy.
+        keep: Bool tensor of the weight's shape, True where a value is kept; the buffer itself, not a copy. A DTensor
+            with the weight's placements where the weight is sharded over processes (FSDP2).
         axis: The axis that the pattern lies along.
     """
 
@@ -39,8 +41,8 @@ class Mask:
 
     @property
     def density(self) -> float:
-        """Fraction of values that are kept."""
-        return self.keep.sum().item() / max(self.keep.numel(), 1)
+        """Fraction of values that are kept; of a sharded mask every process must ask together."""
+        return whole(self.keep.sum()).item() / max(self.keep.numel(), 1)
 
 
 def attach(prunable: PrunableWeight, keep: Tensor, pattern: Pattern | str) -> Mask:
@@ -52,7 +54,8 @@ def attach(prunable: PrunableWeight, keep: Tensor, pattern: Pattern | str) -> Ma
 
     Args:
         prunable: The weight, as `layers.walk` finds it.
-        keep: Bool tensor of the weight's shape on its device, True where a value is kept.
+        keep: Bool tensor of the weight's shape on its device, True where a value is kept; whole, or a DTensor. Of a
+            sharded weight's mask each process keeps its part only.
         pattern: The pattern that `keep` obeys along the reduction axis.
 
     Raises:
@@ -80,10 +83,10 @@ def attach_all(plan: Sequence[tuple[PrunableWeight, Tensor, Pattern | str]]) -> 
 def _attach(prunable: PrunableWeight, keep: Tensor, pattern: Pattern) -> Mask:
     module, attribute = prunable.module, prunable.attribute
     name = buffer_name(attribute)
-    buffer = module._buffers.get(name)
-    if buffer is not None and buffer.shape == keep.shape and buffer.device == keep.device:
+    buffer, keep = module._buffers.get(name), placed(keep, prunable.parameter)
+    if buffer is not None and _alike(buffer, keep):
         # In place, so that a Mask handed out earlier shows the mask in force.
-        buffer.copy_(keep)
+        local(buffer).copy_(local(keep))
     else:
         buffer = keep.clone(memory_format=torch.contiguous_format)
         module.register_buffer(name, buffer, persistent=False)
@@ -93,6 +96,12 @@ def _attach(prunable: PrunableWeight, keep: Tensor, pattern: Pattern) -> Mask:
     with torch.no_grad():
         fill_pruned(prunable.parameter, buffer)
     return Mask(prunable.name, prunable.layer, module, attribute, pattern, buffer, prunable.axis)
+
+
+def _alike(buffer: Tensor, keep: Tensor) -> bool:
+    if buffer.shape != keep.shape or buffer.device != keep.device or is_distributed(buffer) != is_distributed(keep):
+        return False
+    return not is_distributed(keep) or cast(Any, buffer).placements == cast(Any, keep).placements
 
 
 def _require_fit(prunable: PrunableWeight, keep: Tensor, pattern: Pattern) -> None:
@@ -117,7 +126,7 @@ def _require_fit(prunable: PrunableWeight, keep: Tensor, pattern: Pattern) -> No
             remedy="move the mask with keep.to(weight.device)",
         )
     try:
-        conformity = pattern.check(prunable.reduction_last(keep).to(torch.uint8))
+        conformity = pattern.check(prunable.reduction_last(whole(keep)).to(torch.uint8))
     except PatternError as error:
         raise MaskError(error.what, got=error.got, wanted=error.wanted, remedy=error.remedy) from error
     if not conformity.ok:

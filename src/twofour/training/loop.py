@@ -13,6 +13,7 @@ from torch import nn
 
 from twofour import masks
 from twofour.errors import MaskError, TrainingError
+from twofour.layers import whole
 from twofour.training import batches, randomness
 from twofour.training.display import Display
 from twofour.training.plan import Plan, empty_loader
@@ -150,8 +151,8 @@ def evaluate(model: nn.Module, plan: Plan, epoch: int) -> Evaluation | None:
 def assert_masks_hold(model: nn.Module, epoch: int) -> None:
     """Raise MaskError unless every pruned entry of every masked weight is zero."""
     for name, mask in masks.of(model).items():
-        weight = getattr(mask.module, mask.attribute).detach()
-        revived = int((weight[~mask.keep] != 0).sum())
+        weight = whole(getattr(mask.module, mask.attribute).detach())
+        revived = int((weight[~whole(mask.keep)] != 0).sum())
         if revived:
             raise MaskError(
                 f"pruned weights are no longer zero after epoch {epoch + 1}",
