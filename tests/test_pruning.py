@@ -9,7 +9,7 @@ from torch.nn.utils.prune import l1_unstructured
 
 import twofour
 from twofour import masks
-from twofour.errors import LayerError, PatternError, RecipeError
+from twofour.errors import DataError, LayerError, PatternError, PermutationError, RecipeError, TrainingError
 from twofour.patterns import NM
 from twofour.recipe import Recipe
 
@@ -201,3 +201,94 @@ def test_a_pruned_weight_torch_masked_already_is_refused() -> None:
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(LayerError, match="no model to prune"):
         twofour.prune("model", "2:4")  # type: ignore[arg-type]
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, a, b):
+        return self.down(torch.relu(self.up(a + b)))
+
+
+def test_data_without_a_target_are_read_once_under_permute() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 12, 16)
+    found = []
+    for item in ((x, y), ((x, y), None), {"a": x, "b": y}):
+        torch.manual_seed(1)
+        model = twofour.prune(Sum(), "2:4", criterion="wanda", data=[item], permute=True, example=(x, y))
+        found.append(copied(model))
+    assert all(torch.equal(found[0][name], other[name]) for other in found[1:] for name in found[0])
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    dist = torch.distributed
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("torch lacks gloo")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_sharded_weights_are_refused_before_any_work(one_process, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+    fully_shard(model)
+    x = torch.randn(8, 16)
+    calls = []
+    monkeypatch.setattr(nn.Linear, "forward", lambda *_: calls.append(1))
+
+    def never():
+        calls.append(1)
+        yield x
+
+    for options, error, message in (
+        ({"criterion": "wanda", "data": never()}, DataError, "calibration of sharded weights is planned"),
+        ({"criterion": "wanda", "data": never(), "permute": True}, DataError, "calibration of sharded weights"),
+        ({"permute": True}, PermutationError, "channels of a sharded weight cannot be permuted"),
+    ):
+        example = {"example": x} if "permute" in options else {}
+        with pytest.raises(error, match=message):
+            twofour.prune(model, "2:4", **options, **example)
+    assert not calls and not masks.of(model)
+
+
+@pytest.mark.parametrize(
+    ("attach", "title"),
+    [
+        (twofour.training.sr_ste.attach, "SR-STE on `conv`, `fc`"),
+        (twofour.training.s_ste.attach, "S-STE on `conv`, `fc`"),
+        (lambda model: twofour.training.gradual.attach(model, "1:4", end=2), "gradual N:M on `conv`, `fc`"),
+        (lambda model: twofour.training.lora.attach(twofour.prune(model, "2:4")), "LoRA on `conv`, `fc`"),
+        (lambda model: twofour.quantization.attach(twofour.prune(model, "2:4")), "quantisation-aware training on `fc`"),
+    ],
+)
+def test_a_model_under_a_training_scheme_is_refused_until_it_is_finished(attach, title: str) -> None:
+    model = network()
+    scheme = attach(model)
+    before = copied(model)
+    message = rf"cannot be pruned\n  got +{title}\n  wanted +a plain model\n  try +call scheme.finish\(\) first"
+    with pytest.raises(LayerError, match=message):
+        twofour.prune(model, "2:4")
+    with pytest.raises(TrainingError, match=rf"another training scheme is attached.*\n  got +{title}"):
+        twofour.training.sr_ste.attach(model, "2:4")
+    with pytest.raises(LayerError, match=rf"measured on the dense model\n  got +{title}"):
+        twofour.allocation.sensitivity(model, torch.randn(2, 32))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    twofour.prune(scheme.finish(), "2:4")
+    assert twofour.check(model).ok
+
+
+def test_a_scheme_that_is_gone_or_removed_holds_nothing() -> None:
+    model = network()
+    twofour.training.gradual.attach(model, "2:4", end=0)  # nobody keeps it
+    assert twofour.check(twofour.prune(model, "2:4")).ok
+    twofour.training.gradual.attach(network(), "2:4", end=0)
+    dense = network()
+    scheme = twofour.training.sr_ste.attach(dense, "2:4")
+    scheme.remove()
+    assert twofour.check(twofour.prune(dense, "2:4")).ok

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from twofour import calibration, criteria, masks, permutation
 from twofour.criteria import Criterion, Outcome, Solved
 from twofour.errors import LayerError, RecipeError
-from twofour.layers import SUPPORTED, PrunableWeight, compiled_parts
+from twofour.layers import SUPPORTED, PrunableWeight, compiled_parts, describe_schemes
 from twofour.patterns import Pattern
 from twofour.recipe import Assignment, Recipe
 
@@ -57,7 +57,8 @@ def prune(
             "any" prunes whatever the pattern's group divides.
         data: Calibration data, for all criteria but "magnitude" and "random", which with data report what the outputs
             lose: an iterable of inputs (a tensor, a tuple of positional or a dict of keyword arguments) or of pairs
-            (input, target). Tokens that an attention mask hides do not count.
+            (input, target). A tuple of two is a pair if there is a loss, or if the model's forward can be called with
+            one argument; else its entries are two arguments. Tokens that an attention mask hides do not count.
         loss: `loss(output, target)`, for "taylor" and "learned".
         samples: How many samples of `data` are used.
         progress: Show a progress bar while calibrating, on a terminal.
@@ -73,8 +74,8 @@ def prune(
         >>> model = twofour.prune(model, "2:4", skip=["head"])
 
     Raises:
-        LayerError: Nothing can be pruned, a rule asks for a layer that cannot be, the model is compiled, or the
-            data reach no layer.
+        LayerError: Nothing can be pruned, a rule asks for a layer that cannot be, the model is compiled, a training
+            scheme is attached to it, or the data reach no layer.
         DataError: The data cannot be used, or the model does not run on them.
         PatternError: A pattern does not parse, or a weight holds NaN or infinity.
         RecipeError: A rule or option is malformed, planned, or matches no layer; data or a loss are missing.
@@ -90,7 +91,13 @@ def prune(
         _log.info("`%s` stays dense: %s", skipped.name, skipped.reason)
     if not assignment.weights:
         raise _nothing_to_prune(assignment)
-    data = _walkable(model, data, samples, loss is not None) if permute else data
+    if data is not None:
+        criteria.require_whole(assignment.weights)
+    if permute:
+        _require_unmasked(model)
+        permutation.require_whole(assignment.weights)
+        # Walked twice: to search for an order, and to prune.
+        data = None if data is None else calibration.take(model, data, samples, paired=loss is not None)
     scores = partial(criteria.importance, model, criterion=recipe.criterion, data=data, samples=samples)
     with _permuted(model, assignment, scores if permute else None, example):
         solved = criteria.solve(
@@ -135,15 +142,12 @@ def _permuted(model: nn.Module, assignment: Assignment, scores: _Importance | No
     model.__dict__[_REPORT] = report.final() if report is not None else None
 
 
-def _walkable(model: nn.Module, data: Any, samples: int, paired: bool) -> Any:
-    """Return data that can be walked twice: to search for an order, and to prune."""
-    if data is None:
-        return None
-    batches = calibration.take(model, data, samples, paired=paired)
-    return [batch.inputs if batch.target is None else (batch.inputs, batch.target) for batch in batches]
-
-
 def _permute(model: nn.Module, assignment: Assignment, scores: _Importance, example: Any) -> permutation.Report:
+    found = scores([weight for weight, _ in assignment.weights])
+    return permutation.permute(model, example, assignment.weights, scores=found)
+
+
+def _require_unmasked(model: nn.Module) -> None:
     if masked := masks.of(model):
         raise LayerError(
             "a model that carries masks cannot be permuted",
@@ -151,8 +155,6 @@ def _permute(model: nn.Module, assignment: Assignment, scores: _Importance, exam
             wanted="a dense model",
             remedy="twofour.masks.detach(model) first, or prune without permute=True",
         )
-    found = scores([weight for weight, _ in assignment.weights])
-    return permutation.permute(model, example, assignment.weights, scores=found)
 
 
 def _require_example(permute: bool, example: Any) -> None:
@@ -171,6 +173,13 @@ def _require_dense(model: Any) -> None:
         remedy = "build the model first; the command line takes files: twofour prune SOURCE"
         raise LayerError(
             "there is no model to prune", got=type(model).__name__, wanted="a torch.nn.Module", remedy=remedy
+        )
+    if found := describe_schemes(model):
+        raise LayerError(
+            "a model that a training scheme is attached to cannot be pruned",
+            got=found,
+            wanted="a plain model",
+            remedy="call scheme.finish() first, which keeps what was trained, or scheme.remove()",
         )
     if found := compiled_parts(model):
         raise LayerError(

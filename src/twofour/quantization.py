@@ -19,8 +19,7 @@ from twofour.errors import MaskError, TrainingError
 from twofour.kernels.nm_matmul import quantize_input
 from twofour.masks import Mask
 from twofour.packing.quantize import GROUPS, dequantize, to_int4, to_int8
-from twofour.training.schemes import Scheme
-from twofour.training.schemes.base import Slot, parametrise_all, tied
+from twofour.training.schemes import Scheme, Slot, parametrise_all, require_free, tied
 
 _log = logging.getLogger("twofour.quantization")
 
@@ -52,15 +51,25 @@ def attach(
         >>> fast = twofour.compile(scheme.finish(), example, dtype="int8")
 
     Raises:
-        TrainingError: The model has no masked Linear layer that fits, or the options are impossible.
+        TrainingError: The model has no masked Linear layer that fits, a training scheme is attached to it, or the
+            options are impossible.
     """
+    require_free(model)
     if dtype not in ("int8", "int4") or (dtype == "int4" and group not in GROUPS):
         raise TrainingError(
             "the quantisation is impossible",
             got=f"dtype={dtype!r}, group={group}",
             wanted=f'"int8", or "int4" with a group of {", ".join(map(str, GROUPS))}',
+            remedy='dtype="int8" first: it loses less',
         )
+    found = _roundable(model, dtype, group, layers)
+    return QAT(model, found, dtype, activations and dtype == "int8", group, symmetric)
+
+
+def _roundable(model: nn.Module, dtype: str, group: int, layers: str) -> dict[str, Mask]:
+    """Return the masks whose weights are rounded; the others that fit the glob get a log line."""
     found: dict[str, Mask] = {}
+    left: dict[str, str] = {}
     shared = tied(model)
     for name, mask in masks.of(model).items():
         if not fnmatchcase(mask.layer, layers):
@@ -68,17 +77,19 @@ def attach(
         cut = "tied to another, which would not be rounded"
         reason = cut if id(mask.module.get_parameter(mask.attribute)) in shared else _unfit(mask, dtype, group)
         if reason:
+            left[name] = reason
             _log.info("`%s` is not rounded: %s", name, reason)
         else:
             found[name] = mask
     if not found:
         raise TrainingError(
             "there is nothing to quantise",
+            reasons=[f"`{name}`: {reason}" for name, reason in left.items()],
             got=f"{len(masks.of(model))} masks, layers={layers!r}",
-            wanted="a model from twofour.prune with a masked Linear layer that fits the glob",
+            wanted="a model from twofour.prune with a masked Linear layer that fits the glob and is not tied",
             remedy='twofour.prune(model, "2:4") first; convolutions compute in floats',
         )
-    return QAT(model, found, dtype, activations and dtype == "int8", group, symmetric)
+    return found
 
 
 def _unfit(mask: Mask, dtype: str, group: int) -> str | None:
@@ -116,6 +127,7 @@ class QAT(Scheme):
             masks.load_state_dict(model, others)
         modules = [mask.module for mask in found.values() if activations]
         self._handles = [module.register_forward_pre_hook(_round_inputs, with_kwargs=True) for module in modules]
+        self._begin("quantisation-aware training", [mask.module for mask in found.values()])
 
     def finish(self) -> nn.Module:
         """Write the rounded weights into the model, masked as before; see `Scheme.finish`.

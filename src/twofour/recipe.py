@@ -64,7 +64,12 @@ class Recipe:
     def __post_init__(self) -> None:
         require_eligibility(self.eligibility, RecipeError)
         if not self.rules:
-            raise RecipeError("the recipe has no rules", wanted='a pattern, or a mapping such as {"encoder.*": "2:4"}')
+            raise RecipeError(
+                "the recipe has no rules",
+                got="no rule",
+                wanted='a pattern, or a mapping such as {"encoder.*": "2:4"}',
+                remedy='"2:4" makes every eligible layer sparse',
+            )
 
     @classmethod
     def parse(
@@ -96,7 +101,12 @@ class Recipe:
                 ("eligibility", eligibility, "asp", source.eligibility),
             ):
                 if value not in (default, own):
-                    raise RecipeError(f"`{name}` is given twice", got=f"{value} beside a recipe that says {own}")
+                    raise RecipeError(
+                        f"`{name}` is given twice",
+                        got=f"{value} beside a recipe that says {own}",
+                        wanted="one of them",
+                        remedy=f"leave `{name}` out, or dataclasses.replace(recipe, {name}=...)",
+                    )
             return replace(source, skip=tuple(dict.fromkeys((*source.skip, *globs))))
         if isinstance(source, Mapping):
             rules = tuple((_glob(glob), _pattern(text, glob)) for glob, text in source.items())
@@ -114,7 +124,12 @@ class Recipe:
         try:
             table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise RecipeError(f"the recipe {os.fspath(path)!r} cannot be read", got=str(error)) from error
+            raise RecipeError(
+                f"the recipe {os.fspath(path)!r} cannot be read",
+                got=str(error),
+                wanted="a TOML file in UTF-8, as Recipe.save writes it",
+                remedy="look at the file: Recipe.parse(...).save(path) writes one",
+            ) from error
         try:
             return _from_table(cls, table)
         except (RecipeError, PatternError) as error:
@@ -220,7 +235,12 @@ def _rule_reason(weight: PrunableWeight, rule: tuple[str, Pattern | None] | None
 
 def _glob(glob: Any) -> str:
     if not isinstance(glob, str) or not glob:
-        raise RecipeError("a rule's glob must be text", got=repr(glob), wanted='a layer name or glob, "encoder.*.fc1"')
+        raise RecipeError(
+            "a rule's glob must be text",
+            got=repr(glob),
+            wanted='a layer name or glob, "encoder.*.fc1"',
+            remedy='"*" matches every layer',
+        )
     return glob
 
 
@@ -235,16 +255,36 @@ def _pattern(text: Any, glob: str) -> Pattern | None:
 def _from_table(cls: type[Recipe], table: dict[str, Any]) -> Recipe:
     _require_keys(table, _KEYS, "the recipe")
     if table.get("format") != FORMAT:
-        raise RecipeError("the recipe has another format", got=repr(table.get("format")), wanted=f"format = {FORMAT}")
+        raise RecipeError(
+            "the recipe has another format",
+            got=repr(table.get("format")),
+            wanted=f"format = {FORMAT}",
+            remedy=f"start the file with `format = {FORMAT}`; a higher number wants a newer twofour",
+        )
     rules, skip = table.get("rule", []), table.get("skip", [])
     if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
-        raise RecipeError("the rules are malformed", got=repr(rules), wanted="[[rule]] tables")
+        raise RecipeError(
+            "the rules are malformed",
+            got=repr(rules),
+            wanted="[[rule]] tables",
+            remedy='[[rule]], then a line layers = "*" and a line pattern = "2:4"',
+        )
     if not isinstance(skip, list) or not all(isinstance(glob, str) for glob in skip):
-        raise RecipeError("`skip` is malformed", got=repr(skip), wanted='a list of globs, skip = ["head"]')
+        raise RecipeError(
+            "`skip` is malformed",
+            got=repr(skip),
+            wanted='a list of globs, skip = ["head"]',
+            remedy="put the globs into brackets and quotes, or leave the line out",
+        )
     for rule in rules:
         _require_keys(rule, _RULE_KEYS, "a rule")
         if missing := [key for key in _RULE_KEYS if key not in rule]:
-            raise RecipeError(f"a rule lacks `{missing[0]}`", got=repr(rule), wanted='layers = "...", pattern = "..."')
+            raise RecipeError(
+                f"a rule lacks `{missing[0]}`",
+                got=repr(rule),
+                wanted='layers = "...", pattern = "..."',
+                remedy=f"add `{missing[0]}` to it",
+            )
     return cls(
         tuple((_glob(rule["layers"]), _pattern(rule["pattern"], rule["layers"])) for rule in rules),
         criteria.parse(table.get("criterion", "magnitude")),
@@ -261,7 +301,7 @@ def _require_keys(table: dict[str, Any], known: Sequence[str], what: str) -> Non
                 f"{what} has an unknown key",
                 got=repr(key),
                 wanted=", ".join(known),
-                remedy=f"did you mean `{close[0]}`?" if close else None,
+                remedy=f"did you mean `{close[0]}`?" if close else "take it out",
             )
 
 

@@ -92,3 +92,31 @@ def test_tokens_of_a_decoder_are_not_taken_for_those_of_the_encoder() -> None:
     longer = torch.zeros(1, 3, dtype=torch.long)  # told apart by shape
     found = Batch({"input_ids": ids, "attention_mask": mask, "decoder_input_ids": longer}).tokens
     assert found is not None and found.tolist() == [[True, False]]
+
+
+def test_a_batch_says_itself_what_is_what() -> None:
+    for model in (Two(), Optional()):
+        for paired in (True, False):
+            (batch,) = take(model, [Batch((X, X))], 8, paired=paired)
+            assert isinstance(batch.inputs, tuple) and batch.target is None
+            (batch,) = take(model, Batch(X, Y), 2, paired=paired)
+            assert len(batch.inputs) == len(batch.target) == 2
+
+
+@pytest.mark.parametrize("item", [((X, X), None), ({"a": X, "b": X}, Y), ({"a": X, "b": X}, None)])
+def test_pairs_of_a_model_that_needs_two_arguments(item) -> None:
+    (batch,) = take(Two(), [item], 100)
+    assert len(batch.inputs) == 2 and batch.target is item[1]
+    (again,) = take(Two(), [batch], 100)
+    assert again.inputs is batch.inputs and again.target is batch.target
+
+
+def test_what_could_be_a_pair_and_two_arguments_is_refused() -> None:
+    message = (
+        r"could be a pair \(input, target\) as well as two arguments\n  got +a tuple of \(tuple of 2, Tensor\).*\n"
+        r"  wanted +one reading\n  try +twofour.calibration.Batch\(inputs, target\), or a dict"
+    )
+    with pytest.raises(DataError, match=message):
+        take(Two(), [((X, X), Y)], 8)
+    assert take(Two(), [((X, X), Y)], 8, paired=True)[0].target is Y
+    assert take(Two(), [({"other": X}, X)], 8)[0].target is None  # no arguments of this forward: a dict as an argument

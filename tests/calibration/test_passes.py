@@ -245,3 +245,45 @@ def test_a_layer_that_only_a_later_batch_reaches_is_calibrated() -> None:
     rows = {name: statistics.rows for name, statistics in found.items()}
     later = {"second.in_proj_weight": 4, "second.out_proj.weight": 4}
     assert rows == {"first.weight": 8, "last.weight": 12, **later}
+
+
+class Chained(nn.Module):
+    """A model that takes another way through its blocks where the batch's first value is negative."""
+
+    def __init__(self, other: str) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3))
+        self.other = other
+
+    def forward(self, x):
+        blocks, other = list(self.blocks), bool(x[0, 0] < 0)
+        if other:
+            blocks = {"exit": blocks[:2], "order": blocks[::-1], "again": blocks * 2, "skip": blocks}[self.other]
+        for block in blocks:
+            x = block(x) + x if other and self.other == "skip" else block(x)
+        return x
+
+
+@pytest.mark.parametrize("budget", [1, 1 << 30])
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ("exit", "only 2 of its 3 blocks were called (batch 2)"),
+        ("order", "its blocks are not called once each, in order (batch 2)"),
+        ("again", "its blocks are not called once each, in order (batch 2)"),
+        ("skip", "a block's input is not the output of the one before (batch 2)"),
+    ],
+)
+def test_a_later_batch_that_takes_another_way_is_seen(other: str, reason: str, budget: int, caplog) -> None:
+    caplog.set_level("INFO", "twofour.calibration")
+    torch.manual_seed(0)
+    model = Chained(other)
+    data = [Batch(torch.full((4, 8), sign) + 0.1 * torch.rand(4, 8)) for sign in (1.0, -1.0)]
+    assert survey(model, walk(model, eligibility="any").weights, data[:1], CPU).chain is not None
+    found, refused = run(model, data=data, budget=budget)
+    assert not refused and reason in caplog.text
+    for number in range(3):
+        x = inputs(model, f"blocks.{number}.0", data)
+        statistics = found[f"blocks.{number}.0.weight"]
+        assert statistics.rows == len(x)
+        torch.testing.assert_close(statistics.hessian[0], x.T @ x, rtol=1e-4, atol=1e-4)

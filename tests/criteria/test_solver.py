@@ -234,3 +234,57 @@ def test_blocks_of_rows_across_groups_are_refused_with_the_layer(criterion: str)
     assert torch.equal(grouped.weight, before)
     fitting = nn.Conv2d(32, 32, 1, groups=2)
     assert twofour.check(twofour.prune(fitting, "8:2:8", criterion=criterion, data=[torch.randn(4, 32, 3, 3)])).ok
+
+
+class Half(nn.Module):
+    """A model with a layer that its output, and so the loss, does not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused, self.aside = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        self.aside(x)
+        return self.used(x)
+
+
+@pytest.mark.parametrize("name", ["taylor", "learned:steps=3"])
+def test_what_the_loss_does_not_depend_on_stays_dense_with_its_reason(name: str, caplog) -> None:
+    torch.manual_seed(0)
+    model = Half()
+    twofour.prune(model, "2:4", criterion=name, **options("taylor", tokens(), 16))
+    assert list(masks.of(model)) == ["used.weight"]
+    for left in ("unused", "aside"):
+        assert f"`{left}.weight` stays dense: the loss does not depend on it" in caplog.text
+    with pytest.raises(DataError, match=r"loss cannot be used\n  got +Tensor \S+, which depends on no weight to prune"):
+        twofour.prune(Half(), {"aside": "2:4", "*": "dense"}, criterion=name, **options("taylor", tokens(), 16))
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+@pytest.mark.parametrize("name", ["taylor", "learned:steps=3", "magnitude", "random"])
+def test_weights_whose_inputs_cannot_be_seen_are_pruned_where_inputs_do_not_matter(name: str) -> None:
+    torch.manual_seed(0)
+    model = nn.LSTM(16, 32, proj_size=16, batch_first=True)
+    x = torch.randn(20, 3, 16, generator=torch.Generator().manual_seed(1))
+    loss = {"loss": lambda output, _: output[0].square().mean()} if name not in ("magnitude", "random") else {}
+    twofour.prune(model, "2:4", criterion=name, data=[(x, None)], eligibility="any", **loss)
+    assert twofour.check(model).ok and "weight_hr_l0" in masks.of(model)
+    found = {outcome.name: outcome for outcome in outcomes(model)}
+    hidden = found.pop("weight_hr_l0")
+    assert hidden.error is None and "cannot be observed" in hidden.note
+    assert all(outcome.error is not None for outcome in found.values())
+    assert (model.weight_hr_l0 != 0).float().mean() == 0.5
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+def test_taylor_prunes_what_it_cannot_observe_by_its_gradient() -> None:
+    torch.manual_seed(0)
+    model = nn.LSTM(16, 32, proj_size=16, batch_first=True)
+    x = torch.randn(20, 3, 16, generator=torch.Generator().manual_seed(1))
+    dense = copy.deepcopy(model)
+    dense(x)[0].square().mean().backward()
+    score = (dense.weight_hr_l0 * dense.weight_hr_l0.grad).detach()
+    twofour.prune(
+        model, "2:4", criterion="taylor", data=[(x, None)], eligibility="any", loss=lambda y, _: y[0].square().mean()
+    )
+    assert torch.equal(model.weight_hr_l0_mask, twofour.patterns.parse("2:4").project(score, absolute=True))

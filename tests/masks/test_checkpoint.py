@@ -102,7 +102,9 @@ def test_a_state_of_another_model_changes_nothing() -> None:
     torch.manual_seed(0)
     model, state = masked(network()), masks.state_dict(masked(network()))
     before = keeps(model)
-    with pytest.raises(MaskError, match=r"layer `1.wait`: .*the model lacks\n  try +nearest names: `1.weight`"):
+    with pytest.raises(
+        MaskError, match=r"layer `1.wait`: .*the model lacks\n  got +`1.wait`\n.*\n  try +nearest names: `1.weight`"
+    ):
         masks.load_state_dict(model, {**state, "1.wait": state["1.weight"]})
     with pytest.raises(MaskError, match=r"the model has masks that the checkpoint lacks\n  got +1.weight, 2.weight"):
         masks.load_state_dict(model, {"0.weight": state["0.weight"]})

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -58,3 +60,72 @@ def test_finetune_takes_a_taught_loader_and_the_student_comes_nearer():
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(TrainingError, match="distillation is impossible"):
         distilled(F.cross_entropy, **wrong)
+
+
+class Answer(dict):
+    """As transformers' ModelOutput: a dict whose entries are attributes too."""
+
+    def __getattr__(self, name: str):
+        return self.get(name)
+
+
+@dataclasses.dataclass
+class Record:
+    note: str
+    scores: torch.Tensor
+
+
+class Answering(nn.Module):
+    def __init__(self, wrap) -> None:
+        super().__init__()
+        self.layer, self.wrap = nn.Linear(16, 16), wrap
+
+    def forward(self, x):
+        return self.wrap(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda y: Answer(loss=y.sum(), logits=y),
+        lambda y: {"last": y, "cache": y.sum()},
+        lambda y: (y, y.sum()),
+        lambda y: Record("", y),
+    ],
+    ids=["logits", "dict", "tuple", "dataclass"],
+)
+def test_teachers_and_students_that_answer_more_than_a_tensor(wrap) -> None:
+    torch.manual_seed(0)
+    teacher, student = Answering(wrap), Answering(wrap)
+    inputs, (target, answer) = next(iter(Taught(loader(), teacher)))
+    assert torch.equal(answer, teacher.layer(inputs))
+    plain = distilled(F.cross_entropy)(student.layer(inputs), (target, answer))
+
+    def own(output, truth):
+        assert isinstance(output, type(wrap(torch.zeros(1, 2))))
+        return F.cross_entropy(student.layer(inputs), truth)
+
+    assert torch.equal(distilled(own)(student(inputs), (target, answer)), plain)
+
+
+def test_a_function_says_what_is_compared() -> None:
+    teacher = Answering(lambda y: {"deep": [y, 2 * y]})
+    with pytest.raises(
+        TrainingError, match=r"answer cannot be compared\n  got +dict without a tensor[\s\S]*answer=lam"
+    ):
+        next(iter(Taught(loader(), teacher)))
+    inputs, (_, answer) = next(iter(Taught(loader(), teacher, answer=lambda output: output["deep"][1])))
+    assert torch.equal(answer, 2 * teacher.layer(inputs))
+    loss = distilled(lambda o, t: o["deep"][0].sum(), weight=1.0, kind="values", answer=lambda o: o["deep"][1])
+    assert loss(teacher(inputs), (None, answer)).item() == 0.0
+
+
+def test_answers_of_one_axis() -> None:
+    output, answer = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+    values = distilled(lambda o, t: o.sum(), weight=1.0, kind="values")
+    torch.testing.assert_close(values(output, (None, answer)), (output - answer).square().mean())
+    for shape in ((8,), (8, 1)):
+        with pytest.raises(TrainingError, match=r"no scores of classes\n  got +shape \(8,[\s\S]*kind=\"values\""):
+            distilled(F.cross_entropy)(output.view(shape), (None, answer.view(shape)))
+    with pytest.raises(TrainingError, match=r"cannot be compared\n  got +\(8, 1\) and \(8,\)"):
+        values(output.view(8, 1), (None, answer))  # would be compared as (8, 8)

@@ -13,7 +13,7 @@ from twofour import masks
 from twofour.errors import PatternError, RecipeError, TrainingError
 from twofour.patterns import project_reference
 from twofour.training import gradual, lora, s_ste, sr_ste
-from twofour.training.schemes.base import Slot
+from twofour.training.schemes import Slot
 
 
 def network(seed: int = 0) -> nn.Module:
@@ -269,3 +269,21 @@ def test_what_cannot_be_trained_so_is_refused():
     tied[1].weight = tied[0].weight
     with pytest.raises(TrainingError, match="nothing to make sparse"):
         sr_ste.attach(tied)
+
+
+def test_adapters_where_only_tied_weights_fit_say_so():
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"a": nn.Linear(16, 16), "b": nn.Linear(16, 16), "c": nn.Linear(16, 16)})
+    model["b"].weight = model["a"].weight
+    twofour.prune(model, "2:4")
+    message = (
+        r"every masked weight that fits is tied to another\n  got +layers='a', which fits `a.weight`\n"
+        r"  wanted +a masked weight that stands in one place[\s\S]*  try +name layers that are not tied, or untie"
+    )
+    with pytest.raises(TrainingError, match=message):
+        lora.attach(model, layers="a")
+    with pytest.raises(TrainingError, match=r"nothing to quantise\n  reason  `a.weight`: tied to another"):
+        twofour.quantization.attach(model, layers="a")
+    assert lora.attach(model).layers == ("c.weight",)
+    with pytest.raises(TrainingError, match=r"the rank is impossible\n  got +rank=0"):
+        lora.attach(model, rank=0)

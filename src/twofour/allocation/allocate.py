@@ -50,6 +50,7 @@ class Budget:
                 "`minimise` cannot be used",
                 got=f"minimise={self.minimise!r} in {self}",
                 wanted='"latency" or "density", beside a limit of loss',
+                remedy='Budget(loss=0.01, minimise="density"), or leave `minimise` out',
             )
 
     @property
@@ -145,6 +146,7 @@ def uniform(sensitivities: Sensitivities, pattern: str, *, loss: Loss | None = N
             f"the pattern {pattern!r} is not among the candidates",
             got=", ".join(sensitivities.patterns),
             wanted="a pattern that the sensitivities were measured with",
+            remedy=f"measure again with sensitivity(..., patterns=(..., {pattern!r})), or take one of those",
         )
     return _allocation(sensitivities, [entry for entry in chosen if entry], kind, None, True)
 

@@ -79,7 +79,10 @@ def frontier(costs: Sequence[Sequence[float]], values: Sequence[Sequence[float]]
     """
     if type(states) is not int or states < 2:
         raise RecipeError(
-            "`states` cannot be used", got=repr(states), wanted=f"a whole number from 2, such as {STATES}"
+            "`states` cannot be used",
+            got=repr(states),
+            wanted="a whole number, at least 2",
+            remedy=f"leave it out to keep {STATES} partial sums",
         )
     cost, value = np.zeros(1), np.zeros(1)
     stages: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []

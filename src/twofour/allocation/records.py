@@ -116,6 +116,7 @@ class Sensitivities:
                 f"the pattern {missing[0]!r} is not among the candidates",
                 got=", ".join(self.patterns),
                 wanted="patterns that the sensitivities were measured with",
+                remedy=f"measure again with sensitivity(..., patterns=(..., {missing[0]!r})), or take some of those",
             )
         kept = [tuple(entry for entry in layer.candidates if entry.pattern in patterns) for layer in self.layers]
         layers = tuple(replace(layer, candidates=some) for layer, some in zip(self.layers, kept, strict=True) if some)
@@ -124,6 +125,7 @@ class Sensitivities:
                 "no layer is left",
                 got=", ".join(patterns) or "no patterns",
                 wanted=f"candidates that fit a layer, of {', '.join(self.patterns)}",
+                remedy="name more patterns: .layers lists what was measured for each layer",
             )
         return replace(self, layers=layers, patterns=tuple(name for name in self.patterns if name in patterns))
 
@@ -134,7 +136,12 @@ class Sensitivities:
             RecipeError: It is unknown, or was not measured.
         """
         if loss not in (None, "task", "error"):
-            raise RecipeError("the loss to be summed is unknown", got=repr(loss), wanted='"task" or "error"')
+            raise RecipeError(
+                "the loss to be summed is unknown",
+                got=repr(loss),
+                wanted='"task" or "error"',
+                remedy="leave it out to take the task's loss where it was measured, else the errors",
+            )
         if loss == "task" and self.baseline is None:
             raise RecipeError(
                 "the change of the task's loss was not measured",

@@ -17,7 +17,7 @@ from twofour.calibration import Batch, Display, Statistics
 from twofour.calibration.passes import explained, observing
 from twofour.criteria import Criterion, Layerwise
 from twofour.errors import DataError, LayerError, PatternError, RecipeError
-from twofour.layers import PrunableWeight, compiled_parts, is_distributed, walk
+from twofour.layers import PrunableWeight, compiled_parts, describe_schemes, is_distributed, walk
 from twofour.patterns import Pattern
 from twofour.patterns.base import is_finite, non_finite
 
@@ -84,24 +84,40 @@ def sensitivity(
     if not fitting:
         raise _nothing("no layer of the model is eligible", skipped)
     batches = calibration.take(model, data, samples, paired=loss is not None)
-    weights = [weight for weight, _ in fitting]
     with Display(len(fitting), progress) as display, observing(model), torch.no_grad():
-        follows = loss if chosen.need == "gradients" else None
-        slopes = calibration.gradients(model, weights, batches, follows, display) if follows else {}
-        score = _score(model, batches, loss, evaluate, weights[0].parameter.device)
-        display.say("the dense model")
-        baseline = None if score is None else score()
-        run = _Run(chosen, {weight.name: fit for weight, fit in fitting}, score, baseline, slopes, display)
-        need = chosen.need if chosen.need in ("norms", "hessian") else "sample"
-        refused = calibration.calibrate(model, weights, batches, need, run.visit, display=display)
+        run, refused = _run(model, fitting, chosen, batches, loss, evaluate, display)
+    weights = [weight for weight, _ in fitting]
     refused = _whole_layers(weights, refused)
     measured = [weight for weight in weights if weight.name not in refused]
     if not measured:
         raise _nothing("no layer can be calibrated", refused)
     layers = _grouped(measured, run.found, DENSE in candidates)
-    answered = -baseline if evaluate is not None and baseline is not None else baseline
+    answered = -run.baseline if evaluate is not None and run.baseline is not None else run.baseline
     reasons = tuple((skipped | refused).items())
     return Sensitivities(layers, tuple(candidates), chosen.name, eligibility, answered, reasons)
+
+
+def _run(
+    model: nn.Module,
+    fitting: Sequence[tuple[PrunableWeight, list[Pattern]]],
+    criterion: Layerwise,
+    batches: Sequence[Batch],
+    loss: Callable[[Any, Any], Tensor] | None,
+    evaluate: Callable[[nn.Module], float] | None,
+    display: Display,
+) -> tuple[_Run, dict[str, str]]:
+    """Try every pattern on every weight; return what was found, and the weights left out with their reasons."""
+    weights = [weight for weight, _ in fitting]
+    follows = loss if criterion.need == "gradients" else None
+    slopes = calibration.gradients(model, weights, batches, follows, display) if follows else {}
+    refused = {weight.name: criteria.NO_GRADIENT for weight in weights if follows and weight.name not in slopes}
+    weights = [weight for weight in weights if weight.name not in refused]
+    score = _score(model, batches, loss, evaluate, fitting[0][0].parameter.device)
+    display.say("the dense model")
+    baseline = None if score is None else score()
+    run = _Run(criterion, {weight.name: fit for weight, fit in fitting}, score, baseline, slopes, display)
+    need = criterion.need if criterion.need in ("norms", "hessian") else "sample"
+    return run, refused | calibration.calibrate(model, weights, batches, need, run.visit, display=display)
 
 
 @dataclass(eq=False)
@@ -184,20 +200,27 @@ def _criterion(criterion: str | Criterion, loss: Any) -> Layerwise:
             f'the criterion "{chosen.kind}" needs a loss',
             got="loss=None",
             wanted="loss(output, target) -> scalar tensor, and data of (input, target) pairs",
+            remedy="for instance loss=torch.nn.functional.cross_entropy",
         )
     return chosen
 
 
 def _require_dense(model: Any) -> None:
     if not isinstance(model, nn.Module):
-        raise LayerError("there is no model to measure", got=type(model).__name__, wanted="a torch.nn.Module")
+        raise LayerError(
+            "there is no model to measure",
+            got=type(model).__name__,
+            wanted="a torch.nn.Module",
+            remedy="build the model and load its weights first",
+        )
     masked = list(masks.of(model))
-    if masked or (found := compiled_parts(model)):
+    found = describe_schemes(model) or compiled_parts(model)
+    if masked or found:
         raise LayerError(
             "sensitivity is measured on the dense model",
-            got=f"masks on {', '.join(f'`{name}`' for name in masked[:4])}" if masked else found,
-            wanted="a model without masks that is not compiled",
-            remedy="measure before pruning; twofour.masks.detach removes masks",
+            got=found or f"masks on {', '.join(f'`{name}`' for name in masked[:4])}",
+            wanted="a model without masks or training schemes that is not compiled",
+            remedy="measure before pruning; scheme.remove() and twofour.masks.detach(model) make it plain",
         )
 
 
@@ -259,7 +282,9 @@ def _finite(answer: Any, what: str) -> float:
         f"what `{what}` answers cannot be compared",
         got=repr(answer),
         wanted="one finite number",
-        remedy="return a single figure, for instance the accuracy" if what == "evaluate" else None,
+        remedy="return a single figure, for instance the accuracy"
+        if what == "evaluate"
+        else "return a mean over the batch, and look for infinite values in the data",
     )
 
 

@@ -57,6 +57,7 @@ def timed(
             "the times cannot be read",
             got="a model with an attribute `plan` of its own, which hides compile's",
             wanted="a model without one",
+            remedy="rename the model's attribute `plan`",
         )
     plans = {entry.name: entry for entry in plan.layers}
     timing = f"{native.threads()} threads, torch {torch.get_num_threads()}, {native.isa()}"

@@ -10,16 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from twofour.calls import PAIRS
 from twofour.errors import DataError
 
-_WANTED = "inputs (a tensor, a tuple of arguments or a dict of keyword arguments) or pairs (input, target)"
 # Hugging Face marks the tokens that count, torch those that do not.
 _COUNTING, _PADDING = ("attention_mask",), ("src_key_padding_mask", "key_padding_mask")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One call of the model: its inputs, and the target when the data are pairs."""
+    """One call of the model: its inputs, and the target when the data are pairs.
+
+    As an item of `data` it says which is which where a tuple of two could be read either way.
+    """
 
     inputs: Any
     target: Any = None
@@ -72,26 +75,39 @@ def to_device(value: Any, device: torch.device) -> Any:
 def take(model: nn.Module, data: Any, samples: int, *, paired: bool = False) -> list[Batch]:
     """Return the first `samples` samples (entries of the leading axis) of `data` as batches, the last one cut to fit.
 
+    A tuple or list of two is a pair (input, target) if `paired`, or if the model's forward can be called with one
+    argument; else it holds two arguments, unless its first entry is a dict of arguments for the forward, or a tuple of
+    them beside None: that is a pair. A `Batch` is taken as it is.
+
     Args:
-        model: Decides whether a tuple of two is a pair: it is, unless its forward cannot do without a second argument.
+        model: Its forward decides whether a tuple of two is a pair.
         data: A batch (tensor or dict) or an iterable of batches.
         samples: At least 1.
         paired: A tuple of two always is (input, target), because a loss wants the target.
 
     Raises:
-        DataError: There is no batch, or one that is no tensor, tuple, dict or pair of them.
+        DataError: There is no batch, one that is no tensor, tuple, dict or pair of them, or one that could be read as a
+            pair as well as two arguments.
     """
     if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
-        raise DataError("`samples` cannot be used", got=repr(samples), wanted="a whole number, at least 1")
-    arguments = not paired and _needs_two(model)
+        raise DataError(
+            "`samples` cannot be used",
+            got=repr(samples),
+            wanted="a whole number, at least 1",
+            remedy="leave it out to use 128, as SparseGPT and Wanda do",
+        )
     batches: list[Batch] = []
     left = samples
     for item in _items(data):
-        pair = isinstance(item, tuple | list) and len(item) == 2 and not arguments
-        inputs, target = item if pair else (item, None)
-        size = _size(inputs)
+        batch = _read(model, item, paired)
+        inputs, target, size = batch.inputs, batch.target, _size(batch.inputs)
         if size is None:
-            raise DataError("a batch of the calibration data holds no tensor", got=_describe(item), wanted=_WANTED)
+            raise DataError(
+                "a batch of the calibration data holds no tensor",
+                got=_describe(item),
+                wanted=PAIRS,
+                remedy="convert it, for instance by torch.as_tensor",
+            )
         if size > left:
             inputs, target = _cut(inputs, size, left), _cut(target, size, left)
         batches.append(Batch(inputs, target))
@@ -102,28 +118,57 @@ def take(model: nn.Module, data: Any, samples: int, *, paired: bool = False) -> 
         raise DataError(
             "there are no calibration data",
             got="no batch",
-            wanted=_WANTED,
+            wanted=PAIRS,
             remedy="an iterator can be walked only once: pass a list or a DataLoader",
         )
     return batches
 
 
 def _items(data: Any) -> Iterator[Any]:
-    if isinstance(data, Tensor | Mapping):
+    if isinstance(data, Tensor | Mapping | Batch):
         return iter((data,))
     if isinstance(data, str) or not isinstance(data, Iterable):
-        raise DataError("the calibration data cannot be used", got=_describe(data), wanted=f"an iterable of {_WANTED}")
+        raise DataError(
+            "the calibration data cannot be used",
+            got=_describe(data),
+            wanted=f"an iterable of {PAIRS}",
+            remedy="a DataLoader, a list of batches, or one batch as a tensor",
+        )
     return iter(data)
 
 
-def _needs_two(model: nn.Module) -> bool:
+def _read(model: nn.Module, item: Any, paired: bool) -> Batch:
+    """Tell the inputs of an item from its target, as `take` says."""
+    if isinstance(item, Batch):
+        return item
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        return Batch(item)
+    first, second = item
+    if paired or _takes(model, (None,)):
+        return Batch(first, second)
+    if isinstance(first, Mapping) and _takes(model, (), first):
+        return Batch(first, second)
+    if isinstance(first, tuple | list) and _takes(model, tuple(first)):
+        if second is None:
+            return Batch(first)
+        raise DataError(
+            "a batch of the calibration data could be a pair (input, target) as well as two arguments",
+            got=f"a tuple of ({_describe(first)}, {type(second).__name__}), and a forward that takes either",
+            wanted="one reading",
+            remedy="twofour.calibration.Batch(inputs, target), or a dict of keyword arguments",
+        )
+    return Batch(item)
+
+
+def _takes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> bool:
+    """Whether the model's forward can be called so, as far as its signature tells."""
     try:
-        inspect.signature(model.forward).bind(None)
+        inspect.signature(model.forward).bind(*args, **(kwargs or {}))
     except TypeError:
-        return True
-    except ValueError:  # a forward without a signature
         return False
-    return False
+    except ValueError:  # a forward without a signature
+        return True
+    return True
 
 
 def _size(value: Any) -> int | None:

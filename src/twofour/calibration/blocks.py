@@ -66,37 +66,48 @@ def find(model: nn.Module, weights: Sequence[PrunableWeight]) -> Chain | None:
 
 @dataclass
 class Survey:
-    """What one call of the model shows.
+    """What a call of the dense model on each batch shows.
 
     Attributes:
-        calls: How often each weight's layer was called, in the order of the first calls, by the weight's name; 0 for
-            layers that only later batches reach, such as experts.
-        chain: The chain with its slot, or None where the blocks do not feed each other.
-        before: Names of the weights that the first batch called before the first block.
+        calls: For each batch the names of the weights whose layers were called, at each call.
+        chain: The chain with its slot, or None where the blocks do not feed each other on every batch.
+        before: Names of the weights whose layers were called before the first block.
         reason: Why there is no chain, if one was looked at.
     """
 
-    calls: dict[str, int]
+    calls: list[list[str]]
     chain: Chain | None
     before: frozenset[str] = frozenset()
     reason: str = ""
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The names in the order of the first calls."""
+        return tuple(dict.fromkeys(name for called in self.calls for name in called))
+
+    def once(self, weights: Sequence[PrunableWeight]) -> bool:
+        """Whether every batch called the layers of all these weights once each, in their order."""
+        names = [weight.name for weight in weights]
+        wanted = set(names)
+        return all([name for name in called if name in wanted] == names for called in self.calls)
 
 
 def survey(
     model: nn.Module, weights: Sequence[PrunableWeight], batches: Sequence[Batch], device: torch.device
 ) -> Survey:
-    """Run the first batch and see in which order layers are called and whether the blocks found form a chain.
+    """Run every batch and see in which order layers are called and whether the blocks found form a chain.
 
-    Further batches are run while there are layers that none has reached.
+    Every one, because a model may take another way through its layers for each: an early exit, an expert, a second
+    round. It costs one forward pass over the data.
     """
-    calls: dict[str, int] = {}
     candidate = find(model, weights)
     watch = _Watch(candidate) if candidate else None
     before: set[str] = set()
+    calls: list[list[str]] = []
 
-    def count(name: str) -> Callable[..., None]:
+    def note(name: str) -> Callable[..., None]:
         def see(*_: Any) -> None:
-            calls[name] = calls.get(name, 0) + 1
+            calls[-1].append(name)
             if watch is None or watch.seen < 0:
                 before.add(name)
 
@@ -104,45 +115,42 @@ def survey(
 
     with ExitStack() as stack:
         for weight in weights:
-            stack.callback(caller(model, weight).register_forward_pre_hook(count(weight.name)).remove)
+            stack.callback(caller(model, weight).register_forward_pre_hook(note(weight.name)).remove)
         if watch is not None:
             stack.enter_context(watch.hooked())
-        call(model, to_device(batches[0].inputs, device))
-    calls |= dict.fromkeys(_reached_later(model, [w for w in weights if w.name not in calls], batches[1:], device), 0)
+        for number, batch in enumerate(batches, 1):
+            calls.append([])
+            if watch is not None:
+                watch.begin(number)
+            call(model, to_device(batch.inputs, device))
+            if watch is not None:
+                watch.end()
     if candidate is None or watch is None:
         return Survey(calls, None)
-    reason = watch.verdict()
-    chain = None if reason else Chain(candidate.name, candidate.blocks, watch.slot)
-    return Survey(calls, chain, frozenset(before), reason)
-
-
-def _reached_later(
-    model: nn.Module, weights: Sequence[PrunableWeight], batches: Sequence[Batch], device: torch.device
-) -> list[str]:
-    """Return the names of the weights that these batches reach, in the order of their first calls."""
-    found: dict[str, None] = {}
-    with ExitStack() as stack:
-        for weight in weights:
-            module = caller(model, weight)
-            stack.callback(module.register_forward_pre_hook(lambda *_, n=weight.name: found.setdefault(n)).remove)
-        for batch in batches:
-            if len(found) == len(weights):
-                break
-            call(model, to_device(batch.inputs, device))
-    return list(found)
+    chain = None if watch.reason else Chain(candidate.name, candidate.blocks, watch.slot)
+    return Survey(calls, chain, frozenset(before), watch.reason)
 
 
 class _Watch:
-    """Checks during one call that each block's input is the output of the one before, all else equal."""
+    """Checks during calls that each block's input is the output of the one before, all else equal, in the same slot.
+
+    Attributes:
+        chain: The blocks.
+        seen: Number of the last block that the present call has reached; -1 before the first.
+        slot: See `Chain`.
+        reason: What was found against the chain, or "".
+    """
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self.seen = -1
         self.slot: int | str = 0
+        self.reason = ""
+        self._batch = 0
+        self._slotted = False
         self._output: Tensor | None = None
         self._first: Call = ((), {})
         self._versions: list[int] = []
-        self._reason = ""
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
@@ -152,37 +160,47 @@ class _Watch:
                 stack.callback(block.register_forward_hook(self._leave, with_kwargs=True).remove)
             yield
 
-    def verdict(self) -> str:
-        missing = f"only {self.seen + 1} of its {len(self.chain.blocks)} blocks were called"
-        return self._reason or (missing if self.seen + 1 < len(self.chain.blocks) else "")
+    def begin(self, batch: int) -> None:
+        """Expect a call of the model on the batch of this number, from 1."""
+        self._batch, self.seen = batch, -1
+        self._output, self._first = None, ((), {})
+
+    def end(self) -> None:
+        """See whether the call reached every block."""
+        if self.seen + 1 < len(self.chain.blocks):
+            self._object(f"only {self.seen + 1} of its {len(self.chain.blocks)} blocks were called")
+        self._output, self._first = None, ((), {})
+
+    def _object(self, reason: str) -> None:
+        self.reason = self.reason or f"{reason} (batch {self._batch})"
 
     def _enter(self, number: int) -> Callable[..., None]:
         def see(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             expected, self.seen = self.seen + 1, number
             self._versions = versions(args, kwargs)
             if number != expected:
-                self._reason = self._reason or "its blocks are not called once each, in order"
+                self._object("its blocks are not called once each, in order")
             elif number == 0:
                 self._first = (args, kwargs)
             else:
-                self._compare(number, args, kwargs)
+                self._compare(args, kwargs)
 
         return see
 
     def _leave(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self._output = hidden(output)
         if versions(args, kwargs) != self._versions:
-            self._reason = self._reason or "a block changes its input in place"
+            self._object("a block changes its input in place")
 
-    def _compare(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _compare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         here, first = dict(_entries(args, kwargs)), dict(_entries(*self._first))
         slot = next((key for key, value in here.items() if value is self._output and value is not None), None)
-        if slot is None or slot not in first or (number > 1 and slot != self.slot):
-            self._reason = self._reason or "a block's input is not the output of the one before"
+        if slot is None or slot not in first or (self._slotted and slot != self.slot):
+            self._object("a block's input is not the output of the one before")
             return
-        self.slot = slot
+        self.slot, self._slotted = slot, True
         if here.keys() != first.keys() or not all(same(here[key], first[key]) for key in here if key != slot):
-            self._reason = self._reason or "its blocks are called with different arguments"
+            self._object("its blocks are called with different arguments")
 
 
 def _entries(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[int | str, Any]]:

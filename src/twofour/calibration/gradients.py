@@ -26,6 +26,8 @@ def gradients(
 ) -> dict[str, Tensor]:
     """Return the root mean square over the batches of the loss's gradient at each weight, in float32, by name.
 
+    A weight that the loss of no batch depends on has no entry.
+
     Args:
         model: Runs in evaluation mode; its own modes, `requires_grad` and gradients come back.
         weights: Where the gradient is taken.
@@ -39,14 +41,15 @@ def gradients(
     display = display or Display(0, shown=False)
     with observing(model), trainable(model, weights), torch.enable_grad():
         parameters = [weight.parameter for weight in weights]
-        sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
+        sums: dict[str, Tensor] = {}
         for index, batch in enumerate(batches, 1):
             display.say(f"gradients, batch {index} of {len(batches)}")
             value = evaluate(model, batch, loss, parameters[0].device)
-            for total, gradient in zip(sums, torch.autograd.grad(value, parameters, allow_unused=True), strict=True):
-                if gradient is not None:
-                    total += gradient.detach().float().square()
-    return {weight.name: (total / len(batches)).sqrt() for weight, total in zip(weights, sums, strict=True)}
+            for weight, found in zip(weights, torch.autograd.grad(value, parameters, allow_unused=True), strict=True):
+                if found is not None:
+                    square = found.detach().float().square()
+                    sums[weight.name] = sums[weight.name] + square if weight.name in sums else square
+    return {name: (total / len(batches)).sqrt() for name, total in sums.items()}
 
 
 def evaluate(model: nn.Module, batch: Batch, loss: Loss, device: torch.device) -> Tensor:
@@ -67,11 +70,13 @@ def require_loss(value: Any) -> Tensor:
         DataError: It is not.
     """
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad or not torch.isfinite(value):
-        got = value.detach() if isinstance(value, Tensor) else value
+        tensor = isinstance(value, Tensor)
+        loose = ", which depends on no weight to prune" if tensor and not value.requires_grad else ""
         raise DataError(
             "the loss cannot be used",
-            got=f"{type(value).__name__} {got}",
+            got=f"{type(value).__name__} {value.detach() if tensor else value}{loose}",
             wanted="loss(output, target) -> a finite scalar tensor that depends on the weights",
+            remedy="reduce it, for example with .mean(), and keep it in the graph: no .item(), no detach()",
         )
     return value
 

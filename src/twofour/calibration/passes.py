@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from twofour import calls
 from twofour.calibration import blocks
 from twofour.calibration.batches import Batch, call, to_device
-from twofour.calibration.blocks import Chain, Stop
+from twofour.calibration.blocks import Chain, Stop, Survey
 from twofour.calibration.collector import Collector, Unshared
 from twofour.calibration.display import Display
 from twofour.calibration.inputs import caller, groups, unsupported
 from twofour.calibration.statistics import Need, Statistics
-from twofour.errors import DataError, TwofourError
+from twofour.errors import DataError
 from twofour.layers import PrunableWeight
 
 _log = logging.getLogger("twofour.calibration")
@@ -72,10 +73,10 @@ def calibrate(
             found = blocks.survey(model, weights, batches, device)
         if found.reason:
             _log.info("the whole model is run for each pass, not its blocks: %s", found.reason)
-        refused |= {w.name: "the calibration data never reach it" for w in weights if w.name not in found.calls}
-        order = {name: number for number, name in enumerate(found.calls)}
+        order = {name: number for number, name in enumerate(found.order)}
+        refused |= {w.name: "the calibration data never reach it" for w in weights if w.name not in order}
         weights = sorted((w for w in weights if w.name in order), key=lambda w: order[w.name])
-        run = _Run(model, batches, need, visit, display, device, found.calls)
+        run = _Run(model, batches, need, visit, display, device, found)
         chain = found.chain
         if chain is None:
             run.whole(weights, budget)
@@ -99,16 +100,16 @@ class _Run:
         visit: Visit,
         display: Display,
         device: torch.device,
-        calls: dict[str, int],
+        found: Survey,
     ) -> None:
         self.model, self.batches, self.visit = model, batches, visit
         self.need: Need = need
-        self.display, self.device, self.calls = display, device, calls
+        self.display, self.device, self.found = display, device, found
 
     def whole(self, weights: Sequence[PrunableWeight], budget: int) -> None:
         """Visit weights in passes over the whole model, each as large as the budget allows."""
         for number, part in enumerate(_parts(weights, self.need, budget), 1):
-            last = caller(self.model, part[-1]) if all(self.calls[weight.name] == 1 for weight in part) else None
+            last = caller(self.model, part[-1]) if self.found.once(part) else None
             self._collect(part, f"pass {number}", partial(self._run_model, last))
 
     def blocks(self, chain: Chain, parts: Sequence[Sequence[PrunableWeight]]) -> None:
@@ -207,7 +208,6 @@ def _stopping(module: nn.Module | None) -> Iterator[None]:
 @contextmanager
 def observing(model: nn.Module) -> Iterator[None]:
     """Put the model in evaluation mode, without caches and fused paths that pass the layers by; then put all back."""
-    training = {module: module.training for module in model.modules()}
     configs: dict[int, Any] = {}
     for module in model.modules():
         config: Any = getattr(module, "config", None)
@@ -215,33 +215,26 @@ def observing(model: nn.Module) -> Iterator[None]:
             configs[id(config)] = config
     fused = torch.backends.mha.get_fastpath_enabled()
     try:
-        model.eval()
         torch.backends.mha.set_fastpath_enabled(False)
         for config in configs.values():
             config.use_cache = False
-        yield
+        with calls.evaluating(model):
+            yield
     finally:
         for config in configs.values():
             config.use_cache = True
         torch.backends.mha.set_fastpath_enabled(fused)
-        for module, mode in training.items():
-            module.training = mode
 
 
-@contextmanager
-def explained() -> Iterator[None]:
+def explained() -> AbstractContextManager[None]:
     """Say of an error inside the model that it does not run on the data.
 
     Raises:
         DataError: In its place.
     """
-    try:
-        yield
-    except TwofourError:
-        raise
-    except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError) as error:
-        raise DataError(
-            "the model does not run on the calibration data",
-            got=f"{type(error).__name__}: {error}",
-            wanted="inputs (a tensor, a tuple of arguments or a dict of keyword arguments) or pairs (input, target)",
-        ) from error
+    return calls.explaining(
+        DataError,
+        "the calibration data",
+        wanted=calls.PAIRS,
+        remedy="call the model on one batch yourself: `data` must hold what it takes",
+    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from twofour import calls
 from twofour.compiler.build import Terms, build
 from twofour.compiler.build_conv import replaceable_convs
 from twofour.compiler.choose import DEFAULT_TOKENS, Progress
@@ -101,7 +101,7 @@ def compile(
             wanted='dtype="int8"',
             remedy='leave `data` out, or pass dtype="int8"',
         )
-    with _evaluating(model):
+    with calls.evaluating(model), torch.no_grad():
         counts, images, reference = _observe(model, example)
         weights = dict(replaceable(model, encoding))
         if data is not None:
@@ -140,19 +140,6 @@ def _require(model: nn.Module, memory: str, tokens: Sequence[int]) -> None:
         raise impossible_tokens(tokens)
     require_plain(model)
     require_cpu(model)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model into evaluation mode, without gradients, and back."""
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in training.items():
-            module.training = mode
 
 
 def _call(model: nn.Module, example: Any) -> Any:
@@ -203,13 +190,7 @@ def _unfit(model: nn.Module, example: Any, error: Exception, layer: str | None) 
         remedy = "pass a tuple: a list is one argument"
     else:
         remedy = "check its sizes and dtypes: an example must be what the model takes in one forward pass"
-    return CompileError(
-        "the model does not run on the example",
-        got=f"{given}; {type(error).__name__}: {error}",
-        wanted="a tensor, a tuple of positional arguments or a dict of keyword arguments",
-        remedy=remedy,
-        layer=layer,
-    )
+    return calls.unfit(CompileError, "the example", error, wanted=calls.FORMS, remedy=remedy, shown=given, layer=layer)
 
 
 def _verified(fast: nn.Module, plan: Plan, example: Any, reference: Sequence[Any]) -> Plan:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from twofour import calls
 from twofour.errors import CompileError
 from twofour.kernels.nm_matmul import Quantization
 from twofour.patterns.base import is_finite
@@ -64,21 +65,13 @@ def _widened(known: tuple[float, float], x: Tensor, name: str) -> tuple[float, f
 
 
 def _call(model: nn.Module, batch: Any) -> Any:
-    try:
+    remedy = "call the model on one batch yourself: `data` must hold what it takes"
+    with calls.explaining(CompileError, "the data", wanted=calls.PAIRS, remedy=remedy):
         if isinstance(batch, Mapping):
             return model(**batch)
         if isinstance(batch, tuple | list) and not (len(batch) == 2 and not _takes(model, batch)):
             return model(*batch)
         return _call(model, batch[0]) if isinstance(batch, tuple | list) else model(batch)
-    except CompileError:
-        raise
-    except Exception as error:
-        raise CompileError(
-            "the model does not run on the data",
-            got=f"{type(error).__name__}: {error}",
-            wanted="inputs (a tensor, a tuple of arguments or a dict of keyword arguments) or pairs (input, target)",
-            remedy="call the model on one batch yourself: `data` must hold what it takes",
-        ) from error
 
 
 def _takes(model: nn.Module, arguments: tuple[Any, ...] | list[Any]) -> bool:

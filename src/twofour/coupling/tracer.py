@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from twofour import capture
+from twofour import calls, capture
 from twofour.coupling.axes import Atom, Companions, Coordinates, DoesNotDivide, coordinates, fix, leaves
 from twofour.coupling.call import Axes, Call, Value, fresh, named_arguments
 from twofour.coupling.group import Coupling, Group, Place, Refusal
@@ -39,12 +39,8 @@ def trace(model: nn.Module, example: Mapping[str, Any], weights: Sequence[Prunab
         CompileError: The model cannot be captured.
         LayerError: A weight is not of this model.
     """
-    training = {module: module.training for module in model.modules()}
-    try:
-        graph = capture.capture(model.eval(), example, dynamic=False)
-    finally:
-        for module, mode in training.items():
-            module.training = mode
+    with calls.evaluating(model):
+        graph = capture.capture(model, example, dynamic=False)
     tracer = _Tracer(model)
     for node in graph.module.graph.nodes:
         tracer.follow(node)

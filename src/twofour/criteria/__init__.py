@@ -8,13 +8,14 @@ from twofour.criteria.learned import Learned
 from twofour.criteria.magnitude import Magnitude
 from twofour.criteria.parse import NAMES, parse
 from twofour.criteria.random import Random
-from twofour.criteria.solver import SAMPLES, Choice, Outcome, Solved, require_given, solve
+from twofour.criteria.solver import NO_GRADIENT, SAMPLES, Choice, Outcome, Solved, require_given, require_whole, solve
 from twofour.criteria.sparsegpt import SparseGPT, SparseGPTMask
 from twofour.criteria.taylor import Taylor
 
 __all__ = [
     "ADMM",
     "NAMES",
+    "NO_GRADIENT",
     "RIA",
     "SAMPLES",
     "Choice",
@@ -34,5 +35,6 @@ __all__ = [
     "importance",
     "parse",
     "require_given",
+    "require_whole",
     "solve",
 ]

@@ -53,6 +53,7 @@ class ADMM(Layerwise):
                 "ADMM's options cannot be used",
                 got=f"dampening={self.dampening}, block={self.block}, steps={self.steps}, refine={self.refine}",
                 wanted="dampening > 0, block >= 1, steps >= 0 and refine >= 0",
+                remedy='"admm" without options takes dampening=0.01, block=128, steps=40, refine=60',
             )
 
     @property

@@ -60,6 +60,7 @@ class Learned(Criterion):
                 "the options of learned masks cannot be used",
                 got=f"steps={self.steps}, rate={self.rate}, temperature={self.temperature}",
                 wanted=f"steps >= 1, rate > 0 and temperature >= {LAST_TEMPERATURE}",
+                remedy='"learned" without options takes steps=200, rate=0.1, temperature=4',
             )
 
     @property
@@ -82,6 +83,8 @@ class Learned(Criterion):
     ) -> dict[str, Tensor]:
         """Return the learned masks as matrices (groups, rows, in), by the weights' names; the model is unchanged.
 
+        A weight that the loss of no step depends on has no entry: there is nothing to learn from.
+
         Args:
             model: Runs in evaluation mode; its own modes and `requires_grad` come back.
             weights: What to prune, and the pattern of each.
@@ -96,7 +99,7 @@ class Learned(Criterion):
         display = display or Display(0, shown=False)
         choices = [_Choice(weight, pattern, self.prior) for weight, pattern in weights]
         optimizer = torch.optim.Adam([choice.logits for choice in choices], lr=self.rate)
-        device = choices[0].logits.device
+        device, followed = choices[0].logits.device, set[str]()
         noise = torch.Generator(device).manual_seed(self.seed)
         with observing(model), trainable(model, []), torch.enable_grad():
             for step in range(self.steps):
@@ -107,9 +110,10 @@ class Learned(Criterion):
                 value = _evaluate(model, masked, batch, loss, device)
                 optimizer.zero_grad(set_to_none=True)
                 value.backward()
+                followed |= {choice.weight.name for choice in choices if choice.logits.grad is not None}
                 optimizer.step()
                 display.say(f"learning masks, step {step + 1} of {self.steps}, loss {value.item():.4f}")
-        return {choice.weight.name: choice.hard() for choice in choices}
+        return {choice.weight.name: choice.hard() for choice in choices if choice.weight.name in followed}
 
 
 class _Choice:

@@ -43,7 +43,7 @@ def parse(criterion: str | Criterion) -> Criterion:
             "the text is not a criterion",
             got=repr(criterion),
             wanted=", ".join(f'"{known}"' for known in NAMES),
-            remedy=f'did you mean "{close[0]}"?' if close else None,
+            remedy=f'did you mean "{close[0]}"?' if close else "docs/criteria.md says what each keeps and needs",
         )
     kind = _BUILT[name]
     return kind(**dict(_option(kind, name, text) for text in options.split(",") if text))
@@ -57,6 +57,7 @@ def _option(kind: Any, name: str, text: str) -> tuple[str, Any]:
             f"the criterion {name!r} has no such option",
             got=repr(text.strip()),
             wanted=", ".join(f"{option.name}={option.default}" for option in known.values()) or "no options",
+            remedy="options stand after a colon, with commas between: " + '"sparsegpt:dampening=0.05,block=64"',
         )
     wanted = type(known[key].default)
     try:
@@ -67,4 +68,5 @@ def _option(kind: Any, name: str, text: str) -> tuple[str, Any]:
             got=repr(value),
             wanted=f"{'a whole number' if wanted is int else 'a number' if wanted is float else 'text'}, {key}="
             f"{known[key].default}",
+            remedy=f"leave the option out to take {known[key].default}",
         ) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ _log = logging.getLogger("twofour.criteria")
 
 SAMPLES = 128
 """Samples taken from the calibration data, as in SparseGPT and Wanda."""
+NO_GRADIENT = "the loss does not depend on it: no batch gives it a gradient to rank its values by"
+"""Why a criterion that follows a loss leaves a weight dense."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Outcome:
         pattern: The pattern's text.
         criterion: The criterion's text.
         error: ||X (W - W')^T|| / ||X W^T|| over the calibration inputs that reach the weight in the model pruned so
-            far; None without data.
+            far; None without data, and where the inputs cannot be observed: then `note` says why.
         rows: How many rows X has: tokens, or positions of a convolution.
         note: What the criterion has to say, or "".
     """
@@ -100,6 +102,9 @@ def solve(
     With data, each weight is pruned as soon as its inputs are known, so that those after it see what the pruned model
     puts out. An error or interruption brings all values back; to that end the old values are kept until the end.
 
+    A weight whose inputs are not seen stays dense, its reason in `Solved.refused`, if the criterion ranks by inputs;
+    the others prune it and report no error. "taylor" and "learned" leave dense what the loss does not depend on.
+
     Args:
         model: The dense model.
         weights: What to prune, and the pattern of each.
@@ -121,7 +126,7 @@ def solve(
         assert isinstance(criterion, Layerwise), "others need data"
         solved.choices = [_choose(weight, pattern, criterion) for weight, pattern in weights]
         return solved
-    _require_whole(weights)
+    require_whole(weights)
     batches = calibration.take(model, data, samples, paired=loss is not None)
     try:
         with Display(len(weights), progress) as display:
@@ -165,35 +170,67 @@ def _calibrated(
     display: Display,
     solved: Solved,
 ) -> None:
-    patterns = {weight.name: pattern for weight, pattern in weights}
+    run = _Run(criterion, {weight.name: pattern for weight, pattern in weights}, solved)
     listed = [weight for weight, _ in weights]
-    slopes = {}
-    learned: dict[str, Tensor] = {}
     if loss is not None:
         if isinstance(criterion, Learned):
-            learned = criterion.learn(model, weights, batches, loss, display)
+            run.learned = criterion.learn(model, weights, batches, loss, display)
         else:
-            slopes = calibration.gradients(model, listed, batches, loss, display)
+            run.slopes = calibration.gradients(model, listed, batches, loss, display)
+        solved.refused = {w.name: NO_GRADIENT for w in listed if w.name not in {**run.learned, **run.slopes}}
+        listed = [weight for weight in listed if weight.name not in solved.refused]
+    need = criterion.need if criterion.need in ("norms", "hessian") else "sample"
+    unseen = calibration.calibrate(model, listed, batches, need, run.visit, display=display)
+    if criterion.need in ("sample", "norms", "hessian"):
+        solved.refused |= unseen
+        return
+    for weight in listed:
+        if weight.name in unseen:
+            run.decide(weight, unseen[weight.name])
 
-    def visit(weight: PrunableWeight, statistics: Statistics) -> None:
-        pattern, values = patterns[weight.name], calibration.matrix(weight, weight.parameter.detach())
-        if weight.name in slopes:
-            statistics.gradient = calibration.matrix(weight, slopes.pop(weight.name))
-        if isinstance(criterion, Layerwise):
-            solution = _solve(values, weight, pattern, criterion, statistics)
-        else:
-            solution = Solution(learned.pop(weight.name))
+
+@dataclass(eq=False)
+class _Run:
+    """One calibrated run: what is done when a weight's inputs are known."""
+
+    criterion: Criterion
+    patterns: dict[str, Pattern]
+    solved: Solved
+    slopes: dict[str, Tensor] = field(default_factory=dict)
+    learned: dict[str, Tensor] = field(default_factory=dict)
+
+    def visit(self, weight: PrunableWeight, statistics: Statistics) -> None:
+        """Prune a weight and note what its output lost."""
+        values = calibration.matrix(weight, weight.parameter.detach())
+        solution = self._solution(weight, values, statistics)
         # In the weight's own type, so that the error is that of the values the model will hold.
         new = (values if solution.values is None else solution.values.to(values.dtype)).masked_fill(~solution.keep, 0.0)
         error = statistics.error(values, new)
-        outcome = Outcome(weight.name, pattern.name, criterion.name, error, statistics.rows, solution.note)
-        keep = calibration.from_matrix(weight, solution.keep)
-        solved.write(weight, calibration.from_matrix(weight, new))
-        solved.choices.append(Choice(weight, pattern, keep, outcome))
+        self._write(weight, solution, new, error, statistics.rows)
         _log.info("`%s`: relative error of its output %.4f over %d rows", weight.name, error, statistics.rows)
 
-    need = criterion.need if criterion.need in ("norms", "hessian") else "sample"
-    solved.refused = calibration.calibrate(model, listed, batches, need, visit, display=display)
+    @torch.no_grad()
+    def decide(self, weight: PrunableWeight, reason: str) -> None:
+        """Prune a weight whose inputs are not known, by a criterion that does not ask for them."""
+        values = calibration.matrix(weight, weight.parameter.detach())
+        solution = self._solution(weight, values, Statistics("gradients"))
+        note = f"{solution.note}; {reason}".removeprefix("; ")
+        self._write(weight, replace(solution, note=note), values.masked_fill(~solution.keep, 0.0), None, 0)
+        _log.info("`%s`: pruned, what its output loses is not known: %s", weight.name, reason)
+
+    def _solution(self, weight: PrunableWeight, values: Tensor, statistics: Statistics) -> Solution:
+        if not isinstance(self.criterion, Layerwise):
+            return Solution(self.learned.pop(weight.name))
+        if weight.name in self.slopes:
+            statistics.gradient = calibration.matrix(weight, self.slopes.pop(weight.name))
+        return _solve(values, weight, self.patterns[weight.name], self.criterion, statistics)
+
+    def _write(self, weight: PrunableWeight, solution: Solution, new: Tensor, error: float | None, rows: int) -> None:
+        pattern = self.patterns[weight.name]
+        outcome = Outcome(weight.name, pattern.name, self.criterion.name, error, rows, solution.note)
+        keep = calibration.from_matrix(weight, solution.keep)
+        self.solved.write(weight, calibration.from_matrix(weight, new))
+        self.solved.choices.append(Choice(weight, pattern, keep, outcome))
 
 
 def require_given(criterion: Criterion, data: Any, loss: Loss | None) -> None:
@@ -222,10 +259,16 @@ def require_given(criterion: Criterion, data: Any, loss: Loss | None) -> None:
             f'the criterion "{criterion.kind}" follows no loss',
             got="a loss",
             wanted='loss=None, or the criterion "taylor" or "learned"',
+            remedy="leave the loss out",
         )
 
 
-def _require_whole(weights: Sequence[tuple[PrunableWeight, Pattern]]) -> None:
+def require_whole(weights: Sequence[tuple[PrunableWeight, Pattern]]) -> None:
+    """Refuse weights that are sharded over processes: their inputs cannot be summed here.
+
+    Raises:
+        DataError: One is.
+    """
     for weight, _ in weights:
         if is_distributed(weight.parameter):
             raise DataError(
@@ -239,6 +282,7 @@ def _require_whole(weights: Sequence[tuple[PrunableWeight, Pattern]]) -> None:
 def _nothing_reached(refused: dict[str, str]) -> LayerError:
     return LayerError(
         "no weight can be calibrated",
+        got=f"{len(refused)} weights to prune, all left out",
         reasons=[f"`{name}`: {reason}" for name, reason in refused.items()],
         wanted="data that reach at least one layer to prune",
         remedy='"magnitude" needs no data',

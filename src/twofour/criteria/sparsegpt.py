@@ -80,6 +80,7 @@ def _require_options(dampening: float, block: int) -> None:
             "SparseGPT's options cannot be used",
             got=f"dampening={dampening}, block={block}",
             wanted="dampening > 0 and block >= 1",
+            remedy='"sparsegpt" without options takes dampening=0.01, block=128',
         )
 
 

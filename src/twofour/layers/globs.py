@@ -30,7 +30,10 @@ def require_eligibility(eligibility: object, kind: type[TwofourError] = LayerErr
     """Raise an error of `kind` unless `eligibility` is one of `ELIGIBILITIES`."""
     if eligibility not in ELIGIBILITIES:
         raise kind(
-            "the eligibility rule is unknown", got=repr(eligibility), wanted=" or ".join(map(repr, ELIGIBILITIES))
+            "the eligibility rule is unknown",
+            got=repr(eligibility),
+            wanted=" or ".join(map(repr, ELIGIBILITIES)),
+            remedy="leave it out for ASP's rule",
         )
 
 

@@ -72,14 +72,19 @@ def load_state_dict(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Mas
     for name, saved in state.items():
         if name not in weights:
             raise MaskError(
-                "the checkpoint holds a mask for a weight the model lacks", remedy=nearest(name, weights)
-            ).for_layer(name)
+                "the checkpoint holds a mask for a weight the model lacks",
+                got=f"`{name}`",
+                wanted="the masks of this model",
+                remedy=nearest(name, weights) or "build the model that the masks were saved from",
+                layer=name,
+            )
         plan.append(_restore(weights[name], saved))
     names = {prunable.name for prunable, _, _ in plan}
     if extra := [name for name in of(model) if name not in weights or weights[name].name not in names]:
         raise MaskError(
             "the model has masks that the checkpoint lacks",
             got=", ".join(extra),
+            wanted="a model whose masks are all in the checkpoint, or without masks",
             remedy="call twofour.masks.detach(model) first",
         )
     attach_all(plan)
@@ -120,12 +125,18 @@ def derive(
     if reasons:
         raise MaskError(
             "no masks can be derived: weights are not sparse in the pattern",
+            got=f"{len(reasons)} weights that break it",
             reasons=reasons,
             wanted="weights whose reduction axis obeys the pattern already",
             remedy="leave dense layers out with skip=..., or make them sparse with twofour.prune",
         )
     if not plan:
-        raise MaskError("no masks can be derived: no weight of the model is eligible", remedy="eligibility='any'")
+        raise MaskError(
+            "no masks can be derived: no weight of the model is eligible",
+            got=f"eligibility={eligibility!r}, skip={skip!r}",
+            wanted="at least one weight that the pattern's groups divide",
+            remedy='eligibility="any" lifts ASP\'s rule of 8 x 16 multiples',
+        )
     attach_all(plan)
     return of(model)
 
@@ -147,7 +158,12 @@ def _derive_one(prunable: PrunableWeight, pattern: Pattern) -> Tensor:
     weight = prunable.reduction_last(whole(prunable.parameter.detach()))
     found = pattern.check(weight)
     if not found.ok:
-        raise MaskError(f"`{prunable.name}` is not {pattern.name}: group at {found.first} holds {found.values}")
+        raise MaskError(
+            f"`{prunable.name}` is not {pattern.name}: group at {found.first} holds {found.values}",
+            got=f"{found.groups - found.legal} of {found.groups} groups break it",
+            wanted=f"{pattern.name} along the reduction axis",
+            remedy="twofour.prune makes it so",
+        )
     return prunable.from_reduction_last(pattern.project(weight, absolute=True))
 
 
@@ -162,8 +178,12 @@ def _restore(prunable: PrunableWeight, saved: Any) -> tuple[PrunableWeight, Tens
         keep = _from_bits(bits, shape)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise MaskError(
-            "the saved mask is malformed", got=str(error), wanted="an entry of twofour.masks.state_dict"
-        ).for_layer(prunable.name) from error
+            "the saved mask is malformed",
+            got=error.what if isinstance(error, PatternError) else str(error),
+            wanted="an entry of twofour.masks.state_dict",
+            remedy="twofour.masks.derive finds masks in weights that are sparse already",
+            layer=prunable.name,
+        ) from error
     return prunable, keep if is_distributed(keep) else keep.to(prunable.parameter.device), pattern
 
 

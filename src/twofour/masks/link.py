@@ -67,6 +67,7 @@ class Link:
         if keep is None:
             raise MaskError(
                 f"the mask buffer of `{self.name}` is gone",
+                got="no buffer of its name",
                 wanted=f"a bool buffer `{buffer_name(self.attribute)}` in the module",
                 remedy="remove masks with twofour.masks.detach(model), which removes the link as well",
             )

@@ -110,6 +110,7 @@ def _require_fit(prunable: PrunableWeight, keep: Tensor, pattern: Pattern) -> No
     if prunable.attribute not in links_of(prunable.module) and name in dir(prunable.module):
         raise MaskError(
             f"the module already has a `{name}` that is not ours",
+            got=type(getattr(prunable.module, name)).__name__,
             wanted=f"a module without `{name}`",
             remedy="make torch.nn.utils.prune permanent with prune.remove(module, name), or rename the attribute",
         )
@@ -118,11 +119,13 @@ def _require_fit(prunable: PrunableWeight, keep: Tensor, pattern: Pattern) -> No
             "the mask does not fit the weight",
             got=f"mask {tuple(keep.shape)} of {keep.dtype}, weight {tuple(weight.shape)}",
             wanted="a torch.bool mask of the weight's shape",
+            remedy="keep = pattern.project(weight.reduction_last(scores)), put back by weight.from_reduction_last",
         )
     if keep.device != weight.device and not is_distributed(weight):
         raise MaskError(
             "the mask and the weight are on different devices",
             got=f"mask on {keep.device}, weight on {weight.device}",
+            wanted="both on one device",
             remedy="move the mask with keep.to(weight.device)",
         )
     try:
@@ -135,6 +138,7 @@ def _require_fit(prunable: PrunableWeight, keep: Tensor, pattern: Pattern) -> No
             got=f"the group at {conformity.first} of (out, [spatial], in) keeps {conformity.values}; "
             f"{conformity.groups - conformity.legal} of {conformity.groups} groups break the pattern",
             wanted=f"pattern.project of scores laid out by reduction_last ({pattern.name})",
+            remedy="choose the mask by pattern.project, or attach it under the pattern that it obeys",
         )
 
 

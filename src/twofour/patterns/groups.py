@@ -24,6 +24,7 @@ def require_possible(name: str, n: int, m: int, unit: int) -> None:
             f"the pattern {name!r} is impossible",
             got=f"N = {n}, M = {m}",
             wanted=f"{'even N and M with ' if unit == 2 else ''}{unit} <= N < M <= {LARGEST_GROUP}",
+            remedy='"4:8-pairs"' if unit == 2 else '"2:4": N of every M values are kept',
         )
 
 

@@ -35,6 +35,7 @@ def parse(pattern: str | Pattern) -> Pattern:
             "a pattern must be text or a Pattern",
             got=f"{type(pattern).__name__}: {pattern!r}",
             wanted=_FORMS,
+            remedy='"2:4", or a mapping from layer globs to patterns where a function takes one',
         )
     return _parse(pattern.strip())
 

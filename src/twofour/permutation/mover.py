@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from twofour import capture, coupling
+from twofour import calls, capture, coupling
 from twofour.coupling import Group, Place
-from twofour.errors import CompileError, PatternError, PermutationError, TwofourError
+from twofour.errors import CompileError, PatternError, PermutationError
 from twofour.layers import PrunableWeight, is_distributed
 from twofour.patterns import Pattern
 from twofour.permutation.matrices import Consumer, matrices
@@ -61,8 +60,13 @@ def permute(
             changed: then it is as it was.
         PatternError: A weight holds NaN or infinity, or its groups do not divide it.
     """
-    _require_whole(plan)
-    with _explained():
+    require_whole(plan)
+    with calls.explaining(
+        PermutationError,
+        "the example",
+        wanted=calls.FORMS,
+        remedy="call the model on it yourself: an example is what one forward pass takes",
+    ):
         given = _arguments(model, example)
         reference = _outputs(model, given)
     known = {name: score.detach().clone() for name, score in (scores or {}).items()}
@@ -84,22 +88,6 @@ def permute(
     )
     _log.info("permuted: %s", report)
     return report
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Say of an error inside the model that it does not run on the example."""
-    try:
-        yield
-    except TwofourError:
-        raise
-    except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError) as error:
-        raise PermutationError(
-            "the model does not run on the example",
-            got=f"{type(error).__name__}: {error}",
-            wanted="a tensor, a tuple of positional arguments or a dict of keyword arguments",
-            remedy="call the model on it yourself: an example is what one forward pass takes",
-        ) from error
 
 
 class _Mover:
@@ -200,7 +188,12 @@ def _trace(
         ) from error
 
 
-def _require_whole(plan: Sequence[tuple[PrunableWeight, Pattern]]) -> None:
+def require_whole(plan: Sequence[tuple[PrunableWeight, Pattern]]) -> None:
+    """Refuse weights that are sharded over processes, whose channels do not lie here.
+
+    Raises:
+        PermutationError: One is.
+    """
     for weight, _ in plan:
         if is_distributed(weight.parameter):
             raise PermutationError(
@@ -233,13 +226,8 @@ def _require_nothing_beside(model: nn.Module, traced: coupling.Coupling) -> None
 
 def _outputs(model: nn.Module, given: Mapping[str, Any]) -> list[Tensor]:
     """Run the model in evaluation mode and return the tensors that it answers with."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        with torch.no_grad():
-            answer = model.eval()(**given)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with torch.no_grad(), calls.evaluating(model):
+        answer = model(**given)
     found = [leaf.clone() for leaf in tree_leaves(answer) if isinstance(leaf, Tensor)]
     if not found:
         raise PermutationError(

@@ -99,7 +99,12 @@ def search(
     elif isinstance(pattern, NM):
         order = _search(matrix, pattern.n, pattern.m, escapes, seed, window, rounds)
     else:
-        raise PatternError("no order of channels is searched for this pattern", got=pattern.name, wanted="N:M")
+        raise PatternError(
+            "no order of channels is searched for this pattern",
+            got=pattern.name,
+            wanted="N:M or pair-wise N:M",
+            remedy="keep the order as it is, or search for the N:M inside the pattern",
+        )
     before, after = kept(matrix, pattern), kept(matrix[:, order], pattern)
     if after <= before:
         order, after = torch.arange(matrix.shape[1]), before
@@ -148,7 +153,12 @@ def _window(window: int | None, m: int, stripes: int) -> int:
         return 2 * m if small and stripes > 1 else m
     parts = window // m
     if window % m or parts < 1:
-        raise PatternError("a window is whole stripes", got=f"window={window}", wanted=f"a multiple of {m}")
+        raise PatternError(
+            "a window is whole stripes",
+            got=f"window={window}",
+            wanted=f"a multiple of {m}",
+            remedy=f"window={2 * m}, or leave it out",
+        )
     permutations = factorial(window) // (factorial(m) ** parts * factorial(parts))
     if window > m and (permutations > MOST_PERMUTATIONS or window > _WINDOW_LIMIT or comb(window, m) > _MOST_SUBSETS):
         raise PatternError(

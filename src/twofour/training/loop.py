@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from twofour import masks
+from twofour import calls, masks
 from twofour.errors import MaskError, TrainingError
 from twofour.layers import whole
 from twofour.training import batches, randomness
@@ -39,18 +39,14 @@ def run(model: nn.Module, plan: Plan, name: str, file: Path | None, display: Dis
         FormatError: The checkpoint is damaged.
         MaskError: A pruned weight is no longer zero after an epoch.
     """
-    was_training = model.training
-    try:
-        with randomness.undisturbed(plan.loader):
-            trainee = Trainee.start(name, model, plan, file)
-            display.begin(name, plan.epochs, batches.length(plan.loader), trainee.epoch, trainee.step)
-            if not trainee.begun:
-                trainee.before = evaluate(model, plan, -1)
-            while trainee.epoch < plan.epochs:
-                train_epoch(trainee, plan, display)
-                finish_epoch(trainee, plan)
-    finally:
-        model.train(was_training)
+    with calls.keeping_modes(model), randomness.undisturbed(plan.loader):
+        trainee = Trainee.start(name, model, plan, file)
+        display.begin(name, plan.epochs, batches.length(plan.loader), trainee.epoch, trainee.step)
+        if not trainee.begun:
+            trainee.before = evaluate(model, plan, -1)
+        while trainee.epoch < plan.epochs:
+            train_epoch(trainee, plan, display)
+            finish_epoch(trainee, plan)
     return Run(name, trainee.before, tuple(Epoch(**epoch) for epoch in trainee.history), trainee.seconds)
 
 
@@ -144,7 +140,10 @@ def evaluate(model: nn.Module, plan: Plan, epoch: int) -> Evaluation | None:
         return float(answer)
     except (TypeError, ValueError) as error:
         raise TrainingError(
-            "`evaluate(model)` must return a number, or a dict of numbers", got=repr(answer)[:80]
+            "`evaluate(model)` must return a number, or a dict of numbers",
+            got=repr(answer)[:80],
+            wanted="what float() takes, or a dict of such",
+            remedy="return for example the accuracy: (output.argmax(1) == target).float().mean()",
         ) from error
 
 

@@ -43,7 +43,10 @@ class Plan:
             _positive("checkpoint_every", self.checkpoint_every)
         if self.schedule_every not in ("step", "epoch"):
             raise TrainingError(
-                "`schedule_every` is not known", got=repr(self.schedule_every), wanted='"step" or "epoch"'
+                "`schedule_every` is not known",
+                got=repr(self.schedule_every),
+                wanted='"step" or "epoch"',
+                remedy="say how often the original training called schedule.step()",
             )
         if isinstance(self.loader, Iterator):
             raise TrainingError(
@@ -116,4 +119,9 @@ def empty_loader() -> TrainingError:
 
 def _positive(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise TrainingError(f"`{name}` cannot be used", got=repr(value), wanted="a whole number, at least 1")
+        raise TrainingError(
+            f"`{name}` cannot be used",
+            got=repr(value),
+            wanted="a whole number, at least 1",
+            remedy="epochs: as many as the original training had; checkpoint_every: steps, None for epochs alone",
+        )

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from twofour import masks
 from twofour.errors import PatternError, TrainingError
-from twofour.layers import PrunableWeight
+from twofour.layers import PrunableWeight, describe_schemes, hold, let_go
 from twofour.patterns import Pattern
 from twofour.recipe import Recipe
+from twofour.training.schemes.slots import Slot, parametrise_all
 
 _log = logging.getLogger("twofour.training")
 
@@ -38,6 +37,7 @@ class Scheme(ABC):
         self.model = model
         self.layers: tuple[str, ...] = ()
         self.attached = True
+        self._held: tuple[nn.Module, ...] = ()
 
     @abstractmethod
     def finish(self) -> nn.Module:
@@ -47,9 +47,17 @@ class Scheme(ABC):
     def remove(self) -> nn.Module:
         """Take the scheme off and leave the weights as the optimiser left them; returns the model."""
 
+    def _begin(self, title: str, modules: Iterable[nn.Module]) -> None:
+        """Note that the scheme, called so in messages, works on the weights of these modules until its end."""
+        self._held = tuple(modules)
+        for module in self._held:
+            hold(module, title, self)
+
     def _end(self) -> None:
         self._require_attached()
         self.attached = False
+        for module in self._held:
+            let_go(module, self)
 
     def _require_attached(self) -> None:
         if not self.attached:
@@ -59,45 +67,6 @@ class Scheme(ABC):
                 wanted="one of them, once",
                 remedy="attach the scheme again to go on with it",
             )
-
-
-class Slot:
-    """A parameter's place in its module; it comes back to the same place, since optimiser states go by order."""
-
-    def __init__(self, module: nn.Module, attribute: str) -> None:
-        self.module, self.attribute = module, attribute
-        self._order = list(module._parameters)
-
-    def parametrise(self, parametrisation: nn.Module) -> None:
-        """Compute the weight by `parametrisation` from now on; the parameter stays the same object."""
-        parametrize.register_parametrization(self.module, self.attribute, parametrisation)
-
-    def restore(self, *, parametrised: bool) -> None:
-        """Make the weight a parameter again: as it was computed last, or the one underneath."""
-        parametrize.remove_parametrizations(self.module, self.attribute, leave_parametrized=parametrised)
-        parameters = self.module._parameters
-        for name in self._order:
-            if name in parameters:
-                parameters[name] = parameters.pop(name)
-
-
-def parametrise_all(slots: Sequence[Slot], parametrisations: Iterable[nn.Module]) -> None:
-    """Parametrise every slot, or none if one of them cannot be: torch computes each weight once to see."""
-    done: list[Slot] = []
-    try:
-        for slot, parametrisation in zip(slots, parametrisations, strict=True):
-            slot.parametrise(parametrisation)
-            done.append(slot)
-    except BaseException:
-        for slot in done:
-            slot.restore(parametrised=False)
-        raise
-
-
-def tied(model: nn.Module) -> set[int]:
-    """Return the ids of the parameters that stand in several places of a model: a parametrisation would cut them."""
-    counts = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
-    return {key for key, count in counts.items() if count > 1}
 
 
 class Projection(nn.Module):
@@ -131,12 +100,15 @@ _untraced_keep = cast(
 class Parametrised(Scheme):
     """A scheme whose forward pass uses a projection of a dense parameter."""
 
-    def __init__(self, model: nn.Module, projections: Mapping[str, tuple[PrunableWeight, Projection]]) -> None:
+    def __init__(
+        self, model: nn.Module, title: str, projections: Mapping[str, tuple[PrunableWeight, Projection]]
+    ) -> None:
         super().__init__(model)
         self.layers = tuple(projections)
         self._projections = dict(projections)
         self._slots = [Slot(weight.module, weight.attribute) for weight, _ in self._projections.values()]
         parametrise_all(self._slots, [projection for _, projection in self._projections.values()])
+        self._begin(title, [weight.module for weight, _ in self._projections.values()])
 
     def finish(self) -> nn.Module:
         """See `Scheme.finish`.
@@ -166,6 +138,21 @@ class Parametrised(Scheme):
         return self.model
 
 
+def require_free(model: nn.Module) -> None:
+    """Refuse a model that a training scheme is at work in.
+
+    Raises:
+        TrainingError: One is.
+    """
+    if found := describe_schemes(model):
+        raise TrainingError(
+            "another training scheme is attached to the model",
+            got=found,
+            wanted="one scheme at a time",
+            remedy="call finish() of that scheme first, which keeps what it has trained, or its remove()",
+        )
+
+
 def assigned(
     model: nn.Module,
     pattern: str | Pattern | Mapping[str, str | Pattern] | Recipe,
@@ -175,9 +162,10 @@ def assigned(
     """Return the weights that a recipe gives a pattern, tied ones left out with a log line.
 
     Raises:
-        TrainingError: The model is masked already, or no weight is left.
+        TrainingError: Another scheme is attached, the model is masked already, or no weight is left.
         RecipeError: As `twofour.prune`.
     """
+    require_free(model)
     if masks.of(model):
         raise TrainingError(
             "the model is masked already",

@@ -53,10 +53,18 @@ def attach(
     """
     final = parse(pattern)
     if not isinstance(final, NM):
-        raise TrainingError("a gradual schedule is defined for N:M", got=final.name, wanted='"2:4", "1:4", ...')
+        raise TrainingError(
+            "a gradual schedule is defined for N:M",
+            got=final.name,
+            wanted='"2:4", "1:4", ...',
+            remedy="twofour.training.sr_ste takes every pattern",
+        )
     if not 0 <= begin <= end:
         raise TrainingError(
-            "the schedule's steps are impossible", got=f"begin={begin}, end={end}", wanted="0 <= begin <= end"
+            "the schedule's steps are impossible",
+            got=f"begin={begin}, end={end}",
+            wanted="0 <= begin <= end",
+            remedy="count optimiser steps: end=len(loader) * epochs // 2 leaves half of the training to recover",
         )
     chosen = criteria.parse(criterion)
     if chosen.need is not None:
@@ -92,6 +100,7 @@ class Gradual(Scheme):
         self.steps = 0
         self.now: Pattern | None = None
         self._advance()
+        self._begin("gradual N:M", [weight.module for weight in self._weights])
 
     def step(self) -> None:
         """Count one optimiser step, and go to the next level where its step has come."""

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from twofour import masks
 from twofour.errors import TrainingError
 from twofour.masks import Mask
-from twofour.training.schemes.base import Scheme, Slot, parametrise_all, tied
+from twofour.training.schemes.base import Scheme, require_free
+from twofour.training.schemes.slots import Slot, parametrise_all, tied
 
 _log = logging.getLogger("twofour.training")
 
@@ -34,25 +35,41 @@ def attach(model: nn.Module, *, rank: int = 8, alpha: float = 16.0, layers: str 
         seed: Of the random first factor.
 
     Raises:
-        TrainingError: The model has no masks, no layer fits the glob, or the rank is not positive.
+        TrainingError: The model has no masks, no layer fits the glob or all that do are tied, another scheme is
+            attached, or the rank is not positive.
     """
-    shared = tied(model)
-    found: dict[str, Mask] = {}
-    for name, mask in masks.of(model).items():
-        if not fnmatchcase(mask.layer, layers):
-            continue
-        if id(mask.module.get_parameter(mask.attribute)) in shared:
-            _log.info("`%s` gets no adapter: it is tied to another, which would go without", name)
-        else:
-            found[name] = mask
-    if rank < 1 or not found:
+    require_free(model)
+    if rank < 1:
         raise TrainingError(
-            "there is nothing to adapt" if rank >= 1 else "the rank is impossible",
-            got=f"rank {rank}, {len(masks.of(model))} masks, layers={layers!r}",
-            wanted="a rank of at least 1 and a model from twofour.prune with masked layers that fit the glob",
+            "the rank is impossible", got=f"rank={rank}", wanted="a whole number, at least 1", remedy="rank=8 is usual"
+        )
+    return LoRA(model, _adaptable(model, layers), rank, alpha, seed)
+
+
+def _adaptable(model: nn.Module, layers: str) -> dict[str, Mask]:
+    """Return the masks whose weights get an adapter."""
+    listed = {name: mask for name, mask in masks.of(model).items() if fnmatchcase(mask.layer, layers)}
+    shared = tied(model)
+    cut = [name for name, mask in listed.items() if id(mask.module.get_parameter(mask.attribute)) in shared]
+    for name in cut:
+        _log.info("`%s` gets no adapter: it is tied to another, which would go without", name)
+    found = {name: mask for name, mask in listed.items() if name not in cut}
+    if cut and not found:
+        raise TrainingError(
+            "there is nothing to adapt: every masked weight that fits is tied to another",
+            got=f"layers={layers!r}, which fits {', '.join(f'`{name}`' for name in cut)}",
+            wanted="a masked weight that stands in one place: an adapter on a tied one would cut it from the others",
+            remedy="name layers that are not tied, or untie the weight: "
+            "layer.weight = torch.nn.Parameter(layer.weight.detach().clone()), before twofour.prune",
+        )
+    if not found:
+        raise TrainingError(
+            "there is nothing to adapt",
+            got=f"{len(masks.of(model))} masks, layers={layers!r}",
+            wanted="a model from twofour.prune with masked layers that fit the glob",
             remedy='twofour.prune(model, "2:4") first',
         )
-    return LoRA(model, found, rank, alpha, seed)
+    return found
 
 
 class _Adapter(nn.Module):
@@ -92,6 +109,7 @@ class LoRA(Scheme):
         masks.detach(model)
         model.requires_grad_(False)
         parametrise_all(self._slots, adapters)
+        self._begin("LoRA", [mask.module for mask in found.values()])
         self._adapters = adapters
 
     def parameters(self) -> list[nn.Parameter]:

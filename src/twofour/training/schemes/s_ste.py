@@ -42,9 +42,14 @@ def attach(
     for weight, chosen in found:
         if not isinstance(chosen, NM):
             raise TrainingError(
-                "S-STE is defined for N:M", got=chosen.name, wanted='"2:4", "1:4", ...', layer=weight.name
+                "S-STE is defined for N:M",
+                got=chosen.name,
+                wanted='"2:4", "1:4", ...',
+                remedy="twofour.training.sr_ste takes every pattern",
+                layer=weight.name,
             )
-    return Parametrised(model, {weight.name: (weight, _Shrinking(weight, chosen)) for weight, chosen in found})
+    projections = {weight.name: (weight, _Shrinking(weight, chosen)) for weight, chosen in found}
+    return Parametrised(model, "S-STE", projections)
 
 
 class _Shrinking(Projection):

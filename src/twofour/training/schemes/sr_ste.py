@@ -52,9 +52,15 @@ def attach(
         TrainingError: The model is masked already, nothing can be pruned, or `decay` is negative.
     """
     if not decay >= 0:
-        raise TrainingError("`decay` is impossible", got=repr(decay), wanted="a number of at least 0", remedy="2e-4")
+        raise TrainingError(
+            "`decay` is impossible",
+            got=repr(decay),
+            wanted="a number of at least 0",
+            remedy=f"leave it out to use {DECAY:g}, the authors' value",
+        )
     found = assigned(model, pattern, skip, eligibility=eligibility)
-    return Parametrised(model, {weight.name: (weight, _Decaying(weight, chosen, decay)) for weight, chosen in found})
+    projections = {weight.name: (weight, _Decaying(weight, chosen, decay)) for weight, chosen in found}
+    return Parametrised(model, "SR-STE", projections)
 
 
 class _Decaying(Projection):

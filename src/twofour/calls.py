@@ -1,0 +1,90 @@
+"""Calls of a model: in evaluation mode for a while, and with the errors inside it explained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from torch import nn
+
+from twofour.errors import TwofourError
+
+FORMS = "a tensor, a tuple of positional arguments or a dict of keyword arguments"
+"""What an example may be."""
+PAIRS = "inputs (a tensor, a tuple of arguments or a dict of keyword arguments) or pairs (input, target)"
+"""What data may yield."""
+
+
+Refusal = TypeVar("Refusal", bound=TwofourError)
+
+
+@contextmanager
+def keeping_modes(model: nn.Module) -> Iterator[None]:
+    """Whatever mode the model is put in inside: afterwards every module is in the mode that it was in."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode inside; afterwards every module is in the mode that it was in."""
+    with keeping_modes(model):
+        model.eval()
+        yield
+
+
+@contextmanager
+def explaining(kind: type[TwofourError], given: str, *, wanted: str, remedy: str) -> Iterator[None]:
+    """Say of an error inside a model that the model does not run on what it was given; ours pass as they are.
+
+    Args:
+        kind: The error to raise in its place.
+        given: What the model was run on: "the example", "the calibration data".
+        wanted: What the model could have been given.
+        remedy: What to try.
+
+    Raises:
+        TwofourError: Of the kind asked for.
+    """
+    try:
+        yield
+    except (TwofourError, MemoryError):
+        raise
+    except Exception as error:
+        raise unfit(kind, given, error, wanted=wanted, remedy=remedy) from error
+
+
+def unfit(
+    kind: type[Refusal],
+    given: str,
+    error: Exception,
+    *,
+    wanted: str,
+    remedy: str,
+    shown: str = "",
+    layer: str | None = None,
+) -> Refusal:
+    """Build the error for a model that does not run.
+
+    Args:
+        kind: Which error.
+        given: What the model was run on.
+        error: What it raised.
+        wanted: What it could have been given.
+        remedy: What to try.
+        shown: What it was given, in words.
+        layer: The layer that raised, where it is known.
+    """
+    found = f"{type(error).__name__}: {error}"
+    return kind(
+        f"the model does not run on {given}",
+        got=f"{shown}; {found}" if shown else found,
+        wanted=wanted,
+        remedy=remedy,
+        layer=layer,
+    )
