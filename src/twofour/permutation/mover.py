@@ -33,7 +33,7 @@ def permute(
     plan: Sequence[tuple[PrunableWeight, Pattern]],
     *,
     scores: Scores | None = None,
-    escapes: int = 100,
+    escapes: int | None = None,
     seed: int = 0,
     window: int | None = None,
 ) -> Report:
@@ -127,7 +127,7 @@ def _improve(
     plan: Sequence[tuple[PrunableWeight, Pattern]],
     mover: _Mover,
     known: Scores,
-    options: tuple[int, int, int | None],
+    options: tuple[int | None, int, int | None],
 ) -> Gain:
     """Search for the orders of one group and move it."""
     names = set(group.consumers)

@@ -64,6 +64,8 @@ struct StripeSearch {
   uint64_t seed;
   int threads;
   int64_t* order;
+  void (*tell)(void* told, int64_t done, int64_t of);  // groups a long pass has looked at, now and then; may throw
+  void* told;
 };
 
 // Tries every way to deal the columns of each `window` / m stripes, applies the best, until nothing gains; then at most

@@ -7,8 +7,10 @@ and again.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from math import comb, factorial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +20,14 @@ from twofour.errors import PatternError
 from twofour.patterns import NM, PairedNM, Pattern, parse
 from twofour.patterns.base import is_finite, non_finite, require_groups
 
-MOST_PERMUTATIONS = 3_000_000
-"""Distinct orders of one window beyond which it is refused: 16 columns of 2:4 have 2,627,625."""
+MOST_PERMUTATIONS = 10**10
+"""Distinct orders of one window beyond which it is refused, as apex does: 20 columns of 2:4 have 2,546,168,625."""
 _MOST_SUBSETS = 20_000
 _WINDOW_LIMIT = 24  # kStripeMaxWindow
 _BLOCK = 256  # stripes of one assignment: at 1024 columns the best of 16 to 256 after 4 s, at 4096 within 0.1 of 512
-_ESCAPE_STRIPES = 64  # beyond, rounds of assignment gain more in the time that escapes take
+_ESCAPES = 100  # the default, where there is one
+_ESCAPE_STRIPES = 64  # beyond, rounds of assignment gain more in the time that escapes take: none unless asked for
+_PASS = 2e10  # choices of a part in one pass over the groups of stripes: some 100 s on one core
 _REFINED_STRIPES = 64  # stripes whose groups are all looked at, where there are more than 128 of them
 _WORK = 1.8e11  # values compared by the rounds at most: some 20 s on one core with AVX-512
 _LANES = 16
@@ -59,11 +63,12 @@ def search(
     scores: Tensor,
     pattern: str | Pattern,
     *,
-    escapes: int = 100,
+    escapes: int | None = None,
     seed: int = 0,
     window: int | None = None,
     rounds: int | None = None,
     absolute: bool = False,
+    progress: bool = True,
 ) -> Permutation:
     """Search for an order of the columns of `scores` in which `pattern` keeps a larger sum.
 
@@ -78,11 +83,14 @@ def search(
             consumers of one tensor are searched together: concatenate their matrices along the rows.
         pattern: N:M, or its pair-wise form, whose pairs stay together.
         escapes: How often to leave a local optimum; 0 is the paper's search from the order as it is, without rounds.
+            Default 100 where there are up to 64 stripes and windows of up to 3. Where the stripes are looked at in
+            parts, so often in each part.
         seed: Of the escapes and rounds.
         window: Columns dealt anew together, a multiple of M; default two stripes: 8 for 2:4. 12 finds more in 50 times
-            the time. One stripe leaves the search to the rounds.
+            the time, 16 and 20 a little more in hours: docs/permutation.md. One stripe leaves the search to the rounds.
         rounds: Rounds of assignment at most; default as above.
         absolute: Search by |scores|: for a weight by magnitude.
+        progress: Show how far a pass of many seconds is, on a terminal.
 
     Raises:
         PatternError: `scores` does not divide into groups, is negative, NaN or infinite; no N:M pattern; a window that
@@ -93,11 +101,11 @@ def search(
     matrix = _matrix(scores, absolute)
     if isinstance(pattern, PairedNM):
         found = _search(
-            matrix.unflatten(1, (-1, 2)).sum(2), pattern.n // 2, pattern.m // 2, escapes, seed, window, rounds
+            matrix.unflatten(1, (-1, 2)).sum(2), pattern.n // 2, pattern.m // 2, escapes, seed, window, rounds, progress
         )
         order = (found[:, None] * 2 + torch.arange(2)).ravel()
     elif isinstance(pattern, NM):
-        order = _search(matrix, pattern.n, pattern.m, escapes, seed, window, rounds)
+        order = _search(matrix, pattern.n, pattern.m, escapes, seed, window, rounds, progress)
     else:
         raise PatternError(
             "no order of channels is searched for this pattern",
@@ -170,22 +178,26 @@ def _window(window: int | None, m: int, stripes: int) -> int:
     return min(window, stripes * m)
 
 
-def _search(matrix: Tensor, n: int, m: int, escapes: int, seed: int, window: int | None, rounds: int | None) -> Tensor:
-    rows, columns = matrix.shape
-    stripes = columns // m
+def _search(
+    matrix: Tensor,
+    n: int,
+    m: int,
+    escapes: int | None,
+    seed: int,
+    window: int | None,
+    rounds: int | None,
+    progress: bool,
+) -> Tensor:
+    order = torch.arange(matrix.shape[1])
+    stripes = len(order) // m
     width = _window(window, m, stripes)
-    order = torch.arange(columns)
     if stripes < 2:
         return order
-    # One contiguous run of rows per column, aligned and padded with zeros to whole vectors.
-    padded = -(-rows // _LANES) * _LANES
-    memory = torch.zeros(columns * padded + _LANES)
-    start = (-memory.data_ptr() // memory.element_size()) % _LANES
-    held = memory[start : start + columns * padded].view(columns, padded)
-    held[:, :rows] = matrix.T
+    held = _columns(matrix)
+    padded = held.shape[1]
     extension, row = native.extension(), native.best_row("nm_stripes")
 
-    def call(verb: str, part: Tensor, *options: int) -> None:
+    def call(verb: str, part: Tensor, *options: Any) -> None:
         getattr(extension, verb)(
             row, held.data_ptr(), padded, len(part), n, m, seed % 2**64, native.threads(), part.data_ptr(), *options
         )
@@ -195,14 +207,67 @@ def _search(matrix: Tensor, n: int, m: int, escapes: int, seed: int, window: int
         call("nm_stripes_assign", order, _BLOCK, rounds, 20)
     if width > m:
         many = (stripes > 2 * _REFINED_STRIPES and width > 2 * m) or stripes > 512 or (rounds and stripes > 128)
-        for part in order.split(_REFINED_STRIPES * m if many else columns):
-            if len(part) > m:
-                call("nm_stripes_refine", part, min(width, len(part)), escapes if stripes <= _ESCAPE_STRIPES else 0)
+        parts = order.split(min(_REFINED_STRIPES if many else stripes, _most_stripes(width, m, stripes)) * m)
+        leaps = _escapes(stripes, width // m) if escapes is None else escapes
+        with _Progress(len(parts), progress) as shown:
+            for part in parts:
+                if len(part) > m:
+                    call("nm_stripes_refine", part, min(width, len(part)), leaps, shown.tell)
+                shown.part += 1
     return _canonical(order, m)
 
 
-def _rounds(stripes: int, rows: int, escapes: int, refined: bool) -> int:
-    if refined and (stripes <= _ESCAPE_STRIPES or not escapes):
+def _columns(matrix: Tensor) -> Tensor:
+    """Return one contiguous run of rows per column, aligned and padded with zeros to whole vectors."""
+    rows, columns = matrix.shape
+    padded = -(-rows // _LANES) * _LANES
+    memory = torch.zeros(columns * padded + _LANES)
+    start = (-memory.data_ptr() // memory.element_size()) % _LANES
+    held = memory[start : start + columns * padded].view(columns, padded)
+    held[:, :rows] = matrix.T
+    return held
+
+
+def _escapes(stripes: int, parts: int) -> int:
+    return _ESCAPES if stripes <= _ESCAPE_STRIPES and parts <= 3 else 0
+
+
+def _most_stripes(width: int, m: int, stripes: int) -> int:
+    """Return how many of `stripes` are looked at together, so that a pass over all their groups ends."""
+    parts = width // m
+    # As `Deals` counts them: sets of k parts that are left have no column below parts - k.
+    choices = sum(comb(width - parts + k, k * m) * comb(k * m - 1, m - 1) for k in range(2, parts + 1))
+    while stripes > parts and comb(stripes, parts) * choices > _PASS:
+        stripes -= 1
+    return stripes
+
+
+class _Progress:
+    """A line on a terminal about the pass that runs, while the search takes seconds."""
+
+    def __init__(self, parts: int, shown: bool) -> None:
+        self.parts, self.part = parts, 0
+        self._shown, self._wrote = shown and sys.stderr.isatty(), False
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._wrote:
+            print(file=sys.stderr)
+
+    def tell(self, done: int, of: int) -> None:
+        """Say how many of how many groups of stripes were looked at."""
+        if self._shown:
+            where = f"part {self.part + 1} of {self.parts}, " if self.parts > 1 else ""
+            print(
+                f"\rpermuting: {where}{done:,} of {of:,} groups of stripes", end="\033[K", file=sys.stderr, flush=True
+            )
+            self._wrote = True
+
+
+def _rounds(stripes: int, rows: int, escapes: int | None, refined: bool) -> int:
+    if refined and (stripes <= _ESCAPE_STRIPES or escapes == 0):
         return 0
     return max(8, min(100, int(_WORK / (stripes * min(stripes, _BLOCK) * rows))))
 
