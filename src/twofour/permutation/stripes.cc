@@ -24,11 +24,11 @@ constexpr int kSwaps = 6;
 // Values summed (rows x subsets x groups) below which starting threads costs more: some 0.5 ms of one core.
 constexpr int64_t kWorthThreads = 8'000'000;
 
-// A choice of a part takes the time of this many values summed: 5 ns.
-constexpr int64_t kChoice = 50;
+// A choice of a part takes about the time of this many values summed.
+constexpr int64_t kChoice = 16;
 
-// Values summed between two calls of `tell`: about a second of one core.
-constexpr int64_t kBetweenTells = 10'000'000'000;
+// Values summed between two calls of `tell`: less than a second of one core.
+constexpr int64_t kBetweenTells = 5'000'000'000;
 
 struct Aligned {
   void operator()(float* p) const { ::operator delete[](p, std::align_val_t{64}); }
@@ -39,6 +39,11 @@ Floats floats(int64_t count) {
   return Floats(static_cast<float*>(::operator new[](static_cast<size_t>(count) * sizeof(float), std::align_val_t{64})));
 }
 
+// A part that a deal of a set of columns may begin with, and the set that is left.
+struct Choice {
+  int32_t part, rest;  // numbers among the subsets and, behind them, the sets
+};
+
 // Every subset of m of `width` columns in lexicographic order, and the best of all ways to deal the columns into such
 // subsets, found without listing the ways. In a deal the part with the lowest column comes first, so what the best deal
 // of a set keeps is the best over that part of what the part keeps and what the best deal of the rest does; a set that
@@ -46,44 +51,45 @@ Floats floats(int64_t count) {
 struct Deals {
   int width, m, parts;
   std::vector<uint8_t> subsets;  // m columns each
-  std::vector<uint32_t> sets;    // sets of 2 m, 3 m ... columns that deals leave over, and all columns as the last
-  std::vector<int32_t> place;    // set of columns as bits -> its number among the subsets and, behind them, the sets
-  int64_t choices = 0;           // of a part, over all sets
+  std::vector<int32_t> place;    // set of columns as bits -> its number
+  std::vector<Choice> choices;   // of every set of 2 m, 3 m ... columns that deals leave over; last those of all columns
+  std::vector<int64_t> starts;   // where the choices of a set start, and the end
 
-  Deals(int width, int m) : width(width), m(m), parts(width / m), place(size_t{1} << width, -1) {
+  Deals(int width, int m) : width(width), m(m), parts(width / m), place(size_t{1} << width, -1), starts{0} {
     list_subsets(0, 0, 0);
     for (uint32_t set = 1; set >> width == 0; ++set) {
       const int taken = std::popcount(set);
       // Each part that is gone had a column lower than all that are left.
       if (taken <= m || taken % m || std::countr_zero(set) < parts - taken / m) continue;
-      place[set] = static_cast<int32_t>(count() + static_cast<int64_t>(sets.size()));
-      sets.push_back(set);
-      int64_t companions = 1;
-      for (int i = 1; i < m; ++i) companions = companions * (taken - i) / i;
-      choices += companions;
+      uint32_t bits[kStripeMaxWindow];
+      int count = 0;
+      for (uint32_t left = set; left; left &= left - 1) bits[count++] = left & -left;
+      const auto add = [&](uint32_t part) { choices.push_back({place[part], place[set ^ part]}); };
+      choose(bits, 1, count, m - 1, bits[0], add);
+      place[set] = static_cast<int32_t>(values());
+      starts.push_back(static_cast<int64_t>(choices.size()));
     }
   }
 
   int64_t count() const { return static_cast<int64_t>(subsets.size()) / m; }
-  int64_t values() const { return count() + static_cast<int64_t>(sets.size()); }
+  int64_t values() const { return count() + static_cast<int64_t>(starts.size()) - 1; }
 
-  // Fills in what the best deal of every set keeps, where kept[0 ... count) say what the subsets keep.
+  // Fills in what the best deal of every set keeps, where kept[0 ... count) say what the subsets keep. A set comes after
+  // those it contains.
   void solve(double* kept) const {
-    double* next = kept + count();
-    for (const uint32_t set : sets) best_part(set, kept, *next++);  // a set comes after those it contains
+    for (int64_t set = count(); set < values(); ++set) {
+      double most = 0;
+      for (int64_t c = starts[set - count()]; c < starts[set - count() + 1]; ++c)
+        most = std::max(most, kept[choices[c].part] + kept[choices[c].rest]);
+      kept[set] = most;
+    }
   }
 
-  // The part with the lowest column of a set in the set's best deal; of equals the first in lexicographic order.
-  uint32_t best_part(uint32_t set, const double* kept, double& most) const {
-    uint32_t bits[kStripeMaxWindow], best = 0;
-    int count = 0;
-    for (uint32_t left = set; left; left &= left - 1) bits[count++] = left & -left;
-    most = -1;
-    choose(bits, 1, count, m - 1, bits[0], [&](uint32_t part) {
-      const double value = kept[place[part]] + (part == set ? 0.0 : kept[place[set ^ part]]);
-      if (value > most) most = value, best = part;
-    });
-    return best;
+  // The choice that the best deal of a set makes; of equals the first in lexicographic order.
+  Choice best(int64_t set, const double* kept) const {
+    const Choice* choice = &choices[starts[set - count()]];
+    while (kept[choice->part] + kept[choice->rest] < kept[set]) ++choice;
+    return *choice;
   }
 
   // What the order as it is keeps, added in the order of `best_part`.
@@ -205,7 +211,7 @@ class Refiner {
     for (int64_t g = 0; g < count; ++g)
       if (!untouched(g)) stale.push_back(g);
     const int64_t size = static_cast<int64_t>(stale.size());
-    const int64_t work = a.rows * deals.count() + kChoice * deals.choices;
+    const int64_t work = a.rows * deals.count() + kChoice * static_cast<int64_t>(deals.choices.size());
     const int threads = size * work < kWorthThreads ? 1 : a.threads;
     const int64_t step = std::max<int64_t>(16, kBetweenTells / work);
     for (int64_t from = 0; from < size; from += step) {
@@ -230,14 +236,14 @@ class Refiner {
     std::vector<int64_t> before(deals.width);
     const int32_t* const members = &groups[group * deals.parts];
     for (int i = 0; i < deals.width; ++i) before[i] = a.order[members[i / a.m] * a.m + i % a.m];
-    uint32_t left = (1u << deals.width) - 1;
+    int64_t left = deals.values() - 1;
     for (int p = 0; p < deals.parts; ++p) {
-      double most;
-      const uint32_t part = deals.best_part(left, bench.sums.data(), most);
-      for (int c = 0, i = 0; c < deals.width; ++c)
-        if (part >> c & 1) a.order[members[p] * a.m + i++] = before[c];
+      Choice taken{static_cast<int32_t>(left), 0};
+      if (left >= deals.count()) taken = deals.best(left, bench.sums.data());
+      const uint8_t* const subset = &deals.subsets[taken.part * a.m];
+      for (int i = 0; i < a.m; ++i) a.order[members[p] * a.m + i] = before[subset[i]];
       changed[members[p]] = 1;
-      left ^= part;
+      left = taken.rest;
     }
   }
 
