@@ -1,5 +1,7 @@
 """The search: the golden figure, the same answer on every instruction set and thread count, and its reference."""
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -188,3 +190,34 @@ def test_magnitude_searches_by_absolute_values() -> None:
 def test_refusals(scores: torch.Tensor, pattern: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(PatternError, match=message):
         search(scores, pattern, **options)
+
+
+_OUT_OF_MEMORY = """
+import resource, sys
+import torch
+from twofour import native
+
+extension, row, rows, columns = native.extension(), native.best_row("nm_stripes"), 1 << 16, 64
+memory = torch.rand(columns * rows + 16)
+order = torch.arange(columns)
+
+def search(verb, count, *options):
+    start = memory.data_ptr() + -memory.data_ptr() % 64
+    return getattr(extension, verb)(row, start, rows, count, 2, 4, 0, 2, order.data_ptr(), *options)
+
+search("nm_stripes_assign", 16, 2, 1, 1)  # the team's threads and their heaps exist from here on
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), -1))
+try:
+    search("nm_stripes_assign", columns, 8, 1, 1)  # 2 MB a thread
+except MemoryError as error:
+    print("MemoryError")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the address space as Linux does")
+def test_a_thread_without_memory_raises_and_does_not_end_the_process() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", _OUT_OF_MEMORY], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (run.returncode, run.stdout) == (0, "MemoryError\n"), run.stderr

@@ -21,6 +21,7 @@ inline const char* threads_backend() {
 }
 
 // Calls body(begin, end) on contiguous shares of [0, count), each share a multiple of `grain` except the last.
+// The body must not throw: an exception that leaves a thread of the team ends the process.
 template <class Body>
 static inline void parallel_for(int64_t count, int64_t grain, int threads, const Body& body) {
 #ifdef _OPENMP

@@ -2,7 +2,9 @@
 #include "stripes.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
+#include <exception>
 #include <memory>
 #include <new>
 #include <vector>
@@ -29,6 +31,22 @@ constexpr int64_t kChoice = 16;
 
 // Values summed between two calls of `tell`: less than a second of one core.
 constexpr int64_t kBetweenTells = 5'000'000'000;
+
+// As parallel_for, for a body that allocates: an exception may not leave a thread of a team, which would end the
+// process, so the first is kept and thrown here.
+template <class Body>
+void parallel_for_throwing(int64_t count, int64_t grain, int threads, const Body& body) {
+  std::exception_ptr first;
+  std::atomic_flag taken = ATOMIC_FLAG_INIT;
+  parallel_for(count, grain, threads, [&](int64_t begin, int64_t end) {
+    try {
+      body(begin, end);
+    } catch (...) {
+      if (!taken.test_and_set()) first = std::current_exception();
+    }
+  });
+  if (first) std::rethrow_exception(first);
+}
 
 struct Aligned {
   void operator()(float* p) const { ::operator delete[](p, std::align_val_t{64}); }
@@ -215,7 +233,7 @@ class Refiner {
     const int threads = size * work < kWorthThreads ? 1 : a.threads;
     const int64_t step = std::max<int64_t>(16, kBetweenTells / work);
     for (int64_t from = 0; from < size; from += step) {
-      parallel_for(std::min(step, size - from), 8, threads, [&](int64_t begin, int64_t end) {
+      parallel_for_throwing(std::min(step, size - from), 8, threads, [&](int64_t begin, int64_t end) {
         Bench own(deals);
         for (int64_t i = from + begin; i < from + end; ++i) gains[stale[i]] = look(stale[i], own).gain;
       });
@@ -294,7 +312,7 @@ class Assigner {
   bool deal_all() {
     const int64_t blocks = (stripes + block - 1) / block;
     std::vector<char> gained(blocks);
-    parallel_for(blocks, 1, a.threads, [&](int64_t begin, int64_t end) {
+    parallel_for_throwing(blocks, 1, a.threads, [&](int64_t begin, int64_t end) {
       const Floats least = floats(block * a.rows);
       for (int64_t b = begin; b < end; ++b)
         gained[b] = deal(b * block, std::min((b + 1) * block, stripes) - b * block, least.get());

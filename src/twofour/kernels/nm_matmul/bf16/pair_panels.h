@@ -178,27 +178,21 @@ TWOFOUR_NOINLINE void add_pair_tile(int used, const NmMatmul& a, const RowChunk&
     add_pair_rows<U, 1>(tile + row * 8, values + row * kBf16PanelTile, quads, x, t == 0, y);
 }
 
-// Apart from the loop, as epilogue_of.
-TWOFOUR_NOINLINE __m512 activated(__m512 x, Activation activation) { return apply_activation<Vec>(x, activation); }
-
-// Sums S[row][tokens] of rows [m0, m1) -> y[token][row]. A bfloat16 y without another operand takes 32 rows at a time:
-// rounded and paired before they are transposed, so that a token gets a whole line and half the shuffles do.
-TWOFOUR_NOINLINE void store_pair_sums(const NmMatmul& a, int64_t first, int used, int64_t m0, int64_t m1,
-                                      const float* sums) {
+// Sums S[row][tokens] of rows [m0, m1), a multiple of 32 -> bfloat16 y[token][row] without another operand: rounded and
+// paired before they are transposed, so that a token gets a whole line and half the shuffles do.
+template <Activation kind>
+TWOFOUR_NOINLINE void store_pairs_as(const NmMatmul& a, int64_t first, int used, int64_t m0, int64_t m1,
+                                     const float* sums) {
   const int64_t stride = panel_stride(used) * Vec::width;
-  const bool paired = a.y_type == Type::bf16 && a.epilogue.combine == Combine::none;
-  const int64_t whole = paired ? (m1 - m0) / 32 * 32 : 0;
-  if (whole < m1 - m0) unpack_sums<Vec>(a, first, used, m0 + whole, m1, sums + whole * stride);
   const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
                                               23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   for (int u = 0; u < used; u++)
-    for (int64_t m = m0; m < m0 + whole; m += 32) {
+    for (int64_t m = m0; m < m1; m += 32) {
       const int64_t token = first + u * Vec::width;
       const float* from = sums + (m - m0) * stride + u * Vec::width;
       const auto row = [&](int i) {
         const __m512 sum = Vec::load(from + i * stride);
-        const __m512 biased = a.bias == nullptr ? sum : _mm512_add_ps(sum, _mm512_set1_ps(a.bias[m + i]));
-        return a.epilogue.plain() ? biased : activated(biased, a.epilogue.activation);
+        return activated<kind, Vec, true>(a.bias == nullptr ? sum : _mm512_add_ps(sum, _mm512_set1_ps(a.bias[m + i])));
       };
       __m512 t[16];
       TWOFOUR_UNROLL
@@ -210,6 +204,18 @@ TWOFOUR_NOINLINE void store_pair_sums(const NmMatmul& a, int64_t first, int used
       for (int i = 0; i < 16 && token + i < a.tokens; i++)
         _mm512_storeu_ps(const_cast<char*>(element(a.y, a.y_type, (token + i) * a.y_stride + m)), t[i]);
     }
+}
+
+// Sums S[row][tokens] of rows [m0, m1) -> y[token][row], 32 rows at a time where the epilogue allows it.
+void store_pair_sums(const NmMatmul& a, int64_t first, int used, int64_t m0, int64_t m1, const float* sums) {
+  const int64_t stride = panel_stride(used) * Vec::width;
+  const bool paired = a.y_type == Type::bf16 && a.epilogue.combine == Combine::none;
+  const int64_t whole = paired ? (m1 - m0) / 32 * 32 : 0;
+  if (whole < m1 - m0) unpack_sums<Vec>(a, first, used, m0 + whole, m1, sums + whole * stride);
+  if (whole > 0)
+    with_activation(a.epilogue.activation, [&](auto constant) {
+      store_pairs_as<decltype(constant)::value>(a, first, used, m0, m0 + whole, sums);
+    });
 }
 
 // Panels of up to kPairVectors vectors of tokens, evenly filled.
