@@ -116,3 +116,17 @@ class EncoderLayer(nn.Module):
         y = functional.scaled_dot_product_attention(q, k, v, seen)
         x = self.first(x + self.dropout(self.out(y.transpose(1, 2).reshape(batch, length, width))))
         return self.second(x + self.dropout(self.down(functional.gelu(self.up(x)))))
+
+
+class Cached(nn.Module):
+    """One decoding step; `given_back`: the caller wants the joined keys too."""
+
+    def __init__(self, given_back: bool) -> None:
+        super().__init__()
+        self.project, self.given_back = nn.Linear(32, 96), given_back
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.project(x).chunk(3, -1))
+        joined = torch.cat([keys, k], 2)
+        seen = functional.scaled_dot_product_attention(q, joined, torch.cat([values, v], dim=-2))
+        return (seen, joined) if self.given_back else (seen,)

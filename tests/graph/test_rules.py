@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.graph.small import Encoder, GatedBlock, PreNormBlock, RMSNorm
+from tests.graph.small import Cached, Encoder, GatedBlock, PreNormBlock, RMSNorm
 from twofour.capture import Graph, capture
-from twofour.graph import Product, Program, fuse, simplify
+from twofour.graph import Product, Program, arrange, fuse, lower_activations, simplify
 
 
 def captured(model: nn.Module, *inputs: Tensor) -> tuple[Graph, dict[str, int]]:
@@ -38,6 +38,18 @@ def test_a_gated_block_takes_gate_and_residual_into_products() -> None:
     assert counts["attention fused"] == 1
     kinds = {(p.epilogue.activation, p.epilogue.combine) for p in products(graph)}
     assert kinds == {("none", "none"), ("silu", "multiply"), ("none", "add")}
+
+
+@pytest.mark.parametrize("given_back", [False, True])
+@pytest.mark.parametrize("low", [False, True])
+def test_a_cache_is_not_copied_for_the_next_token(given_back: bool, low: bool) -> None:
+    graph, counts = captured(Cached(given_back), torch.randn(2, 1, 32), *torch.randn(2, 2, 4, 6, 8))
+    assert counts["attention fused"] == 1
+    if low:
+        lower_activations(graph.module)
+    assert arrange(graph.module) == {"heads read in place": 0}
+    joins = [node for node in graph.module.graph.nodes if node.target is torch.ops.aten.cat.default]
+    assert len(joins) == (2 if given_back else 0)
 
 
 def test_addmm_and_gelu_written_out() -> None:

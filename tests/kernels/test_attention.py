@@ -97,6 +97,30 @@ def test_columns_of_products(isa: str, dtype: torch.dtype, apart: bool) -> None:
         attention_of_columns(a.double(), b.double(), c.double(), begins, sizes, width)
 
 
+@SETTINGS
+@hypothesis.given(
+    sizes=st.tuples(*(st.integers(1, most) for most in (2, 2, 2, 9, 40, 40, 40))), more=st.integers(0, 20)
+)
+def test_keys_behind_a_cache_are_those_of_both_joined(isa: str, sizes: tuple[int, ...], more: int) -> None:
+    q, k, v = operands(*sizes)
+    added = [torch.randn(*t.shape[:2], more, t.shape[3]) for t in (k, v)]
+    mask = torch.rand(q.shape[0], 1, q.shape[2], k.shape[2] + more) > 0.3
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b, c, d, e = (t.to(dtype) for t in (q, k, v, *added))
+        for options in ({"mask": mask}, {"causal": True}):
+            want = attention(a, torch.cat([b, d], 2), torch.cat([c, e], 2), **options)
+            assert torch.equal(attention(a, b, c, **options, k_added=d, v_added=e), want)
+            spread = [torch.stack([t, t], -1)[..., 0] for t in (d, e)]  # every second number
+            assert torch.equal(attention(a, b, c, **options, k_added=spread[0], v_added=spread[1]), want)
+
+
+def test_keys_that_cannot_stand_behind_the_others() -> None:
+    q, k, v = operands(1, 2, 1, 1, 5, 8, 8)
+    for added in ((k, None), (None, v), (k.double(), v.double()), (k[:, :1], v), (k, v[:, :, :2]), (k[..., :4], v)):
+        with pytest.raises(KernelError, match="the added keys and values of attention do not fit"):
+            attention(q, k, v, k_added=added[0], v_added=added[1])
+
+
 def test_a_query_that_sees_no_key_answers_zeros(isa: str) -> None:
     q, k, v = operands(1, 1, 1, 5, 7, 16, 16)
     mask = torch.ones(5, 7, dtype=torch.bool)
@@ -131,7 +155,10 @@ def test_two_threads_agree_with_one() -> None:
 
 def test_registered_operator() -> None:
     q, k, v = operands(1, 2, 1, 5, 5, 8, 8)
-    torch.library.opcheck(torch.ops.twofour.attention.default, (q, k, v), test_utils=("test_schema", "test_faketensor"))
+    for behind in ((), (None, None, False, k, v)):
+        torch.library.opcheck(
+            torch.ops.twofour.attention.default, (q, k, v, *behind), test_utils=("test_schema", "test_faketensor")
+        )
 
 
 def test_operands_that_do_not_fit() -> None:

@@ -1,4 +1,7 @@
-"""torch's attention operator becomes ours where it computes the same: float32, no dropout."""
+"""torch's attention operator becomes ours where it computes the same: float32, no dropout.
+
+Keys and values that were only joined for it, a cache and the new tokens, are read where they stand.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from twofour.graph.base import Rule, argument, aten, calls, insert, is_float32, replace_with, value
+from twofour.graph.base import Rule, argument, aten, calls, insert, is_float32, replace_with, same_axes, value
 from twofour.kernels.attention import attention
 
 
@@ -20,7 +23,10 @@ def rewrite(module: fx.GraphModule) -> int:
         if argument(node, 4, "dropout_p", 0.0) != 0.0 or not _fits(q, k, v, mask):
             continue
         causal, scale = argument(node, 5, "is_causal", False), argument(node, 6, "scale")
-        replace_with(node, insert(node, attention, (q, k, v, mask, scale, causal), node))
+        (k, k_added), (v, v_added) = _parts(k), _parts(v)
+        if not _cut_alike((k, k_added), (v, v_added)):
+            (k, v), k_added, v_added = node.args[1:3], None, None
+        replace_with(node, insert(node, attention, (q, k, v, mask, scale, causal, k_added, v_added), node))
         count += 1
     return count
 
@@ -30,6 +36,22 @@ def _fits(q: Any, k: Any, v: Any, mask: Any) -> bool:
         return False
     found = value(mask)
     return mask is None or (isinstance(found, Tensor) and found.dtype in (torch.bool, torch.float32))
+
+
+def _parts(joined: Any) -> tuple[Any, Any]:
+    """Return the two tensors that a concatenation of keys alone joins, if nothing else reads it; else it and None."""
+    if joined.target is not aten.cat.default or len(joined.users) != 1 or argument(joined, 1, "dim", 0) not in (2, -2):
+        return joined, None
+    parts: Any = joined.args[0]
+    two = len(parts) == 2 and all(is_float32(part) and value(part).ndim == 4 for part in parts)
+    return (parts[0], parts[1]) if two else (joined, None)
+
+
+def _cut_alike(keys: tuple[Any, Any], values: tuple[Any, Any]) -> bool:
+    """Whether both are joined of two parts at the same place; together they are as long, which attention demands."""
+    if keys[1] is None or values[1] is None:
+        return False
+    return any(same_axes(value(k).shape[2:3], value(v).shape[2:3]) for k, v in zip(keys, values, strict=True))
 
 
 ATTENTION = Rule("attention fused", rewrite)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from twofour.graph.base import Rule, aten, calls, insert, replace_with, same_axes, value
+from twofour.graph.base import Rule, argument, aten, calls, insert, replace_with, same_axes, value
 from twofour.kernels.attention import attention, attention_of_columns
 
 _SPLITS = (aten.view.default, aten.reshape.default, aten.unflatten.int)
@@ -18,6 +18,8 @@ def rewrite(module: fx.GraphModule) -> int:
     """Replace attention between a splitting into heads and their joining; wanted after products have their kernels."""
     count = 0
     for node in calls(module.graph, attention):
+        if argument(node, 6, "k_added") is not None:
+            continue
         operands = [_columns(operand) for operand in node.args[:3]]
         last = _joined(node)
         if last is None or any(found is None for found in operands):
@@ -27,7 +29,7 @@ def rewrite(module: fx.GraphModule) -> int:
         heads = isinstance(width, int) and all(isinstance(size, int) and size % width == 0 for size in sizes)
         if not heads or value(node.args[0]).shape[-1] != width or not same_axes(value(last).shape[-1:], sizes[:1]):
             continue
-        args = *sources, begins, sizes, width, *node.args[3:]
+        args = *sources, begins, sizes, width, *node.args[3:6]
         new = insert(last, attention_of_columns, args, last, label="attention")
         replace_with(last, new)
         count += 1

@@ -83,8 +83,8 @@ class _Lowering:
         sources = [source for source in node.all_input_nodes if is_float32(source) or source in self.low]
         if product_of(node) is not None and is_float32(node):
             self.lower(node, sources)
-        elif node.target is attention and all(operand in self.low for operand in args[1:3]):
-            self.lower(node, [operand for operand in args[:3] if isinstance(operand, fx.Node)])
+        elif node.target is attention and all(operand in self.low for operand in (*args[1:3], *_added(node))):
+            self.lower(node, [operand for operand in (*args[:3], *_added(node)) if isinstance(operand, fx.Node)])
         elif node.target in (norm, norm_in_place):
             self.normalise(node)
         elif node.target in _VIEWS and args[0] in self.low:
@@ -143,6 +143,11 @@ class _Lowering:
         new = insert(_behind(source), aten.to.dtype, (source, dtype), source)
         new.meta["val"] = value(source).to(dtype)
         return new
+
+
+def _added(attending: fx.Node) -> list[fx.Node]:
+    """Return the keys and values that stand behind the cache."""
+    return [operand for operand in attending.args[6:8] if isinstance(operand, fx.Node)]
 
 
 def _behind(node: fx.Node) -> fx.Node:

@@ -13,9 +13,18 @@ struct Strides {
 
 enum class AttentionMask { none, add, keep };  // add: float32, added to the scores; keep: bytes, 0 hides the key
 
+// Keys or values in one or two places: a cache and what is new behind it. `first` is how many rows stand in the cache.
+template <class E>
+struct Parts {
+  const E *cache, *added;
+  int64_t cache_row, added_row, first;
+  const E* at(int64_t row) const { return row < first ? cache + row * cache_row : added + (row - first) * added_row; }
+};
+
 // One call. q (batch, heads, queries, width), k (batch, key_heads, keys, width), v (batch, key_heads, keys,
 // value_width), out (batch, heads, queries, value_width). `heads` is a multiple of `key_heads`: neighbours share keys.
 // `mask` covers (batch, heads, queries, keys), strides of 0 repeat it. `causal` hides key j from query i where j > i.
+// Keys and values from `first_keys` on stand in k_added and v_added (batch, key_heads, keys - first_keys, ..).
 // A query that sees no key answers zeros. q, k, v and out are of the kernel's type, float32 or bfloat16.
 struct Attention {
   const void *q, *k, *v;
@@ -27,6 +36,25 @@ struct Attention {
   int64_t batch, heads, key_heads, queries, keys, width, value_width;
   float scale;
   bool causal;
+  const void *k_added, *v_added;
+  Strides k_added_strides, v_added_strides;
+  int64_t first_keys;  // `keys` where all stand in k and v
+
+  template <class E>
+  Parts<E> key_rows(int64_t b, int64_t h) const {
+    return parts<E>(k, k_strides, k_added, k_added_strides, b, h);
+  }
+  template <class E>
+  Parts<E> value_rows(int64_t b, int64_t h) const {
+    return parts<E>(v, v_strides, v_added, v_added_strides, b, h);
+  }
+
+ private:
+  template <class E>
+  Parts<E> parts(const void* cache, const Strides& s, const void* added, const Strides& t, int64_t b, int64_t h) const {
+    const E* behind = added == nullptr ? nullptr : static_cast<const E*>(added) + t.at(b, h);
+    return {static_cast<const E*>(cache) + s.at(b, h), behind, s.row, t.row, first_keys};
+  }
 };
 
 // One row of the table. `run` computes items [begin, end) of batch * heads; `workspace` is 64-byte aligned, of

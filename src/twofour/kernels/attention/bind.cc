@@ -40,10 +40,10 @@ void bind_attention(nb::module_& m) {
     for (const auto& k : kKernels) rows.append(nb::make_tuple(k.name, k.isa, k.dtype));
     return rows;
   });
-  // `at`: addresses of q, k, v, out and mask; `strides`: batch, head and row of each; `sizes`: batch, heads, key_heads,
-  // queries, keys, width, value_width.
-  m.def("attention", [](int index, std::array<uintptr_t, 5> at, std::array<int64_t, 15> strides,
-                        std::array<int64_t, 7> sizes, int mask_kind, float scale, bool causal, int threads) {
+  // `at`: addresses of q, k, v, out, mask, and of the keys and values behind k's and v's (0: there are none); `strides`:
+  // batch, head and row of each; `sizes`: batch, heads, key_heads, queries, keys, width, value_width, keys in k.
+  m.def("attention", [](int index, std::array<uintptr_t, 7> at, std::array<int64_t, 21> strides,
+                        std::array<int64_t, 8> sizes, int mask_kind, float scale, bool causal, int threads) {
     static Scratch scratch;
     const AttentionKernel& kernel = row(kKernels, index);
     if (mask_kind < 0 || mask_kind > 2) throw nb::value_error("no such kind of mask");
@@ -51,7 +51,8 @@ void bind_attention(nb::module_& m) {
     Attention args{pointer<const void>(at[0]), pointer<const void>(at[1]), pointer<const void>(at[2]),
                    pointer<void>(at[3]), stride(0), stride(1), stride(2), stride(3),
                          pointer<const void>(at[4]), static_cast<AttentionMask>(mask_kind), stride(4), sizes[0],
-                         sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], scale, causal};
+                         sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], scale, causal,
+                   pointer<const void>(at[5]), pointer<const void>(at[6]), stride(5), stride(6), sizes[7]};
     nb::gil_scoped_release release;
     if (args.mask_kind == AttentionMask::keep && keeps_all(args)) args.mask_kind = AttentionMask::none;
     parallel_for(args.batch * args.heads, 1, threads, [&](int64_t begin, int64_t end) {

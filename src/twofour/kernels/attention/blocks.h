@@ -39,8 +39,8 @@ struct Blocks {
     for (int64_t item = begin, packed = -1; item < end; ++item) {
       const int64_t batch = item / a.heads, head = item % a.heads, key_head = head / (a.heads / a.key_heads);
       if (const int64_t source = batch * a.key_heads + key_head; source != packed) {
-        pack_keys(a, plan, static_cast<const E*>(a.k) + a.k_strides.at(batch, key_head), keys);
-        pack_values(a, plan, static_cast<const E*>(a.v) + a.v_strides.at(batch, key_head), values);
+        pack_keys(a, plan, a.template key_rows<E>(batch, key_head), keys);
+        pack_values(a, plan, a.template value_rows<E>(batch, key_head), values);
         packed = source;
       }
       const E* q = static_cast<const E*>(a.q) + a.q_strides.at(batch, head);
@@ -61,7 +61,7 @@ struct Blocks {
   }
 
   // Writes keys (keys, width) as panels of kWide keys side by side, zeros behind the last one.
-  static void pack_keys(const Attention& a, const Plan& plan, const E* k, float* panels) {
+  static void pack_keys(const Attention& a, const Plan& plan, const Parts<E>& k, float* panels) {
     constexpr int kWidth = V::width;
     for (int64_t key = 0; key < round_up(a.keys, kWide); key += kWidth) {
       float* panel = panels + key / kWide * kWide * plan.width + key % kWide;
@@ -71,7 +71,7 @@ struct Blocks {
         const int64_t numbers = least(a.width - cell * C::step, kWidth * C::step);
         reg t[kWidth];
         for (int i = 0; i < kWidth; ++i)
-          t[i] = i < present ? C::load(k + (key + i) * a.k_strides.row + cell * C::step, numbers) : V::zero();
+          t[i] = i < present ? C::load(k.at(key + i) + cell * C::step, numbers) : V::zero();
         V::transpose(t);
         for (int i = 0; i < cells; ++i) V::store(panel + (cell + i) * kWide, t[i]);
       }
@@ -79,11 +79,12 @@ struct Blocks {
   }
 
   // Writes values (keys, value_width) as panels of kWide columns, zeros behind the last one and below the last key.
-  static void pack_values(const Attention& a, const Plan& plan, const E* v, float* panels) {
+  static void pack_values(const Attention& a, const Plan& plan, const Parts<E>& v, float* panels) {
     for (int64_t column = 0; column < a.value_width; column += kWide, panels += plan.depth * kWide)
       for (int64_t cell = 0; cell < plan.depth; ++cell) {
-        const E* row = v + cell * C::step * a.v_strides.row + column;
-        const E* next = cell * C::step + 1 < a.keys ? row + a.v_strides.row : nullptr;
+        const int64_t key = cell * C::step;
+        const E* row = v.at(key) + column;
+        const E* next = key + 1 < a.keys ? v.at(key + 1) + column : nullptr;
         for (int64_t c = 0; c < kWide; c += V::width) {
           const int64_t left = least(a.value_width - column - c, V::width);
           const reg found = left > 0 ? C::load_column(row + c, next ? next + c : nullptr, left) : V::zero();

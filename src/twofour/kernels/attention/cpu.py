@@ -13,12 +13,20 @@ DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 _LIBRARY = torch.library.Library("twofour", "FRAGMENT")
 _LIBRARY.define(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, float? scale=None, bool causal=False) -> Tensor"
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, float? scale=None, bool causal=False, "
+    "Tensor? k_added=None, Tensor? v_added=None) -> Tensor"
 )
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None, causal: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    k_added: Tensor | None = None,
+    v_added: Tensor | None = None,
 ) -> Tensor:
     """Return softmax(scale q k^T + mask) v, as `torch.nn.functional.scaled_dot_product_attention` does.
 
@@ -29,6 +37,9 @@ def attention(
         mask: Broadcasts to (batch, heads, queries, keys): bool (False hides) or float32 (added); None hides nothing.
         scale: Factor of the scores; default width ** -0.5.
         causal: Key j is hidden from query i where j > i.
+        k_added: Keys behind those of `k`, (batch, key heads, more keys, width) of its dtype: the answer is that of both
+            concatenated, and a cache is not copied to add a token. With `v_added` or not at all.
+        v_added: Values behind those of `v`, (batch, key heads, more keys, value width).
 
     Returns:
         (batch, heads, queries, value width) of q's dtype, in the order of (batch, queries, heads, value width), so that
@@ -38,16 +49,27 @@ def attention(
         KernelError: The operands do not fit.
     """
     if torch.compiler.is_compiling():
-        return torch.ops.twofour.attention(q, k, v, mask, scale, causal)
-    return _attention(q, k, v, mask, scale, causal)
+        return torch.ops.twofour.attention(q, k, v, mask, scale, causal, k_added, v_added)
+    return _attention(q, k, v, mask, scale, causal, k_added, v_added)
 
 
 def _attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None, causal: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    k_added: Tensor | None = None,
+    v_added: Tensor | None = None,
 ) -> Tensor:
-    sizes = _sizes(q, k, v)
-    batch, heads, _, queries, keys, width, value_width = sizes
+    batch, heads, key_heads, queries, first, width, value_width = _sizes(q, k, v)
     q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
+    keys, behind, behind_strides = first, (0, 0), (0,) * 6
+    if k_added is not None or v_added is not None:
+        k_added, v_added = _added(k, v, k_added, v_added)
+        keys, behind = first + k_added.shape[2], (k_added.data_ptr(), v_added.data_ptr())
+        behind_strides = (*k_added.stride()[:3], *v_added.stride()[:3])
     out = torch.empty(batch, queries, heads, value_width, dtype=q.dtype)
     to = out.stride()
     kind, address, steps = 0, 0, (0, 0, 0)
@@ -56,9 +78,9 @@ def _attention(
         address, steps = mask.data_ptr(), mask.stride()[:3]
     native.extension().attention(
         native.best_row("attention", DTYPES[q.dtype]),
-        (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), address),
-        (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], to[0], to[2], to[1], *steps),
-        sizes,
+        (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), address, *behind),
+        (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], to[0], to[2], to[1], *steps, *behind_strides),
+        (batch, heads, key_heads, queries, keys, width, value_width, first),
         kind,
         width**-0.5 if scale is None else scale,
         causal,
@@ -112,9 +134,9 @@ def attention_of_columns(
     strides = (q.stride(0), width, q.stride(1), k.stride(0), width, k.stride(1), v.stride(0), width, v.stride(1))
     native.extension().attention(
         native.best_row("attention", DTYPES[q.dtype]),
-        (*at, out.data_ptr(), address),
-        (*strides, queries * sizes[0], width, sizes[0], *steps),
-        (batch, heads, key_heads, queries, keys, width, width),
+        (*at, out.data_ptr(), address, 0, 0),
+        (*strides, queries * sizes[0], width, sizes[0], *steps, 0, 0, 0, 0, 0, 0),
+        (batch, heads, key_heads, queries, keys, width, width, keys),
         kind,
         width**-0.5 if scale is None else scale,
         causal,
@@ -147,6 +169,26 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int, int, in
     )
 
 
+def _added(k: Tensor, v: Tensor, k_added: Tensor | None, v_added: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return further keys and values with a contiguous last axis, or refuse what cannot stand behind `k` and `v`."""
+    if k_added is not None and v_added is not None and k_added.ndim == v_added.ndim == 4:
+        pairs = ((k, k_added), (v, v_added))
+        alike = all(a.dtype is b.dtype and b.is_cpu and _beside(a) == _beside(b) for a, b in pairs)
+        if alike and k_added.shape[2] == v_added.shape[2]:
+            last = (t if t.stride(3) == 1 else t.contiguous() for t in (k_added, v_added))
+            return next(last), next(last)
+    given = (("k", k), ("v", v), ("k_added", k_added), ("v_added", v_added))
+    raise KernelError(
+        "the added keys and values of attention do not fit",
+        got=", ".join(f"{name} {None if t is None else (t.dtype, tuple(t.shape))}" for name, t in given),
+        wanted="both or neither, on cpu: as k and v but for the number of keys, which both share",
+    )
+
+
+def _beside(t: Tensor) -> tuple[int, int, int]:
+    return t.shape[0], t.shape[1], t.shape[3]
+
+
 def _mask(mask: Tensor, shape: tuple[int, int, int, int]) -> tuple[Tensor, int]:
     """Return the mask expanded with a contiguous last axis, and its `AttentionMask`."""
     kinds = {torch.float32: 1, torch.bool: 2}
@@ -164,7 +206,14 @@ def _mask(mask: Tensor, shape: tuple[int, int, int, int]) -> tuple[Tensor, int]:
 
 
 def _fake(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None, causal: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    k_added: Tensor | None = None,
+    v_added: Tensor | None = None,
 ) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
 

@@ -20,8 +20,7 @@ struct FewQueries {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t batch = item / a.heads, head = item % a.heads, key_head = head / (a.heads / a.key_heads);
       const E* q = static_cast<const E*>(a.q) + a.q_strides.at(batch, head);
-      const E* k = static_cast<const E*>(a.k) + a.k_strides.at(batch, key_head);
-      const E* v = static_cast<const E*>(a.v) + a.v_strides.at(batch, key_head);
+      const Parts<E> k = a.template key_rows<E>(batch, key_head), v = a.template value_rows<E>(batch, key_head);
       E* out = static_cast<E*>(a.out) + a.out_strides.at(batch, head);
       for (int64_t row = 0; row < a.queries; ++row) {
         const int64_t seen = a.causal && row + 1 < a.keys ? row + 1 : a.keys;
@@ -33,7 +32,7 @@ struct FewQueries {
   }
 
   // As many keys at once as a vector holds: their dot products are summed across by one transposition.
-  static void score(const Attention& a, const E* q, const E* k, int64_t seen, float* scores) {
+  static void score(const Attention& a, const E* q, const Parts<E>& k, int64_t seen, float* scores) {
     const reg scale = V::all(a.scale * kLog2E);
     for (int64_t key = 0; key < seen; key += V::width) {
       reg dots[V::width];
@@ -44,7 +43,7 @@ struct FewQueries {
 #pragma GCC unroll 16
         for (int i = 0; i < V::width; ++i) {
           const int64_t row = key + i < seen ? key + i : seen - 1;
-          dots[i] = V::fma(x, V::load(k + row * a.k_strides.row + c, left), dots[i]);
+          dots[i] = V::fma(x, V::load(k.at(row) + c, left), dots[i]);
         }
       }
       V::transpose(dots);
@@ -56,7 +55,7 @@ struct FewQueries {
   }
 
   // Four vectors of value columns at a time, two keys deep, so that eight sums hide the latency of the adder.
-  static void weigh(const Attention& a, const float* scores, const E* v, int64_t seen, float weight, E* out) {
+  static void weigh(const Attention& a, const float* scores, const Parts<E>& v, int64_t seen, float weight, E* out) {
     constexpr int kColumns = 4;
     for (int64_t column = 0; column < a.value_width; column += kColumns * V::width) {
       reg even[kColumns], odd[kColumns];
@@ -66,19 +65,19 @@ struct FewQueries {
         counts[c] = left < 0 ? 0 : left < V::width ? left : V::width;
         even[c] = odd[c] = V::zero();
       }
-      const E* from = v + column;
       int64_t key = 0;
-      for (; key + 1 < seen; key += 2, from += 2 * a.v_strides.row) {
+      for (; key + 1 < seen; key += 2) {
+        const E *from = v.at(key) + column, *behind = v.at(key + 1) + column;
         const reg p = V::all(scores[key]), next = V::all(scores[key + 1]);
 #pragma GCC unroll 4
         for (int c = 0; c < kColumns; ++c) {
           even[c] = V::fma(p, V::load(from + c * V::width, counts[c]), even[c]);
-          odd[c] = V::fma(next, V::load(from + a.v_strides.row + c * V::width, counts[c]), odd[c]);
+          odd[c] = V::fma(next, V::load(behind + c * V::width, counts[c]), odd[c]);
         }
       }
       for (int c = 0; c < kColumns; ++c) {
         reg sum = V::add(even[c], odd[c]);
-        if (key < seen) sum = V::fma(V::all(scores[key]), V::load(from + c * V::width, counts[c]), sum);
+        if (key < seen) sum = V::fma(V::all(scores[key]), V::load(v.at(key) + column + c * V::width, counts[c]), sum);
         V::store(out + column + c * V::width, V::mul(sum, V::all(weight)), counts[c]);
       }
     }

@@ -46,7 +46,7 @@ namespace twofour {
 int64_t nm_matmul_2x4_bf16_rows__avx2__workspace(const NmMatmul& a) {
   return row_blocks_workspace<FloatGroups<Vec>>(a);
 }
-void nm_matmul_2x4_bf16_rows__avx2(const NmMatmul& a) { row_blocks<FloatGroups<Vec>>(a); }
+void nm_matmul_2x4_bf16_rows__avx2(const NmMatmul& a) { row_blocks<FloatGroups<Vec>, FetchTwice>(a); }
 
 int64_t nm_matmul_2x4_bf16_panels__avx2__workspace(const NmMatmul& a) {
   return panel_product_workspace<FloatPanel<Vec>, 4, 1>(a);

@@ -8,7 +8,7 @@ namespace twofour {
 int64_t nm_matmul_2x4_bf16_rows__avx512__workspace(const NmMatmul& a) {
   return row_blocks_workspace<FloatGroups<Vec>>(a);
 }
-void nm_matmul_2x4_bf16_rows__avx512(const NmMatmul& a) { row_blocks<FloatGroups<Vec>>(a); }
+void nm_matmul_2x4_bf16_rows__avx512(const NmMatmul& a) { row_blocks<FloatGroups<Vec>, FetchTwice>(a); }
 
 int64_t nm_matmul_2x4_bf16_panels__avx512__workspace(const NmMatmul& a) {
   return panel_product_workspace<FloatPanel<Vec>, 8, 1>(a);

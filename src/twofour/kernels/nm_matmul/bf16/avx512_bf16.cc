@@ -37,7 +37,12 @@ namespace twofour {
 int64_t nm_matmul_2x4_bf16_rows__avx512_bf16__workspace(const NmMatmul& a) {
   return row_blocks_workspace<PairGroups>(a);
 }
-void nm_matmul_2x4_bf16_rows__avx512_bf16(const NmMatmul& a) { row_blocks<PairGroups>(a); }
+void nm_matmul_2x4_bf16_rows__avx512_bf16(const NmMatmul& a) { row_blocks<PairGroups, FetchTwice>(a); }
+
+int64_t nm_matmul_2x4_bf16_rows_near__avx512_bf16__workspace(const NmMatmul& a) {
+  return row_blocks_workspace<PairGroups>(a);
+}
+void nm_matmul_2x4_bf16_rows_near__avx512_bf16(const NmMatmul& a) { row_blocks<PairGroups, FetchOnce>(a); }
 
 int64_t nm_matmul_2x4_bf16_panels__avx512_bf16__workspace(const NmMatmul& a) {
   return pair_product_workspace(a);

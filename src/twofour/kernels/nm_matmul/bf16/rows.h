@@ -17,8 +17,22 @@ using twofour::kBf16RowTile;
 using twofour::kBf16RowUnit;
 
 constexpr int64_t kRowWorkspace = 512 * 1024;  // copied activations per pass over the weights: half of a small L2
-constexpr int64_t kRowFar = 16384, kRowNear = 1024;  // prefetch into L2 and L1
 constexpr int64_t kRowGroups = kBf16RowTile / 4;     // groups of inputs in a unit
+
+// How weights are fetched ahead, as in f32/row_blocks.h: into L2 and then into L1, or once, into L1 alone. Zen 5, a
+// decoding step of GPT-2 small: once takes 0.92 of the time of twice.
+struct FetchTwice {
+  template <class V>
+  static TWOFOUR_INLINE void fetch(const void* p) {
+    V::prefetch(p, 1024, 16384);
+  }
+};
+struct FetchOnce {
+  template <class V>
+  static TWOFOUR_INLINE void fetch(const void* p) {
+    __builtin_prefetch(static_cast<const char*>(p) + 4096, 0, 0);
+  }
+};
 
 // Groups as floats: two permutes and two multiply-adds. Activations are pieces of four floats.
 template <class Vector>
@@ -54,7 +68,7 @@ struct FloatGroups {
 
 // One unit (16 * Halves rows x 32 inputs) against T tokens; x is [group][token]. Two sets of sums where registers
 // allow, so that few tokens are not bound by the latency of the products.
-template <class G, int T, int Halves, int Sets>
+template <class G, class Fetch, int T, int Halves, int Sets>
 TWOFOUR_INLINE void add_unit(const char* unit, const char* x,
                              typename G::V::reg (&acc)[Sets][Halves * (kBf16RowUnit / G::V::width)][T]) {
   using V = typename G::V;
@@ -66,7 +80,7 @@ TWOFOUR_INLINE void add_unit(const char* unit, const char* x,
   for (int v = 0; v < vectors; v++) {
     const char* half = unit + v / per_half * kBf16HalfUnitBytes + v % per_half * V::width * 4;
     index[v] = G::load_index(half);
-    V::prefetch(half, kRowNear, kRowFar);
+    Fetch::template fetch<V>(half);
     values[v] = half + kBf16RowUnit * 4;
   }
   TWOFOUR_UNROLL
@@ -76,7 +90,7 @@ TWOFOUR_INLINE void add_unit(const char* unit, const char* x,
     for (int v = 0; v < vectors; v++) {
       const char* at = values[v] + g * kBf16RowUnit * 4;
       w[v] = G::load_weights(at);
-      V::prefetch(at, kRowNear, kRowFar);
+      Fetch::template fetch<V>(at);
     }
     TWOFOUR_UNROLL
     for (int t = 0; t < T; t++) {
@@ -90,7 +104,7 @@ TWOFOUR_INLINE void add_unit(const char* unit, const char* x,
 }
 
 // Rows [row, row + 16 * Halves) of T tokens from `first` on.
-template <class G, int T, int Halves>
+template <class G, class Fetch, int T, int Halves>
 TWOFOUR_NOINLINE void row_unit(const NmMatmul& a, const char* unit, const char* x, int64_t first, int64_t row) {
   using V = typename G::V;
   constexpr int vectors = Halves * (kBf16RowUnit / V::width);
@@ -105,7 +119,7 @@ TWOFOUR_NOINLINE void row_unit(const NmMatmul& a, const char* unit, const char* 
     }
   }
   for (int64_t k = ceil_div(a.in_features, kBf16RowTile); k > 0; k--) {
-    add_unit<G, T, Halves, Sets>(unit, x, acc);
+    add_unit<G, Fetch, T, Halves, Sets>(unit, x, acc);
     unit += 2 * kBf16HalfUnitBytes;
     x += kRowGroups * T * G::piece;
   }
@@ -124,17 +138,17 @@ TWOFOUR_NOINLINE void row_unit(const NmMatmul& a, const char* unit, const char* 
 }
 
 // Unit u (32 rows) for `tokens` <= T.
-template <class G, int T>
+template <class G, class Fetch, int T>
 void row_unit_of(int64_t tokens, const NmMatmul& a, const char* x, int64_t first, int64_t u) {
   constexpr int Halves = G::V::row_halves;
   if (tokens == T) {
     const int64_t unit_bytes = ceil_div(a.in_features, kBf16RowTile) * 2 * kBf16HalfUnitBytes;
     const char* unit = static_cast<const char*>(a.weight) + u * unit_bytes;
     for (int h = 0; h < 2; h += Halves)
-      row_unit<G, T, Halves>(a, unit + h * kBf16HalfUnitBytes, x, first, (2 * u + h) * kBf16RowUnit);
+      row_unit<G, Fetch, T, Halves>(a, unit + h * kBf16HalfUnitBytes, x, first, (2 * u + h) * kBf16RowUnit);
     return;
   }
-  if constexpr (T > 1) row_unit_of<G, T - 1>(tokens, a, x, first, u);
+  if constexpr (T > 1) row_unit_of<G, Fetch, T - 1>(tokens, a, x, first, u);
 }
 
 // Tokens [first, first + tokens) -> x[group][token], rounded to bfloat16, zero past in_features. Reading rows of x in
@@ -174,7 +188,7 @@ int64_t row_blocks_workspace(const NmMatmul& a) {
   return plan.pieces * plan.bytes;
 }
 
-template <class G>
+template <class G, class Fetch>
 void row_blocks(const NmMatmul& a) {
   if (a.tokens <= 0) return;
   const RowPlan<G> plan(a);
@@ -191,7 +205,7 @@ void row_blocks(const NmMatmul& a) {
       for (int64_t u = u0; u < u1; u++)
         for (int64_t p = p0; p < p1; p++) {
           const int64_t first = plan.begin(a, p), tokens = plan.begin(a, p + 1) - first;
-          row_unit_of<G, G::V::row_tokens>(tokens, a, x + (p - p0) * plan.bytes, first, u);
+          row_unit_of<G, Fetch, G::V::row_tokens>(tokens, a, x + (p - p0) * plan.bytes, first, u);
         }
     }
   });

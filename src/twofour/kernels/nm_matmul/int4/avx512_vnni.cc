@@ -18,7 +18,7 @@ struct Sparse {
     TWOFOUR_UNROLL
     for (int line = 0; line < 3; line++) {
       _mm_prefetch(reinterpret_cast<const char*>(half) + line * 64 + kFar, _MM_HINT_T1);
-      _mm_prefetch(reinterpret_cast<const char*>(half) + line * 64 + kNear, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(half) + line * 64 + kNear, _MM_HINT_NTA);
     }
   }
 
