@@ -1,5 +1,6 @@
 """Training a masked model again, with a control, and going on after an interruption; other ways to become sparse."""
 
+from twofour.training import sdgp
 from twofour.training.distillation import Taught, distilled
 from twofour.training.finetune import finetune, train
 from twofour.training.result import Epoch, Result, Run
@@ -16,6 +17,7 @@ __all__ = [
     "gradual",
     "lora",
     "s_ste",
+    "sdgp",
     "sr_ste",
     "train",
 ]

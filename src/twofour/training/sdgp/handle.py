@@ -1,0 +1,194 @@
+"""Attach and remove: which layers get pruned gradients, and why the others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from twofour.errors import TrainingError
+from twofour.layers import kind_of, matches, require_matches
+from twofour.patterns import Pattern
+from twofour.training.sdgp.modules import STATE, is_on, on_top, put_on, take_off
+from twofour.training.sdgp.rule import EPS, Rule
+from twofour.training.sdgp.state import State
+
+_FORWARDS = {
+    "linear": (nn.Linear.forward,),
+    "conv1d": (nn.Conv1d.forward, nn.Conv1d._conv_forward),
+    "conv2d": (nn.Conv2d.forward, nn.Conv2d._conv_forward),
+}
+FEW_INPUTS = 3
+"""Layers with as few input channels stay exact: the authors' rule for the first convolution of an image."""
+
+
+class Handle:
+    """SDGP as it is attached to a model.
+
+    Attributes:
+        model: The model.
+        rule: How gradients are pruned.
+        layers: Names of the layers whose input gradient is pruned.
+        skipped: Name of each other Linear, convolution, attention or recurrent layer -> why it stays exact.
+    """
+
+    def __init__(self, model: nn.Module, rule: Rule, modules: dict[str, nn.Module], skipped: dict[str, str]) -> None:
+        self.model, self.rule, self.skipped = model, rule, skipped
+        self._modules = modules
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers whose input gradient is pruned, in the model's order."""
+        return tuple(self._modules)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return how often each layer has drawn: with the seed it says where the random modes stand."""
+        return {name: module.__dict__[STATE].draws for name, module in self._attached().items()}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on where `state_dict` was taken.
+
+        Raises:
+            TrainingError: It is of a model with other layers.
+        """
+        if state.keys() != self._modules.keys():
+            differing = sorted(state.keys() ^ self._modules.keys())
+            raise TrainingError(
+                "the state is of other layers", got=f"a difference in {', '.join(differing[:8])}", wanted="these layers"
+            )
+        for name, module in self._attached().items():
+            module.__dict__[STATE].draws = int(state[name])
+
+    def remove(self) -> nn.Module:
+        """Give every layer its exact gradient back; returns the model. Nothing is left behind.
+
+        Raises:
+            TrainingError: It was removed already, or a layer has been parametrised since.
+        """
+        covered = [name for name, module in self._attached().items() if not on_top(module)]
+        if covered:
+            raise TrainingError(
+                "a layer cannot get its own class back",
+                got=f"{type(self._modules[covered[0]]).__name__}, put over ours after `attach`",
+                wanted="the order reversed: what came last goes first",
+                remedy="remove the parametrisation or finish the scheme, then call remove() again",
+                layer=covered[0],
+            )
+        for module in self._modules.values():
+            take_off(module)
+        self._modules = {}
+        return self.model
+
+    def _attached(self) -> dict[str, nn.Module]:
+        if not self._modules or not all(map(is_on, self._modules.values())):
+            raise TrainingError(
+                "SDGP is off already", got="a second remove()", wanted="one", remedy="attach it again to go on with it"
+            )
+        return self._modules
+
+    def __str__(self) -> str:
+        lines = [f"dL/dz {self.rule.pattern}, {self.rule.mode}: {len(self.layers)} layers"]
+        lines += [f"  {name}" for name in self.layers]
+        return "\n".join([*lines, *(f"  {name}: exact, {why}" for name, why in self.skipped.items())])
+
+
+def attach(
+    model: nn.Module,
+    pattern: str | Pattern = "2:4",
+    *,
+    mode: str = "rescaled",
+    skip: str | Sequence[str] = (),
+    seed: int = 0,
+    eps: float = EPS,
+) -> Handle:
+    """From now on Linear, Conv1d and Conv2d compute their input's gradient from a dL/dz pruned N:M along its channels.
+
+    Forward pass, weights, their gradients and the bias's stay exact and dense; keys of the state dict stay. The error
+    compounds: a layer's input gradient is the dL/dz of the layer before.
+
+    Args:
+        model: Any module, masked or not; a single layer is a model too.
+        pattern: "N:M", M up to 32, along the output channels of each layer.
+        mode: "magnitude", "rescaled", "random" or "unbiased"; see `pruned`.
+        skip: Globs of layers to leave exact.
+        seed: Of the random modes: same seed, same masks, also in every process of a DDP group (give each its own,
+            seed + rank, to make their choices independent) and under activation checkpointing.
+        eps: Added to the l1 norm that "rescaled" divides by; the authors' code has 1e-4 under a loss scale of 2^16.
+
+    Returns:
+        A handle: `layers`, `skipped`, `remove()`.
+
+    Example:
+        >>> handle = twofour.training.sdgp.attach(model, "2:4", mode="rescaled")
+        >>> ...  # your own training loop
+        >>> model = handle.remove()
+
+    Raises:
+        PatternError: The pattern is no N:M with M <= 32, or `mode` or `eps` is impossible.
+        LayerError: A glob in `skip` matches no layer.
+        TrainingError: SDGP is attached already, or no layer is left.
+    """
+    rule = Rule.parse(pattern, mode, eps)
+    globs = (skip,) if isinstance(skip, str) else tuple(skip)
+    require_matches(model, globs, "a glob in `skip`")
+    modules: dict[str, nn.Module] = {}
+    skipped: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if is_on(module):
+            raise TrainingError(
+                "SDGP is attached already",
+                got=f"pruned gradients {module.__dict__[STATE].rule.pattern}",
+                wanted="a model without",
+                remedy="handle.remove() first",
+                layer=name,
+            )
+        if kind_of(module) is not None:
+            why = _reason(name, module, rule, globs)
+            if why is None:
+                modules[name] = module
+            else:
+                skipped[name] = why
+    if not modules:
+        raise TrainingError(
+            "no layer can have its gradient pruned",
+            wanted=f"a Linear, Conv1d or Conv2d of at least {rule.m} outputs and more than {FEW_INPUTS} inputs",
+            reasons=[f"{name}: {why}" for name, why in skipped.items()][:16],
+        )
+    for position, (name, module) in enumerate(modules.items()):
+        put_on(module, State(name, rule, _parts(module), seed, position))
+    return Handle(model, rule, modules, skipped)
+
+
+def _parts(module: nn.Module) -> int:
+    groups: Any = getattr(module, "groups", 1)
+    return groups if isinstance(groups, int) else 1
+
+
+def _reason(name: str, module: nn.Module, rule: Rule, globs: Sequence[str]) -> str | None:
+    """Return why a layer stays exact, or None."""
+    kind = kind_of(module)
+    assert kind is not None
+    if any(matches(glob, name) for glob in globs):
+        return "named in `skip`"
+    if type(module) is nn.modules.linear.NonDynamicallyQuantizableLinear:
+        return "attention reads its weight without calling it"
+    if kind.name not in (*_FORWARDS, "hf_conv1d"):
+        return f"{kind.name}: no Linear, Conv1d or Conv2d"
+    if kind.name in _FORWARDS and not _known_forward(module, kind.name):
+        return f"{type(module).__name__} computes in a way of its own"
+    weight = getattr(module, "weight", None)
+    if weight is None or weight.ndim < 2:
+        return "its weight is not materialised"
+    inputs = getattr(module, "in_channels", None) or kind.reduction(module).length(weight.shape)
+    if inputs <= FEW_INPUTS:
+        return f"{inputs} inputs"
+    outputs = kind.rows(module, weight.shape) // _parts(module)
+    if outputs < rule.m:
+        return f"{outputs} output channels{' per group' if _parts(module) > 1 else ''}: no whole group of {rule.m}"
+    return None
+
+
+def _known_forward(module: nn.Module, kind: str) -> bool:
+    own = [getattr(type(module), function.__name__, None) for function in _FORWARDS[kind]]
+    return own == list(_FORWARDS[kind]) and "forward" not in module.__dict__

@@ -1,0 +1,185 @@
+"""What is left of a gradient: four estimators of dL/dz with at most N non-zeros in every M output channels.
+
+Shapes: every function takes (samples, pixels, channels), whatever the strides; groups lie along the channels.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofour import native
+from twofour.errors import PatternError
+from twofour.patterns import NM, Pattern
+from twofour.patterns.nm import mask_row
+
+MODES = ("magnitude", "rescaled", "random", "unbiased")
+
+LARGEST_GROUP = 32
+"""Largest M: the authors' own limit, and what is tested."""
+
+EPS = 1e-4 / 2**16
+"""The authors add 1e-4 to the l1 norm of gradients that their loss scaler has multiplied by 2^16 (its initial value).
+Against gradients without that factor 1e-4 is no guard but a shrinking: maps of an l1 norm of 1e-4 would be halved."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a gradient is pruned.
+
+    Attributes:
+        n: Values kept in a group, 1 <= n <= m; n == m keeps everything.
+        m: Channels in a group, at most 32.
+        mode: One of `MODES`.
+        eps: Added to the l1 norm that "rescaled" divides by.
+    """
+
+    n: int
+    m: int
+    mode: str = "rescaled"
+    eps: float = EPS
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n <= self.m <= LARGEST_GROUP:
+            raise PatternError(
+                "the pattern of a gradient is impossible", got=f"{self.n}:{self.m}", wanted="1 <= N <= M <= 32"
+            )
+        if self.mode not in MODES:
+            raise PatternError(
+                "the mode of gradient pruning is unknown", got=repr(self.mode), wanted=" or ".join(map(repr, MODES))
+            )
+        if not 0 <= self.eps < float("inf"):
+            raise PatternError("`eps` is impossible", got=repr(self.eps), wanted="a number of at least 0")
+
+    @classmethod
+    def parse(cls, pattern: str | Pattern, mode: str, eps: float) -> Rule:
+        """Read "N:M" or an N:M pattern; unlike a weight's, N may equal M: everything is kept, a control.
+
+        Raises:
+            PatternError: It is none, or `mode` or `eps` is impossible.
+        """
+        if isinstance(pattern, NM):
+            return cls(pattern.n, pattern.m, mode, eps)
+        found = re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})", pattern.strip()) if isinstance(pattern, str) else None
+        if found is None:
+            raise PatternError(
+                "the pattern of a gradient is not N:M",
+                got=repr(pattern),
+                wanted='"2:4", "1:4", "8:16", ..., M up to 32',
+            )
+        return cls(int(found[1]), int(found[2]), mode, eps)
+
+    @property
+    def pattern(self) -> str:
+        """The text "N:M"."""
+        return f"{self.n}:{self.m}"
+
+    @property
+    def draws(self) -> bool:
+        """Whether the choice is random."""
+        return self.mode in ("random", "unbiased") and self.n < self.m
+
+
+def pruned(gradient: Tensor, rule: Rule, *, parts: int = 1, generator: torch.Generator | None = None) -> Tensor:
+    """Return dL/dz with at most n of every m consecutive channels non-zero.
+
+    * "magnitude" keeps the largest |g|, the lowest channel winning ties, NaN above all.
+    * "rescaled" keeps the same and multiplies each (sample, channel) by sum |g| / (sum |kept g| + eps), both sums over
+      its pixels in float32 (float64 for float64), so that its l1 norm stays (the authors' `maxnorm`).
+    * "random" keeps a uniform choice, without rescaling, as the authors do: the expectation is n/m of g.
+    * "unbiased" keeps g_i / p_i with probability p_i: the estimator of least variance, see `_unbiased`.
+
+    The last channels that fill no group of m (of each of `parts`) are kept as they are.
+
+    Args:
+        gradient: (samples, pixels, channels), floating, any strides.
+        rule: What to keep.
+        parts: Equal parts of the channels that groups may not straddle: the groups of a convolution.
+        generator: What random choices are drawn from, on the gradient's device; drawn in the order of the shape, so the
+            memory format does not matter.
+
+    Returns:
+        The pruned gradient, same shape and dtype, strides preserved where they are dense.
+    """
+    split = gradient.unflatten(-1, (parts, -1))
+    whole = split.shape[-1] // rule.m * rule.m
+    if rule.n == rule.m or whole == 0 or gradient.numel() == 0:
+        return gradient
+    groups = split[..., :whole].unflatten(-1, (-1, rule.m))
+    if rule.mode == "unbiased":
+        result = split.clone()
+        result[..., :whole] = _unbiased(groups, rule.n, generator).flatten(-2)
+        return result.flatten(-2)
+    scores = groups
+    if rule.mode == "random":
+        scores = torch.rand(groups.shape, generator=generator, device=gradient.device)
+    keep = torch.ones(split.shape, dtype=torch.bool, device=gradient.device)
+    keep[..., :whole] = largest(scores, rule.n).flatten(-2)
+    kept = gradient.clone().masked_fill_(keep.logical_not_().flatten(-2), 0)  # a clone keeps the strides
+    return _rescaled(gradient, kept, rule.eps) if rule.mode == "rescaled" else kept
+
+
+def largest(scores: Tensor, n: int) -> Tensor:
+    """Return the mask of the `n` largest |scores| along the last axis; the lowest index wins ties, NaN is largest.
+
+    Unlike `Pattern.project` it takes NaN and infinity, which a loss scaler meets now and then and must get to see.
+    """
+    if scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.bfloat16, torch.float16):
+        ranked = scores.float().contiguous()
+        keep = torch.empty(ranked.shape, dtype=torch.bool)
+        m = ranked.shape[-1]
+        at = (ranked.data_ptr(), keep.data_ptr())
+        if native.extension().nm_mask(mask_row(n, m), *at, ranked.numel() // m, n, m, True, native.threads()):
+            return keep
+    return largest_reference(scores, n)
+
+
+def largest_reference(scores: Tensor, n: int) -> Tensor:
+    """Do what `largest` does in plain torch, on any device."""
+    best = scores.abs().sort(dim=-1, descending=True, stable=True).indices[..., :n]
+    return torch.zeros(scores.shape, dtype=torch.bool, device=scores.device).scatter_(-1, best, True)
+
+
+def _rescaled(gradient: Tensor, kept: Tensor, eps: float) -> Tensor:
+    exact = torch.promote_types(gradient.dtype, torch.float32)
+    before, after = (torch.linalg.vector_norm(g, 1, dim=1, keepdim=True, dtype=exact) for g in (gradient, kept))
+    factor = before / (after + eps)
+    return kept.mul_(factor.masked_fill_(after == 0, 0))
+
+
+def _unbiased(groups: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
+    """Return g_i / p_i for n values drawn from every group, each with probability p_i = min(1, c |g_i|), sum p_i = n.
+
+    Any estimator X of g that is unbiased and non-zero with probability p_i has a second moment of g_i^2 / p_i at
+    least (Cauchy-Schwarz), reached when its non-zero value is always g_i / p_i; with at most n non-zeros sum p_i <= n.
+    The sum of g_i^2 / p_i under that bound is least where p_i is proportional to |g_i|, capped at 1 (Lagrange). So
+    this is the N:M mask of least total variance; for 1:2 it is Chmiel et al. 2022 (arXiv 2203.10991): sign(a)
+    (|a| + |b|) with probability |a| / (|a| + |b|). The largest k values of a group are capped: k is the least number
+    for which the next largest, a, has (n - k) a <= the sum of all but the k largest. They are kept as they are; each
+    other value that is drawn becomes sign(g) times that sum over (n - k). Groups with at most n non-zeros are exact.
+
+    Drawing exactly n with these probabilities: systematic sampling. Value i is drawn when an integer plus u, u uniform
+    in [0, 1), falls into its piece of the cumulated p: one random number for a group.
+
+    A group with NaN or infinity stays as it is, for a loss scaler to see.
+    """
+    exact = torch.promote_types(groups.dtype, torch.float32)
+    size = groups.abs().to(exact)
+    ordered = size.sort(dim=-1, descending=True).values
+    rest = ordered.flip(-1).cumsum(-1).flip(-1)[..., :n]  # rest[k]: the sum of all but the k largest
+    left = torch.arange(n, 0, -1, device=groups.device, dtype=exact)  # n - k
+    over = left * ordered[..., :n] > rest  # for k = 0, 1, ...: true while the next largest must be capped
+    capped = over.to(torch.int64).cumprod(-1).sum(-1, keepdim=True).clamp_(max=n - 1)
+    share = rest.gather(-1, capped) / left.expand_as(rest).gather(-1, capped)
+    p = torch.where(size >= share, (size > 0).to(exact), size / share.clamp(min=torch.finfo(exact).tiny))
+    end = p.cumsum(-1)
+    end[..., -1] = end[..., -1].round()  # n, or the number of non-zeros
+    u = torch.rand(groups.shape[:-1], generator=generator, device=groups.device, dtype=exact).unsqueeze(-1)
+    ceiling = (end - u).ceil_()
+    drawn = torch.diff(ceiling, dim=-1, prepend=torch.zeros_like(u)) > 0
+    value = torch.where(p < 1, share * groups.sign(), groups).to(groups.dtype)
+    broken = ~torch.isfinite(size).all(-1, keepdim=True)
+    return torch.where(broken, groups, value.masked_fill(~drawn, 0))
