@@ -26,7 +26,13 @@ def test_every_kernel_row_is_documented() -> None:
     extension = native.extension()
     names = [row.name for row in (*rows(), *convolutions())]
     names += [
-        row[0] for row in (*extension.nm_mask_rows(), *extension.nm_compress_rows(), *extension.nm_stripes_rows())
+        row[0]
+        for row in (
+            *extension.nm_mask_rows(),
+            *extension.nm_tiles_rows(),
+            *extension.nm_compress_rows(),
+            *extension.nm_stripes_rows(),
+        )
     ]
     names += [row[0] for row in (*extension.attention_rows(), *extension.norm_rows())]
     assert [name for name in names if f"`{name}`" not in page] == []

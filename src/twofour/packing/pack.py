@@ -12,7 +12,7 @@ from twofour.errors import PackingError
 from twofour.packing.header import DTYPES, Header
 from twofour.packing.indices import decode, encode, row_bytes
 from twofour.packing.quantize import GROUPS, INT4_LARGEST, INT4_LEAST, dequantize, to_int4, to_int8
-from twofour.patterns import NM, VNM, PairedNM, Pattern, parse
+from twofour.patterns import NM, VNM, PairedNM, Pattern, Transposable, parse
 from twofour.patterns.base import is_finite, non_finite, require_groups
 
 
@@ -108,7 +108,8 @@ def pack(
 
     Args:
         weight: Dense weight on the CPU, any shape; float32, bfloat16, float16, or int8 (int4: int8 in -8..7).
-        pattern: N:M, "4:8-pairs" or V:N:M, which is written as its rows' N:M; `weight` must obey it along `axis`.
+        pattern: N:M, "4:8-pairs", or V:N:M, which is written as its rows' N:M, as is "2:4-transposable"; `weight`
+            must obey it along `axis`.
         dtype: Encoding of the kept values: a float dtype (rounded to it), "int8", "int4" or "tf32" (1:2 only); default
             the weight's own. A floating weight becomes int8 with one scale per row, int4 with one per `group`; int8
             weights are taken as they are, without scales (int4: pairs only).
@@ -126,6 +127,7 @@ def pack(
         ([[1.0, 2.0]], [[12]])
     """
     rule = parse(pattern)
+    rule = rule.rows if isinstance(rule, Transposable) else rule
     moved = weight.detach().movedim(axis, -1) if weight.ndim else weight
     require_groups(rule, moved, "a weight")
     if moved.device.type != "cpu":

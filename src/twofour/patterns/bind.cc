@@ -2,6 +2,7 @@
 #include "native/binding.h"
 #include "native/parallel.h"
 #include "nm_mask.h"
+#include "nm_tiles.h"
 
 namespace nb = nanobind;
 
@@ -13,6 +14,34 @@ constexpr NmMaskKernel kNmMaskKernels[] = {
 #include "nm_mask.inc"
 #undef TWOFOUR_NM_MASK
 };
+
+constexpr NmTilesKernel kNmTilesKernels[] = {
+#define TWOFOUR_NM_TILES(symbol, isa) {#symbol, isa, symbol},
+#include "nm_tiles.inc"
+#undef TWOFOUR_NM_TILES
+};
+
+void bind_nm_tiles(nb::module_& m) {
+  m.def("nm_tiles_rows", [] {
+    nb::list rows;
+    for (const auto& k : kNmTilesKernels) rows.append(nb::make_tuple(k.name, k.isa));
+    return rows;
+  });
+  m.def("nm_tiles", [](int index, uintptr_t scores, uintptr_t keep, int64_t bands, int64_t columns, bool absolute,
+                       int threads) {
+    const NmTilesKernel& kernel = row(kNmTilesKernels, index);
+    if (columns % 4 != 0) throw nb::value_error("columns are no multiple of 4");
+    bool finite = true;
+    nb::gil_scoped_release release;
+    const int64_t grain = 1 + 4096 / (columns + 1);  // below 16384 values, starting a thread costs more than the search
+    parallel_for(bands, grain, threads, [&](int64_t begin, int64_t end) {
+      const NmTiles part{pointer<const float>(scores) + 4 * begin * columns, pointer<uint8_t>(keep) + 4 * begin * columns,
+                         end - begin, columns, absolute};
+      if (!kernel.run(part)) __atomic_store_n(&finite, false, __ATOMIC_RELAXED);
+    });
+    return finite;
+  });
+}
 
 }  // namespace
 
@@ -37,6 +66,7 @@ void bind_nm_mask(nb::module_& m) {
     });
     return finite;
   });
+  bind_nm_tiles(m);
 }
 
 }  // namespace twofour

@@ -56,7 +56,7 @@ class NM(Pattern):
 
 
 def _project_native(scores: Tensor, n: int, m: int, absolute: bool) -> Tensor:
-    ranked = scores.to(torch.float32).contiguous() if _fits_float32(scores) else None
+    ranked = scores.to(torch.float32).contiguous() if fits_float32(scores) else None
     if ranked is None:
         return project_reference(scores, n, m, absolute=absolute)
     keep = torch.empty(scores.shape, dtype=torch.bool)
@@ -75,7 +75,7 @@ def _project_native(scores: Tensor, n: int, m: int, absolute: bool) -> Tensor:
     return keep
 
 
-def _fits_float32(scores: Tensor) -> bool:
+def fits_float32(scores: Tensor) -> bool:
     """Whether ranking in float32 loses nothing: float64 and wide integers take the reference."""
     return scores.dtype in (
         torch.float32,

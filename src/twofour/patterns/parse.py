@@ -9,9 +9,11 @@ from twofour.errors import PatternError
 from twofour.patterns.base import Pattern
 from twofour.patterns.nm import NM
 from twofour.patterns.pairs import PairedNM
+from twofour.patterns.transposable import Transposable
 from twofour.patterns.vnm import VNM
 
-_FORMS = '"N:M" (2:4, 1:2, 4:8, 1:4, 8:16, ...), "4:8-pairs" or "V:N:M" (64:2:8, ...)'
+_FORMS = '"N:M" (2:4, 1:2, 4:8, 1:4, 8:16, ...), "2:4-transposable", "4:8-pairs" or "V:N:M" (64:2:8, ...)'
+_KINDS = {None: NM, "-pairs": PairedNM, "-transposable": Transposable}
 _PLANNED = {
     r"block(:.*)?": "block",
     r"channel(:.*)?": "channel",
@@ -42,8 +44,8 @@ def parse(pattern: str | Pattern) -> Pattern:
 
 @cache
 def _parse(text: str) -> Pattern:
-    if match := re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})(-pairs)?", text):
-        return (PairedNM if match[3] else NM)(int(match[1]), int(match[2]))
+    if match := re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})(-pairs|-transposable)?", text):
+        return _KINDS[match[3]](int(match[1]), int(match[2]))
     if match := re.fullmatch(r"([0-9]{1,5}):([0-9]{1,4}):([0-9]{1,4})", text):
         return VNM(*map(int, match.groups()))
     for form, kind in _PLANNED.items():
