@@ -139,6 +139,7 @@ def test_kernels_lists_every_row(run, monkeypatch):
     extension = native.extension()
     names = [kernel.name for kernel in (*rows(), *convolutions())]
     names += [row[0] for row in (*extension.nm_mask_rows(), *extension.nm_tiles_rows(), *extension.nm_compress_rows())]
+    names += [row[0] for row in extension.nm_unbiased_rows()]
     names += [row[0] for row in (*extension.attention_rows(), *extension.norm_rows())]
     result = run("kernels", "--json", "k.json")
     assert result.exit_code == 0

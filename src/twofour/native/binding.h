@@ -23,6 +23,7 @@ const Row& row(const Row (&rows)[kCount], int index) {
 void bind_nm_mask(nanobind::module_& m);
 void bind_nm_stripes(nanobind::module_& m);
 void bind_nm_compress(nanobind::module_& m);
+void bind_nm_unbiased(nanobind::module_& m);
 void bind_nm_matmul(nanobind::module_& m);
 void bind_dense_matmul(nanobind::module_& m);
 void bind_nm_conv(nanobind::module_& m);

@@ -1,6 +1,6 @@
 """Training a masked model again, with a control, and going on after an interruption; other ways to become sparse."""
 
-from twofour.training import sdgp
+from twofour.training import both_ways, sdgp
 from twofour.training.distillation import Taught, distilled
 from twofour.training.finetune import finetune, train
 from twofour.training.result import Epoch, Result, Run
@@ -12,6 +12,7 @@ __all__ = [
     "Run",
     "Scheme",
     "Taught",
+    "both_ways",
     "distilled",
     "finetune",
     "gradual",

@@ -6,7 +6,9 @@
 #include "layout.h"
 #include "layout_header.h"
 #include "native/binding.h"
+#include "native/parallel.h"
 #include "native/scratch.h"
+#include "native/whole.h"
 #include "nm_matmul.h"
 
 namespace nb = nanobind;
@@ -25,7 +27,24 @@ const NmMatmulKernel& kernel_at(int index) {
   return kNmMatmulKernels[index];
 }
 
+void bind_refill(nb::module_& m) {
+  m.def("layout_refills", [](const std::string& layout) { return layout_of(layout).refill != nullptr; });
+  // Rows are shared among the threads in whole blocks. `from` is the weight as kernels see it: row_step from row to row.
+  m.def("layout_refill", [](const std::string& layout, uintptr_t from, bool bf16, int64_t row_step,
+                            int64_t column_step, int64_t rows, int64_t columns, uintptr_t packed, int threads) {
+    const Layout& kind = layout_of(layout);
+    if (kind.refill == nullptr) throw nb::value_error("no refill for this layout");
+    nb::gil_scoped_release release;
+    const WeightShape shape{rows, columns, 0, false};
+    parallel_for(ceil_div(rows, kRefillRows), 1, threads, [&](int64_t begin, int64_t end) {
+      kind.refill(shape, {pointer<const void>(from), bf16, row_step, column_step}, begin * kRefillRows,
+                  least(end * kRefillRows, rows), pointer<void>(packed));
+    });
+  });
+}
+
 void bind_layouts(nb::module_& m) {
+  bind_refill(m);
   m.def("layout_dtype", [](const std::string& layout) { return std::string(layout_of(layout).dtype); });
   m.def("layout_bytes", [](const std::string& layout, int64_t rows, int64_t columns, int64_t group, bool zeros) {
     return layout_of(layout).bytes({rows, columns, group, zeros});
@@ -45,6 +64,32 @@ void bind_layouts(nb::module_& m) {
     nb::gil_scoped_release release;
     kind.unpack({rows, columns, group, zeros != 0}, pointer<const void>(packed),
                 {pointer<void>(values), pointer<uint8_t>(indices), pointer<float>(scales), pointer<float>(zeros)});
+  });
+}
+
+// Kernels that take activations transposed; the others have no such loops.
+bool takes_columns(const NmMatmulKernel& kernel) {
+  const std::string layout = kernel.layout;
+  return layout == "panels" || layout == "pairs" || layout == "bf16_panels";
+}
+
+void bind_columns(nb::module_& m) {
+  // y (out, tokens) = W x, x (in, tokens): as nm_matmul with both transposed. Types are float32 or bfloat16.
+  m.def("nm_matmul_columns", [](int index, uintptr_t x, int x_type, int64_t x_stride, uintptr_t weight, uintptr_t y,
+                                int y_type, int64_t y_stride, int64_t tokens, int64_t out_features,
+                                int64_t in_features, int threads) {
+    static Scratch scratch;
+    const NmMatmulKernel& kernel = kernel_at(index);
+    const auto* head = pointer<const LayoutHeader>(weight);
+    if (!takes_columns(kernel) || !head->made_for(kernel.dtype, kernel.layout, out_features, in_features)) return false;
+    nb::gil_scoped_release release;
+    NmMatmul args{pointer<const void>(x), static_cast<Type>(x_type), x_stride, head + 1, nullptr, pointer<void>(y),
+                  static_cast<Type>(y_type), y_stride, tokens, out_features, in_features, 0, false,
+                  {Activation::none, Combine::none, nullptr, 0}, {true, 0, 0, 0, 0}, threads, nullptr, true};
+    const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
+    args.workspace = lease.data();
+    kernel.run(args);
+    return true;
   });
 }
 
@@ -81,6 +126,7 @@ void bind_nm_matmul(nb::module_& m) {
     kernel.run(args);
     return true;
   });
+  bind_columns(m);
 }
 
 }  // namespace twofour

@@ -136,6 +136,44 @@ class NativeMatmul(Kernel):
             raise _foreign(self, weight, out_features, in_features)
         return y
 
+    def run_columns(self, x: Tensor, weight: Tensor, out_features: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Return W @ x with both activations transposed: rows of layouts "panels", "pairs" and "bf16_panels".
+
+        Args:
+            x: (in, columns), float32 or this row's dtype; its rows contiguous.
+            weight: What `prepare` returned, or kernels.nm_unbiased.
+            out_features: Rows of W.
+            dtype: Of the answer, x's by default; bfloat16 rows can answer in float32 too.
+
+        Returns:
+            (out, columns), contiguous.
+
+        Raises:
+            KernelError: `x` is of another dtype or not on the CPU, or the bytes were made for another kernel or shape.
+        """
+        if x.dtype not in READS[self.dtype] or not x.is_cpu:
+            raise _unreadable(self, x)
+        x = x if x.stride(1) == 1 or x.size(1) == 1 else x.contiguous()
+        in_features, columns = x.shape
+        y = torch.empty((out_features, columns), dtype=dtype or x.dtype)
+        ok = native.extension().nm_matmul_columns(
+            self.index,
+            x.data_ptr(),
+            TYPES[x.dtype],
+            x.stride(0),
+            weight.data_ptr(),
+            y.data_ptr(),
+            TYPES[y.dtype],
+            columns,
+            columns,
+            out_features,
+            in_features,
+            native.threads(),
+        )
+        if not ok:
+            raise _foreign(self, weight, out_features, in_features)
+        return y
+
 
 def native_rows() -> list[NativeMatmul]:
     """Return the rows of nm_matmul.inc in their order there."""

@@ -28,6 +28,15 @@ struct CanonicalOutput {
   float* zeros;
 };
 
+// Where new values of a packed weight stand, dense: value (row, column) at row * row_step + column * column_step.
+// One of the steps is 1. bfloat16, or float32, which bfloat16 layouts round.
+struct DenseSource {
+  const void* values;
+  bool bf16;
+  int64_t row_step, column_step;
+};
+constexpr int64_t kRefillRows = 384;  // rows of a refill start at a multiple
+
 struct Layout {
   const char* name;
   const char* dtype;
@@ -36,14 +45,24 @@ struct Layout {
   void (*pack)(const WeightShape&, const CanonicalWeight&, void* packed);
   // The inverse; the unused nibble of a row with an odd number of groups becomes 0.
   void (*unpack)(const WeightShape&, const void* packed, const CanonicalOutput&);
+  // Writes new values of rows [begin, end) at the places that stay kept; null where that is not built. Metadata stay.
+  void (*refill)(const WeightShape&, const DenseSource&, int64_t begin, int64_t end, void* packed);
 };
 
-#define TWOFOUR_NM_LAYOUT(name, dtype)                                                            \
+#define TWOFOUR_NM_LAYOUT(name, dtype, refill)                                                    \
   int64_t name##_layout__bytes(const WeightShape& shape);                                         \
   void name##_layout__pack(const WeightShape& shape, const CanonicalWeight& from, void* packed);  \
   void name##_layout__unpack(const WeightShape& shape, const void* packed, const CanonicalOutput& to);
 #include "layout.inc"
 #undef TWOFOUR_NM_LAYOUT
+
+#define TWOFOUR_NM_REFILL(name)                                                                             \
+  void name##_layout__refill(const WeightShape& shape, const DenseSource& from, int64_t begin, int64_t end, \
+                             void* packed);
+TWOFOUR_NM_REFILL(panels)
+TWOFOUR_NM_REFILL(pairs)
+TWOFOUR_NM_REFILL(bf16_panels)
+#undef TWOFOUR_NM_REFILL
 
 // The layout of that name, or null.
 const Layout* layout_called(const char* name);

@@ -65,6 +65,30 @@ def from_layout(buffer: Tensor) -> Packed:
     return packed
 
 
+def refill(buffer: Tensor, layout: str, weight: Tensor) -> None:
+    """Write new values into a layout whose mask stays: what the kept places of `weight` hold now, in one native pass.
+
+    Args:
+        buffer: What `to_layout` returned for a weight of this shape, changed in place.
+        layout: Its layout: "panels", "pairs" or "bf16_panels".
+        weight: float32 or bfloat16 (out, in) on the CPU, contiguous or the transpose of a contiguous one; values at
+            pruned places are ignored. bfloat16 layouts round float32.
+    """
+    (rows, columns), (down, along) = weight.shape, weight.stride()
+    assert weight.is_cpu and weight.dtype in (torch.float32, torch.bfloat16) and min(down, along) == 1, weight.stride()
+    native.extension().layout_refill(
+        layout,
+        weight.data_ptr(),
+        weight.dtype is torch.bfloat16,
+        down,
+        along,
+        rows,
+        columns,
+        buffer.data_ptr() + HEADER_BYTES,
+        native.threads(),
+    )
+
+
 def _require_scales(packed: Packed) -> None:
     if packed.header.dtype != "int4":
         return

@@ -38,6 +38,7 @@ struct NmMatmul {
   Quantization quantization;
   int threads;
   void* workspace;
+  bool columns = false;  // x is (in_features, tokens), y (out_features, tokens); panel layouts, no bias, no epilogue
 };
 
 // One row of the table. Every kernel is correct for any tokens >= 0, out_features >= 1, in_features a multiple of 4;

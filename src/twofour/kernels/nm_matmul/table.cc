@@ -16,8 +16,8 @@ const NmMatmulKernel kNmMatmulKernels[] = {
 const int kNmMatmulKernelCount = static_cast<int>(sizeof(kNmMatmulKernels) / sizeof(kNmMatmulKernels[0]));
 
 const Layout* layout_called(const char* name) {
-#define TWOFOUR_NM_LAYOUT(name, dtype) \
-  {#name, dtype, name##_layout__bytes, name##_layout__pack, name##_layout__unpack},
+#define TWOFOUR_NM_LAYOUT(name, dtype, refill) \
+  {#name, dtype, name##_layout__bytes, name##_layout__pack, name##_layout__unpack, refill},
   static constexpr Layout kLayouts[] = {
 #include "layout.inc"
   };

@@ -39,6 +39,35 @@ TWOFOUR_INLINE __m512 load_pairs(const char* x, int64_t inputs) {
   return (__m512)_mm512_cvtne2ps_pbh(high, low);
 }
 
+// 16 numbers at a and 16 at b as bfloat16 pairs (a, b); the first `tokens` of each exist.
+template <Type type>
+TWOFOUR_INLINE __m512 pair_rows(const char* a, const char* b, int64_t tokens) {
+  const __mmask16 mask = tokens >= 16 ? static_cast<__mmask16>(-1) : Vec::mask(tokens);
+  if constexpr (type == Type::bf16) {
+    const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, a));
+    const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, b));
+    return _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+  }
+  const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
+                                              23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const auto both = (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(mask, b), _mm512_maskz_loadu_ps(mask, a));
+  return _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleave, both));
+}
+
+// The same as transpose_inputs for an x that stands as (inputs, tokens).
+template <Type type>
+TWOFOUR_NOINLINE void pair_inputs(const NmMatmul& a, int64_t first, int used, int64_t k0, int64_t k1, float* to) {
+  const int64_t stride = used * Vec::width;
+  for (int64_t k = k0; k < k1; k += 2)
+    for (int u = 0; u < used; u++) {
+      const int64_t token = first + u * Vec::width;
+      const char* x = element(a.x, type, k * a.x_stride + token);
+      const char* next = element(a.x, type, (k + 1) * a.x_stride + token);
+      const __m512 pair = k < a.in_features ? pair_rows<type>(x, next, a.tokens - token) : _mm512_setzero_ps();
+      Vec::store(to + k / 2 * stride + u * Vec::width, pair);
+    }
+}
+
 // Inputs [k0, k1) of the panel from token `first` on -> T; tokens and inputs past the end become zero.
 template <Type type>
 TWOFOUR_NOINLINE void transpose_inputs(const NmMatmul& a, int64_t first, int used, int64_t k0, int64_t k1, float* to) {
@@ -208,6 +237,7 @@ TWOFOUR_NOINLINE void store_pairs_as(const NmMatmul& a, int64_t first, int used,
 
 // Sums S[row][tokens] of rows [m0, m1) -> y[token][row], 32 rows at a time where the epilogue allows it.
 void store_pair_sums(const NmMatmul& a, int64_t first, int used, int64_t m0, int64_t m1, const float* sums) {
+  if (a.columns) return store_rows<Vec>(a, first, used, m0, m1, sums);
   const int64_t stride = panel_stride(used) * Vec::width;
   const bool paired = a.y_type == Type::bf16 && a.epilogue.combine == Combine::none;
   const int64_t whole = paired ? (m1 - m0) / 32 * 32 : 0;
@@ -278,7 +308,9 @@ void pair_product(const NmMatmul& a) {
       const int64_t p1 = least(p0 + plan.group, plan.panels);
       if (p0 > 0) team.barrier();  // the inputs of the last group are still being read
       for (int64_t p = p0; p < p1; p++) {
-        const auto transpose = a.x_type == Type::f32 ? transpose_inputs<Type::f32> : transpose_inputs<Type::bf16>;
+        const bool wide = a.x_type == Type::f32;
+        const auto transpose = a.columns ? (wide ? pair_inputs<Type::f32> : pair_inputs<Type::bf16>)
+                                         : (wide ? transpose_inputs<Type::f32> : transpose_inputs<Type::bf16>);
         transpose(a, p * plan.panel_tokens, plan.used(a, p), k0, k1, inputs + (p - p0) * plan.inputs_floats);
       }
       team.barrier();

@@ -91,10 +91,13 @@ TWOFOUR_NOINLINE void pack_panel_of(const NmMatmul& a, int64_t first, int used, 
   for (int u = 0; u < used; u++) {
     const int64_t token = first + u * V::width, tokens = a.tokens - token;
     for (int64_t k = k0; k < k1; k += P::inputs_at_once) {
-      const char* x = element(a.x, type, token * a.x_stride + k);
       float* to = panel + k / 4 * P::group_rows * stride + u * V::width;
       const int64_t inputs = a.in_features - k;
-      if (tokens >= V::width && inputs >= P::inputs_at_once)
+      const char* x = element(a.x, type, a.columns ? k * a.x_stride + token : token * a.x_stride + k);
+      if (a.columns)
+        for (int i = 0; i < P::inputs_at_once; i++)
+          V::store(to + i * stride, i < inputs ? load_rounded<V>(x + i * x_bytes, type, tokens) : V::zero());
+      else if (tokens >= V::width && inputs >= P::inputs_at_once)
         P::template pack<type, true>(x, x_bytes, tokens, inputs, to, stride);
       else P::template pack<type, false>(x, x_bytes, tokens, inputs, to, stride);
     }
@@ -130,8 +133,21 @@ TWOFOUR_NOINLINE void unpack_as(const NmMatmul& a, int64_t first, int used, int6
       }
     }
 }
+// sums[row][tokens] of rows [m0, m1) -> y that stands as (outputs, tokens).
+template <class V>
+TWOFOUR_NOINLINE void store_rows(const NmMatmul& a, int64_t first, int used, int64_t m0, int64_t m1,
+                                 const float* sums) {
+  const int64_t stride = panel_stride(used) * V::width;
+  for (int64_t m = m0; m < m1; m++)
+    for (int u = 0; u < used; u++) {
+      const int64_t token = first + u * V::width;
+      char* y = const_cast<char*>(element(a.y, a.y_type, m * a.y_stride + token));
+      store_numbers<V>(y, a.y_type, V::load(sums + (m - m0) * stride + u * V::width), a.tokens - token);
+    }
+}
 template <class V>
 void unpack_sums(const NmMatmul& a, int64_t first, int used, int64_t m0, int64_t m1, const float* sums) {
+  if (a.columns) return store_rows<V>(a, first, used, m0, m1, sums);
   with_activation(a.epilogue.activation, [&](auto constant) {
     constexpr Activation kind = decltype(constant)::value;
     if (a.y_type == Type::bf16) unpack_as<V, kind, Type::bf16>(a, first, used, m0, m1, sums);

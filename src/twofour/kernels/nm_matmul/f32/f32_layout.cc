@@ -6,6 +6,7 @@
 
 #include "kernels/nm_matmul/canonical.h"
 #include "kernels/nm_matmul/layout.h"
+#include "kernels/nm_matmul/refill.h"
 
 namespace twofour {
 namespace {
@@ -45,6 +46,31 @@ void unpack_panels(const uint8_t* packed, int64_t out, int64_t in, float* values
     const size_t count = static_cast<size_t>(least(kPanelTile, in - k) / 2);
     std::memcpy(values + row * canonical.values_per_row() + k / 2, kept, count * 4);
   });
+}
+
+// Rows at once: a rectangle of 96 x 64 floats fits L1 beside what is written.
+constexpr int64_t kRefillAtOnce = kPairRows;
+
+void refill_panels(const DenseSource& from, int64_t out, int64_t in, int64_t begin, int64_t end, uint8_t* packed) {
+  Rectangle<float, kRefillAtOnce> dense;
+  for (int64_t first = begin; first < end; first += kPanelRows) {
+    const int64_t rows = least(kPanelRows, out - first), tile_bytes = panel_tile_bytes(rows);
+    uint8_t* tile = packed + first * ceil_div(in, kPanelTile) * (8 + kPanelTile / 2 * 4);
+    for (int64_t k = 0; k < in; k += kPanelTile, tile += tile_bytes)
+      for (int64_t r0 = 0; r0 < rows; r0 += kRefillAtOnce) {
+        const int64_t count = least(kRefillAtOnce, rows - r0);
+        dense.load(from, first + r0, count, k, least(kPanelTile, in - k));
+        for (int64_t r = r0; r < r0 + count; r++) {
+          uint64_t meta;
+          std::memcpy(&meta, tile + r * 8, 8);
+          const float* row = dense.at + (r - r0) * dense.row_step;
+          float kept[kPanelTile / 2];
+          for (int i = 0; i < kPanelTile / 2; i++, meta >>= 2)
+            kept[i] = row[(i / 2 * 4 + static_cast<int>(meta & 3)) * dense.column_step];
+          std::memcpy(tile + panel_meta_bytes(rows) + r * kPanelTile * 2, kept, sizeof kept);
+        }
+      }
+  }
 }
 
 // Calls visit(half unit, first row, k) for every half unit (16 rows x 32 inputs) of the rows layout, in memory order.
@@ -194,6 +220,31 @@ void pack_pairs(const float* values, const uint8_t* indices, int64_t out, int64_
   }
 }
 
+void refill_pairs(const DenseSource& from, int64_t out, int64_t in, int64_t begin, int64_t end, uint8_t* packed) {
+  static_assert(kRefillRows % kPairRows == 0);
+  Rectangle<float, kPairRows> dense;
+  uint8_t* tile = packed + begin / kPairRows * ceil_div(in, kPanelTile) * kPairTileBytes;
+  for (int64_t first = begin; first < end; first += kPairRows) {
+    const int64_t rows = least(kPairRows, out - first);
+    for (int64_t k = 0; k < in; k += kPanelTile, tile += kPairTileBytes) {
+      dense.load(from, first, rows, k, least(kPanelTile, in - k));
+      for (int64_t p = 0; p < (rows + 1) / 2; p++) {
+        uint8_t* record = tile + kPairHead + p * kPairRecord;
+        const uint8_t* inputs = record + kPanelTile * 4;
+        const int shared = tile[p * 4 + 2] & 62;
+        for (int which = 0; which < 2; which++) {
+          if (tile[p * 4 + which] >= rows) continue;  // the row of zeros
+          const float* row = dense.at + tile[p * 4 + which] * dense.row_step;
+          for (int i = 0; i < kPanelTile / 2; i++) {
+            const int input = input_of(inputs, shared, i, which) & 63;
+            std::memcpy(record + (2 * i + which) * 4, row + input * dense.column_step, 4);
+          }
+        }
+      }
+    }
+  }
+}
+
 // One row of a pair back to its canonical place.
 void unpack_pair_row(const Canonical& canonical, const uint8_t* record, int shared, int which, int64_t k, float* values,
                      uint8_t* indices) {
@@ -257,5 +308,14 @@ TWOFOUR_F32_LAYOUT(panels)
 TWOFOUR_F32_LAYOUT(pairs)
 TWOFOUR_F32_LAYOUT(rows)
 #undef TWOFOUR_F32_LAYOUT
+
+#define TWOFOUR_F32_REFILL(name)                                                                            \
+  void name##_layout__refill(const WeightShape& shape, const DenseSource& from, int64_t begin, int64_t end, \
+                             void* packed) {                                                                \
+    refill_##name(from, shape.out, shape.in, begin, end, static_cast<uint8_t*>(packed));                    \
+  }
+TWOFOUR_F32_REFILL(panels)
+TWOFOUR_F32_REFILL(pairs)
+#undef TWOFOUR_F32_REFILL
 
 }  // namespace twofour

@@ -58,6 +58,19 @@ TWOFOUR_INLINE void unpack_square(const float* sums, int64_t stride, typename V:
   }
 }
 
+// Inputs [k, k + width) of x that stands as (inputs, tokens): panel rows as they are.
+template <class V>
+TWOFOUR_INLINE void copy_square(const float* x, int64_t x_stride, int64_t tokens, int64_t inputs, float* panel,
+                                int64_t stride) {
+  TWOFOUR_UNROLL
+  for (int i = 0; i < V::width; i++) {
+    const float* row = x + i * x_stride;
+    if (i >= inputs) V::store(panel + i * stride, V::zero());
+    else if (tokens >= V::width) V::store(panel + i * stride, V::load_unaligned(row));
+    else V::store(panel + i * stride, V::load_partial(row, tokens));
+  }
+}
+
 // A panel: `used` vectors of tokens from `first` on, its rows kept in `panel`, its sums in `sums`.
 struct Panel {
   int64_t first;
@@ -113,20 +126,23 @@ struct Moves {
     squares.next(V::width);
     squares.next(V::width);
     if (!squares.any()) return;
-    const float* corner = matrix + (panel.first + squares.vector * V::width) * stride + squares.at;
+    const int64_t token = panel.first + squares.vector * V::width;
+    const float* corner = a.columns ? matrix + squares.at * stride + token : matrix + token * stride + squares.at;
     for (int i = 0; i < V::width; i++) __builtin_prefetch(corner + i * stride);
   }
 
   TWOFOUR_NOINLINE void pack() {
     fetch(in, x_of(a), a.x_stride);
     const int64_t token = panel.first + in.vector * V::width, tokens = a.tokens - token, inputs = a.in_features - in.at;
-    const float* from = x_of(a) + token * a.x_stride + in.at;
     float* to = panel.panel + in.at * stride() + in.vector * V::width;
-    if (tokens >= V::width && inputs >= V::width) pack_square<V, true>(from, a.x_stride, tokens, inputs, to, stride());
+    const float* from = x_of(a) + (a.columns ? in.at * a.x_stride + token : token * a.x_stride + in.at);
+    if (a.columns) copy_square<V>(from, a.x_stride, tokens, inputs, to, stride());
+    else if (tokens >= V::width && inputs >= V::width) pack_square<V, true>(from, a.x_stride, tokens, inputs, to, stride());
     else pack_square<V, false>(from, a.x_stride, tokens, inputs, to, stride());
     in.next(V::width);
   }
   TWOFOUR_NOINLINE void unpack() {
+    if (a.columns) return unpack_rows();
     fetch(out, y_of(a) + row, a.y_stride);
     const int64_t token = panel.first + out.vector * V::width, m = row + out.at;
     const int64_t tokens = least(a.tokens - token, V::width), left = least(rows - out.at, V::width);
@@ -137,6 +153,19 @@ struct Moves {
       unpack_square<V, true>(from, stride(), bias, tokens, left, to, a.y_stride);
     else unpack_square<V, false>(from, stride(), bias, tokens, left, to, a.y_stride);
     if (!a.epilogue.plain()) finish_rows<V>(a.epilogue, y_of(a), a.y_stride, token, tokens, m, left);
+    out.next(V::width);
+  }
+  // The same into a y that stands as (outputs, tokens).
+  TWOFOUR_INLINE void unpack_rows() {
+    fetch(out, y_of(a) + row * a.y_stride, a.y_stride);
+    const int64_t token = panel.first + out.vector * V::width, tokens = a.tokens - token;
+    const int64_t left = least(rows - out.at, V::width);
+    const float* from = panel.sums + out.at * stride() + out.vector * V::width;
+    float* to = y_of(a) + (row + out.at) * a.y_stride + token;
+    for (int64_t i = 0; i < left; i++) {
+      if (tokens >= V::width) V::store_unaligned(to + i * a.y_stride, V::load(from + i * stride()));
+      else V::store_partial(to + i * a.y_stride, V::load(from + i * stride()), tokens);
+    }
     out.next(V::width);
   }
 };

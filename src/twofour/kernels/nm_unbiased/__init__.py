@@ -1,0 +1,8 @@
+"""An unbiased 2:4 estimate of a gradient, made and packed in one pass."""
+
+from __future__ import annotations
+
+from twofour.kernels.nm_unbiased.cpu import nm_unbiased
+from twofour.kernels.nm_unbiased.reference import nm_unbiased_reference
+
+__all__ = ["nm_unbiased", "nm_unbiased_reference"]

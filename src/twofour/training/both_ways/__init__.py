@@ -1,0 +1,11 @@
+"""Training with weights that are 2:4 along both axes: forward product and data gradient on 2:4 kernels."""
+
+from __future__ import annotations
+
+from twofour.training.both_ways.attach import attach
+from twofour.training.both_ways.handle import BothWays
+from twofour.training.both_ways.linear import PARTS, timed
+from twofour.training.both_ways.plan import Choice, LayerPlan, Plan
+from twofour.training.both_ways.saving import Saving, saving
+
+__all__ = ["PARTS", "BothWays", "Choice", "LayerPlan", "Plan", "Saving", "attach", "saving", "timed"]

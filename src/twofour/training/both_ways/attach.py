@@ -1,0 +1,228 @@
+"""`attach`: which layers, which masks, which kernels; everything is checked before anything changes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twofour import masks
+from twofour.calibration.batches import call
+from twofour.errors import TrainingError
+from twofour.layers import PrunableWeight, walk
+from twofour.patterns import Transposable
+from twofour.training.both_ways import choose, products
+from twofour.training.both_ways.handle import BothWays
+from twofour.training.both_ways.linear import WAYS, BothWaysLinear, Ways, computing_type
+from twofour.training.both_ways.plan import Choice, LayerPlan, Plan
+
+DECAY = 2e-4
+"""Zhou et al. 2021 (arXiv 2102.04010), section 5.1."""
+
+_FORMS = '"fixed" or "every=K", K steps of the optimiser'
+
+
+def attach(
+    model: nn.Module,
+    example: Any,
+    *,
+    schedule: str = "fixed",
+    begin: int = 0,
+    decay: float = DECAY,
+    gradient: str = "dense",
+    kernels: str = "measured",
+    skip: str | Sequence[str] = (),
+    eligibility: str = "asp",
+    seed: int = 0,
+    seconds: float = 0.3,
+) -> BothWays:
+    """Train with weights that are 2:4 along both axes: the forward product and the data gradient run on 2:4 kernels.
+
+    Call it where the training step runs (inside `torch.autocast("cpu", torch.bfloat16)`, say), so that kernels are
+    measured in its type. Parameters, state dict and optimiser stay as they are; weights that moved are packed again.
+
+    Args:
+        model: On the CPU, dense or masked "2:4-transposable". Its `nn.Linear` layers take part.
+        example: A batch of the training's size: a tensor, a tuple of arguments or a dict of keyword arguments.
+        schedule: "fixed": the mask is chosen once and the parameter itself is 2:4 after each step. "every=K": the
+            parameter stays dense, forward pass and data gradient use its masked values, the mask is chosen again from
+            its magnitudes every K steps (Hu et al. 2024, arXiv 2404.01847, whose interval is 40), and the weight's
+            gradient reaches every value (straight through).
+        begin: Steps to train densely before (dense to sparse).
+        decay: With "every=K": decay * w is added to the gradient of pruned values once a step, before the optimiser
+            sees it, so that they shrink and the mask settles (SR-STE). The optimiser's own weight decay is its own.
+        gradient: The weight gradient: "dense", exact, or "2:4", an unbiased 2:4 estimate of dZ along the tokens (Chmiel
+            et al. 2022, arXiv 2203.10991), so that all three products are sparse.
+        kernels: "measured": each product of each layer takes what is faster here, dense or 2:4; "sparse": 2:4 without
+            measuring; "dense": the control, no mask and the fastest dense ways.
+        skip: Globs of layers to leave dense.
+        eligibility: As in `twofour.prune`.
+        seed: Of the estimates.
+        seconds: Time box of measuring one product at one shape.
+
+    Returns:
+        A handle: `plan`, `finish()`, `remove()`, `state_dict()`.
+
+    Example:
+        >>> handle = twofour.training.both_ways.attach(model, x, gradient="2:4")
+        >>> print(handle.plan)
+        >>> ...  # your own training loop
+        >>> model = handle.finish()
+
+    Raises:
+        TrainingError: An argument is impossible, the model is attached already, not on the CPU or masked otherwise, or
+            no layer can take part.
+    """
+    every = _interval(schedule)
+    _require_options(begin, decay, gradient, kernels, seconds)
+    weights, skipped = _weights(model, skip, eligibility, every, kernels)
+    calls = _calls(model, weights, example)
+    plans, known = [], {}
+    for weight in weights:
+        tokens, dtype = calls.get(weight.name, (0, torch.float32))
+        out, columns = weight.parameter.shape
+        key = (out, columns, tokens)
+        if (key, dtype) not in known:
+            known[key, dtype] = _choices(key, dtype, gradient, every, kernels, seconds)
+        plans.append(_plan(weight, tokens, dtype, known[key, dtype]))
+    for index, (weight, plan) in enumerate(zip(weights, plans, strict=True)):
+        layer_seed = (seed * 0x85EBCA6B + index * 0xC2B2AE35) & 0xFFFFFFFF
+        weight.module.__dict__[WAYS] = Ways(plan, every is not None, layer_seed)
+        weight.module.__class__ = BothWaysLinear
+    start = begin if kernels != "dense" else -1
+    masked = bool(masks.of(model))
+    return BothWays(model, weights, Plan(tuple(plans), skipped), every=every, begin=start, decay=decay, masked=masked)
+
+
+def _plan(weight: PrunableWeight, tokens: int, dtype: torch.dtype, choices: dict[str, Choice]) -> LayerPlan:
+    out, columns = weight.parameter.shape
+    return LayerPlan(weight.layer, (out, columns), tokens, str(dtype).removeprefix("torch."), choices)
+
+
+def _choices(
+    shape: choose.Shape, dtype: torch.dtype, gradient: str, every: int | None, kernels: str, seconds: float
+) -> dict[str, Choice]:
+    if kernels == "sparse":
+        return choose.unmeasured(shape, dtype, gradient)
+    if kernels == "dense":
+        return choose.dense(shape, dtype, seconds)
+    return choose.measured(shape, dtype, gradient, every, seconds)
+
+
+def _interval(schedule: str) -> int | None:
+    if schedule == "fixed":
+        return None
+    match = re.fullmatch(r"every=([1-9][0-9]{0,8})", schedule) if isinstance(schedule, str) else None
+    if match is None:
+        raise TrainingError("the schedule is not known", got=repr(schedule), wanted=_FORMS, remedy='"every=40"')
+    return int(match[1])
+
+
+def _require_options(begin: int, decay: float, gradient: str, kernels: str, seconds: float) -> None:
+    if begin < 0 or not decay >= 0 or not seconds > 0:
+        raise TrainingError(
+            "an argument is impossible",
+            got=f"begin={begin!r}, decay={decay!r}, seconds={seconds!r}",
+            wanted="begin >= 0, decay >= 0, seconds > 0",
+            remedy="leave them out",
+        )
+    for name, value, known in (
+        ("gradient", gradient, ("dense", "2:4")),
+        ("kernels", kernels, ("measured", "sparse", "dense")),
+    ):
+        if value not in known:
+            raise TrainingError(
+                f"`{name}` is not known", got=repr(value), wanted=" or ".join(map(repr, known)), remedy="leave it out"
+            )
+
+
+def _weights(
+    model: nn.Module, skip: str | Sequence[str], eligibility: str, every: int | None, kernels: str
+) -> tuple[list[PrunableWeight], dict[str, str]]:
+    _require_model(model, every, kernels)
+    walked = walk(model, skip=skip, eligibility=eligibility)
+    skipped = {left.name: left.reason for left in walked.skipped}
+    found = []
+    for weight in walked.weights:
+        if reason := _reason(weight):
+            skipped[weight.name] = reason
+        else:
+            found.append(weight)
+    if not found:
+        raise TrainingError(
+            "no layer can be trained both ways",
+            got="; ".join(f"{name}: {reason}" for name, reason in list(skipped.items())[:4])
+            or "a model without weights",
+            wanted="at least one nn.Linear on the CPU, float32 or bfloat16, both sides multiples of 4",
+            remedy='eligibility="any" lifts ASP\'s rule of 8 x 16 multiples',
+        )
+    return found, skipped
+
+
+def _require_model(model: nn.Module, every: int | None, kernels: str) -> None:
+    if any(WAYS in module.__dict__ for module in model.modules()):
+        raise TrainingError(
+            "the model is trained both ways already",
+            got="a second attach",
+            wanted="a model without a handle",
+            remedy="call finish() or remove() of the first handle",
+        )
+    found = masks.of(model)
+    wrong = [name for name, mask in found.items() if mask.pattern != Transposable()]
+    if wrong or (found and (every is not None or kernels == "dense")):
+        raise TrainingError(
+            "the model is masked already",
+            got=f"{len(found)} masks, {len(wrong)} of another pattern" + (f", the first `{wrong[0]}`" if wrong else ""),
+            wanted='a dense model, or (schedule="fixed") one from twofour.prune(model, "2:4-transposable")',
+            remedy="let go with twofour.masks.detach(model); attach chooses masks along both axes itself",
+        )
+
+
+def _reason(weight: PrunableWeight) -> str | None:
+    """Why a weight cannot take part, or None."""
+    parameter = weight.parameter
+    if type(weight.module) is not nn.Linear or weight.attribute != "weight":
+        return f"{type(weight.module).__name__}: only nn.Linear runs sparse both ways"
+    if weight.aliases:
+        return f"tied to `{weight.aliases[0]}`"
+    if type(parameter) is not nn.Parameter or not parameter.is_cpu or parameter.dtype not in products.DTYPES:
+        return f"{parameter.dtype} on {parameter.device}: a float32 or bfloat16 parameter on the CPU is wanted"
+    if any(size % 4 for size in parameter.shape):
+        return f"{tuple(parameter.shape)}: both sides must be multiples of 4"
+    return None
+
+
+def _calls(model: nn.Module, weights: Sequence[PrunableWeight], example: Any) -> dict[str, tuple[int, torch.dtype]]:
+    """Run the example once and return each layer's tokens and computing type."""
+    found: dict[str, tuple[int, torch.dtype]] = {}
+
+    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            found[name] = (inputs[0].numel() // inputs[0].shape[-1], computing_type(inputs[0]))
+
+        return note
+
+    hooks = [weight.module.register_forward_pre_hook(watch(weight.name)) for weight in weights]
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        with torch.no_grad():
+            call(model, example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, mode in modes.items():
+            module.training = mode
+    missing = [weight.name for weight in weights if weight.name not in found]
+    other = [f"{name} in {dtype}" for name, (_, dtype) in found.items() if dtype not in products.DTYPES]
+    if missing or other:
+        raise TrainingError(
+            "the example does not show how the layers are called",
+            got="; ".join([f"`{name}` is not called" for name in missing[:3]] + other[:3]),
+            wanted="each layer called once, in float32 or bfloat16",
+            remedy="pass a whole batch of the training as example, and skip= layers that it does not reach",
+        )
+    return found

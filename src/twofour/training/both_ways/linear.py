@@ -1,0 +1,183 @@
+"""A Linear whose three products run as its plan says; it stays a Linear, with the parameters and keys it had."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from twofour.kernels import find
+from twofour.kernels.nm_matmul import NativeMatmul
+from twofour.kernels.nm_unbiased import nm_unbiased
+from twofour.training.both_ways import products
+from twofour.training.both_ways.layouts import Layouts
+from twofour.training.both_ways.plan import LayerPlan
+
+WAYS = "_twofour_both_ways"
+"""Attribute of a layer that is attached: its `Ways`."""
+
+PARTS = ("pack", "forward", "data gradient", "weight gradient")
+_clocks: list[dict[str, float]] = []
+
+
+@contextmanager
+def timed() -> Iterator[dict[str, float]]:
+    """Collect the seconds of the attached layers' parts meanwhile, by the names in `PARTS`: CPU work, of any thread."""
+    seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+    _clocks.append(seconds)
+    try:
+        yield seconds
+    finally:
+        _clocks.remove(seconds)
+
+
+@contextmanager
+def _part(name: str) -> Iterator[None]:
+    if not _clocks:
+        yield
+        return
+    begin = time.perf_counter()
+    try:
+        yield
+    finally:
+        for seconds in _clocks:
+            seconds[name] += time.perf_counter() - begin
+
+
+class Ways:
+    """What an attached layer carries: its plan, its mask and its packed weights. Copies along with its module.
+
+    Attributes:
+        plan: How its products run.
+        keep: Mask of the weight, bool (out, in); None before the first.
+        dense_parameter: Whether the parameter holds pruned values too (the mask moves).
+        active: Whether the mask is in force.
+        calls: Weight gradients so far; with `seed` it seeds the next estimate.
+        seed: 32 bits, of this layer.
+    """
+
+    def __init__(self, plan: LayerPlan, dense_parameter: bool, seed: int) -> None:
+        self.plan, self.dense_parameter, self.seed = plan, dense_parameter, seed
+        self.keep: Tensor | None = None
+        self.active, self.calls = False, 0
+        self.dtype: torch.dtype = getattr(torch, plan.dtype)
+        self._kernels = {
+            product: cast(NativeMatmul, find(choice.kernel))
+            for product, choice in plan.choices.items()
+            if choice.sparse
+        }
+        wanted = {product: kernel.layout for product, kernel in self._kernels.items() if product != "weight"}
+        self.layouts = Layouts(wanted, self.dtype)
+        self._masked: tuple[tuple[int, ...], Tensor] | None = None
+
+    def put(self, keep: Tensor) -> None:
+        """Put a mask in force; the layer keeps the tensor itself, and sees when it is changed in place."""
+        if self.keep is not keep:
+            self.layouts.forget_mask()
+        self.keep, self.active = keep, True
+        self.forget_values()
+
+    def effective(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the weight that dense ways multiply by: masked where the parameter is dense."""
+        dense = weight.detach()
+        if not (self.active and self.dense_parameter):
+            return dense.to(dtype)
+        assert self.keep is not None
+        state = (weight._version, weight.data_ptr(), self.keep._version)
+        if self._masked is None or self._masked[0] != state or self._masked[1].dtype != dtype:
+            self._masked = state, (dense * self.keep).to(dtype)
+        return self._masked[1]
+
+    def forget_values(self) -> None:
+        """Take it that the weight has moved, though its version may not show it."""
+        self.layouts.forget_values()
+        self._masked = None
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return X W^T + bias; x (tokens, in) of this plan's dtype."""
+        kernel = self._kernels.get("forward") if self.active and x.dtype == self.dtype else None
+        if kernel is None:
+            with _part("pack"):
+                dense = self.effective(weight, x.dtype)
+            with _part("forward"):
+                dense_bias = None if bias is None else bias.detach().to(x.dtype)
+                return products.forward(self._dense("forward", x.dtype), x, dense, dense_bias)
+        with _part("pack"):
+            packed = self.layouts.of("forward", weight, cast(Tensor, self.keep))
+        with _part("forward"):
+            return kernel.run(x, packed, None if bias is None else bias.detach().float(), len(weight))
+
+    def _dense(self, product: str, dtype: torch.dtype) -> str:
+        """The best dense way; torch's own for a type that nothing was measured in."""
+        return self.plan.choices[product].dense if dtype == self.dtype else products.TORCH
+
+    def data_gradient(self, gradient: Tensor, weight: Tensor) -> Tensor:
+        """Return dZ W; gradient (tokens, out)."""
+        kernel = self._kernels.get("data") if self.active and gradient.dtype == self.dtype else None
+        if kernel is None:
+            with _part("pack"):
+                dense = self.effective(weight, gradient.dtype)
+            with _part("data gradient"):
+                return products.data_gradient(self._dense("data", gradient.dtype), gradient, dense)
+        with _part("pack"):
+            packed = self.layouts.of("data", weight, cast(Tensor, self.keep))
+        with _part("data gradient"):
+            return kernel.run(gradient, packed, None, weight.shape[1])
+
+    def weight_gradient(self, gradient: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return dZ^T X, or its unbiased estimate, in `dtype`; densely where the tokens are no multiple of 4."""
+        kernel = self._kernels.get("weight") if self.active and gradient.dtype == self.dtype else None
+        if kernel is None or len(x) % 4:
+            with _part("weight gradient"):
+                return products.weight_gradient(self._dense("weight", gradient.dtype), gradient, x).to(dtype)
+        with _part("pack"):
+            self.calls += 1
+            seed = (self.seed + self.calls * 0x9E3779B1) & 0xFFFFFFFF
+            estimate = nm_unbiased(gradient, seed, self.dtype)
+        with _part("weight gradient"):
+            return kernel.run_columns(x, estimate, gradient.shape[1], dtype)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, ways: Ways) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        ctx.save_for_backward(flat, weight)  # torch refuses a backward pass through a weight that has moved since
+        ctx.ways, ctx.shape, ctx.bias = ways, x.shape, None if bias is None else bias.dtype
+        return ways.forward(flat, weight, bias).view(*x.shape[:-1], len(weight))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        flat, weight = ctx.saved_tensors
+        ways: Ways = ctx.ways
+        g = gradient.reshape(-1, gradient.shape[-1])
+        g = g if g.is_contiguous() else g.contiguous()
+        dx = ways.data_gradient(g, weight).view(ctx.shape) if ctx.needs_input_grad[0] else None
+        dw = ways.weight_gradient(g, flat, weight.dtype) if ctx.needs_input_grad[1] else None
+        db = g.sum(0).to(ctx.bias) if ctx.needs_input_grad[2] else None
+        return dx, dw, db, None
+
+
+class BothWaysLinear(nn.Linear):
+    """An `nn.Linear` while it is attached: `attach` exchanges the class and `remove` puts it back."""
+
+    @torch.compiler.disable(reason="twofour: native, on raw pointers")
+    def forward(self, input: Tensor) -> Tensor:
+        """Return X W^T + bias with W masked; (..., in) -> (..., out) in the computing type."""
+        ways: Ways = self.__dict__[WAYS]
+        dtype = computing_type(input)
+        with torch.autocast("cpu", enabled=False):
+            return cast(Tensor, _Product.apply(input.to(dtype), self.weight, self.bias, ways))
+
+
+def computing_type(x: Tensor) -> torch.dtype:
+    """Return the type that a Linear multiplies in: autocast's, else its input's."""
+    if torch.is_autocast_enabled("cpu"):
+        return torch.get_autocast_dtype("cpu")
+    return x.dtype

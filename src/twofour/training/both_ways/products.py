@@ -1,0 +1,69 @@
+"""The three products of a Linear in training, in every way that they can run here: Y = X W^T, dX = dZ W, dW = dZ^T X.
+
+Dense ways are torch's own and oneDNN's without prepacking (the weights change every step): in float32 torch's default
+goes to MKL, which on one AMD CPU takes twice oneDNN's time. Sparse ways are the rows of the kernel table whose layout
+can be refilled. A `Way` is called with what changes in every step and prepares what it needs inside the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from twofour import native
+from twofour.kernels import available
+from twofour.kernels.nm_matmul import NativeMatmul
+from twofour.kernels.nm_unbiased.cpu import LAYOUTS
+
+TORCH, ONEDNN = "torch", "onednn"
+DTYPES = (torch.float32, torch.bfloat16)
+DENSE = (TORCH, ONEDNN)
+"""Names of the dense ways."""
+
+
+def sparse_kernels(dtype: torch.dtype, tokens: int) -> list[NativeMatmul]:
+    """Return the rows that can multiply by a weight whose values change: those of the best instruction set here."""
+    name, refills = str(dtype).removeprefix("torch."), native.extension().layout_refills
+    found = [
+        kernel
+        for kernel in cast(list[NativeMatmul], [k for k in available("nm_matmul") if isinstance(k, NativeMatmul)])
+        if kernel.dtype == name and refills(kernel.layout) and kernel.tokens_min <= tokens <= kernel.tokens_max
+    ]
+    best = max((native.level(kernel.isa) for kernel in found), default=0)
+    return [kernel for kernel in found if native.level(kernel.isa) == best]
+
+
+def estimate_kernels(dtype: torch.dtype) -> list[NativeMatmul]:
+    """Return the rows that can multiply by an unbiased estimate of the gradient."""
+    return [kernel for kernel in sparse_kernels(dtype, 1 << 20) if kernel.layout == LAYOUTS[dtype]]
+
+
+def forward(way: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return X W^T + bias by a dense way; x (tokens, in), weight (out, in), both of one dtype."""
+    if way == TORCH:
+        return functional.linear(x, weight, bias)
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def data_gradient(way: str, gradient: Tensor, weight: Tensor) -> Tensor:
+    """Return dZ W by a dense way; gradient (tokens, out), weight (out, in)."""
+    if way == TORCH:
+        return gradient @ weight
+    return torch.ops.mkldnn._linear_pointwise(gradient, weight.t().contiguous(), None, "none", [], "")
+
+
+def weight_gradient(way: str, gradient: Tensor, x: Tensor) -> Tensor:
+    """Return dZ^T X by a dense way; gradient (tokens, out), x (tokens, in)."""
+    if way == TORCH:
+        return gradient.t() @ x
+    return torch.ops.mkldnn._linear_pointwise(gradient.t().contiguous(), x.t().contiguous(), None, "none", [], "")
+
+
+def dense_ways(call: Callable[[str], Tensor]) -> dict[str, Callable[[], Tensor]]:
+    """Return what `measure.compare` takes: each dense way of one product, by name."""
+    names = DENSE if torch.backends.mkldnn.is_available() else (TORCH,)
+    return {name: (lambda name=name: call(name)) for name in names}

@@ -1,0 +1,56 @@
+"""Products with both activations transposed, and new values in a layout whose mask stays."""
+
+import pytest
+import torch
+
+from tests.conftest import threads
+from twofour import native, packing, patterns
+from twofour.kernels import available
+from twofour.kernels.nm_matmul import NativeMatmul, refill
+from twofour.kernels.nm_matmul.layout import to_layout
+
+LAYOUTS = [("panels", torch.float32), ("pairs", torch.float32), ("bf16_panels", torch.bfloat16)]
+
+
+def weight(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    dense = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
+    return dense, patterns.parse("2:4-transposable").project(dense, absolute=True)
+
+
+@pytest.mark.parametrize(("layout", "dtype"), LAYOUTS)
+@pytest.mark.parametrize(("rows", "inner", "tokens"), [(4, 4, 1), (48, 68, 53), (392, 132, 140), (100, 64, 17)])
+def test_columns_equal_float64(isa: str, layout: str, dtype: torch.dtype, rows: int, inner: int, tokens: int) -> None:
+    dense, keep = weight(rows, inner)
+    w = (dense * keep).to(dtype)
+    x = torch.randn(inner, tokens + 5).to(dtype)[:, 2 : 2 + tokens]  # rows further apart than long
+    want = w.double() @ x.double()
+    kernels = [k for k in available("nm_matmul") if isinstance(k, NativeMatmul) and k.layout == layout]
+    assert kernels
+    for kernel in kernels:
+        for count in (1, 3):
+            with threads(count):
+                y = kernel.run_columns(x, to_layout(packing.pack(w, "2:4"), layout), rows)
+            limit = 1e-6 if dtype is torch.float32 else 5e-3
+            assert y.dtype == dtype and (y.double() - want).norm() <= limit * want.norm(), kernel.name
+
+
+@pytest.mark.parametrize(("layout", "dtype"), LAYOUTS)
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "columns"), [(4, 4), (100, 68), (392, 136)])
+def test_refilling_equals_packing_anew(
+    layout: str, dtype: torch.dtype, source: torch.dtype, rows: int, columns: int
+) -> None:
+    old, keep = weight(rows, columns)
+    new = torch.randn(rows, columns).to(source)
+    for turned in (False, True):
+        before, after = (value.T.contiguous() if turned else value for value in (old * keep, new * keep))
+        packed = to_layout(packing.pack(before, "2:4", dtype=dtype), layout)
+        with threads(2):
+            refill(packed, layout, new.T if turned else new)
+        assert torch.equal(packed, to_layout(packing.pack(after, "2:4", dtype=dtype), layout))
+
+
+def test_layouts_without_a_refill_say_so() -> None:
+    assert not native.extension().layout_refills("rows")
+    with pytest.raises(ValueError, match="no refill"):
+        native.extension().layout_refill("rows", 0, False, 4, 1, 4, 4, 0, 1)

@@ -1,0 +1,345 @@
+"""Training with 2:4 weights both ways against float64 on the masked weights."""
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from twofour import check, masks, patterns, prune
+from twofour.errors import TrainingError
+from twofour.kernels.nm_unbiased import nm_unbiased_reference
+from twofour.training import both_ways
+from twofour.training.both_ways import Choice, LayerPlan, saving
+from twofour.training.both_ways.linear import WAYS
+
+PATTERN = patterns.parse("2:4-transposable")
+TOKENS = 24
+LIMIT = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+
+
+def network(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 48, bias=False), nn.GELU(), nn.Linear(48, 7)).to(
+        dtype
+    )
+
+
+def batch(seed: int = 1, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(4, TOKENS // 4, 32, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def attach(model: nn.Module, **options) -> both_ways.BothWays:
+    options = {"kernels": "sparse", **options}
+    return both_ways.attach(model, batch(dtype=next(model.parameters()).dtype), **options)
+
+
+def gradients(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Output, input gradient and parameter gradients of one step."""
+    x = x.clone().requires_grad_()
+    model.zero_grad()
+    y = model(x)
+    y.float().square().sum().backward()
+    return {"y": y.detach(), "x": x.grad, **{name: p.grad for name, p in model.named_parameters()}}
+
+
+def assert_near(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor], limit: float) -> None:
+    for name, value in want.items():
+        error = (got[name].double() - value.double()).norm() / value.double().norm()
+        assert error <= limit, (name, float(error))
+
+
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, count: int) -> None:
+    for step in range(first, first + count):
+        optimizer.zero_grad()
+        model(batch(step)).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("schedule", ["fixed", "every=3"])
+def test_forward_and_gradients_equal_float64_on_masked_weights(isa: str, dtype: torch.dtype, schedule: str) -> None:
+    model = network(dtype)
+    handle = attach(model, schedule=schedule)
+    assert [layer.name for layer in handle.plan.layers] == ["0", "2"] and "4.weight" in handle.plan.skipped
+    reference = network(dtype).double()
+    for name, keep in handle.masks().items():
+        assert PATTERN.check(keep.float()).ok
+        reference.get_parameter(name).data.mul_(keep)
+    x = batch(dtype=dtype)
+    assert_near(gradients(model, x), gradients(reference, x.double()), LIMIT[dtype])
+
+
+def test_both_axes_stay_two_of_four_for_any_optimiser() -> None:
+    for make in (
+        lambda p: torch.optim.AdamW(p, 1e-2),
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.1),
+    ):
+        model = network()
+        handle = attach(model)
+        steps(model, make(model.parameters()), 0, 3)
+        assert all(PATTERN.check(model.get_parameter(name)).ok for name in handle.masks())
+        plain = copy.deepcopy(model)
+        want = model(batch(9))
+        handle.remove()
+        assert torch.allclose(model(batch(9)), want, rtol=1e-4, atol=1e-5), "the packed weights followed the steps"
+        assert torch.equal(plain(batch(9)), want), "a copy runs by itself"
+        assert type(model[0]) is nn.Linear and not masks.of(model)
+
+
+def test_the_state_dict_keeps_the_dense_keys_and_loading_moves_the_packed_weights() -> None:
+    model, other = network(), network(seed=5)
+    handle = attach(model)
+    assert list(model.state_dict()) == list(network().state_dict())
+    prune(other, {"0": "2:4-transposable", "2": "2:4-transposable"})
+    model(batch())
+    model.load_state_dict(other.state_dict())
+    assert torch.allclose(model(batch()), other(batch()), rtol=1e-4, atol=1e-5)
+    assert torch.equal(handle.masks()["0.weight"], masks.of(other)["0.weight"].keep)
+
+
+@pytest.mark.parametrize("options", [{}, {"schedule": "every=2", "gradient": "2:4"}, {"begin": 2, "gradient": "2:4"}])
+def test_resumed_is_as_if_never_stopped(options: dict[str, object]) -> None:
+    whole, part = network(), network()
+    one, two = attach(whole, **options), attach(part, **options)
+    first, second = (torch.optim.AdamW(m.parameters(), 1e-2) for m in (whole, part))
+    steps(whole, first, 0, 6)
+    steps(part, second, 0, 3)
+    resumed = network(seed=3)
+    third = attach(resumed, **options)
+    optimizer = torch.optim.AdamW(resumed.parameters(), 1e-2)
+    resumed.load_state_dict(part.state_dict())
+    optimizer.load_state_dict(second.state_dict())
+    third.load_state_dict(two.state_dict())
+    steps(resumed, optimizer, 3, 3)
+    assert one.steps == third.steps == 6
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+def test_moving_masks_follow_the_dense_weight_and_pruned_values_decay() -> None:
+    model = network()
+    handle = attach(model, schedule="every=2", decay=0.5)
+    weight = model[0].weight
+    before, keep = weight.detach().clone(), handle.masks()["0.weight"].clone()
+    assert not PATTERN.check(weight).ok
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model.zero_grad()
+    model(batch()).square().mean().backward()
+    exact = weight.grad.clone()
+    optimizer.step()
+    # Masked weight decay: once a step, pruned values alone, before the optimiser: w - lr (g + decay (1 - mask) w).
+    assert torch.allclose(weight, before - 0.1 * (exact + 0.5 * before * ~keep), atol=1e-7)
+    with torch.no_grad():
+        weight.mul_(torch.randn_like(weight))
+    assert torch.equal(handle.masks()["0.weight"], keep)
+    steps(model, optimizer, 1, 1)
+    moved = handle.masks()["0.weight"]
+    assert handle.flips and not torch.equal(moved, keep)
+    assert torch.equal(moved, PATTERN.project(weight, absolute=True))
+    want = functional.linear(batch(), weight * moved, model[0].bias)
+    assert torch.allclose(model[0](batch()), want, atol=1e-5)
+    finished = handle.finish()
+    assert finished is model and PATTERN.check(weight).ok and check(model).layers
+    assert torch.allclose(model[0](batch()), want, atol=1e-5)
+
+
+def test_decay_is_added_once_a_step_whatever_is_accumulated() -> None:
+    found = []
+    for parts in (1, 2):
+        model = network()
+        attach(model, schedule="every=9", decay=0.3)
+        for piece in batch().chunk(parts):
+            (model(piece).square().sum() / 100).backward()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+        found.append(model[0].weight.detach().clone())
+    assert torch.allclose(found[0], found[1], atol=1e-6)
+
+
+def test_dense_first_then_sparse() -> None:
+    model, dense = network(), network()
+    handle = attach(model, begin=2)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (model, dense)]
+    for m, optimizer in zip((model, dense), optimizers, strict=True):
+        steps(m, optimizer, 0, 1)
+    assert not handle.masks() and torch.allclose(model[0].weight, dense[0].weight, atol=1e-6)
+    steps(model, optimizers[0], 1, 1)
+    assert handle.masks() and PATTERN.check(model[0].weight).ok
+    assert handle.finish() is model and set(masks.of(model)) == {"0.weight", "2.weight"}
+
+
+def test_the_sparse_weight_gradient_is_the_estimate_times_x_and_unbiased() -> None:
+    model = nn.Sequential(nn.Linear(16, 8))
+    x, gradient = torch.randn(32, 16), torch.randn(32, 8) ** 3
+    handle = both_ways.attach(model, x, kernels="sparse", gradient="2:4", seed=11)
+    ways = model[0].__dict__[WAYS]
+    exact = gradient.T.double() @ x.double()
+    total = torch.zeros(8, 16, dtype=torch.float64)
+    rounds = 1500
+    squares = torch.zeros_like(total)
+    for call in range(1, rounds + 1):
+        found = ways.weight_gradient(gradient, x, torch.float32).double()
+        if call < 4:
+            seed = (ways.seed + call * 0x9E3779B1) & 0xFFFFFFFF
+            want = nm_unbiased_reference(gradient, seed).T.double() @ x.double()
+            assert (found - want).norm() <= 1e-6 * want.norm()
+        total += found
+        squares += (found - exact).square()
+    standard = (squares / rounds / rounds).sqrt()
+    assert ((total / rounds - exact).abs() <= 5 * standard).all()
+    model[0](x).backward(gradient)
+    assert torch.allclose(model[0].bias.grad, gradient.sum(0), atol=1e-5), "the bias gradient is exact"
+    assert handle.state_dict()["calls"] == {"0.weight": rounds + 1}
+
+
+def test_seeds_decide_the_estimates() -> None:
+    def run(seed: int) -> torch.Tensor:
+        model = network()
+        attach(model, gradient="2:4", seed=seed)
+        return gradients(model, batch())["0.weight"]
+
+    assert torch.equal(run(1), run(1)) and not torch.equal(run(1), run(2))
+
+
+def test_tokens_that_are_no_multiple_of_four_get_the_exact_weight_gradient() -> None:
+    model, exact = network(), network()
+    attach(model, gradient="2:4")
+    attach(exact)
+    assert_near(gradients(model, batch()[:1, :3]), gradients(exact, batch()[:1, :3]), 1e-6)
+
+
+def test_autocast_with_float32_parameters() -> None:
+    model, plain = network(), network()
+    with torch.autocast("cpu", torch.bfloat16):
+        handle = attach(model, gradient="2:4")
+        got = gradients(model, batch())
+    assert {layer.dtype for layer in handle.plan.layers} == {"bfloat16"}
+    for name, keep in handle.masks().items():
+        plain.get_parameter(name).data.mul_(keep)
+    with torch.autocast("cpu", torch.bfloat16):
+        want = gradients(plain, batch())
+    assert got["0.weight"].dtype == torch.float32
+    assert_near({"y": got["y"], "x": got["x"]}, {"y": want["y"], "x": want["x"]}, 2e-2)
+    model.eval()
+    with torch.no_grad():  # another type than the plan's: dense, exact
+        assert torch.allclose(model(batch()), plain(batch()), atol=1e-5)
+
+
+def test_weights_written_through_data_are_seen_after_a_step() -> None:
+    class Raw(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.data.sub_(parameter.grad.data, alpha=0.1)
+
+    model = network()
+    attach(model)
+    steps(model, Raw(model.parameters()), 0, 2)
+    weight, bias = model[0].weight, model[0].bias
+    assert torch.allclose(model[0](batch()), functional.linear(batch(), weight, bias), atol=1e-5)
+
+
+def test_a_weight_changed_between_forward_and_backward_is_refused() -> None:
+    model = network()
+    attach(model)
+    y = model(batch())
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_measured_plan_says_times_and_reasons_and_the_control_is_dense() -> None:
+    model = network()
+    handle = attach(model, kernels="measured", gradient="2:4", schedule="every=10", seconds=0.01)
+    for layer in handle.plan.layers:
+        assert set(layer.choices) == {"forward", "data", "weight"} and layer.tokens == TOKENS
+        for choice in layer.choices.values():
+            assert choice.dense_ms and choice.sparse_ms and choice.sparse == (choice.sparse_ms < choice.dense_ms)
+        assert layer.chosen_ms <= layer.dense_ms
+    assert re.search(r"0  64 x 32, 24 tokens, float32\n  forward  .*times as (long|fast)", str(handle.plan))
+    handle.remove()
+    control = attach(model, kernels="dense", seconds=0.01)
+    assert not control.masks() and not any(c.sparse for layer in control.plan.layers for c in layer.choices.values())
+    assert_near(gradients(model, batch()), gradients(network(), batch()), 2e-6)
+    assert control.finish() is model and not masks.of(model)
+
+
+def test_memory_beside_the_dense_model_is_what_the_handle_says() -> None:
+    model = nn.Sequential(nn.Linear(512, 512, bias=False))
+    handle = both_ways.attach(model, torch.randn(8, 512), kernels="sparse")
+    model(torch.randn(8, 512, requires_grad=True)).sum().backward()
+    # A mask of a byte, and W and W^T of at most 2.6 bytes each, for a dense value of four.
+    assert 0 < handle.nbytes <= 512 * 512 * (1 + 2 * 2.6) + 4096
+
+
+def test_parts_are_timed() -> None:
+    model = network()
+    attach(model, gradient="2:4")
+    with both_ways.timed() as seconds:
+        gradients(model, batch())
+    assert set(seconds) == set(both_ways.PARTS) and all(value > 0 for value in seconds.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"schedule": "sometimes"}, "the schedule is not known"),
+        ({"schedule": "every=0"}, "the schedule is not known"),
+        ({"gradient": "4:8"}, "`gradient` is not known"),
+        ({"kernels": "fast"}, "`kernels` is not known"),
+        ({"begin": -1}, "an argument is impossible"),
+        ({"decay": float("nan")}, "an argument is impossible"),
+        ({"skip": ["0", "2"]}, "no layer can be trained both ways"),
+    ],
+)
+def test_impossible_arguments_are_refused(options: dict[str, object], said: str) -> None:
+    model = network()
+    with pytest.raises(TrainingError, match=said) as caught:
+        attach(model, **options)
+    assert "try" in str(caught.value) and type(model[0]) is nn.Linear
+
+
+def test_models_that_cannot_take_part_are_refused() -> None:
+    model = network()
+    handle = attach(model)
+    with pytest.raises(TrainingError, match="trained both ways already"):
+        attach(model)
+    state = handle.state_dict()
+    handle.remove()
+    with pytest.raises(TrainingError, match="is over"):
+        handle.finish()
+    with pytest.raises(TrainingError, match="state is of another model"):
+        attach(nn.Sequential(nn.Linear(32, 64))).load_state_dict(state)
+    prune(model, "2:4")
+    with pytest.raises(TrainingError, match="masked already"):
+        attach(model)
+    with pytest.raises(TrainingError, match=r"no layer can be trained both ways(.|\n)*float64"):
+        both_ways.attach(network(torch.float64), batch().double(), kernels="sparse")
+
+
+def test_a_model_that_is_masked_both_ways_keeps_its_masks() -> None:
+    model = prune(network(), {"0": "2:4-transposable", "2": "2:4-transposable"})
+    keep = masks.of(model)["0.weight"].keep.clone()
+    handle = attach(model)
+    assert torch.equal(handle.masks()["0.weight"], keep)
+    handle.remove()
+    assert torch.equal(masks.of(model)["0.weight"].keep, keep)
+
+
+def test_the_saving_of_the_measured_size_is_the_measured_ratio_and_grows_with_width() -> None:
+    dense = {"forward": 3.0, "data gradient": 3.0, "weight gradient": 3.0, "optimizer": 1.0, "other": 2.0}
+    sparse = {**dense, "forward": 2.0, "data gradient": 2.0, "pack": 0.5}
+    assert saving(dense, sparse).ratio == pytest.approx(12 / 10.5)
+    wide = saving(dense, sparse, width=4)
+    assert (wide.dense, wide.sparse) == pytest.approx((9 * 16 + 16 + 8, 7 * 16 + 16 + 8 + 8))
+    assert saving(dense, sparse, tokens=100).ratio > saving(dense, sparse).ratio
+    with pytest.raises(TrainingError, match="cannot be predicted"):
+        saving(dense, sparse, width=0)
+
+
+def test_a_choice_reads_well() -> None:
+    assert str(Choice("torch", False, "exact", "torch", 1.0)) == "torch (dense 1.00, exact)"
+    assert LayerPlan("a", (4, 4), 1, "float32", {}).dense_ms == 0
