@@ -185,6 +185,27 @@ def calibrated(
 
 
 @app.command()
+def training(
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16; several, comma separated.")] = "float32,bfloat16",
+    schedule: Annotated[str, typer.Option(help='Of the masks: "fixed" or "every=K".')] = "fixed",
+    without: Annotated[list[str] | None, typer.Option(help="A step to leave out, by its name in the table.")] = None,
+    seconds: SecondsOption = 30.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """A training step of a transformer block stack: the best dense one, SDGP, 2:4 both ways, all three products."""
+    from cases import training as training_case
+
+    for kind in dtype.split(","):
+        if kind not in training_case.TYPES:
+            raise DataError(f"the dtype {kind!r} is not known", got=dtype, wanted="float32, bfloat16")
+        path = _path(json, f"training-{kind}", record)
+        cells = training_case.cells([kind], schedule)
+        _run(cells, training_case.Bench(seconds, without or ()), path, resume, training_case.show)
+
+
+@app.command()
 def figures() -> None:
     """Draw docs/figures from the records in benchmarks/records; needs matplotlib (requirements/figures.txt)."""
     import figures as drawing

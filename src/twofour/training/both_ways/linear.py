@@ -73,7 +73,7 @@ class Ways:
         }
         wanted = {product: kernel.layout for product, kernel in self._kernels.items() if product != "weight"}
         self.layouts = Layouts(wanted, self.dtype)
-        self._masked: tuple[tuple[int, ...], Tensor] | None = None
+        self._dense_values: tuple[tuple[int, ...], Tensor] | None = None
 
     def put(self, keep: Tensor) -> None:
         """Put a mask in force; the layer keeps the tensor itself, and sees when it is changed in place."""
@@ -83,20 +83,20 @@ class Ways:
         self.forget_values()
 
     def effective(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the weight that dense ways multiply by: masked where the parameter is dense."""
+        """Return the weight that dense ways multiply by, in `dtype`: masked where the parameter is dense."""
         dense = weight.detach()
-        if not (self.active and self.dense_parameter):
-            return dense.to(dtype)
-        assert self.keep is not None
-        state = (weight._version, weight.data_ptr(), self.keep._version)
-        if self._masked is None or self._masked[0] != state or self._masked[1].dtype != dtype:
-            self._masked = state, (dense * self.keep).to(dtype)
-        return self._masked[1]
+        keep = self.keep if self.active and self.dense_parameter else None
+        if keep is None and dense.dtype == dtype:
+            return dense
+        state = (weight._version, weight.data_ptr(), -1 if keep is None else keep._version)
+        if self._dense_values is None or self._dense_values[0] != state or self._dense_values[1].dtype != dtype:
+            self._dense_values = state, (dense if keep is None else dense * keep).to(dtype)
+        return self._dense_values[1]
 
     def forget_values(self) -> None:
         """Take it that the weight has moved, though its version may not show it."""
         self.layouts.forget_values()
-        self._masked = None
+        self._dense_values = None
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return X W^T + bias; x (tokens, in) of this plan's dtype."""
