@@ -86,6 +86,35 @@ def test_the_same_seed_learns_the_same_masks() -> None:
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
 
+class Twice(nn.Module):
+    """One module under two names, and one parameter in two modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = self.b = nn.Linear(16, 16)
+        self.c, self.d = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.d.weight = self.c.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.d(self.c(self.b(self.a(x).tanh()).tanh()).tanh())
+
+
+def test_weights_in_two_places_are_masked_in_both_and_come_back() -> None:
+    torch.manual_seed(0)
+    model = Twice()
+    parameters, x, seen = list(model.parameters()), torch.randn(4, 16), set[tuple[int, int]]()
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        seen.add((id(model.a.weight) - id(model.b.weight), id(model.c.weight) - id(model.d.weight)))
+        return squared(output, target)
+
+    model.d.register_forward_pre_hook(lambda module, _: seen.add((0, int(module.weight is not model.c.weight))))
+    twofour.prune(model, "2:4", criterion="learned:steps=3", data=[(x, x)], loss=loss)
+    assert seen == {(0, 0)} and [*map(id, model.parameters())] == [*map(id, parameters)]
+    torch.optim.SGD(model.parameters(), 0.1)
+    assert twofour.check(model).ok and set(masks.of(model)) == {"a.weight", "c.weight"}
+
+
 def test_errors() -> None:
     with pytest.raises(RecipeError, match=r"options of learned masks cannot be used\n  got +steps=0"):
         criteria.parse("learned:steps=0")

@@ -101,12 +101,14 @@ class Learned(Criterion):
         optimizer = torch.optim.Adam([choice.logits for choice in choices], lr=self.rate)
         device, followed = choices[0].logits.device, set[str]()
         noise = torch.Generator(device).manual_seed(self.seed)
+        places = _places(model, weights)
         with observing(model), trainable(model, []), torch.enable_grad():
             for step in range(self.steps):
                 batch, share = batches[step % len(batches)], step / max(self.steps - 1, 1)
                 temperature = self.temperature + (LAST_TEMPERATURE - self.temperature) * share
                 scale = SCALE[0] + (SCALE[1] - SCALE[0]) * share
-                masked = {choice.weight.name: choice.soft(scale, temperature, noise) for choice in choices}
+                soft = [(choice.weight.name, choice.soft(scale, temperature, noise)) for choice in choices]
+                masked = {place: weight for name, weight in soft for place in places[name]}
                 value = _evaluate(model, masked, batch, loss, device)
                 optimizer.zero_grad(set_to_none=True)
                 value.backward()
@@ -164,9 +166,23 @@ def candidates(pattern: Pattern, name: str) -> Tensor:
     return found.repeat_interleave(unit, dim=1)
 
 
+def _places(model: nn.Module, weights: Sequence[tuple[PrunableWeight, Pattern]]) -> dict[str, list[str]]:
+    """Return where each weight stands, by its name: each attribute of a module once, however often it is registered."""
+    names = {id(weight.parameter): weight.name for weight, _ in weights}
+    found: dict[str, list[str]] = {name: [] for name in names.values()}
+    for prefix, module in model.named_modules():
+        for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) in names:
+                found[names[id(parameter)]].append(f"{prefix}.{attribute}".lstrip("."))
+    return found
+
+
 def _evaluate(model: nn.Module, masked: dict[str, Tensor], batch: Batch, loss: Loss, device: torch.device) -> Tensor:
     inputs = calibration.to_device(batch.inputs, device)
     positional = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, dict) else (inputs,)
     with explained():
-        output = functional_call(model, masked, positional, inputs if isinstance(inputs, dict) else {})
+        # Tied names would swap a module of two names twice, and put the swapped tensor back as its weight.
+        output = functional_call(
+            model, masked, positional, inputs if isinstance(inputs, dict) else {}, tie_weights=False
+        )
     return require_loss(loss(output, calibration.to_device(batch.target, device)))
