@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cases import models_table
 from cases.models import DENSE, EAGER, INDUCTOR, OPENVINO, ORT, SPARSE
 from cases.records import TRACKED, machine_line
 from cases.table import best_ratio
+from cases.training import ALL, BOTH, CONTROL
 from twofour import measure
 from twofour.measure import Record, geometric_mean
 
@@ -19,6 +20,7 @@ START, END = "<!-- drawn by `make figures` -->", "<!-- end of what is drawn -->"
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 BARS = (EAGER, INDUCTOR, ORT, OPENVINO, DENSE, SPARSE)
 COLOURS = ("#b3b3b3", "#8c8c8c", "#c9b37e", "#7ea6c9", "#9bc98a", "#2f7d32")
+PART_COLOURS = ("#b3541e", "#2f7d32", "#6fae5c", "#b9dba8", "#c8c8c8", "#9a9a9a", "#7ea6c9")
 SETTINGS = {"svg.hashsalt": "twofour", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9}
 
 
@@ -76,6 +78,8 @@ def draw(machine: str) -> list[Path]:
     for dtype in DTYPES:
         if records := _load(f"models-{dtype}", machine):
             drawn.append(_models(records, dtype, machine))
+    if records := [record for dtype in DTYPES for record in _load(f"training-{dtype}", machine)]:
+        drawn.append(_training(records, machine))
     return drawn
 
 
@@ -128,6 +132,28 @@ def _models(records: Sequence[Record], dtype: str, machine: str) -> Path:
     figure.legend(handles, BARS, loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(f"{dtype}, 1 thread; bars: medians, lines: quartiles", fontsize=9)
     return _save(figure, f"models-{dtype}-{machine}", single)
+
+
+def _training(records: Sequence[Record], machine: str) -> Path:
+    """Milliseconds of a training step by part, dense products and 2:4 ones: one group of bars per type."""
+    from matplotlib import pyplot
+
+    figure, rows = pyplot.subplots(1, len(records), figsize=(3.4 * len(records) + 0.6, 3.6), layout="constrained")
+    for axes, record in zip([rows] if len(records) == 1 else list(rows), records, strict=True):
+        profiles = cast(Mapping[str, Mapping[str, float]], record.meta["parts"])
+        names = [name for name in (CONTROL, BOTH, ALL) if name in profiles]
+        below = [0.0] * len(names)
+        for part, colour in zip(profiles[names[0]], PART_COLOURS, strict=True):
+            heights = [profiles[name][part] * 1e3 for name in names]
+            axes.bar(names, heights, bottom=below, color=colour, label=part)
+            below = [a + b for a, b in zip(below, heights, strict=True)]
+        axes.set_title(str(record.meta["dtype"]), fontsize=8)
+        axes.tick_params(axis="x", labelsize=7)
+    first = rows if len(records) == 1 else rows[0]
+    first.set_ylabel("ms per step, median of three profiled")
+    figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.suptitle(f"training step, 1 thread: {records[0].meta['geometry']}", fontsize=8)
+    return _save(figure, f"training-{machine}", records)
 
 
 def _save(figure: Any, name: str, records: Sequence[Record]) -> Path:

@@ -299,6 +299,33 @@ def test_figures_are_drawn_from_records(cases, tmp_path: Path, monkeypatch: pyte
         assert shown.count("Measured on: ") == 1
 
 
+def test_training_times_whole_steps_and_their_parts(
+    cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from cases import training
+
+    for name, size in {"WIDTH": 32, "HIDDEN": 64, "HEADS": 2, "SEQUENCE": 8, "SEQUENCES": 2, "DEPTH": 1}.items():
+        monkeypatch.setattr(training, name, size)
+    (cell,) = training.cells(["float32"], "every=2")
+    record = training.Bench(0.01, [training.COMPILED])(cell)
+    assert set(record.timings) == {*training.DENSE, *training.SPARSE} - {training.COMPILED}
+    assert set(record.baseline) == {training.EAGER, training.CONTROL}
+    parts = record.meta["parts"]
+    assert set(parts) == {training.CONTROL, training.BOTH, training.ALL}
+    assert all(seconds >= 0 for profile in parts.values() for seconds in profile.values())
+    assert "0.up  64 x 32, 16 tokens, float32" in record.meta["plans"][training.BOTH]
+    training.show([record], Console(width=200))
+    assert "2:4 all three" in capsys.readouterr().out
+    pytest.importorskip("matplotlib", reason="needs requirements/figures.txt")
+    import figures
+
+    monkeypatch.setattr(figures, "TRACKED", tmp_path)
+    monkeypatch.setattr(figures, "FOLDER", tmp_path)
+    measure.save([record], tmp_path / "training-float32-here.json")
+    (drawn,) = figures.draw("here")
+    assert drawn.name == "training-here.svg" and "weight gradient" in drawn.read_text()
+
+
 def test_permutation_writes_efficacy_beside_times(tmp_path: Path):
     out = tmp_path / "r.json"
     done = suite("permutation", "--sizes", "128x64,16x32", "--seconds", "0.02", "--json", str(out))

@@ -115,7 +115,7 @@ class Bench:
     def __call__(self, cell: dict[str, object]) -> Record:
         """Measure one cell."""
         torch.set_num_threads(1)
-        made, plans = steps(TYPES[str(cell["dtype"])], str(cell["schedule"]), self.without)
+        made, plans = steps(TYPES[str(cell["dtype"])], str(cell["schedule"]), self.without, min(0.3, self.seconds))
         for step in made.values():
             step()
         profiles = {name: _profile(step) for name, step in made.items() if name in (CONTROL, BOTH, ALL)}
@@ -130,7 +130,9 @@ class Bench:
         )
 
 
-def steps(dtype: torch.dtype, schedule: str, without: Sequence[str]) -> tuple[dict[str, Step], dict[str, str]]:
+def steps(
+    dtype: torch.dtype, schedule: str, without: Sequence[str], seconds: float = 0.3
+) -> tuple[dict[str, Step], dict[str, str]]:
     """Build every step on a copy of one model, and the plans of those that have one."""
     torch.manual_seed(0)
     model = nn.Sequential(*[Block() for _ in range(DEPTH)])
@@ -144,7 +146,7 @@ def steps(dtype: torch.dtype, schedule: str, without: Sequence[str]) -> tuple[di
     for name, options in attached.items():
         if name in made:
             with made[name].autocast():
-                handle = both_ways.attach(made[name].model, made[name].x, **options)
+                handle = both_ways.attach(made[name].model, made[name].x, seconds=seconds, **options)
             made[name].handle = handle  # pyright: ignore[reportAttributeAccessIssue] - the hooks hold it weakly
             plans[name] = str(handle.plan)
     if SDGP in made:

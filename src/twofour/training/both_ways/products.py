@@ -1,8 +1,8 @@
 """The three products of a Linear in training, in every way that they can run here: Y = X W^T, dX = dZ W, dW = dZ^T X.
 
-Dense ways are torch's own and oneDNN's without prepacking (the weights change every step): in float32 torch's default
-goes to MKL, which on one AMD CPU takes twice oneDNN's time. Sparse ways are the rows of the kernel table whose layout
-can be refilled. A `Way` is called with what changes in every step and prepares what it needs inside the call.
+Dense ways are torch's own and oneDNN's, which reorders the weight inside the call or before it, in every step since the
+weights move: in float32 torch's default goes to MKL, which on one AMD CPU takes twice oneDNN's time. Sparse ways are
+the rows of the kernel table whose layout can be refilled. Each prepares what it needs inside the call.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from twofour.kernels import available
 from twofour.kernels.nm_matmul import NativeMatmul
 from twofour.kernels.nm_unbiased.cpu import LAYOUTS
 
-TORCH, ONEDNN = "torch", "onednn"
+TORCH, ONEDNN, REORDERED = "torch", "onednn", "onednn reordered"
 DTYPES = (torch.float32, torch.bfloat16)
-DENSE = (TORCH, ONEDNN)
+DENSE = (TORCH, ONEDNN, REORDERED)
 """Names of the dense ways."""
 
 
@@ -46,21 +46,34 @@ def forward(way: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return X W^T + bias by a dense way; x (tokens, in), weight (out, in), both of one dtype."""
     if way == TORCH:
         return functional.linear(x, weight, bias)
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return _onednn(x, _reordered(weight, len(x)) if way == REORDERED else weight, bias)
 
 
 def data_gradient(way: str, gradient: Tensor, weight: Tensor) -> Tensor:
     """Return dZ W by a dense way; gradient (tokens, out), weight (out, in)."""
     if way == TORCH:
         return gradient @ weight
-    return torch.ops.mkldnn._linear_pointwise(gradient, weight.t().contiguous(), None, "none", [], "")
+    turned = weight.t().contiguous()
+    return _onednn(gradient, _reordered(turned, len(gradient)) if way == REORDERED else turned)
 
 
 def weight_gradient(way: str, gradient: Tensor, x: Tensor) -> Tensor:
     """Return dZ^T X by a dense way; gradient (tokens, out), x (tokens, in)."""
     if way == TORCH:
         return gradient.t() @ x
-    return torch.ops.mkldnn._linear_pointwise(gradient.t().contiguous(), x.t().contiguous(), None, "none", [], "")
+    turned = x.t().contiguous()
+    if way == REORDERED:
+        return _onednn(gradient.t().contiguous(), _reordered(turned, gradient.shape[1]))
+    return _onednn(gradient.t(), turned)
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def _reordered(weight: Tensor, rows: int) -> Tensor:
+    """Return a weight in the order that oneDNN multiplies by fastest: the copy is worth its time at many tokens."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight, rows)
 
 
 def dense_ways(call: Callable[[str], Tensor]) -> dict[str, Callable[[], Tensor]]:
