@@ -352,7 +352,7 @@ class Guard:
             leaf = leaves[index]
             if not isinstance(leaf, Tensor) or leaf.dtype != dtype or leaf.ndim != ndim or not leaf.is_cpu:
                 return None
-            if not leaf.numel():
+            if not leaf.numel() or leaf.layout is not torch.strided:
                 return None
         if any(leaves[index].size(axis) != size for index, axis, size in self.fixed):
             return None

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _is_tracing
+from torch.compiler import is_compiling
 
 from twofour.capture import outside_tracing
 from twofour.errors import KernelError
@@ -14,7 +16,7 @@ from twofour.kernels.conv import Geometry, Images
 from twofour.kernels.conv_operator import to_numbers
 from twofour.kernels.dense_conv import ONEDNN_CONV
 from twofour.kernels.nm_conv import from_conv_layout
-from twofour.kernels.operator import inference_only
+from twofour.kernels.operator import inference_only, unreadable
 from twofour.layers import CompiledLayer
 from twofour.packing import Packed, pack
 
@@ -121,10 +123,10 @@ class CompiledConv(CompiledLayer):
         Raises:
             KernelError: Shape, dtype or device of an operand do not fit, or a gradient is asked for.
         """
+        if not isinstance(x, Tensor) or not self.dimensions < x.ndim < self.dimensions + 3:
+            raise self._unfit(x)
         single, missing = x.ndim == self.dimensions + 1, 2 - self.dimensions
         x = x.unsqueeze(0) if single else x
-        if x.ndim != self.dimensions + 2:
-            raise self._unfit(x)
         if missing:
             x, other = x.unsqueeze(2), None if other is None else other.unsqueeze(-2)
         if single and other is not None:
@@ -135,7 +137,7 @@ class CompiledConv(CompiledLayer):
 
     def _image(self, x: Tensor, other: Tensor | None) -> Tensor:
         prepared = self.prepared
-        if torch.compiler.is_compiling():
+        if is_compiling() or _is_tracing():
             numbers = to_numbers(prepared.geometry)
             return torch.ops.twofour.conv(
                 x, prepared.tensor, self.bias, prepared.kernel, numbers, self.activation, other
@@ -148,6 +150,10 @@ class CompiledConv(CompiledLayer):
             return run(x, weight, self.bias, prepared.geometry, self.activation, other)
         except KernelError as error:
             raise error.for_layer(self.name) from None
+        except RuntimeError as error:
+            if unreadable(x) is None:
+                raise
+            raise self._unfit(x) from error
 
     @property
     def weight(self) -> Tensor:
@@ -171,11 +177,15 @@ class CompiledConv(CompiledLayer):
 
     def _unfit(self, x: Tensor) -> KernelError:
         image = "([images,] channels, width)" if self.dimensions == 1 else "([images,] channels, height, width)"
+        got, remedy = unreadable(x) or (
+            f"{x.dtype} {tuple(x.shape)}",
+            "reshape the input to images; a single one needs no first axis",
+        )
         return KernelError(
             "the input of a compiled layer does not fit",
-            got=f"{x.dtype} {tuple(x.shape)}",
+            got=got,
             wanted=f"torch.float32 {image}",
-            remedy="reshape the input to images; a single one needs no first axis",
+            remedy=remedy,
             layer=self.name,
         )
 

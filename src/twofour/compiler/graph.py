@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _is_tracing
+from torch._C._functorch import peek_interpreter_stack
+from torch.compiler import is_compiling
 from torch.utils._pytree import tree_flatten
 
 from twofour import native
@@ -183,6 +186,11 @@ def agreement(fast: nn.Module, dtype: str, leaves: Sequence[Any]) -> float:
     return AGREEMENT[torch.bfloat16 if low else torch.float32]
 
 
+def by_operators() -> bool:
+    """Tell whether something follows a call operator by operator: another capture, jit.trace, vmap and its like."""
+    return is_compiling() or _is_tracing() or peek_interpreter_stack() is not None
+
+
 class WholeModel:
     """The forward of a model compiled as a graph; calls the graph does not hold for run layer by layer.
 
@@ -202,7 +210,7 @@ class WholeModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model's own forward returns."""
         kind = type(self.model)
-        if torch.compiler.is_compiling():
+        if by_operators():
             return kind.forward(self.model, *args, **kwargs)
         given = bind(_signature(kind), self.model, args, kwargs)
         if self._hooks is None:

@@ -15,7 +15,18 @@ from torch.utils._pytree import tree_leaves
 from twofour.capture import arguments
 from twofour.compiler.account import Account
 from twofour.compiler.build import Terms
-from twofour.compiler.graph import TIE, agreement, all_hooks, by_layers, distance, hooked, milliseconds, split, whole
+from twofour.compiler.graph import (
+    TIE,
+    agreement,
+    all_hooks,
+    by_layers,
+    by_operators,
+    distance,
+    hooked,
+    milliseconds,
+    split,
+    whole,
+)
 from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.plan import Plan
 from twofour.kernels.operator import inference_only
@@ -101,7 +112,7 @@ class InductorModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model's own forward returns."""
         forward: Callable[..., Any] = type(self.model).forward
-        if torch.compiler.is_compiling():
+        if by_operators():
             return forward(self.model, *args, **kwargs)
         leaves = tree_leaves((args, kwargs))
         if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _is_tracing
+from torch.compiler import is_compiling
 
 from twofour.capture import outside_tracing
 from twofour.errors import KernelError
@@ -17,7 +19,7 @@ from twofour.kernels import Kernel, rows
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.ladder import Ladder, read
 from twofour.kernels.nm_matmul import DYNAMIC, NativeMatmul
-from twofour.kernels.operator import convert, inference_only
+from twofour.kernels.operator import convert, inference_only, unreadable
 from twofour.layers import CompiledLayer
 from twofour.packing import Packed
 
@@ -147,24 +149,29 @@ class CompiledLinear(CompiledLayer):
         Raises:
             KernelError: Shape, dtype or device of `x` or `other` do not fit, or a gradient is asked for.
         """
-        if torch.compiler.is_compiling():
+        if is_compiling() or _is_tracing():  # neither sees what is written through an address
             tensors, options = self.prepared.tensors, (self.epilogue.activation, self.epilogue.combine, other)
             return torch.ops.twofour.linear(x, tensors, self.bias, self.ladder_text, self.out_features, *options)
-        shape = x.shape
-        if x.dtype not in self.reads or not shape or shape[-1] != self.in_features or not x.is_cpu:
-            raise self._unfit(x)
-        if x.requires_grad and torch.is_grad_enabled():
-            raise inference_only().for_layer(self.name)
-        # A small product takes ten microseconds, and Python's share of it counts: steps are looked up once per layer,
-        # and Module.__getattr__, which finds parameters, takes half a microsecond.
-        limits, steps = self.prepared.steps.get(self.ladder_text) or self.prepared.bound(self.ladder_text)
-        bias, tokens = self._parameters["bias"], shape[0] if len(shape) == 2 else prod(shape[:-1])
-        run, weight, any_axes = steps[bisect_left(limits, tokens)] if limits else steps[0]
-        if len(shape) == 2 or (any_axes and x.is_contiguous()):
-            return run(x, weight, bias, self.out_features, self.epilogue, other)
-        flat = x.reshape(tokens, self.in_features)
-        other = None if other is None else other.reshape(tokens, self.out_features)
-        return run(flat, weight, bias, self.out_features, self.epilogue, other).view(*shape[:-1], self.out_features)
+        try:  # costs nothing where nothing is raised
+            shape = x.shape
+            if x.dtype not in self.reads or not shape or shape[-1] != self.in_features or not x.is_cpu:
+                raise self._unfit(x)
+            if x.requires_grad and torch.is_grad_enabled():
+                raise inference_only().for_layer(self.name)
+            # A small product takes ten microseconds, and Python's share of it counts: steps are looked up once per
+            # layer, and Module.__getattr__, which finds parameters, takes half a microsecond.
+            limits, steps = self.prepared.steps.get(self.ladder_text) or self.prepared.bound(self.ladder_text)
+            bias, tokens = self._parameters["bias"], shape[0] if len(shape) == 2 else prod(shape[:-1])
+            run, weight, any_axes = steps[bisect_left(limits, tokens)] if limits else steps[0]
+            if len(shape) == 2 or (any_axes and x.is_contiguous()):
+                return run(x, weight, bias, self.out_features, self.epilogue, other)
+            flat = x.reshape(tokens, self.in_features)
+            other = None if other is None else other.reshape(tokens, self.out_features)
+            return run(flat, weight, bias, self.out_features, self.epilogue, other).view(*shape[:-1], self.out_features)
+        except (AttributeError, RuntimeError) as error:
+            if isinstance(error, KernelError) or unreadable(x) is None:
+                raise
+            raise self._unfit(x) from error
 
     @property
     def weight(self) -> Tensor:
@@ -189,12 +196,16 @@ class CompiledLinear(CompiledLayer):
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, kernels={self.ladder_text}"
 
     def _unfit(self, x: Tensor) -> KernelError:
-        fits = x.dtype in self.reads and x.is_cpu
-        width = f"give the layer inputs whose last size is {self.in_features}, as the model was built for"
+        if (odd := unreadable(x)) is not None:
+            got, remedy = odd
+        else:
+            fits = x.dtype in self.reads and x.is_cpu
+            width = f"give the layer inputs whose last size is {self.in_features}, as the model was built for"
+            got, remedy = f"{x.dtype} {tuple(x.shape)} on {x.device}", width if fits else convert(x, self.reads)
         return KernelError(
             "the input of a compiled layer does not fit",
-            got=f"{x.dtype} {tuple(x.shape)} on {x.device}",
+            got=got,
             wanted=f"{' or '.join(map(str, self.reads))} (..., {self.in_features}) on cpu",
-            remedy=width if fits else convert(x, self.reads),
+            remedy=remedy,
             layer=self.name,
         )

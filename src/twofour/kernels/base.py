@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from twofour import native
+from twofour.errors import KernelError
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.packing import Packed
 
@@ -39,6 +40,16 @@ class Row(ABC):
         if self.isa != "any" and not native.supports(self.isa):
             return f"needs {self.isa}; this CPU and TWOFOUR_ISA allow {native.isa()}"
         return None
+
+
+def unfit_bias(kernel: Row, bias: Tensor, rows: int) -> KernelError:
+    """Build the error for a bias that a kernel, which is handed its address, would misread."""
+    return KernelError(
+        f"{kernel.name} cannot read its bias",
+        got=f"{bias.dtype} {tuple(bias.shape)} on {bias.device}",
+        wanted=f"torch.float32 ({rows},) on cpu",
+        remedy="give the layer the bias it was compiled with: float32, on the CPU",
+    )
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from twofour.errors import KernelError
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
@@ -117,6 +118,18 @@ def convert(x: Tensor, dtypes: Sequence[torch.dtype]) -> str:
         return "move the input to the CPU: x.cpu()"
     plainly = f"convert the input: x.to({dtypes[0]}), outside of autocast"
     return f'{plainly}, or compile the model with dtype="bfloat16"' if x.dtype is torch.bfloat16 else plainly
+
+
+def unreadable(x: Any) -> tuple[str, str] | None:
+    """Return what an input is that has no numbers to read at an address, and what to do with it; None: it has."""
+    if not isinstance(x, Tensor):
+        return f"a {type(x).__module__}.{type(x).__name__}", "pass a tensor: torch.as_tensor(x)"
+    if is_functorch_wrapped_tensor(x):
+        whole = "call the model on the whole batch: its layers take any number of leading axes"
+        return "a tensor inside torch.vmap or another transform of torch.func", whole
+    if x.layout is not torch.strided:
+        return f"a tensor of layout {x.layout}", "make it dense: x.to_dense()"
+    return None
 
 
 def inference_only() -> KernelError:

@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from twofour.errors import LayerError
 
 
 class CompiledLayer(nn.Module):
-    """Base of the layers that a compiled model has in the places of plain ones: for inference, nothing to prune."""
+    """Base of the layers that a compiled model has in the places of plain ones: for inference, nothing to prune.
+
+    Attributes:
+        name: Name of the layer in its model, for messages.
+    """
+
+    name: str
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Do what `Module.to`, `half` or `share_memory` ask, but keep the dtype: kernels read what was prepared.
+
+        Raises:
+            LayerError: It would put the layer on another device.
+        """
+
+        def kept(tensor: Tensor) -> Tensor:
+            found = fn(tensor)
+            if found.device.type != tensor.device.type:
+                raise _stays(tensor, found).for_layer(self.name)
+            return found if found.dtype is tensor.dtype else tensor
+
+        kept(torch.zeros(1))  # a layer without a bias moves no more than one with
+        return super()._apply(kept, recurse)
+
+
+def _stays(tensor: Tensor, found: Tensor) -> LayerError:
+    return LayerError(
+        "a compiled layer cannot be moved to another device",
+        got=str(found.device),
+        wanted=str(tensor.device),
+        remedy="leave a compiled model on the CPU, with its inputs; for what was moved before it: model.cpu()",
+    )
 
 
 _COMPILED = "_compiled_by_twofour"

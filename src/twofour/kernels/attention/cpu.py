@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch._C import _is_tracing
+from torch.compiler import is_compiling
 
 from twofour import native
 from twofour.errors import KernelError
@@ -48,7 +50,7 @@ def attention(
     Raises:
         KernelError: The operands do not fit.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling() or _is_tracing():
         return torch.ops.twofour.attention(q, k, v, mask, scale, causal, k_added, v_added)
     return _attention(q, k, v, mask, scale, causal, k_added, v_added)
 

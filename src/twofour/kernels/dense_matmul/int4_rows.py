@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twofour import native
 from twofour.errors import KernelError
-from twofour.kernels.base import Kernel
+from twofour.kernels.base import Kernel, unfit_bias
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.native import pages
 from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header
@@ -75,11 +75,13 @@ class Int4Matmul(Kernel):
         """Multiply; see `Kernel.run`. x may have any row stride.
 
         Raises:
-            KernelError: `x` or `other` is of another dtype or not on the CPU, or the bytes were made for another kernel
-                or another shape.
+            KernelError: `x`, `bias` or `other` is of another dtype or not on the CPU, or the bytes were made for
+                another kernel or another shape.
         """
         tokens, in_features = x.shape
         epilogue.require(other, (tokens, out_features))
+        if bias is not None and (bias.dtype is not torch.float32 or not bias.is_cpu or bias.numel() != out_features):
+            raise unfit_bias(self, bias, out_features)
         x = _readable(self, x, x.dtype)
         other = None if other is None else _readable(self, other, x.dtype)
         y = torch.empty(tokens, out_features, dtype=x.dtype)

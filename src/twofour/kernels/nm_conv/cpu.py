@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twofour import native
 from twofour.errors import KernelError
-from twofour.kernels.base import Kernel
+from twofour.kernels.base import Kernel, unfit_bias
 from twofour.kernels.conv import ConvKernel, Geometry, Images, channels_last, finish, require_image
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_conv.layout import LAYOUT, describe, group_bytes, to_conv_layout
@@ -50,9 +50,13 @@ class NativeConv(ConvKernel):
         """Convolve; see `ConvKernel.run`.
 
         Raises:
-            KernelError: `x` or `other` does not fit, or the bytes were made for another kernel or geometry.
+            KernelError: `x`, `bias` or `other` does not fit, or the bytes were made for another kernel or geometry.
         """
         size = require_image(x, geometry, other)
+        if bias is not None and (
+            bias.dtype is not torch.float32 or not bias.is_cpu or bias.numel() != geometry.out_channels
+        ):
+            raise unfit_bias(self, bias, geometry.out_channels)
         x, images = channels_last(x), x.shape[0]
         y = torch.empty((images, geometry.out_channels, *size), dtype=torch.float32, memory_format=torch.channels_last)
         fused = activation in ("none", "relu")

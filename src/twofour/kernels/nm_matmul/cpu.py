@@ -10,7 +10,7 @@ from torch import Tensor
 
 from twofour import native
 from twofour.errors import KernelError
-from twofour.kernels.base import Kernel
+from twofour.kernels.base import Kernel, unfit_bias
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul.layout import from_layout, to_layout
 from twofour.kernels.nm_matmul.quantization import (
@@ -103,11 +103,13 @@ class NativeMatmul(Kernel):
             quantization: int8: the input's range, else that given to `prepare`; and the dtype of the answer.
 
         Raises:
-            KernelError: `x` is of another dtype or not on the CPU, `other` does not fit, or the bytes were made for
-                another kernel or another shape.
+            KernelError: `x` or `bias` is of another dtype or not on the CPU, `other` does not fit, or the bytes were
+                made for another kernel or another shape.
         """
         if x.dtype not in READS[self.dtype] or not x.is_cpu:  # an address says nothing of what stands there
             raise _unreadable(self, x)
+        if bias is not None and (bias.dtype is not torch.float32 or not bias.is_cpu or bias.numel() != out_features):
+            raise unfit_bias(self, bias, out_features)
         if x.dtype is torch.uint8:
             _require_range(self, weight, quantization)
         *leading, in_features = x.shape

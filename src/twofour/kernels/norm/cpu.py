@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch._C import _is_tracing
+from torch.compiler import is_compiling
 
 from twofour import native
 from twofour.errors import KernelError
@@ -38,7 +40,7 @@ def norm(
     Raises:
         KernelError: The operands do not fit.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling() or _is_tracing():
         return torch.ops.twofour.norm(x, weight, bias, eps, centred, dtype)
     return _norm(x, weight, bias, eps, centred, dtype)
 
@@ -71,7 +73,10 @@ def _norm(
     width = x.size(-1)
     for role, operand in (("weight", weight), ("bias", bias)):
         if operand is not None and (
-            operand.dtype is not torch.float32 or operand.shape != (width,) or not operand.is_contiguous()
+            operand.dtype is not torch.float32
+            or operand.shape != (width,)
+            or not operand.is_cpu
+            or not operand.is_contiguous()
         ):
             raise _unfit(role, operand, f"float32 ({width},)")
     x = x.contiguous()
