@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TypeVar
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from twofour.errors import TwofourError
 
@@ -17,6 +19,22 @@ PAIRS = "inputs (a tensor, a tuple of arguments or a dict of keyword arguments) 
 
 
 Refusal = TypeVar("Refusal", bound=TwofourError)
+
+
+def fresh(example: Any) -> Any:
+    """Return a copy of an example for one forward pass, which may change it in place; what cannot be copied is shared.
+
+    A mapping becomes a dict.
+    """
+    return tree_map(_copied, dict(example) if isinstance(example, Mapping) else example)
+
+
+def _copied(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.clone()
+    with suppress(Exception):  # a cache of keys and values is copied, a generator cannot be
+        return leaf if isinstance(leaf, nn.Module) else copy.deepcopy(leaf)
+    return leaf
 
 
 @contextmanager

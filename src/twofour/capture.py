@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -43,6 +45,10 @@ def _kept_conv(x: Tensor, name: str, channels: int, axes: Sequence[int]) -> Tens
 
 
 torch.library.register_fake("twofour::kept_conv", _kept_conv, lib=_LIBRARY)
+
+
+_ONE_AT_A_TIME = threading.RLock()
+"""torch.export's modes belong to the process: captures of two threads disturb each other."""
 
 
 @contextmanager
@@ -128,7 +134,8 @@ def bind(
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "without a message")[:200]
+    line = next(iter(str(error).strip().splitlines()), "without a message")
+    return re.sub(r"\s*(See )?https?://\S*", "", line)[:200]
 
 
 def capture(
@@ -157,6 +164,7 @@ def capture(
     """
     reasons: list[str] = []
     with (
+        _ONE_AT_A_TIME,
         _whole(model, _answers(kept or {}, convolutions or {})),
         _no_fast_paths(),
         torch.no_grad(),
@@ -241,7 +249,7 @@ def _graph(program: Any, example: Mapping[str, Any], dynamic: bool, reason: str)
     odd = {spec.kind.name for spec in signature.output_specs} - {OutputKind.USER_OUTPUT.name}
     if odd:
         raise CompileError(
-            "the forward changes the model",
+            "the forward changes the model or its input",
             got=", ".join(sorted(odd)),
             wanted="a forward that computes outputs and leaves buffers and inputs as they are",
             remedy="compile without graph=True: each layer is compiled by itself",

@@ -18,8 +18,8 @@ from twofour.compiler.build import Terms, build
 from twofour.compiler.build_conv import replaceable_convs
 from twofour.compiler.choose import DEFAULT_TOKENS, Progress
 from twofour.compiler.conv import images_of
-from twofour.compiler.encoding import Encoding
-from twofour.compiler.graph import distance, is_real, require_graph
+from twofour.compiler.encoding import Encoding, dtype_name
+from twofour.compiler.graph import distance, is_real, require_graph, split
 from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.plan import Plan
 from twofour.compiler.ranges import observe
@@ -35,6 +35,7 @@ from twofour.errors import CompileError
 from twofour.kernels.conv import Images
 from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.layers import mark_compiled
+from twofour.patterns.base import is_finite
 
 logger = logging.getLogger("twofour.compiler")
 
@@ -46,7 +47,7 @@ bfloat16. What int8 and int4 lose depends on the model; the plan states it."""
 def compile(
     model: nn.Module,
     example: Any = None,
-    dtype: str = "float32",
+    dtype: str | torch.dtype = "float32",
     *,
     memory: str = "fast",
     tokens: Sequence[int] = DEFAULT_TOKENS,
@@ -70,7 +71,7 @@ def compile(
         dtype: Computing type of the Linear layers: "float32"; "bfloat16"; "int8" (one scale per output channel,
             activations rounded per token); "int4" (weights alone, for few tokens). Between the layers activations keep
             the model's own type, float32 or bfloat16; a graph of 16 tokens or more hands bfloat16 on, but for float32
-            and int4.
+            and int4. torch's dtypes of these names are taken too.
         memory: "fast" keeps the weight in every layout that gains at least 5 % at some token count, which may be more
             bytes than dense; "small" keeps packed weights alone, in one layout, also where dense would be faster.
         tokens: Token counts to measure besides the example's.
@@ -93,7 +94,8 @@ def compile(
     """
     _require(model, memory, tokens)
     require_graph(graph, example)
-    encoding = Encoding.of(dtype, group=group, symmetric=symmetric)
+    encoding = Encoding.of(dtype_name(dtype), group=group, symmetric=symmetric)
+    dtype = encoding.dtype
     if data is not None and dtype != "int8":
         raise CompileError(
             "data are for int8 alone",
@@ -129,6 +131,8 @@ def with_plan(fast: nn.Module, plan: Plan) -> nn.Module:
 
 
 def _require(model: nn.Module, memory: str, tokens: Sequence[int]) -> None:
+    if not isinstance(model, nn.Module):
+        raise _no_model(model)
     if memory not in ("fast", "small"):
         raise CompileError(
             "the memory is not known",
@@ -136,14 +140,31 @@ def _require(model: nn.Module, memory: str, tokens: Sequence[int]) -> None:
             wanted="'fast' or 'small'",
             remedy="'fast' keeps what is fastest, 'small' packed weights alone",
         )
-    if not tokens or any(type(count) is not int or count < 1 for count in tokens):
+    if (
+        not isinstance(tokens, Sequence)
+        or isinstance(tokens, str)
+        or not tokens
+        or any(type(count) is not int or count < 1 for count in tokens)
+    ):
         raise impossible_tokens(tokens)
     require_plain(model)
     require_cpu(model)
 
 
+def _no_model(given: object) -> CompileError:
+    remedy = "pass the model itself: twofour.compile(model, example)"
+    if isinstance(given, Mapping):
+        remedy = "load the state dict into its model first: model.load_state_dict(state)"
+    elif callable(given):
+        remedy = "put the function into the forward of an nn.Module"
+    return CompileError(
+        "there is no model to compile", got=f"a {type(given).__name__}", wanted="an nn.Module", remedy=remedy
+    )
+
+
 def _call(model: nn.Module, example: Any) -> Any:
-    if isinstance(example, Mapping):
+    example = calls.fresh(example)  # a forward may change its input in place
+    if isinstance(example, dict):
         return model(**example)
     return model(*example) if isinstance(example, tuple) else model(example)
 
@@ -195,9 +216,8 @@ def _unfit(model: nn.Module, example: Any, error: Exception, layer: str | None) 
 
 def _verified(fast: nn.Module, plan: Plan, example: Any, reference: Sequence[Any]) -> Plan:
     found = _leaves(_call(fast, example))
-    if not any(isinstance(leaf, Tensor) for leaf in reference):
-        kinds = ", ".join(sorted({type(leaf).__name__ for leaf in reference})) or "nothing"
-        logger.warning("the outputs were not compared: the model answers with %s, not with tensors", kinds)
+    if why := _incomparable(reference):
+        logger.warning("the outputs were not compared: %s", why)
         return plan
     if plan.dtype != "float32":  # a coarser type may tip what a model decides
         pairs = [pair for pair in zip(found, reference, strict=True) if isinstance(pair[1], Tensor)]
@@ -207,13 +227,31 @@ def _verified(fast: nn.Module, plan: Plan, example: Any, reference: Sequence[Any
     error = distance(found, reference)
     largest = LARGEST_ERRORS.get(plan.dtype, sys.float_info.max)
     if error > largest:
+        got = f"a relative error of {error:.2e} on the example"
+        remedy = "if the model is random in evaluation mode, compile without an example; else please report it"
+        if any(is_real(leaf) and not is_finite(leaf) for leaf in tree_leaves(split(example))):
+            got = "other outputs on an example that holds NaN or infinity"
+            remedy = "pass a finite example: the kernels skip pruned positions, and what is not finite at them"
         raise CompileError(
             "the compiled model does not compute what the model does",
-            got=f"a relative error of {error:.2e} on the example",
+            got=got,
             wanted=f"at most {largest:g} in {plan.dtype}",
-            remedy="if the model is random in evaluation mode, compile without an example; else please report it",
+            remedy=remedy,
         )
     return replace(plan, error=error)
+
+
+def _incomparable(reference: Sequence[Any]) -> str:
+    """Return why a model's outputs tell nothing about a copy of it, "" where they do."""
+    tensors = [leaf for leaf in reference if isinstance(leaf, Tensor)]
+    if not tensors:
+        kinds = ", ".join(sorted({type(leaf).__name__ for leaf in reference})) or "nothing"
+        return f"the model answers with {kinds}, not with tensors"
+    if not any(leaf.numel() for leaf in tensors):
+        return f"the example is empty, and so is the answer, {tuple(tensors[0].shape)}"
+    if not any((torch.isfinite(leaf) if is_real(leaf) else torch.ones(1)).any() for leaf in tensors):
+        return "all of them are NaN or infinite"
+    return ""
 
 
 def _leaves(output: Any) -> list[Any]:

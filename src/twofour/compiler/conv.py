@@ -206,8 +206,17 @@ def conv_refusal(module: nn.Module) -> str | None:
     if any(hooks):
         return "it has hooks, which a replacement would lose"
     if module.weight.dtype is not torch.float32 or type(module.weight) is not nn.Parameter or not module.weight.numel():
-        return f"its weight is {module.weight.dtype} of shape {tuple(module.weight.shape)}: no float32 kernel takes it"
+        return unread(module.weight, "float32")
     return None
+
+
+def unread(weight: Tensor, dtype: str) -> str:
+    """Say that no kernel of a computing type takes a weight, and what to do where its dtype is why."""
+    other = weight.is_floating_point() and weight.dtype is not torch.float32 and weight.numel()
+    remedy = "; convert the model first: model.float()" if other else ""
+    if other and weight.dtype is torch.bfloat16 and weight.ndim == 2:
+        remedy += ', or pass dtype="bfloat16"'
+    return f"its weight is {weight.dtype} of shape {tuple(weight.shape)}: no {dtype} kernel takes it{remedy}"
 
 
 def images_of(x: Tensor, module: nn.Module) -> Images:

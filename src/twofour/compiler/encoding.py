@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,31 @@ WEIGHTS = {"float32": (torch.float32,)}
 """dtypes of model weights that a computing type takes; the others take every one of `REAL`."""
 
 REAL = (torch.float32, torch.bfloat16)
+
+_OTHER_NAMES = {"half": "bfloat16", "bfloat": "bfloat16"}
+
+
+def dtype_name(dtype: Any) -> Any:
+    """Return the name of one of torch's dtypes; anything else as it is."""
+    return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+
+
+def nearest_dtype(given: object) -> str:
+    """Return the computing type that `given` comes nearest to: of as many bits, else float32."""
+    text = str(dtype_name(given)).lower()
+    if text in _OTHER_NAMES:
+        return _OTHER_NAMES[text]
+    bits = re.search(r"\d+", text)
+    return {"4": "int4", "8": "int8", "16": "bfloat16"}.get(bits.group() if bits else "", "float32")
+
+
+def _nearest_group(given: object) -> int:
+    try:
+        number = int(given)  # type: ignore[call-overload]
+    except (TypeError, ValueError, OverflowError):
+        return 64
+    return min(GROUPS, key=lambda group: abs(group - number))
+
 
 _TWO_FOUR = parse("2:4")
 
@@ -40,9 +66,10 @@ class Encoding:
     def __post_init__(self) -> None:
         for what, given, allowed in (("dtype", self.dtype, DTYPES), ("group", self.group, GROUPS)):
             if given not in allowed:
+                near = nearest_dtype(given) if what == "dtype" else _nearest_group(given)
                 wanted = " or ".join(map(repr, allowed))
                 raise CompileError(
-                    f"the {what} is not known", got=repr(given), wanted=wanted, remedy=f"pass {what}={allowed[0]!r}"
+                    f"the {what} is not known", got=repr(given), wanted=wanted, remedy=f"pass {what}={near!r}"
                 )
 
     @classmethod

@@ -88,10 +88,7 @@ def whole(fast: nn.Module, plan: Plan, example: Any, terms: Terms, original: nn.
     """
     args, kwargs = split(example)
     given = arguments(fast, args, kwargs)
-    if names := hooked(fast):
-        reason = (
-            f"forward hooks on {', '.join(names[:4])}{' and more' if len(names) > 4 else ''} would not run in a graph"
-        )
+    if reason := impossible(fast, given):
         logger.warning("each layer is compiled by itself: %s", reason)
         return replace(plan, account=Account("layers", reason))
     layers = {name: module for name, module in fast.named_modules() if isinstance(module, CompiledLinear)}
@@ -106,7 +103,8 @@ def whole(fast: nn.Module, plan: Plan, example: Any, terms: Terms, original: nn.
         kept = {name: layer.out_features for name, layer in layers.items()}
         graph = capture(fast, given, kept, kept_convs(convs))
     except CompileError as error:
-        reason = "; ".join((str(error).splitlines()[0], *error.reasons[:1]))
+        why = _cache_in(fast, given, error) or next(iter(error.reasons), error.wanted)
+        reason = f"{str(error).splitlines()[0]}: {why}"
         logger.warning("each layer is compiled by itself: %s", reason)
         return replace(plan, account=Account("layers", reason))
     with torch.inference_mode():
@@ -136,9 +134,8 @@ def _rewritten(
     runner = WholeModel(fast, guard, program, graph)
     runner.agreement = agreement(fast, plan.dtype, leaves)
     if plan.dtype == "int8" and original is not fast:  # where rounding costs much, other roundings cost as much
-        runner.agreement += distance(
-            tree_flatten(by_layers(fast, given))[0], tree_flatten(by_layers(original, given))[0]
-        )
+        lost = distance(tree_flatten(by_layers(fast, given))[0], tree_flatten(by_layers(original, given))[0])
+        runner.agreement += lost if math.isfinite(lost) else 0.0
     if not (error := _probe(runner, graph, leaves)) <= runner.agreement:
         reason = f"the rewritten graph differs from the layers by {error:.1e} on the example, please report it"
         logger.warning("each layer is compiled by itself: %s", reason)
@@ -154,7 +151,32 @@ def _rewritten(
     return replace(plan, layers=with_products(plan.layers, added), account=account)
 
 
-def hooked(model: nn.Module) -> list[str]:
+def impossible(fast: nn.Module, given: Mapping[str, Any]) -> str:
+    """Return why no engine but the layers can be tried, "" where one can."""
+    if names := _hooked(fast):
+        listed = f"{', '.join(names[:4])}{' and more' if len(names) > 4 else ''}"
+        return f"forward hooks on {listed} would not run in a graph"
+    empty = [name for name, value in given.items() if any(_is_empty(leaf) for leaf in tree_flatten(value)[0])]
+    if empty:
+        return f"`{empty[0]}` of the example is empty: nothing can be compared or timed on it"
+    return ""
+
+
+def _is_empty(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and not leaf.numel()
+
+
+def _cache_in(fast: nn.Module, given: Mapping[str, Any], error: CompileError) -> str:
+    """Return what to do where a Hugging Face model answers with a cache, which no graph can hold, "" elsewhere."""
+    asked = getattr(getattr(fast, "config", None), "use_cache", False) and given.get("use_cache") is not False
+    if not asked or "Cache'>" not in str(error):
+        return ""
+    names = ", ".join(f'"{name}": {name}' for name in given if name not in ("use_cache", "past_key_values"))
+    example = f'example={{{names}, "use_cache": False}}'
+    return f"it answers with a cache; pass {example}: calls with use_cache=False are then a graph, others layers"
+
+
+def _hooked(model: nn.Module) -> list[str]:
     """Return the inner modules with forward hooks, which run when their module is called: a graph calls none."""
     return [f"`{name}`" for name, module in model.named_modules() if name and any(_hooks(module))]
 
@@ -292,18 +314,28 @@ def _difference(runner: WholeModel, leaves: Sequence[Any]) -> float | None:
 def distance(found: Sequence[Any], want: Sequence[Any]) -> float:
     """Return the largest relative difference of output leaves; infinite where shapes or whole numbers differ.
 
+    NaN and infinities must stand where they are wanted, and count as equal there.
     A leaf smaller than `NOISE` of the largest one is compared with that, so that what cancels to nearly zero counts as
     zero.
     """
     pairs = [(got, wanted) for got, wanted in zip(found, want, strict=True) if isinstance(wanted, Tensor)]
     if any(got.shape != wanted.shape or not (is_real(wanted) or torch.equal(got, wanted)) for got, wanted in pairs):
         return math.inf
-    real = [(got.double(), wanted.double()) for got, wanted in pairs if is_real(wanted) and wanted.numel()]
+    if any(is_real(wanted) and not _finite_alike(got, wanted) for got, wanted in pairs):
+        return math.inf
+    finite = [(got[(at := wanted.isfinite())], wanted[at]) for got, wanted in pairs if is_real(wanted)]
+    real = [(got.double(), wanted.double()) for got, wanted in finite if wanted.numel()]
     sizes = [float(wanted.square().mean()) ** 0.5 for _, wanted in real]
     least = NOISE * max(sizes, default=0.0)
     errors = [float((got - wanted).square().mean()) ** 0.5 for got, wanted in real]
     ratios = [error / (max(size, least) or 1.0) for error, size in zip(errors, sizes, strict=True)]
     return max(ratios, default=0.0) if all(map(math.isfinite, ratios)) else math.inf
+
+
+def _finite_alike(got: Tensor, wanted: Tensor) -> bool:
+    """Tell whether NaN, inf and -inf stand in the same places."""
+    odd = [torch.where(leaf.isfinite(), 0.0, leaf.double()).nan_to_num(2.0, 1.0, -1.0) for leaf in (got, wanted)]
+    return torch.equal(*odd)
 
 
 def is_real(leaf: Any) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from twofour import calls
 from twofour.capture import arguments
 from twofour.compiler.account import Account
 from twofour.compiler.build import Terms
@@ -22,7 +23,7 @@ from twofour.compiler.graph import (
     by_layers,
     by_operators,
     distance,
-    hooked,
+    impossible,
     milliseconds,
     split,
     whole,
@@ -49,11 +50,12 @@ def fastest_engine(
         graph: True: the rewritten graph or the layers; "inductor": or Inductor around the layers.
         original: As in `whole`.
     """
+    example = calls.fresh(example)
+    given = arguments(fast, *split(example))
     found = whole(fast, plan, example, terms, original)
-    if graph != "inductor" or hooked(fast):
+    if graph != "inductor" or impossible(fast, given):
         return found
     account = found.account or Account("layers", "")
-    given = arguments(fast, *split(example))
     try:
         engine = InductorModel(fast)
         error, times = _tried(engine, given, {**account.engine_ms})
@@ -83,15 +85,16 @@ def _tried(engine: InductorModel, given: Mapping[str, Any], known: dict[str, flo
     """
     model = engine.model
     graph = model.__dict__.get("forward")
-    calls: dict[str, Callable[[], object]] = {"layers": lambda: by_layers(model, given)}
+    engines: dict[str, Callable[[], object]] = {"layers": lambda: by_layers(model, given)}
     if graph is not None:
-        calls["graph"] = lambda: by_layers(model, given, graph)
-    calls["inductor"] = lambda: by_layers(model, given, engine)
+        engines["graph"] = lambda: by_layers(model, given, graph)
+    engines["inductor"] = lambda: by_layers(model, given, engine)
     with torch.no_grad():
         logger.info("Inductor compiles the model; this takes up to a minute")
-        found, want = (tree_leaves(calls[name]()) for name in ("inductor", "layers"))
+        found = tree_leaves(by_layers(model, calls.fresh(given), engine))
+        want = tree_leaves(by_layers(model, calls.fresh(given)))
         engine.ready = True
-        return distance(found, want), known | milliseconds(calls)
+        return distance(found, want), known | milliseconds(engines)
 
 
 class InductorModel:

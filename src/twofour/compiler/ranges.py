@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -13,9 +14,13 @@ from twofour.errors import CompileError
 from twofour.kernels.nm_matmul import Quantization
 from twofour.patterns.base import is_finite
 
+logger = logging.getLogger("twofour.compiler")
+
 
 def observe(model: nn.Module, layers: Collection[str], data: Iterable[Any]) -> dict[str, Quantization]:
     """Run `data` through the model and return each layer's input range as a static quantization.
+
+    A layer whose input was zero throughout has none: any other value would lie outside it. It is logged.
 
     Args:
         model: In evaluation mode.
@@ -26,6 +31,13 @@ def observe(model: nn.Module, layers: Collection[str], data: Iterable[Any]) -> d
     Raises:
         CompileError: There is no batch, the model does not run on one, or an input holds NaN or infinity.
     """
+    if not isinstance(data, Iterable):
+        raise CompileError(
+            "the data cannot be read batch by batch",
+            got=f"a {type(data).__name__}",
+            wanted=f"an iterable of {calls.PAIRS}",
+            remedy="pass a list of batches or a DataLoader: data=[x]",
+        )
     ranges: dict[str, tuple[float, float]] = {}
     handles = []
     for name in layers:
@@ -48,7 +60,11 @@ def observe(model: nn.Module, layers: Collection[str], data: Iterable[Any]) -> d
             wanted="at least one input",
             remedy="pass a list or a fresh iterator (one that was used up is empty), or leave `data` out",
         )
-    return {name: Quantization.of_range(low, high) for name, (low, high) in ranges.items()}
+    zero = [f"`{name}`" for name, found in ranges.items() if found == (0.0, 0.0)]
+    if zero:
+        listed = f"{', '.join(zero[:4])}{f' and {len(zero) - 4} more' if len(zero) > 4 else ''}"
+        logger.warning("the data are zero throughout at %s: no static range; each token gets its own there", listed)
+    return {name: Quantization.of_range(*found) for name, found in ranges.items() if found != (0.0, 0.0)}
 
 
 def _widened(known: tuple[float, float], x: Tensor, name: str) -> tuple[float, float]:

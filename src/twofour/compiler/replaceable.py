@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour.compiler.build_conv import NO_IMAGES
-from twofour.compiler.conv import conv_refusal
+from twofour.compiler.conv import conv_refusal, unread
 from twofour.compiler.encoding import Encoding
 from twofour.compiler.layer import exchanged
 from twofour.compiler.plan import LayerPlan
@@ -136,7 +136,7 @@ def refusal(module: nn.Module, inside_attention: bool, encoding: Encoding = FLOA
         return "it has hooks, which a replacement would lose"
     weight = module.weight
     if not encoding.takes(weight) or type(weight) is not nn.Parameter or not weight.numel():
-        return f"its weight is {weight.dtype} of shape {tuple(weight.shape)}: no {encoding.dtype} kernel takes it"
+        return unread(weight, encoding.dtype)
     return None
 
 

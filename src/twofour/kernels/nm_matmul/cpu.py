@@ -116,7 +116,7 @@ class NativeMatmul(Kernel):
         y = torch.empty((*leading, out_features), dtype=quantization.output(x))
         other = None if epilogue.plain else _second_operand(epilogue, other, x, y)
         x, stride = (x, in_features) if x.is_contiguous() else _rows_apart(x)  # strides take half a microsecond
-        ok = native.extension().nm_matmul(
+        if not native.extension().nm_matmul(
             self.index,
             x.data_ptr(),
             TYPES[x.dtype],
@@ -133,8 +133,7 @@ class NativeMatmul(Kernel):
             0 if other is None else other.stride(0),
             *quantization.codes,
             native.threads(),
-        )
-        if not ok:
+        ):
             raise _foreign(self, weight, out_features, in_features)
         return y
 

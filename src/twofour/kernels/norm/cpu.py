@@ -72,12 +72,7 @@ def _norm(
         )
     width = x.size(-1)
     for role, operand in (("weight", weight), ("bias", bias)):
-        if operand is not None and (
-            operand.dtype is not torch.float32
-            or operand.shape != (width,)
-            or not operand.is_cpu
-            or not operand.is_contiguous()
-        ):
+        if operand is not None and not _fits(operand, width):
             raise _unfit(role, operand, f"float32 ({width},)")
     x = x.contiguous()
     y = torch.empty(x.shape, dtype=dtype) if into is None else into
@@ -96,6 +91,11 @@ def _norm(
         native.threads(),
     )
     return y
+
+
+def _fits(operand: Tensor, width: int) -> bool:
+    alike = operand.dtype is torch.float32 and operand.shape == (width,)
+    return alike and operand.is_cpu and operand.is_contiguous()
 
 
 def _unfit(role: str, operand: Tensor, wanted: str) -> KernelError:
