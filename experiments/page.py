@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from arms import AGAIN, CONTROL, ONE_SHOT, Arm
@@ -41,11 +42,14 @@ def write() -> Path:
     parts = [HEAD]
     for name, kind in TASKS.items():
         path = TRACKED / f"{name}.json"
-        if path.exists():
-            parts.append(_section(kind(), *load(path)))
+        parts.append(_section(kind(), *load(path)) if path.exists() else _waiting(kind()))
     with replacing(PAGE) as temporary:
         temporary.write_text("\n".join(parts), encoding="utf-8")
     return PAGE
+
+
+def _waiting(task: Task) -> str:
+    return f"## {task.title}\n\nNot measured yet: `python experiments/run.py task {task.name} --record`.\n"
 
 
 def _section(task: Task, head: dict[str, object], rows: list[Row]) -> str:
@@ -66,6 +70,7 @@ def _section(task: Task, head: dict[str, object], rows: list[Row]) -> str:
         dense = _values([row.dense for row in _one_per_seed(rows)], metric)
         lines += [f"| one-shot | {metric['name']} | difference to dense |", "| --- | --- | --- |"]
         lines += [f"| dense | {dense} | |", *(_one_shot_line(arm, found[arm.key], metric) for arm in one_shot), ""]
+        lines += _remarks(one_shot, found, metric)
     again = [arm for arm in AGAIN if arm.key in found]
     if again:
         lines += [
@@ -91,6 +96,20 @@ def _again_line(arm: Arm, rows: Sequence[Row], control: Sequence[Row], metric: d
     value = _values([row.value for row in rows], metric)
     difference = "" if arm == CONTROL else _difference(rows, control)
     return f"| {arm.name} | {before} | {value} | {difference} | {len(rows)} |"
+
+
+def _remarks(arms: Sequence[Arm], found: dict[str, list[Row]], metric: dict[str, object]) -> list[str]:
+    """Name what a reader would not expect: criteria that lose to magnitude, orders of channels that do not help."""
+    sign = 1 if metric["higher"] else -1
+    value = {arm: sign * statistics.mean(row.value for row in found[arm.key]) for arm in arms}
+    plain = Arm("2:4", "magnitude")
+    informed = [arm for arm in arms if arm.pattern == "2:4" and arm.criterion != "random" and not arm.permuted]
+    worse = [arm.name for arm in informed if value[arm] < value.get(plain, -math.inf)]
+    orders = [arm for arm in arms if arm.permuted and replace(arm, permuted=False) in value]
+    lost = [arm.name for arm in orders if value[arm] < value[replace(arm, permuted=False)]]
+    said = [f"Worse than magnitude here: {', '.join(worse)}."] if worse else []
+    said += [f"No better for the permutation here: {', '.join(lost)}."] if lost else []
+    return [" ".join(said) + "\n"] if said else []
 
 
 def _verdict(found: dict[str, list[Row]], metric: dict[str, object]) -> list[str]:

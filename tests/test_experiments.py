@@ -129,13 +129,19 @@ def test_the_page_pairs_seeds_and_says_when_nothing_differs(here, monkeypatch):
     for seed, (control, ours, theirs) in enumerate([(90.0, 90.5, 90.4), (80.0, 80.7, 80.9), (70.0, 70.6, 70.5)]):
         for arm, value in ((CONTROL, control), (sparse, ours), (chance, theirs)):
             records.add(Row(arm.key, seed, control, 50.0, value, 1.0, 2, "abc"))
-    records.add(Row(Arm("2:4", "magnitude").key, 0, 90.0, 60.0, 60.0, 1.0, 0, "abc"))
-    monkeypatch.setattr(page, "TASKS", {"toy": toy})
+    for arm, value in ((Arm("2:4", "magnitude"), 60.0), (Arm("2:4", "wanda"), 59.0), (Arm("2:4", "ria"), 61.0)):
+        records.add(Row(arm.key, 0, 90.0, value, value, 1.0, 0, "abc"))
+    records.add(Row(Arm("2:4", "wanda", permuted=True).key, 0, 90.0, 58.0, 58.0, 1.0, 0, "abc"))
+    monkeypatch.setattr(
+        page, "TASKS", {"toy": toy, "waiting": lambda: type("Waiting", (type(toy()),), {"name": "waiting"})()}
+    )
     text = page.write().read_text()
     # differences 0.5, 0.7, 0.6: mean 0.6, deviation 0.1, half the interval 4.303 * 0.1 / sqrt(3) = 0.25
     assert "| 2:4 magnitude | 50.00 ± 2.50 | 80.60 ± 9.95 | +0.60 ± 0.25 | 3 |" in text
     assert "| 2:4 magnitude | 60.00 ± 2.45 | -30.00 |" in text  # sqrt(60 * 40 / 400) = 2.45
     assert "magnitude and a random mask tie: +0.00 ±" in text
+    assert "Worse than magnitude here: 2:4 wanda. No better for the permutation here: 2:4 wanda, permuted." in text
+    assert "Not measured yet: `python experiments/run.py task waiting --record`." in text
     assert "Nothing but 2 epochs." in text
 
 

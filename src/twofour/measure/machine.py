@@ -131,7 +131,9 @@ def _commit() -> dict[str, object] | None:
     # An installed copy inside somebody else's repository must not carry that repository's commit.
     if commit is None or not _git(folder, "ls-files", Path(__file__).name):
         return None
-    return {"id": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
+    # Records that this run has just written change nothing of what is measured; a page drawn from them neither.
+    written = (":(top)", ":(top,exclude)*/records/*", ":(top,exclude)docs/*")
+    return {"id": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no", "--", *written))}
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
