@@ -25,6 +25,13 @@ EPS = 1e-4 / 2**16
 """The authors add 1e-4 to the l1 norm of gradients that their loss scaler has multiplied by 2^16 (its initial value).
 Against gradients without that factor 1e-4 is no guard but a shrinking: maps of an l1 norm of 1e-4 would be halved."""
 
+_BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+}
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -116,9 +123,10 @@ def pruned(gradient: Tensor, rule: Rule, *, parts: int = 1, generator: torch.Gen
     scores = groups
     if rule.mode == "random":
         scores = torch.rand(groups.shape, generator=generator, device=gradient.device)
-    keep = torch.ones(split.shape, dtype=torch.bool, device=gradient.device)
-    keep[..., :whole] = largest(scores, rule.n).flatten(-2)
-    kept = gradient.clone().masked_fill_(keep.logical_not_().flatten(-2), 0)  # a clone keeps the strides
+    keep = largest(scores, rule.n).flatten(-2)
+    if whole < split.shape[-1]:
+        keep = torch.cat([keep, keep.new_ones(()).expand(*keep.shape[:-1], split.shape[-1] - whole)], -1)
+    kept = _where(keep.flatten(-2), gradient)
     return _rescaled(gradient, kept, rule.eps) if rule.mode == "rescaled" else kept
 
 
@@ -143,9 +151,22 @@ def largest_reference(scores: Tensor, n: int) -> Tensor:
     return torch.zeros(scores.shape, dtype=torch.bool, device=scores.device).scatter_(-1, best, True)
 
 
+def _where(keep: Tensor, gradient: Tensor) -> Tensor:
+    """Return the gradient where it is kept, else 0, also for NaN; the strides stay where they are dense.
+
+    On bits: `masked_fill` and `where` take one value at a time, 20 times as long on a CPU.
+    """
+    kept = gradient.clone()
+    if kept.dtype not in _BITS:
+        return kept.masked_fill_(~keep, 0)
+    kept.view(_BITS[kept.dtype]).bitwise_and_(keep.view(torch.int8).to(_BITS[kept.dtype]).neg_())
+    return kept
+
+
 def _rescaled(gradient: Tensor, kept: Tensor, eps: float) -> Tensor:
     exact = torch.promote_types(gradient.dtype, torch.float32)
-    before, after = (torch.linalg.vector_norm(g, 1, dim=1, keepdim=True, dtype=exact) for g in (gradient, kept))
+    # `vector_norm` along this axis takes 100 times as long on a CPU.
+    before, after = (g.abs().sum(1, keepdim=True, dtype=exact) for g in (gradient, kept))
     factor = before / (after + eps)
     return kept.mul_(factor.masked_fill_(after == 0, 0))
 
