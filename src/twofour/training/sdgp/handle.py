@@ -55,7 +55,10 @@ class Handle:
         if state.keys() != self._modules.keys():
             differing = sorted(state.keys() ^ self._modules.keys())
             raise TrainingError(
-                "the state is of other layers", got=f"a difference in {', '.join(differing[:8])}", wanted="these layers"
+                "the state is of other layers",
+                got=f"a difference in {', '.join(differing[:8])}",
+                wanted="these layers",
+                remedy="attach to the same model with the same `skip` as when the state was taken",
             )
         for name, module in self._attached().items():
             module.__dict__[STATE].draws = int(state[name])
@@ -154,6 +157,7 @@ def attach(
             "no layer can have its gradient pruned",
             wanted=f"a Linear, Conv1d or Conv2d of at least {rule.m} outputs and more than {FEW_INPUTS} inputs",
             reasons=[f"{name}: {why}" for name, why in skipped.items()][:16],
+            remedy="attach to a model with such layers, or take them out of `skip`",
         )
     for position, (name, module) in enumerate(modules.items()):
         put_on(module, State(name, rule, _parts(module), seed, position))

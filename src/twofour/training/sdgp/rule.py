@@ -52,14 +52,25 @@ class Rule:
     def __post_init__(self) -> None:
         if not 1 <= self.n <= self.m <= LARGEST_GROUP:
             raise PatternError(
-                "the pattern of a gradient is impossible", got=f"{self.n}:{self.m}", wanted="1 <= N <= M <= 32"
+                "the pattern of a gradient is impossible",
+                got=f"{self.n}:{self.m}",
+                wanted="1 <= N <= M <= 32",
+                remedy='pass "2:4", which sparse tensor cores and our kernels read',
             )
         if self.mode not in MODES:
             raise PatternError(
-                "the mode of gradient pruning is unknown", got=repr(self.mode), wanted=" or ".join(map(repr, MODES))
+                "the mode of gradient pruning is unknown",
+                got=repr(self.mode),
+                wanted=" or ".join(map(repr, MODES)),
+                remedy='pass mode="rescaled", the paper\'s best',
             )
         if not 0 <= self.eps < float("inf"):
-            raise PatternError("`eps` is impossible", got=repr(self.eps), wanted="a number of at least 0")
+            raise PatternError(
+                "`eps` is impossible",
+                got=repr(self.eps),
+                wanted="a number of at least 0",
+                remedy="leave it out, or pass 1e-4, the paper's",
+            )
 
     @classmethod
     def parse(cls, pattern: str | Pattern, mode: str, eps: float) -> Rule:
@@ -76,6 +87,7 @@ class Rule:
                 "the pattern of a gradient is not N:M",
                 got=repr(pattern),
                 wanted='"2:4", "1:4", "8:16", ..., M up to 32',
+                remedy='pass "2:4": other patterns are for weights',
             )
         return cls(int(found[1]), int(found[2]), mode, eps)
 
