@@ -78,6 +78,12 @@ def test_tokens_that_count(name: str, mask: torch.Tensor, expected) -> None:
         ("data.csv", 8, r"cannot be used\n  got +str of 8"),
         (3, 8, r"cannot be used\n  got +int"),
         ([["a", "b", "c"]], 8, r"holds no tensor\n  got +list of 3\n  wanted +inputs \(a tensor"),
+        (
+            X[:0],
+            8,
+            r"batch of the calibration data holds no samples\n  got +batch 1: shape \(0, 3\)\n  wanted.*\n  try",
+        ),
+        ([X, {"a": X[:0]}], 8, r"holds no samples\n  got +batch 2: shape \(0, 3\)"),
         ([X], 0, r"`samples` cannot be used\n  got +0"),
     ],
 )

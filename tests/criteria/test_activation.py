@@ -59,6 +59,19 @@ def test_taylor_ranks_by_weight_times_gradient() -> None:
     assert torch.equal(keep, parse("2:4").project((weight * slope).double().abs()))
 
 
+def test_taylor_ranks_values_without_a_gradient_last_and_by_magnitude() -> None:
+    weight = torch.tensor([[[1.0, 9, 3, -4, 1, 2, -8, 4], [1, -2, 3, 4, 5, 6, 7, 8]]])
+    slope = torch.tensor([[[1e-3, 0, 0, 0, 0, 0, 0, 1e-9], [0.0] * 8]])
+    for pattern, kept in (("2:4", "11000011 00110011"), ("4:2:8", "01000010 00000011")):
+        keep = Taylor().solve(weight, parse(pattern), Statistics("gradients", gradient=slope), "w").keep
+        if pattern == "2:4":
+            assert ["".join(str(int(value)) for value in row) for row in keep[0]] == kept.split()
+        else:  # sums over the rows of a block: what has a gradient outweighs all that have none
+            assert keep[0, 0, [0, 7]].all()
+    none = Taylor().solve(weight, parse("2:4"), Statistics("gradients", gradient=slope * 0), "w").keep
+    assert torch.equal(none, parse("2:4").project(weight, absolute=True))
+
+
 def test_random_follows_seed_and_name() -> None:
     weight = random(1, 64, 64)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from twofour import calibration, criteria, masks, patterns
 from twofour.allocation.records import DENSE, Candidate, LayerSensitivity, Sensitivities
 from twofour.calibration import Batch, Display, Statistics
+from twofour.calibration.gradients import computed, require_function
 from twofour.calibration.passes import explained, observing
 from twofour.criteria import Criterion, Layerwise
 from twofour.errors import DataError, LayerError, PatternError, RecipeError
@@ -202,6 +203,8 @@ def _criterion(criterion: str | Criterion, loss: Any) -> Layerwise:
             wanted="loss(output, target) -> scalar tensor, and data of (input, target) pairs",
             remedy="for instance loss=torch.nn.functional.cross_entropy",
         )
+    if loss is not None:
+        require_function(loss)
     return chosen
 
 
@@ -261,9 +264,8 @@ def _score(
         for batch in batches:
             with explained():
                 output = calibration.call(model, calibration.to_device(batch.inputs, device))
-            target = calibration.to_device(batch.target, device)
-            size = len(target) if isinstance(target, Tensor) and target.ndim else 1
-            total, count = total + size * _finite(loss(output, target), "loss"), count + size
+            size = len(batch.target) if isinstance(batch.target, Tensor) and batch.target.ndim else 1
+            total, count = total + size * _finite(computed(loss, output, batch, device), "loss"), count + size
         return total / count
 
     if evaluate is not None:
@@ -280,7 +282,9 @@ def _finite(answer: Any, what: str) -> float:
         return number
     raise DataError(
         f"what `{what}` answers cannot be compared",
-        got=repr(answer),
+        got=f"a tensor of shape {tuple(answer.shape)}"
+        if isinstance(answer, Tensor) and answer.numel() != 1
+        else repr(answer),
         wanted="one finite number",
         remedy="return a single figure, for instance the accuracy"
         if what == "evaluate"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from twofour.calls import PAIRS
 from twofour.errors import DataError
@@ -86,8 +87,8 @@ def take(model: nn.Module, data: Any, samples: int, *, paired: bool = False) -> 
         paired: A tuple of two always is (input, target), because a loss wants the target.
 
     Raises:
-        DataError: There is no batch, one that is no tensor, tuple, dict or pair of them, or one that could be read as a
-            pair as well as two arguments.
+        DataError: There is no batch, one without samples or that is no tensor, tuple, dict or pair of them, or one that
+            could be read as a pair as well as two arguments.
     """
     if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
         raise DataError(
@@ -100,14 +101,7 @@ def take(model: nn.Module, data: Any, samples: int, *, paired: bool = False) -> 
     left = samples
     for item in _items(data):
         batch = _read(model, item, paired)
-        inputs, target, size = batch.inputs, batch.target, _size(batch.inputs)
-        if size is None:
-            raise DataError(
-                "a batch of the calibration data holds no tensor",
-                got=_describe(item),
-                wanted=PAIRS,
-                remedy="convert it, for instance by torch.as_tensor",
-            )
+        inputs, target, size = batch.inputs, batch.target, _require_samples(batch.inputs, item, len(batches) + 1)
         if size > left:
             inputs, target = _cut(inputs, size, left), _cut(target, size, left)
         batches.append(Batch(inputs, target))
@@ -122,6 +116,20 @@ def take(model: nn.Module, data: Any, samples: int, *, paired: bool = False) -> 
             remedy="an iterator can be walked only once: pass a list or a DataLoader",
         )
     return batches
+
+
+def holding_nan(batches: Sequence[Batch]) -> DataError | None:
+    """Return the error for the first batch whose inputs hold NaN, None where none do."""
+    for number, batch in enumerate(batches, 1):
+        tensors = [leaf for leaf in tree_leaves(batch.inputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        if count := sum(int(tensor.isnan().sum()) for tensor in tensors):
+            return DataError(
+                "the calibration data hold NaN",
+                got=f"batch {number} of {len(batches)}: {count} values that are NaN",
+                wanted="finite numbers",
+                remedy="leave those samples out, or fill what is missing as in training",
+            )
+    return None
 
 
 def _items(data: Any) -> Iterator[Any]:
@@ -160,6 +168,26 @@ def _read(model: nn.Module, item: Any, paired: bool) -> Batch:
     return Batch(item)
 
 
+def _require_samples(inputs: Any, item: Any, number: int) -> int:
+    """Return how many samples a batch holds, at least 1."""
+    size = _size(inputs)
+    if size is None:
+        raise DataError(
+            "a batch of the calibration data holds no tensor",
+            got=_describe(item),
+            wanted=PAIRS,
+            remedy="convert it, for instance by torch.as_tensor",
+        )
+    if size == 0:
+        raise DataError(
+            "a batch of the calibration data holds no samples",
+            got=f"batch {number}: {_shapes(inputs)}",
+            wanted="at least one sample along the leading axis",
+            remedy="look at what the data are read from: a filter or a split may have left nothing",
+        )
+    return size
+
+
 def _takes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> bool:
     """Whether the model's forward can be called so, as far as its signature tells."""
     try:
@@ -181,6 +209,11 @@ def _size(value: Any) -> int | None:
             return _size(tuple(value.values()))
         case _:
             return None
+
+
+def _shapes(value: Any) -> str:
+    shapes = [str(tuple(leaf.shape)) for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return f"shape {', '.join(shapes)}"
 
 
 def _cut(value: Any, size: int, left: int) -> Any:

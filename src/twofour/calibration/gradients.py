@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from twofour.calibration.batches import Batch, call, to_device
+from twofour.calibration.batches import Batch, call, holding_nan, to_device
 from twofour.calibration.display import Display
 from twofour.calibration.passes import explained, observing
-from twofour.errors import DataError
+from twofour.errors import DataError, RecipeError, TwofourError
 from twofour.layers import PrunableWeight
 
 Loss = Callable[[Any, Any], Tensor]
@@ -26,7 +27,7 @@ def gradients(
 ) -> dict[str, Tensor]:
     """Return the root mean square over the batches of the loss's gradient at each weight, in float32, by name.
 
-    A weight that the loss of no batch depends on has no entry.
+    A weight that the loss of no batch depends on, or whose gradient is zero everywhere, has no entry.
 
     Args:
         model: Runs in evaluation mode; its own modes, `requires_grad` and gradients come back.
@@ -44,41 +45,80 @@ def gradients(
         sums: dict[str, Tensor] = {}
         for index, batch in enumerate(batches, 1):
             display.say(f"gradients, batch {index} of {len(batches)}")
-            value = evaluate(model, batch, loss, parameters[0].device)
+            with explained():
+                output = call(model, to_device(batch.inputs, parameters[0].device))
+            value = require_loss(computed(loss, output, batch, parameters[0].device), batches)
             for weight, found in zip(weights, torch.autograd.grad(value, parameters, allow_unused=True), strict=True):
                 if found is not None:
                     square = found.detach().float().square()
                     sums[weight.name] = sums[weight.name] + square if weight.name in sums else square
-    return {name: (total / len(batches)).sqrt() for name, total in sums.items()}
+    return {name: (total / len(batches)).sqrt() for name, total in sums.items() if total.any()}
 
 
-def evaluate(model: nn.Module, batch: Batch, loss: Loss, device: torch.device) -> Tensor:
-    """Return the loss of one batch.
+def require_function(loss: Any) -> None:
+    """Refuse what cannot be called as `loss(output, target)`.
 
     Raises:
-        DataError: The model does not run on it, or the loss is no finite number that depends on the weights.
+        RecipeError: It is no function, or one of another number of arguments.
     """
-    with explained():
-        output = call(model, to_device(batch.inputs, device))
-    return require_loss(loss(output, to_device(batch.target, device)))
+    got = repr(loss)
+    if callable(loss):
+        try:
+            signature = inspect.signature(loss)
+        except (TypeError, ValueError):  # a function without a signature
+            return
+        try:
+            signature.bind(None, None)
+            return
+        except TypeError as error:
+            got = f"{getattr(loss, '__name__', type(loss).__name__)}{signature}: {error}"
+    raise RecipeError(
+        "the loss is no function of an output and a target",
+        got=got,
+        wanted="loss(output, target) -> scalar tensor, as finetune takes it",
+        remedy="for instance loss=torch.nn.functional.cross_entropy, or loss=lambda output, _: output.loss",
+    )
 
 
-def require_loss(value: Any) -> Tensor:
+def computed(loss: Loss, output: Any, batch: Batch, device: torch.device) -> Any:
+    """Return what the loss answers to an output of the model and the batch's target.
+
+    Raises:
+        DataError: It raises an error.
+    """
+    try:
+        return loss(output, to_device(batch.target, device))
+    except (TwofourError, MemoryError):
+        raise
+    except Exception as error:
+        raise DataError(
+            "the loss cannot be computed",
+            got=f"{type(error).__name__}: {error}; target: {type(batch.target).__name__}",
+            wanted="a loss(output, target) that takes what the model puts out and the targets of the data",
+            remedy="call it yourself on one batch; data with targets are pairs (input, target)",
+        ) from error
+
+
+def require_loss(value: Any, batches: Sequence[Batch] = ()) -> Tensor:
     """Return the value of a loss if it is a finite scalar that gradients can be taken of.
 
     Raises:
-        DataError: It is not.
+        DataError: It is not; where inputs of `batches` hold NaN, that is what is said.
     """
-    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad or not torch.isfinite(value):
-        tensor = isinstance(value, Tensor)
-        loose = ", which depends on no weight to prune" if tensor and not value.requires_grad else ""
-        raise DataError(
-            "the loss cannot be used",
-            got=f"{type(value).__name__} {value.detach() if tensor else value}{loose}",
-            wanted="loss(output, target) -> a finite scalar tensor that depends on the weights",
-            remedy="reduce it, for example with .mean(), and keep it in the graph: no .item(), no detach()",
-        )
-    return value
+    tensor = isinstance(value, Tensor)
+    if tensor and value.numel() == 1 and value.requires_grad and torch.isfinite(value):
+        return value
+    scalar = tensor and value.numel() == 1
+    if scalar and torch.isnan(value) and (found := holding_nan(batches)):
+        raise found
+    loose = ", which depends on no weight to prune" if tensor and not value.requires_grad else ""
+    shown = f"{value.detach()}" if scalar else f"of shape {tuple(value.shape)}" if tensor else repr(value)
+    raise DataError(
+        "the loss cannot be used",
+        got=f"{type(value).__name__} {shown}{loose}",
+        wanted="loss(output, target) -> a finite scalar tensor that depends on the weights",
+        remedy="reduce it, for example with .mean(), and keep it in the graph: no .item(), no detach()",
+    )
 
 
 class trainable:

@@ -13,7 +13,7 @@ from torch import nn
 
 from twofour import calls
 from twofour.calibration import blocks
-from twofour.calibration.batches import Batch, call, to_device
+from twofour.calibration.batches import Batch, call, holding_nan, to_device
 from twofour.calibration.blocks import Chain, Stop, Survey
 from twofour.calibration.collector import Collector, Unshared
 from twofour.calibration.display import Display
@@ -150,7 +150,7 @@ class _Run:
             try:
                 statistics.require_finite()
             except DataError as error:
-                raise error.for_layer(weight.name) from None
+                raise (holding_nan(self.batches) or error).for_layer(weight.name) from None
             self.visit(weight, statistics)
             self.display.advance()
 

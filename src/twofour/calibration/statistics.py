@@ -46,6 +46,11 @@ class Statistics:
         return self.squares.sqrt()
 
     @property
+    def dead(self) -> bool:
+        """Whether inputs are asked for and none was other than zero: nothing can be ranked by them."""
+        return self.need in ("sample", "norms", "hessian") and (self.squares is None or not self.squares.any())
+
+    @property
     def sample(self) -> Tensor | None:
         """(groups, rows, in): evenly spaced rows, or None."""
         return torch.cat(self._kept, dim=1) if self._kept else None

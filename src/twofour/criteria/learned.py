@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from torch.func import functional_call
 
 from twofour import calibration
 from twofour.calibration import Batch, Display, Need
-from twofour.calibration.gradients import Loss, require_loss, trainable
+from twofour.calibration.gradients import Loss, computed, require_loss, trainable
 from twofour.calibration.passes import explained, observing
 from twofour.criteria.base import Criterion
 from twofour.errors import RecipeError
@@ -109,10 +110,11 @@ class Learned(Criterion):
                 scale = SCALE[0] + (SCALE[1] - SCALE[0]) * share
                 soft = [(choice.weight.name, choice.soft(scale, temperature, noise)) for choice in choices]
                 masked = {place: weight for name, weight in soft for place in places[name]}
-                value = _evaluate(model, masked, batch, loss, device)
+                output = _output(model, masked, calibration.to_device(batch.inputs, device))
+                value = require_loss(computed(loss, output, batch, device), batches)
                 optimizer.zero_grad(set_to_none=True)
                 value.backward()
-                followed |= {choice.weight.name for choice in choices if choice.logits.grad is not None}
+                followed |= {choice.weight.name for choice in choices if _has_slope(choice.logits)}
                 optimizer.step()
                 display.say(f"learning masks, step {step + 1} of {self.steps}, loss {value.item():.4f}")
         return {choice.weight.name: choice.hard() for choice in choices if choice.weight.name in followed}
@@ -177,12 +179,13 @@ def _places(model: nn.Module, weights: Sequence[tuple[PrunableWeight, Pattern]])
     return found
 
 
-def _evaluate(model: nn.Module, masked: dict[str, Tensor], batch: Batch, loss: Loss, device: torch.device) -> Tensor:
-    inputs = calibration.to_device(batch.inputs, device)
+def _has_slope(logits: Tensor) -> bool:
+    return logits.grad is not None and bool(logits.grad.any())
+
+
+def _output(model: nn.Module, masked: dict[str, Tensor], inputs: Any) -> Any:
     positional = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, dict) else (inputs,)
+    keywords = inputs if isinstance(inputs, dict) else {}
     with explained():
         # Tied names would swap a module of two names twice, and put the swapped tensor back as its weight.
-        output = functional_call(
-            model, masked, positional, inputs if isinstance(inputs, dict) else {}, tie_weights=False
-        )
-    return require_loss(loss(output, calibration.to_device(batch.target, device)))
+        return functional_call(model, masked, positional, keywords, tie_weights=False)

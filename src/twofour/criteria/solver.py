@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from twofour import calibration
 from twofour.calibration import Batch, Display, Statistics
-from twofour.calibration.gradients import Loss
+from twofour.calibration.gradients import Loss, require_function
 from twofour.criteria.base import Criterion, Layerwise, Solution
 from twofour.criteria.learned import Learned
 from twofour.errors import DataError, LayerError, PatternError, RecipeError
@@ -26,6 +26,8 @@ SAMPLES = 128
 """Samples taken from the calibration data, as in SparseGPT and Wanda."""
 NO_GRADIENT = "the loss does not depend on it: no batch gives it a gradient to rank its values by"
 """Why a criterion that follows a loss leaves a weight dense."""
+DEAD = "every input is zero in the calibration data"
+"""Why a criterion that ranks by inputs comes down to the magnitude."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Outcome:
         pattern: The pattern's text.
         criterion: The criterion's text.
         error: ||X (W - W')^T|| / ||X W^T|| over the calibration inputs that reach the weight in the model pruned so
-            far; None without data, and where the inputs cannot be observed: then `note` says why.
+            far; None without data, and where the inputs cannot be observed or all are zero: then `note` says why.
         rows: How many rows X has: tokens, or positions of a convolution.
         note: What the criterion has to say, or "".
     """
@@ -205,6 +207,12 @@ class _Run:
         solution = self._solution(weight, values, statistics)
         # In the weight's own type, so that the error is that of the values the model will hold.
         new = (values if solution.values is None else solution.values.to(values.dtype)).masked_fill(~solution.keep, 0.0)
+        if statistics.dead:
+            ranked = "kept by magnitude" if self.criterion.need in ("norms", "hessian") else "its error is not known"
+            _log.warning("`%s`: %s: %s", weight.name, DEAD, ranked)
+            note = f"{solution.note}; {DEAD}: {ranked}".removeprefix("; ")
+            self._write(weight, replace(solution, note=note), new, None, statistics.rows)
+            return
         error = statistics.error(values, new)
         self._write(weight, solution, new, error, statistics.rows)
         _log.info("`%s`: relative error of its output %.4f over %d rows", weight.name, error, statistics.rows)
@@ -223,6 +231,8 @@ class _Run:
             return Solution(self.learned.pop(weight.name))
         if weight.name in self.slopes:
             statistics.gradient = calibration.matrix(weight, self.slopes.pop(weight.name))
+            if share := (statistics.gradient == 0).float().mean().item():
+                _log.info("`%s`: %.1f %% of its values have no gradient: by magnitude", weight.name, 100 * share)
         return _solve(values, weight, self.patterns[weight.name], self.criterion, statistics)
 
     def _write(self, weight: PrunableWeight, solution: Solution, new: Tensor, error: float | None, rows: int) -> None:
@@ -237,7 +247,7 @@ def require_given(criterion: Criterion, data: Any, loss: Loss | None) -> None:
     """Require data and a loss where the criterion needs them, and no loss where it does not.
 
     Raises:
-        RecipeError: One is missing, or a loss is given that nothing follows.
+        RecipeError: One is missing, the loss is no function of two arguments, or nothing follows it.
     """
     wants_loss = criterion.need in ("gradients", "training")
     if criterion.need is not None and data is None:
@@ -254,6 +264,8 @@ def require_given(criterion: Criterion, data: Any, loss: Loss | None) -> None:
             wanted="loss(output, target) -> scalar tensor, as finetune takes it",
             remedy="for instance loss=torch.nn.functional.cross_entropy with data of (input, target) pairs",
         )
+    if wants_loss:
+        require_function(loss)
     if loss is not None and not wants_loss:
         raise RecipeError(
             f'the criterion "{criterion.kind}" follows no loss',
