@@ -39,7 +39,18 @@ def test_what_compiling_refuses_says_what_to_try() -> None:
 
 
 COMPLETE = (
-    *("allocation", "calibration", "calls.py", "coupling", "criteria", "layers", "masks", "patterns", "permutation"),
+    *(
+        "allocation",
+        "calibration",
+        "calls.py",
+        "coupling",
+        "criteria",
+        "hardware",
+        "layers",
+        "masks",
+        "patterns",
+        "permutation",
+    ),
     *("pruning.py", "quantization.py", "recipe.py", "training"),
 )
 

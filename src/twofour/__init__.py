@@ -7,9 +7,21 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from twofour import allocation, kernels, masks, measure, packing, patterns, permutation, quantization, training
+    from twofour import (
+        allocation,
+        hardware,
+        kernels,
+        masks,
+        measure,
+        packing,
+        patterns,
+        permutation,
+        quantization,
+        training,
+    )
     from twofour.compiler import advise, compile
     from twofour.export import load, save
+    from twofour.hardware import estimate
     from twofour.legality import check
     from twofour.pruning import prune
     from twofour.training import finetune
@@ -28,9 +40,11 @@ _VERBS = {
     "save": "twofour.export",
     "load": "twofour.export",
     "check": "twofour.legality",
+    "estimate": "twofour.hardware",
 }
 _STAGES = (
     "allocation",
+    "hardware",
     "kernels",
     "masks",
     "measure",
@@ -46,7 +60,9 @@ __all__ = [
     "allocation",
     "check",
     "compile",
+    "estimate",
     "finetune",
+    "hardware",
     "kernels",
     "load",
     "masks",

@@ -102,6 +102,10 @@ class MeasureError(TwofourError, RuntimeError):
     """A measurement was asked for that cannot be made."""
 
 
+class HardwareError(TwofourError, ValueError):
+    """A machine is unknown, cannot exist, or has no unit for what is asked of it."""
+
+
 class DataError(TwofourError, ValueError):
     """A data set is missing or not in the expected form."""
 

@@ -1,0 +1,94 @@
+"""`twofour estimate`: predicted per layer, what 2:4 would bring on a machine that is not here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import nn
+
+from twofour import hardware
+from twofour.cli import source as sources
+from twofour.cli.screen import JsonFile, print_table, progress, say, write
+from twofour.hardware import Estimate, Row
+
+
+def estimate(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The dense model.")],
+    machine: Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(hardware.MACHINES)}.")],
+    batch: Annotated[int, typer.Option(min=1, help="Samples; rows of each linear layer where no input is known.")] = 1,
+    given: Annotated[
+        str | None, typer.Option("--input", metavar="SHAPE", help="Shape of one sample of real numbers, 3x224x224.")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a sample, where the model takes token ids.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help=f"Computing type: {', '.join(hardware.DTYPES)}.")] = "bfloat16",
+    skip: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Leave these layers dense.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw roofline and speed-up (.svg, .png, .pdf); matplotlib.")
+    ] = None,
+    json: JsonFile = None,
+) -> None:
+    """Predict per layer and for the whole model the time on a GPU that is not here, dense and 2:4; nothing is run."""
+    found = hardware.machine(machine)
+    shape = _shape(given)
+    if shape is not None and length is not None:
+        raise typer.BadParameter("a model takes real numbers or token ids, not both", param_hint="--length")
+    with progress(f"reading {source}"):
+        model = sources.resolve(source).model()
+    example = _example(model, batch, shape, length)
+    result = hardware.estimate(
+        model, example, machine=found, dtype=dtype, tokens=batch if example is None else None, skip=skip or ()
+    )
+    show(result)
+    if plot is not None:
+        hardware.plot(found, plot, dtype=dtype, rows=result)
+    write(json, {"source": source, "batch": batch, **result.to_dict()})
+
+
+def show(result: Estimate) -> None:
+    """Print one line per distinct product, then the whole model."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in result.rows:
+        groups.setdefault((row.m, row.n, row.k, row.batch, row.reason), []).append(row)
+    head = ("layer", "times", "M x N x K", "dense ms", "bound", "2:4 ms", "bound", "ratio", "")
+    print_table("each product, predicted", head, [_cells(rows) for rows in groups.values()], right=(1, 2, 3, 5, 7))
+    if result.other_ms:
+        say(f"everything else, as traffic to memory with nothing fused: {result.other_ms:.3f} ms")
+    if not result.traced:
+        say("no input was given (--input, --length): each linear layer was taken once, nothing else was")
+    if result.loses:
+        say(f"sparse loses in: {', '.join(result.loses)}")
+    say(result.summary())
+
+
+def _cells(rows: list[Row]) -> tuple[str, ...]:
+    row = rows[0]
+    size = f"{row.m} x {row.n} x {row.k}" + (f" ({row.batch})" if row.batch > 1 else "")
+    sparse = ("-", "-", "-", row.reason)
+    if row.sparse_ms is not None and row.sparse_bound is not None and row.ratio is not None:
+        verdict = "" if row.ratio >= 1 else "dense stays faster"
+        sparse = (f"{row.sparse_ms:.4f}", row.sparse_bound, f"{row.ratio:.2f}x", verdict)
+    return (row.layer, str(len(rows)), size, f"{row.dense_ms:.4f}", row.bound, *sparse)
+
+
+def _example(model: nn.Module, batch: int, shape: tuple[int, ...] | None, length: int | None) -> Any:
+    if shape is not None:
+        kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+        return torch.empty((batch, *shape), dtype=kind, device="meta")
+    return None if length is None else torch.empty((batch, length), dtype=torch.int64, device="meta")
+
+
+def _shape(given: str | None) -> tuple[int, ...] | None:
+    if given is None:
+        return None
+    try:
+        shape = tuple(int(part) for part in given.split("x"))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise typer.BadParameter(f"{given!r} is no shape such as 3x224x224", param_hint="--input")
+    return shape

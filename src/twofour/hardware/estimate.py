@@ -1,0 +1,221 @@
+"""estimate: what a model would take on a machine that is not here, dense and 2:4, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from twofour.errors import HardwareError
+from twofour.hardware.costs import Costs, costs
+from twofour.hardware.fitted import FITTED
+from twofour.hardware.gemm import GROUP
+from twofour.hardware.machine import BITS, Machine
+from twofour.hardware.machines import machine as find
+from twofour.hardware.products import Product, linears, trace
+from twofour.layers import walk
+
+
+@dataclass(frozen=True)
+class Row:
+    """One product of the model.
+
+    Attributes:
+        layer: The weight's layer; "(activations)" for a product of two activations.
+        m: Tokens.
+        n: Outputs.
+        k: Reduction.
+        batch: Products in the launch.
+        dense_ms: Milliseconds dense.
+        sparse_ms: Milliseconds with a 2:4 weight; None where the weight stays dense.
+        bound: "math", "memory" or "launch": what takes longest, dense.
+        sparse_bound: The same sparse; None where the weight stays dense.
+        dense_mj: Millijoules dense.
+        sparse_mj: Millijoules sparse; None where the weight stays dense.
+        reason: Why the weight stays dense, or "" where it can be sparse.
+    """
+
+    layer: str
+    m: int
+    n: int
+    k: int
+    batch: int
+    dense_ms: float
+    sparse_ms: float | None
+    bound: str
+    sparse_bound: str | None
+    dense_mj: float
+    sparse_mj: float | None
+    reason: str
+
+    @property
+    def ratio(self) -> float | None:
+        """Dense time over sparse time; below 1 sparse loses."""
+        return None if self.sparse_ms is None else self.dense_ms / self.sparse_ms
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a model would take.
+
+    Attributes:
+        machine: The machine.
+        dtype: Computing type.
+        rows: One per product, in the order they run.
+        other_ms: Everything else as traffic to memory, nothing fused; 0 where the model was not traced.
+        cold: Whether weights were taken to come from memory: together they do not fit the cache.
+        traced: Whether an example was followed through the model; else each linear weight was taken once.
+    """
+
+    machine: Machine
+    dtype: str
+    rows: tuple[Row, ...]
+    other_ms: float
+    cold: bool
+    traced: bool
+
+    @property
+    def dense_ms(self) -> float:
+        """The whole model, dense."""
+        return self.other_ms + sum(row.dense_ms for row in self.rows)
+
+    @property
+    def sparse_ms(self) -> float:
+        """The whole model with every weight sparse that can be, also where that loses."""
+        return self.other_ms + sum(row.dense_ms if row.sparse_ms is None else row.sparse_ms for row in self.rows)
+
+    @property
+    def best_ms(self) -> float:
+        """The whole model with the better of both in each layer."""
+        return self.other_ms + sum(min(row.dense_ms, row.sparse_ms or row.dense_ms) for row in self.rows)
+
+    @property
+    def loses(self) -> tuple[str, ...]:
+        """Layers where sparse is slower than dense, each once."""
+        return tuple(dict.fromkeys(row.layer for row in self.rows if row.ratio is not None and row.ratio < 1))
+
+    def __str__(self) -> str:
+        lines = [f"{row.layer}: {row.m} x {row.n} x {row.k}: {_cell(row)}" for row in self.rows]
+        return "\n".join([*lines, self.summary()])
+
+    def summary(self) -> str:
+        """Say the whole model in two sentences."""
+        lost = f"; sparse loses in {len(self.loses)} layers" if self.loses else ""
+        return (
+            f"{self.machine.name}, {self.dtype}: {self.dense_ms:.3f} ms dense, {self.sparse_ms:.3f} ms with every "
+            f"legal weight 2:4, {self.best_ms:.3f} ms with the better in each: "
+            f"{self.dense_ms / self.best_ms:.2f}x{lost}"
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """Return JSON-ready fields."""
+        totals = {"dense_ms": self.dense_ms, "sparse_ms": self.sparse_ms, "best_ms": self.best_ms}
+        rows = [{**asdict(row), "ratio": row.ratio} for row in self.rows]
+        place = {"machine": self.machine.name, "dtype": self.dtype, "cold": self.cold, "traced": self.traced}
+        return {**place, **totals, "other_ms": self.other_ms, "loses": list(self.loses), "rows": rows}
+
+
+def _cell(row: Row) -> str:
+    dense = f"{row.dense_ms:.4f} ms dense ({row.bound})"
+    if row.sparse_ms is None:
+        return f"{dense}, stays dense: {row.reason}"
+    return f"{dense}, {row.sparse_ms:.4f} ms 2:4 ({row.sparse_bound}), {row.ratio:.2f}x"
+
+
+def estimate(
+    model: nn.Module,
+    example: Any = None,
+    *,
+    machine: str | Machine,
+    dtype: str = "bfloat16",
+    tokens: int | None = None,
+    skip: str | Sequence[str] = (),
+) -> Estimate:
+    """Predict per layer and for the whole model the time on a machine that is not here, dense and 2:4.
+
+    The shapes of the example are followed through the model; nothing is computed and no weight is read. Which weights
+    can be sparse is ASP's rule, as for `prune`. Products are priced one after the other; what is modelled and the error
+    measured: docs/hardware.md.
+
+    Args:
+        model: Any module.
+        example: A tensor, a tuple of positional arguments or a dict of keyword arguments; its batch is priced.
+        machine: A name in `twofour.hardware.MACHINES`, or a machine.
+        dtype: Computing type of every product.
+        tokens: Instead of an example: every linear weight is multiplied once by so many rows, as `advise` does.
+        skip: Layer globs that stay dense.
+
+    Raises:
+        HardwareError: The machine is unknown or has no unit for the dtype, the model cannot be followed without values,
+            it has no product, or neither or both of example and tokens are given.
+        LayerError: A glob of `skip` matches no layer.
+    """
+    device = find(machine)
+    device.peak(dtype)
+    device.peak(dtype, sparse=True)
+    if (example is None) == (tokens is None) or (tokens is not None and tokens < 1):
+        raise HardwareError(
+            "the size of the input is not known",
+            got=f"an example and tokens={tokens}" if example is not None else f"no example, tokens={tokens}",
+            wanted="an example, or tokens from 1",
+            remedy="estimate(model, example, machine=...) prices whatever the model runs",
+        )
+    traced = trace(model, example) if tokens is None else linears(model, tokens)
+    if not traced.products:
+        raise HardwareError(
+            "the model runs no matrix product",
+            got=type(model).__name__,
+            wanted="a linear layer, a convolution or attention",
+            remedy="estimate a model with weights",
+        )
+    reasons = _reasons(model, traced.products, dtype, skip)
+    weights = {p.weight: p.n * p.k * p.batch * BITS[dtype] / 8 for p in traced.products if p.weight}
+    cold = sum(weights.values()) > FITTED.cache * device.l2
+    other = traced.values * min(BITS[dtype], 16) / 8 / (device.bandwidth * FITTED.memory)
+    return Estimate(
+        device, dtype, _rows(traced.products, reasons, device, dtype, cold), other * 1e3, cold, tokens is None
+    )
+
+
+def _reasons(model: nn.Module, products: Sequence[Product], dtype: str, skip: str | Sequence[str]) -> dict[str, str]:
+    """Why a weight stays dense, "" where it can be sparse."""
+    found = walk(model, skip=skip)
+    reasons = {entry.name: entry.reason for entry in found.skipped} | {entry.name: "" for entry in found.weights}
+    for product in products:
+        if (
+            product.weight
+            and not reasons.get(product.weight, "not a weight that can be pruned")
+            and product.k % GROUP.get(dtype, 4)
+        ):
+            reasons[product.weight] = f"a reduction of {product.k} has no whole groups in {dtype}"
+    return reasons
+
+
+def _rows(
+    products: Sequence[Product], reasons: dict[str, str], device: Machine, dtype: str, cold: bool
+) -> tuple[Row, ...]:
+    unique = list(dict.fromkeys((p.m, p.n, p.k, p.batch) for p in products))
+    sizes = np.array(unique, dtype=np.float64).T
+    priced = [costs(device, dtype, sparse, *sizes[:3], batch=sizes[3], cold=cold) for sparse in (False, True)]
+    places = {size: index for index, size in enumerate(unique)}
+    bounds = [cost.bound for cost in priced]
+    return tuple(_row(p, places[p.m, p.n, p.k, p.batch], reasons, priced, bounds) for p in products)
+
+
+def _row(product: Product, at: int, reasons: dict[str, str], priced: list[Costs], bounds: list[list[str]]) -> Row:
+    reason = "no weight" if product.weight is None else reasons.get(product.weight, "not a weight that can be pruned")
+    dense, sparse = priced
+    layer = product.weight.rpartition(".")[0] or product.weight if product.weight else "(activations)"
+    return Row(
+        *(layer, product.m, product.n, product.k, product.batch),
+        dense_ms=float(dense.seconds[at]) * 1e3,
+        sparse_ms=None if reason else float(sparse.seconds[at]) * 1e3,
+        bound=bounds[0][at],
+        sparse_bound=None if reason else bounds[1][at],
+        dense_mj=float(dense.joules[at]) * 1e3,
+        sparse_mj=None if reason else float(sparse.joules[at]) * 1e3,
+        reason=reason,
+    )

@@ -1,0 +1,63 @@
+"""gemm: seconds of one product."""
+
+from __future__ import annotations
+
+from twofour.errors import HardwareError
+from twofour.hardware.costs import Costs, costs
+from twofour.hardware.machine import Machine
+from twofour.hardware.machines import machine as find
+
+GROUP = {"tf32": 2, "int4": 8}
+"""Values of the reduction in one group of the pattern, where it is not 4: 1:2 and 4:8."""
+
+
+def gemm(
+    machine: str | Machine, dtype: str, *, m: int, n: int, k: int, sparse: bool = False, cold: bool = False
+) -> float:
+    """Predict the seconds of (m, k) by (k, n) among repetitions of itself, as benchmarks measure it.
+
+    What is modelled and how far it is from published times: docs/hardware.md.
+
+    Args:
+        machine: A name in `MACHINES`, or a machine.
+        dtype: Computing type, one of `DTYPES`.
+        m: Tokens.
+        n: Outputs.
+        k: Reduction.
+        sparse: Whether the weight (n, k) is 2:4 along k; 1:2 in tf32, 4:8 pairs in int4.
+        cold: Whether the weight stands in memory; else in the last cache, where it fits.
+
+    Raises:
+        HardwareError: The machine is unknown or has no unit for this, or a size is impossible.
+    """
+    return float(explain(machine, dtype, m=m, n=n, k=k, sparse=sparse, cold=cold).seconds[0])
+
+
+def explain(
+    machine: str | Machine, dtype: str, *, m: int, n: int, k: int, sparse: bool = False, cold: bool = False
+) -> Costs:
+    """Return what `gemm` adds up: seconds of the units, of memory, of the power limit, joules, bytes; arrays of one.
+
+    Raises:
+        HardwareError: As `gemm`.
+    """
+    device = find(machine)
+    device.peak(dtype, sparse=sparse)
+    sizes = {"m": m, "n": n, "k": k}
+    wrong = {name: size for name, size in sizes.items() if isinstance(size, bool) or size != int(size) or size < 1}
+    if wrong:
+        raise HardwareError(
+            "a product cannot have this size",
+            got=", ".join(f"{name}={size}" for name, size in wrong.items()),
+            wanted="whole numbers from 1",
+            remedy="m tokens, n outputs, k reduction",
+        )
+    group = GROUP.get(dtype, 4)
+    if sparse and k % group:
+        raise HardwareError(
+            f"a reduction of {k} cannot be sparse in {dtype}",
+            got=f"k={k}",
+            wanted=f"a multiple of {group}",
+            remedy=f"k={-(-k // group) * group} with zeros, or sparse=False",
+        )
+    return costs(device, dtype, sparse, m, n, k, cold=cold)

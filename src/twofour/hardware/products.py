@@ -1,0 +1,177 @@
+"""Products: which matrix products a model runs on an example, found on the meta device without computing any."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from twofour import calls
+from twofour.errors import HardwareError
+from twofour.layers import walk
+
+aten = torch.ops.aten
+_VIEWS = {aten.t, aten.transpose, aten.view, aten._unsafe_view, aten.permute, aten.slice, aten.detach, aten.expand}
+_VIEWS |= {aten.alias, aten.reshape, aten.select, aten.unsqueeze, aten.squeeze, aten.split, aten.chunk, aten.clone}
+_VIEWS |= {aten._to_copy, aten.unbind, aten.split_with_sizes}
+_SAME = {aten.relu, aten.relu_, aten.gelu, aten.silu, aten.tanh, aten.sigmoid, aten._softmax, aten.dropout}
+_SAME |= {aten.silu_, aten.hardtanh_, aten._safe_softmax}
+_BINARY = {aten.add, aten.add_, aten.mul, aten.sub, aten.div}
+_NORMS = {aten.native_batch_norm, aten._native_batch_norm_legit_no_training, aten.native_layer_norm}
+"""Operations whose result has the shape of an operand: torch works that out in Python, 5000 calls for a layer norm."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product of (m, k) by (k, n), `batch` of them in one launch.
+
+    Attributes:
+        weight: Name of the parameter that is an operand; None between activations.
+        m: Tokens.
+        n: Outputs.
+        k: Reduction.
+        batch: Products in the launch: heads, groups.
+    """
+
+    weight: str | None
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What a model runs: its products, and the values that all other operations read and write."""
+
+    products: tuple[Product, ...]
+    values: int
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes each product, and which tensors are views of which parameter."""
+
+    def __init__(self, names: Mapping[int, str], keep: list[Tensor]) -> None:
+        super().__init__()
+        self.names, self.keep = dict(names), keep  # kept: the id of a dead tensor may be given again
+        self.products: list[Product] = []
+        self.values = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet = func.overloadpacket
+        result = _shaped(packet, args)
+        if result is None:
+            result = func(*args, **(kwargs or {}))
+        if packet in _VIEWS:
+            self._inherit(args, result)
+        elif (found := self._product(packet, args, result)) is not None:
+            self.products += found
+        else:
+            moved = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
+            self.values += sum(
+                leaf.numel() for leaf in moved if leaf.is_floating_point() and id(leaf) not in self.names
+            )
+        return result
+
+    def _inherit(self, args: Any, result: Any) -> None:
+        name = next((self.names[id(a)] for a in args if isinstance(a, Tensor) and id(a) in self.names), None)
+        if name is not None:
+            for leaf in tree_leaves(result):
+                self.names[id(leaf)] = name
+                self.keep.append(leaf)
+
+    def _product(self, packet: Any, args: Any, result: Any) -> list[Product] | None:
+        if packet in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.linear):
+            left, right = args[1:3] if packet in (aten.addmm, aten.baddbmm) else args[:2]
+            if packet is aten.linear:
+                return [self._matrix(right, left.numel() // left.shape[-1], right.shape[0], right.shape[1])]
+            batch = left.shape[0] if left.ndim == 3 else 1
+            return [self._matrix(right, left.shape[-2], right.shape[-1], left.shape[-1], batch, left)]
+        if packet is aten.convolution:
+            return [self._convolution(args, result)]
+        if "scaled_dot_product" in str(packet):
+            query, key, value = args[:3]
+            batch, length, width = math.prod(query.shape[:-2]), query.shape[-2], query.shape[-1]
+            return [
+                Product(None, length, key.shape[-2], width, batch),
+                Product(None, length, value.shape[-1], key.shape[-2], batch),
+            ]
+        return None
+
+    def _matrix(self, right: Tensor, m: int, n: int, k: int, batch: int = 1, left: Tensor | None = None) -> Product:
+        name = self.names.get(id(right))
+        if name is None and left is not None and id(left) in self.names:  # W x instead of x W
+            return Product(self.names[id(left)], n, m, k, batch)
+        return Product(name, m, n, k, batch)
+
+    def _convolution(self, args: Any, result: Tensor) -> Product:
+        given, weight, transposed, groups = args[0], args[1], args[6], args[8]
+        positions = math.prod((given if transposed else result).shape[2:]) * result.shape[0]
+        taps = math.prod(weight.shape[2:])
+        rows, columns = weight.shape[0] // groups, weight.shape[1]
+        n, k = (columns * taps, rows) if transposed else (rows, columns * taps)
+        return Product(self.names.get(id(weight)), positions, n, k, groups)
+
+
+def _shaped(packet: Any, args: Any) -> Any:
+    """Return a tensor of the result's shape where an operand has it; None where torch has to say."""
+    first = args[0]
+    if packet in _SAME:
+        return torch.empty_like(first)
+    if packet in _NORMS:
+        none = first.new_empty(0)
+        return torch.empty_like(first), none, none
+    if packet in _BINARY:
+        second = args[1]
+        if not first.is_floating_point() or not isinstance(second, Tensor):
+            return torch.empty_like(first) if first.is_floating_point() else None
+        if second.dtype == first.dtype:
+            return first.new_empty(torch.broadcast_shapes(first.shape, second.shape))
+    if packet in (aten.mm, aten.addmm):
+        left, right = args[-2:]
+        return left.new_empty(left.shape[0], right.shape[1]) if left.shape[1] == right.shape[0] else None
+    return None
+
+
+def trace(model: nn.Module, example: Any) -> Traced:
+    """Run the model's shapes on the meta device and return its products in the order they run.
+
+    Args:
+        model: Any module; it is neither changed nor computed.
+        example: A tensor, a tuple of positional arguments or a dict of keyword arguments.
+
+    Raises:
+        HardwareError: The model reads values, which the meta device has none of, or does not run on the example.
+    """
+    meta = {name: tensor.to("meta") for name, tensor in model.named_parameters(remove_duplicate=False)}
+    unique = {id(tensor): name for name, tensor in model.named_parameters()}
+    shared = {name: unique[id(tensor)] for name, tensor in model.named_parameters(remove_duplicate=False)}
+    names = {id(tensor): shared[name] for name, tensor in meta.items()}
+    buffers = {name: tensor.to("meta") for name, tensor in model.named_buffers(remove_duplicate=False)}
+    moved = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, example)
+    args, kwargs = ((), moved) if isinstance(moved, dict) else (moved if isinstance(moved, tuple) else (moved,), {})
+    recorder = _Recorder(names, list(meta.values()))
+    wanted, remedy = calls.FORMS, "leave the example out and give tokens=: its Linear layers alone are priced then"
+    with (
+        calls.evaluating(model),
+        torch.no_grad(),
+        calls.explaining(HardwareError, "the shapes of the example alone", wanted=wanted, remedy=remedy),
+        recorder,
+    ):
+        torch.func.functional_call(model, {**meta, **buffers}, args, kwargs, tie_weights=False)
+    return Traced(tuple(recorder.products), recorder.values)
+
+
+def linears(model: nn.Module, tokens: int) -> Traced:
+    """Return one product for each linear weight of the model, each on `tokens` rows, without running anything."""
+    found = walk(model, eligibility="any")
+    entries = [
+        entry for entry in found.weights if entry.kind in ("linear", "hf_conv1d", "attention_in", "attention_out")
+    ]
+    return Traced(tuple(Product(entry.name, tokens, entry.rows, entry.reduction) for entry in entries), 0)

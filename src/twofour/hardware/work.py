@@ -1,0 +1,101 @@
+"""Work: what a product is cut into, for every tile a library could choose; nothing fitted enters here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from twofour.hardware.machine import BITS, Machine, stored_bytes
+
+Array = NDArray[np.float64]
+
+TILES = (
+    (64, 64),
+    (64, 128),
+    (128, 64),
+    (64, 256),
+    (256, 64),
+    (128, 128),
+    (128, 192),
+    (128, 256),
+    (256, 128),
+    (256, 256),
+)
+"""(tokens, outputs) of the tile of one multiprocessor, those that cuBLASLt and CUTLASS ship."""
+
+SPLITS = (1, 2, 4, 8, 16)
+"""In how many parts the reduction may be cut."""
+
+STEP = 64
+"""Elements of the reduction that a tile takes at once."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Products, one a row, cut in every way, one a column; see `cut`.
+
+    Attributes:
+        flops: Operations, a multiply-add as two, counted as if dense; (rows, 1).
+        tiles: Tiles in all, parts of the reduction counted.
+        depth: Elements of the reduction in one tile.
+        area: Tokens times outputs of one tile.
+        loads: Bytes that one tile loads.
+        operands: Bytes of both operands in memory, selectors with them; (rows, 1).
+        weights: Those of the operand of n; (rows, 1).
+        output: Bytes written; (rows, 1).
+        stream: Bytes of operands if each wave of tiles read its rows and columns from memory.
+        parts: Parts of the reduction; (1, columns).
+    """
+
+    flops: Array
+    tiles: Array
+    depth: Array
+    area: Array
+    loads: Array
+    operands: Array
+    weights: Array
+    output: Array
+    stream: Array
+    parts: Array
+
+
+@cache
+def _cuts() -> tuple[Array, Array, Array]:
+    rows = np.array([(m, n, parts) for m, n in TILES for parts in SPLITS], dtype=np.float64)
+    return rows[None, :, 0], rows[None, :, 1], rows[None, :, 2]
+
+
+def cut(machine: Machine, dtype: str, sparse: bool, m: ArrayLike, n: ArrayLike, k: ArrayLike, batch: ArrayLike) -> Work:
+    """Cut products of (m, k) by (k, n), `batch` of them each, into tiles.
+
+    A sparse weight, the operand with n, is read as half its values and their selectors. The output has 2 bytes a value,
+    float32 and tf32 4. The units of a machine work side by side on tiles that form nearly a square, so that a wave of
+    them shares rows and columns.
+    """
+    columns: Any = [np.atleast_1d(np.asarray(size, dtype=np.float64))[:, None] for size in (m, n, k, batch)]
+    m_, n_, k_, batch_ = np.broadcast_arrays(*columns)
+    tile_m, tile_n, parts = _cuts()
+    value, weight = BITS[dtype] / 8, stored_bytes(dtype, sparse=sparse)
+    plane = np.ceil(m_ / tile_m) * np.ceil(n_ / tile_n) * batch_
+    depth = np.ceil(k_ / parts / STEP) * STEP
+    area = tile_m * tile_n
+    together = np.minimum(plane, machine.units) * area
+    high = np.minimum(m_, np.maximum(tile_m, np.sqrt(together)))
+    wide = np.minimum(n_, together / high)
+    waves = np.maximum(1, m_ * n_ * batch_ / together)
+    return Work(
+        flops=2 * m_ * n_ * k_ * batch_,
+        tiles=plane * parts,
+        depth=depth,
+        area=np.broadcast_to(area, plane.shape),
+        loads=depth * (tile_m * value + tile_n * weight),
+        operands=(m_ * value + n_ * weight) * k_ * batch_,
+        weights=n_ * weight * k_ * batch_,
+        output=m_ * n_ * batch_ * max(2.0, 4 * (value == 4)),
+        stream=waves * (high * value + wide * weight) * k_,
+        parts=parts,
+    )

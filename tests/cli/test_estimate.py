@@ -1,0 +1,32 @@
+"""`twofour estimate`: each way to name the input, the JSON, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.small import refused
+
+
+def test_rows_of_each_linear_layer(run):
+    done = run("estimate", "zoo_cli:small", "--machine", "h100-pcie", "--batch", "4096", "--json", "out.json")
+    assert done.exit_code == 0, done.output
+    assert "no input was given" in done.stdout and "4096 x 128 x 64" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("h100-pcie, bfloat16: ")
+    content = json.loads(Path("out.json").read_text())
+    assert [row["layer"] for row in content["rows"]] == ["0", "2", "3"] and content["batch"] == 4096
+    assert {"dense_ms", "sparse_ms", "bound", "ratio"} <= set(content["rows"][0])
+
+
+def test_an_input(run):
+    done = run("estimate", "zoo_cli:small", "--machine", "a100-sxm", "--batch", "8", "--input", "64", "--dtype", "int8")
+    assert done.exit_code == 0, done.output
+    assert "8 x 128 x 64" in done.stdout and "everything else" in done.stdout and "sparse loses in: 0, 2" in done.stdout
+
+
+def test_refusals(run):
+    refused(run("estimate", "zoo_cli:small", "--machine", "a1000"), "the machine 'a1000' is unknown", "a100-pcie")
+    refused(run("estimate", "zoo_cli:small", "--machine", "h200", "--dtype", "int4"), "no dense matrix unit for int4")
+    refused(run("estimate", "zoo_cli:small", "--machine", "h200", "--input", "64", "--length", "8"), "--length")
+    refused(run("estimate", "zoo_cli:small", "--machine", "h200", "--input", "3by4"), "--input")
+    refused(run("estimate", "zoo_cli:small", "--machine", "h200", "--input", "65"), "does not run on the shapes")
