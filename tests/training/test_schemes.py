@@ -137,6 +137,52 @@ def test_gradual_goes_level_by_level_and_never_lets_a_value_return():
     assert twofour.check(model).ok and masks.of(model)["0.weight"].pattern.name == "1:4"
 
 
+@pytest.mark.parametrize(("begin", "at"), [(0, 3), (2, 1), (2, 5)])
+@pytest.mark.parametrize("criterion", ["magnitude", "random:seed=3"])
+def test_gradual_killed_and_resumed_ends_bit_for_bit_where_it_would_have(begin, at, criterion, tmp_path):
+    options = {"begin": begin, "end": 6, "criterion": criterion}
+
+    def train(model, schedule, optimizer, count):
+        for _ in range(count):
+            x, y = batch(schedule.steps)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            schedule.step()
+
+    def parts(seed):
+        model = network(seed)
+        return model, gradual.attach(model, "1:4", **options), torch.optim.AdamW(model.parameters(), lr=0.02)
+
+    through = parts(0)
+    train(*through, 8)
+    killed = parts(0)
+    train(*killed, at)
+    torch.save([part.state_dict() for part in killed], tmp_path / "state.pt")
+
+    model, schedule, optimizer = parts(5)
+    of_model, of_schedule, of_optimizer = torch.load(tmp_path / "state.pt", weights_only=True)
+    schedule.load_state_dict(of_schedule)
+    model.load_state_dict(of_model)
+    optimizer.load_state_dict(of_optimizer)
+    assert schedule.now == killed[1].now and schedule.steps == at
+    train(model, schedule, optimizer, 8 - at)
+    for key, value in through[0].state_dict().items():
+        assert torch.equal(model.state_dict()[key], value), key
+    kept = {name: mask.keep for name, mask in masks.of(through[0]).items()}
+    assert kept and all(torch.equal(mask.keep, kept[name]) for name, mask in masks.of(model).items())
+    assert twofour.check(schedule.finish()).ok
+
+
+def test_gradual_refuses_the_state_of_another_schedule():
+    state = gradual.attach(network(), "1:4", end=6).state_dict()
+    message = r"state is of another gradual schedule\n  got +.*'1:4'.*\n  wanted +.*'2:4'.*\n  try +attach with"
+    with pytest.raises(TrainingError, match=message):
+        gradual.attach(network(), "2:4", end=6).load_state_dict(state)
+    with pytest.raises(TrainingError, match=r"got +keys steps"):
+        gradual.attach(network(), "2:4", end=6).load_state_dict({"steps": 3})
+
+
 def test_gradual_reaches_its_pattern_when_it_is_finished_early_and_lets_go_when_removed():
     model = network()
     schedule = gradual.attach(model, "2:4", end=100)

@@ -7,7 +7,8 @@ the levels between are patterns themselves. Pruned values stay pruned, so the la
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -106,6 +107,35 @@ class Gradual(Scheme):
         """Count one optimiser step, and go to the next level where its step has come."""
         self.steps += 1
         self._advance()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold beside the states of model and optimiser: steps, level and masks."""
+        now = None if self.now is None else self.now.name
+        return {"plan": self._plan(), "steps": self.steps, "now": now, "masks": masks.state_dict(self.model)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken; load the model's own state afterwards, so that no old mask cuts it.
+
+        Raises:
+            TrainingError: The state is of another schedule, or the scheme is over.
+            MaskError: Its masks do not fit the model.
+        """
+        self._require_attached()
+        if not {"plan", "steps", "now", "masks"} <= set(state) or state["plan"] != self._plan():
+            raise TrainingError(
+                "the state is of another gradual schedule",
+                got=str(state.get("plan", f"keys {', '.join(map(str, state))}")),
+                wanted=str(self._plan()),
+                remedy="attach with the pattern, steps, criterion and layers of the run that is resumed",
+            )
+        masks.detach(self.model)  # the state may be from before the first level
+        masks.load_state_dict(self.model, state["masks"])
+        self.steps = state["steps"]
+        self.now = None if state["now"] is None else parse(state["now"])
+
+    def _plan(self) -> dict[str, Any]:
+        levels = [[step, pattern.name] for step, pattern in self.levels]
+        return {"levels": levels, "criterion": self._criterion.name, "layers": list(self.layers)}
 
     def finish(self) -> nn.Module:
         """Go to the last level now, if it has not come; see `Scheme.finish`."""
