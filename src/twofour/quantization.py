@@ -111,7 +111,7 @@ class QAT(Scheme):
         self, model: nn.Module, found: dict[str, Mask], dtype: str, activations: bool, group: int, symmetric: bool
     ) -> None:
         super().__init__(model)
-        self.dtype, self.layers, self._symmetric = dtype, tuple(found), symmetric
+        self.dtype, self.layers = dtype, tuple(found)
         self._masks = masks.state_dict(model)
         self._keeps = {name: mask.keep.clone() for name, mask in found.items()}
         self._slots = [Slot(mask.module, mask.attribute) for mask in found.values()]
@@ -130,41 +130,39 @@ class QAT(Scheme):
         self._begin("quantisation-aware training", [mask.module for mask in found.values()])
 
     def finish(self) -> nn.Module:
-        """Write the rounded weights into the model, masked as before; see `Scheme.finish`.
+        """Make the model plain and masked as before, its weights as they were trained; see `Scheme.finish`.
 
-        Asymmetric int4 leaves them as they were trained: `compile` rounds them as training did, while a second rounding
-        would find another range. The other forms do not change when they are rounded again.
+        They are not rounded: `compile` and `packing.pack` round them as training did, given the same dtype, group and
+        symmetry. Rounded here, asymmetric int4 would find another range the second time, and training on would have
+        lost what the optimiser knew between two steps of the grid.
 
         Raises:
-            MaskError: A weight has values outside its mask; the model is left rounded and without masks.
+            MaskError: A rounded weight has values outside its mask; the scheme stays attached.
         """
-        return self._take_off(rounded=self.dtype == "int8" or self._symmetric)
+        self._require_attached()
+        if broken := [name for name, slot in zip(self.layers, self._slots, strict=True) if self._outside(name, slot)]:
+            raise MaskError(
+                "rounding broke the sparsity",
+                got=f"values outside the mask of {', '.join(broken)}",
+                wanted="exact zeros there: was a weight or its rounding replaced while the scheme was attached?",
+                remedy="scheme.remove() takes the rounding off and applies the masks to the weights again",
+            )
+        return self.remove()
 
     def remove(self) -> nn.Module:
         """Stop rounding; the weights are as the optimiser left them, under their masks. See `Scheme.remove`."""
-        return self._take_off(rounded=False)
-
-    def _take_off(self, *, rounded: bool) -> nn.Module:
         self._end()
         for handle in self._handles:
             handle.remove()
         for slot in self._slots:
-            slot.restore(parametrised=rounded)
+            slot.restore(parametrised=False)
         masks.detach(self.model)
-        broken = [name for name in self.layers if rounded and self._outside(name)]
-        if broken:
-            raise MaskError(
-                "rounding broke the sparsity",
-                got=f"values outside the mask of {', '.join(broken)}",
-                wanted="exact zeros there: was a weight replaced while the scheme was attached?",
-                remedy="twofour.masks.load_state_dict(model, ...) applies masks again, changing the weights",
-            )
         masks.load_state_dict(self.model, self._masks)
         return self.model
 
-    def _outside(self, name: str) -> bool:
-        keep = self._keeps[name]
-        return bool((self.model.get_parameter(name).masked_fill(keep, 0) != 0).any())
+    def _outside(self, name: str, slot: Slot) -> bool:
+        rounded = getattr(slot.module, slot.attribute).detach()
+        return bool((rounded.masked_fill(self._keeps[name], 0) != 0).any())
 
 
 class _Rounding(nn.Module):
