@@ -223,6 +223,20 @@ def test_data_without_a_target_are_read_once_under_permute() -> None:
     assert all(torch.equal(found[0][name], other[name]) for other in found[1:] for name in found[0])
 
 
+def test_the_first_of_the_data_is_the_example_where_none_is_given() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 12, 16)
+    found = []
+    for item in (iter([(x, y)]), [[x, y]], [({"a": x, "b": y}, None)]):
+        torch.manual_seed(1)
+        model = twofour.prune(Sum(), "2:4", data=item, permute=True)
+        assert twofour.pruning.permutation_report(model) is not None
+        found.append(copied(model))
+    torch.manual_seed(1)
+    found.append(copied(twofour.prune(Sum(), "2:4", data=[(x, y)], permute=True, example=(x, y))))
+    assert all(torch.equal(found[0][name], other[name]) for other in found[1:] for name in found[0])
+
+
 @pytest.fixture
 def one_process(tmp_path):
     dist = torch.distributed

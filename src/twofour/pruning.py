@@ -65,7 +65,7 @@ def prune(
         permute: Search for an order of the channels that the patterns fit better and put the model in it first; its
             outputs stay what they were. `permutation_report` tells what that won. See docs/permutation.md.
         example: Input of one forward pass to trace the model with, for `permute`: a tensor, a tuple of positional or a
-            dict of keyword arguments.
+            dict of keyword arguments. Default: the first two samples of `data`.
 
     Returns:
         The same model.
@@ -83,7 +83,7 @@ def prune(
         MaskError: A layer already carries a mask that is not ours.
     """
     _require_dense(model)
-    _require_example(permute, example)
+    _require_example(permute, example, data)
     recipe = Recipe.parse(pattern, criterion=criterion, skip=skip, eligibility=eligibility)
     criteria.require_given(recipe.criterion, data, loss)
     assignment = recipe.assign(model)
@@ -98,6 +98,7 @@ def prune(
         permutation.require_whole(assignment.weights)
         # Walked twice: to search for an order, and to prune.
         data = None if data is None else calibration.take(model, data, samples, paired=loss is not None)
+        example = _first(model, data) if example is None else example
     scores = partial(criteria.importance, model, criterion=recipe.criterion, data=data, samples=samples)
     with _permuted(model, assignment, scores if permute else None, example):
         solved = criteria.solve(
@@ -157,14 +158,22 @@ def _require_unmasked(model: nn.Module) -> None:
         )
 
 
-def _require_example(permute: bool, example: Any) -> None:
-    if permute == (example is not None):
+def _first(model: nn.Module, batches: Any) -> Any:
+    """Return the first two samples, as an example."""
+    inputs = calibration.take(model, batches, 2)[0].inputs
+    return tuple(inputs) if isinstance(inputs, list) else inputs
+
+
+def _require_example(permute: bool, example: Any, data: Any) -> None:
+    if permute == (example is not None) or (permute and data is not None):
         return
     raise RecipeError(
         "an example and permute=True go together",
         got=f"permute={permute} {'without' if permute else 'with'} an example",
         wanted="permute=True, example=x: the model is traced on it and compared with itself",
-        remedy="give an input of one forward pass" if permute else "leave the example out",
+        remedy="give an input of one forward pass, or data=, whose first is taken"
+        if permute
+        else "leave the example out",
     )
 
 

@@ -113,6 +113,15 @@ def test_minilm_with_its_real_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {refusal.reason for refusal in report.refused} == {"an output of the model"}
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_model_that_answers_with_its_cache_is_told_to_leave_it_out(named: bool) -> None:
+    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32, n_positions=8)
+    model, ids = transformers.GPT2LMHeadModel(config).eval(), torch.arange(8).view(2, 4)
+    remedy = r'try +leave the cache .*example=\{"input_ids": ids, "use_cache": False\}'
+    with pytest.raises(PermutationError, match=remedy):
+        permutation.permute(model, {"input_ids": ids} if named else ids, plan(model), escapes=0)
+
+
 def test_a_llama_moves_its_residual_stream_heads_and_gated_mlps() -> None:
     config = transformers.LlamaConfig(
         hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,

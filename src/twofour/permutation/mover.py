@@ -24,6 +24,9 @@ _log = logging.getLogger("twofour.permutation")
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest difference of an output before and after, relative to its largest value: sums in another order differ."""
 
+CACHED = 'leave the cache of keys and values out: example={"input_ids": ids, "use_cache": False}'
+"""What to try where a language model of Hugging Face answers with its cache, as it does unless told otherwise."""
+
 Scores = Mapping[str, Tensor]
 
 
@@ -184,7 +187,7 @@ def _trace(
             "the channels cannot be permuted: the model cannot be captured as a graph",
             reasons=error.reasons,
             wanted=error.wanted,
-            remedy="prune without permute=True",
+            remedy=CACHED if any("Cache" in reason for reason in error.reasons) else "prune without permute=True",
         ) from error
 
 
