@@ -198,6 +198,23 @@ def test_a_pruned_weight_torch_masked_already_is_refused() -> None:
     assert list(masks.of(model)) == ["conv.weight"]
 
 
+def test_a_second_pruning_says_how_to_start_anew(caplog) -> None:
+    model = network()
+    dense = copied(model)
+    twofour.prune(model, "2:4")
+    assert "start anew" not in caplog.text
+    twofour.prune(model, "1:4")
+    assert "start anew" not in caplog.text, "a sparser pattern goes on from the first"
+    twofour.prune(model, "2:4", criterion="random")
+    assert caplog.text.count("pruned already, its zeros stay") == 1 and "and 1 more" in caplog.text
+    assert "start anew call twofour.masks.detach(model) and load the dense weights" in caplog.text
+    caplog.clear()
+    masks.detach(model)
+    model.load_state_dict(dense)
+    twofour.prune(model, "2:4", criterion="random")
+    assert "start anew" not in caplog.text and twofour.check(model).ok
+
+
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(LayerError, match="no model to prune"):
         twofour.prune("model", "2:4")  # type: ignore[arg-type]

@@ -91,6 +91,7 @@ def prune(
         _log.info("`%s` stays dense: %s", skipped.name, skipped.reason)
     if not assignment.weights:
         raise _nothing_to_prune(assignment)
+    _warn_of_masks(model, assignment)
     if data is not None:
         criteria.require_whole(assignment.weights)
     if permute:
@@ -146,6 +147,20 @@ def _permuted(model: nn.Module, assignment: Assignment, scores: _Importance | No
 def _permute(model: nn.Module, assignment: Assignment, scores: _Importance, example: Any) -> permutation.Report:
     found = scores([weight for weight, _ in assignment.weights])
     return permutation.permute(model, example, assignment.weights, scores=found)
+
+
+def _warn_of_masks(model: nn.Module, assignment: Assignment) -> None:
+    """Say where zeros of an earlier mask leave nothing to choose."""
+    carried = {(mask.module, mask.attribute): mask.pattern for mask in masks.of(model).values()}
+    old = [(weight, carried.get((weight.module, weight.attribute)), new) for weight, new in assignment.weights]
+    settled = [weight.name for weight, before, new in old if before is not None and before.density <= new.density]
+    if settled:
+        _log.warning(
+            "`%s`%s: pruned already, its zeros stay and the criterion has nothing to choose; to start anew call "
+            "twofour.masks.detach(model) and load the dense weights again",
+            settled[0],
+            f" and {len(settled) - 1} more" if len(settled) > 1 else "",
+        )
 
 
 def _require_unmasked(model: nn.Module) -> None:

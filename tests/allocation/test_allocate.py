@@ -201,6 +201,12 @@ def test_a_budget_has_one_limit(limits):
     assert text.startswith("a budget has one limit\n  got     ") and "Budget(density=0.5)" in text
 
 
+@pytest.mark.parametrize("limit", [2, 0, -0.5])
+def test_a_density_is_a_fraction(limit: float):
+    text = message(lambda: Budget(density=limit))
+    assert text.startswith(f"the budget's limit is impossible\n  got     density={limit}\n  wanted  a density above 0")
+
+
 def test_minimise_stands_beside_a_loss_only():
     assert "`minimise` cannot be used" in message(lambda: Budget(density=0.5, minimise="latency"))
     assert "minimise='bytes'" in message(lambda: Budget(loss=0.5, minimise="bytes"))  # pyright: ignore

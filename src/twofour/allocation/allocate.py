@@ -45,6 +45,13 @@ class Budget:
                 wanted="a number for one of loss, density and latency",
                 remedy="Budget(density=0.5) keeps as many values as 2:4 everywhere",
             )
+        if (self.density is not None and not 0 < self.density <= 1) or (self.latency is not None and self.latency <= 0):
+            raise RecipeError(
+                "the budget's limit is impossible",
+                got=", ".join(f"{name}={limit!r}" for name, limit in given.items()),
+                wanted="a density above 0 and at most 1, the fraction of values kept, or a latency above 0 ms",
+                remedy="Budget(density=0.5) keeps as many values as 2:4 everywhere",
+            )
         if self.minimise not in (None, "density", "latency") or (self.minimise and self.loss is None):
             raise RecipeError(
                 "`minimise` cannot be used",
