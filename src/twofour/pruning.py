@@ -87,11 +87,9 @@ def prune(
     recipe = Recipe.parse(pattern, criterion=criterion, skip=skip, eligibility=eligibility)
     criteria.require_given(recipe.criterion, data, loss)
     assignment = recipe.assign(model)
-    for skipped in assignment.skipped:
-        _log.info("`%s` stays dense: %s", skipped.name, skipped.reason)
+    _log_plan(model, assignment)
     if not assignment.weights:
         raise _nothing_to_prune(assignment)
-    _warn_of_masks(model, assignment)
     if data is not None:
         criteria.require_whole(assignment.weights)
     if permute:
@@ -149,8 +147,10 @@ def _permute(model: nn.Module, assignment: Assignment, scores: _Importance, exam
     return permutation.permute(model, example, assignment.weights, scores=found)
 
 
-def _warn_of_masks(model: nn.Module, assignment: Assignment) -> None:
-    """Say where zeros of an earlier mask leave nothing to choose."""
+def _log_plan(model: nn.Module, assignment: Assignment) -> None:
+    """Say what stays dense, and where zeros of an earlier mask leave nothing to choose."""
+    for skipped in assignment.skipped:
+        _log.info("`%s` stays dense: %s", skipped.name, skipped.reason)
     carried = {(mask.module, mask.attribute): mask.pattern for mask in masks.of(model).values()}
     old = [(weight, carried.get((weight.module, weight.attribute)), new) for weight, new in assignment.weights]
     settled = [weight.name for weight, before, new in old if before is not None and before.density <= new.density]
