@@ -184,6 +184,7 @@ def test_magnitude_searches_by_absolute_values() -> None:
         (torch.rand(4, 64), "2:4", {"window": 10}, "window=10"),
         (torch.rand(4, 64), "2:4", {"window": 24}, r"4.51e\+12 permutations"),
         (torch.rand(4, 64), "8:16", {"window": 32}, "more permutations than can be tried"),
+        (torch.rand(4, 64).numpy(), "2:4", {}, r"got +ndarray\n  wanted +a torch.Tensor\n  try +torch.as_tensor"),
         (torch.rand(64, 64), "16:2:8", {}, "no order of channels is searched"),
     ],
 )

@@ -83,9 +83,16 @@ def require_groups(pattern: Pattern, tensor: Tensor, role: str) -> None:
     """Refuse a tensor that `pattern` cannot be laid over.
 
     Raises:
-        PatternError: The tensor is on the meta device, not strided, complex, empty, a scalar, or its last axis is
-            not a multiple of the group.
+        PatternError: No tensor, or one that is on the meta device, not strided, complex, empty, a scalar, or whose
+            last axis is not a multiple of the group.
     """
+    if not isinstance(tensor, Tensor):
+        raise PatternError(
+            f"{role} cannot carry the pattern {pattern.name}",
+            got=type(tensor).__name__,
+            wanted="a torch.Tensor",
+            remedy="torch.as_tensor(array) shares the memory of a NumPy array",
+        )
     shape = tuple(tensor.shape)
     if tensor.layout != torch.strided or tensor.is_complex() or tensor.is_quantized:
         raise PatternError(
