@@ -45,6 +45,7 @@ COMPLETE = (
         "calls.py",
         "coupling",
         "criteria",
+        "drawing.py",
         "hardware",
         "layers",
         "masks",

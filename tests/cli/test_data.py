@@ -42,8 +42,8 @@ def zoo(run, tmp_path: Path):
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face folder of a random BERT with a tokenizer of eight words."""
-    transformers = pytest.importorskip("transformers")
-    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra [text]")
     folder = tmp_path_factory.mktemp("bert")
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     torch.manual_seed(0)

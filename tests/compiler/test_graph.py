@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import twofour
 from tests.compiler.small import mlp, quick
-from tests.graph.small import Cached, Encoder, GatedBlock, PreNormBlock
+from tests.graph.small import Encoder, GatedBlock, PreNormBlock
 from twofour.compiler import graph as compiled_graph
 from twofour.compiler import products
 from twofour.compiler.graph import WholeModel
@@ -390,14 +390,3 @@ def test_coarser_types_hand_bfloat16_on(block: type[nn.Module], dtype: str, capl
         assert y.dtype is torch.float32 and (y - want).norm() <= 0.03 * want.norm()
     few = whole(model, torch.randn(1, 12, 64), dtype=dtype)
     assert "activations between layers in bfloat16" not in few.plan.account.rewrites
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("given_back", [False, True])
-def test_decoding_reads_the_cache_in_place(dtype: str, given_back: bool) -> None:
-    model = pruned(Cached(given_back))
-    inputs = (torch.randn(2, 1, 32), *torch.randn(2, 2, 4, 6, 8))
-    fast = whole(model, inputs, dtype=dtype)
-    assert ("cat" in {entry.operator for entry in fast.plan.account.after}) is given_back
-    for got, want in zip(fast(*inputs), model(*inputs), strict=True):
-        assert (got - want).norm() <= (1e-5 if dtype == "float32" else 1e-2) * want.norm()

@@ -139,7 +139,7 @@ def test_whole_models_stay_cheap():
 
 
 def test_plots(tmp_path):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs requirements/figures.txt")
     result = twofour.estimate(small(), torch.randn(32, 64), machine="a100-sxm")
     first = plot("a100-sxm", tmp_path / "one.svg", rows=result).read_bytes()
     assert plot("a100-sxm", tmp_path / "two.svg", rows=result).read_bytes() == first

@@ -8,12 +8,8 @@ from typing import Any
 
 from twofour.allocation.allocate import Allocation, Axis, trade_off, uniform
 from twofour.allocation.records import Loss, Sensitivities
+from twofour.drawing import drawn
 from twofour.errors import MeasureError, RecipeError
-from twofour.files import replacing
-
-SETTINGS = {"svg.hashsalt": "twofour", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9}
-FORMATS = {".svg": {"Date": None}, ".png": {}, ".pdf": {"CreationDate": None}}
-"""What may be drawn, and the metadata that leave the date out: the same records draw the same file."""
 
 MARKERS = "osD^vP"
 LABELS = {"density": "fraction of values kept", "latency": "measured ms of these layers"}
@@ -44,48 +40,21 @@ def plot(
         MeasureError: matplotlib is not installed, or the file cannot be written.
         RecipeError: What is to be drawn was not measured.
     """
-    figures = _matplotlib()
     kind = sensitivities.require(loss or (chosen.kind if chosen else None))
     if axis is None:
         axis = "latency" if chosen and chosen.budget and chosen.budget.latency is not None else "density"
     curve = trade_off(sensitivities, axis, loss=kind)
-    target = Path(path)
-    if target.suffix not in FORMATS:
-        raise _undrawn(target, f"a name that ends in {target.suffix!r}")
-    with figures.rc_context(SETTINGS):
-        figure = figures.figure.Figure(figsize=(10, 1.8 + 0.24 * len(sensitivities.layers)), layout="constrained")
+    target, size = Path(path), (10, 1.8 + 0.24 * len(sensitivities.layers))
+    with drawn(target, size, MeasureError, "Sensitivities.to_dict()") as figure:
         left, right = figure.subplots(1, 2)
-        _heat_map(figures, left, sensitivities, chosen, kind)
+        _heat_map(left, sensitivities, chosen, kind)
         _curve(right, sensitivities, curve, chosen, axis, kind)
-        try:
-            with replacing(target) as temporary:
-                figure.savefig(temporary, format=target.suffix[1:], metadata=FORMATS[target.suffix])
-        except OSError as error:
-            raise _undrawn(target, str(error)) from error
     return target
 
 
-def _undrawn(target: Path, got: str) -> MeasureError:
-    wanted = "a .svg, .png or .pdf in a folder that may be written to"
-    return MeasureError(f"{target} cannot be drawn", got=got, wanted=wanted, remedy="choose another path")
+def _heat_map(axes: Any, sensitivities: Sensitivities, chosen: Allocation | None, kind: Loss) -> None:
+    from matplotlib.patches import Rectangle
 
-
-def _matplotlib() -> Any:
-    try:
-        import matplotlib
-        import matplotlib.figure
-        import matplotlib.patches
-    except ImportError as error:
-        raise MeasureError(
-            "drawing needs matplotlib, which is not installed",
-            got=str(error),
-            wanted="matplotlib 3",
-            remedy="pip install matplotlib; the figures are also in Sensitivities.to_dict()",
-        ) from error
-    return matplotlib
-
-
-def _heat_map(figures: Any, axes: Any, sensitivities: Sensitivities, chosen: Allocation | None, kind: Loss) -> None:
     found = [[layer.find(name) for name in sensitivities.patterns] for layer in sensitivities.layers]
     table = [[float("nan") if cell is None else cell.loss(kind) for cell in row] for row in found]
     # Few cells, the sparsest patterns of the first layers, would leave no colour to the others on a linear scale.
@@ -102,7 +71,7 @@ def _heat_map(figures: Any, axes: Any, sensitivities: Sensitivities, chosen: All
     axes.set_title(f"{NAMES[kind]}, each layer pruned alone")
     for row, (_, pattern) in enumerate(chosen.chosen if chosen else ()):
         column = sensitivities.patterns.index(pattern)
-        axes.add_patch(figures.patches.Rectangle((column - 0.46, row - 0.42), 0.92, 0.84, fill=False, ec="red"))
+        axes.add_patch(Rectangle((column - 0.46, row - 0.42), 0.92, 0.84, fill=False, ec="red"))
 
 
 def _signed_root(value: float) -> float:

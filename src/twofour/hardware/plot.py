@@ -8,16 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from twofour.drawing import drawn
 from twofour.errors import HardwareError
-from twofour.files import replacing
 from twofour.hardware.costs import costs
 from twofour.hardware.estimate import Estimate
 from twofour.hardware.machine import BITS, Machine, stored_bytes
 from twofour.hardware.machines import machine as find
-
-SETTINGS = {"svg.hashsalt": "twofour", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9}
-FORMATS = {".svg": {"Date": None}, ".png": {}, ".pdf": {"CreationDate": None}}
-"""What may be drawn, and the metadata that leave the date out: the same numbers draw the same file."""
 
 REDUCTIONS = 2 ** np.arange(7, 16)
 SIDES = (512, 2048, 4096, 10240)
@@ -41,19 +37,10 @@ def plot(
     device, target = find(machine), Path(path)
     for sparse in (False, True):
         device.peak(dtype, sparse=sparse)
-    if target.suffix not in FORMATS:
-        raise _undrawn(target, f"a name that ends in {target.suffix!r}")
-    figures = _matplotlib()
-    with figures.rc_context(SETTINGS):
-        figure = figures.figure.Figure(figsize=(10, 4), layout="constrained")
+    with drawn(target, (10, 4), HardwareError, "Estimate.to_dict()") as figure:
         left, right = figure.subplots(1, 2)
         _roofline(left, device, dtype, rows)
         _speedup(right, device, dtype)
-        try:
-            with replacing(target) as temporary:
-                figure.savefig(temporary, format=target.suffix[1:], metadata=FORMATS[target.suffix])
-        except OSError as error:
-            raise _undrawn(target, str(error)) from error
     return target
 
 
@@ -94,22 +81,3 @@ def _speedup(axes: Any, device: Machine, dtype: str) -> None:
     axes.set_ylabel("predicted dense time / 2:4 time")
     axes.set_title("speed-up against the reduction")
     axes.legend(fontsize=7)
-
-
-def _undrawn(target: Path, got: str) -> HardwareError:
-    wanted = "a .svg, .png or .pdf in a folder that may be written to"
-    return HardwareError(f"{target} cannot be drawn", got=got, wanted=wanted, remedy="choose another path")
-
-
-def _matplotlib() -> Any:
-    try:
-        import matplotlib
-        import matplotlib.figure
-    except ImportError as error:
-        raise HardwareError(
-            "drawing needs matplotlib, which is not installed",
-            got=str(error),
-            wanted="matplotlib 3",
-            remedy="pip install matplotlib; the figures are also in Estimate.to_dict()",
-        ) from error
-    return matplotlib
