@@ -11,7 +11,12 @@ from typing import Any
 from twofour.errors import TwofourError
 from twofour.files import replacing
 
-SETTINGS: dict[Any, Any] = {"svg.hashsalt": "twofour", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9}
+SETTINGS: dict[Any, Any] = {
+    "svg.hashsalt": "twofour",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 9,
+}
 FORMATS = {".svg": {"Date": None}, ".png": {}, ".pdf": {"CreationDate": None}}
 """What may be drawn, and the metadata that leave the date out: the same numbers draw the same file."""
 
