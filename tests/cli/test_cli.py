@@ -18,6 +18,7 @@ import twofour
 import twofour.layers
 from tests.cli.small import ZOO, refused
 from twofour import native
+from twofour.checkpoints import PROMISE
 from twofour.cli import source
 from twofour.errors import FormatError, SourceError
 
@@ -87,7 +88,7 @@ def test_truncated_and_foreign_files(run):
     Path("model.pt").write_bytes(b"pickle")
     refused(run("check", "model.pt"), "SourceError", ".pt file", "safetensors")
     for lie in ("[1]", '{"fc.weight": 2}', "{", "[" * 100_000):
-        save_file({"fc.weight": torch.randn(16, 32)}, "lie.safetensors", metadata={source.PROMISE: lie})
+        save_file({"fc.weight": torch.randn(16, 32)}, "lie.safetensors", metadata={PROMISE: lie})
         refused(run("check", "lie.safetensors"), "FormatError: the metadata of lie.safetensors is malformed", "wanted")
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from torch import nn
 
+from twofour.checkpoints import CONFIG, architectures, model_class, transformers_for
 from twofour.errors import SourceError
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.h5", "*.onnx")
@@ -19,7 +18,7 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.j
 
 def is_model(folder: Path) -> bool:
     """Tell whether a folder holds a model's config.json with safetensors beside it."""
-    return _architectures(folder / "config.json") is not None and any(folder.glob("*.safetensors"))
+    return architectures(folder / CONFIG) is not None and any(folder.glob("*.safetensors"))
 
 
 def find(folder: Path) -> Path:
@@ -47,13 +46,9 @@ def load(folder: Path) -> nn.Module:
     Raises:
         SourceError: transformers is not installed, or it cannot load the folder.
     """
-    transformers = _transformers(folder)
-    names = _architectures(folder / "config.json") or ()
-    cls = next((found for name in names if (found := getattr(transformers, name, None))), transformers.AutoModel)
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    transformers = transformers_for(folder)
     try:
-        model = cls.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+        model = model_class(transformers, folder).from_pretrained(folder, local_files_only=True, use_safetensors=True)
     except Exception as error:  # every kind of trouble in a foreign folder ends in the same sentence
         raise SourceError(
             f"transformers cannot load {folder}",
@@ -69,7 +64,7 @@ def tokenizer(folder: Path) -> Any:
     Raises:
         SourceError: transformers is not installed, or the folder holds no tokenizer.
     """
-    transformers = _transformers(folder)
+    transformers = transformers_for(folder)
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # every kind of trouble in a foreign folder ends in the same sentence
@@ -107,28 +102,3 @@ def save(model: nn.Module, source: Path, target: Path) -> Path:
     # One file: the promise in its metadata is then in one place too.
     model.save_pretrained(target, max_shard_size="1000GB")  # pyright: ignore[reportCallIssue]
     return target / "model.safetensors"
-
-
-def _architectures(config: Path) -> tuple[str, ...] | None:
-    """Return the class names in a config.json, or None where the file is not a model's config."""
-    try:
-        content = json.loads(config.read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(content, dict) or "model_type" not in content:
-        return None
-    names = content.get("architectures")
-    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
-
-
-def _transformers(folder: Path) -> ModuleType:
-    try:
-        import transformers  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise SourceError(
-            f"{folder} needs transformers to be loaded",
-            got=str(error),
-            wanted="the package transformers",
-            remedy='pip install "twofour[text]"',
-        ) from error
-    return transformers

@@ -14,9 +14,10 @@ from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
 from twofour import export, layers, masks, measure
+from twofour.checkpoints import describe
 from twofour.cli import huggingface
 from twofour.cli.screen import without_nan
-from twofour.cli.source import AXES, PROMISE, Source, read_metadata
+from twofour.cli.source import Source, read_metadata
 from twofour.errors import SourceError
 
 RECIPE = "recipe.toml"
@@ -144,9 +145,7 @@ def write_weights(
     axes: Mapping[str, int] | None = None,
 ) -> None:
     """Write named weights as safetensors, with the promise, and reduction axes other than 1, in the metadata."""
-    others = {name: axis for name, axis in (axes or {}).items() if axis != 1}
-    described = {PROMISE: json.dumps(dict(promise)), **({AXES: json.dumps(others)} if others else {})}
-    save_file(dict(weights), path, metadata={**metadata, **described})
+    save_file(dict(weights), path, metadata={**metadata, **describe(promise, axes or {})})
     path.chmod(0o644)
 
 

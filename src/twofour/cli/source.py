@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import json
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,11 +14,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from twofour import export
+from twofour.checkpoints import read_promise
 from twofour.cli import huggingface
-from twofour.errors import FormatError, SourceError
+from twofour.errors import SourceError
 
-PROMISE = "twofour.patterns"
-AXES = "twofour.axes"
 FORMS = (
     "package.module:function that returns a torch.nn.Module",
     "a folder in Hugging Face form (config.json and safetensors)",
@@ -92,10 +89,11 @@ class Source:
         unpacked = {name: packed.unpack() for name, packed in contents.packed.items()}
         promise = dict(contents.settings.get("patterns") or {})
         promise |= {name: packed.header.pattern for name, packed in contents.packed.items()}
-        given = read_axes(self.path) or contents.settings.get("axes")
+        said = read_promise(read_metadata(self.path), self.path)
+        given = said.axes or contents.settings.get("axes")
         axes = {name: 0 for name, axis in given.items() if axis == 0} if isinstance(given, dict) else {}
         axes |= {name: packed.header.axis for name, packed in contents.packed.items() if packed.header.axis != 1}
-        promise = {**read_promise(self.path), **promise}
+        promise = {**said.patterns, **promise}
         return Weights({**contents.plain, **unpacked}, promise, tuple(unpacked), axes)
 
     def promise(self) -> dict[str, str]:
@@ -104,7 +102,7 @@ class Source:
         if path is None or not path.is_file():
             return {}
         export.read(path)
-        return read_promise(path)
+        return read_promise(read_metadata(path), path).patterns
 
 
 def resolve(text: str) -> Source:
@@ -148,35 +146,6 @@ def read_metadata(path: Path) -> dict[str, str]:
     """Read the metadata of a safetensors file that `export.read` accepts."""
     with safe_open(path, framework="pt") as file:
         return dict(file.metadata() or {})
-
-
-def read_promise(path: Path) -> dict[str, str]:
-    """Read the weight names and patterns promised in a file's metadata.
-
-    Raises:
-        FormatError: The promise is malformed.
-    """
-    text = read_metadata(path).get(PROMISE, "{}")
-    try:
-        promise = json.loads(text)
-    except (ValueError, RecursionError):
-        promise = None
-    if not isinstance(promise, Mapping) or not all(isinstance(value, str) for value in promise.values()):
-        raise FormatError(
-            f"the metadata of {path} is malformed",
-            got=text[:120],
-            wanted=f"{PROMISE}: a JSON object of weight names and patterns",
-            remedy="write the file again with `twofour prune`",
-        )
-    return {str(name): value for name, value in promise.items()}
-
-
-def read_axes(path: Path) -> object:
-    """Read which weights have their reduction axis first from a file's metadata; a malformed entry says nothing."""
-    try:
-        return json.loads(read_metadata(path).get(AXES, "{}"))
-    except (ValueError, RecursionError):
-        return {}
 
 
 def _installed(name: str) -> Path | None:

@@ -53,7 +53,12 @@ class Place:
 
 
 def reason(
-    places: Sequence[Place], parameter: Tensor, skip: Sequence[str], eligibility: str, tied: Sequence[str]
+    places: Sequence[Place],
+    parameter: Tensor,
+    skip: Sequence[str],
+    eligibility: str,
+    tied: Sequence[str],
+    empty: bool = False,
 ) -> str | None:
     """Say why a parameter stays dense, or None when it can be pruned.
 
@@ -63,6 +68,7 @@ def reason(
         skip: Globs of layers to leave dense.
         eligibility: "asp" or "any".
         tied: Globs of whole layer names that are pruned although their weight is an embedding too.
+        empty: Whether a parameter on the meta device will do.
     """
     for place in places:
         for glob in skip:
@@ -80,7 +86,7 @@ def reason(
     axes = {place.kind.reduction(place.module) for place in places if place.kind and not place.embeds}
     if len(axes) > 1:
         return f"shared with `{places[1].name}`, whose product sums over another axis"
-    return tensor_reason(parameter) or (
+    return tensor_reason(parameter, empty) or (
         _asp_reason(kind, places[0].module, parameter) if eligibility == "asp" else None
     )
 
@@ -145,9 +151,9 @@ def _forward_reason(module: nn.Module, base: type[nn.Module]) -> str | None:
     return None
 
 
-def tensor_reason(parameter: Tensor) -> str | None:
-    """Say why no pattern can be laid over a tensor, whatever layer it belongs to."""
-    if parameter.is_meta:
+def tensor_reason(parameter: Tensor, empty: bool = False) -> str | None:
+    """Say why no pattern can be laid over a tensor, whatever layer it belongs to; `empty` allows the meta device."""
+    if parameter.is_meta and not empty:
         return "on the meta device: it has no values"
     if parameter.layout != torch.strided:
         return f"stored as {parameter.layout}"

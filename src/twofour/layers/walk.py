@@ -33,7 +33,12 @@ class Walk:
 
 
 def walk(
-    model: nn.Module, *, skip: str | Sequence[str] = (), eligibility: str = "asp", tied: str | Sequence[str] = ()
+    model: nn.Module,
+    *,
+    skip: str | Sequence[str] = (),
+    eligibility: str = "asp",
+    tied: str | Sequence[str] = (),
+    empty: bool = False,
 ) -> Walk:
     """Find the weights of `model` that can be pruned; each other parameter with two or more axes gets a reason.
 
@@ -44,6 +49,7 @@ def walk(
             asp.py), which leaves RGB stems, depth-wise convolutions and odd heads dense; "any" leaves it to the
             pattern's group.
         tied: Globs of whole layer names whose weight is taken although an embedding looks up its rows ("*": every one).
+        empty: Take weights on the meta device too: their values are elsewhere, in a file.
 
     Raises:
         LayerError: `eligibility` is unknown, or a glob in `skip` matches no layer.
@@ -61,7 +67,7 @@ def walk(
         others = [place for place in places if place is not first]
         parameter = first.module._parameters[first.attribute]
         assert parameter is not None
-        why = reason([first, *others], parameter, globs, eligibility, asked) or shared.get(key)
+        why = reason([first, *others], parameter, globs, eligibility, asked, empty) or shared.get(key)
         if why is None:
             assert first.kind is not None, first
             aliases = tuple(place.name for place in others)

@@ -1,0 +1,29 @@
+"""Weights on disk: what a safetensors file or a Hugging Face folder holds, read one tensor at a time."""
+
+from twofour.checkpoints.checkpoint import INDEX, WEIGHTS, Checkpoint
+from twofour.checkpoints.configuration import CONFIG, architectures, empty_model, model_class, transformers_for
+from twofour.checkpoints.entry import DTYPES, Entry, Header, read_header
+from twofour.checkpoints.promise import AXES, PROMISE, Promise, describe, read_promise
+from twofour.checkpoints.structure import Structure, structure
+
+__all__ = [
+    "AXES",
+    "CONFIG",
+    "DTYPES",
+    "INDEX",
+    "PROMISE",
+    "WEIGHTS",
+    "Checkpoint",
+    "Entry",
+    "Header",
+    "Promise",
+    "Structure",
+    "architectures",
+    "describe",
+    "empty_model",
+    "model_class",
+    "read_header",
+    "read_promise",
+    "structure",
+    "transformers_for",
+]

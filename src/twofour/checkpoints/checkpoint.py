@@ -1,0 +1,161 @@
+"""A checkpoint on disk: one safetensors file, or a Hugging Face folder with one file or an index of several."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from twofour.checkpoints.configuration import CONFIG
+from twofour.checkpoints.entry import Entry, read_header
+from twofour.errors import FormatError
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Named tensors in one file or several, known from the files' headers.
+
+    Attributes:
+        path: The file, or the folder.
+        files: The safetensors files, in the order of their names.
+        entries: The tensors by name, file by file in the order of their bytes.
+        metadata: The free text in each file's header.
+        config: The folder's config.json, which tells what the tensors are; None for a bare file.
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    entries: Mapping[str, Entry]
+    metadata: Mapping[Path, Mapping[str, str]]
+    config: Path | None = None
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """Read the headers of a .safetensors file or of a folder's, and check that they belong together.
+
+        A folder holds model.safetensors or, where that is missing, model.safetensors.index.json and the files it names,
+        as `from_pretrained` reads it.
+
+        Raises:
+            FormatError: Nothing is there, a file is truncated or malformed, or the index and the files disagree.
+        """
+        path = Path(path)
+        if not path.is_dir():
+            return _opened(path, (path,), None)
+        config = path / CONFIG if (path / CONFIG).is_file() else None
+        if (path / WEIGHTS).is_file():
+            return _opened(path, (path / WEIGHTS,), config)
+        if not (path / INDEX).is_file():
+            raise _no_weights(path)
+        places = read_index(path / INDEX)
+        files = tuple(path / name for name in sorted(set(places.values())))
+        if missing := [file.name for file in files if not file.is_file()]:
+            raise _disagree(path, f"{len(missing)} files that it names are not there, such as {missing[0]}")
+        found = _opened(path, files, config)
+        _require_agreement(path, places, found.entries)
+        return found
+
+    def read(self, name: str) -> Tensor:
+        """Map one tensor into memory; see `Entry.read`.
+
+        Raises:
+            FormatError: There is no such tensor, or it cannot be read.
+        """
+        if name not in self.entries:
+            raise FormatError(
+                "there is no such tensor",
+                got=f"`{name}`",
+                wanted=f"one of {len(self.entries)} names, such as {', '.join(list(self.entries)[:3])}",
+            )
+        return self.entries[name].read()
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the tensors take."""
+        return sum(entry.nbytes for entry in self.entries.values())
+
+    @property
+    def largest(self) -> int:
+        """How many bytes the largest tensor takes."""
+        return max((entry.nbytes for entry in self.entries.values()), default=0)
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """Read which file each tensor lies in.
+
+    Raises:
+        FormatError: The index cannot be read, is no such index, or names something other than a file beside it.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _malformed(path, f"{type(error).__name__}: {error}") from error
+    places = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(places, dict) or not places:
+        raise _malformed(path, "no `weight_map`, or an empty one")
+    for name, file in places.items():
+        if not isinstance(file, str):
+            raise _malformed(path, f"the file of `{name:.80}` is {file!r:.40}")
+        if not file.endswith(".safetensors") or Path(file).name != file or "\\" in file or "\0" in file:
+            raise _malformed(path, f"`{name:.80}` lies in {file!r:.120}, which is no .safetensors file beside it")
+    return places
+
+
+def _opened(path: Path, files: tuple[Path, ...], config: Path | None) -> Checkpoint:
+    headers = {file: read_header(file) for file in files}
+    entries: dict[str, Entry] = {}
+    for header in headers.values():
+        for entry in header.entries:
+            first = entries.setdefault(entry.name, entry)
+            if first is not entry:
+                raise _disagree(path, f"`{entry.name}` lies in {first.file.name} and in {entry.file.name}")
+    return Checkpoint(path, files, entries, {file: header.metadata for file, header in headers.items()}, config)
+
+
+def _require_agreement(path: Path, places: Mapping[str, str], entries: Mapping[str, Entry]) -> None:
+    for name, file in places.items():
+        entry = entries.get(name)
+        if entry is None:
+            raise _disagree(path, f"it says that `{name}` lies in {file}, which does not hold it")
+        if entry.file.name != file:
+            raise _disagree(path, f"it says that `{name}` lies in {file}; it lies in {entry.file.name}")
+    if foreign := [name for name in entries if name not in places]:
+        entry = entries[foreign[0]]
+        raise _disagree(
+            path, f"{len(foreign)} tensors of the files are not in it, such as `{entry.name}` of {entry.file.name}"
+        )
+
+
+def _malformed(path: Path, got: str) -> FormatError:
+    return FormatError(
+        "the index of a checkpoint is malformed",
+        got=f"{path}: {got}",
+        wanted='an object with "weight_map": tensor names and the files beside it that hold them',
+        remedy="download it again, or save the model again with save_pretrained",
+    )
+
+
+def _disagree(path: Path, got: str) -> FormatError:
+    return FormatError(
+        f"the index and the files of {path} disagree",
+        got=got,
+        wanted="each tensor in exactly one file, the one that the index names",
+        remedy="an incomplete download or files of two checkpoints in one folder are the usual causes: fetch it anew",
+    )
+
+
+def _no_weights(path: Path) -> FormatError:
+    others = sorted(file.name for file in path.iterdir() if file.suffix in (".safetensors", ".bin", ".pt", ".pth"))
+    return FormatError(
+        f"{path} holds no weights that can be read",
+        got=", ".join(others[:4]) or "no file of weights",
+        wanted=f"{WEIGHTS}, or {INDEX} and the files it names",
+        remedy="a pickled checkpoint can run code when loaded: load it where you trust it and save_pretrained",
+    )
