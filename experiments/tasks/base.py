@@ -102,18 +102,28 @@ class Batches:
         size: Number of examples.
         batch: Examples per batch; the last, smaller batch is left out.
         make: Indices (batch,) -> (input, target).
+        lengths: Of the examples, (size,), where batches are to hold examples of like length, so that little is
+            padding: pools of 16 batches are drawn at random, each is sorted by length, and the batches are shuffled.
     """
 
-    def __init__(self, size: int, batch: int, make: Any) -> None:
-        self.size, self.batch, self.make = size, batch, make
+    POOL = 16
+
+    def __init__(self, size: int, batch: int, make: Any, lengths: Tensor | None = None) -> None:
+        self.size, self.batch, self.make, self.lengths = size, batch, make, lengths
 
     def __len__(self) -> int:
         return self.size // self.batch
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        order = torch.randperm(self.size)
-        for index in order[: len(self) * self.batch].split(self.batch):
+        order = torch.randperm(self.size)[: len(self) * self.batch]
+        for index in self._alike(order) if self.lengths is not None else order.split(self.batch):
             yield self.make(index)
+
+    def _alike(self, order: Tensor) -> list[Tensor]:
+        assert self.lengths is not None
+        pools = order.split(self.POOL * self.batch)
+        batches = [part for pool in pools for part in pool[self.lengths[pool].argsort()].split(self.batch)]
+        return [batches[place] for place in torch.randperm(len(batches))]
 
 
 def one_cycle(optimizer: Optimizer, steps: int) -> LRScheduler:

@@ -32,7 +32,7 @@ class Cifar10(Task):
         "rule)."
     )
     pretrained = True
-    epochs = 3
+    epochs = 2
 
     @property
     def metric(self) -> Metric:

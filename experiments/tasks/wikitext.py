@@ -17,7 +17,7 @@ from tasks.base import Batches, Metric, Task
 from twofour.demo.data import data_folder
 
 VOCABULARY, CONTEXT, WIDTH, LAYERS, HEADS = 8192, 64, 128, 4, 4
-TRAINING_TOKENS = 600_000
+TRAINING_TOKENS = 400_000
 
 
 class Block(nn.Module):
@@ -62,7 +62,7 @@ class WikiText(Task):
     name = "wikitext"
     title = "WikiText-2, a GPT of 4 layers, width 128 (0.8 M parameters beside the embedding)"
     notes = (
-        "The first 600,000 training tokens, the 8,191 most frequent words and <unk>, context 64; each training "
+        "The first 400,000 training tokens, the 8,191 most frequent words and <unk>, context 64; each training "
         "has {epochs} epochs (AdamW 2e-3, weight decay 0.1, batch 32, one cycle). Perplexity on the test split; "
         "lower is better. It compares models of this table with each other, not with published ones: the "
         "vocabulary is cut."
