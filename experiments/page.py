@@ -9,15 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import gradients_page
 from arms import AGAIN, CONTROL, ONE_SHOT, Arm
+from over_seeds import difference, interval, paired, signed, values
 from records import TRACKED, Row, load
 from tasks import TASKS, Task
 from twofour.files import replacing
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "results.md"
-
-# Two-sided 95 % quantiles of Student's t by degrees of freedom (any table of the distribution).
-STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 HEAD = """# Results
 
@@ -43,6 +42,7 @@ def write() -> Path:
     for name, kind in TASKS.items():
         path = TRACKED / f"{name}.json"
         parts.append(_section(kind(), *load(path)) if path.exists() else _waiting(kind()))
+    parts += gradients_page.sections(TRACKED)
     with replacing(PAGE) as temporary:
         temporary.write_text("\n".join(parts), encoding="utf-8")
     return PAGE
@@ -67,7 +67,7 @@ def _section(task: Task, head: dict[str, object], rows: list[Row]) -> str:
     ]
     one_shot = [arm for arm in ONE_SHOT if arm.key in found]
     if one_shot:
-        dense = _values([row.dense for row in _one_per_seed(rows)], metric)
+        dense = values([row.dense for row in _one_per_seed(rows)], metric)
         lines += [f"| one-shot | {metric['name']} | difference to dense |", "| --- | --- | --- |"]
         lines += [f"| dense | {dense} | |", *(_one_shot_line(arm, found[arm.key], metric) for arm in one_shot), ""]
         lines += _remarks(one_shot, found, metric)
@@ -88,14 +88,14 @@ def _section(task: Task, head: dict[str, object], rows: list[Row]) -> str:
 
 def _one_shot_line(arm: Arm, rows: Sequence[Row], metric: dict[str, object]) -> str:
     differences = [row.value - row.dense for row in rows]
-    return f"| {arm.name} | {_values([row.value for row in rows], metric)} | {_signed(statistics.mean(differences))} |"
+    return f"| {arm.name} | {values([row.value for row in rows], metric)} | {signed(statistics.mean(differences))} |"
 
 
 def _again_line(arm: Arm, rows: Sequence[Row], control: Sequence[Row], metric: dict[str, object]) -> str:
-    before = _values([row.one_shot for row in rows], metric)
-    value = _values([row.value for row in rows], metric)
-    difference = "" if arm == CONTROL else _difference(rows, control)
-    return f"| {arm.name} | {before} | {value} | {difference} | {len(rows)} |"
+    before = values([row.one_shot for row in rows], metric)
+    value = values([row.value for row in rows], metric)
+    apart = "" if arm == CONTROL else difference(rows, control)
+    return f"| {arm.name} | {before} | {value} | {apart} | {len(rows)} |"
 
 
 def _remarks(arms: Sequence[Arm], found: dict[str, list[Row]], metric: dict[str, object]) -> list[str]:
@@ -115,51 +115,16 @@ def _remarks(arms: Sequence[Arm], found: dict[str, list[Row]], metric: dict[str,
 def _verdict(found: dict[str, list[Row]], metric: dict[str, object]) -> list[str]:
     """Say whether magnitude beats a random mask after training: on small tasks it may not."""
     magnitude, chance = (found.get(Arm("2:4", name, again=True).key, []) for name in ("magnitude", "random"))
-    pairs = _paired(magnitude, chance)
+    pairs = paired(magnitude, chance)
     if len(pairs) < 2:
         return []
-    mean, half = _interval([a - b for a, b in pairs])
+    mean, half = interval([a - b for a, b in pairs])
     gain = mean if metric["higher"] else -mean
     if abs(mean) <= half:
-        return [f"After training, magnitude and a random mask tie: {_signed(mean)} ± {half:.2f}.\n"]
+        return [f"After training, magnitude and a random mask tie: {signed(mean)} ± {half:.2f}.\n"]
     word = "better" if gain > 0 else "worse"
-    return [f"After training, magnitude is {word} than a random mask: {_signed(mean)} ± {half:.2f}.\n"]
-
-
-def _difference(rows: Sequence[Row], control: Sequence[Row]) -> str:
-    pairs = _paired(rows, control)
-    if not pairs:
-        return "no control yet"
-    if len(pairs) == 1:
-        return f"{_signed(pairs[0][0] - pairs[0][1])} (one seed)"
-    mean, half = _interval([a - b for a, b in pairs])
-    return f"{_signed(mean)} ± {half:.2f}"
-
-
-def _paired(rows: Sequence[Row], control: Sequence[Row]) -> list[tuple[float, float]]:
-    other = {row.seed: row.value for row in control}
-    return [(row.value, other[row.seed]) for row in rows if row.seed in other]
-
-
-def _interval(differences: Sequence[float]) -> tuple[float, float]:
-    """Mean and half the 95 % interval of Student's t."""
-    half = STUDENT[len(differences) - 1] * statistics.stdev(differences) / math.sqrt(len(differences))
-    return statistics.mean(differences), half
-
-
-def _signed(value: float) -> str:
-    return f"{round(value, 2) + 0.0:+.2f}"  # + 0.0: no minus before zero
+    return [f"After training, magnitude is {word} than a random mask: {signed(mean)} ± {half:.2f}.\n"]
 
 
 def _one_per_seed(rows: Sequence[Row]) -> list[Row]:
     return list({row.seed: row for row in rows if not row.key.startswith("again")}.values())
-
-
-def _values(values: Sequence[float], metric: dict[str, object]) -> str:
-    values = list(values)
-    mean = statistics.mean(values)
-    if len(set(values)) > 1:
-        return f"{mean:.2f} ± {statistics.stdev(values):.2f}"
-    if metric["unit"] == "%":
-        return f"{mean:.2f} ± {math.sqrt(mean * (100 - mean) / float(str(metric['held_out']))):.2f}"
-    return f"{mean:.2f}"

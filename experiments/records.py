@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from twofour import measure
 from twofour.files import replacing
@@ -40,23 +40,48 @@ class Row:
     commit: str
 
 
-class Records:
+@dataclass(frozen=True)
+class Run:
+    """One model trained from scratch.
+
+    Attributes:
+        key: What was done to its gradients.
+        seed: Of its weights, its batches and a random choice.
+        value: The metric at the end.
+        seconds: Of the training.
+        epochs: Of the training.
+        commit: The version it was run with.
+    """
+
+    key: str
+    seed: int
+    value: float
+    seconds: float
+    epochs: int
+    commit: str
+
+
+R = TypeVar("R", Row, Run)
+
+
+class Records(Generic[R]):
     """The rows of one task.
 
     Args:
         task: Its name.
         metric: What the figures are, for the page.
         tracked: Keep them in git rather than in runs/.
+        kind: What a row is.
     """
 
-    def __init__(self, task: str, metric: dict[str, Any], tracked: bool) -> None:
+    def __init__(self, task: str, metric: dict[str, Any], tracked: bool, kind: type[R] = Row) -> None:
         self.path = (TRACKED if tracked else SCRATCH) / f"{task}.json"
         self.task, self.metric = task, metric
-        self.rows: dict[tuple[str, int], Row] = {}
+        self.rows: dict[tuple[str, int], R] = {}
         if self.path.exists():
-            self.rows = {(row.key, row.seed): row for row in load(self.path)[1]}
+            self.rows = {(row.key, row.seed): row for row in load(self.path, kind)[1]}
 
-    def add(self, row: Row) -> None:
+    def add(self, row: R) -> None:
         """Add a row and write the file."""
         self.rows[row.key, row.seed] = row
         content = {
@@ -71,9 +96,15 @@ class Records:
             temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def load(path: Path) -> tuple[dict[str, Any], list[Row]]:
+def version() -> str:
+    """The commit, as a row keeps it."""
+    commit: Any = measure.machine().get("commit") or {}
+    return f"{commit.get('id', 'none')[:10]}{' + changes' if commit.get('dirty') else ''}"
+
+
+def load(path: Path, kind: type[R] = Row) -> tuple[dict[str, Any], list[R]]:
     """Return a file's head and its rows."""
     content = json.loads(path.read_text(encoding="utf-8"))
     if content.get("format") != FORMAT:
         raise ValueError(f"{path}: format {content.get('format')!r}, wanted {FORMAT}")
-    return content, [Row(**row) for row in content["rows"]]
+    return content, [kind(**row) for row in content["rows"]]

@@ -1,4 +1,4 @@
-"""Accuracy with controls: `python experiments/run.py TASK` measures a task, `... page` writes docs/results.md."""
+"""Accuracy with controls: `run.py task NAME` and `gradients NAME` measure, `run.py page` writes docs/results.md."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+import gradients as pruned_gradients
 import page as results_page
 from arms import AGAIN, FOLLOW_LOSS, ONE_SHOT, Arm, built
-from records import SCRATCH, Records, Row
-from tasks import TASKS, Task
-from twofour import measure, training
+from records import SCRATCH, Records, Row, Run, version
+from tasks import GRADIENTS, TASKS, Task
+from twofour import training
 from twofour.errors import TwofourError
 from twofour.files import replacing
 
@@ -59,6 +60,30 @@ def task(
 
 
 @app.command()
+def gradients(
+    name: Annotated[str, typer.Argument(help="cifar10 or wikitext.")],
+    seeds: Annotated[str, typer.Option(help="Comma separated.")] = "0,1,2",
+    only: Annotated[str, typer.Option(help="Globs of rows, comma separated: 'dense,2:4 *'.")] = "*",
+    threads: Annotated[int, typer.Option(help="0: torch's own choice.")] = 0,
+    record: Annotated[bool, typer.Option("--record", help="Keep the rows in experiments/records, in git.")] = False,
+) -> None:
+    """Train from scratch with dL/dz pruned (SDGP), and dense; a stopped run goes on where it stopped."""
+    if f"gradients-{name}" not in GRADIENTS:
+        raise typer.BadParameter(f"{name!r}: wanted {' or '.join(task[10:] for task in GRADIENTS)}")
+    if threads:
+        torch.set_num_threads(threads)
+    subject = GRADIENTS[f"gradients-{name}"]()
+    records = Records(subject.name, asdict(subject.metric), record, Run)
+    for seed in map(int, seeds.split(",")):
+        for rule in pruned_gradients.RULES:
+            if (rule.key, seed) in records.rows or not any(fnmatch.fnmatch(rule.key, glob) for glob in only.split(",")):
+                continue
+            run = pruned_gradients.measured(subject, rule, seed)
+            records.add(run)
+            console.print(f"{name} seed {seed}: {rule.key}: {run.value:.2f}{subject.metric.unit}")
+
+
+@app.command()
 def page() -> None:
     """Write docs/results.md from experiments/records."""
     console.print(f"wrote {results_page.write()}")
@@ -93,9 +118,7 @@ def measured(subject: Task, arm: Arm, seed: int) -> Row:
         subject.before_again(model, seed)
         value = _trained(subject, model, seed, arm.name)
         seconds += time.perf_counter() - begin
-    commit = measure.machine().get("commit") or {}
-    version = f"{commit.get('id', 'none')[:10]}{' + changes' if commit.get('dirty') else ''}"  # pyright: ignore
-    return Row(arm.key, seed, dense, one_shot, value, seconds, subject.epochs if arm.again else 0, version)
+    return Row(arm.key, seed, dense, one_shot, value, seconds, subject.epochs if arm.again else 0, version())
 
 
 def dense_model(subject: Task, seed: int) -> nn.Module:

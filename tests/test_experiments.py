@@ -163,3 +163,47 @@ def test_the_committed_page_is_what_the_records_say(tmp_path, monkeypatch):
         pytest.skip("no records yet")
     monkeypatch.setattr(page, "PAGE", tmp_path / "results.md")
     assert page.write().read_text() == committed.read_text(), "run `python experiments/run.py page`"
+
+
+def test_gradients_have_a_control_of_the_same_seed(here, monkeypatch):
+    import gradients
+    import gradients_page
+    from gradients import RULES, Rule
+    from records import Records, load
+    from twofour.training import sdgp
+
+    attach, layers = sdgp.attach, []
+
+    def watched(*given, **named):
+        handle = attach(*given, **named)
+        layers.append(handle.layers)
+        return handle
+
+    monkeypatch.setattr(sdgp, "attach", watched)
+    task = toy()
+    rules = {rule.key: gradients.measured(task, rule, 1) for rule in (RULES[0], Rule("2:4", "rescaled"))}
+    assert layers == [("0",)]  # two outputs make no group of four: the head stays exact
+    assert rules["dense"].value == gradients.measured(task, RULES[0], 1).value  # the same seed, the same figure
+    records = Records(
+        "gradients-toy",
+        {"name": "accuracy", "unit": "%", "higher": True, "held_out": 256, "of": "points"},
+        True,
+        gradients.Run,
+    )
+    for run in rules.values():
+        records.add(run)
+    assert load(records.path, gradients.Run)[1] == list(rules.values())
+    monkeypatch.setattr(gradients_page, "GRADIENTS", {"gradients-toy": toy})
+    (text,) = gradients_page.sections(here / "records")
+    apart = rules["2:4 rescaled"].value - rules["dense"].value
+    assert f"| {apart + 0.0:+.2f} (one seed) | 1 | 95.2 |" in text
+
+
+def test_a_narrow_resnet9_is_the_authors_network():
+    from tasks.resnet9 import ResNet9
+
+    model = ResNet9(16)
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+    convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    assert [layer.out_channels for layer in convolutions] == [16, 32, 32, 32, 64, 64, 64, 32]
+    assert twofour.training.sdgp.attach(model, "2:4").skipped == {"stem.0": "3 inputs"}

@@ -17,7 +17,6 @@ from tasks.base import Batches, Metric, Task, accuracy
 from twofour.demo.data import data_folder
 from twofour.demo.resnet import ResNet20, normalise
 
-PADDING = 4
 CHECKPOINT = "pretrained/resnet20-12fca82f.safetensors"
 
 
@@ -33,6 +32,7 @@ class Cifar10(Task):
     )
     pretrained = True
     epochs = 2
+    padding = 4
 
     @property
     def metric(self) -> Metric:
@@ -63,8 +63,8 @@ class Cifar10(Task):
     def _batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         images, labels = self.train[0][index], self.train[1][index]
         images = torch.where(torch.rand(len(index), 1, 1, 1) < 0.5, images.flip(3), images)
-        images = F.pad(images, (PADDING,) * 4)
-        top, left = torch.randint(0, 2 * PADDING + 1, (2, len(index)))
+        images = F.pad(images, (self.padding,) * 4)
+        top, left = torch.randint(0, 2 * self.padding + 1, (2, len(index)))
         rows = (top[:, None] + torch.arange(32))[:, None, :, None]
         columns = (left[:, None] + torch.arange(32))[:, None, None, :]
         cropped = images[torch.arange(len(index))[:, None, None, None], torch.arange(3)[:, None, None], rows, columns]

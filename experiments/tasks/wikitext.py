@@ -17,7 +17,6 @@ from tasks.base import Batches, Metric, Task
 from twofour.demo.data import data_folder
 
 VOCABULARY, CONTEXT, WIDTH, LAYERS, HEADS = 8192, 64, 128, 4, 4
-TRAINING_TOKENS = 400_000
 
 
 class Block(nn.Module):
@@ -69,6 +68,7 @@ class WikiText(Task):
     )
     pretrained = False
     epochs = 3
+    tokens = 400_000
 
     @property
     def metric(self) -> Metric:
@@ -86,7 +86,7 @@ class WikiText(Task):
     @cached_property
     def train(self) -> Tensor:
         """int64 (sequences, context + 1)."""
-        return self._sequences("train", TRAINING_TOKENS)
+        return self._sequences("train", self.tokens)
 
     @cached_property
     def test(self) -> Tensor:
@@ -135,3 +135,13 @@ class WikiText(Task):
 def _words(part: str) -> list[str]:
     with gzip.open(data_folder() / "wikitext-2" / f"wiki.{part}.tokens.gz", "rt", encoding="utf-8") as file:
         return [word for line in file for word in (*line.split(), "<eos>")]
+
+
+class GradientsWikiText(WikiText):
+    """The same net, shorter, for pruned gradients of Linear layers."""
+
+    name = "gradients-wikitext"
+    title = "Pruned gradients (SDGP): WikiText-2, the GPT of 4 layers, width 128, from scratch"
+    epochs = 2
+    tokens = 200_000
+    notes = WikiText.notes.replace("400,000", "200,000")

@@ -1,0 +1,70 @@
+"""The sections of docs/results.md about pruned gradients, drawn from their records alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gradients import CONTROL, RULES, Rule
+from over_seeds import difference, interval, paired, signed, values
+from records import Run, load
+from tasks import GRADIENTS, Task
+
+
+def sections(folder: Path) -> list[str]:
+    """One section per task, measured or not."""
+    found = []
+    for name, kind in GRADIENTS.items():
+        path = folder / f"{name}.json"
+        found.append(_section(kind(), *load(path, Run)) if path.exists() else _waiting(kind()))
+    return found
+
+
+def _command(task: Task) -> str:
+    return f"`python experiments/run.py gradients {task.name.removeprefix('gradients-')} --record`"
+
+
+def _waiting(task: Task) -> str:
+    return f"## {task.title}\n\nNot measured yet: {_command(task)}.\n"
+
+
+def _section(task: Task, head: dict[str, Any], runs: list[Run]) -> str:
+    metric, machine = head["metric"], head["machine"]
+    of = {rule: [run for run in runs if run.key == rule.key] for rule in RULES}
+    rules = [rule for rule in RULES if of[rule]]
+    published = metric["unit"] == "%"  # the authors trained no language model
+    unit = f" ({metric['unit']})" if metric["unit"] else ""
+    lines = [
+        f"## {task.title}\n",
+        f"{_command(task)}\n",
+        f"{metric['name']}{unit}, {'higher' if metric['higher'] else 'lower'} is better, {metric['held_out']:,} "
+        f"held-out {metric['of']}. {task.notes.format(epochs=task.epochs)}\n",
+        f"| dL/dz | {metric['name']} | difference to dense | seeds |{' published, full size |' if published else ''}",
+        f"| --- | --- | --- | --- |{' --- |' if published else ''}",
+        *(_line(rule, of[rule], of[CONTROL], metric, published) for rule in rules),
+        "",
+        *_verdict(of, metric),
+        f"Measured on {machine['cpu']}, {sum(run.seconds for run in runs) / 3600:.1f} h in all; twofour at "
+        f"{', '.join(sorted({run.commit for run in runs}))}.\n",
+    ]
+    return "\n".join(lines)
+
+
+def _line(rule: Rule, runs: Sequence[Run], control: Sequence[Run], metric: dict[str, Any], published: bool) -> str:
+    apart = "" if rule == CONTROL else difference(runs, control)
+    theirs = f" {'-' if rule.published is None else rule.published} |" if published else ""
+    return f"| {rule.key} | {values([run.value for run in runs], metric)} | {apart} | {len(runs)} |{theirs}"
+
+
+def _verdict(of: dict[Rule, list[Run]], metric: dict[str, Any]) -> list[str]:
+    """Say whether a random choice came out worse than magnitude's: on small tasks it may not."""
+    at = {rule.mode: of[rule] for rule in RULES if rule.pattern == "2:4"}
+    pairs = paired(at["random"], at["rescaled"])
+    if len(pairs) < 2:
+        return []
+    mean, half = interval([a - b for a, b in pairs])
+    if abs(mean) <= half:
+        return [f"Random and rescaled tie at 2:4 here: {signed(mean)} ± {half:.2f}.\n"]
+    worse = mean < 0 if metric["higher"] else mean > 0
+    return [f"At 2:4 random comes out {'worse' if worse else 'better'} than rescaled: {signed(mean)} ± {half:.2f}.\n"]
