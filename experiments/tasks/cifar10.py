@@ -26,12 +26,12 @@ class Cifar10(Task):
     name = "cifar10"
     title = "CIFAR-10, ResNet-20 (published checkpoint, 0.27 M parameters)"
     notes = (
-        "The checkpoint was trained for 200 epochs; each repetition, control included, has {epochs} (SGD 0.05, "
+        "The checkpoint was trained for 200 epochs; each repetition, control included, has one (SGD 0.05, "
         "momentum 0.9, weight decay 1e-4, batch 128, one cycle). The stem and the classifier stay dense (ASP's "
         "rule)."
     )
     pretrained = True
-    epochs = 2
+    epochs = 1
     padding = 4
 
     @property

@@ -61,14 +61,14 @@ class WikiText(Task):
     name = "wikitext"
     title = "WikiText-2, a GPT of 4 layers, width 128 (0.8 M parameters beside the embedding)"
     notes = (
-        "The first 400,000 training tokens, the 8,191 most frequent words and <unk>, context 64; each training "
+        "The first 200,000 training tokens, the 8,191 most frequent words and <unk>, context 64; each training "
         "has {epochs} epochs (AdamW 2e-3, weight decay 0.1, batch 32, one cycle). Perplexity on the test split; "
         "lower is better. It compares models of this table with each other, not with published ones: the "
         "vocabulary is cut."
     )
     pretrained = False
-    epochs = 3
-    tokens = 400_000
+    epochs = 2
+    tokens = 200_000
 
     @property
     def metric(self) -> Metric:
@@ -138,10 +138,7 @@ def _words(part: str) -> list[str]:
 
 
 class GradientsWikiText(WikiText):
-    """The same net, shorter, for pruned gradients of Linear layers."""
+    """The same training for pruned gradients of Linear layers."""
 
     name = "gradients-wikitext"
     title = "Pruned gradients (SDGP): WikiText-2, the GPT of 4 layers, width 128, from scratch"
-    epochs = 2
-    tokens = 200_000
-    notes = WikiText.notes.replace("400,000", "200,000")
