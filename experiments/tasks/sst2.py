@@ -24,8 +24,8 @@ class Sst2(Task):
     name = "sst2"
     title = "SST-2, MiniLM-L6, fine-tuned, pruned, fine-tuned again"
     notes = (
-        "Each fine-tuning, the dense one, the control and the sparse one, has one epoch on 3,460 sentences, every second "
-        "one (AdamW 5e-5, batch 32, one cycle). Test split. The head stays dense (ASP's rule)."
+        "Each fine-tuning, the dense one, the control and the sparse one, has one epoch on 3,460 sentences, every "
+        "second one (AdamW 5e-5, batch 32, one cycle). Test split. The head stays dense (ASP's rule)."
     )
     pretrained = False
     epochs = 1
