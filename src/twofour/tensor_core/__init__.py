@@ -4,7 +4,9 @@ docs/sparse_tensor_core.md describes it; what no running code has confirmed says
 """
 
 from twofour.tensor_core.element import ELEMENTS, Element
+from twofour.tensor_core.execute import execute
 from twofour.tensor_core.instruction import INSTRUCTIONS, MMA_SP, WGMMA_SP, Instruction, instruction, widest
+from twofour.tensor_core.multiply import multiply
 from twofour.tensor_core.operand import CODES, Operand
 from twofour.tensor_core.sm80 import from_sm80, to_sm80
 from twofour.tensor_core.sm90 import from_sm90, to_sm90
@@ -20,9 +22,11 @@ __all__ = [
     "Instruction",
     "Operand",
     "WarpOrder",
+    "execute",
     "from_sm80",
     "from_sm90",
     "instruction",
+    "multiply",
     "to_sm80",
     "to_sm90",
     "to_warp",

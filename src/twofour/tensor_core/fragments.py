@@ -75,7 +75,7 @@ def suppliers(row: Instruction, selector: int) -> Tensor:
     Raises:
         PackingError: The selector is not legal for the instruction (9.7.14.6.1).
     """
-    if not isinstance(selector, int) or not 0 <= selector < row.selectors:
+    if not 0 <= selector < row.selectors:
         raise PackingError(
             f"{row.name} has no such sparsity selector",
             got=repr(selector),
