@@ -32,6 +32,7 @@ def test_every_kernel_row_is_documented() -> None:
             *extension.nm_tiles_rows(),
             *extension.nm_compress_rows(),
             *extension.nm_unbiased_rows(),
+            *extension.nm_gradient_rows(),
             *extension.nm_stripes_rows(),
         )
     ]

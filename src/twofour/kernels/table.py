@@ -34,7 +34,8 @@ class Listed:
 
     Attributes:
         name: As `Kernel.name`.
-        operation: "nm_mask", "nm_tiles", "nm_compress", "nm_unbiased", "attention", "norm", or as `Kernel.operation`.
+        operation: "nm_mask", "nm_tiles", "nm_compress", "nm_unbiased", "nm_gradient", "attention", "norm", or as
+            `Kernel.operation`.
         pattern: Pattern of the weights, "any" for every N:M, "dense" for none.
         dtype: Computing type.
         device: "cpu".
@@ -61,7 +62,7 @@ def listing() -> tuple[Listed, ...]:
     extension = native.extension()
     steps = [(name, isa, f"{n}:{m}" if n else "any") for name, isa, n, m in extension.nm_mask_rows()]
     steps += [(name, isa, "2:4") for name, isa in (*extension.nm_tiles_rows(), *extension.nm_compress_rows())]
-    steps += [(name, isa, "2:4") for name, isa in extension.nm_unbiased_rows()]
+    steps += [(name, isa, "2:4") for name, isa in (*extension.nm_unbiased_rows(), *extension.nm_gradient_rows())]
     return (
         *(
             Listed(name, "_".join(name.split("_")[:2]), pattern, "float32", "cpu", isa, reasons[isa])

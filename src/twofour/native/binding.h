@@ -24,6 +24,7 @@ void bind_nm_mask(nanobind::module_& m);
 void bind_nm_stripes(nanobind::module_& m);
 void bind_nm_compress(nanobind::module_& m);
 void bind_nm_unbiased(nanobind::module_& m);
+void bind_nm_gradient(nanobind::module_& m);
 void bind_nm_matmul(nanobind::module_& m);
 void bind_dense_matmul(nanobind::module_& m);
 void bind_nm_conv(nanobind::module_& m);

@@ -30,6 +30,7 @@ NB_MODULE(_ext, m) {
   bind_nm_stripes(m);
   bind_nm_compress(m);
   bind_nm_unbiased(m);
+  bind_nm_gradient(m);
   bind_nm_matmul(m);
   bind_dense_matmul(m);
   bind_nm_conv(m);

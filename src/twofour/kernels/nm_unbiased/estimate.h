@@ -1,13 +1,12 @@
-// One group of four tokens in each lane of a vector, lanes along the gradient's columns: the choice of README.md, then a
+// One group of four tokens in each lane of a vector, lanes along the gradient's columns: the choice of choice.h, then a
 // transpose of registers into the rows of the layout. V: vectors of floats (reg, transpose) and the GCC and clang types
 // F, I of the same size. Included once per instruction-set file; internal linkage.
-//
-// No product feeds a sum here, so that no compiler fuses them: every instruction set makes the same choices.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
+#include "choice.h"
 #include "kernels/nm_matmul/bf16/bf16_layout.h"
 #include "kernels/nm_matmul/f32/f32_layout.h"
 #include "native/compiler.h"
@@ -22,61 +21,6 @@ using twofour::NmUnbiased;
 static_assert(kPanelRows == twofour::kBf16PanelRows && kPanelTile == twofour::kBf16PanelTile);
 
 constexpr int kGroups = kPanelTile / 4;
-
-// Uniform in [0, 1) from a counter: the finaliser of MurmurHash3, 24 bits of it.
-template <class V>
-TWOFOUR_INLINE typename V::F uniform(uint32_t first, uint32_t seed) {
-  typename V::U x = (V::lanes() + first) * 0x9e3779b1u + seed;
-  x = (x ^ x >> 16) * 0x85ebca6bu;
-  x = (x ^ x >> 13) * 0xc2b2ae35u;
-  x = x ^ x >> 16;
-  return __builtin_convertvector((typename V::I)(x >> 8), typename V::F) * 0x1p-24f;
-}
-
-template <class V>
-TWOFOUR_INLINE typename V::F magnitude(typename V::F x) {
-  return (typename V::F)((typename V::I)x & 0x7fffffff);
-}
-template <class V>
-TWOFOUR_INLINE typename V::F smaller(typename V::F a, typename V::F b) {
-  return a < b ? a : b;
-}
-
-template <class V>
-struct Chosen {
-  typename V::I first, second;   // positions, ascending
-  typename V::F values[2];
-};
-
-// What stands for x where its group keeps x: the expectation is x.
-template <class V>
-TWOFOUR_INLINE typename V::F scaled(typename V::F x, typename V::F least) {
-  const typename V::F a = magnitude<V>(x), larger = a > least ? a : least;
-  const typename V::I sign = (typename V::I)x & static_cast<int32_t>(0x80000000u);
-  const typename V::F value = (typename V::F)((typename V::I)larger | sign);
-  return a == 0.0f ? typename V::F{} : value;
-}
-
-template <class V>
-TWOFOUR_INLINE Chosen<V> choose(const typename V::F (&x)[4], typename V::F u) {
-  using F = typename V::F;
-  using I = typename V::I;
-  const F a = magnitude<V>(x[0]), b = magnitude<V>(x[1]), c = magnitude<V>(x[2]), d = magnitude<V>(x[3]);
-  const F ab = a + b, cd = c + d, sum = ab + cd;
-  const F rest = smaller<V>(smaller<V>(b + cd, a + cd), smaller<V>(ab + d, ab + c));  // without the largest
-  F half = smaller<V>(sum * 0.5f, rest);
-  half = sum == sum ? half : sum;  // a NaN stays one
-  const F tiny = F{} + 0x1p-126f, cap = half > tiny ? half : tiny;
-  const F c0 = smaller<V>(a, cap), c1 = c0 + smaller<V>(b, cap), c2 = c1 + smaller<V>(c, cap);
-  const F at = u * half;
-  I first = -((c0 <= at) + (c1 <= at) + (c2 <= at));
-  I second = -((c0 - half <= at) + (c1 - half <= at) + (c2 - half <= at));
-  first = first > 2 ? I{} + 2 : first;
-  second = second > first ? second : first + 1;
-  const F one = first == 0 ? x[0] : first == 1 ? x[1] : x[2];
-  const F two = second == 1 ? x[1] : second == 2 ? x[2] : x[3];
-  return {first, second, {scaled<V>(one, half), scaled<V>(two, half)}};
-}
 
 // One number of `count` columns; the lanes past them are zero.
 template <class V>
@@ -94,14 +38,6 @@ TWOFOUR_INLINE typename V::F load_columns(const NmUnbiased& a, int64_t token, in
   if (count >= V::width) std::memcpy(&x, from, sizeof x);
   else for (int64_t i = 0; i < count; i++) x[i] = from[i];
   return x;
-}
-
-// Two floats as the lower and the upper half of a dword, rounded to bfloat16; a NaN stays one.
-template <class V>
-TWOFOUR_INLINE typename V::U as_bf16(typename V::F x) {
-  const typename V::U bits = (typename V::U)x;
-  const typename V::U even = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, quiet = bits >> 16 | 0x40;
-  return x == x ? even : quiet;
 }
 
 // One tile of the packed rows: where rows and values stand.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from twofour import native
 from twofour.errors import PatternError
+from twofour.kernels.nm_gradient import nm_gradient, nm_gradient_packed, refuses
 from twofour.patterns import NM, Pattern
 from twofour.patterns.nm import mask_row
 
@@ -101,6 +102,11 @@ class Rule:
         """Whether the choice is random."""
         return self.mode in ("random", "unbiased") and self.n < self.m
 
+    @property
+    def native(self) -> bool:
+        """Whether native kernels know it: 2:4."""
+        return (self.n, self.m) == (2, 4)
+
 
 def pruned(gradient: Tensor, rule: Rule, *, parts: int = 1, generator: torch.Generator | None = None) -> Tensor:
     """Return dL/dz with at most n of every m consecutive channels non-zero.
@@ -111,7 +117,8 @@ def pruned(gradient: Tensor, rule: Rule, *, parts: int = 1, generator: torch.Gen
     * "random" keeps a uniform choice, without rescaling, as the authors do: the expectation is n/m of g.
     * "unbiased" keeps g_i / p_i with probability p_i: the estimator of least variance, see `_unbiased`.
 
-    The last channels that fill no group of m (of each of `parts`) are kept as they are.
+    The last channels that fill no group of m (of each of `parts`) are kept as they are. 2:4 in float32 and bfloat16 on
+    the CPU is one native pass (kernels/nm_gradient), whose random choices follow from one number of the generator.
 
     Args:
         gradient: (samples, pixels, channels), floating, any strides.
@@ -127,6 +134,9 @@ def pruned(gradient: Tensor, rule: Rule, *, parts: int = 1, generator: torch.Gen
     whole = split.shape[-1] // rule.m * rule.m
     if rule.n == rule.m or whole == 0 or gradient.numel() == 0:
         return gradient
+    if rule.native and whole == split.shape[-1] and refuses(gradient) is None:
+        result = nm_gradient(gradient, rule.mode, eps=rule.eps, seed=_seed(rule, generator))
+        return result if gradient.is_contiguous() else torch.empty_like(gradient).copy_(result)
     groups = split[..., :whole].unflatten(-1, (-1, rule.m))
     if rule.mode == "unbiased":
         result = split.clone()
@@ -140,6 +150,22 @@ def pruned(gradient: Tensor, rule: Rule, *, parts: int = 1, generator: torch.Gen
         keep = torch.cat([keep, keep.new_ones(()).expand(*keep.shape[:-1], split.shape[-1] - whole)], -1)
     kept = _where(keep.flatten(-2), gradient)
     return _rescaled(gradient, kept, rule.eps) if rule.mode == "rescaled" else kept
+
+
+def packed(gradient: Tensor, rule: Rule, *, generator: torch.Generator | None, out: Tensor | None) -> Tensor:
+    """Return what `pruned` returns, packed in the same pass: the left operand of dX = dZ W.
+
+    Args:
+        gradient: (samples, pixels, channels) that `kernels.nm_gradient.refuses` takes.
+        rule: Of 2:4.
+        generator: As in `pruned`; the same choices are drawn from it.
+        out: uint8, of at least `kernels.nm_gradient.packed_bytes`.
+    """
+    return nm_gradient_packed(gradient, rule.mode, eps=rule.eps, seed=_seed(rule, generator), out=out)
+
+
+def _seed(rule: Rule, generator: torch.Generator | None) -> int:
+    return int(torch.randint(2**32, (), generator=generator)) if rule.draws else 0
 
 
 def largest(scores: Tensor, n: int) -> Tensor:

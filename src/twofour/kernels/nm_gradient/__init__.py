@@ -1,0 +1,8 @@
+"""A gradient pruned 2:4 along its channels, in one pass: dense, or packed for a product that sums over them."""
+
+from __future__ import annotations
+
+from twofour.kernels.nm_gradient.cpu import MODES, nm_gradient, nm_gradient_packed, packed_bytes, refuses
+from twofour.kernels.nm_gradient.reference import nm_gradient_reference
+
+__all__ = ["MODES", "nm_gradient", "nm_gradient_packed", "nm_gradient_reference", "packed_bytes", "refuses"]

@@ -1,0 +1,94 @@
+"""The native pruning: a gradient in; a dense one, or a packed 2:4 operand of the data gradient out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from twofour import native
+from twofour.kernels.nm_unbiased.cpu import LAYOUTS
+from twofour.packing import HEADER_BYTES, layout_header
+
+MODES = ("magnitude", "rescaled", "random", "unbiased")
+"""In the order of `GradientMode` in nm_gradient.h."""
+
+
+def refuses(gradient: Tensor) -> str | None:
+    """Return why a gradient (..., channels) cannot be pruned here, or None."""
+    if not gradient.is_cpu:
+        return f"on {gradient.device.type}"
+    if gradient.dtype not in LAYOUTS:
+        return f"{str(gradient.dtype).removeprefix('torch.')}: float32 or bfloat16 is wanted"
+    if gradient.shape[-1] % 4 or gradient.shape[-1] == 0:
+        return f"{gradient.shape[-1]} output channels: a multiple of 4 is wanted"
+    return None
+
+
+def nm_gradient(gradient: Tensor, mode: str, *, eps: float = 0.0, seed: int = 0) -> Tensor:
+    """Return the gradient with at most two of every four consecutive channels non-zero.
+
+    Args:
+        gradient: float32 or bfloat16 (samples, tokens, channels) on the CPU, channels a multiple of 4, any strides.
+        mode: One of `MODES`, as `twofour.training.sdgp.pruned` describes them.
+        eps: Added to the l1 norm that "rescaled" divides by.
+        seed: 32 bits; the same seed and gradient give the same bits, whatever the instruction set and the threads.
+
+    Returns:
+        The same shape and dtype, contiguous.
+    """
+    out = torch.empty(gradient.shape, dtype=gradient.dtype)
+    _prune(gradient, mode, eps, seed, out.data_ptr(), packed=False)
+    return out
+
+
+def packed_bytes(rows: int, columns: int, dtype: torch.dtype) -> int:
+    """Return the bytes of `nm_gradient_packed`."""
+    return HEADER_BYTES + native.extension().layout_bytes(LAYOUTS[dtype], rows, columns, 0, False)
+
+
+def nm_gradient_packed(
+    gradient: Tensor, mode: str, *, eps: float = 0.0, seed: int = 0, out: Tensor | None = None
+) -> Tensor:
+    """Do what `nm_gradient` does and pack the result: the left operand of dX = dZ W.
+
+    Args:
+        gradient: As in `nm_gradient`.
+        mode: As in `nm_gradient`.
+        eps: As in `nm_gradient`.
+        seed: As in `nm_gradient`.
+        out: uint8, contiguous, of at least `packed_bytes`: what is returned is its beginning.
+
+    Returns:
+        uint8: header and bytes of the layout in `LAYOUTS`, of a weight (samples * tokens, channels).
+    """
+    samples, tokens, columns = gradient.shape
+    rows, layout = samples * tokens, LAYOUTS[gradient.dtype]
+    size = packed_bytes(rows, columns, gradient.dtype)
+    out = torch.empty(size, dtype=torch.uint8) if out is None else out[:size]
+    head = layout_header("2:4", str(gradient.dtype).removeprefix("torch."), layout, rows, columns)
+    out[:HEADER_BYTES] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    _prune(gradient, mode, eps, seed, out.data_ptr() + HEADER_BYTES, packed=True)
+    return out
+
+
+def _prune(gradient: Tensor, mode: str, eps: float, seed: int, out: int, *, packed: bool) -> None:
+    assert refuses(gradient) is None and gradient.ndim == 3, (gradient.shape, gradient.dtype)
+    samples, tokens, columns = gradient.shape
+    across, along, beside = gradient.stride()
+    if beside != 1 or (samples > 1 and across != tokens * along):
+        gradient, along = gradient.contiguous(), columns
+    native.extension().nm_gradient(
+        native.best_row("nm_gradient"),
+        gradient.data_ptr(),
+        gradient.dtype is torch.bfloat16,
+        along,
+        samples,
+        tokens,
+        columns,
+        MODES.index(mode),
+        eps,
+        seed & 0xFFFFFFFF,
+        out,
+        packed,
+        native.threads(),
+    )

@@ -1,0 +1,37 @@
+// A gradient pruned 2:4 along its channels, dense or packed as the left operand of a product that sums over them.
+#pragma once
+
+#include <cstdint>
+
+namespace twofour {
+
+enum class GradientMode : int { magnitude, rescaled, random, unbiased };
+
+// The gradient is (samples, tokens, columns), columns % 4 == 0; a row is one token's columns. Result: packed, a "panels"
+// (float32) or "bf16_panels" layout of (samples * tokens, columns) behind its header; else contiguous rows of the
+// gradient's own type. Work is cut into tasks (tasks.h).
+struct NmGradient {
+  const void* gradient;
+  bool bf16;
+  int64_t stride;  // numbers from row to row
+  int64_t samples, tokens, columns;
+  GradientMode mode;
+  float eps;      // of rescaled
+  uint32_t seed;  // of random and unbiased
+  void* out;
+  bool packed;
+  int threads;
+  int64_t begin, end;  // tasks
+};
+
+struct NmGradientKernel {
+  const char* name;
+  const char* isa;
+  void (*run)(const NmGradient&);
+};
+
+#define TWOFOUR_NM_GRADIENT(symbol, isa) void symbol(const NmGradient&);
+#include "nm_gradient.inc"
+#undef TWOFOUR_NM_GRADIENT
+
+}  // namespace twofour

@@ -1,0 +1,263 @@
+// Rows of a gradient, pruned and written where they belong. V adds to nm_unbiased/choice.h: evens and odds of two vectors
+// one behind the other, lows and highs (their halves interleaved), and nibbles. Included once per instruction-set file;
+// internal linkage.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "groups.h"
+#include "kernels/nm_matmul/bf16/bf16_layout.h"
+#include "kernels/nm_matmul/f32/f32_layout.h"
+#include "native/whole.h"
+#include "tasks.h"
+
+namespace {
+
+using twofour::kPanelRows;
+using twofour::kPanelTile;
+using twofour::NmGradient;
+static_assert(kPanelRows == twofour::kBf16PanelRows && kPanelTile == twofour::kBf16PanelTile);
+static_assert(kPanelTile == kGradientTile);
+
+constexpr int64_t kBundle = 8;  // rows at a time: the metadata of as many fill a line
+constexpr uint64_t kNoGroups = 0x4444444444444444;  // past the columns: the pair (0, 1)
+
+template <class V>
+constexpr int kVectors = static_cast<int>(kPanelTile / 4 / V::width);  // of groups in a tile
+
+// 4 * width numbers, one group in each lane.
+template <class V, class T>
+TWOFOUR_INLINE void load_groups(const T* from, typename V::F (&x)[4]) {
+  using F = typename V::F;
+  F v[4];
+  TWOFOUR_UNROLL
+  for (int i = 0; i < 4; i++) {
+    if constexpr (sizeof(T) == 2) {
+      typename V::H half;
+      std::memcpy(&half, from + i * V::width, sizeof half);
+      v[i] = (F)(__builtin_convertvector(half, typename V::U) << 16);
+    } else {
+      v[i] = (F)V::load_unaligned(from + i * V::width);
+    }
+  }
+  const F e0 = V::evens(v[0], v[1]), o0 = V::odds(v[0], v[1]), e1 = V::evens(v[2], v[3]), o1 = V::odds(v[2], v[3]);
+  x[0] = V::evens(e0, e1), x[1] = V::evens(o0, o1), x[2] = V::odds(e0, e1), x[3] = V::odds(o0, o1);
+}
+
+template <class V>
+TWOFOUR_INLINE void store_numbers(float* to, typename V::F v) { V::store_unaligned(to, (typename V::reg)v); }
+template <class V>
+TWOFOUR_INLINE void store_numbers(uint16_t* to, typename V::F v) {
+  const auto half = __builtin_convertvector(as_bf16<V>(v), typename V::H);
+  std::memcpy(to, &half, sizeof half);
+}
+
+// The inverse of load_groups.
+template <class V, class T>
+TWOFOUR_INLINE void store_groups(T* to, const typename V::F (&y)[4]) {
+  using F = typename V::F;
+  const F a = V::lows(y[0], y[2]), b = V::lows(y[1], y[3]), c = V::highs(y[0], y[2]), d = V::highs(y[1], y[3]);
+  store_numbers<V>(to, V::lows(a, b));
+  store_numbers<V>(to + V::width, V::highs(a, b));
+  store_numbers<V>(to + 2 * V::width, V::lows(c, d));
+  store_numbers<V>(to + 3 * V::width, V::highs(c, d));
+}
+
+// What stays of `width` groups as the layouts want it; returns their nibbles, lowest first.
+template <class V>
+TWOFOUR_INLINE uint64_t store_kept(float* to, const Chosen<V>& kept) {
+  store_numbers<V>(to, V::lows(kept.values[0], kept.values[1]));
+  store_numbers<V>(to + V::width, V::highs(kept.values[0], kept.values[1]));
+  return V::nibbles((typename V::U)(kept.first | kept.second << 2));
+}
+template <class V>
+TWOFOUR_INLINE uint64_t store_kept(uint16_t* to, const Chosen<V>& kept) {
+  using U = typename V::U;
+  const U ascending = (U)(kept.first | kept.second << 2), falling = (U)(kept.second | kept.first << 2);
+  const U one = as_bf16<V>(kept.values[0]), two = as_bf16<V>(kept.values[1]);
+  const auto turned = ascending != twofour::kBf16AscendingCode;
+  const U pairs = turned ? (two | one << 16) : (one | two << 16);
+  std::memcpy(to, &pairs, sizeof pairs);
+  return V::nibbles(turned ? falling : ascending);
+}
+
+// Where a row's tile stands in the packed bytes.
+struct PackedTile {
+  uint8_t* meta;
+  uint8_t* values;
+};
+
+// The block of kPanelRows rows that holds `row`, and its tiles.
+struct Block {
+  uint8_t* tiles;
+  int64_t first, rows, meta_bytes, value_bytes;
+
+  Block(const NmGradient& a, int64_t row) {
+    value_bytes = kPanelTile / 2 * (a.bf16 ? 2 : 4);
+    first = row / kPanelRows * kPanelRows;
+    rows = least(kPanelRows, a.samples * a.tokens - first);
+    meta_bytes = round_up(rows * 8, 64);
+    tiles = static_cast<uint8_t*>(a.out) + first * ceil_div(a.columns, kPanelTile) * (8 + value_bytes);
+  }
+  PackedTile at(int64_t tile, int64_t row) const {
+    uint8_t* begin = tiles + tile * (meta_bytes + rows * value_bytes);
+    return {begin + (row - first) * 8, begin + meta_bytes + (row - first) * value_bytes};
+  }
+};
+
+// Sums of |g| and of what stays of it, per column in the order of load_groups; the factors take their place.
+struct TileSums {
+  float before[kPanelTile], after[kPanelTile];
+};
+
+// One tile of one row: 64 columns, or fewer in a buffer with zeros behind them. T: the gradient's type.
+template <class V, GradientMode mode, class T>
+TWOFOUR_INLINE uint64_t pack_row(const T* from, uint32_t group, uint32_t seed, const float* factors, T* values) {
+  uint64_t meta = 0;
+  TWOFOUR_UNROLL
+  for (int v = 0; v < kVectors<V>; v++) {
+    typename V::F x[4];
+    load_groups<V>(from + v * 4 * V::width, x);
+    const auto kept = keep_two<V, mode>(x, group + v * V::width, seed, factors + v * 4 * V::width);
+    meta |= store_kept<V>(values + v * 2 * V::width, kept) << (4 * V::width * v & 63);
+  }
+  return meta;
+}
+template <class V, GradientMode mode, class T>
+TWOFOUR_INLINE void spread_row(const T* from, uint32_t group, uint32_t seed, const float* factors, T* to) {
+  TWOFOUR_UNROLL
+  for (int v = 0; v < kVectors<V>; v++) {
+    typename V::F x[4], y[4];
+    load_groups<V>(from + v * 4 * V::width, x);
+    spread<V>(keep_two<V, mode>(x, group + v * V::width, seed, factors + v * 4 * V::width), y);
+    store_groups<V>(to + v * 4 * V::width, y);
+  }
+}
+
+// Rows [begin, end) of the gradient, which lie in one sample, and tiles [t0, t1).
+template <class V, GradientMode mode, class T>
+struct Run {
+  const NmGradient& a;
+  int64_t begin, end, t0, t1;
+  TileSums sums[mode == GradientMode::rescaled ? kTaskTiles : 1];
+
+  int64_t left(int64_t tile) const { return a.columns - tile * kPanelTile; }
+  // 64 numbers; the last ones of a row come from a buffer that ends with zeros.
+  TWOFOUR_INLINE const T* numbers(int64_t row, int64_t tile, T (&buffer)[kPanelTile]) const {
+    const T* from = static_cast<const T*>(a.gradient) + row * a.stride + tile * kPanelTile;
+    if (left(tile) >= kPanelTile) return from;
+    std::memset(buffer, 0, sizeof buffer);
+    std::memcpy(buffer, from, static_cast<size_t>(left(tile)) * sizeof(T));
+    return buffer;
+  }
+  TWOFOUR_INLINE uint32_t group(int64_t row, int64_t tile) const {
+    return static_cast<uint32_t>(row * (a.columns / 4) + tile * (kPanelTile / 4));
+  }
+
+  // The sums of a bundle are formed apart: a chain of additions is an eighth as long as the sample.
+  TWOFOUR_INLINE void add_sums(int64_t row, int64_t stop, int64_t tile) {
+    using F = typename V::F;
+    T buffer[kPanelTile];
+    F before[kVectors<V>][4]{}, after[kVectors<V>][4]{};
+    for (; row < stop; row++) {
+      const T* from = numbers(row, tile, buffer);
+      TWOFOUR_UNROLL
+      for (int v = 0; v < kVectors<V>; v++) {
+        F x[4], y[4];
+        load_groups<V>(from + v * 4 * V::width, x);
+        spread<V>(largest_two<V>(x, x), y);
+        TWOFOUR_UNROLL
+        for (int i = 0; i < 4; i++) before[v][i] += magnitude<V>(x[i]), after[v][i] += magnitude<V>(y[i]);
+      }
+    }
+    TileSums& to = sums[tile - t0];
+    for (int v = 0; v < kVectors<V>; v++)
+      for (int i = 0; i < 4; i++) {
+        const int at = (v * 4 + i) * V::width;
+        store_numbers<V>(to.before + at, (F)V::load_unaligned(to.before + at) + before[v][i]);
+        store_numbers<V>(to.after + at, (F)V::load_unaligned(to.after + at) + after[v][i]);
+      }
+  }
+
+  // before / (after + eps) in the place of `before`; 0 for a column of which nothing stays.
+  void to_factors() {
+    for (int64_t t = 0; t < t1 - t0; t++)
+      for (int64_t i = 0; i < kPanelTile; i++) {
+        const float kept = sums[t].after[i];
+        sums[t].before[i] = kept == 0.0f ? 0.0f : sums[t].before[i] / (kept + a.eps);
+      }
+  }
+
+  TWOFOUR_INLINE void pack(const Block& block, int64_t row, int64_t stop, int64_t tile) const {
+    T buffer[kPanelTile];
+    for (; row < stop; row++) {
+      const PackedTile to = block.at(tile, row);
+      auto* values = reinterpret_cast<T*>(to.values);
+      uint64_t meta = pack_row<V, mode>(numbers(row, tile, buffer), group(row, tile), a.seed, factors(tile), values);
+      if (left(tile) < kPanelTile) {
+        const uint64_t real = (uint64_t{1} << left(tile)) - 1;  // a nibble for four columns
+        meta = (meta & real) | (kNoGroups & ~real);
+      }
+      std::memcpy(to.meta, &meta, 8);
+      if (row + 1 == block.first + block.rows)
+        std::memset(to.meta + 8, 0, static_cast<size_t>(block.meta_bytes - block.rows * 8));
+    }
+  }
+  TWOFOUR_INLINE void write(int64_t row, int64_t stop, int64_t tile) const {
+    T buffer[kPanelTile], last[kPanelTile];
+    for (; row < stop; row++) {
+      T* to = static_cast<T*>(a.out) + row * a.columns + tile * kPanelTile;
+      const bool whole = left(tile) >= kPanelTile;
+      spread_row<V, mode>(numbers(row, tile, buffer), group(row, tile), a.seed, factors(tile), whole ? to : last);
+      if (!whole) std::memcpy(to, last, static_cast<size_t>(left(tile)) * sizeof(T));
+    }
+  }
+  TWOFOUR_INLINE const float* factors(int64_t tile) const {
+    return mode == GradientMode::rescaled ? sums[tile - t0].before : nullptr;
+  }
+
+  TWOFOUR_INLINE void sum() {
+    for (int64_t row = begin; row < end; row += kBundle)
+      for (int64_t tile = t0; tile < t1; tile++) add_sums(row, least(row + kBundle, end), tile);
+    to_factors();
+  }
+  TWOFOUR_NOINLINE void operator()() {
+    if constexpr (mode == GradientMode::rescaled) sum();
+    for (int64_t row = begin; row < end;) {
+      const Block block(a, row);
+      const int64_t stop = least(least(row / kBundle * kBundle + kBundle, end), block.first + block.rows);
+      for (int64_t tile = t0; tile < t1; tile++) {
+        if (a.packed) pack(block, row, stop, tile);
+        else write(row, stop, tile);
+      }
+      row = stop;
+    }
+  }
+};
+
+template <class V, GradientMode mode>
+TWOFOUR_NOINLINE void prune_mode(const NmGradient& a) {
+  const GradientTasks tasks(a);
+  const int64_t tiles = ceil_div(a.columns, kPanelTile);
+  for (int64_t task = a.begin; task < a.end; task++) {
+    const int64_t tile = task % tasks.tile_runs * tasks.tiles, run = task / tasks.tile_runs;
+    const int64_t sample = run / tasks.row_runs, row = run % tasks.row_runs * tasks.rows;
+    const int64_t begin = sample * a.tokens + row, end = sample * a.tokens + least(row + tasks.rows, a.tokens);
+    const int64_t stop = least(tile + tasks.tiles, tiles);
+    if (a.bf16) Run<V, mode, uint16_t>{a, begin, end, tile, stop, {}}();
+    else Run<V, mode, float>{a, begin, end, tile, stop, {}}();
+  }
+}
+
+template <class V>
+TWOFOUR_INLINE void prune_gradient(const NmGradient& a) {
+  switch (a.mode) {
+    case GradientMode::magnitude: return prune_mode<V, GradientMode::magnitude>(a);
+    case GradientMode::rescaled: return prune_mode<V, GradientMode::rescaled>(a);
+    case GradientMode::random: return prune_mode<V, GradientMode::random>(a);
+    case GradientMode::unbiased: return prune_mode<V, GradientMode::unbiased>(a);
+  }
+}
+
+}  // namespace
