@@ -5,6 +5,7 @@
 # make bench   OP=linear|grid|conv|mask|models|memory: timings; ARGS=--record keeps the records in git
 # make records measures what is kept in benchmarks/records, in order of interest; it goes on where it stopped
 # make figures draws docs/figures from the records kept
+# make fuzz   ten minutes of hostile files against the loader, under the sanitizers; ARGS="--seconds 60" for less
 # make sanitize the native part under the address and undefined-behaviour sanitizers, in a build folder of its own
 # make kernels every kernel: available here, or the reason it is not
 # make build   rebuild the native part after a change of C++
@@ -18,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 NATIVE := $(shell find src -name '*.cc' -o -name '*.h' -o -name '*.inc') CMakeLists.txt pyproject.toml
 OP ?= linear
 
-.PHONY: demo tiny test check bench records figures sanitize kernels build clean
+.PHONY: demo tiny test check bench records figures sanitize fuzz kernels build clean
 
 demo: $(VENV)/demo.stamp $(VENV)/package.stamp
 	$(BIN)/twofour demo $(ARGS)
@@ -60,7 +61,17 @@ figures: $(VENV)/figures.stamp $(VENV)/package.stamp
 # its .pth files. libstdc++ is preloaded because the sanitizers must find the real __cxa_throw when Python starts.
 SANITIZED := build/sanitize
 SANITIZERS = $(foreach name,libasan.so libubsan.so libstdc++.so,$(shell $(or $(CC),cc) -print-file-name=$(name)))
-sanitize: $(VENV)/test.stamp
+sanitize: $(SANITIZED)/ready
+	$(SANITIZED_RUN) -m pytest -p no:cacheprovider $(or $(ARGS),tests/native tests/patterns tests/packing tests/kernels)
+
+# Hostile files against the loader and the kernels behind it; it keeps tests/fuzz/corpus and writes a record.
+fuzz: $(SANITIZED)/ready $(VENV)/fuzz.stamp
+	$(SANITIZED_RUN) -m tests.fuzz.run --record tests/fuzz/records/loader.json $(ARGS)
+
+SANITIZED_RUN = LD_PRELOAD="$(SANITIZERS)" ASAN_OPTIONS=detect_leaks=0 \
+  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(SANITIZED)/venv/bin/python
+.PHONY: $(SANITIZED)/ready
+$(SANITIZED)/ready: $(VENV)/test.stamp
 	$(BIN)/cmake -S . -B $(SANITIZED)/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DTWOFOUR_SANITIZE=address,undefined \
 	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python) \
 	  -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)
@@ -70,8 +81,6 @@ sanitize: $(VENV)/test.stamp
 	$(BIN)/python -m venv --without-pip $(SANITIZED)/venv
 	printf '%s\n' $(abspath $(SANITIZED)/package) $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])') \
 	  > $$($(SANITIZED)/venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/packages.pth
-	LD_PRELOAD="$(SANITIZERS)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  $(SANITIZED)/venv/bin/python -m pytest -p no:cacheprovider $(or $(ARGS),tests/native tests/patterns tests/packing tests/kernels)
 
 kernels: $(VENV)/package.stamp
 	$(BIN)/twofour kernels

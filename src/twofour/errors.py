@@ -16,6 +16,7 @@ class TwofourError(Exception):
         remedy: What the reader can try next.
         reasons: One line per candidate that was considered and refused.
         layer: Name of the layer or weight concerned; the border that knows it adds it with `for_layer`.
+        code: Name of the way in which a file is malformed, a row of the table in docs/formats.md.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class TwofourError(Exception):
         remedy: str | None = None,
         reasons: Sequence[str] = (),
         layer: str | None = None,
+        code: str | None = None,
     ) -> None:
         super().__init__(what)
         self.what = what
@@ -35,11 +37,12 @@ class TwofourError(Exception):
         self.remedy = remedy
         self.reasons = tuple(reasons)
         self.layer = layer
+        self.code = code
 
     def __str__(self) -> str:
         lines = [f"layer `{self.layer}`: {self.what}" if self.layer else self.what]
         lines += [f"  reason  {reason}" for reason in self.reasons]
-        for label, text in (("got", self.got), ("wanted", self.wanted), ("try", self.remedy)):
+        for label, text in (("got", self.got), ("wanted", self.wanted), ("try", self.remedy), ("code", self.code)):
             if text:
                 lines.append(f"  {label:<7} {text}")
         return "\n".join(lines)

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from twofour.checkpoints.configuration import CONFIG
-from twofour.checkpoints.entry import Entry, read_header
+from twofour.checkpoints.entry import Entry, map_file, read_header
 from twofour.errors import FormatError
 
 WEIGHTS = "model.safetensors"
@@ -57,7 +57,7 @@ class Checkpoint:
         places = read_index(path / INDEX)
         files = tuple(path / name for name in sorted(set(places.values())))
         if missing := [file.name for file in files if not file.is_file()]:
-            raise _disagree(path, f"{len(missing)} files that it names are not there, such as {missing[0]}")
+            raise _disagree("file", path, f"{len(missing)} files that it names are not there, such as {missing[0]}")
         found = _opened(path, files, config)
         _require_agreement(path, places, found.entries)
         return found
@@ -75,6 +75,19 @@ class Checkpoint:
                 wanted=f"one of {len(self.entries)} names, such as {', '.join(list(self.entries)[:3])}",
             )
         return self.entries[name].read()
+
+    def read_all(self) -> dict[Path, dict[str, Tensor]]:
+        """Map each file into memory once; return its tensors, whose pages are read when they are used.
+
+        Raises:
+            FormatError: torch has no type for a tensor, or a file cannot be read.
+        """
+        found: dict[Path, dict[str, Tensor]] = {file: {} for file in self.files}
+        ends = {entry.file: entry.start + entry.nbytes for entry in self.entries.values()}  # in the order of bytes
+        mapped = {file: map_file(file, end) for file, end in ends.items()}
+        for name, entry in self.entries.items():
+            found[entry.file][name] = entry.read_in(mapped[entry.file])
+        return found
 
     @property
     def nbytes(self) -> int:
@@ -96,15 +109,17 @@ def read_index(path: Path) -> dict[str, str]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise _malformed(path, f"{type(error).__name__}: {error}") from error
+        raise _malformed("json", path, f"{type(error).__name__}: {error}") from error
     places = found.get("weight_map") if isinstance(found, dict) else None
     if not isinstance(places, dict) or not places:
-        raise _malformed(path, "no `weight_map`, or an empty one")
+        raise _malformed("map", path, "no `weight_map`, or an empty one")
     for name, file in places.items():
         if not isinstance(file, str):
-            raise _malformed(path, f"the file of `{name:.80}` is {file!r:.40}")
+            raise _malformed("place", path, f"the file of `{name:.80}` is {file!r:.40}")
         if not file.endswith(".safetensors") or Path(file).name != file or "\\" in file or "\0" in file:
-            raise _malformed(path, f"`{name:.80}` lies in {file!r:.120}, which is no .safetensors file beside it")
+            raise _malformed(
+                "place", path, f"`{name:.80}` lies in {file!r:.120}, which is no .safetensors file beside it"
+            )
     return places
 
 
@@ -115,7 +130,7 @@ def _opened(path: Path, files: tuple[Path, ...], config: Path | None) -> Checkpo
         for entry in header.entries:
             first = entries.setdefault(entry.name, entry)
             if first is not entry:
-                raise _disagree(path, f"`{entry.name}` lies in {first.file.name} and in {entry.file.name}")
+                raise _disagree("twice", path, f"`{entry.name}` lies in {first.file.name} and in {entry.file.name}")
     return Checkpoint(path, files, entries, {file: header.metadata for file, header in headers.items()}, config)
 
 
@@ -123,31 +138,35 @@ def _require_agreement(path: Path, places: Mapping[str, str], entries: Mapping[s
     for name, file in places.items():
         entry = entries.get(name)
         if entry is None:
-            raise _disagree(path, f"it says that `{name}` lies in {file}, which does not hold it")
+            raise _disagree("tensor", path, f"it says that `{name}` lies in {file}, which does not hold it")
         if entry.file.name != file:
-            raise _disagree(path, f"it says that `{name}` lies in {file}; it lies in {entry.file.name}")
+            raise _disagree("other", path, f"it says that `{name}` lies in {file}; it lies in {entry.file.name}")
     if foreign := [name for name in entries if name not in places]:
         entry = entries[foreign[0]]
         raise _disagree(
-            path, f"{len(foreign)} tensors of the files are not in it, such as `{entry.name}` of {entry.file.name}"
+            "foreign",
+            path,
+            f"{len(foreign)} tensors of the files are not in it, such as `{entry.name}` of {entry.file.name}",
         )
 
 
-def _malformed(path: Path, got: str) -> FormatError:
+def _malformed(part: str, path: Path, got: str) -> FormatError:
     return FormatError(
         "the index of a checkpoint is malformed",
         got=f"{path}: {got}",
         wanted='an object with "weight_map": tensor names and the files beside it that hold them',
         remedy="download it again, or save the model again with save_pretrained",
+        code=f"index-{part}",
     )
 
 
-def _disagree(path: Path, got: str) -> FormatError:
+def _disagree(part: str, path: Path, got: str) -> FormatError:
     return FormatError(
         f"the index and the files of {path} disagree",
         got=got,
         wanted="each tensor in exactly one file, the one that the index names",
         remedy="an incomplete download or files of two checkpoints in one folder are the usual causes: fetch it anew",
+        code=f"index-{part}",
     )
 
 
@@ -158,4 +177,5 @@ def _no_weights(path: Path) -> FormatError:
         got=", ".join(others[:4]) or "no file of weights",
         wanted=f"{WEIGHTS}, or {INDEX} and the files it names",
         remedy="a pickled checkpoint can run code when loaded: load it where you trust it and save_pretrained",
+        code="no-weights",
     )

@@ -10,6 +10,7 @@ import json
 import mmap
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,7 +83,9 @@ class Entry:
                     file.fileno(), before + self.nbytes, offset=self.start - before, access=mmap.ACCESS_COPY
                 )
         except OSError as error:
-            raise FormatError("a tensor's file cannot be read", got=f"`{self.name}`: {error}") from error
+            raise FormatError(
+                "a tensor's file cannot be read", got=f"`{self.name}`: {error}", code="no-file"
+            ) from error
         return torch.frombuffer(mapped, dtype=torch.uint8, offset=before)
 
     def read(self) -> Tensor:
@@ -91,17 +94,47 @@ class Entry:
         Raises:
             FormatError: torch has no such type, or the file has become shorter or cannot be read.
         """
+        return self._typed(self.bytes)
+
+    def read_in(self, mapped: Tensor) -> Tensor:
+        """Return the tensor as a view of its file, which `map_file` mapped; as `read`."""
+        return self._typed(lambda: mapped[self.start : self.start + self.nbytes])
+
+    def _typed(self, read: Callable[[], Tensor]) -> Tensor:
         dtype = self.torch_dtype
         if dtype is None:
             raise FormatError(
                 "a tensor has a type that torch cannot hold",
                 got=f"{self.file}: `{self.name}` is {self.dtype}",
                 wanted=", ".join(DTYPES),
+                code="no-dtype",
             )
-        stored = self.bytes()
+        if not self.nbytes:
+            return torch.empty(self.shape, dtype=dtype)
+        stored = read()
         if self.start % dtype.itemsize:
             stored = stored.clone()  # a writer that did not align its tensors; kernels take aligned ones
-        return stored.view(dtype).view(self.shape) if self.nbytes else torch.empty(self.shape, dtype=dtype)
+        return stored.view(dtype).view(self.shape)
+
+
+def map_file(path: Path, nbytes: int) -> Tensor:
+    """Map a whole file into memory, uint8 (nbytes,); who writes into it changes a copy of the page, not the file.
+
+    One map for all tensors of a file: each map of Python's own keeps a descriptor open, of which a process has 1024.
+
+    Raises:
+        FormatError: The file cannot be read or has become shorter.
+    """
+    try:
+        return torch.from_file(os.fspath(path), shared=False, size=nbytes, dtype=torch.uint8)
+    except (OSError, RuntimeError) as error:
+        raise FormatError(
+            "a file became shorter while it was read",
+            got=f"{path}: {str(error).partition(chr(10))[0]}",
+            wanted=f"a file of {nbytes} bytes that nobody writes to",
+            remedy="wait until its download or copy is complete",
+            code="file-shorter",
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -130,13 +163,15 @@ def read_header(path: Path) -> Header:
             (length,) = struct.unpack("<Q", file.read(8))
             table = json.loads(file.read(length))
     except FileNotFoundError as error:
-        raise FormatError("there is no such file", got=str(path), wanted="a .safetensors file") from error
+        what = "there is no such file"
+        raise FormatError(what, got=str(path), wanted="a .safetensors file", code="no-file") from error
     except (OSError, SafetensorError, ValueError, RecursionError, struct.error) as error:
         raise FormatError(
             "the file is not readable as safetensors",
             got=f"{path}: {error}",
             wanted="a complete .safetensors file",
             remedy="compare its size with the original's: a broken copy or download is the usual cause",
+            code="not-safetensors",
         ) from error
     entries = [
         Entry(name, tuple(of["shape"]), of["dtype"], path, 8 + length + of["data_offsets"][0], _size(of))
@@ -157,4 +192,5 @@ def _shorter(entry: Entry, size: int) -> FormatError:
         got=f"{entry.file}: {size} bytes, `{entry.name}` ends at {entry.start + entry.nbytes}",
         wanted="a file that nobody writes to",
         remedy="wait until its download or copy is complete",
+        code="file-shorter",
     )

@@ -109,7 +109,7 @@ class Encoding:
         """
         if isinstance(weight, Packed):
             header = weight.header
-            if (header.pattern, header.dtype) == ("2:4", self.dtype) and (self.dtype != "int4" or header.group):
+            if (header.pattern, header.dtype) == ("2:4", self.dtype) and bool(header.group) == (self.dtype == "int4"):
                 return weight, ""
             weight = weight.unpack().float()
         columns = weight.shape[1]

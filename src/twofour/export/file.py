@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from twofour.checkpoints import INDEX, Checkpoint
 from twofour.errors import FormatError, PackingError
+from twofour.export.metadata import KEY, Description, malformed, read_description
 from twofour.files import replacing
 from twofour.packing import Header, Packed
-
-FILE_VERSION = 1
-KEY = "twofour"
-"""Metadata key under which safetensors carries our JSON."""
 
 VALUES, INDICES, SCALES, ZEROS = ".values", ".indices", ".scales", ".zeros"
 
@@ -41,6 +40,26 @@ class Contents:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
+def parts_of(name: str, packed: Packed) -> dict[str, Tensor]:
+    """Return the tensors that a packed weight is stored as, by their names in a file."""
+    parts = {VALUES: packed.values, INDICES: packed.indices, SCALES: packed.scales, ZEROS: packed.zeros}
+    return {name + suffix: tensor for suffix, tensor in parts.items() if tensor is not None}
+
+
+def require_distinct(contents: Contents) -> None:
+    """Refuse contents of which two tensors would be stored under one name.
+
+    Raises:
+        FormatError: There are two.
+    """
+    taken = set(contents.plain)
+    for name, packed in contents.packed.items():
+        for part in (name, *parts_of(name, packed)):
+            if part in taken:
+                raise FormatError("two tensors of the model have one name", got=part, wanted="distinct names")
+            taken.add(part)
+
+
 def write(path: str | os.PathLike[str], contents: Contents) -> None:
     """Write the file under a temporary name in the same folder, then rename it.
 
@@ -48,108 +67,102 @@ def write(path: str | os.PathLike[str], contents: Contents) -> None:
         FormatError: Two tensors have one name, or the file cannot be written.
     """
     target = Path(path)
+    require_distinct(contents)
     tensors = {name: tensor.detach().contiguous() for name, tensor in contents.plain.items()}
     for name, packed in contents.packed.items():
-        parts = {VALUES: packed.values, INDICES: packed.indices, SCALES: packed.scales, ZEROS: packed.zeros}
-        for suffix, tensor in parts.items():
-            if name + suffix in tensors:
-                raise FormatError("two tensors of the model have one name", got=name + suffix, wanted="distinct names")
-            if tensor is not None:
-                tensors[name + suffix] = tensor.contiguous()
-    described = {
-        "version": FILE_VERSION,
-        "packed": {name: packed.header.to_dict() for name, packed in contents.packed.items()},
-        "aliases": contents.aliases,
-        "settings": contents.settings,
-    }
+        tensors |= {part: tensor.contiguous() for part, tensor in parts_of(name, packed).items()}
+    headers = {name: packed.header.to_dict() for name, packed in contents.packed.items()}
+    text = Description(headers, contents.aliases, contents.settings).to_text()
     try:
         with replacing(target) as temporary:
-            save_file(tensors, temporary, metadata={"format": "pt", KEY: json.dumps(described)})
+            save_file(tensors, temporary, metadata={"format": "pt", KEY: text})
+            _order_metadata(temporary)
     except (OSError, SafetensorError) as error:
         raise FormatError("the file cannot be written", got=f"{target}: {error}", wanted="a writable path") from error
 
 
+def _order_metadata(path: Path) -> None:
+    """Order the header's metadata by key: safetensors writes it in random order, and one model gives several files."""
+    with open(path, "r+b") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= length, (len(text), length)  # the same JSON; spaces behind it are part of the format
+        file.seek(8)
+        file.write(text.ljust(length))
+
+
 def read(path: str | os.PathLike[str]) -> Contents:
-    """Read and validate a file: header, sizes and every index; plain safetensors are read too.
+    """Read and validate a file or a folder: headers, sizes and every index; plain safetensors are read too.
+
+    Tensors are mapped into memory: their pages are read when they are used. A folder holds model.safetensors, or
+    model.safetensors.index.json (whose path is taken too) and the files it names.
 
     Raises:
-        FormatError: The file is missing, truncated, malformed, of another version, or holds an illegal index.
+        FormatError: Something is missing, truncated, malformed, of another version, or holds an illegal index; its
+            `code` names the row of the table in docs/formats.md.
     """
     target = Path(path)
-    try:
-        with safe_open(target, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except FileNotFoundError as error:
-        raise FormatError("there is no such file", got=str(target), wanted="a .safetensors file") from error
-    except (OSError, SafetensorError, ValueError) as error:
-        raise FormatError(
-            "the file is not readable as safetensors",
-            got=f"{target}: {error}",
-            wanted="a complete .safetensors file",
-            remedy="compare its size with the original's: a broken copy or download is the usual cause",
-        ) from error
-    if KEY not in metadata:
-        return Contents(tensors, {})
-    described = _described(target, metadata[KEY])
-    packed = {name: _packed(target, name, fields, tensors) for name, fields in described["packed"].items()}
-    aliases = described["aliases"]
-    for alias, name in aliases.items():
-        if name not in tensors and name not in packed:
-            raise _malformed(target, f"`{alias}` is said to be tied to `{name}`, which is not there")
-    return Contents(tensors, packed, aliases, described["settings"])
-
-
-def _described(path: Path, text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _malformed(path, f"the metadata is no JSON: {error}") from error
-    if not isinstance(found, dict) or found.get("version") != FILE_VERSION:
-        version = found.get("version") if isinstance(found, dict) else found
-        raise FormatError(
-            "the file is of another version",
-            got=f"{path}: version {version!r:.40}",
-            wanted=f"version {FILE_VERSION}",
-            remedy="use the release of twofour that wrote it",
+    found = Checkpoint.open(target.parent if target.name == INDEX and target.is_file() else target)
+    texts = {file: found.metadata[file].get(KEY) for file in found.files}
+    tensors = found.read_all()
+    described = {file: read_description(file, text) for file, text in texts.items() if text is not None}
+    if not described:
+        return Contents({name: tensor for part in tensors.values() for name, tensor in part.items()}, {})
+    first = next(iter(described.values()))
+    if len(described) < len(texts) or any(other.settings != first.settings for other in described.values()):
+        raise malformed(
+            "shards-differ", target, "its files are not of one save: they say different things of the model"
         )
-    parts = {key: part for key in ("packed", "aliases", "settings") if isinstance(part := found.get(key), dict)}
-    if len(parts) < 3:
-        raise _malformed(path, "the metadata lacks packed, aliases or settings")
-    if not all(isinstance(name, str) for name in parts["aliases"].values()):
-        raise _malformed(path, "an alias is no name")
-    return parts
+    packed = {
+        name: weight for file, part in described.items() for name, weight in _packed(file, part.packed, tensors[file])
+    }
+    plain = {name: tensor for part in tensors.values() for name, tensor in part.items()}
+    aliases = _aliases(target, described.values(), plain.keys(), packed.keys())
+    return Contents(plain, packed, aliases, dict(first.settings))
 
 
-def _packed(path: Path, name: str, fields: object, tensors: dict[str, Tensor]) -> Packed:
-    missing = [name + suffix for suffix in (VALUES, INDICES) if name + suffix not in tensors]
-    if missing:
-        raise _malformed(path, f"the packed weight `{name}` lacks {', '.join(missing)}")
-    try:
-        header = Header.from_dict(fields)
-        scales, zeros = (
-            tensors.pop(name + suffix, None) if header.dtype in ("int8", "int4") else None for suffix in (SCALES, ZEROS)
-        )
-        packed = Packed(header, tensors.pop(name + VALUES), tensors.pop(name + INDICES), scales, zeros)
-        packed.validate()
-    except PackingError as error:
-        raise FormatError(
-            f"the packed weight cannot be used: {error.what}",
-            got=f"{path}: {error.got}",
-            wanted=error.wanted,
-            remedy=error.remedy,
-            layer=name,
-        ) from error
-    return packed
+def _aliases(
+    path: Path, described: Iterable[Description], plain: Iterable[str], packed: Iterable[str]
+) -> dict[str, str]:
+    """Join the aliases of the files; every name stands for one tensor, and every alias for one that is stored."""
+    stored, aliases = set(plain), dict[str, str]()
+    for name in packed:
+        if name in stored:
+            raise malformed("stored-twice", path, f"`{name}` is stored packed and plain")
+    stored |= set(packed)
+    for alias, name in (pair for part in described for pair in part.aliases.items()):
+        if alias in stored or alias in aliases:
+            raise malformed("alias-taken", path, f"`{alias}` is an alias and stored, or an alias twice")
+        if name not in stored:
+            raise malformed("alias-nothing", path, f"`{alias}` is said to be tied to `{name}`, which is not there")
+        aliases[alias] = name
+    return aliases
 
 
-def _malformed(path: Path, got: str) -> FormatError:
-    return FormatError(
-        "the file is malformed",
-        got=f"{path}: {got}",
-        wanted="a file as docs/formats.md describes it",
-        remedy="write it again with twofour.save",
-    )
+def _packed(path: Path, headers: Mapping[str, Any], tensors: dict[str, Tensor]) -> Iterator[tuple[str, Packed]]:
+    """Yield the packed weights of a file and take their parts out of its tensors."""
+    for name, fields in headers.items():
+        for suffix in (VALUES, INDICES):
+            if name + suffix not in tensors:
+                raise malformed(f"no-{suffix[1:]}", path, f"the packed weight `{name}` lacks {name + suffix}")
+        try:
+            header = Header.from_dict(fields)
+            whole = header.dtype in ("int8", "int4")
+            scales, zeros = (tensors.pop(name + suffix, None) if whole else None for suffix in (SCALES, ZEROS))
+            packed = Packed(header, tensors.pop(name + VALUES), tensors.pop(name + INDICES), scales, zeros)
+            packed.validate()
+        except PackingError as error:
+            raise FormatError(
+                f"the packed weight cannot be used: {error.what}",
+                got=f"{path}: {error.got}",
+                wanted=error.wanted,
+                remedy=error.remedy,
+                layer=name,
+                code=error.code,
+            ) from error
+        yield name, packed
 
 
 def untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -54,7 +54,7 @@ def fill_masked(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
     patterns |= {name: weight.header.pattern for name, weight in contents.packed.items()}
     if not patterns:
         raise _unmasked(path)
-    state = {name: stored.unpack() if isinstance(stored, Packed) else stored for name, stored in _all(contents).items()}
+    state = _dense(_all(contents), model)
     if any(parameter.is_meta for parameter in model.parameters()):
         _assign(model, state)  # nothing to lose there, and weights without values are not prunable
     prunable = {
@@ -65,7 +65,7 @@ def fill_masked(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
     plan = []
     for name, text in patterns.items():
         if name not in prunable:
-            raise _no_layer(path, name, "is no prunable weight of the model")
+            raise _no_layer("model-unprunable", path, name, "is no prunable weight of the model")
         plan.append(_mask(path, prunable[name], name, state[name], text))
     masks.detach(model)
     _assign(model, state)
@@ -79,11 +79,11 @@ def _mask(path: Any, entry: PrunableWeight, name: str, weight: Tensor, text: str
     try:
         keep = pattern.project(last, absolute=True)
         if not pattern.check(last).ok:
-            raise _no_layer(path, name, f"does not keep {text}")
+            raise _no_layer("pattern-broken", path, name, f"does not keep {text}")
     except FormatError:
         raise
     except TwofourError as error:
-        raise _no_layer(path, name, f"cannot carry {text}: {error.got}") from error
+        raise _no_layer("pattern-unfit", path, name, f"cannot carry {text}: {error.got}") from error
     return entry, entry.from_reduction_last(keep), pattern
 
 
@@ -120,11 +120,8 @@ def fill_compiled(
     counts = dict(_counts(contents.settings, weights))
     fast, plan = build(model, weights, counts, terms, convs=convs, left=left)
     compiled = {name for name, module in fast.named_modules(remove_duplicate=False) if isinstance(module, COMPILED)}
-    state = {
-        name: weight.unpack() if isinstance(weight, Packed) else weight
-        for name, weight in stored.items()
-        if name.rpartition(".")[0] not in compiled
-    }
+    outside = {name: weight for name, weight in stored.items() if name.rpartition(".")[0] not in compiled}
+    state = _dense(outside, model)
     if isinstance(fast, COMPILED):
         state = {}
     _assign(fast, state)
@@ -179,13 +176,38 @@ def _all(contents: Contents) -> dict[str, Stored]:
     return stored | {alias: stored[name] for alias, name in contents.aliases.items()}
 
 
+def _dense(stored: Mapping[str, Stored], model: nn.Module) -> dict[str, Tensor]:
+    """Return tensors as the model has them; whole numbers without scales become real ones. Tied names stay one."""
+    made: dict[int, Tensor] = {}
+    dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+    for name, weight in stored.items():
+        if id(weight) not in made:
+            dense = weight.unpack() if isinstance(weight, Packed) else weight
+            whole = isinstance(weight, Packed) and not dense.is_floating_point()
+            made[id(weight)] = dense.to(dtypes[name]) if whole else dense
+    return {name: made[id(weight)] for name, weight in stored.items()}
+
+
 def _assign(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Fill parameters and buffers; where any is on the meta device, the file's tensors take their places."""
     assign = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     compiled = {name for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, COMPILED)}
+    tied = _tied(model) if assign else []
     found = model.load_state_dict(dict(state), strict=False, assign=assign)
+    for first, *others in tied:  # each name got a parameter of its own
+        for name in others:
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
     missing = [name for name in found.missing_keys if name.rpartition(".")[0] not in compiled]
     assert not missing and not found.unexpected_keys, (missing, found.unexpected_keys)
+
+
+def _tied(model: nn.Module) -> list[list[str]]:
+    """Return the names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [found for found in names.values() if len(found) > 1]
 
 
 def _terms(settings: Mapping[str, Any], memory: str | None, tokens: Sequence[int] | None) -> Terms:
@@ -205,7 +227,7 @@ def _range(path: Any, settings: Mapping[str, Any], layer: str) -> Quantization:
             raise TypeError(type(scale), type(zero))
         return Quantization(scale, zero)
     except (KernelError, TypeError, ValueError) as error:
-        raise _no_layer(path, layer, f"has an impossible input range {found!r:.40}") from error
+        raise _no_layer("settings-range", path, layer, f"has an impossible input range {found!r:.40}") from error
 
 
 def _encoding(settings: Mapping[str, Any]) -> Encoding:
@@ -239,13 +261,15 @@ def _unmasked(path: Any) -> FormatError:
         got=f"{path}: plain weights without patterns",
         wanted="a file that twofour.save wrote from a masked or compiled model",
         remedy="load it with load_state_dict, then twofour.masks.derive(model, pattern) finds the masks from the zeros",
+        code="no-patterns",
     )
 
 
-def _no_layer(path: Any, name: str, why: str) -> FormatError:
+def _no_layer(code: str, path: Any, name: str, why: str) -> FormatError:
     return FormatError(
         "a sparse weight of the file does not fit the model",
         got=f"{path}: `{name}` {why}",
         wanted="a file saved from a model of the same architecture",
         remedy="build the model as it was built when it was saved",
+        code=code,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,30 +16,37 @@ from twofour.compiler.graph import require_graph
 from twofour.errors import FormatError, PackingError, TwofourError
 from twofour.export.file import Contents, read, untie, write
 from twofour.export.fill import fill_compiled, fill_masked
-from twofour.layers import reduction_axes
+from twofour.export.fit import require_fit, with_ties
+from twofour.export.shards import write_folder
 from twofour.masks import Mask
 from twofour.packing import Packed, pack
-from twofour.patterns import parse
 
 logger = logging.getLogger("twofour.export")
 
 
-def save(model: nn.Module, path: str | os.PathLike[str], *, packed: bool = True) -> None:
-    """Write a masked or compiled model to one safetensors file.
+def save(
+    model: nn.Module, path: str | os.PathLike[str], *, packed: bool = True, max_shard_bytes: int | None = None
+) -> None:
+    """Write a masked or compiled model to one safetensors file, or into a folder as one or several.
 
     A compiled model's sparse layers are written in the canonical packed form and its dense ones as plain tensors; any
     machine that loads the file chooses its own kernels. A masked model's masked weights are packed.
 
     Args:
         model: From `twofour.prune` or `twofour.compile`; a dense model is written plainly.
-        path: File to write; it is replaced only once the new one is complete.
+        path: File to write; it is replaced only once the new one is complete. A folder that exists, or with
+            `max_shard_bytes` a new one, gets model.safetensors, or several files and model.safetensors.index.json.
         packed: False writes plain weights with their zeros, as any other tool reads them; which of them are sparse
             stands in the metadata.
+        max_shard_bytes: Bytes of tensors in a file at most: `path` is a folder, and a tensor that has more gets a file
+            of its own.
 
     Raises:
-        FormatError: The file cannot be written, or the model has no values (meta device).
+        FormatError: The file cannot be written, `max_shard_bytes` is impossible, or the model has no values (meta
+            device).
         PackingError: A masked weight does not keep its pattern, or its dtype or pattern has no packed form.
     """
+    folder = _is_folder(Path(path), max_shard_bytes)
     plain, aliases = untie(_tensors(model))
     weights: dict[str, Packed] = {}
     patterns: dict[str, str] = {}
@@ -57,7 +65,11 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, packed: bool = True)
         plain |= {name: weight.unpack() for name, weight in weights.items()}
         weights = {}
     settings = {**_settings(model), "patterns": patterns, **({"axes": axes} if axes else {})}
-    write(path, Contents(plain, weights, aliases, settings))
+    contents = Contents(plain, weights, aliases, settings)
+    if folder:
+        write_folder(path, contents, max_shard_bytes)
+    else:
+        write(path, contents)
 
 
 def load(
@@ -73,7 +85,7 @@ def load(
     """Read a file that `save` wrote into a model of the same architecture.
 
     Args:
-        path: A twofour file, or plain safetensors.
+        path: A twofour file, plain safetensors, or a folder with model.safetensors or several files and their index.
         model: Gives the architecture; its own weights are not read and may be on the meta device, so that the dense
             weights are never in memory.
         masked: True fills `model` itself with plain weights, zeros included, attaches the masks and returns it, ready
@@ -89,11 +101,32 @@ def load(
         CompileError: The model is on a device without kernels, or `graph` has no example.
     """
     require_graph(graph, example)
-    contents = read(path)
-    _require_fit(path, model, contents)
+    contents = with_ties(model, read(path))
+    require_fit(path, model, contents)
     if masked:
         return fill_masked(path, model, contents)
     return fill_compiled(path, model, contents, memory, tokens, graph, example)
+
+
+def _is_folder(path: Path, max_shard_bytes: int | None) -> bool:
+    """Say whether `path` is a folder to write into, before any work is done."""
+    if max_shard_bytes is None:
+        return path.is_dir()
+    if type(max_shard_bytes) is not int or max_shard_bytes < 1:
+        raise FormatError(
+            "the size of a shard is impossible",
+            got=f"max_shard_bytes={max_shard_bytes!r}",
+            wanted="a positive whole number of bytes",
+            remedy="max_shard_bytes=5_000_000_000 is what Hugging Face's hub uses",
+        )
+    if path.is_file() or path.suffix == ".safetensors":
+        raise FormatError(
+            "several files cannot be written under the name of one",
+            got=f"{path} with max_shard_bytes={max_shard_bytes}",
+            wanted="the name of a folder",
+            remedy=f"twofour.save(model, {str(path.with_suffix(''))!r}, max_shard_bytes=...)",
+        )
+    return True
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -160,48 +193,3 @@ def _settings(model: nn.Module) -> dict[str, Any]:
         ranges = {name: [found.x_scale, found.x_zero] for name, found in layers if not found.dynamic}
         return {**settings, **({"images": images} if images else {}), **({"ranges": ranges} if ranges else {})}
     return {"kind": "masked" if masks.of(model) else "plain"}
-
-
-def _require_fit(path: Any, model: nn.Module, contents: Contents) -> None:
-    want = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
-    have = {name: tuple(tensor.shape) for name, tensor in contents.plain.items()}
-    have |= {name: weight.header.shape for name, weight in contents.packed.items()}
-    have |= {alias: have[name] for alias, name in contents.aliases.items() if name in have}
-    if missing := sorted(want.keys() - have.keys()):
-        raise misfit(path, f"{len(missing)} tensors of the model are not in the file, such as `{missing[0]}`")
-    if foreign := sorted(have.keys() - want.keys()):
-        raise misfit(path, f"{len(foreign)} tensors of the file are not in the model, such as `{foreign[0]}`")
-    for name, shape in want.items():
-        if have[name] != shape:
-            raise misfit(path, f"`{name}` is {have[name]} in the file and {shape} in the model")
-    axes = reduction_axes(model)
-    for name, weight in contents.packed.items():
-        axis = axes[name].axis if name in axes else 1
-        if weight.header.axis != axis or len(weight.header.shape) < 2:
-            raise misfit(path, f"`{name}` is packed along axis {weight.header.axis}; the reduction axis is {axis}")
-    _require_patterns(path, contents)
-
-
-def _require_patterns(path: Any, contents: Contents) -> None:
-    patterns = contents.settings.get("patterns", {})
-    known = contents.plain.keys() | contents.packed.keys()
-    good = isinstance(patterns, dict) and all(
-        name in known and isinstance(text, str) for name, text in patterns.items()
-    )
-    if not good:
-        raise misfit(path, "the patterns in its settings do not name its tensors")
-    for text in patterns.values():
-        try:
-            parse(text)
-        except TwofourError as error:
-            raise misfit(path, f"the pattern {text!r:.40} in its settings is not known") from error
-
-
-def misfit(path: Any, got: str) -> FormatError:
-    """Build the error for a file that does not fit the model it is loaded into."""
-    return FormatError(
-        "the file does not fit the model",
-        got=f"{path}: {got}",
-        wanted="a file saved from a model of the same architecture",
-        remedy="build the model as it was built when it was saved",
-    )

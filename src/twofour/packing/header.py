@@ -9,7 +9,8 @@ from math import prod
 import torch
 
 from twofour.errors import PackingError, PatternError
-from twofour.patterns import Pattern, parse
+from twofour.packing.quantize import GROUPS
+from twofour.patterns import NM, VNM, PairedNM, Pattern, parse
 
 FORMAT_VERSION = 1
 """Version of the canonical format and of the headers; readers refuse others."""
@@ -19,6 +20,16 @@ HEADER_BYTES = 64
 
 _MAGIC = b"24PK"
 _STRUCT = struct.Struct("<4sHH12s12s16sqq")  # magic, version, group, pattern, dtype, layout, rows, columns
+
+_FIELDS = {"pattern", "dtype", "shape", "axis", "layout", "version"}
+
+LARGEST_WEIGHT = 1 << 40
+"""Values of a dense weight at most: sizes computed from a header stay far from overflow."""
+
+FORMS = 'int4: "4:8-pairs", or (V:)N:M with groups; tf32: "1:2"; every other dtype: (V:)N:M'
+"""Which patterns have a packed form in which encoding; `has_form`."""
+
+WRITE_AGAIN = "the file is damaged or was not written by twofour; write it again from the dense weights"
 
 ZEROS_BIT = 0x8000
 """Set in a layout header's group where the groups have zero points."""
@@ -82,35 +93,65 @@ class Header:
         Raises:
             PackingError: A field is missing, of the wrong type, or names something this version cannot read.
         """
-        known = {"pattern", "dtype", "shape", "axis", "layout", "version"}
-        if not isinstance(fields, dict) or set(fields) - {"group"} != known:
-            raise _malformed(f"{fields!r:.200}", "an object with pattern, dtype, shape, axis, layout and version")
-        shape, axis = fields["shape"], fields["axis"]
-        whole = [*shape, axis, fields["version"]] if isinstance(shape, list) else [None]
-        if not all(type(value) is int for value in whole) or not 1 <= len(shape) <= 5 or min(shape) < 1:
-            raise _malformed(f"shape {shape!r:.80}, axis {axis!r:.20}", "1 to 5 positive whole numbers and an axis")
-        if not 0 <= axis < len(shape) or prod(shape) > 1 << 40:
-            raise _malformed(f"shape {shape}, axis {axis}", "an axis of the shape, and at most 2^40 values")
-        if fields["version"] != FORMAT_VERSION or fields["layout"] != "canonical":
-            raise _malformed(
-                f"version {fields['version']}, layout {fields['layout']!r:.40}",
-                f'version {FORMAT_VERSION}, layout "canonical"',
-            )
-        if not isinstance(fields["dtype"], str) or fields["dtype"] not in DTYPES:
-            raise _malformed(f"dtype {fields['dtype']!r:.40}", ", ".join(DTYPES))
-        if not isinstance(fields["pattern"], str):
-            raise _malformed(f"pattern {fields['pattern']!r:.40}", "the text of a pattern")
-        scaled = fields.get("group", 0)
-        if type(scaled) is not int or not 0 <= scaled < ZEROS_BIT or (scaled and shape[axis] % scaled):
-            raise _malformed(f"group {scaled!r:.20}, reduction {shape[axis]}", "a divisor of the reduction, or 0")
-        header = cls(fields["pattern"], fields["dtype"], tuple(shape), axis, group=scaled)
-        try:
-            group = header.parsed().group
-        except PatternError as error:
-            raise _malformed(f"pattern {header.pattern!r:.40}", "a pattern this version knows") from error
-        if header.reduction % group:
-            raise _malformed(f"shape {shape}, axis {axis}", f"a reduction axis that is a multiple of {group}")
-        return header
+        if not isinstance(fields, dict) or set(fields) - {"group"} != _FIELDS:
+            got = f"{fields!r:.200}"
+            raise _malformed("fields", got, "an object with pattern, dtype, shape, axis, layout and version")
+        if type(fields["version"]) is not int or fields["version"] != FORMAT_VERSION:
+            raise _malformed("version", f"version {fields['version']!r:.40}", f"version {FORMAT_VERSION}")
+        if fields["layout"] != "canonical":
+            raise _malformed("layout", f"layout {fields['layout']!r:.40}", 'layout "canonical"')
+        shape, axis, group = _shape(fields["shape"]), fields["axis"], fields.get("group", 0)
+        if type(axis) is not int or not 0 <= axis < len(shape):
+            raise _malformed("axis", f"shape {shape}, axis {axis!r:.40}", "an axis of the shape")
+        rule = _form(fields["pattern"], fields["dtype"])
+        if shape[axis] % rule.group:
+            wanted = f"a reduction axis that is a multiple of {rule.group}"
+            raise _malformed("reduction", f"shape {shape}, axis {axis}", wanted)
+        if refusal := _group_refusal(group, fields["dtype"], rule, shape[axis]):
+            got = f"group {group!r:.20}, {fields['dtype']}, pattern {rule.name}, reduction {shape[axis]}"
+            raise _malformed("group", got, refusal)
+        return cls(rule.name, fields["dtype"], shape, axis, group=group)
+
+
+def _shape(found: object) -> tuple[int, ...]:
+    if not isinstance(found, list) or not 1 <= len(found) <= 5 or not all(type(n) is int and n > 0 for n in found):
+        raise _malformed("shape", f"shape {found!r:.80}", "1 to 5 positive whole numbers")
+    if max(found) > LARGEST_WEIGHT or prod(found) > LARGEST_WEIGHT:
+        raise _malformed("size", f"shape {found!r:.80}", "at most 2^40 values")
+    return tuple(found)
+
+
+def _form(text: object, dtype: object) -> Pattern:
+    """Read the pattern of a header, and refuse a dtype that it has no packed form in."""
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise _malformed("dtype", f"dtype {dtype!r:.40}", ", ".join(DTYPES))
+    try:
+        if not isinstance(text, str):
+            raise PatternError("a pattern is text")
+        rule = parse(text)
+    except PatternError as error:
+        raise _malformed("pattern", f"pattern {text!r:.40}", "the text of a pattern this version knows") from error
+    if not has_form(rule, dtype):
+        raise _malformed("form", f"pattern {rule.name}, dtype {dtype}", FORMS)
+    return rule
+
+
+def _group_refusal(group: object, dtype: str, rule: Pattern, reduction: int) -> str | None:
+    """Say what is wanted where a group size means nothing: int4 of N:M needs one, int8 may have one."""
+    if type(group) is not int or (group and (dtype not in ("int8", "int4") or isinstance(rule, PairedNM))):
+        return "no group: only whole numbers of N:M have scales for groups"
+    if dtype == "int4" and not isinstance(rule, PairedNM) and group not in GROUPS:
+        return f"one of {', '.join(map(str, GROUPS))}"
+    if group and (not 0 < group < ZEROS_BIT or reduction % group or group % rule.group):
+        return f"a divisor of the reduction and a multiple of {rule.group}"
+    return None
+
+
+def has_form(rule: Pattern, dtype: str) -> bool:
+    """Tell whether a pattern has a packed form in an encoding."""
+    if dtype == "tf32":
+        return rule == NM(1, 2)
+    return isinstance(rule, NM | VNM) or (dtype == "int4" and isinstance(rule, PairedNM))
 
 
 def layout_header(
@@ -129,10 +170,10 @@ def read_layout_header(data: bytes) -> Header:
         PackingError: The bytes are no such header, or one of another version.
     """
     if len(data) != HEADER_BYTES or data[:4] != _MAGIC:
-        raise _malformed(f"{data[:8]!r} ...", f"{HEADER_BYTES} bytes that start with {_MAGIC!r}")
+        raise _malformed("layout", f"{data[:8]!r} ...", f"{HEADER_BYTES} bytes that start with {_MAGIC!r}")
     _, version, scaled, pattern, dtype, layout, rows, columns = _STRUCT.unpack(data)
     if version != FORMAT_VERSION:
-        raise _malformed(f"version {version}", f"version {FORMAT_VERSION}")
+        raise _malformed("version", f"version {version}", f"version {FORMAT_VERSION}")
     text = [field.rstrip(b"\0").decode("ascii", "replace") for field in (pattern, dtype, layout)]
     return Header(text[0], text[1], (rows, columns), 1, text[2], version, scaled & ~ZEROS_BIT)
 
@@ -142,5 +183,7 @@ def has_zeros(data: bytes) -> bool:
     return bool(_STRUCT.unpack(data)[2] & ZEROS_BIT)
 
 
-def _malformed(got: str, wanted: str) -> PackingError:
-    return PackingError("the header of a packed weight is malformed", got=got, wanted=wanted)
+def _malformed(part: str, got: str, wanted: str) -> PackingError:
+    return PackingError(
+        "the header of a packed weight is malformed", got=got, wanted=wanted, remedy=WRITE_AGAIN, code=f"header-{part}"
+    )

@@ -70,18 +70,20 @@ def decode(stream: Tensor, groups: int, kept: int, units: int, tf32: bool = Fals
     count = groups * kept
     planes = np.unpackbits(stream.numpy(), axis=1, bitorder="little")
     if planes[:, count * bits :].any():
-        raise _illegal("padding bits that are not zero", "zero bits behind the last index of a row")
+        raise _illegal("padding", "padding bits that are not zero", "zero bits behind the last index of a row")
     weights = (1 << np.arange(bits)).astype(np.uint8)
     fields = torch.from_numpy(planes[:, : count * bits].reshape(rows, count, bits) @ weights).long()
     if tf32:
         fields = _from_codes(fields)
     positions = fields.view(rows, groups, kept)
     if int(positions.max()) >= units:
-        raise _illegal(f"index {int(positions.max())}", f"indices below {units}")
+        raise _illegal("bound", f"index {int(positions.max())}", f"indices below {units}")
     falling = (positions.diff(dim=-1) <= 0).any(-1)
     if falling.any():
         row, group = falling.nonzero()[0].tolist()
-        raise _illegal(f"indices {positions[row, group].tolist()} in row {row}, group {group}", "ascending indices")
+        raise _illegal(
+            "order", f"indices {positions[row, group].tolist()} in row {row}, group {group}", "ascending indices"
+        )
     return positions
 
 
@@ -89,14 +91,15 @@ def _from_codes(codes: Tensor) -> Tensor:
     second = codes == TF32_CODES[1]
     bad = ~second & (codes != TF32_CODES[0])
     if bad.any():
-        raise _illegal(f"code {int(codes[bad][0]):#06b}", "0b0100 or 0b1110 for each pair")
+        raise _illegal("code", f"code {int(codes[bad][0]):#06b}", "0b0100 or 0b1110 for each pair")
     return second.long()
 
 
-def _illegal(got: str, wanted: str) -> PackingError:
+def _illegal(part: str, got: str, wanted: str) -> PackingError:
     return PackingError(
         "the index stream of a packed weight is illegal",
         got=got,
         wanted=wanted,
         remedy="the file is damaged or was not written by twofour; write it again from the dense weights",
+        code=f"indices-{part}",
     )

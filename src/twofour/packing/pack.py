@@ -9,9 +9,11 @@ from torch import Tensor
 
 from twofour import native
 from twofour.errors import PackingError
-from twofour.packing.header import DTYPES, Header
+from twofour.packing.geometry import Geometry
+from twofour.packing.header import DTYPES, FORMS, Header, has_form
 from twofour.packing.indices import decode, encode, row_bytes
-from twofour.packing.quantize import GROUPS, INT4_LARGEST, INT4_LEAST, dequantize, to_int4, to_int8
+from twofour.packing.quantize import GROUPS, dequantize, to_int4, to_int8
+from twofour.packing.validate import ascending, require_scales, require_sizes, require_values
 from twofour.patterns import NM, VNM, PairedNM, Pattern, Transposable, parse
 from twofour.patterns.base import is_finite, non_finite, require_groups
 
@@ -47,8 +49,8 @@ class Packed:
         Raises:
             PackingError: Sizes do not match the header, or an index is illegal.
         """
-        geometry = _Geometry.of(self.header)
-        _require_sizes(self, geometry)
+        geometry = Geometry.of(self.header)
+        require_sizes(self.values, self.indices, geometry)
         found = decode(self.indices, geometry.groups, geometry.kept_units, geometry.units, geometry.tf32)
         if geometry.width == 1:
             return found
@@ -60,14 +62,14 @@ class Packed:
         Raises:
             PackingError: Sizes do not match the header, a value is NaN or infinite, or an index is illegal.
         """
-        geometry = _Geometry.of(self.header)
-        _require_sizes(self, geometry)
-        _require_finite(self.values)
-        _require_scales(self)
+        geometry = Geometry.of(self.header)
+        require_sizes(self.values, self.indices, geometry)
+        require_values(self.values, geometry)
+        require_scales(self.scales, self.zeros, self.header)
         if (geometry.kept_units, geometry.units) != (2, 4):
             self.positions()
             return
-        if not _ascending(self.indices, geometry.groups):
+        if not ascending(self.indices, geometry.groups):
             self.positions()  # raises, naming the place
 
     def transposed(self) -> Packed:
@@ -84,9 +86,9 @@ class Packed:
         Raises:
             PackingError: Sizes do not match the header, or an index is illegal.
         """
-        header, geometry = self.header, _Geometry.of(self.header)
+        header, geometry = self.header, Geometry.of(self.header)
         positions = self.positions()
-        values = _read_int4(self.values) if header.dtype == "int4" else self.values
+        values = _read_int4(self.values, geometry.kept) if header.dtype == "int4" else self.values
         if self.scales is not None:
             values = dequantize(values, self.scales, self.zeros)
         dense = torch.zeros(header.rows, geometry.groups, geometry.group, dtype=values.dtype)
@@ -153,32 +155,6 @@ def pack(
     return Packed(header, _write_int4(values) if name == "int4" else values, indices, scales, zeros)
 
 
-@dataclass(frozen=True)
-class _Geometry:
-    """Sizes that a header implies; a unit is what one index names: a value, or a pair of them."""
-
-    group: int
-    groups: int
-    units: int
-    kept_units: int
-    width: int
-    tf32: bool
-
-    @classmethod
-    def of(cls, header: Header) -> _Geometry:
-        rule = header.parsed()
-        assert isinstance(rule, NM | PairedNM | VNM), rule
-        if header.reduction % rule.m:
-            raise PackingError(
-                "the header of a packed weight contradicts itself",
-                got=f"pattern {rule.name}, shape {header.shape}, reduction axis {header.axis} of {header.reduction}",
-                wanted=f"a reduction axis that is a multiple of {rule.m}",
-                remedy="the file is damaged; write it again",
-            )
-        width = 2 if isinstance(rule, PairedNM) else 1
-        return cls(rule.m, header.reduction // rule.m, rule.m // width, rule.n // width, width, header.dtype == "tf32")
-
-
 def _compress_native(flat: Tensor, moved: Tensor, rule: Pattern) -> tuple[Tensor, Tensor]:
     rows, columns = flat.shape
     values = torch.empty(rows, columns // 2, dtype=torch.float32)
@@ -194,7 +170,7 @@ def _compress_native(flat: Tensor, moved: Tensor, rule: Pattern) -> tuple[Tensor
 
 
 def _compress(flat: Tensor, rule: Pattern, header: Header) -> tuple[Tensor, Tensor]:
-    geometry = _Geometry.of(header)
+    geometry = Geometry.of(header)
     keep = rule.project(flat, absolute=True).view(len(flat), geometry.groups, geometry.group)
     positions = keep.nonzero()[:, -1].view(len(flat), geometry.groups, -1)
     values = flat.view(keep.shape).gather(-1, positions).flatten(1)
@@ -212,23 +188,13 @@ def _encoding(rule: Pattern, weight: torch.dtype, asked: str | torch.dtype | Non
             wanted="float32, bfloat16, float16, tf32, int8 or int4 from a floating weight; int8 or int4 from int8",
         )
     pairs = weight == torch.int8  # whole numbers without scales have the form that hardware reads
-    form = {"int4": isinstance(rule, PairedNM) == pairs, "tf32": rule == NM(1, 2)}.get(name, isinstance(rule, NM | VNM))
-    if not form:
+    if not has_form(rule, name) or (name == "int4" and isinstance(rule, PairedNM) != pairs):
         raise PackingError(
             f"the pattern {rule.name} has no {name} form",
             got=f"pattern {rule.name}, dtype {name}",
-            wanted='int4: "4:8-pairs" from int8, or (V:)N:M from floats; tf32: "1:2"; every other dtype: (V:)N:M',
+            wanted=f"{FORMS}; pairs from int8, groups from floats",
         )
     return name
-
-
-def _ascending(stream: Tensor, groups: int) -> bool:
-    """Tell whether every nibble of a 2:4 index stream is a legal code, and the padding zero; a few bytes a byte."""
-    low = (stream & 3) < (stream >> 2 & 3)
-    high = (stream >> 4 & 3) < stream >> 6
-    if groups % 2:
-        high[:, -1] = stream[:, -1] >> 4 == 0
-    return bool((low & high).all())
 
 
 def _scaled(rule: Pattern, reduction: int, group: int) -> int:
@@ -244,38 +210,6 @@ def _scaled(rule: Pattern, reduction: int, group: int) -> int:
     return group // rule.m * rule.n
 
 
-def _require_scales(packed: Packed) -> None:
-    header = packed.header
-    runs = (header.rows, header.reduction // header.group if header.group else 1)
-    for role, part in (("scales", packed.scales), ("zeros", packed.zeros)):
-        if part is not None and (tuple(part.shape), part.dtype) != (runs, torch.float32):
-            raise _scales_malformed(f"{role} {tuple(part.shape)} {part.dtype}", f"{runs} torch.float32")
-    scales, zeros = packed.scales, packed.zeros
-    whole = header.dtype in ("int8", "int4")
-    if (scales is not None and not whole) or (scales is None and (header.group or zeros is not None)):
-        raise _scales_malformed(
-            f"scales {scales is not None}, zero points {zeros is not None}, {header.dtype}, group {header.group}",
-            "scales with whole numbers, where the header has groups or the weight zero points",
-        )
-    if header.dtype == "int4" and header.group and header.group not in GROUPS:  # no kernel cuts others
-        raise _scales_malformed(f"groups of {header.group}", f"groups of {', '.join(map(str, GROUPS))}")
-    if scales is not None and not bool((torch.isfinite(scales) & (scales > 0)).all()):
-        raise _scales_malformed("a scale that is not finite or not positive", "positive finite scales")
-    if zeros is not None and not bool(
-        ((zeros >= INT4_LEAST) & (zeros <= INT4_LARGEST) & (zeros == zeros.round())).all()
-    ):
-        raise _scales_malformed("a zero point outside -8..7 or not whole", "whole zero points from -8 to 7")
-
-
-def _scales_malformed(got: str, wanted: str) -> PackingError:
-    return PackingError(
-        "the scales of a packed weight do not fit",
-        got=got,
-        wanted=wanted,
-        remedy="the file is damaged or was not written by twofour; write it again from the dense weights",
-    )
-
-
 def _not_legal(weight: Tensor, rule: Pattern) -> PackingError:
     found = rule.check(weight)
     return PackingError(
@@ -285,34 +219,6 @@ def _not_legal(weight: Tensor, rule: Pattern) -> PackingError:
         wanted=f"at most {rule.density:.0%} non-zeros in each group of {rule.group} along the reduction axis",
         remedy="prune first: twofour.prune(model, ...), or weight *= pattern.project(weight, absolute=True)",
     )
-
-
-def _require_sizes(packed: Packed, geometry: _Geometry) -> None:
-    header = packed.header
-    per_row = geometry.groups * geometry.kept_units * geometry.width
-    stored = (header.rows, (per_row + 1) // 2 if header.dtype == "int4" else per_row)
-    stream = (header.rows, row_bytes(geometry.groups, geometry.kept_units, geometry.units, geometry.tf32))
-    dtype = torch.uint8 if header.dtype == "int4" else DTYPES[header.dtype]
-    got = (tuple(packed.values.shape), packed.values.dtype, tuple(packed.indices.shape), packed.indices.dtype)
-    if got != (stored, dtype, stream, torch.uint8):
-        raise PackingError(
-            "the sizes of a packed weight do not match its header",
-            got=f"values {got[0]} {got[1]}, indices {got[2]} {got[3]}",
-            wanted=f"values {stored} {dtype}, indices {stream} torch.uint8",
-            remedy="the file is damaged; write it again",
-        )
-
-
-def _require_finite(values: Tensor) -> None:
-    if not is_finite(values):
-        bad = (~torch.isfinite(values)).nonzero()
-        where = tuple(bad[0].tolist())
-        raise PackingError(
-            "the values of a packed weight are not finite",
-            got=f"{len(bad)} values that are NaN or infinite, the first {values[where].item()} at {where}",
-            wanted="finite values only",
-            remedy="the file is damaged or was not written by twofour; write it again from the dense weights",
-        )
 
 
 def _overflow(weight: Tensor, dtype: torch.dtype) -> PackingError:
@@ -333,9 +239,10 @@ def _write_int4(values: Tensor) -> Tensor:
             wanted="whole numbers from -8 to 7",
         )
     nibbles = values.to(torch.uint8) & 0xF
+    nibbles = torch.nn.functional.pad(nibbles, (0, nibbles.shape[1] % 2))
     return nibbles[:, 0::2] | nibbles[:, 1::2] << 4
 
 
-def _read_int4(stored: Tensor) -> Tensor:
-    nibbles = torch.stack((stored & 0xF, stored >> 4), -1).flatten(1).to(torch.int8)
+def _read_int4(stored: Tensor, kept: int) -> Tensor:
+    nibbles = torch.stack((stored & 0xF, stored >> 4), -1).flatten(1)[:, :kept].to(torch.int8)
     return torch.where(nibbles > 7, nibbles - 16, nibbles)

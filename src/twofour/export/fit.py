@@ -1,0 +1,89 @@
+"""Does a file belong to a model: every tensor in its place, of its shape, packed along its reduction axis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from twofour.errors import FormatError, TwofourError
+from twofour.export.file import Contents
+from twofour.layers import reduction_axes
+from twofour.patterns import parse
+
+
+def with_ties(model: nn.Module, contents: Contents) -> Contents:
+    """Add an alias for each tensor of the model that the file lacks and that the model ties to one it has.
+
+    Checkpoints of Hugging Face hold a tied head under the embedding's name alone.
+    """
+    state = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
+    have = contents.plain.keys() | contents.packed.keys() | contents.aliases.keys()
+    stored = {id(state[name]): contents.aliases.get(name, name) for name in have if name in state}
+    ties = {name: stored[id(value)] for name, value in state.items() if name not in have and id(value) in stored}
+    return replace(contents, aliases={**contents.aliases, **ties}) if ties else contents
+
+
+def require_fit(path: Any, model: nn.Module, contents: Contents) -> None:
+    """Refuse contents that are not those of a model of this architecture.
+
+    Raises:
+        FormatError: A tensor is missing, foreign, of another shape, packed along another axis, or the settings name
+            patterns of tensors that are not there.
+    """
+    want = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+    have = {name: tuple(tensor.shape) for name, tensor in contents.plain.items()}
+    have |= {name: weight.header.shape for name, weight in contents.packed.items()}
+    have |= {alias: have[name] for alias, name in contents.aliases.items() if name in have}
+    if missing := sorted(want.keys() - have.keys()):
+        got = f"{len(missing)} tensors of the model are not in the file, such as `{missing[0]}`"
+        raise _misfit("model-missing", path, got)
+    if foreign := sorted(have.keys() - want.keys()):
+        got = f"{len(foreign)} tensors of the file are not in the model, such as `{foreign[0]}`"
+        raise _misfit("model-foreign", path, got)
+    for name, shape in want.items():
+        if have[name] != shape:
+            raise _misfit("model-shape", path, f"`{name}` is {have[name]} in the file and {shape} in the model")
+    _require_kinds(path, model, contents)
+    axes = reduction_axes(model)
+    for name, weight in contents.packed.items():
+        axis = axes[name].axis if name in axes else 1
+        if weight.header.axis != axis or len(weight.header.shape) < 2:
+            got = f"`{name}` is packed along axis {weight.header.axis}; the reduction axis is {axis}"
+            raise _misfit("model-axis", path, got)
+    _require_patterns(path, contents)
+
+
+def _require_kinds(path: Any, model: nn.Module, contents: Contents) -> None:
+    """Refuse real numbers where the model has whole ones, and the other way round."""
+    for name, tensor in model.state_dict().items():
+        stored = contents.plain.get(contents.aliases.get(name, name))
+        if isinstance(tensor, Tensor) and stored is not None:
+            kinds = [(one.is_floating_point(), one.is_complex()) for one in (stored, tensor)]
+            if kinds[0] != kinds[1]:
+                got = f"`{name}` is {stored.dtype} in the file and {tensor.dtype} in the model"
+                raise _misfit("model-dtype", path, got)
+
+
+def _require_patterns(path: Any, contents: Contents) -> None:
+    patterns = contents.settings.get("patterns", {})
+    known = contents.plain.keys() | contents.packed.keys()
+    if not isinstance(patterns, dict) or any(name not in known for name in patterns):
+        raise _misfit("settings-names", path, "the patterns in its settings do not name its tensors")
+    for text in patterns.values():
+        try:
+            parse(text)
+        except TwofourError as error:
+            got = f"the pattern {text!r:.40} in its settings is not known"
+            raise _misfit("settings-pattern", path, got) from error
+
+
+def _misfit(code: str, path: Any, got: str) -> FormatError:
+    return FormatError(
+        "the file does not fit the model",
+        got=f"{path}: {got}",
+        wanted="a file saved from a model of the same architecture",
+        remedy="build the model as it was built when it was saved",
+        code=code,
+    )
