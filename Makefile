@@ -4,7 +4,7 @@
 # make check   formatting, lint, types
 # make bench   OP=linear|grid|conv|mask|models|memory: timings; ARGS=--record keeps the records in git
 # make records measures what is kept in benchmarks/records, in order of interest; it goes on where it stopped
-# make figures draws docs/figures from the records kept
+# make figures draws docs/figures from the records kept, and those of Sparse Tensor Cores from their tables
 # make fuzz   ten minutes of hostile files against the loader, under the sanitizers; ARGS="--seconds 60" for less
 # make sanitize the native part under the address and undefined-behaviour sanitizers, in a build folder of its own
 # make kernels every kernel: available here, or the reason it is not
@@ -56,6 +56,7 @@ records: $(VENV)/peers.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
 
 figures: $(VENV)/figures.stamp $(VENV)/package.stamp
 	$(BIN)/python benchmarks/run.py figures
+	$(BIN)/python -c 'from twofour.tensor_core.plot import plot_all; plot_all("docs/figures")'
 
 # A package of its own, found before the one in .venv: an environment inside build/ that reads .venv's packages but not
 # its .pth files. libstdc++ is preloaded because the sanitizers must find the real __cxa_throw when Python starts.

@@ -80,6 +80,14 @@ def from_sm90(values: Tensor, meta: Tensor, kind: str | Element, tile: int = LAR
     return Operand(kind, values, codes)
 
 
+def code_order(kind: Element, tile: int = LARGEST_TILE) -> Tensor:
+    """Where each code of an atom stands among its codes, two a byte: int64 (64, tile / chunk)."""
+    _require_tile(kind, tile)
+    codes = ROWS * tile // kind.chunk
+    order = _split(torch.arange(codes).view(1, 1, ROWS, -1), kind).permute(_order(kind)).flatten()
+    return torch.empty_like(order).scatter_(0, order, torch.arange(codes)).view(ROWS, -1)
+
+
 def _split(atoms: Tensor, kind: Element) -> Tensor:
     """View (K atoms, M atoms, 64, codes) as (.., .., 4, 2, 8, K-blocks, 2, 4) for 16 and 32 bits."""
     if kind.bits == 8:
