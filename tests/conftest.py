@@ -14,6 +14,10 @@ from twofour import native
 
 ROOT = Path(__file__).parent.parent
 
+# Read when a Triton kernel is first imported: without a GPU its interpreter runs them on CPU tensors.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # `with torch.device(...)` looks functions up in a list made at its first use: it must hold torch.empty itself.
 _device_constructors()
 

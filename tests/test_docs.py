@@ -10,6 +10,7 @@ import pytest
 from twofour import criteria, native
 from twofour.cli import app
 from twofour.kernels import convolutions, rows
+from twofour.kernels.table import GPU_STEPS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -37,6 +38,7 @@ def test_every_kernel_row_is_documented() -> None:
         )
     ]
     names += [row[0] for row in (*extension.attention_rows(), *extension.norm_rows())]
+    names += [name for name, _ in GPU_STEPS]
     assert [name for name in names if f"`{name}`" not in page] == []
     known = set(re.findall(r"`((?:nm|dense|attention|norm)_\w+__\w+)`", page))
     assert known == set(names), "the page names kernels that do not exist"

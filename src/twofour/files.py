@@ -57,6 +57,21 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         _flush(target.parent)
 
 
+def cache_folder() -> Path | None:
+    """Return where measured times are kept: $TWOFOUR_CACHE, else $XDG_CACHE_HOME/twofour, else ~/.cache/twofour.
+
+    None where TWOFOUR_CACHE is "off" or there is no home folder.
+    """
+    setting = os.environ.get("TWOFOUR_CACHE", "")
+    if setting:
+        return None if setting == "off" else Path(setting)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twofour"
+    except RuntimeError as error:
+        _log.warning("measured times are not kept: %s; set TWOFOUR_CACHE to a folder", error)
+        return None
+
+
 def _mode(target: Path) -> int:
     """Return the permissions that the new file gets: those of the old one, or those of any new file."""
     try:

@@ -61,6 +61,9 @@ def test_names_follow_the_grammar_and_are_unique() -> None:
     for row in rows():
         head, hardware = row.name.split("__")
         assert head.startswith(row.operation)
+        if row.device == "cuda":
+            assert hardware == ("triton" if row.triton else "cuda") and row.isa.startswith("sm_")
+            continue
         libraries = [library for library, kernels in LIBRARIES.items() if row in kernels]
         assert [hardware] == (libraries or [row.isa])
         assert bool(libraries) == (row.isa == "any")

@@ -13,7 +13,6 @@ import hashlib
 import json
 import logging
 import math
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import torch
 
 from twofour import native
 from twofour.errors import MeasureError
+from twofour.files import cache_folder
 from twofour.kernels import rows
 from twofour.measure import compare, machine, write_json
 
@@ -51,15 +51,8 @@ class Cache:
     @classmethod
     def for_this_machine(cls) -> Cache:
         """Open the cache of this machine, this torch and these kernels."""
-        setting = os.environ.get("TWOFOUR_CACHE", "")
-        if setting == "off":
-            return cls(None)
-        try:
-            folder = Path(setting or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        except RuntimeError as error:  # no home folder
-            logger.warning("measured times are not kept: %s; set TWOFOUR_CACHE to a folder", error)
-            return cls(None)
-        return cls((folder if setting else folder / "twofour") / f"times-{_identity()}.json")
+        folder = cache_folder()
+        return cls(None if folder is None else folder / f"times-{_identity()}.json")
 
     def key(self, case: str, copies: int) -> str:
         """Name a case with threads of our kernels and of torch's, and copies of the weight rotated over."""

@@ -22,8 +22,8 @@ class Row(ABC):
         operation: What it computes: "nm_matmul", "dense_matmul", "nm_conv" or "dense_conv".
         pattern: Pattern of the weights it takes, "any" for every N:M, "dense" for none.
         dtype: Computing type.
-        device: "cpu".
-        isa: Instruction set it needs (`native.supports`), "any" when torch chooses.
+        device: "cpu" or "cuda".
+        isa: Instruction set it needs (`native.supports`), "any" when torch chooses; of the GPU its least architecture.
         layout: Order of the weight's bytes; kernels of one layout share a prepared weight.
     """
 

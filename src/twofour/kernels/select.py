@@ -32,7 +32,11 @@ def select(packed: Packed, tokens: int) -> Kernel:
     Raises:
         KernelError: No kernel takes this weight here; one reason per candidate.
     """
-    candidates = [kernel for kernel in rows() if kernel.operation == "nm_matmul" and kernel.pattern != "any"]
+    candidates = [
+        kernel
+        for kernel in rows()
+        if (kernel.operation, kernel.device) == ("nm_matmul", "cpu") and kernel.pattern != "any"
+    ]
     fitting = [kernel for kernel in candidates if kernel.refuses(packed) is None]
     if not fitting:
         raise KernelError(

@@ -11,15 +11,20 @@ from twofour.kernels.base import Kernel
 from twofour.kernels.conv import ConvKernel
 from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV
 from twofour.kernels.dense_matmul import MKL, ONEDNN, ONEDNN_BF16, ONEDNN_INT8, PLAIN, PLAIN_BF16, native_dense_rows
+from twofour.kernels.dense_matmul.cuda import CUDA_DENSE
+from twofour.kernels.dense_matmul.cuda_int4 import TINY_INT4
 from twofour.kernels.nm_conv import CONV_REFERENCE, native_conv_rows, pointwise_rows
 from twofour.kernels.nm_matmul import REFERENCE, native_rows
+from twofour.kernels.nm_matmul.cuda import CUSPARSELT, CUTLASS, FEW_TOKENS
+from twofour.native import gpu
 
 
 @cache
 def rows() -> tuple[Kernel, ...]:
     """Return every kernel of a product there is, whether or not it can run here."""
     torchs = (REFERENCE, ONEDNN, *MKL, PLAIN, ONEDNN_BF16, PLAIN_BF16, ONEDNN_INT8)
-    return (*native_rows(), *torchs, *native_dense_rows())
+    on_gpu = (*CUSPARSELT, *CUTLASS, *FEW_TOKENS, *CUDA_DENSE, TINY_INT4)
+    return (*native_rows(), *torchs, *native_dense_rows(), *on_gpu)
 
 
 @cache
@@ -38,8 +43,8 @@ class Listed:
             `Kernel.operation`.
         pattern: Pattern of the weights, "any" for every N:M, "dense" for none.
         dtype: Computing type.
-        device: "cpu".
-        isa: Instruction-set level it needs, "any" when torch chooses.
+        device: "cpu" or "cuda".
+        isa: Instruction-set level it needs, "any" when torch chooses; of the GPU its least architecture.
         reason: Why it cannot run here and now, or None when it can.
     """
 
@@ -50,6 +55,14 @@ class Listed:
     device: str
     isa: str
     reason: str | None
+
+
+GPU_STEPS = (
+    ("nm_mask_2x4__triton", "2:4"),
+    ("nm_tiles_2x4__triton", "2:4"),
+    ("nm_compress_2x4__triton", "2:4"),
+)
+"""Kernels on the GPU that make masks and packed weights, and their pattern."""
 
 
 def listing() -> tuple[Listed, ...]:
@@ -63,10 +76,15 @@ def listing() -> tuple[Listed, ...]:
     steps = [(name, isa, f"{n}:{m}" if n else "any") for name, isa, n, m in extension.nm_mask_rows()]
     steps += [(name, isa, "2:4") for name, isa in (*extension.nm_tiles_rows(), *extension.nm_compress_rows())]
     steps += [(name, isa, "2:4") for name, isa in (*extension.nm_unbiased_rows(), *extension.nm_gradient_rows())]
+    reason = gpu.unavailable(triton=True)
     return (
         *(
             Listed(name, "_".join(name.split("_")[:2]), pattern, "float32", "cpu", isa, reasons[isa])
             for name, isa, pattern in steps
+        ),
+        *(
+            Listed(name, "_".join(name.split("_")[:2]), pattern, "float32", "cuda", "sm_80", reason)
+            for name, pattern in GPU_STEPS
         ),
         *products,
         *(
@@ -98,12 +116,15 @@ def find(name: str) -> Kernel:
         ) from None
 
 
-def available(operation: str) -> tuple[Kernel, ...]:
+def available(operation: str, device: str = "cpu") -> tuple[Kernel, ...]:
     """Return the kernels of `operation` that can run here and now, in the table's order, without the reference."""
     return tuple(
         kernel
         for kernel in rows()
-        if kernel.operation == operation and kernel is not REFERENCE and kernel.unavailable() is None
+        if kernel.operation == operation
+        and kernel.device == device
+        and kernel is not REFERENCE
+        and kernel.unavailable() is None
     )
 
 

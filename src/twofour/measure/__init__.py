@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from twofour.measure.gpu import Board, compare_on_gpu, device_seconds, gpu_facts
 from twofour.measure.machine import last_level_cache_bytes, machine
 from twofour.measure.record import Record, Timing, geometric_mean, load, save, write_json
 from twofour.measure.timing import Cold, compare, copies_for_cold
 
 __all__ = [
+    "Board",
     "Cold",
     "Record",
     "Timing",
     "compare",
+    "compare_on_gpu",
     "copies_for_cold",
+    "device_seconds",
     "geometric_mean",
+    "gpu_facts",
     "last_level_cache_bytes",
     "load",
     "machine",

@@ -12,8 +12,12 @@ import torch
 from torch import Tensor
 
 from twofour import native
+from twofour.native import gpu
 from twofour.patterns.base import Conformity, Pattern, non_finite, require_groups
 from twofour.patterns.groups import check_groups, project_reference, require_possible
+
+HALF_OR_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
+"""What the masks on the GPU read."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +50,23 @@ class NM(Pattern):
         require_groups(self, scores, "a tensor of scores")
         scores = scores.detach()
         if scores.device.type != "cpu":
-            return project_reference(scores, self.n, self.m, absolute=absolute)
+            return _project_on_device(scores, self.n, self.m, absolute)
         return _project_native(scores, self.n, self.m, absolute)
 
     def check(self, weight: Tensor) -> Conformity:
         """Count the groups with at most `n` non-zeros; see `Pattern.check`."""
         require_groups(self, weight, "a weight")
         return check_groups(weight.detach().unflatten(-1, (-1, self.m)) != 0, self.n, weight, self.m)
+
+
+def _project_on_device(scores: Tensor, n: int, m: int, absolute: bool) -> Tensor:
+    if (n, m) != (2, 4) or scores.dtype not in HALF_OR_SINGLE or not gpu.runs(scores):
+        return project_reference(scores, n, m, absolute=absolute)
+    if not torch.isfinite(scores).all():
+        raise non_finite("a tensor of scores", scores)
+    from twofour.patterns.nm_mask_triton import mask
+
+    return mask(scores, absolute=absolute)
 
 
 def _project_native(scores: Tensor, n: int, m: int, absolute: bool) -> Tensor:

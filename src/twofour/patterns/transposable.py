@@ -18,8 +18,9 @@ from torch import Tensor
 
 from twofour import native
 from twofour.errors import PatternError
+from twofour.native import gpu
 from twofour.patterns.base import Conformity, Pattern, non_finite, require_groups
-from twofour.patterns.nm import NM, fits_float32
+from twofour.patterns.nm import HALF_OR_SINGLE, NM, fits_float32
 
 PAIRS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
 """The columns that a row of a tile may keep; pair p and pair 5 - p have no column in common."""
@@ -77,6 +78,8 @@ class Transposable(Pattern):
         """
         _require_tiles(self, scores, "a tensor of scores")
         scores = scores.detach()
+        if scores.is_cuda and scores.dtype in HALF_OR_SINGLE and gpu.runs(scores):
+            return _project_on_gpu(scores, absolute)
         if scores.device.type != "cpu" or not fits_float32(scores):
             return project_tiles_reference(scores, absolute=absolute)
         return _project_native(scores, absolute)
@@ -165,6 +168,14 @@ def _first_best(pair: list[list[Tensor]], row: int, ways: list[tuple[int, int]])
         value = torch.where(better, other, value)
         chosen = torch.where(better.unsqueeze(-1), torch.tensor(way, device=value.device), chosen)
     return value, chosen
+
+
+def _project_on_gpu(scores: Tensor, absolute: bool) -> Tensor:
+    if not torch.isfinite(scores).all():
+        raise non_finite("a tensor of scores", scores)
+    from twofour.patterns.nm_tiles_triton import tiles
+
+    return tiles(scores, absolute=absolute)
 
 
 def _project_native(scores: Tensor, absolute: bool) -> Tensor:

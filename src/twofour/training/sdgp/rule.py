@@ -14,8 +14,9 @@ from torch import Tensor
 from twofour import native
 from twofour.errors import PatternError
 from twofour.kernels.nm_gradient import nm_gradient, nm_gradient_packed, refuses
+from twofour.native import gpu
 from twofour.patterns import NM, Pattern
-from twofour.patterns.nm import mask_row
+from twofour.patterns.nm import HALF_OR_SINGLE, mask_row
 
 MODES = ("magnitude", "rescaled", "random", "unbiased")
 
@@ -180,6 +181,10 @@ def largest(scores: Tensor, n: int) -> Tensor:
         at = (ranked.data_ptr(), keep.data_ptr())
         if native.extension().nm_mask(mask_row(n, m), *at, ranked.numel() // m, n, m, True, native.threads()):
             return keep
+    if scores.is_cuda and (n, scores.shape[-1]) == (2, 4) and scores.dtype in HALF_OR_SINGLE and gpu.runs(scores):
+        from twofour.patterns.nm_mask_triton import mask
+
+        return mask(scores, absolute=True)
     return largest_reference(scores, n)
 
 

@@ -1,0 +1,61 @@
+"""What every row of the table that runs on an NVIDIA GPU shares: where it runs, and which of its ways it takes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from twofour.kernels.base import Kernel
+from twofour.native import gpu
+
+HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Computing types of 16 bits."""
+
+READS = (torch.float32, torch.bfloat16, torch.float16)
+"""What a GPU row takes and answers in; float32 is rounded to the row's type on the way in."""
+
+Configuration = tuple[int, ...]
+"""One way of running a row at a shape, such as (algorithm, split of the inputs, mode of the split)."""
+
+
+@dataclass(frozen=True)
+class CudaKernel(Kernel):
+    """A product on the GPU.
+
+    Attributes:
+        capability: Least compute capability.
+        triton: Whether it is written in Triton.
+        tokens_most: Tokens above which `compile` does not try it; it is correct for any number.
+    """
+
+    capability: tuple[int, int] = (8, 0)
+    triton: bool = False
+    tokens_most: int = 1 << 30
+
+    def unavailable(self) -> str | None:
+        """Return why this kernel cannot run here and now, or None when it can."""
+        return gpu.unavailable(self.capability, triton=self.triton)
+
+    def configurations(self, rows: int, columns: int, tokens: int) -> Sequence[Configuration]:
+        """Return the ways worth trying for this product; empty where there is one way."""
+        return ()
+
+    @abstractmethod
+    def dense(self, prepared: Tensor, rows: int, columns: int) -> Tensor:
+        """Return the weight (rows, columns) that a prepared one stands for, on its device: for gradients and files."""
+
+
+def padded(x: Tensor, tokens: int, columns: int) -> Tensor:
+    """Return x (tokens, in), contiguous, its sizes padded with zeros to multiples of `tokens` and to `columns`."""
+    more = -len(x) % tokens, columns - x.shape[1]
+    return functional.pad(x, (0, more[1], 0, more[0])) if any(more) else x.contiguous()
+
+
+def rounded_up(size: int, multiple: int) -> int:
+    """Return the least multiple that is not below `size`."""
+    return -(-size // multiple) * multiple

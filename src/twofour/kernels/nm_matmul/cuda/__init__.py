@@ -1,0 +1,17 @@
+"""2:4 products on NVIDIA GPUs: cuSPARSELt, torch's CUTLASS kernels, and our own for few tokens."""
+
+from twofour.kernels.nm_matmul.cuda.cusparselt import CUSPARSELT, CusparseltMatmul
+from twofour.kernels.nm_matmul.cuda.cutlass import CUTLASS, CutlassMatmul
+from twofour.kernels.nm_matmul.cuda.few_tokens import FEW_TOKENS, FewTokens
+from twofour.kernels.nm_matmul.cuda.tuning import Tuning, tuning
+
+__all__ = [
+    "CUSPARSELT",
+    "CUTLASS",
+    "FEW_TOKENS",
+    "CusparseltMatmul",
+    "CutlassMatmul",
+    "FewTokens",
+    "Tuning",
+    "tuning",
+]

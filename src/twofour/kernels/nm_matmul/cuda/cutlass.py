@@ -1,0 +1,129 @@
+"""2:4 products by torch's own CUTLASS kernels (`_sparse_semi_structured_linear`, `_sparse_semi_structured_mm`).
+
+They are Ampere's `mma.sp` kernels and need no library beside torch; bias, ReLU and SiLU of 16-bit products are fused.
+The bytes are torch's documented order: kept values, and positions shuffled for the instruction; docs/gpu.md.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.sparse._semi_structured_conversions import sparse_semi_structured_to_dense_cutlass
+
+from twofour.kernels.cuda import HALVES, CudaKernel, padded, rounded_up
+from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+from twofour.kernels.nm_matmul.cuda.eight_bits import rescaled, rounded
+from twofour.kernels.nm_matmul.cuda.parts import Part, joined, opened, size
+from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header
+from twofour.tensor_core import Operand, from_sm80, to_sm80
+
+WEIGHT_MULTIPLES = {2: (32, 64), 1: (32, 128)}
+"""Bytes of a number -> multiples of the weight's rows and columns: the larger of what products and packing ask."""
+
+TOKEN_MULTIPLE = {2: 8, 1: 16}
+
+FUSED = ("relu", "silu")
+"""Activations that torch's operator has."""
+
+
+@dataclass(frozen=True)
+class CutlassMatmul(CudaKernel):
+    """y = x @ W.T + bias with W 2:4; a bfloat16, float16 or int8 row."""
+
+    def unavailable(self) -> str | None:
+        """Return why not: no GPU, or torch without the operators."""
+        if not hasattr(torch.ops.aten, "_sparse_semi_structured_linear"):
+            return "this build of torch has no _sparse_semi_structured_linear"
+        return super().unavailable()
+
+    @property
+    def _type(self) -> torch.dtype:
+        return HALVES.get(self.dtype, torch.int8)
+
+    def _padded(self, rows: int, columns: int) -> tuple[int, int]:
+        high, wide = WEIGHT_MULTIPLES[self._type.itemsize]
+        return rounded_up(rows, high), rounded_up(columns, wide)
+
+    def _parts(self, rows: int, columns: int) -> tuple[Part, ...]:
+        high, wide = self._padded(rows, columns)
+        half = self.dtype in HALVES
+        positions = Part(torch.int16, (high, wide // 16)) if half else Part(torch.int32, (high, wide // 32))
+        parts = (Part(self._type, (high, wide // 2)), positions)
+        return parts if half else (*parts, Part(torch.float32, (high,)))
+
+    def prepare(self, weight: Packed | Tensor) -> Tensor:
+        """Return the weight in torch's order on the current GPU, padded, with its scales behind it in int8."""
+        assert isinstance(weight, Packed), weight
+        rows, columns = weight.header.shape
+        operand = Operand.from_packed(weight).padded(*WEIGHT_MULTIPLES[self._type.itemsize])
+        tensors = list(to_sm80(operand))
+        if self.dtype == "int8":
+            scales = torch.ones(rows) if weight.scales is None else weight.scales.flatten()
+            tensors.append(functional.pad(scales, (0, len(operand.values) - rows), value=1.0))
+        return joined(layout_header("2:4", self.dtype, self.layout, rows, columns), tensors)
+
+    def least_bytes(self, out_features: int, in_features: int) -> int:
+        """Return the bytes of a prepared weight."""
+        return size(self._parts(out_features, in_features))
+
+    def run(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        out_features: int,
+        epilogue: Epilogue = PLAIN_EPILOGUE,
+        other: Tensor | None = None,
+    ) -> Tensor:
+        """Multiply; see `Kernel.run`."""
+        tokens, columns = x.shape
+        high, wide = self._padded(out_features, columns)
+        values, positions, *scales = opened(weight, self._parts(out_features, columns), self.name)
+        if self.dtype not in HALVES:
+            whole, scale = rounded(x, torch.int8)
+            whole = padded(whole, TOKEN_MULTIPLE[1], wide)
+            total = torch.ops.aten._sparse_semi_structured_mm(values, positions, whole.t(), out_dtype=torch.int32).t()
+            return rescaled(
+                total[:tokens, :out_features], scale, scales[0][:out_features], bias, epilogue, other, x.dtype
+            )
+        held = None if bias is None else functional.pad(bias, (0, high - out_features)).to(self._type)
+        fused = {"activation": epilogue.activation} if epilogue.activation in FUSED else {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch calls the operator deprecated; its successors fuse no activation
+            y = torch.ops.aten._sparse_semi_structured_linear(
+                padded(x.to(self._type), TOKEN_MULTIPLE[2], wide), values, positions, bias=held, **fused
+            )
+        y = y[:tokens, :out_features].to(x.dtype)
+        rest = replace(epilogue, activation="none") if fused else epilogue
+        return (y if rest.plain else rest.apply(y, other)).contiguous()
+
+    def dense(self, prepared: Tensor, rows: int, columns: int) -> Tensor:
+        """Return the weight (rows, columns): 16-bit in its type, int8 as float32."""
+        values, positions, *scales = opened(prepared, self._parts(rows, columns), self.name)
+        weight = sparse_semi_structured_to_dense_cutlass(values, positions)[:rows, :columns]
+        return weight.float() * scales[0][:rows, None] if scales else weight
+
+    def restore(self, prepared: Tensor) -> Packed:
+        """Return the canonical form of a prepared weight."""
+        rows, columns = read_layout_header(bytes(prepared[:HEADER_BYTES].tolist())).shape
+        values, positions, *scales = opened(prepared, self._parts(rows, columns), self.name)
+        kind = {"bfloat16": "bf16", "float16": "f16", "int8": "s8"}[self.dtype]
+        padded_operand = from_sm80(values.cpu(), positions.cpu(), kind)
+        kept = padded_operand.values[:rows, : columns // 2], padded_operand.codes[:rows, : columns // 4]
+        packed = Operand(padded_operand.element, *(part.contiguous() for part in kept)).to_packed()
+        return replace(packed, scales=scales[0][:rows, None].cpu().contiguous()) if scales else packed
+
+
+_ROW = ("nm_matmul", "2:4")
+
+
+def _row(short: str, dtype: str) -> CutlassMatmul:
+    return CutlassMatmul(f"nm_matmul_2x4_{short}_cutlass__cuda", *_ROW, dtype, "cuda", "sm_80", f"cutlass_{short}")
+
+
+CUTLASS = (_row("bf16", "bfloat16"), _row("f16", "float16"), _row("int8", "int8"))
+"""The rows of torch's CUTLASS kernels."""

@@ -1,0 +1,216 @@
+"""Few tokens on the GPU: rows that read packed weights from memory, 16-bit or int4, and their order of bytes.
+
+A row of the weight is cut into groups of four inputs, padded to a multiple of 64 with groups of zeros:
+
+* "few_half": values, 32 bits a group, the first kept value in the low half; positions, 4 bits a group, eight groups an
+  int32, the first group lowest. These are the canonical bytes, padded.
+* "few_int4": values, 8 bits a group, the first in the low nibble; positions as above; bfloat16 scales, one for each run
+  of inputs; int8 zero points where there are any. The buffer's length in blocks of 256 bytes, modulo 8, says which runs
+  (`_FORMS`), so that no kernel has to wait for a header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from twofour.errors import KernelError
+from twofour.kernels.cuda import HALVES, Configuration, CudaKernel, rounded_up
+from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+from twofour.kernels.nm_matmul.cuda.parts import ALIGNED, Part, joined, opened, size
+from twofour.kernels.nm_matmul.cuda.reference import opened_weight
+from twofour.kernels.nm_matmul.cuda.tuning import key, tuning
+from twofour.packing import HEADER_BYTES, Header, Packed, has_zeros, layout_header, read_layout_header
+from twofour.packing.quantize import GROUPS
+
+PADDED_GROUPS = 64
+"""Groups of four to whose multiples a row is padded: the largest block that a program takes at once."""
+
+FEW = 64
+"""Tokens up to which `compile` tries these rows: above, the library's kernels are not limited by memory."""
+
+_FORMS = tuple((group, zeros) for group in GROUPS for zeros in (False, True))
+
+GROUPS_A_STEP = 32
+"""Groups in a block where nothing was searched: 128 inputs."""
+
+
+@dataclass(frozen=True)
+class FewTokens(CudaKernel):
+    """y = x @ W.T + bias with W 2:4 and read packed; an infinity or NaN at a pruned position makes its output NaN."""
+
+    def prepare(self, weight: Packed | Tensor) -> Tensor:
+        """Return `weight` in this row's order, one buffer on the current GPU."""
+        assert isinstance(weight, Packed) and weight.header.dtype == self.dtype, weight
+        weight.validate()
+        header = weight.header
+        rows, columns = header.shape
+        more = rounded_up(columns // 4, PADDED_GROUPS) - columns // 4
+        codes = torch.zeros(rows, (columns // 4 + more) // 2, dtype=torch.uint8)
+        codes[:, : weight.indices.shape[1]] = weight.indices
+        empty = 0x44 if more else 0  # positions 0 and 1: a legal code for groups of zeros
+        codes[:, (columns // 4 + 1) // 2 :] = empty
+        if columns // 4 % 2 and more:
+            codes[:, columns // 8] |= 0x40
+        per_group = 1 if self.dtype == "int4" else 2
+        values = torch.nn.functional.pad(weight.values.view(rows, -1), (0, more * per_group))
+        tensors = [values, codes]
+        if self.dtype == "int4":
+            tensors += _scales(weight, self.name)
+        group, zeros = header.group, weight.zeros is not None
+        buffer = joined(layout_header("2:4", self.dtype, self.layout, rows, columns, group=group, zeros=zeros), tensors)
+        return _marked(buffer, (group, zeros)) if self.dtype == "int4" else buffer
+
+    def restore(self, prepared: Tensor) -> Packed:
+        """Return the canonical form of a prepared weight."""
+        head = bytes(prepared[:HEADER_BYTES].tolist())
+        found = read_layout_header(head)
+        rows, columns = found.shape
+        values, codes, *scaled = (
+            part.cpu() for part in opened(prepared, self._parts(prepared, rows, columns), self.name)
+        )
+        kept = columns // 4 if self.dtype == "int4" else columns // 2
+        indices = codes.view(torch.uint8)[:, : (columns // 4 + 1) // 2].clone()
+        if columns // 4 % 2:
+            indices[:, -1] &= 0x0F
+        header = Header(found.pattern, found.dtype, found.shape, 1, group=found.group)
+        values = values.view(torch.uint8 if self.dtype == "int4" else HALVES[self.dtype])[:, :kept].clone()
+        runs = columns // found.group if found.group else 0
+        scales = scaled[0][:, :runs].float() if scaled else None
+        return Packed(header, values, indices, scales, scaled[1][:, :runs].float() if has_zeros(head) else None)
+
+    def dense(self, prepared: Tensor, rows: int, columns: int) -> Tensor:
+        """Return the weight (rows, columns) in the row's type, int4 as float32."""
+        parts = self._parts(prepared, rows, columns)
+        values, codes, *scaled = opened(prepared, parts, self.name)
+        group = _form(prepared)[0] if scaled else 0
+        return opened_weight(values, codes, scaled, group, HALVES.get(self.dtype, torch.float32))[:, :columns]
+
+    def least_bytes(self, out_features: int, in_features: int) -> int:
+        """Return the bytes of a prepared weight, of int4 with the fewest scales."""
+        return size(self._sizes(out_features, in_features, max(GROUPS), False))
+
+    def configurations(self, rows: int, columns: int, tokens: int) -> Sequence[Configuration]:
+        """Return blocks and splits that keep every multiprocessor busy, and their pipelines."""
+        padded = rounded_up(columns // 4, PADDED_GROUPS)
+        shapes = [(64, 32, 4, 4), (64, 32, 4, 3), (32, 64, 4, 4), (128, 32, 8, 3), (16, 64, 2, 4), (64, 64, 4, 3)]
+        return [
+            (block, groups, split, warps, stages)
+            for block, groups, warps, stages in shapes
+            for split in (1, 2, 4, 8, 16)
+            if padded % (groups * split) == 0 and (split == 1 or padded // (groups * split) >= 4)
+        ]
+
+    def run(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        out_features: int,
+        epilogue: Epilogue = PLAIN_EPILOGUE,
+        other: Tensor | None = None,
+    ) -> Tensor:
+        """Multiply; see `Kernel.run`. float32 and foreign 16-bit inputs are rounded to the row's type first."""
+        found = tuning().configuration(key(self.name, out_features, x.shape[1], len(x)))
+        return self.run_as(found or _default(x.shape[1]), x, weight, bias, out_features, epilogue, other)
+
+    def run_as(
+        self,
+        configuration: Configuration,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        out_features: int,
+        epilogue: Epilogue = PLAIN_EPILOGUE,
+        other: Tensor | None = None,
+    ) -> Tensor:
+        """Multiply in a given way: (rows, groups, split, warps, stages)."""
+        from twofour.kernels.nm_matmul.cuda.launch import launch
+
+        epilogue.require(other, (len(x), out_features))
+        columns = x.shape[1]
+        y = torch.empty(len(x), out_features, dtype=x.dtype, device=x.device)
+        if not y.numel():
+            return y
+        kind = HALVES.get(self.dtype, torch.float16 if x.dtype is torch.float16 else torch.bfloat16)
+        parts = opened(weight, self._parts(weight, out_features, columns), self.name)
+        group, _ = _form(weight) if self.dtype == "int4" else (0, False)
+        other = None if other is None else other.contiguous()
+        launch(configuration, _groups(x.to(kind)), parts, group, bias, other, y, epilogue, kind)
+        return y
+
+    def _parts(self, prepared: Tensor, rows: int, columns: int) -> tuple[Part, ...]:
+        return self._sizes(rows, columns, *(_form(prepared) if self.dtype == "int4" else (0, False)))
+
+    def _sizes(self, rows: int, columns: int, group: int, zeros: bool) -> tuple[Part, ...]:
+        groups = rounded_up(columns // 4, PADDED_GROUPS)
+        if self.dtype != "int4":
+            return Part(torch.int32, (rows, groups)), Part(torch.int32, (rows, groups // 8))
+        runs = 4 * groups // group
+        found = (
+            Part(torch.uint8, (rows, groups)),
+            Part(torch.int32, (rows, groups // 8)),
+            Part(torch.bfloat16, (rows, runs)),
+        )
+        return (*found, Part(torch.int8, (rows, runs))) if zeros else found
+
+
+def _default(columns: int) -> Configuration:
+    """Return blocks for a row of this many inputs, cut into as many parts as its length bears, four at most."""
+    steps = rounded_up(columns // 4, PADDED_GROUPS) // GROUPS_A_STEP
+    split = max(split for split in (1, 2, 4) if steps % split == 0 and split <= max(1, steps // 4))
+    return (64, GROUPS_A_STEP, split, 4, 3)
+
+
+def _groups(x: Tensor) -> Tensor:
+    """Return 16-bit inputs (tokens, in) as int64 (tokens, in / 4): one number a group of four."""
+    x = x.contiguous()
+    if x.data_ptr() % 16:  # a view that begins inside another tensor
+        x = x.clone()
+    return x.view(torch.int64)
+
+
+def _scales(weight: Packed, name: str) -> list[Tensor]:
+    scales, group = weight.scales, weight.header.group
+    if scales is None or not group or not torch.equal(scales, scales.bfloat16().float()):
+        raise KernelError(
+            f"{name} cannot hold the scales of this weight",
+            got="no groups" if scales is None or not group else "scales that are no bfloat16 numbers",
+            wanted="a bfloat16 scale for each group of inputs",
+            remedy='pack the weight again from floating point: pack(weight, "2:4", "int4")',
+        )
+    more = 4 * rounded_up(weight.header.reduction // 4, PADDED_GROUPS) // group - scales.shape[1]
+    padded = torch.nn.functional.pad(scales, (0, more), value=1.0).bfloat16()
+    if weight.zeros is None:
+        return [padded]
+    return [padded, torch.nn.functional.pad(weight.zeros, (0, more)).to(torch.int8)]
+
+
+def _marked(buffer: Tensor, form: tuple[int, bool]) -> Tensor:
+    blocks = (_FORMS.index(form) - buffer.numel() // ALIGNED) % 8
+    return torch.cat([buffer, buffer.new_zeros(blocks * ALIGNED)])
+
+
+def _form(prepared: Tensor) -> tuple[int, bool]:
+    """Return how many inputs share a scale, and whether there are zero points."""
+    index = prepared.numel() // ALIGNED % 8
+    if index >= len(_FORMS):
+        raise KernelError(
+            "the bytes of a packed int4 weight are of no known form",
+            got=f"{prepared.numel()} bytes",
+            wanted="what kernel.prepare(packed) returned",
+        )
+    return _FORMS[index]
+
+
+_ROW = ("nm_matmul", "2:4")
+_HALF = FewTokens("", *_ROW, "bfloat16", "cuda", "sm_80", "few_half", triton=True, tokens_most=FEW)
+FEW_TOKENS = (
+    replace(_HALF, name="nm_matmul_2x4_bf16_few__triton"),
+    replace(_HALF, name="nm_matmul_2x4_f16_few__triton", dtype="float16", layout="few_half_f16"),
+    replace(_HALF, name="nm_matmul_2x4_int4_few__triton", dtype="int4", layout="few_int4"),
+)
+"""The rows of few tokens."""

@@ -1,0 +1,76 @@
+# type: ignore
+# The line above: a checker of types takes the kernels for Python, and Triton need not be installed.
+"""Starting the Triton kernels of few tokens; imports Triton, so it is imported where one is started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from twofour.kernels.cuda import Configuration
+from twofour.kernels.epilogue import Epilogue
+from twofour.kernels.nm_matmul.cuda.few_tokens_triton import few_tokens, summed
+from twofour.native import gpu
+
+_KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+_SUMMED_ROWS = 1024
+"""Outputs that one program of the second kernel adds up."""
+
+
+def launch(
+    configuration: Configuration,
+    x: Tensor,
+    parts: tuple[Tensor, ...],
+    group: int,
+    bias: Tensor | None,
+    other: Tensor | None,
+    y: Tensor,
+    epilogue: Epilogue,
+    kind: torch.dtype,
+) -> None:
+    """Fill y with epilogue(x @ W.T + bias).
+
+    Args:
+        configuration: (rows, groups, split, warps, stages).
+        x: int64 (tokens, groups).
+        parts: Values, positions, and for int4 scales and zero points.
+        group: Inputs that share a scale, or 0.
+        bias: float32 (out,) or None.
+        other: Second operand of the epilogue, (tokens, out), contiguous, or None.
+        y: (tokens, out), contiguous.
+        epilogue: What happens to the product.
+        kind: Type that is multiplied in.
+    """
+    block, groups, split, warps, stages = configuration
+    values, codes, *scaled = parts
+    assert values.shape[1] % (groups * split) == 0, (values.shape, configuration)
+    tokens, rows = y.shape
+    partial = torch.empty(split, tokens, rows, dtype=torch.float32, device=y.device) if split > 1 else y
+    block_tokens = 16 if tokens <= 16 else 32
+    grid = (triton.cdiv(rows, block), split, triton.cdiv(tokens, block_tokens))
+    has_bias, bias, other = bias is not None, y if bias is None else bias, y if other is None else other
+    after: dict[str, Any] = {"BIAS": has_bias, "ACTIVATION": epilogue.activation, "COMBINE": epilogue.combine}
+    few_tokens[grid](
+        *(x, values, codes, *(*scaled, values, values)[:2], bias, other, y, partial),
+        *(tokens, rows, x.shape[1], values.shape[1], scaled[0].shape[1] if scaled else 0),
+        DTYPE=_KINDS[kind],
+        GROUP=group,
+        SPLIT=split,
+        ZEROS=len(scaled) > 1,
+        STEPS=values.shape[1] // (groups * split),
+        TOKENS=block_tokens,
+        ROWS=block,
+        GROUPS=groups,
+        INTERPRETED=gpu.interpreted(),
+        num_warps=warps,
+        num_stages=stages,
+        **after,
+    )
+    if split > 1:
+        grid = (triton.cdiv(rows, _SUMMED_ROWS), tokens)
+        summed[grid](partial, bias, other, y, tokens, rows, SPLIT=split, ROWS=_SUMMED_ROWS, **after)

@@ -1,0 +1,80 @@
+"""A prepared weight as one buffer on the device: a header, then its parts, each at a multiple of 256 bytes.
+
+One tensor, because the registered operator, copies and pickling carry one tensor a layout. The header is the one that
+layouts on the CPU have (docs/formats.md); kernels never read it, sizes say where the parts stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from twofour.errors import KernelError
+from twofour.native import gpu
+from twofour.packing import HEADER_BYTES
+
+ALIGNED = 256
+"""Bytes to whose multiples parts are moved: what the device's own allocator keeps."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of a prepared weight; a size of -1 takes what is left."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the part; 0 where its size is open."""
+        return 0 if -1 in self.shape else prod(self.shape) * self.dtype.itemsize
+
+
+def size(parts: Sequence[Part]) -> int:
+    """Return the bytes of a buffer with these parts, open ones counted as empty."""
+    return ALIGNED + sum(-(-part.nbytes // ALIGNED) * ALIGNED for part in parts)
+
+
+def joined(header: bytes, tensors: Sequence[Tensor]) -> Tensor:
+    """Return one uint8 buffer on the device that holds a header of 64 bytes and the tensors."""
+    assert len(header) == HEADER_BYTES, len(header)
+    begins, end = [], ALIGNED
+    for tensor in tensors:
+        begins.append(end)
+        end += -(-tensor.nbytes // ALIGNED) * ALIGNED
+    buffer = torch.zeros(end, dtype=torch.uint8, device=gpu.device())
+    buffer[:HEADER_BYTES] = torch.frombuffer(bytearray(header), dtype=torch.uint8).to(buffer.device)
+    for tensor, begin in zip(tensors, begins, strict=True):
+        flat = tensor.contiguous().flatten().view(torch.uint8)
+        buffer[begin : begin + len(flat)] = flat.to(buffer.device)
+    return buffer
+
+
+def opened(buffer: Tensor, parts: Sequence[Part], kernel: str) -> tuple[Tensor, ...]:
+    """Return the parts of a buffer; kept on the tensor object, because views cost microseconds each.
+
+    Raises:
+        KernelError: The buffer is too small: it was made for another kernel or shape.
+    """
+    known = getattr(buffer, "_twofour_parts", None)
+    if known is not None and known[0] == parts:
+        return known[1]
+    if buffer.dtype is not torch.uint8 or buffer.ndim != 1 or buffer.numel() < size(parts):
+        raise KernelError(
+            f"{kernel} was given bytes made for another kernel",
+            got=f"{buffer.numel()} numbers of {buffer.dtype}",
+            wanted=f"at least {size(parts)} bytes",
+            remedy="prepare the weight with kernel.prepare(packed)",
+        )
+    found, begin = [], ALIGNED
+    for part in parts:
+        end = begin + part.nbytes if part.nbytes else buffer.numel()
+        found.append(buffer[begin:end].view(part.dtype).view(part.shape))
+        begin += -(-(end - begin) // ALIGNED) * ALIGNED
+    views = tuple(found)
+    buffer._twofour_parts = (parts, views)  # pyright: ignore[reportAttributeAccessIssue]
+    return views

@@ -1,0 +1,61 @@
+"""Compile the Triton kernels to machine code, without a GPU: `python -m tests.kernels.assembled 80 89 90 100`.
+
+Without architectures all are compiled for Hopper, which takes a few seconds, and the first for Ampere, too.
+"""
+
+import re
+import sys
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from twofour.kernels.nm_compress import on_gpu
+from twofour.kernels.nm_matmul.cuda import eight_bits_triton, few_tokens_triton
+from twofour.patterns import nm_mask_triton, nm_tiles_triton
+
+AFTER = {"BIAS": True, "ACTIVATION": "gelu", "COMBINE": "add"}
+FEW = {"SPLIT": 1, "STEPS": 8, "TOKENS": 16, "ROWS": 64, "GROUPS": 32, "INTERPRETED": False, "ZEROS": False}
+TYPES = {"x": "*i64", "codes": "*i32", "scales": "*bf16", "zeros": "*i8", "bias": "*fp32", "other": "*bf16"}
+TYPES |= {"y": "*bf16", "partial": "*fp32", "total": "*i32", "x_scale": "*fp32", "w_scale": "*fp32"}
+TYPES |= {"scores": "*bf16", "keep": "*i8", "weight": "*bf16", "given": "*i8", "mask": "*i8", "q": "*i8"}
+PACKED = {"MASK": True, "ROWS": on_gpu.ROWS, "GROUPS": on_gpu.GROUPS}
+
+KERNELS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
+    (few_tokens_triton.few_tokens, {**FEW, **AFTER, "DTYPE": tl.bfloat16, "GROUP": 0}, {"values": "*i32"}),
+    (few_tokens_triton.few_tokens, {**FEW, **AFTER, "DTYPE": tl.float16, "GROUP": 64}, {"values": "*u8", "y": "*fp16"}),
+    (few_tokens_triton.summed, {**AFTER, "SPLIT": 4, "ROWS": 1024}, {}),
+    (nm_mask_triton._mask, {"ABSOLUTE": True, "GROUPS": 1024}, {}),
+    (nm_tiles_triton._tiles, {"ABSOLUTE": True, "TILES": 128}, {}),
+    (on_gpu._compress, {**PACKED, "GIVEN": False, "CUTLASS": True}, {"values": "*bf16", "codes": "*i16"}),
+    (on_gpu._compress, {**PACKED, "GIVEN": True, "CUTLASS": False}, {"values": "*bf16", "codes": "*u8"}),
+    (
+        eight_bits_triton._rounded,
+        {"LARGEST": 448.0, "LEAST": 2.0**-126, "WHOLE": False, "BLOCK": 4096},
+        {"x": "*bf16", "q": "*fp8e4nv", "scales": "*fp32"},
+    ),
+    (eight_bits_triton._rescaled, {**AFTER, "SCALED": True, "TOKENS": 32, "ROWS": 128}, {}),
+]
+
+
+def assemble(kernel: Any, fixed: dict[str, Any], types: dict[str, str], architecture: int) -> None:
+    names = kernel.arg_names
+    known = TYPES | types
+    signature = {name: "constexpr" if name in fixed else known.get(name, "i32") for name in names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name not in fixed}
+    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in fixed.items()}, attrs=aligned)
+    found = triton.compile(source, target=GPUTarget("cuda", architecture, 32))
+    ptx = found.asm["ptx"]
+    wide = len(re.findall(r"(?:ld|st)\.global\S*\.v4|cp\.async\.\S+ \[[^]]*\], \[[^]]*\], 0x10", ptx))
+    units = " ".join(sorted(set(re.findall(r"wgmma\.mma_async|mma\.sync", ptx))))
+    print(f"{kernel.__name__} sm_{architecture}: {len(found.asm['cubin'])} bytes, {wide} wide accesses, units: {units}")
+
+
+if __name__ == "__main__":
+    asked = [int(text) for text in sys.argv[1:]]
+    for index, (kernel, fixed, types) in enumerate(KERNELS):
+        for architecture in asked or ((80, 90) if index == 0 else (90,)):
+            if architecture >= 89 or not any("fp8" in kind for kind in types.values()):  # float8 begins with Ada
+                assemble(kernel, fixed, types, architecture)
