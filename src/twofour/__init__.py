@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from twofour import (
         allocation,
         hardware,
+        importing,
         kernels,
         masks,
         measure,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from twofour.compiler import advise, compile
     from twofour.export import load, save
     from twofour.hardware import estimate
+    from twofour.importing import read
     from twofour.legality import check
     from twofour.pruning import prune
     from twofour.training import finetune
@@ -39,12 +41,14 @@ _VERBS = {
     "advise": "twofour.compiler",
     "save": "twofour.export",
     "load": "twofour.export",
+    "read": "twofour.importing",
     "check": "twofour.legality",
     "estimate": "twofour.hardware",
 }
 _STAGES = (
     "allocation",
     "hardware",
+    "importing",
     "kernels",
     "masks",
     "measure",
@@ -63,6 +67,7 @@ __all__ = [
     "estimate",
     "finetune",
     "hardware",
+    "importing",
     "kernels",
     "load",
     "masks",
@@ -72,6 +77,7 @@ __all__ = [
     "permutation",
     "prune",
     "quantization",
+    "read",
     "save",
     "training",
 ]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from twofour.cli import advise, check, demo, estimate, kernels, prune
+from twofour.cli import advise, check, demo, estimate, importing, kernels, prune
 from twofour.cli.screen import print_error
 from twofour.errors import TwofourError
 
@@ -58,6 +58,7 @@ def _root(
 app.command("demo")(demo.demo)
 app.command("prune")(prune.prune)
 app.command("check")(check.check)
+app.command("import")(importing.convert)
 app.command("advise")(advise.advise)
 app.command("estimate")(estimate.estimate)
 app.command("kernels")(kernels.kernels)

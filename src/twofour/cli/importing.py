@@ -1,0 +1,91 @@
+"""`twofour import`: another library's sparse checkpoint in, a folder that every tool reads out."""
+
+from __future__ import annotations
+
+import json as json_text
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twofour import importing, legality
+from twofour.checkpoints import CONFIG
+from twofour.cli import check as check_command
+from twofour.cli import output
+from twofour.cli import source as sources
+from twofour.cli.screen import JsonFile, progress, say, write
+from twofour.errors import FormatError
+from twofour.export.file import untie
+from twofour.importing import Imported
+from twofour.legality import Report
+
+COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.md", "LICENSE*")
+"""Files of a Hugging Face folder that go along: configuration, tokenizer, texts."""
+
+FOREIGN = ("quantization_config", "compression_config")
+"""Entries of config.json that would have a library look for its own format again."""
+
+
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file or folder that another library wrote.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; must not exist.")],
+    format: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Its format; default: told by the names of its tensors.")
+    ] = None,
+    packed: Annotated[
+        bool, typer.Option("--packed", help="Write our packed form, for twofour.load, instead of plain weights.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the result of an earlier import or prune.")] = False,
+    json: JsonFile = None,
+) -> None:
+    """Read another library's sparse checkpoint; write weights and report.json to DIR."""
+    output.require_free(out, force)
+    path = Path(source).expanduser()
+    output.require_apart(out, sources.Source(source, "folder" if path.is_dir() else "file", path))
+    with output.folder(out, force) as target:
+        with progress(f"importing {source}"):
+            imported = importing.decode(path, format=format)
+            report = _write(imported, target / output.WEIGHTS, packed)
+            if path.is_dir():
+                _write_companions(path, target)
+        head = {"source": source, "out": str(out), "format": imported.format, "notes": list(imported.notes)}
+        content = output.write_report(target, {**head, **report.to_dict()})
+    check_command.show(report)
+    for note in imported.notes:
+        say(note)
+    say(f"{imported.format}: {len(imported.sparse)} sparse weights of {source} in {out}")
+    write(json, content)
+    if not report.ok:
+        raise typer.Exit(check_command.BROKEN)
+
+
+def _write(imported: Imported, path: Path, packed: bool) -> Report:
+    """Write the weights and say of what was written whether it is what it is said to be."""
+    axes, weights = {name: found.axis for name, found in imported.sparse.items()}, imported.weights()
+    if packed:
+        importing.write(imported, path)
+    else:
+        stored, aliases = untie(weights)  # safetensors takes no two names of one tensor
+        copies = {alias: stored[name].clone() for alias, name in aliases.items()}
+        output.write_weights({**stored, **copies}, imported.patterns, path, {"format": "pt"}, axes)
+    return legality.check_weights(
+        {name: weights[name].float() for name in imported.sparse}, expect=imported.patterns, axes=axes
+    )
+
+
+def _write_companions(folder: Path, target: Path) -> None:
+    """Copy what stands beside the weights, config.json without the foreign format."""
+    files = sorted({file for glob in COMPANIONS for file in folder.glob(glob) if file.is_file()})
+    for file in files:
+        if not file.name.endswith(".index.json") and file.name != output.REPORT:
+            shutil.copy2(file, target / file.name)
+    if (folder / CONFIG).is_file():
+        try:
+            config = json_text.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise FormatError(
+                "the folder's config.json cannot be read", got=str(error), wanted="a JSON object"
+            ) from error
+        plain = {key: value for key, value in config.items() if key not in FOREIGN}
+        (target / CONFIG).write_text(json_text.dumps(plain, indent=2) + "\n", encoding="utf-8")

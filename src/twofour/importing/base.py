@@ -1,0 +1,126 @@
+"""The protocol of the importers: what a foreign checkpoint is to them, and what they find in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from twofour.errors import FormatError
+from twofour.layers import Reduction
+from twofour.packing import Packed
+
+LARGEST = 1 << 40
+"""Values of a weight at most, as in our own headers: a shape that claims more is damage."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A checkpoint that another library wrote.
+
+    Attributes:
+        path: The file or folder.
+        tensors: What it holds by name: tensors, or torch's semi-structured ones as they were saved.
+        config: The folder's config.json; empty for a file.
+        promises: Names of weights that the file's metadata calls sparse, and their patterns.
+    """
+
+    path: Path
+    tensors: Mapping[str, Any]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    promises: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Sparse:
+    """A sparse weight that was found.
+
+    Attributes:
+        weight: The dense weight with its zeros, or whole numbers with scales in our packed form.
+        pattern: The pattern that it obeys, "2:4".
+        axis: Its reduction axis.
+        keep: Which values the source calls kept, bool of the weight's shape, a kept zero among them; None where it
+            does not say.
+    """
+
+    weight: Tensor | Packed
+    pattern: str = "2:4"
+    axis: int = 1
+    keep: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What an importer found.
+
+    Attributes:
+        plain: Every tensor that is no sparse weight, by the name that the model's state dict has for it.
+        sparse: The sparse weights, likewise.
+        notes: What a reader should know: what was dropped, what could not be told.
+    """
+
+    plain: dict[str, Tensor]
+    sparse: dict[str, Sparse]
+    notes: tuple[str, ...] = ()
+
+
+class Format(Protocol):
+    """One foreign format."""
+
+    @property
+    def name(self) -> str:
+        """Name of the format, as the option `format` takes it."""
+        ...
+
+    def recognises(self, source: Source) -> bool:
+        """Tell whether the names and types of the tensors are this format's; no value is read."""
+        ...
+
+    def decode(self, source: Source, axes: Mapping[str, Reduction] | None) -> Found:
+        """Read every tensor and validate it.
+
+        Args:
+            source: A checkpoint that this format recognises.
+            axes: Reduction axis of each weight of the model, by name; None where there is no model.
+
+        Raises:
+            FormatError: The checkpoint is malformed; nothing that it claims is taken on trust.
+        """
+        ...
+
+
+def malformed(source: Source, layer: str, got: str, wanted: str) -> FormatError:
+    """Build the error for a weight that contradicts its format."""
+    return FormatError(
+        "a sparse weight of the checkpoint is malformed",
+        got=f"{source.path}: {got}",
+        wanted=wanted,
+        remedy="fetch or write the checkpoint again: a broken copy is the usual cause",
+        layer=layer,
+    )
+
+
+def shown(tensor: object) -> str:
+    """Describe a tensor by its shape and type; anything else by its class."""
+    return f"{tuple(tensor.shape)} {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
+
+
+def require_finite(source: Source, layer: str, values: Tensor) -> None:
+    """Refuse NaN and infinity.
+
+    Raises:
+        FormatError: There is one.
+    """
+    if values.is_floating_point() and not bool(torch.isfinite(values.float()).all()):
+        raise malformed(source, layer, "a value that is NaN or infinite", "finite values")
+
+
+def kept_of(packed: Packed) -> Tensor:
+    """Return where a packed (out, in) weight keeps values: bool of its shape."""
+    positions = packed.positions()
+    keep = torch.zeros(*positions.shape[:2], packed.header.parsed().group, dtype=torch.bool)
+    return keep.scatter_(-1, positions, True).view(packed.header.shape)

@@ -1,0 +1,197 @@
+"""decode, read, convert: a foreign checkpoint to what it holds, into a model, or to a file of ours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from twofour import masks
+from twofour.errors import FormatError, TwofourError
+from twofour.export.file import Contents, untie
+from twofour.export.file import write as write_file
+from twofour.export.fill import fill_masked
+from twofour.export.fit import require_fit, with_ties
+from twofour.importing.asp import ASP
+from twofour.importing.base import Format, Source, Sparse
+from twofour.importing.bitmask import Bitmask
+from twofour.importing.marlin import Marlin
+from twofour.importing.semi_structured import SemiStructured
+from twofour.importing.source import opened
+from twofour.importing.zeros import Zeros
+from twofour.layers import Reduction, nearest, reduction_axes, walk
+from twofour.packing import Packed, pack
+
+FORMATS: tuple[Format, ...] = (Bitmask(), Marlin(), SemiStructured(), ASP(), Zeros())
+"""Every format, in the order in which a checkpoint is tried; the last takes what is left."""
+
+
+@dataclass(frozen=True, eq=False)
+class Imported:
+    """What a foreign checkpoint holds.
+
+    Attributes:
+        format: Name of the format, one of `FORMATS`.
+        plain: Every tensor that is no sparse weight, by name.
+        sparse: The sparse weights, by name.
+        notes: What was dropped or could not be told.
+    """
+
+    format: str
+    plain: Mapping[str, Tensor]
+    sparse: Mapping[str, Sparse]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def patterns(self) -> dict[str, str]:
+        """Pattern of each sparse weight."""
+        return {name: found.pattern for name, found in self.sparse.items()}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return all tensors with the sparse weights dense, zeros included; whole numbers with scales as float32."""
+        dense = {name: found.weight for name, found in self.sparse.items()}
+        return {
+            **self.plain,
+            **{name: weight.unpack() if isinstance(weight, Packed) else weight for name, weight in dense.items()},
+        }
+
+    def contents(self, packed: bool = True) -> Contents:
+        """Return what a file of ours is written from.
+
+        Packed int4 gets scales in bfloat16, which our kernels read: a weight moves by 2^-8 of itself at most. Where all
+        sparse weights are int4, or all int8, `twofour.load` computes in that type, and in float32 otherwise.
+
+        Raises:
+            PackingError: A weight has no packed form.
+        """
+        others = {name: found.axis for name, found in self.sparse.items() if found.axis != 1}
+        settings = {"kind": "masked", "patterns": self.patterns, **({"axes": others} if others else {})}
+        if not packed:
+            plain, aliases = untie(self.weights())
+            return Contents(plain, {}, aliases, settings)
+        weights = {name: _packed(name, found) for name, found in self.sparse.items()}
+        scaled = {weight.header.dtype if weight.scales is not None else "" for weight in weights.values()}
+        if scaled == {"int4"}:
+            groups = [weight.header.group for weight in weights.values()]
+            settings |= {"dtype": "int4", "group": min(groups), "symmetric": True}
+        elif scaled == {"int8"}:
+            settings |= {"dtype": "int8"}
+        plain, aliases = untie(self.plain)
+        return Contents(plain, weights, aliases, settings)
+
+
+def decode(
+    path: str | os.PathLike[str], *, format: str | None = None, axes: Mapping[str, Reduction] | None = None
+) -> Imported:
+    """Read and validate a checkpoint that another library wrote.
+
+    Args:
+        path: A .safetensors file, a folder with one or an index of several, or a file that torch.save wrote.
+        format: Name of the format, one of `FORMATS`; default: by the names of the tensors.
+        axes: Reduction axis of each weight of the model; without them it is 1, which is right for Linear layers and
+            convolutions.
+
+    Raises:
+        FormatError: The checkpoint is damaged, of an unknown format, or holds no sparse weight.
+    """
+    source = opened(path)
+    known = {entry.name: entry for entry in FORMATS}
+    if format is not None and format not in known:
+        raise FormatError(
+            "the format is not known", got=repr(format), wanted=", ".join(known), remedy=nearest(format, known)
+        )
+    chosen = next(entry for entry in FORMATS if entry.recognises(source)) if format is None else known[format]
+    if not chosen.recognises(source):
+        raise FormatError(
+            f"the checkpoint is not of the format {chosen.name}",
+            got=f"{source.path}: {', '.join(list(source.tensors)[:4])}, ...",
+            wanted="a checkpoint with the tensors of that format",
+            remedy="leave the format out, so that it is told by the names of the tensors",
+        )
+    if _transforms(source):
+        raise FormatError(
+            "the checkpoint's weights were rotated, and its model undoes that while it runs",
+            got=f"{source.path}: a transform_config in config.json",
+            wanted="weights that a plain model can take",
+        )
+    found = chosen.decode(source, axes)
+    return Imported(chosen.name, found.plain, found.sparse, found.notes)
+
+
+def read(path: str | os.PathLike[str], model: nn.Module, *, format: str | None = None) -> nn.Module:
+    """Fill a model with the weights of another library's sparse checkpoint and attach the masks, in place.
+
+    Args:
+        path: As in `decode`.
+        model: A model of the architecture that was saved; it may be on the meta device.
+        format: As in `decode`.
+
+    Returns:
+        The same model, ready for training, `twofour.compile` and `twofour.save`.
+
+    Raises:
+        FormatError: The checkpoint is damaged or does not fit the model, which is then left as it was.
+    """
+    imported = decode(path, format=format, axes=reduction_axes(model))
+    contents = with_ties(model, imported.contents(packed=False))
+    require_fit(path, model, contents)
+    fill_masked(path, model, contents)
+    _attach_exact(model, imported)
+    return model
+
+
+def convert(
+    path: str | os.PathLike[str], out: str | os.PathLike[str], *, format: str | None = None, packed: bool = True
+) -> Imported:
+    """Write another library's sparse checkpoint as a file of ours, which `twofour.load` and `twofour check` read.
+
+    Args:
+        path: As in `decode`.
+        out: File to write; it is replaced only once the new one is complete.
+        format: As in `decode`.
+        packed: False writes plain weights with their zeros, as any other tool reads them.
+
+    Returns:
+        What the checkpoint holds.
+
+    Raises:
+        FormatError: The checkpoint is damaged, or the file cannot be written.
+        PackingError: A weight has no packed form.
+    """
+    imported = decode(path, format=format)
+    write(imported, out, packed=packed)
+    return imported
+
+
+def write(imported: Imported, out: str | os.PathLike[str], *, packed: bool = True) -> None:
+    """Write what was decoded as a file of ours; see `convert`."""
+    write_file(out, imported.contents(packed))
+
+
+def _transforms(source: Source) -> bool:
+    """Tell whether compressed-tensors says that activations are rotated (SpinQuant, QuIP)."""
+    described = source.config.get("quantization_config")
+    return isinstance(described, Mapping) and bool(described.get("transform_config"))
+
+
+def _packed(name: str, found: Sparse) -> Packed:
+    if not isinstance(found.weight, Packed):
+        try:
+            return pack(found.weight, found.pattern, axis=found.axis)
+        except TwofourError as error:
+            raise error.for_layer(name) from None
+    weight = found.weight
+    if weight.header.dtype == "int4" and weight.scales is not None:
+        return replace(weight, scales=weight.scales.bfloat16().float())
+    return weight
+
+
+def _attach_exact(model: nn.Module, imported: Imported) -> None:
+    """Attach the masks of a source that says which zeros are kept; those found in a plain weight are the tie rule's."""
+    weights = walk(model, eligibility="any", tied="*").weights
+    by_name = {name: entry for entry in weights for name in (entry.name, *entry.aliases)}
+    for name, found in imported.sparse.items():
+        if found.keep is not None:
+            masks.attach(by_name[name], found.keep.to(by_name[name].parameter.device), found.pattern)

@@ -1,0 +1,148 @@
+"""Opens a foreign checkpoint: a safetensors file, a Hugging Face folder, or a state dict that torch.save wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.sparse import (
+    SparseSemiStructuredTensor,
+    SparseSemiStructuredTensorCUSPARSELT,
+    SparseSemiStructuredTensorCUTLASS,
+)
+
+from twofour.checkpoints import Checkpoint, read_promise
+from twofour.errors import FormatError
+from twofour.importing.base import Source, shown
+
+PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".chkp", ".tar")
+"""Endings of files that torch.save writes."""
+
+INSIDE = ("model_state_dict", "state_dict", "model", "module", "net", "weights")
+"""Names under which training scripts store the model's state dict, the first one found being taken."""
+
+OURS = "twofour"
+
+
+class Inert:
+    """What a class named in a pickled file becomes: apex's own test stores `[torch.nn.Linear]` beside the weights."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise FormatError(
+            "a checkpoint that makes objects of classes is not read", wanted="tensors, numbers and strings"
+        )
+
+
+_INERT = tuple(f"torch.nn.modules.{place}" for place in ("linear.Linear", "conv.Conv1d", "conv.Conv2d", "conv.Conv3d"))
+
+
+def opened(path: str | os.PathLike[str]) -> Source:
+    """Read the names and tensors of a checkpoint; nothing in it is executed.
+
+    Raises:
+        FormatError: There is nothing that can be read, or it is a file of ours.
+    """
+    path = Path(path)
+    if path.suffix.lower() in PICKLED and not path.is_dir():
+        return Source(path, _without_module(_state(path, _unpickled(path))))
+    checkpoint = Checkpoint.open(path)
+    metadata = {key: text for found in checkpoint.metadata.values() for key, text in found.items()}
+    if OURS in metadata:
+        raise FormatError(
+            "the checkpoint is one of ours",
+            got=f"{path}: what twofour.save wrote",
+            wanted="the checkpoint of another library",
+            remedy="twofour.load(path, model) reads it; masked=True for plain weights",
+        )
+    promises: dict[str, str] = {}
+    for file, text in checkpoint.metadata.items():
+        promises |= read_promise(text, file).patterns
+    tensors = {name: checkpoint.read(name) for name in checkpoint.entries}
+    config = {} if checkpoint.config is None else _config(checkpoint.config)
+    return Source(path, _without_module(tensors), config, promises)
+
+
+def _config(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FormatError(
+            "the folder's config.json cannot be read", got=f"{path}: {error}", wanted="a JSON object"
+        ) from error
+    return found if isinstance(found, dict) else {}
+
+
+def _unpickled(path: Path) -> Any:
+    """Load a file of torch.save as tensors and plain containers, by torch's unpickler that calls nothing else."""
+    names: Any = [SparseSemiStructuredTensorCUTLASS, SparseSemiStructuredTensorCUSPARSELT]
+    names += [(Inert, name) for name in _INERT]
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                    raise zipfile.BadZipFile(
+                        "a compressed entry: torch.save stores them, and a small one can fill memory"
+                    )
+                if (damaged := archive.testzip()) is not None:  # torch.load does not look at the checksums
+                    raise zipfile.BadZipFile(f"the checksum of {damaged} does not match")
+        with torch.serialization.safe_globals(names):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise FormatError("there is no such file", got=str(path), wanted="a checkpoint") from error
+    except Exception as error:  # torch.load raises a dozen kinds for broken files
+        raise FormatError(
+            "the file cannot be read as a state dict",
+            got=f"{path}: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}",
+            wanted="tensors in plain containers, as torch.save(model.state_dict(), path) writes them",
+            remedy="where you trust the file, load it in Python and save its state dict alone",
+        ) from error
+
+
+def _state(path: Path, content: Any) -> dict[str, Any]:
+    """Find the state dict: the whole content, or what stands under one of `INSIDE`."""
+    candidates = [content]
+    if isinstance(content, Mapping):
+        candidates += [content[name] for name in INSIDE if name in content]
+    for candidate in candidates:
+        if isinstance(candidate, Mapping) and any(isinstance(value, Tensor) for value in candidate.values()):
+            found = {name: value for name, value in candidate.items() if isinstance(name, str)}
+            return {name: _sound(path, name, value) for name, value in found.items() if isinstance(value, Tensor)}
+    raise FormatError(
+        "the file holds no state dict",
+        got=f"{path}: {', '.join(map(str, content))[:120] if isinstance(content, Mapping) else type(content).__name__}",
+        wanted=f"names and tensors, or a dict that has them under {', '.join(INSIDE)}",
+        remedy="save the state dict alone: torch.save(model.state_dict(), path)",
+    )
+
+
+def _sound(path: Path, name: str, tensor: Tensor) -> Any:
+    """Refuse tensors without memory of their own: strides of 0 make a byte look like terabytes."""
+    if isinstance(tensor, SparseSemiStructuredTensor):
+        for part in SparseSemiStructuredTensor.__slots__:
+            inner = getattr(tensor, part, None)
+            if isinstance(inner, Tensor):
+                _sound(path, f"{name}.{part}", inner)
+        return tensor
+    held = (
+        type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided and tensor.device.type == "cpu"
+    )
+    if not held or tensor.is_quantized or tensor.untyped_storage().nbytes() < tensor.nbytes:
+        raise FormatError(
+            "a tensor of the checkpoint cannot be read",
+            got=f"{path}: `{name}` {shown(tensor)}, {tensor.layout}, on {tensor.device}",
+            wanted="dense tensors with all their values",
+        )
+    return tensor.detach()
+
+
+def _without_module(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Take off the `module.` that DataParallel puts before every name."""
+    if tensors and all(name.startswith("module.") for name in tensors):
+        return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+    return dict(tensors)

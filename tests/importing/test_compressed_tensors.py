@@ -1,0 +1,217 @@
+"""Checkpoints that compressed-tensors 0.14.0.1 wrote (tests/data/importing/make.py), against the weights it packed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import twofour
+from tests.checkpoints.small import shards
+from tests.importing.small import DATA
+from twofour import importing, masks
+from twofour.errors import FormatError
+from twofour.export import read
+from twofour.packing import Packed
+from twofour.patterns import parse
+
+BITMASKS = ("sparse_24_bitmask", "sparse_bitmask", "bitmask_float8", "bitmask_int8")
+
+
+@pytest.fixture(autouse=True)
+def shared_cache(times_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
+
+
+def tensors(name: str, file: str = "model") -> dict[str, Tensor]:
+    return load_file(DATA / name / f"{file}.safetensors")
+
+
+def stored(tmp_path: Path, state: dict[str, Tensor]) -> Path:
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, tmp_path / "x.safetensors")
+    return tmp_path / "x.safetensors"
+
+
+@pytest.mark.parametrize("name", BITMASKS)
+def test_bitmask_weights_are_those_that_were_packed(name: str) -> None:
+    found = importing.decode(DATA / name)
+    assert found.format == "sparse-24-bitmask" and found.patterns == {"fc1.weight": "2:4", "fc2.weight": "2:4"}
+    weights = found.weights()
+    for key, want in tensors(name, "expected").items():
+        assert torch.equal(weights[key].to(want.dtype), want)
+    assert weights.keys() >= {"fc1.bias", "head.weight", "head.bias"}
+    assert not any(key.endswith(("scale", "bitmask", "shape")) for key in weights)
+
+
+def test_int8_under_a_bitmask_stays_int8() -> None:
+    found = importing.decode(DATA / "bitmask_int8")
+    weight = found.sparse["fc1.weight"].weight
+    assert isinstance(weight, Packed) and (weight.header.dtype, weight.header.pattern) == ("int8", "2:4")
+    weight.validate()
+    assert found.contents().settings["dtype"] == "int8"
+
+
+def test_a_bitmask_knows_which_zeros_are_kept() -> None:
+    found = importing.decode(DATA / "sparse_24_bitmask").sparse["fc2.weight"]
+    assert found.keep is not None and isinstance(found.weight, Tensor)
+    assert int(found.keep.sum()) == found.keep.numel() // 2 > int(found.weight.count_nonzero())
+
+
+@pytest.mark.parametrize("layer", ["group", "short", "channel", "bytes", "grouped_bytes"])
+def test_marlin_weights_are_those_that_were_packed(layer: str) -> None:
+    want = tensors("marlin_24", "expected")
+    whole, scale = want[f"{layer}.whole"], want[f"{layer}.scale"].float()
+    dense = (whole.float().view(len(scale), scale.shape[1], -1) * scale.unsqueeze(-1)).view(whole.shape)
+    found = importing.decode(DATA / "marlin_24")
+    assert found.format == "marlin-24"
+    assert torch.equal(found.weights()[f"{layer}.weight"], dense)
+    weight = found.sparse[f"{layer}.weight"].weight
+    if layer == "grouped_bytes":
+        assert isinstance(weight, Tensor) and "grouped_bytes" in found.notes[0]
+        return
+    assert isinstance(weight, Packed)
+    weight.validate()
+    assert weight.header.dtype == ("int8" if layer == "bytes" else "int4")
+    assert weight.header.group == {"channel": 32, "bytes": 0}.get(layer, 128)
+
+
+class Marlin(nn.Module):
+    """The layers of the marlin-24 file, side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = {"group": 512, "short": 256, "channel": 96, "bytes": 64, "grouped_bytes": 512}
+        for name, columns in sizes.items():
+            setattr(self, name, nn.Linear(columns, 64))
+        self.norm = nn.LayerNorm(16, bias=False)
+        self.columns = sizes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum(getattr(self, name)(x[:, :columns]) for name, columns in self.columns.items())  # type: ignore[return-value]
+
+
+def test_marlin_goes_into_a_model_and_through_compile() -> None:
+    model = twofour.read(DATA / "marlin_24", Marlin())
+    assert twofour.check(model).ok and len(masks.of(model)) == 5
+    want = importing.decode(DATA / "marlin_24").weights()
+    assert all(torch.equal(tensor, want[name].float()) for name, tensor in model.state_dict().items())
+    x = torch.randn(3, 512, generator=torch.Generator().manual_seed(0))
+    fast = twofour.compile(model.group.eval(), x, tokens=(3,))
+    torch.testing.assert_close(fast(x), model.group(x).detach(), atol=1e-4, rtol=1e-4)
+
+
+def only_int4() -> dict[str, Tensor]:
+    """The int4 layers of the marlin-24 file."""
+    state = tensors("marlin_24")
+    return {name: tensor for name, tensor in state.items() if name.startswith(("group.", "short.", "channel."))}
+
+
+def test_marlin_int4_becomes_our_int4_with_bfloat16_scales(tmp_path: Path) -> None:
+    source = stored(tmp_path, only_int4())
+    layers = nn.ModuleDict({"group": nn.Linear(512, 64), "short": nn.Linear(256, 64), "channel": nn.Linear(96, 64)})
+    exact = twofour.read(source, layers).state_dict()
+    assert "int4" in importing.convert(source, tmp_path / "m.safetensors").notes[0]
+    fast = twofour.load(tmp_path / "m.safetensors", layers, tokens=(3,), memory="small")
+    assert fast.plan.dtype == "int4"
+    for name, layer in fast.items():
+        weight = layer.source()
+        assert weight.header.dtype == "int4"
+        off = (weight.unpack() - exact[f"{name}.weight"]).abs()
+        assert bool((off <= 2**-8 * exact[f"{name}.weight"].abs()).all())
+        x = torch.randn(3, weight.header.shape[1], generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(layer(x), nn.functional.linear(x, weight.unpack(), exact[f"{name}.bias"]))
+
+
+def test_widths_that_differ_are_computed_in_float32(tmp_path: Path) -> None:
+    importing.convert(DATA / "marlin_24", tmp_path / "m.safetensors")
+    assert "dtype" not in read(tmp_path / "m.safetensors").settings
+
+
+def test_a_sharded_folder_is_read_as_one_file_is(tmp_path: Path) -> None:
+    state = tensors("sparse_24_bitmask")
+    names = sorted(state)
+    shards(tmp_path / "m", {n: state[n] for n in names[:5]}, {n: state[n] for n in names[5:]})
+    shutil.copy(DATA / "sparse_24_bitmask" / "config.json", tmp_path / "m")
+    one, other = importing.decode(tmp_path / "m").weights(), importing.decode(DATA / "sparse_24_bitmask").weights()
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_rotated_weights_are_refused(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "sparse_24_bitmask", tmp_path / "m")
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    config["quantization_config"]["transform_config"] = {"config_groups": {"u": {}}}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FormatError, match="rotated"):
+        importing.decode(tmp_path / "m")
+
+
+def test_an_unstructured_bitmask_stays_plain(tmp_path: Path) -> None:
+    dense = torch.randn(8, 12)
+    keep = torch.rand(8, 12) < 0.9
+    counts = keep.sum(1)
+    bits = torch.nn.functional.pad(keep, (0, 4)).view(8, 2, 8).to(torch.uint8)
+    state = {
+        "fc.compressed": dense[keep],
+        "fc.bitmask": (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8),
+        "fc.shape": torch.tensor([8, 12]),
+        "fc.row_offsets": counts.cumsum(0) - counts,
+    }
+    found = importing.decode(stored(tmp_path, state))
+    assert not found.sparse and "not 2:4" in found.notes[0]
+    assert torch.equal(found.plain["fc.weight"], dense * keep)
+
+
+def damaged(name: str, key: str, change: object) -> dict[str, Tensor]:
+    state = tensors(name)
+    assert callable(change)
+    state[key] = change(state[key].clone())
+    return state
+
+
+DAMAGE = [
+    ("sparse_24_bitmask", "fc1.bitmask", lambda t: t | 1, "two bits in each group"),
+    ("sparse_24_bitmask", "fc1.bitmask", lambda t: t | 128, "behind the last column"),
+    ("sparse_24_bitmask", "fc1.bitmask", lambda t: t[:, :4], "bitmask"),
+    ("sparse_24_bitmask", "fc1.shape", lambda t: t * -1, "positive"),
+    ("sparse_24_bitmask", "fc1.shape", lambda t: t.flatten()[:1], "two whole numbers"),
+    ("sparse_24_bitmask", "fc1.shape", lambda t: t << 40, "positive"),
+    ("sparse_24_bitmask", "fc1.compressed", lambda t: t * float("nan"), "NaN"),
+    ("sparse_24_bitmask", "fc1.compressed", lambda t: t.double(), "float64"),
+    ("sparse_24_bitmask", "fc1.compressed", lambda t: t[:-1], "two bits in each group"),
+    ("sparse_bitmask", "fc1.row_offsets", lambda t: t + 1, "row offsets"),
+    ("bitmask_int8", "fc1.weight_scale", lambda t: t * 0, "positive"),
+    ("bitmask_int8", "fc1.weight_scale", lambda t: t[:3], "scale"),
+    ("marlin_24", "group.meta", lambda t: t * 0, "legal|ascending"),
+    ("marlin_24", "group.meta", lambda t: t[:-1], "weight_packed"),
+    ("marlin_24", "group.scale_packed", lambda t: t[:3], "scale_packed"),
+    ("marlin_24", "group.scale_packed", lambda t: -t, "positive"),
+    ("marlin_24", "group.weight_packed", lambda t: t.long(), "int32"),
+    ("marlin_24", "group.weight_packed", lambda t: t[:, :-1], "weight_packed"),
+]
+
+
+@pytest.mark.parametrize(("name", "key", "change", "message"), DAMAGE)
+def test_damage_is_named(tmp_path: Path, name: str, key: str, change: object, message: str) -> None:
+    with pytest.raises(FormatError, match=message) as caught:
+        importing.decode(stored(tmp_path, damaged(name, key, change)))
+    assert caught.value.layer == key.rpartition(".")[0]
+
+
+@pytest.mark.parametrize("name", [*BITMASKS, "marlin_24"])
+def test_a_missing_part_is_refused(tmp_path: Path, name: str) -> None:
+    whole = tensors(name)
+    for key in whole:
+        if key.endswith(("compressed", "shape", "row_offsets", "scale_packed", "weight_scale")):
+            with pytest.raises(FormatError):
+                importing.decode(stored(tmp_path, {k: t for k, t in whole.items() if k != key}))
+
+
+def test_what_a_file_of_ours_holds_of_a_bitmask_is_checked_and_compiled(tmp_path: Path) -> None:
+    importing.convert(DATA / "sparse_24_bitmask", tmp_path / "m.safetensors")
+    model = nn.ModuleDict({"fc1": nn.Linear(36, 64), "fc2": nn.Linear(64, 48, bias=False), "head": nn.Linear(48, 10)})
+    twofour.load(tmp_path / "m.safetensors", model, masked=True)
+    assert twofour.check(model, expect={"fc1.weight": "2:4", "fc2.weight": "2:4"}).ok
+    assert parse("2:4").check(model["fc1"].weight.detach()).ok
