@@ -109,6 +109,18 @@ def test_registers_of_a_are_what_ldmatrix_loads() -> None:
     assert torch.equal(a_registers(row, a.view(torch.bfloat16)), loaded.T)
 
 
+@pytest.mark.parametrize("name", ["mma.sp.m16n8k16.f16", "mma.sp.m16n8k16.bf16"])
+def test_metadata_of_m16n8k16_is_what_the_gpu_test_of_tvm_packs(name: str) -> None:
+    """Apache TVM, test_tir_ptx_mma_sp.py, passes on GPUs with random masks: word g has row g, then row g + 8."""
+    row = instruction(name)
+    codes = torch.randint(0, 16, (16, 4), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    words = [
+        sum(int(codes[g + 8 * half, j]) << 16 * half + 4 * j for half in (0, 1) for j in range(4)) for g in range(8)
+    ]
+    registers = metadata_registers(row, codes, 0).view(8, 4)
+    assert [int(word) & 0xFFFFFFFF for word in registers[:, 0]] == words
+
+
 @pytest.mark.parametrize("row", [row for row in ROWS if row.values[0] in MMA_SP])
 def test_selectors_name_lanes_of_each_four(row: Instruction) -> None:
     named = [set((suppliers(row, selector) % 4).tolist()) for selector in range(row.selectors)]

@@ -53,6 +53,14 @@ def test_raw_bits_come_back_whatever_they_are(name: str, seed: int) -> None:
     assert torch.equal(kind.raw(kind.from_raw(raw)), raw)
 
 
+def test_a_transposed_parameter_is_read_as_it_stands() -> None:
+    for name in ("bf16", "e4m3"):
+        dense = sparse(ELEMENTS[name], 12, 20, 0)
+        turned = torch.nn.Parameter(dense.t().contiguous().t(), requires_grad=False)
+        assert not turned.is_contiguous()
+        assert torch.equal(Operand.from_dense(turned, name).to_dense().float(), dense.float())
+
+
 def test_padding_adds_zeros_only() -> None:
     dense = sparse(ELEMENTS["bf16"], 5, 20, 0)
     operand = Operand.from_dense(dense, "bf16").padded(16, 32)

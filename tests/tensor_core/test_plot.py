@@ -16,7 +16,7 @@ PAGE = (DOCS / "sparse_tensor_core.md").read_text()
 
 def test_a_drawing_names_every_register_of_every_lane(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs requirements/figures.txt")
-    row = instruction("mma.sp.m16n8k16.f16")
+    row = instruction("mma.sp.m16n8k8.tf32")
     plot(row, tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()
     labels = re.findall(r">(T\d+ [^<]+)<", text)

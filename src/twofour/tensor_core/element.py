@@ -48,9 +48,12 @@ class Element:
 
     def raw(self, values: Tensor) -> Tensor:
         """Return the bits of `values` (of `dtype`, any shape) as int64, below 2**bits."""
+        return self.stored(values).to(torch.int64) & ((1 << self.bits) - 1)
+
+    def stored(self, values: Tensor) -> Tensor:
+        """View `values` as integers of their own size; 4-bit values, a byte each, as they are."""
         views = {16: torch.int16, 32: torch.int32, 8: torch.uint8}
-        stored = values if self.bits == 4 else values.contiguous().view(views[self.bits])
-        return stored.to(torch.int64) & ((1 << self.bits) - 1)
+        return values if self.bits == 4 else values.contiguous().view(views[self.bits])
 
     def from_raw(self, bits: Tensor) -> Tensor:
         """Return the values that `bits` (int64, any shape) stand for, in `dtype`."""

@@ -14,7 +14,7 @@ DERIVED = "derived, unverified"
 """The mapping follows from the text of the PTX ISA and from its neighbours; nothing that runs has agreed yet."""
 
 CHECKED = "cross-checked, not run on a GPU"
-"""Code that NVIDIA ships maps alike: torch's packer as CUTLASS's ldmatrix reads it, or CuTe's layouts."""
+"""Code of others maps alike that runs on GPUs: torch's packer as CUTLASS reads it, CuTe's layouts, TVM's tests."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Instruction:
         rows_per_word: Rows of A that a lane's metadata register describes: 2 (half a register each) or 1.
         arch: First architecture.
         section: PTX ISA 9.0, section of the fragments.
-        cross_checked: Whether code that NVIDIA ships maps alike.
+        cross_checked: Whether code of others that runs on GPUs maps alike.
         confirmed: Architectures on which the probe (tests/gpu) agreed with the emulator, bit for bit.
     """
 
@@ -128,8 +128,8 @@ def _row(
 _MMA, _WGMMA = "9.7.14.6.2", "9.7.15.6.2"
 
 MMA_SP = (
-    _row("mma.sp", 16, "f16", f"{_MMA}.1", 1),
-    _row("mma.sp", 16, "bf16", f"{_MMA}.1", 1),
+    _row("mma.sp", 16, "f16", f"{_MMA}.1", 1, checked=True),
+    _row("mma.sp", 16, "bf16", f"{_MMA}.1", 1, checked=True),
     _row("mma.sp", 32, "f16", f"{_MMA}.2", 2, checked=True),
     _row("mma.sp", 32, "bf16", f"{_MMA}.2", 2, checked=True),
     _row("mma.sp", 16, "tf32", f"{_MMA}.3", 2, checked=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -103,10 +104,10 @@ class Operand:
                 got=f"{tuple(dense.shape)} {dense.dtype}",
                 wanted=f"(m, k) {kind.dtype}, k a multiple of {kind.chunk}",
             )
-        numbers = kind.numbers(kind.raw(dense)) if kind.name != "tf32" else dense
-        units = (numbers != 0).view(len(dense), -1, kind.chunk // kind.unit, kind.unit).any(-1)
+        dense = dense.detach().cpu().contiguous()
+        units = _nonzero(dense, kind).view(len(dense), -1, kind.chunk // kind.unit, kind.unit).any(-1)
         kept = kind.kept // kind.unit
-        if bool((units.sum(-1) > kept).any()):
+        if bool((units.sum(-1, dtype=torch.uint8) > kept).any()):
             row, chunk = (units.sum(-1) > kept).nonzero()[0].tolist()
             start = chunk * kind.chunk
             raise PackingError(
@@ -115,10 +116,11 @@ class Operand:
                 wanted=f"at most {kept} non-zero units of {kind.unit} in every {kind.chunk} values",
                 remedy=f'prune first: dense *= patterns.parse("{_pattern(kind)}").project(dense, absolute=True)',
             )
-        order = (~units).to(torch.uint8).sort(dim=-1, stable=True).indices[..., :kept].sort(dim=-1).values
-        bits = kind.raw(dense).view(*units.shape, kind.unit)
-        picked = bits.gather(2, order.unsqueeze(-1).expand(*order.shape, kind.unit))
-        return cls(kind, kind.from_raw(picked.flatten(1)), _encode(order))
+        codes = _codes(kind)[(units.to(torch.uint8) << torch.arange(units.shape[-1], dtype=torch.uint8)).sum(-1)]
+        positions = unit_positions(codes, kind, ordered=True).unsqueeze(-1)
+        stored = kind.stored(dense).view(*units.shape, kind.unit)
+        picked = stored.gather(2, positions.expand(*positions.shape[:-1], kind.unit))
+        return cls(kind, picked.flatten(1).view(kind.dtype), codes)
 
     def to_dense(self) -> Tensor:
         """Return the dense matrix (m, k) in the element's dtype.
@@ -189,10 +191,20 @@ def require_operand(operand: Operand, rows: int, columns: int, layout: str) -> N
         )
 
 
-def _encode(units: Tensor) -> Tensor:
-    if units.shape[-1] == 1:
-        return torch.tensor(TF32_CODES, dtype=torch.uint8)[units.squeeze(-1)]
-    return (units[..., 0] | units[..., 1] << 2).to(torch.uint8)
+@cache
+def _codes(kind: Element) -> Tensor:
+    """The code of each set of non-zero units, bit u of the index for unit u: the non-zeros, then the lowest zeros."""
+    count, kept = kind.chunk // kind.unit, kind.kept // kind.unit
+    codes = []
+    for index in range(1 << count):
+        chosen = sorted(sorted(range(count), key=lambda unit: not index >> unit & 1)[:kept])
+        codes.append(TF32_CODES[chosen[0]] if kept == 1 else chosen[0] | chosen[1] << 2)
+    return torch.tensor(codes, dtype=torch.uint8)
+
+
+def _nonzero(dense: Tensor, kind: Element) -> Tensor:
+    """What is not zero, -0.0 being zero; torch compares no 8-bit floats."""
+    return dense.view(torch.uint8) & 0x7F != 0 if kind.bits == 8 and not kind.whole else dense != 0
 
 
 def _pattern(kind: Element) -> str:
