@@ -1,6 +1,7 @@
 # make demo    the whole pipeline on real data, about a minute after installation
 # make tiny    the whole pipeline on two layers, a few seconds
 # make test    every test this machine can run; what is skipped is printed with its reason
+# make test-ray two Ray workers on this machine, in an environment of its own inside build/ (75 MB to download)
 # make check   formatting, lint, types
 # make bench   OP=linear|grid|conv|mask|models|memory: timings; ARGS=--record keeps the records in git
 # make records measures what is kept in benchmarks/records, in order of interest; it goes on where it stopped
@@ -19,7 +20,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 NATIVE := $(shell find src -name '*.cc' -o -name '*.h' -o -name '*.inc') CMakeLists.txt pyproject.toml
 OP ?= linear
 
-.PHONY: demo tiny test check bench records figures sanitize fuzz kernels build clean
+.PHONY: demo tiny test test-ray check bench records figures sanitize fuzz kernels build clean
 
 demo: $(VENV)/demo.stamp $(VENV)/package.stamp
 	$(BIN)/twofour demo $(ARGS)
@@ -29,6 +30,14 @@ tiny: $(VENV)/test.stamp $(VENV)/package.stamp
 
 test: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
 	$(BIN)/python -m pytest $(ARGS)
+
+# An environment that reads .venv's packages, its .pth files included, so that Ray is not among those of `make test`.
+test-ray: $(VENV)/test.stamp $(VENV)/package.stamp
+	$(BIN)/python -m venv build/ray
+	printf 'import site; site.addsitedir("%s")\n' $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])') \
+	  > $$(build/ray/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/packages.pth
+	build/ray/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/ray.txt
+	build/ray/bin/python -m pytest tests/streaming/test_cluster.py $(ARGS)
 
 check: $(VENV)/check.stamp $(VENV)/test.stamp $(VENV)/package.stamp
 	$(BIN)/ruff format --check .

@@ -183,15 +183,15 @@ class Recipe:
         rule = self.rule_for(*layers)
         return rule[1] if rule else None
 
-    def assign(self, model: nn.Module) -> Assignment:
-        """Lay the recipe over a model.
+    def assign(self, model: nn.Module, *, empty: bool = False) -> Assignment:
+        """Lay the recipe over a model; `empty` takes weights without values too (meta device).
 
         Raises:
             RecipeError: A glob matches no layer.
             LayerError: A rule other than "*" asks for a pattern and no weight can be given it.
         """
         require_matches(model, (glob for glob, _ in self.rules), "a rule", RecipeError)
-        found = walk(model, skip=self.skip, eligibility=self.eligibility, tied=self.tied)
+        found = walk(model, skip=self.skip, eligibility=self.eligibility, tied=self.tied, empty=empty)
         weights: list[tuple[PrunableWeight, Pattern]] = []
         skipped = list(found.skipped)
         for weight in found.weights:

@@ -140,7 +140,7 @@ def test_refusals(run, bert: Path):
     Path("e.jsonl").write_text('{"text": "a"}\n{"words": 1}\n')
     refused(run(*hub, "e.jsonl"), "line 2 of --data e.jsonl is no text", 'under "text"')
     save_file({"fc.weight": torch.randn(16, 32)}, "w.safetensors")
-    weights = ("prune", "w.safetensors", "--out", "no", "--include", "fc", "--permute")
+    weights = ("prune", "w.safetensors", "--out", "no", "--include", "fc", "--axis", "1", "--permute")
     refused(run(*weights), "need a model to run", "no --data and no --permute")
     refused(run("prune", "zoo_cli:small", "--out", "no", "--criterion", "learned"), "follows a loss", "loss=...")
     assert not Path("no").exists()

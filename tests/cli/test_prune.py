@@ -92,7 +92,7 @@ def test_out_must_stand_apart(run, tmp_path: Path, monkeypatch):
     refused(run("prune", "hub", "--out", "hub/a/.."), "the source itself")
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
     run("prune", "zoo_cli:small", "--out", "first")
-    again = ("prune", "first/model.safetensors", "--include", "*", "--force", "--out")
+    again = ("prune", "first/model.safetensors", "--include", "*", "--axis", "1", "--force", "--out")
     refused(run(*again, "first"), "holds the source")
     Path("empty").mkdir()
     monkeypatch.chdir("empty")
@@ -145,14 +145,23 @@ def test_a_file_needs_include(run):
     refused(
         run("prune", "dense.safetensors", "--out", "out"), "which of its tensors are layers", "--include", "fc.weight"
     )
-    result = run("prune", "dense.safetensors", "--out", "out", "--include", "fc", "--include", "conv.weight")
+    words = ("prune", "dense.safetensors", "--out", "out", "--include", "fc")
+    refused(run(*words), "nor along which axis they sum", "--axis 1", "`fc.weight` (16, 32)")
+    refused(run(*words, "--axis", "2"), "--axis 2 cannot be read")
+    refused(run(*words, "--axis", "conv=1"), "along which axis the product with `fc.weight` sums", "(16, 32)")
+    result = run(
+        "prune", "dense.safetensors", "--out", "out", "--include", "fc", "--include", "conv.weight", "--axis", "1"
+    )
     assert result.exit_code == 0 and "2 of 2 promised weights kept" in result.stdout, result.output
     written = load_file("out/model.safetensors")
     assert torch.equal(written["embed.weight"], weights["embed.weight"])
     assert (written["conv.weight"].movedim(1, -1).reshape(-1, 4) != 0).sum(1).max() == 2
     assert source.read_metadata(Path("out/model.safetensors"))["author"] == "someone"
     assert run("check", "out/model.safetensors").exit_code == 0
-    refused(run("prune", "dense.safetensors", "--out", "no", "--include", "none"), "no weight in dense.safetensors")
+    refused(
+        run("prune", "dense.safetensors", "--out", "no", "--include", "none", "--axis", "1"),
+        "no weight in dense.safetensors",
+    )
 
 
 def test_a_file_follows_the_rule_of_layers(run):
@@ -167,7 +176,7 @@ def test_a_file_follows_the_rule_of_layers(run):
         "video": torch.randn(8, 16, 1, 3, 3),
     }
     save_file({f"{name}.weight": weight for name, weight in weights.items()}, "w.safetensors")
-    words = ("prune", "w.safetensors", "--include", "*", "--json", "r.json", "--out")
+    words = ("prune", "w.safetensors", "--include", "*", "--axis", "1", "--json", "r.json", "--out")
     assert run(*words, "asp").exit_code == 0
     report = json.loads(Path("r.json").read_text())
     assert sorted(layer["name"] for layer in report["layers"]) == ["conv1d.weight", "fits.weight", "video.weight"]
@@ -187,5 +196,10 @@ def test_a_file_follows_the_rule_of_layers(run):
 
 def test_a_file_with_bad_values_names_the_weight(run):
     save_file({"fc.weight": torch.full((16, 32), float("nan"))}, "nan.safetensors")
-    refused(run("prune", "nan.safetensors", "--out", "out", "--include", "*"), "PatternError", "fc.weight", "NaN")
+    refused(
+        run("prune", "nan.safetensors", "--out", "out", "--include", "*", "--axis", "1"),
+        "PatternError",
+        "fc.weight",
+        "NaN",
+    )
     assert not Path("out").exists()

@@ -11,7 +11,7 @@ import mmap
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -67,6 +67,12 @@ class Entry:
     def torch_dtype(self) -> torch.dtype | None:
         """Its type in torch, None where torch has none of that name."""
         return DTYPES.get(self.dtype)
+
+    def part(self, first: int, last: int) -> Entry:
+        """Return the entry of the rows `first` to `last` - 1 along the first axis."""
+        row = self.nbytes // self.shape[0]
+        shape = (last - first, *self.shape[1:])
+        return replace(self, shape=shape, start=self.start + first * row, nbytes=(last - first) * row)
 
     def bytes(self) -> Tensor:
         """Map the tensor's bytes into memory, uint8 of shape (nbytes,); as `read`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -12,7 +13,7 @@ from twofour.checkpoints.checkpoint import Checkpoint
 from twofour.checkpoints.configuration import empty_model
 from twofour.checkpoints.entry import Entry
 from twofour.errors import FormatError, LayerError
-from twofour.layers import PrunableWeight, Walk, walk
+from twofour.layers import PrunableWeight, Skipped, Walk, walk
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,10 +34,20 @@ class Structure:
         """Walk over the model as `layers.walk` does, taking the weights although they have no values here."""
         return walk(self.model, empty=True, **options)
 
-    def stored(self, weight: PrunableWeight) -> tuple[str, ...]:
+    def stored(self, weight: PrunableWeight | Skipped) -> tuple[str, ...]:
         """Return the names of the tensors that hold a weight: one; more where a tied one was written twice, or none."""
-        names = {weight.name, *weight.aliases}
-        return tuple(stored for stored, name in self.parameters.items() if name in names)
+        return tuple(self._tensors.get(self._identities[weight.name], ()))
+
+    @cached_property
+    def _identities(self) -> dict[str, int]:
+        return {name: id(value) for name, value in _named(self.model)}
+
+    @cached_property
+    def _tensors(self) -> dict[int, list[str]]:
+        found: dict[int, list[str]] = {}
+        for stored, parameter in self.parameters.items():
+            found.setdefault(self._identities[parameter], []).append(stored)
+        return found
 
 
 def structure(checkpoint: Checkpoint) -> Structure:

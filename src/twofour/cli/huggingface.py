@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +11,7 @@ from torch import nn
 
 from twofour.checkpoints import CONFIG, architectures, model_class, transformers_for
 from twofour.errors import SourceError
-
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.h5", "*.onnx")
+from twofour.streaming.prune import copy_companions
 
 
 def is_model(folder: Path) -> bool:
@@ -92,13 +90,7 @@ def without_cache(model: nn.Module) -> Iterator[None]:
 
 def save(model: nn.Module, source: Path, target: Path) -> Path:
     """Write the model in Hugging Face form with the tokenizer files of `source`; return the weights' path."""
-    for entry in source.iterdir():
-        if any(entry.match(pattern) for pattern in _WEIGHTS):
-            continue
-        if entry.is_dir():
-            shutil.copytree(entry, target / entry.name, ignore=shutil.ignore_patterns(*_WEIGHTS))
-        else:
-            shutil.copy2(entry, target / entry.name)
+    copy_companions(source, target)
     # One file: the promise in its metadata is then in one place too.
     model.save_pretrained(target, max_shard_size="1000GB")  # pyright: ignore[reportCallIssue]
     return target / "model.safetensors"

@@ -97,16 +97,52 @@ def folder(out: Path, force: bool) -> Iterator[Path]:
     with _writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name[:100]}."))
-        made, old = temporary / "new", temporary / "old"
+        made = temporary / "new"
         made.mkdir()
     try:
         with _writing(out):
             yield made
+        _put(made, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def resumed(out: Path, force: bool, journal: Path) -> Iterator[Path]:
+    """Give the folder in which an interrupted run goes on; it becomes `out` when the block ends without an error.
+
+    What the block leaves there stays when it fails, for the next run; the journal is removed last.
+
+    Raises:
+        SourceError: As `require_free`, or the place cannot be written to.
+    """
+    require_free(out, force)
+    out = out.absolute()
+    made = unfinished(out)
+    with _writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        yield made
+    _put(made, out)
+    journal.unlink(missing_ok=True)
+
+
+def unfinished(out: Path) -> Path:
+    """Return the folder beside `out` in which a run that can be interrupted works."""
+    return out.absolute().with_name(f"{out.name}.unfinished")
+
+
+def _put(made: Path, out: Path) -> None:
+    """Let a folder take the place of `out`, which comes back where that fails."""
+    with _writing(out):
+        temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name[:100]}."))
+    old = temporary / "old"
+    try:
+        with _writing(out):
             if out.exists():
                 out.rename(old)
             made.rename(out)
     finally:
-        _bring_back(old, out)
+        _bring_back(old, out)  # what it raises keeps the old result where it is
         shutil.rmtree(temporary, ignore_errors=True)
 
 

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
-from torch import Tensor, nn
 
 from twofour import legality, permutation, pruning
 from twofour.cli import check as check_command
 from twofour.cli import data as calibration
-from twofour.cli import huggingface, output
+from twofour.cli import huggingface, output, streamed
 from twofour.cli import source as sources
-from twofour.cli.screen import JsonFile, progress, say, write
-from twofour.criteria import SAMPLES, Scored
-from twofour.errors import SourceError, TwofourError
-from twofour.layers import Reduction, matches, walk
+from twofour.cli.screen import JsonFile, progress, say, warn, write
+from twofour.criteria import SAMPLES
+from twofour.errors import SourceError
 from twofour.legality import Report
 from twofour.recipe import Recipe
-
-AXIS = Reduction()
-"""A file does not say which kind of layer a tensor belongs to: taken as a Linear's or a convolution's."""
-
 
 Globs = list[str] | None
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The dense model or weights.")]
@@ -41,9 +35,17 @@ Permute = Annotated[
     bool, typer.Option("--permute", help="Order the channels so that the pattern fits better; needs --data.")
 ]
 Include = Annotated[Globs, typer.Option(metavar="GLOB", help="Prune these layers only; needed for a file.")]
+Axis = Annotated[
+    Globs,
+    typer.Option(metavar="AXIS", help='Reduction axis of a file\'s weights: 1, 0 or "GLOB=0"; needed for a file.'),
+]
 Skip = Annotated[Globs, typer.Option(metavar="GLOB", help="Leave these layers dense.")]
 Eligibility = Annotated[
     str, typer.Option(help='"asp": size(0) % 8 == 0 and size(1) % 16 == 0; "any": what the pattern divides.')
+]
+Ray = Annotated[
+    str | None,
+    typer.Option("--ray", metavar="ADDRESS", help='Spread the files over a Ray cluster: auto, "local", HOST:PORT.'),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace the result of an earlier prune.")]
 
@@ -58,37 +60,77 @@ def prune(
     length: Length = 512,
     permute: Permute = False,
     include: Include = None,
+    axis: Axis = None,
     skip: Skip = None,
     eligibility: Eligibility = "asp",
+    ray: Ray = None,
     force: Force = False,
     json: JsonFile = None,
 ) -> None:
-    """Make a model sparse once, without training; write weights, recipe.toml and report.json to DIR."""
+    """Make a model sparse once, without training; write weights, recipe.toml and report.json to DIR.
+
+    Files are pruned part by part where the criterion needs no data, and a run that was stopped goes on.
+    """
     output.require_free(out, force)
     found = sources.resolve(source)
     output.require_apart(out, found)
     rules: Any = {glob: pattern for glob in include} if include else pattern
     recipe = Recipe.parse(rules, criterion=criterion, skip=skip or (), eligibility=eligibility)
-    if found.kind == "file" and not include:
-        raise _needs_include(found)
+    streamed.require_axes(found, include, axis)
     _require_usable(found, recipe, data, permute)
-    given = None if data is None else calibration.read(data, found, samples, length)
+    if found.kind != "function" and recipe.criterion.need is None and data is None and not permute:
+        content = _prune_files(found, recipe, out, axis or (), ray, force)
+    else:
+        _require_one_machine(ray)
+        given = None if data is None else calibration.read(data, found, samples, length)
+        content = _prune_loaded(found, recipe, out, given, samples, permute, force)
+    say(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
+    write(json, content)
+
+
+def _prune_files(
+    source: sources.Source, recipe: Recipe, out: Path, axes: Sequence[str], ray: str | None, force: bool
+) -> dict[str, Any]:
+    plan, journal = streamed.plan(source, recipe, axes), streamed.journal_of(out)
+    try:
+        with output.resumed(out, force, journal) as target:
+            with progress(f"pruning {source.text} (MB)") as advance:
+                report = streamed.prune(plan, target, journal, ray, advance)
+            recipe.save(target / output.RECIPE)
+            content = output.write_report(target, {"source": source.text, "out": str(out), **report.to_dict()})
+    except BaseException:
+        if journal.exists():
+            warn(streamed.kept(out))
+        raise
+    streamed.show(report)
+    return content
+
+
+def _prune_loaded(
+    source: sources.Source, recipe: Recipe, out: Path, data: Any, samples: int, permute: bool, force: bool
+) -> dict[str, Any]:
+    streamed.require_memory(source)
     with output.folder(out, force) as target:
         # Calibration has a bar of its own.
-        with progress(f"pruning {source}") if data is None else nullcontext():
-            permuted: dict[str, Any] = {}
-            if found.kind == "file":
-                report = _prune_file(found, recipe, target)
-            else:
-                report, permuted = _prune_model(found, recipe, target, given, samples, permute)
+        with progress(f"pruning {source.text}") if data is None else nullcontext():
+            report, permuted = _prune_model(source, recipe, target, data, samples, permute)
         recipe.save(target / output.RECIPE)
-        content = output.write_report(target, {"source": source, "out": str(out), **permuted, **report.to_dict()})
+        content = output.write_report(target, {"source": source.text, "out": str(out), **permuted, **report.to_dict()})
     if permuted:
         shares = permuted["permutation"]
         say(f"permuted: magnitude kept {shares['magnitude_before']:.2%} -> {shares['magnitude_after']:.2%}")
     check_command.show(report)
-    say(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
-    write(json, content)
+    return content
+
+
+def _require_one_machine(ray: str | None) -> None:
+    if ray is not None:
+        raise SourceError(
+            "only files are spread over machines, by criteria that need no data",
+            got=f"--ray {ray}",
+            wanted='a folder or a file of weights and the criterion "magnitude" or "random", without --data',
+            remedy="leave --ray out",
+        )
 
 
 def _require_usable(source: sources.Source, recipe: Recipe, data: str | None, permute: bool) -> None:
@@ -135,94 +177,3 @@ def _permutation(found: permutation.Report | None) -> dict[str, Any]:
     names = ("magnitude_before", "magnitude_after", "scores_before", "scores_after", "error", "unused")
     groups = [str(gain) for gain in found.groups]
     return {"permutation": {**{name: getattr(found, name) for name in names}, "groups": groups}}
-
-
-def _prune_file(source: sources.Source, recipe: Recipe, target: Path) -> Report:
-    assert source.path is not None, source
-    weights = _plain(source)
-    promise: dict[str, str] = {}
-    skipped: list[tuple[str, str]] = []
-    for name, weight in weights.items():
-        reason = _reason(name, weight, recipe)
-        if reason is None:
-            weights[name] = _sparse(name, weight, recipe)
-            promise[name] = _rule(name, recipe).name
-        elif weight.ndim >= 2:
-            skipped.append((name, reason))
-    if not promise:
-        raise SourceError(
-            f"no weight in {source.text} can be pruned as asked",
-            got="; ".join(f"`{name}`: {reason}" for name, reason in skipped[:5]) or "no tensor of two or more axes",
-            wanted="an --include that matches Linear or convolution weights",
-            remedy="`twofour check FILE` lists the weights; --eligibility any lifts the rule of 8 x 16 multiples",
-        )
-    output.write_weights(weights, promise, target / output.WEIGHTS, sources.read_metadata(source.path))
-    report = legality.check_weights({name: weights[name] for name in promise}, expect=promise)
-    return Report(report.layers, tuple(skipped))
-
-
-def _sparse(name: str, weight: Tensor, recipe: Recipe) -> Tensor:
-    criterion = recipe.criterion
-    assert isinstance(criterion, Scored), "others need data"
-    try:
-        scores = AXIS.last(criterion.score(weight, None, name))
-        keep = _rule(name, recipe).project(scores, absolute=criterion.absolute)
-    except TwofourError as error:
-        raise error.for_layer(name) from None
-    return torch.where(AXIS.restore(keep), weight, torch.zeros((), dtype=weight.dtype)).contiguous()
-
-
-def _rule(name: str, recipe: Recipe) -> Any:
-    return next((rule for glob, rule in recipe.rules if _matches(glob, name)), None)
-
-
-def _matches(glob: str, name: str) -> bool:
-    # Both "fc1" and "fc1.weight" name the weight of layer fc1.
-    return matches(glob, name) or matches(glob, name.removesuffix(".weight"))
-
-
-def _reason(name: str, weight: Tensor, recipe: Recipe) -> str | None:
-    pattern = _rule(name, recipe)
-    if pattern is None:
-        return "no --include matches it"
-    if any(_matches(glob, name) for glob in recipe.skip):
-        return "left out by --skip"
-    if weight.ndim not in legality.KINDS or not weight.numel():
-        return f"shape {tuple(weight.shape)} is no Linear or convolution weight"
-    refused = walk(_layer(weight), eligibility=recipe.eligibility).skipped
-    if refused:
-        return refused[0].reason
-    if weight.shape[1] % pattern.group:
-        return f"its reduction axis {weight.shape[1]} is not a multiple of {pattern.group}"
-    return None
-
-
-def _layer(weight: Tensor) -> nn.Module:
-    """Put a file's tensor into the layer that it must come from, so that the rule for layers decides."""
-    out, reduction, *kernel = weight.shape
-    make = {0: nn.Linear, 1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[len(kernel)]
-    layer = make(reduction, out, *([tuple(kernel)] if kernel else []), bias=False, device="meta")
-    layer.weight = nn.Parameter(weight, requires_grad=False)
-    return layer
-
-
-def _needs_include(source: sources.Source) -> SourceError:
-    names = [name for name, weight in _plain(source).items() if weight.ndim >= 2]
-    return SourceError(
-        f"{source.text} does not say which of its tensors are layers",
-        got=f"{len(names)} tensors of two or more axes: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}",
-        wanted='--include GLOB, for example --include "encoder.*"',
-        remedy="an embedding looks like a Linear weight in a file: name what may be pruned, or pass the model",
-    )
-
-
-def _plain(source: sources.Source) -> dict[str, Tensor]:
-    weights = source.weights()
-    if weights.packed:
-        raise SourceError(
-            f"{source.text} is packed already",
-            got=f"{len(weights.packed)} packed weights",
-            wanted="a plain safetensors file",
-            remedy="`twofour check` says what it holds",
-        )
-    return weights.tensors

@@ -73,6 +73,11 @@ def say(text: str) -> None:
     output().print(Text(text), soft_wrap=True)
 
 
+def warn(text: str) -> None:
+    """Print a plain line to stderr."""
+    errors().print(Text(text), soft_wrap=True)
+
+
 def write(path: Path | None, content: object) -> None:
     """Write `content` where `--json` asks for it.
 

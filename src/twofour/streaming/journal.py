@@ -1,0 +1,130 @@
+"""The journal of a long run: what was asked, and which files are finished, so that a killed run can go on."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from twofour.errors import SourceError
+from twofour.files import replacing
+from twofour.streaming.shard import Outcome
+
+FORMAT = 1
+
+
+class Journal:
+    """What a run has finished: a JSON file beside the folder that it fills, replaced as a whole after each file.
+
+    Args:
+        path: The journal.
+        folder: The folder to fill.
+        asked: What the run was asked to do; only a run that is asked the same goes on where another stopped.
+    """
+
+    def __init__(self, path: Path, folder: Path, asked: Mapping[str, Any]) -> None:
+        self.path = path
+        self.folder = folder
+        self.asked = json.loads(json.dumps(asked))  # as it will be read back: lists for tuples
+        self._done: dict[str, dict[str, Any]] = {}
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Read what an earlier run finished and keep other processes out while the block runs.
+
+        A run that finished no file leaves nothing.
+
+        Raises:
+            SourceError: The journal belongs to another run, another process works on it, or files lie in the folder
+                without a journal.
+        """
+        if not self.path.exists():
+            self._require_empty()
+        else:
+            self._read()
+        self._write()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with _locked(self.folder):
+            self._clear()
+            try:
+                yield
+            finally:
+                if not self._done:
+                    shutil.rmtree(self.folder, ignore_errors=True)
+                    self.path.unlink(missing_ok=True)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names of the finished files."""
+        return tuple(self._done)
+
+    def outcomes(self, file: str) -> tuple[Outcome, ...]:
+        """Return what became of the weights of a finished file."""
+        return tuple(Outcome(**{**found, "shape": tuple(found["shape"])}) for found in self._done[file]["weights"])
+
+    def add(self, file: str, outcomes: tuple[Outcome, ...]) -> None:
+        """Note that a file is finished."""
+        size = (self.folder / file).stat().st_size
+        self._done[file] = {"bytes": size, "weights": [vars(outcome) for outcome in outcomes]}
+        self._write()
+
+    def _write(self) -> None:
+        with replacing(self.path) as temporary:
+            temporary.write_text(json.dumps({"format": FORMAT, "asked": self.asked, "done": self._done}))
+
+    def _read(self) -> None:
+        try:
+            found = json.loads(self.path.read_text())
+            done = {file: noted for file, noted in found["done"].items() if self._is_whole(file, noted["bytes"])}
+            asked = found["asked"]
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            raise _unusable(self, f"{type(error).__name__}: {error}") from error
+        if asked != self.asked or found.get("format") != FORMAT:
+            keys = [key for key in self.asked if not isinstance(asked, dict) or asked.get(key) != self.asked[key]]
+            raise _unusable(self, f"another {' and another '.join(keys) or 'format'}")
+        self._done = done
+
+    def _is_whole(self, file: str, size: int) -> bool:
+        path = self.folder / file
+        return Path(file).name == file and path.is_file() and path.stat().st_size == size
+
+    def _require_empty(self) -> None:
+        if self.folder.exists() and any(self.folder.iterdir()):
+            raise _unusable(self, f"files in {self.folder} and no journal beside it")
+
+    def _clear(self) -> None:
+        """Remove what a killed run left half-written."""
+        for entry in self.folder.iterdir():
+            if entry.name not in self._done:
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise SourceError(
+            "another process is writing the same result",
+            got=str(folder),
+            wanted="one process at a time",
+            remedy="wait for it, or choose another --out",
+        ) from error
+    finally:
+        os.close(handle)
+
+
+def _unusable(journal: Journal, got: str) -> SourceError:
+    return SourceError(
+        "an unfinished run with the same result cannot be gone on with",
+        got=f"{journal.path}: {got}",
+        wanted="the command that was stopped, on the same files and by the same release",
+        remedy=f"give that command, or remove {journal.path.name} and {journal.folder.name} to start anew",
+    )

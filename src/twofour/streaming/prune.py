@@ -1,0 +1,158 @@
+"""prune: a plan for a checkpoint on disk is carried out, file by file; stopped and started again, it goes on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from twofour.checkpoints import CONFIG, INDEX, WEIGHTS, describe
+from twofour.errors import SourceError
+from twofour.files import replacing
+from twofour.streaming.cluster import run_on_cluster
+from twofour.streaming.journal import Journal
+from twofour.streaming.plan import Plan, axes_by_name, patterns_by_name
+from twofour.streaming.report import Report
+from twofour.streaming.shard import Outcome, Shard, write_shard
+
+NOTE = "twofour"
+"""Key of the note in config.json."""
+
+FOREIGN = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.h5", "*.onnx")
+"""Files beside a checkpoint that hold weights, which would stay dense: they are not copied."""
+
+Progress = Callable[[int, int, str], None]
+"""Told of the megabytes done, of all to do, and of the tensor at hand."""
+
+
+def prune(
+    plan: Plan,
+    folder: Path,
+    *,
+    journal: Path | None = None,
+    cluster: str | None = None,
+    progress: Progress = lambda done, total, what: None,
+) -> Report:
+    """Write a sparse copy of a checkpoint into a folder.
+
+    The files keep their names, the tensors theirs and their order; what is not pruned is copied byte by byte. The
+    promise stands in each file's metadata and, with the recipe, as a note in config.json; files that are no weights are
+    copied. Whoever kills it can start it again: finished files are kept, and the result is the same to the byte.
+
+    Args:
+        plan: From `plan_folder` or `plan_file`.
+        folder: Where the files go; it must be new, empty, or left by an interrupted run.
+        journal: Where to note what is finished; default: `folder`'s name with ".journal.json", beside it. It is left
+            for the caller to remove once the folder is where it belongs.
+        cluster: Address of a Ray cluster, see `run_on_cluster`; None works in this process.
+        progress: Told of every part.
+
+    Raises:
+        FormatError: A file is not what the plan was made for.
+        PatternError: A weight holds NaN or infinity.
+        SourceError: A file cannot be written, an unfinished run was asked something else, or the cluster fails.
+    """
+    notes = Journal(journal or folder.with_name(f"{folder.name}.journal.json"), folder, _asked(plan))
+    try:
+        with notes.opened():
+            shards = [_shard(plan, file, folder) for file in plan.checkpoint.files]
+            resumed = len(notes.files)
+            todo = [shard for shard in shards if shard.target.name not in notes.files]
+            for shard, outcomes in _run(todo, cluster, progress):
+                notes.add(shard.target.name, outcomes)
+            _companions(plan, folder)
+            found = [outcome for shard in shards for outcome in notes.outcomes(shard.target.name)]
+    except OSError as error:
+        raise SourceError(
+            f"{folder} cannot be written",
+            got=f"{type(error).__name__}: {error}",
+            wanted="a folder that can be written to, with room for the checkpoint",
+            remedy="make room and give the same command again: finished files are kept",
+        ) from error
+    return Report(tuple(found), plan.skipped, resumed)
+
+
+def _run(todo: Sequence[Shard], cluster: str | None, progress: Progress) -> Iterator[tuple[Shard, tuple[Outcome, ...]]]:
+    total, done = sum(shard.nbytes for shard in todo), 0
+
+    def advance(count: int, name: str) -> None:
+        nonlocal done
+        done += count
+        progress(done >> 20, total >> 20, name)
+
+    if cluster is None:
+        for shard in todo:
+            yield shard, write_shard(shard, advance)
+        return
+    for shard, outcomes in run_on_cluster(todo, cluster) if todo else ():
+        advance(shard.nbytes, shard.target.name)
+        yield shard, outcomes
+
+
+def _shard(plan: Plan, file: Path, folder: Path) -> Shard:
+    checkpoint = plan.checkpoint
+    entries = tuple(entry for entry in checkpoint.entries.values() if entry.file == file)
+    weights = {weight.entry.name: weight for weight in plan.weights if weight.entry.file == file}
+    sparse = tuple(weights.values())
+    promise = describe(patterns_by_name(sparse), axes_by_name(sparse))
+    name = WEIGHTS if checkpoint.path == file else file.name
+    return Shard(file, folder / name, entries, weights, plan.criterion, {**checkpoint.metadata[file], **promise})
+
+
+def _asked(plan: Plan) -> dict[str, Any]:
+    """Return what tells one run from another: the same answers give the same bytes."""
+    files = {}
+    for file in plan.checkpoint.files:
+        found = file.stat()
+        files[str(file.resolve())] = [found.st_size, found.st_mtime_ns]
+    return {
+        "release": importlib.metadata.version("twofour"),
+        "source": files,
+        "recipe": plan.recipe.to_toml(),
+        "axes": dict(axes_by_name(plan.weights)),
+    }
+
+
+def _companions(plan: Plan, folder: Path) -> None:
+    """Copy what lies beside a folder's weights, write the index, and the note into config.json."""
+    checkpoint = plan.checkpoint
+    if not checkpoint.path.is_dir():
+        return
+    copy_companions(checkpoint.path, folder)
+    if WEIGHTS not in [file.name for file in checkpoint.files]:
+        shutil.copyfile(checkpoint.path / INDEX, folder / INDEX)
+    if checkpoint.config is not None:
+        write_note(folder / CONFIG, note(plan))
+
+
+def copy_companions(source: Path, folder: Path) -> None:
+    """Copy a folder's files but for those that hold weights."""
+    for entry in source.iterdir():
+        if any(entry.match(pattern) for pattern in FOREIGN):
+            continue
+        if entry.is_dir():
+            ignored = shutil.ignore_patterns(*FOREIGN)
+            shutil.copytree(entry, folder / entry.name, ignore=ignored, dirs_exist_ok=True)
+        else:
+            shutil.copy2(entry, folder / entry.name)
+
+
+def note(plan: Plan) -> dict[str, Any]:
+    """Return what config.json tells readers of the weights."""
+    patterns = list(patterns_by_name(plan.weights).values())
+    return {
+        "patterns": {name: patterns.count(name) for name in dict.fromkeys(patterns)},
+        "criterion": plan.recipe.criterion.name,
+        "version": importlib.metadata.version("twofour"),
+    }
+
+
+def write_note(config: Path, said: dict[str, Any]) -> None:
+    """Add the note to a config.json."""
+    content = json.loads(config.read_text(encoding="utf-8"))
+    with replacing(config) as temporary:
+        text = json.dumps({**content, NOTE: said}, indent=2, ensure_ascii=False)
+        temporary.write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,96 @@
+"""twofour prune on folders and files: sharded, resumed, refused where it does not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import twofour
+from tests.checkpoints.small import random
+from tests.cli.small import refused
+from twofour import streaming
+from twofour.checkpoints import Checkpoint
+from twofour.cli import huggingface, streamed
+
+SIZES = {"vocab_size": 64, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    folder = random(tmp_path / "hub", "GPT2Config", "GPT2LMHeadModel", "60KB", **SIZES)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def test_a_sharded_folder(run, hub: Path):
+    result = run("prune", "hub", "--out", "out", "--json", "r.json")
+    assert result.exit_code == 0, result.output
+    assert "OK: 8 of 8 promised weights kept; 2 skipped" in result.stdout and "hf_conv1d" in result.stdout
+    names = {path.name for path in Path("out").iterdir()}
+    assert names == {path.name for path in hub.iterdir()} | {"recipe.toml", "report.json"}
+    report = json.loads(Path("r.json").read_text())
+    assert report == json.loads(Path("out/report.json").read_text()) and len(report["layers"]) == 8
+    assert {file for file in names if file.endswith(".safetensors")} == {row["file"] for row in report["layers"]}
+    model = huggingface.load(Path("out"))
+    assert twofour.check(model).ok and model.config.twofour["patterns"] == {"2:4": 8}
+    assert len(Checkpoint.open("out").files) > 2
+    assert run("prune", "hub", "--out", "out").exit_code == 2
+    assert run("prune", "hub", "--out", "out", "--force", "--criterion", "random").exit_code == 0
+    assert sorted(path.name for path in Path.cwd().iterdir() if path.name.startswith(("out", "."))) == ["out"]
+
+
+def test_an_interrupted_run_goes_on(run, hub: Path, monkeypatch: pytest.MonkeyPatch):
+    real, last = streaming.prune, list(Checkpoint.open(hub).entries)[-1]
+
+    def interrupted(*args, progress, **options):
+        def stop(done: int, total: int, what: str) -> None:
+            progress(done, total, what)
+            if what == last:
+                raise KeyboardInterrupt
+
+        return real(*args, progress=stop, **options)
+
+    monkeypatch.setattr(streaming, "prune", interrupted)
+    result = run("prune", "hub", "--out", "out")
+    assert result.exit_code != 0 and "finished files are kept in" in result.stderr
+    assert not Path("out").exists() and Path("out.unfinished").is_dir() and Path("out.journal.json").is_file()
+    monkeypatch.setattr(streaming, "prune", real)
+    refused(run("prune", "hub", "--out", "out", "--pattern", "1:4"), "another recipe", "out.unfinished")
+    result = run("prune", "hub", "--out", "out")
+    assert result.exit_code == 0 and "went on where an earlier run stopped" in result.stdout, result.output
+    assert not Path("out.unfinished").exists() and not Path("out.journal.json").exists()
+    assert run("prune", "hub", "--out", "whole").exit_code == 0
+    for path in Path("whole").glob("*.safetensors"):
+        assert path.read_bytes() == (Path("out") / path.name).read_bytes()
+
+
+def test_an_axis_of_zero_in_a_bare_file(run):
+    weight = torch.randn(32, 48)
+    save_file({"c_fc.weight": weight, "fc.weight": weight.clone()}, "w.safetensors")
+    words = ("--include", "*", "--axis", "c_*=0", "--axis", "1", "--out", "out")
+    assert run("prune", "w.safetensors", *words).exit_code == 0
+    found = load_file("out/model.safetensors")
+    assert (found["c_fc.weight"].view(8, 4, 48) != 0).sum(1).max() == 2
+    assert (found["fc.weight"].view(32, 12, 4) != 0).sum(2).max() == 2
+    assert run("check", "out").exit_code == 0
+    refused(run("prune", "zoo_cli:small", "--out", "no", "--axis", "1"), "--axis is for a bare file")
+
+
+def test_what_does_not_fit_is_said_before_loading(run, hub: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(streamed, "free_memory_bytes", lambda: 100_000)
+    x = torch.zeros(4, 8, dtype=torch.int64)
+    save_file({"input_ids": x}, "x.safetensors")
+    result = run("prune", "hub", "--out", "out", "--criterion", "wanda", "--data", "x.safetensors")
+    refused(result, "does not fit into memory", "0.0 GB are free", '"magnitude" and "random"')
+    assert run("prune", "hub", "--out", "out").exit_code == 0  # part by part it does
+
+
+def test_ray_is_for_files(run, hub: Path, monkeypatch: pytest.MonkeyPatch):
+    refused(run("prune", "zoo_cli:small", "--out", "out", "--ray", "local"), "only files are spread over machines")
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    refused(run("prune", "hub", "--out", "out", "--ray", "auto"), "needs Ray", 'pip install "twofour[ray]"')
+    assert not Path("out").exists() and not list(Path.cwd().glob("out*"))

@@ -1,0 +1,158 @@
+"""A run that was killed goes on where it stopped and ends with the same bytes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.checkpoints.small import shards
+from twofour import streaming
+from twofour.checkpoints import Checkpoint
+from twofour.errors import FormatError, SourceError
+from twofour.recipe import Recipe
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    files = [{f"{file}.{n}.weight": torch.randn(32, 64) for n in range(3)} for file in "abcd"]
+    return shards(tmp_path / "in", *files)
+
+
+def plan(source: Path, pattern: str = "2:4") -> streaming.Plan:
+    return streaming.plan_file(Checkpoint.open(source), Recipe.parse(pattern), [("*", 1)])
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+class Stop(BaseException):
+    pass
+
+
+def stop_at(name: str):
+    def progress(done: int, total: int, what: str) -> None:
+        if what == name:
+            raise Stop
+
+    return progress
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from twofour import streaming
+from twofour.checkpoints import Checkpoint
+from twofour.recipe import Recipe
+plan = streaming.plan_file(Checkpoint.open(sys.argv[1]), Recipe.parse("2:4"), [("*", 1)])
+die = lambda done, total, what: os.kill(os.getpid(), signal.SIGKILL) if what == "c.1.weight" else None
+streaming.prune(plan, Path(sys.argv[2]), progress=die)
+"""
+
+
+def test_metadata_is_written_in_one_order(tmp_path: Path):
+    for n in range(4):  # safetensors gives it back in another order each time
+        save_file({"fc.weight": torch.ones(16, 32)}, tmp_path / "w.safetensors", metadata={k: k for k in "zyxwvu"})
+        streaming.prune(plan(tmp_path / "w.safetensors"), tmp_path / str(n))
+    assert len({(tmp_path / str(n) / "model.safetensors").read_bytes() for n in range(4)}) == 1
+
+
+def test_killed_half_way_and_resumed_to_the_same_bytes(tmp_path: Path, source: Path):
+    out = tmp_path / "out"
+    done = subprocess.run([sys.executable, "-c", KILLED, source, out], capture_output=True, timeout=300, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    finished = [file for file in content(out) if file.endswith(".safetensors")]
+    assert len(finished) == 2 and any(file.endswith(".tmp") for file in content(out))  # the third was half-written
+    before = {file: (out / file).stat().st_mtime_ns for file in finished}
+    report = streaming.prune(plan(source), out)
+    assert report.resumed == 2 and len(report.layers) == 12
+    assert {file: (out / file).stat().st_mtime_ns for file in finished} == before  # they were kept, not written again
+    whole = streaming.prune(plan(source), tmp_path / "whole")
+    assert content(out) == content(tmp_path / "whole") and report.layers == whole.layers and whole.resumed == 0
+
+
+@pytest.mark.parametrize("name", ["a.0.weight", "b.2.weight", "d.2.weight"])
+def test_stopped_anywhere(tmp_path: Path, source: Path, name: str):
+    with pytest.raises(Stop):
+        streaming.prune(plan(source), tmp_path / "out", progress=stop_at(name))
+    assert (tmp_path / "out.journal.json").exists() == (name[0] != "a")  # a run without a finished file leaves nothing
+    streaming.prune(plan(source), tmp_path / "out")
+    streaming.prune(plan(source), tmp_path / "whole")
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
+def test_a_finished_file_that_is_gone_or_cut_is_written_again(tmp_path: Path, source: Path):
+    with pytest.raises(Stop):
+        streaming.prune(plan(source), tmp_path / "out", progress=stop_at("d.0.weight"))
+    one, two, three = sorted((tmp_path / "out").glob("*.safetensors"))
+    one.unlink()
+    two.write_bytes(two.read_bytes()[:-8])
+    assert streaming.prune(plan(source), tmp_path / "out").resumed == 1
+    streaming.prune(plan(source), tmp_path / "whole")
+    assert content(tmp_path / "out") == content(tmp_path / "whole") and three.exists()
+
+
+def refused(plan: streaming.Plan, out: Path, *texts: str) -> None:
+    before = {path.name: path.read_bytes() for path in out.iterdir()} if out.exists() else {}
+    with pytest.raises(SourceError) as error:
+        streaming.prune(plan, out)
+    for text in texts:
+        assert text in str(error.value)
+    assert before == ({path.name: path.read_bytes() for path in out.iterdir()} if out.exists() else {})
+
+
+def test_another_run_does_not_go_on_with_it(tmp_path: Path, source: Path):
+    out = tmp_path / "out"
+    with pytest.raises(Stop):
+        streaming.prune(plan(source), out, progress=stop_at("c.0.weight"))
+    refused(plan(source, "1:4"), out, "another recipe", "remove out.journal.json and out to start anew")
+    file = source / "model-00001-of-00004.safetensors"
+    os.utime(file, ns=(1, 1))
+    refused(plan(source), out, "another source")
+    for text in ("{", "[]", '{"format": 1, "done": {"x": 3}, "asked": {}}', '{"done": [], "asked": 1}'):
+        (tmp_path / "out.journal.json").write_text(text)
+        refused(plan(source), out, "cannot be gone on with")
+    (tmp_path / "out.journal.json").unlink()
+    refused(plan(source), out, "files in", "no journal beside it")
+
+
+def test_a_journal_that_names_files_elsewhere_counts_none_of_them(tmp_path: Path, source: Path):
+    with pytest.raises(Stop):
+        streaming.prune(plan(source), tmp_path / "out", progress=stop_at("c.0.weight"))
+    journal = tmp_path / "out.journal.json"
+    found = json.loads(journal.read_text())
+    (tmp_path / "mine.txt").write_text("four")
+    found["done"] = {"../mine.txt": {"bytes": 4, "weights": []}}
+    journal.write_text(json.dumps(found))
+    assert streaming.prune(plan(source), tmp_path / "out").resumed == 0
+    assert (tmp_path / "mine.txt").read_text() == "four"
+
+
+def test_two_processes_do_not_write_the_same_result(tmp_path: Path, source: Path):
+    with pytest.raises(Stop):
+        streaming.prune(plan(source), tmp_path / "out", progress=stop_at("c.0.weight"))
+    handle = os.open(tmp_path / "out", os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        refused(plan(source), tmp_path / "out", "another process is writing the same result")
+    finally:
+        os.close(handle)
+    assert streaming.prune(plan(source), tmp_path / "out").resumed == 2
+
+
+def test_a_source_that_changed_after_the_plan(tmp_path: Path, source: Path):
+    made = plan(source)
+    shards(source, *({f"{file}.weight": torch.randn(32, 64)} for file in "abcd"))
+    with pytest.raises(FormatError, match="changed after the plan was made"):
+        streaming.prune(made, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
