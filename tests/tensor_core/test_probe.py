@@ -1,24 +1,19 @@
 """The probe: its kernels assemble where an assembler is, and on a GPU the hardware agrees with the emulator."""
 
 import importlib.util
+import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from tests.tensor_core.weights import numbers, sparse
-from twofour.errors import PackingError
-from twofour.tensor_core import INSTRUCTIONS, Instruction, Operand, execute, probe
+from twofour.errors import KernelError
+from twofour.tensor_core import INSTRUCTIONS, Instruction, check, instruction, probe
 from twofour.tensor_core.discover import Machine, code_slots, expected_slots
-from twofour.tensor_core.execute import ACCUMULATORS
-from twofour.tensor_core.fragments import a_registers, b_registers, c_registers, metadata_registers
 
 ROWS = [pytest.param(row, id=name) for name, row in INSTRUCTIONS.items()]
-BLOCKS = 4
 
 
 def assembler() -> str:
@@ -31,30 +26,6 @@ def assembler() -> str:
             if (Path(folder) / place).exists():
                 return str(Path(folder) / place)
     pytest.skip("there is no ptxas: pip install --no-deps nvidia-cuda-nvcc==13.0.*")
-
-
-def needs_gpu(row: Instruction) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("there is no CUDA GPU")
-    have, wanted = torch.cuda.get_device_capability(), int(row.arch.strip("sma_"))
-    if (have[0] * 10 + have[1] < wanted) or (row.arch.endswith("a") and have[0] * 10 + have[1] != wanted):
-        pytest.skip(f"{row.name} needs {row.arch}, this GPU is sm_{have[0]}{have[1]}")
-
-
-def variants(row: Instruction) -> Iterator[dict]:
-    """Every accumulator, partner, selector and source of A, one after the other rather than all together."""
-    plain = {"accumulator": row.accumulators[0], "b": row.a.name, "selector": 0, "n": row.widths[0]}
-    yield plain
-    yield from ({**plain, "accumulator": name} for name in row.accumulators[1:])
-    yield from ({**plain, "b": kind.name} for kind in row.partners if kind != row.a)
-    yield from ({**plain, "selector": selector} for selector in range(1, row.selectors))
-    if row.a.whole:
-        yield {**plain, "saturate": True}
-    if row.family == "mma.sp":
-        yield {**plain, "ordered": True}
-    else:
-        yield {**plain, "shared_a": True, "n": 64, "selector": row.selectors - 1}
-        yield {**plain, "n": 256}
 
 
 def assemble(row: Instruction, modules: list[str], folder: Path) -> str:
@@ -71,7 +42,7 @@ def assemble(row: Instruction, modules: list[str], folder: Path) -> str:
 
 @pytest.mark.parametrize("row", ROWS)
 def test_every_variant_assembles(row: Instruction, tmp_path: Path) -> None:
-    assert not assemble(row, [probe.source(row, **variant) for variant in variants(row)], tmp_path)
+    assert not assemble(row, [probe.source(row, **variant) for variant in check.variants(row)], tmp_path)
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -85,74 +56,52 @@ def test_the_assembler_refuses_what_the_table_refuses(row: Instruction, tmp_path
         assert bool(assemble(row, [probe.source(*plain, n=40)], tmp_path)) == (40 not in row.widths)
 
 
-def machine(row: Instruction, variant: dict) -> Machine:
-    """The GPU, taking operands as `execute` does."""
-    text = probe.source(row, **variant)
-
-    def on_gpu(a: Tensor, b: Tensor, c: Tensor, metadata: Tensor) -> Tensor:
-        if row.family == "wgmma.sp":
-            kind = next(kind for kind in row.partners if kind.name == variant["b"])
-            b = probe.tile_words(row.a.bits, kind.raw(b.contiguous()).transpose(-1, -2))
-            if variant.get("shared_a"):
-                a = probe.tile_words(row.a.bits, row.a.raw(a))
-        return probe.run(text, row, a, b, c, metadata)
-
-    return on_gpu
-
-
-def emulator(row: Instruction, variant: dict) -> Machine:
-    options = {
-        key: value for key, value in variant.items() if key in ("accumulator", "selector", "ordered", "saturate")
-    }
-    return lambda a, b, c, metadata: execute(row, a, b, c, metadata, b_type=variant["b"], **options)
-
-
-def operands(row: Instruction, variant: dict) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Whole numbers that every type holds and every order of summing keeps exact; C large where sums may wrap."""
-    generator = torch.Generator().manual_seed(0)
-    dense = sparse(row.a, row.m * BLOCKS, row.k, 0)
-    operand = Operand.from_dense(dense, row.a)
-    stored = row.a.from_raw(row.a.raw(operand.values).view(BLOCKS, row.m, -1))
-    partner = next(kind for kind in row.partners if kind.name == variant["b"])
-    b = numbers(partner, (BLOCKS, row.k, variant["n"]), generator)
-    high = 2**31 - 1 if row.a.whole else 64
-    c = torch.randint(-high, high, (BLOCKS, row.m, variant["n"]), generator=generator)
-    c = c_registers(row, c.to(ACCUMULATORS[variant["accumulator"]]))
-    metadata = metadata_registers(row, operand.codes.view(BLOCKS, row.m, -1), variant["selector"])
-    b = b_registers(row, b, partner) if row.family == "mma.sp" else b
-    return stored if variant.get("shared_a") else a_registers(row, stored), b, c, metadata
-
-
 @pytest.mark.parametrize("row", ROWS)
-def test_the_gpu_reads_the_metadata_where_the_table_says(row: Instruction) -> None:
-    needs_gpu(row)
-    plain = {"accumulator": row.accumulators[0], "b": row.a.name, "n": 8 if row.family == "mma.sp" else 16}
-    for selector in range(row.selectors):
-        assert torch.equal(
-            code_slots(row, machine(row, {**plain, "selector": selector})), expected_slots(row, selector)
-        )
-
-
-@pytest.mark.parametrize("row", ROWS)
-def test_the_gpu_answers_as_the_emulator_does(row: Instruction) -> None:
-    needs_gpu(row)
-    for variant in variants(row):
-        given = operands(row, variant)
-        assert torch.equal(machine(row, variant)(*given), emulator(row, variant)(*given)), variant
+def test_the_gpu_agrees_with_the_emulator_and_with_the_table(row: Instruction) -> None:
+    if reason := check.missing(row):
+        pytest.skip(reason)
+    found = check.check(row)
+    assert found["agrees"], found
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_the_search_finds_the_table_in_the_emulator(row: Instruction) -> None:
     for selector in range(row.selectors):
-        plain = {"accumulator": row.accumulators[0], "b": row.a.name, "selector": selector}
-        assert torch.equal(code_slots(row, emulator(row, plain)), expected_slots(row, selector))
+        emulator = check.emulated(row, check.plain(row, selector))
+        assert torch.equal(code_slots(row, emulator), expected_slots(row, selector))
 
 
 @pytest.mark.parametrize("row", ROWS[::5])
 def test_the_operands_of_the_check_run_through_the_emulator(row: Instruction) -> None:
-    for variant in variants(row):
-        given = operands(row, variant)
-        assert emulator(row, variant)(*given).shape == given[2].shape
+    for variant in check.variants(row):
+        given = check.operands(row, variant)
+        assert check.emulated(row, variant)(*given).shape == given[2].shape
+
+
+def test_a_gpu_that_reads_elsewhere_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulator stands in for the GPU; one that exchanges two lanes' metadata must not pass."""
+    row = instruction("mma.sp.m16n8k16.f16")
+    monkeypatch.setattr(check, "on_gpu", check.emulated)
+    assert check.check(row)["agrees"]
+    swapped = torch.arange(32)
+    swapped[[0, 4]] = swapped[[4, 0]]
+
+    def machine(row: Instruction, variant: check.Variant) -> Machine:
+        emulator = check.emulated(row, variant)
+        return lambda a, b, c, metadata: emulator(a, b, c, metadata[:, swapped])
+
+    monkeypatch.setattr(check, "on_gpu", machine)
+    found = check.check(row)
+    assert not found["agrees"] and found["moved"]
+
+
+def test_without_a_gpu_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU: the tests above ran")
+    assert check.main([str(tmp_path / "found" / "check.json")]) == 0
+    assert capsys.readouterr().out.count("not run: needs an NVIDIA GPU") == len(INSTRUCTIONS)
+    written = json.loads((tmp_path / "found" / "check.json").read_text())
+    assert written["gpu"] is None and set(written["instructions"]) == set(INSTRUCTIONS)
 
 
 def test_tiles_are_core_matrices_of_eight_rows_by_sixteen_bytes() -> None:
@@ -166,5 +115,5 @@ def test_tiles_are_core_matrices_of_eight_rows_by_sixteen_bytes() -> None:
 def test_no_driver_is_said() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA driver")
-    with pytest.raises(PackingError, match="no CUDA driver"):
+    with pytest.raises(KernelError, match="no CUDA driver"):
         probe._driver()

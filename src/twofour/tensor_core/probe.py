@@ -1,7 +1,7 @@
 """The check on a GPU: each instruction as a kernel of one instruction, on registers that are given, as the table says.
 
 `source` writes the kernel in PTX, from the table; any `ptxas` assembles it, and `run` gives it to the driver (libcuda),
-which needs no compiler. What it returns is compared with `execute`: tests/tensor_core/test_probe.py.
+which needs no compiler. What it returns is compared with `execute`: `check.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from twofour.errors import PackingError
+from twofour.errors import KernelError
 from twofour.tensor_core.element import to_words
 from twofour.tensor_core.instruction import Instruction
 
@@ -95,7 +95,7 @@ def run(text: str, row: Instruction, a: Tensor, b: Tensor, c: Tensor, metadata: 
     """Execute `source` on the current CUDA device: int32 (blocks, ...) operands on the CPU in, D's registers out.
 
     Raises:
-        PackingError: The driver refuses the module, with what it says, or there is no driver.
+        KernelError: The driver refuses the module, with what it says, or there is no driver.
     """
     given = [operand.contiguous().cuda() for operand in (a, b, c, metadata)]
     d = torch.full(c.shape, 0x7FC00000, dtype=torch.int32, device="cuda")
@@ -178,7 +178,7 @@ def _driver() -> ctypes.CDLL:
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise PackingError("there is no CUDA driver here", got=str(error), wanted="libcuda.so.1") from error
+        raise KernelError("there is no CUDA driver here", got=str(error), wanted="libcuda.so.1") from error
 
 
 @cache
@@ -197,4 +197,4 @@ def _require(driver: ctypes.CDLL, status: int, what: str) -> None:
     if status:
         name = ctypes.c_char_p()
         driver.cuGetErrorName(status, ctypes.byref(name))
-        raise PackingError(what, got=(name.value or b"").decode() or str(status), wanted="CUDA_SUCCESS")
+        raise KernelError(what, got=(name.value or b"").decode() or str(status), wanted="CUDA_SUCCESS")
