@@ -95,3 +95,11 @@ def test_a_position_named_twice_is_refused() -> None:
     operand = Operand(ELEMENTS["f16"], torch.zeros(1, 2, dtype=torch.float16), torch.tensor([[5]], dtype=torch.uint8))
     with pytest.raises(PackingError, match="behaviour is undefined"):
         operand.to_dense()
+
+
+def test_values_and_codes_that_do_not_belong_together_are_refused() -> None:
+    values, codes = torch.zeros(2, 4, dtype=torch.float16), torch.full((2, 2), 4, dtype=torch.uint8)
+    assert Operand(ELEMENTS["f16"], values, codes).shape == (2, 8)
+    for wrong in ((values[0], codes), (values, codes[:1]), (values, codes.int()), (values.float(), codes)):
+        with pytest.raises(PackingError, match="make no operand of f16"):
+            Operand(ELEMENTS["f16"], *wrong)

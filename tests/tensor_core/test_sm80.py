@@ -81,7 +81,13 @@ def test_odd_shapes_are_refused_and_padding_helps() -> None:
 
 def test_what_is_no_such_layout_is_refused() -> None:
     values, meta = to_sm80(Operand.from_dense(matrix("f16", 1, 1, 0), "f16"))
-    for wrong in ((values, meta[:16]), (values, meta.int()), (values[:, :8], meta), (values.float(), meta)):
+    for wrong in (
+        (values, meta[:16]),
+        (values, meta.int()),
+        (values[:, :8], meta),
+        (values.float(), meta),
+        (values[0, 0], meta),
+    ):
         with pytest.raises(PackingError, match="no f16 operand in the CUTLASS layout"):
             from_sm80(*wrong, "f16")
     with pytest.raises(PackingError, match="behaviour is undefined"):

@@ -58,6 +58,8 @@ def test_what_does_not_fit_is_refused() -> None:
         to_sm90(Operand.from_dense(sparse(ELEMENTS["s4"], 64, 128, 0), "s4"))
     with pytest.raises(PackingError, match="no f16 operand in the Hopper layout"):
         from_sm90(values, meta[:-1], "f16")
+    with pytest.raises(PackingError, match="no f16 operand in the Hopper layout"):
+        from_sm90(values[0, 0], meta, "f16")
     with pytest.raises(PackingError, match="behaviour is undefined"):
         from_sm90(values, torch.zeros_like(meta), "f16")
     assert sm90.evidence("e4m3") == "equal to CuTe's layout on a CPU, not run on a GPU"

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from tests.tensor_core.weights import FEW, NAMES, SEEDS, sparse
 from twofour.errors import PackingError
-from twofour.tensor_core import ELEMENTS, MMA_SP, Operand, instruction, to_warp
+from twofour.tensor_core import ELEMENTS, MMA_SP, WGMMA_SP, Instruction, Operand, instruction, to_warp
+from twofour.tensor_core.fragments import a_registers, metadata_registers, suppliers
 from twofour.tensor_core.warp import from_words, record_words
 
 ROWS = {row.name: row for row in MMA_SP}
@@ -60,6 +61,19 @@ def test_a_step_reads_only_the_lanes_its_selector_names() -> None:
         "0xeeeeeeee",
     ]
     assert (metadata == metadata[0]).all()
+
+
+@pytest.mark.parametrize("row", WGMMA_SP, ids=lambda row: row.name)
+def test_four_row_tiles_are_the_registers_of_a_warpgroup(row: Instruction) -> None:
+    operand = Operand.from_dense(sparse(row.a, 64, row.k * row.selectors, 7), row.a)
+    order = to_warp(operand)
+    for step in range(row.selectors):
+        half, codes = row.k // 2, row.chunks
+        values = a_registers(row, row.a.from_raw(row.a.raw(operand.values)[:, step * half : (step + 1) * half]))
+        assert torch.equal(order.values[:, 0, step].reshape(128, -1), values)
+        metadata = metadata_registers(row, operand.codes[:, step * codes : (step + 1) * codes], step)
+        named = suppliers(row, step)
+        assert torch.equal(order.metadata[:, 0].flatten()[named], metadata[named])
 
 
 @pytest.mark.parametrize("name", NAMES)

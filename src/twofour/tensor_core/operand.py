@@ -34,6 +34,16 @@ class Operand:
     values: Tensor
     codes: Tensor
 
+    def __post_init__(self) -> None:
+        kind, values, codes = self.element, self.values, self.codes
+        wanted = (len(values), values.shape[1] // kind.kept) if values.ndim == 2 else None
+        if values.dtype != kind.dtype or codes.dtype != torch.uint8 or tuple(codes.shape) != wanted:
+            raise PackingError(
+                f"values and codes make no operand of {kind.name}",
+                got=f"values {tuple(values.shape)} {values.dtype}, codes {tuple(codes.shape)} {codes.dtype}",
+                wanted=f"values (m, k / 2) {kind.dtype}, codes (m, k / {kind.chunk}) torch.uint8",
+            )
+
     @property
     def shape(self) -> tuple[int, int]:
         """Dense rows and columns."""

@@ -63,18 +63,18 @@ def from_sm80(values: Tensor, meta: Tensor, kind: str | Element) -> Operand:
     if kind.bits == 4 and values.dtype == torch.uint8 and values.ndim == 2:
         stored = values.to(torch.int64)
         values = kind.from_raw(torch.stack((stored & 0xF, stored >> 4), -1).flatten(1))
-    per_meta = _meta_dtype(row).itemsize * 2 * kind.chunk  # dense columns that an element of the metadata describes
-    wanted = (values.shape[0], values.shape[-1] * 2 // per_meta)
-    fits = values.ndim == 2 and values.dtype == kind.dtype and tuple(meta.shape) == wanted
-    if not fits or meta.dtype != _meta_dtype(row) or values.shape[1] * 2 % row.k or len(values) % (16 * row.selectors):
+    dtype, rows = _meta_dtype(row), 16 * row.selectors
+    per_meta = dtype.itemsize * 2 * kind.chunk  # dense columns that an element of the metadata describes
+    wanted = (len(values), values.shape[1] * 2 // per_meta) if values.ndim == 2 else None
+    fits = tuple(meta.shape) == wanted and (values.dtype, meta.dtype) == (kind.dtype, dtype)
+    if not fits or len(values) % rows or values.shape[1] * 2 % row.k:
         raise PackingError(
             f"this is no {kind.name} operand in the CUTLASS layout",
             got=f"values {tuple(values.shape)} {values.dtype}, metadata {tuple(meta.shape)} {meta.dtype}",
-            wanted=f"values {kind.dtype} (m, k / 2) and metadata {_meta_dtype(row)} {wanted}, m a multiple of "
-            f"{16 * row.selectors}, k of {row.k}",
+            wanted=f"values {kind.dtype} (m, k / 2), metadata {dtype} {wanted}, m a multiple of {rows}, k of {row.k}",
         )
     m, k = len(values), values.shape[1] * 2
-    words = meta.contiguous().view(-1).view(torch.int32).view(k // row.k, m // (16 * row.selectors), 32)
+    words = meta.contiguous().view(-1).view(torch.int32).view(k // row.k, m // rows, 32)
     tiles = torch.stack([metadata_codes(row, words, s) for s in range(row.selectors)], 2)
     codes = tiles.permute(1, 2, 3, 0, 4).reshape(m, k // kind.chunk)
     unit_positions(codes, kind, ordered=True)
