@@ -35,6 +35,8 @@ def test_every_kernel_row_is_documented() -> None:
             *extension.nm_unbiased_rows(),
             *extension.nm_gradient_rows(),
             *extension.nm_stripes_rows(),
+            *extension.nm_nonzero_rows(),
+            *extension.nm_ties_rows(),
         )
     ]
     names += [row[0] for row in (*extension.attention_rows(), *extension.norm_rows())]

@@ -1,6 +1,7 @@
 """What may be zero: patterns, their masks and their checks."""
 
 from twofour.patterns.base import Conformity, Pattern
+from twofour.patterns.census import CENSUS_DTYPES, Census, Lie, Tally, ties, ties_reference
 from twofour.patterns.groups import project_reference
 from twofour.patterns.nm import NM
 from twofour.patterns.pairs import PairedNM
@@ -9,13 +10,19 @@ from twofour.patterns.transposable import Transposable, project_tiles_reference
 from twofour.patterns.vnm import VNM
 
 __all__ = [
+    "CENSUS_DTYPES",
     "NM",
     "VNM",
+    "Census",
     "Conformity",
+    "Lie",
     "PairedNM",
     "Pattern",
+    "Tally",
     "Transposable",
     "parse",
     "project_reference",
     "project_tiles_reference",
+    "ties",
+    "ties_reference",
 ]

@@ -1,0 +1,197 @@
+"""A weight's zeros, counted from one pass over its values: what every check of a pattern needs, at a bit a value.
+
+The values come in pieces in the order of memory, so that a weight need not be in memory as a whole. Which groups are
+legal, along any axis and for any N:M, is then a matter of the bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from twofour import native
+from twofour.errors import PatternError
+from twofour.patterns.nm import NM
+from twofour.patterns.pairs import PairedNM
+
+_FORMS = {
+    torch.float64: (0x7FFFFFFFFFFFFFFF, 0x7FEFFFFFFFFFFFFF),
+    torch.float32: (0x7FFFFFFF, 0x7F7FFFFF),
+    torch.bfloat16: (0x7FFF, 0x7F7F),
+    torch.float16: (0x7FFF, 0x7BFF),
+    torch.float8_e4m3fn: (0x7F, 0x7E),
+    torch.float8_e5m2: (0x7F, 0x7B),
+    torch.int64: (-1, 0x7FFFFFFFFFFFFFFF),
+    torch.int32: (-1, 0x7FFFFFFF),
+    torch.int16: (-1, 0x7FFF),
+    torch.int8: (-1, 0x7F),
+    torch.uint8: (-1, 0x7F),
+    torch.bool: (-1, 0x7F),
+}
+"""Type -> the bits of a value's magnitude, and the largest finite one (IEEE 754; OCP OFP8 for the 8-bit floats).
+
+Of whole numbers every bit counts, and no signed number is above the largest.
+"""
+
+_BY_FLOAT32 = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+"""Types without -0.0, whose bits are NaN: widened first."""
+
+CENSUS_DTYPES = (*_FORMS, *_BY_FLOAT32)
+"""Types whose zeros can be counted."""
+
+_SIGN_BIT, _COMPLEMENT, _UNSIGNED = range(3)
+_ONES = np.array([bin(byte).count("1") for byte in range(256)], dtype=np.uint8)
+
+
+@dataclass(frozen=True)
+class Lie:
+    """How groups lie in memory: of a weight seen as (outer, length, inner) they lie along `length`."""
+
+    outer: int
+    length: int
+    inner: int
+
+    @classmethod
+    def along(cls, shape: Sequence[int], axis: int, parts: int = 1) -> Lie:
+        """Return how groups along an axis of a contiguous tensor lie; `parts` cuts the axis in as many reductions."""
+        return cls(prod(shape[:axis]) * parts, shape[axis] // parts, prod(shape[axis + 1 :]))
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What the bits say of one pattern along one axis.
+
+    Attributes:
+        groups: How many groups there are.
+        offending: How many have too many non-zero values.
+        spare: How many have fewer non-zero values than the pattern allows: which zero is kept is then open.
+        first: Place in memory of the first value of the first offending group, None without one.
+    """
+
+    groups: int
+    offending: int
+    spare: int
+    first: int | None
+
+
+class Census:
+    """Which values of a weight are not zero, one bit each.
+
+    Attributes:
+        count: Values seen.
+        nonzero: Those that are not zero; -0.0 is zero.
+        negative: Those that are -0.0.
+        broken: Those that are NaN or infinite.
+    """
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        if dtype not in CENSUS_DTYPES:
+            raise PatternError(
+                "the zeros of this type cannot be counted",
+                got=str(dtype),
+                wanted=", ".join(str(known).removeprefix("torch.") for known in CENSUS_DTYPES),
+            )
+        self.count = self.nonzero = self.negative = self.broken = 0
+        self._size = size
+        self._bits = torch.zeros((size + 63) // 64 * 8 + 8, dtype=torch.uint8)  # the kernels read 8 bytes ahead
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Census:
+        """Count a whole tensor, in the order of its indices."""
+        census = cls(weight.numel(), weight.dtype)
+        census.add(weight)
+        return census
+
+    def add(self, values: Tensor) -> None:
+        """Count the values that follow in memory. Pieces but the last hold a multiple of 8 values."""
+        assert self.count % 8 == 0 and self.count + values.numel() <= self._size, (self.count, values.numel())
+        values = values.detach().to(torch.float32) if values.dtype in _BY_FLOAT32 else values.detach()
+        values = values.cpu().contiguous()
+        magnitude, finite = _FORMS[values.dtype]
+        found = native.extension().nm_nonzero(
+            nonzero_row(values.dtype.itemsize),
+            values.data_ptr(),
+            self._bits.data_ptr() + self.count // 8,
+            values.numel(),
+            magnitude,
+            finite,
+            native.threads(),
+        )
+        self.count += values.numel()
+        self.nonzero, self.negative, self.broken = (
+            before + now for before, now in zip((self.nonzero, self.negative, self.broken), found, strict=True)
+        )
+
+    def tally(self, pattern: NM | PairedNM, lie: Lie) -> Tally:
+        """Count the groups of `pattern` that lie so; `lie.length` is a multiple of the group."""
+        assert lie.outer * lie.length * lie.inner == self._size and self.count == self._size, (lie, self.count)
+        pairs = isinstance(pattern, PairedNM)
+        offending, spare, first = native.extension().nm_groups(
+            self._bits.data_ptr(), lie.outer, lie.length, lie.inner, pattern.n, pattern.m, pairs
+        )
+        return Tally(self._size // pattern.m, offending, spare, None if first < 0 else first)
+
+    def outside(self, keep: Census) -> int:
+        """Count the values that are not zero where those of `keep` are."""
+        bits, kept = (census._bits[: (self._size + 7) // 8].numpy() for census in (self, keep))
+        return int(_ONES[bits & ~kept].sum(dtype=np.int64))
+
+    def values(self) -> Tensor:
+        """Return what the census knows as a bool tensor, True where a value is not zero."""
+        bits = self._bits[: (self._size + 7) // 8].numpy()
+        return torch.from_numpy(np.unpackbits(bits, count=self._size, bitorder="little").view(np.bool_))
+
+
+def ties(values: Tensor, pattern: NM, lie: Lie) -> int:
+    """Count the groups whose n-th and (n + 1)-th largest magnitudes are equal and not zero.
+
+    The lowest index stays there, as in any tie; another tool may keep the other.
+
+    Args:
+        values: Whole groups, contiguous on the CPU; every type of `CENSUS_DTYPES`.
+        pattern: The pattern.
+        lie: How the groups of `values` lie.
+    """
+    assert values.is_contiguous() and values.numel() == lie.outer * lie.length * lie.inner, (values.shape, lie)
+    values = values.to(torch.float32) if values.dtype in _BY_FLOAT32 else values
+    sign = _SIGN_BIT if values.is_floating_point() else _UNSIGNED if values.dtype is torch.uint8 else _COMPLEMENT
+    row = _ties_row(values.dtype.itemsize, pattern.n, pattern.m, native.isa())
+    return native.extension().nm_ties(
+        row, values.data_ptr(), sign, lie.outer, lie.length, lie.inner, pattern.n, pattern.m
+    )
+
+
+def ties_reference(view: Tensor, n: int, m: int) -> int:
+    """Count the same in plain torch, for groups along the last axis: the reference of `ties`."""
+    sizes = view.unflatten(-1, (-1, m)).double().abs().sort(-1, descending=True).values
+    return int(((sizes[..., n - 1] == sizes[..., n]) & (sizes[..., n] != 0)).sum())
+
+
+def nonzero_row(width: int) -> int:
+    """Return the index of the fastest kernel for values of `width` bytes that may run here (TWOFOUR_ISA caps it)."""
+    return _nonzero_row(width, native.isa())
+
+
+@cache
+def _nonzero_row(width: int, isa: str) -> int:
+    rows = native.extension().nm_nonzero_rows()
+    return next(
+        index
+        for index, (_, level, bytes_each) in enumerate(rows)
+        if bytes_each == width and native.level(level) <= native.level(isa)
+    )
+
+
+@cache
+def _ties_row(width: int, n: int, m: int, isa: str) -> int:
+    return next(
+        index
+        for index, (_, level, bytes_each, row_n, row_m) in enumerate(native.extension().nm_ties_rows())
+        if bytes_each == width and (row_n, row_m) in ((n, m), (0, 0)) and native.level(level) <= native.level(isa)
+    )
