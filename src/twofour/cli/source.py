@@ -96,14 +96,6 @@ class Source:
         promise = {**said.patterns, **promise}
         return Weights({**contents.plain, **unpacked}, promise, tuple(unpacked), axes)
 
-    def promise(self) -> dict[str, str]:
-        """Return the weight names and patterns that the weights of a folder promise (written by `twofour prune`)."""
-        path = self.path / "model.safetensors" if self.kind == "folder" and self.path else None
-        if path is None or not path.is_file():
-            return {}
-        export.read(path)
-        return read_promise(read_metadata(path), path).patterns
-
 
 def resolve(text: str) -> Source:
     """Say what SOURCE refers to, without loading it.

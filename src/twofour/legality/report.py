@@ -15,10 +15,13 @@ class Finding:
 
     Attributes:
         name: Name of the weight in the model, for example "encoder.fc1.weight".
-        kind: Kind of weight, a name of `layers.KINDS` or "hf_conv1d".
+        kind: Kind of weight, a name of `layers.KINDS`, "hf_conv1d" or, of an ONNX file, "matmul".
         shape: Shape as stored.
+        dtype: Type as stored, "bfloat16".
         axis: Name and size of the reduction axis, for example "in = 768".
+        reduction: That axis in the shape as stored.
         promised: Pattern that a mask or the caller promises, or None.
+        promised_by: Who promised it: "mask", "expect", "metadata", "packed form", "compressed-tensors", "apex mask".
         judged: Pattern that the fractions below belong to: the promised one, or "2:4".
         satisfies: Patterns that the weight obeys along the right axis, tightest first.
         legal: Every group obeys the judged pattern.
@@ -28,17 +31,25 @@ class Finding:
         first: Coordinates in the stored weight of the first value of the first offending group.
         values: Values of that group.
         zeros: Fraction of values that are zero; -0.0 is zero.
+        negative_zeros: How many of them are -0.0, which some packers take for a value.
+        spare: Groups with fewer values than the judged pattern allows: which zero a mask keeps, the tie rule says.
+        ties: Groups where equal magnitudes stand on both sides of the cut: other tools may keep another value there.
+            Both None where the judged pattern is neither N:M nor pair-wise (of pairs, ties are not counted).
         outside: Non-zero values where the attached mask says zero; None without a mask.
         broken: Non-finite values.
         fits: One verdict per runtime and type.
         verdict: One sentence.
+        notes: What else the reader should know, of the axis or of how the weight was found.
     """
 
     name: str
     kind: str
     shape: tuple[int, ...]
+    dtype: str
     axis: str
+    reduction: int
     promised: str | None
+    promised_by: str | None
     judged: str
     satisfies: tuple[str, ...]
     legal: bool
@@ -48,10 +59,14 @@ class Finding:
     first: tuple[int, ...] | None
     values: tuple[float, ...]
     zeros: float
+    negative_zeros: int
+    spare: int | None
+    ties: int | None
     outside: int | None
     broken: int
     fits: tuple[Fit, ...]
     verdict: str
+    notes: tuple[str, ...] = ()
 
     @property
     def kept(self) -> bool:
@@ -112,8 +127,10 @@ class Report:
         }
 
     def __str__(self) -> str:
-        head = ("weight", "kind", "shape", "promised", "legal", "zeros", "ready for", "verdict")
+        head = ("weight", "kind", "shape", "promised", "legal", "zeros", "-0.0", "ties", "ready for", "verdict")
         lines = [_grid(head, [_row(finding) for finding in self.layers])] if self.layers else []
+        if told := [(finding.name, note) for finding in self.layers for note in finding.notes]:
+            lines += ["", _grid(("weight", "note"), told)]
         if self.skipped:
             lines += ["", _grid(("skipped", "reason"), self.skipped)]
         return "\n".join([*lines, "", f"{'OK' if self.ok else 'NOT OK'}: {self.summary}"]).lstrip("\n")
@@ -128,6 +145,8 @@ def _row(finding: Finding) -> tuple[str, ...]:
         finding.promised or "-",
         f"{finding.legal_fraction:.1%}",
         f"{finding.zeros:.1%}",
+        str(finding.negative_zeros) if finding.negative_zeros else "-",
+        str(finding.ties) if finding.ties else "-",
         ", ".join(ready) or "-",
         finding.verdict,
     )

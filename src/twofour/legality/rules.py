@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,8 @@ class Rule:
         pattern: Pattern that the runtime's kernels want.
         kinds: Layer kinds that the runtime runs sparse; the empty tuple means every kind.
         source: Where the numbers come from.
+        worth: Rows and columns from which on the runtime's sparse kernels tend to beat its dense ones; 0: not known.
+        hints: What else to know of a kind.
     """
 
     runtime: str
@@ -27,6 +29,8 @@ class Rule:
     pattern: str
     kinds: tuple[str, ...]
     source: str
+    worth: int = 0
+    hints: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Fit:
         aligned: The kind and the shape are accepted.
         ready: Aligned, and the weight obeys the pattern as it is.
         reason: Why not, or what is met.
+        source: Where the rule comes from.
     """
 
     runtime: str
@@ -46,12 +51,16 @@ class Fit:
     aligned: bool
     ready: bool
     reason: str
+    source: str
 
 
 _LINEAR = ("linear",)
-_PRODUCTS = ("linear", "hf_conv1d", "attention_in", "attention_out")
+_PRODUCTS = ("linear", "hf_conv1d", "attention_in", "attention_out", "gemm", "matmul")
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 _TORCH = "torch 2.13 sparse/semi_structured.py, _DTYPE_SHAPE_CONSTRAINTS"
+_TENSORRT = (
+    "TensorRT developer guide, structured sparsity: in every 4 input channels of an output and a kernel position"
+)
 RULES: tuple[Rule, ...] = (
     Rule("torch cuSPARSELt", "float16 bfloat16", 16, 16, "2:4", _LINEAR, _TORCH),
     Rule("torch cuSPARSELt", "int8 float8", 32, 32, "2:4", _LINEAR, _TORCH),
@@ -66,10 +75,26 @@ RULES: tuple[Rule, ...] = (
         4,
         "2:4",
         (*_PRODUCTS, *_CONVOLUTIONS),
-        "TensorRT 8 developer guide, structured sparsity",
+        f"{_TENSORRT}; 256 channels: NVIDIA/TensorRT#3849",
+        worth=256,
+        hints={"matmul": "TensorRT 8 took Gemm alone (NVIDIA/TensorRT#2271), 10.3 takes MatMul (onnxsim#1764)"},
     ),
-    Rule("twofour CPU", "float32", 1, 4, "2:4", _PRODUCTS, "kernels/nm_matmul: rows and tokens are padded inside"),
+    Rule(
+        "twofour CPU", "float32 bfloat16 int8", 1, 4, "2:4", _PRODUCTS, "kernels/nm_matmul: the rest is padded inside"
+    ),
+    Rule("twofour CPU", "int4", 1, 32, "2:4", _PRODUCTS, "packing/quantize.py: 32 inputs or more share a scale"),
+    Rule("twofour CPU", "float32", 1, 4, "2:4", ("conv1d", "conv2d"), "kernels/nm_conv: the rest is padded inside"),
 )
+
+
+def fits(kind: str, rows: int, columns: int, satisfies: Collection[str]) -> tuple[Fit, ...]:
+    """Judge a weight by every runtime's rules; one for other kinds is left out where the runtime has one for `kind`."""
+    served = {rule.runtime for rule in RULES if kind in rule.kinds}
+    return tuple(
+        fit(rule, kind, rows, columns, satisfies)
+        for rule in RULES
+        if kind in rule.kinds or not rule.kinds or rule.runtime not in served
+    )
 
 
 def fit(rule: Rule, kind: str, rows: int, columns: int, satisfies: Collection[str]) -> Fit:
@@ -85,4 +110,8 @@ def fit(rule: Rule, kind: str, rows: int, columns: int, satisfies: Collection[st
     ready = aligned and rule.pattern in satisfies
     if aligned and not ready:
         reason += f"; the values are not {rule.pattern}"
-    return Fit(rule.runtime, rule.dtypes, aligned, ready, reason)
+    if aligned and min(rows, columns) < rule.worth:
+        reason += f"; its dense kernels tend to win below {rule.worth} channels"
+    if aligned and kind in rule.hints:
+        reason += f"; {rule.hints[kind]}"
+    return Fit(rule.runtime, rule.dtypes, aligned, ready, reason, rule.source)

@@ -178,7 +178,8 @@ def fits(shape: tuple[int, int], pattern: str = "2:4") -> dict[tuple[str, str], 
         ("torch CUTLASS", "float16 bfloat16", (32, 64), (32, 32)),
         ("torch CUTLASS", "int8", (16, 128), (16, 64)),
         ("TensorRT", "float16 int8", (3, 4), None),
-        ("twofour CPU", "float32", (3, 4), None),
+        ("twofour CPU", "float32 bfloat16 int8", (3, 4), None),
+        ("twofour CPU", "int4", (3, 32), (3, 16)),
     ],
 )
 def test_alignment_per_runtime(runtime, dtypes, good, bad):
@@ -195,10 +196,12 @@ def test_cutlass_wants_1_2_for_float32():
     assert fits((32, 32), "1:2")[key].ready
 
 
-def test_convolutions_are_for_tensorrt():
+def test_convolutions_are_for_tensorrt_and_our_cpu_kernels():
     found = finding(legality.check(model()), "1.weight")
     ready = {fit.runtime: fit for fit in found.fits if fit.ready}
-    assert set(ready) == {"TensorRT"}
+    assert set(ready) == {"TensorRT", "twofour CPU"}
+    assert ready["TensorRT"].reason.endswith("its dense kernels tend to win below 256 channels")
+    assert "#3849" in ready["TensorRT"].source and "nm_conv" in ready["twofour CPU"].source
     assert {fit.reason for fit in found.fits if fit.runtime == "torch CUTLASS"} == {"has no sparse conv2d"}
 
 

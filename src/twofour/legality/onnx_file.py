@@ -1,0 +1,217 @@
+"""The weights of an ONNX file: constants that Conv, Gemm and MatMul multiply with, also behind Q/DQ and Transpose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twofour.checkpoints import read_promise
+from twofour.errors import FormatError, SourceError
+from twofour.layers import Reduction
+from twofour.legality.expectation import Expectation
+from twofour.legality.included import LEFT_OUT, Included
+from twofour.legality.onnx_nodes import OPERANDS, Operand, Scope, Way, attributes_of, trace
+from twofour.legality.onnx_values import Initializer
+from twofour.legality.promises import known
+from twofour.legality.subject import Subject
+
+_QDQ = "behind Q/DQ: TensorRT may keep dense tactics there (NVIDIA/TensorRT#4694); look at its build log"
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A constant that a node multiplies with."""
+
+    way: Way
+    kind: str
+    axis: Reduction
+    outputs: int
+    node: str
+    zero: Initializer | None
+    per: int
+
+
+def subjects_in_onnx(
+    path: Path, expectation: Expectation, include: Sequence[str]
+) -> tuple[list[Subject], list[tuple[str, str]]]:
+    """Collect the weights of an ONNX file to examine, and the other constants of two axes and more with their reasons.
+
+    Raises:
+        FormatError: The file is missing or malformed.
+        LayerError: A glob or a promise names what is not there.
+        SourceError: The package onnx is not installed.
+    """
+    model = _model(path)
+    uses: dict[str, list[_Use]] = {}
+    reasons: dict[str, str] = {}
+    constants: dict[str, Initializer] = {}
+    for scope, nodes in _scopes(model.graph, path.parent, None):
+        constants |= scope.constants
+        for node in nodes:
+            for use in _uses(node, scope, reasons):
+                uses.setdefault(use.way.constant.name, []).append(use)
+    included = Included(path, list(uses), include)
+    promises = expectation if expectation.named or expectation.everywhere else _said(model, path)
+    subjects: list[Subject] = []
+    skipped: list[tuple[str, str]] = []
+    for name, found in uses.items():
+        if name not in included:
+            skipped.append((name, LEFT_OUT))
+            continue
+        distinct = {(use.axis, use.outputs, use.zero and use.zero.name): use for use in found}
+        for use in distinct.values():
+            called = name if len(distinct) == 1 else f"{name} ({use.node})"
+            subject = _subject(called, use, promises, expectation, bool(include))
+            if isinstance(subject, Subject):
+                subjects.append(subject)
+            else:
+                skipped.append((called, subject))
+    promises.require_known({use for use in uses if use not in dict(skipped) or dict(skipped)[use] == LEFT_OUT})
+    rest = [c for c in constants.values() if c.name not in uses and len(c.shape) > 1]
+    skipped += [(c.name, reasons.get(c.name, "no operand of Conv, Gemm or MatMul")) for c in rest]
+    return subjects, skipped
+
+
+def _model(path: Path) -> Any:
+    try:
+        import onnx  # pyright: ignore[reportMissingImports]
+        from google.protobuf.message import DecodeError  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise SourceError(
+            f"{path} needs the package onnx to be read",
+            got=str(error),
+            wanted="the package onnx",
+            remedy='pip install "twofour[onnx]"',
+        ) from error
+    try:
+        model = onnx.load_model(path, load_external_data=False)
+        found = len(model.graph.node), model.ir_version
+    except FileNotFoundError as error:
+        raise FormatError("there is no such file", got=str(path), wanted="an .onnx file") from error
+    except (OSError, DecodeError, ValueError) as error:
+        raise _malformed(path, f"{type(error).__name__}: {error}") from error
+    if found == (0, 0):  # bytes that parse as a message without one field that a model has
+        raise _malformed(path, "no graph and no version")
+    return model
+
+
+def _malformed(path: Path, got: str) -> FormatError:
+    return FormatError(
+        "the file is not readable as ONNX",
+        got=f"{path}: {got}",
+        wanted="a complete ONNX model; one of more than 2 GB keeps its weights in files beside it",
+        remedy="compare its size with the original's: a broken copy or download is the usual cause",
+    )
+
+
+def _said(model: Any, path: Path) -> Expectation:
+    """Return what the model's own metadata promises, under the key that our safetensors files use."""
+    said = read_promise({entry.key: entry.value for entry in model.metadata_props}, path)
+    return Expectation({name: known(path, text) for name, text in said.patterns.items()})
+
+
+def _scopes(graph: Any, folder: Path, around: Scope | None) -> Iterator[tuple[Scope, Sequence[Any]]]:
+    """Yield a graph and those inside its nodes (If, Loop, Scan), each with what its names mean."""
+    constants = {proto.name: Initializer.of(proto, folder) for proto in graph.initializer if proto.name}
+    makers = {}
+    for node in graph.node:
+        value = next((a.t for a in node.attribute if node.op_type == "Constant" and a.name == "value"), None)
+        for output in node.output:
+            makers[output] = node
+        if value is not None and value.dims and node.output:
+            constants[node.output[0]] = Initializer.of(value, folder, node.output[0])
+    scope = Scope(constants, makers, around)
+    yield scope, graph.node
+    for node in graph.node:
+        for attribute in node.attribute:
+            inner = [attribute.g] if attribute.type == attribute.GRAPH else attribute.graphs
+            for found in inner:
+                yield from _scopes(found, folder, scope)
+
+
+def _uses(node: Any, scope: Scope, reasons: dict[str, str]) -> Iterator[_Use]:
+    operands = OPERANDS.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ()
+    for operand in operands:
+        if operand.position >= len(node.input):
+            continue
+        name = node.input[operand.position]
+        way = trace(name, scope)
+        if isinstance(way, Way):
+            found = _use(node, operand, way, scope)
+            if isinstance(found, _Use):
+                yield found
+            else:
+                reasons[way.constant.name] = found
+        elif way is not None:
+            reasons[way.partition("`")[2].partition("`")[0]] = way
+
+
+def _use(node: Any, operand: Operand, way: Way, scope: Scope) -> _Use | str:
+    shape = tuple(way.constant.shape[axis] for axis in way.order)
+    found = operand.axis(shape, attributes_of(node))
+    if isinstance(found, str):
+        return found
+    kind, axis = found
+    out = 1 - axis.axis if kind != "matmul" else 2 * len(shape) - 3 - axis.axis
+    if not way.constant.is_weight:
+        return f"type {way.constant.kind} is none that a weight is checked in"
+    if 0 in shape:
+        return f"shape {shape} has no values"
+    zero, per = way.zero, way.per
+    if operand.zero is not None and len(node.input) > operand.zero and node.input[operand.zero]:
+        zero, per = node.input[operand.zero], way.order[operand.per]
+    point = scope.constant(zero) if zero else None
+    if zero and point is None:
+        return f"its zero point `{zero}` is computed at run time"
+    parts = Reduction(way.order[axis.axis], axis.parts)
+    return _Use(way, kind, parts, way.order[out], node.name or f"{node.op_type} -> {node.output[0]}", point, per)
+
+
+def _subject(name: str, use: _Use, promises: Expectation, expectation: Expectation, named: bool) -> Subject | str:
+    """Make a subject of a constant's use, or say why a promise about all weights does not mean it."""
+    constant = use.way.constant
+    subject = Subject(name, use.kind, constant.shape, use.axis, lambda: _values(use), outputs=use.outputs)
+    promise = promises.find(name, constant.name)
+    if promise is None and not named and (subject.rows % 8 or subject.columns % 16):
+        return f"({subject.rows}, {subject.columns}) is not a multiple of (8, 16) (ASP's rule)"
+    promise = promise or promises.everywhere
+    by = None if promise is None else "expect" if promises is expectation else "metadata"
+    quantised = {"QuantizeLinear", "DequantizeLinear"} & set(use.way.through)
+    return Subject(
+        name, use.kind, constant.shape, use.axis, subject.read, promise, outputs=use.outputs, by=by,
+        notes=(_QDQ,) if quantised else (),
+    )  # fmt: skip
+
+
+def _values(use: _Use) -> Tensor:
+    """Return a constant's values, whole numbers less their zero point."""
+    values = use.way.constant.read()
+    if use.zero is None or not use.way.constant.is_whole:
+        return values
+    zero = use.zero.read().to(torch.int16)
+    if not zero.any():
+        return values
+    return values.to(torch.int16) - _spread(zero, use, values.shape)
+
+
+def _spread(zero: Tensor, use: _Use, shape: Sequence[int]) -> Tensor:
+    """Lay a zero point over its values: one for all, one each along an axis, or one for a block along it."""
+    if zero.numel() == 1:
+        return zero.reshape(())
+    if zero.ndim == 1 and zero.numel() == shape[use.per]:
+        return zero.reshape([-1 if axis == use.per else 1 for axis in range(len(shape))])
+    if zero.ndim == len(shape) and use.way.block > 0:
+        wide = zero.repeat_interleave(use.way.block, use.per).narrow(use.per, 0, shape[use.per])
+        if wide.shape == torch.Size(shape):
+            return wide
+    raise FormatError(
+        "the zero points of an ONNX weight do not fit it",
+        got=f"`{use.way.constant.name:.120}`: shape {tuple(shape)}, zero points {tuple(zero.shape)}",
+        wanted="one, or one for each place along an axis, or one for each block",
+        remedy="export the model again; onnx.checker.check_model says more",
+    )

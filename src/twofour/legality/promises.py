@@ -1,0 +1,124 @@
+"""What a file says of its own weights: our metadata and packed weights, compressed-tensors' config, apex's masks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twofour.checkpoints import Checkpoint, read_promise
+from twofour.errors import FormatError, PatternError
+from twofour.patterns import Pattern, parse
+
+APEX_MASK = re.compile(r"(?P<layer>.*\.)?__(?P<attribute>\w+)_mma_mask")
+"""Buffer in which apex's ASP keeps the mask of its module's parameter `attribute` (apex/contrib/sparsity/asp.py)."""
+APEX_PRUNED = re.compile(r"(.*\.)?__\w+_mma_pruned_p")
+"""Buffer with the values that ASP pruned, kept where it may compute its masks anew."""
+
+_NO_STRUCTURE = (None, "", "0:0", "unstructured")
+"""What compressed-tensors writes as `sparsity_structure` where there is no N:M."""
+
+
+@dataclass(frozen=True)
+class ConfigPromise:
+    """What the config.json of compressed-tensors promises.
+
+    Attributes:
+        pattern: Of every layer it is meant for.
+        targets: Class names or layer names, "re:..." for expressions; "Linear" is what its compressors took.
+        ignore: The same for layers left out.
+    """
+
+    pattern: Pattern
+    targets: tuple[str, ...]
+    ignore: tuple[str, ...]
+
+    def covers(self, layer: str, kind: str) -> bool:
+        """Whether it is meant for a layer."""
+        if any(_names(target, layer) for target in self.ignore):
+            return False
+        linear = kind in ("linear", "attention_out")
+        return any((target == "Linear" and linear) or _names(target, layer) for target in self.targets)
+
+
+def _names(target: str, layer: str) -> bool:
+    if not target.startswith("re:"):
+        return target == layer
+    try:
+        return re.match(target.removeprefix("re:"), layer) is not None
+    except (re.error, RecursionError):
+        return False
+
+
+def from_metadata(checkpoint: Checkpoint) -> tuple[dict[str, Pattern], dict[str, int]]:
+    """Return the patterns and the reduction axes other than 1 that `twofour prune` wrote into the files' metadata.
+
+    Raises:
+        FormatError: It is malformed, or names a pattern that does not exist.
+    """
+    patterns: dict[str, Pattern] = {}
+    axes: dict[str, int] = {}
+    for file in checkpoint.files:
+        said = read_promise(checkpoint.metadata[file], file)
+        for name, text in said.patterns.items():
+            patterns[name] = known(file, text)
+        axes |= said.axes
+    return patterns, axes
+
+
+def known(path: Path, text: str) -> Pattern:
+    """Parse a pattern that a file names.
+
+    Raises:
+        FormatError: It is none.
+    """
+    try:
+        return parse(text)
+    except PatternError as error:
+        raise FormatError(
+            f"{path} promises a pattern that does not exist",
+            got=repr(text[:80]),
+            wanted=error.wanted,
+            remedy="check it with a pattern of your own: --expect 2:4",
+        ) from error
+
+
+def from_config(config: Path | None) -> ConfigPromise | None:
+    """Return what a config.json promises by the `sparsity_config` of compressed-tensors, or None."""
+    found = next((one for one in _sparsity_configs(config) if one.get("sparsity_structure") not in _NO_STRUCTURE), None)
+    if config is None or found is None:
+        return None
+    structure, ignore = found["sparsity_structure"], _texts(found.get("ignore"))
+    if not isinstance(structure, str):
+        raise FormatError(
+            f"the sparsity_config of {config} is malformed",
+            got=f"sparsity_structure {structure!r:.80}",
+            wanted='the text of a pattern, "2:4"',
+        )
+    return ConfigPromise(known(config, structure), _texts(found.get("targets")) or ("Linear",), ignore)
+
+
+def _sparsity_configs(config: Path | None) -> Iterator[Mapping[str, Any]]:
+    """Yield the places where releases of compressed-tensors have written it, the newest first."""
+    try:
+        content = json.loads(config.read_text(encoding="utf-8")) if config is not None else {}
+    except (OSError, ValueError, RecursionError):
+        return  # who needs config.json for the layers says what is wrong with it
+    if not isinstance(content, dict):
+        return
+    for around in (content.get("quantization_config"), content.get("compression_config"), content):
+        if isinstance(around, dict) and isinstance(found := around.get("sparsity_config"), dict):
+            yield found
+
+
+def _texts(given: object) -> tuple[str, ...]:
+    return tuple(text for text in given if isinstance(text, str)) if isinstance(given, list) else ()
+
+
+def apex_masks(names: Iterable[str]) -> dict[str, str]:
+    """Return the names of apex's masks by the names of their weights."""
+    found = ((APEX_MASK.fullmatch(name), name) for name in names)
+    return {f"{match['layer'] or ''}{match['attribute']}": name for match, name in found if match}
