@@ -76,7 +76,9 @@ def test_groups_along_any_axis_equal_the_check_in_plain_torch(pattern, outer, gr
     weight = torch.randn(shape, generator=generator) * (torch.rand(shape, generator=generator) >= sparsity)
     view = weight.movedim(1, -1)
     want = pattern.check(view)
-    tally = Census.of(weight).tally(pattern, Lie(*shape))
+    census = Census.of(weight)
+    tally = census.tally(pattern, Lie(*shape))
+    assert census.obeys(pattern, Lie(*shape)) == want.ok
     assert (tally.groups, tally.groups - tally.offending) == (want.groups, want.legal)
     nonzero = view.unflatten(-1, (-1, pattern.m)) != 0
     counts = nonzero.sum(-1) if isinstance(pattern, NM) else nonzero.unflatten(-1, (-1, 2)).any(-1).sum(-1)

@@ -39,8 +39,8 @@ class Listed:
 
     Attributes:
         name: As `Kernel.name`.
-        operation: "nm_mask", "nm_tiles", "nm_compress", "nm_unbiased", "nm_gradient", "attention", "norm", or as
-            `Kernel.operation`.
+        operation: "nm_mask", "nm_tiles", "nm_compress", "nm_unbiased", "nm_gradient", "nm_nonzero", "nm_ties",
+            "attention", "norm", or as `Kernel.operation`.
         pattern: Pattern of the weights, "any" for every N:M, "dense" for none.
         dtype: Computing type.
         device: "cpu" or "cuda".
@@ -76,8 +76,14 @@ def listing() -> tuple[Listed, ...]:
     steps = [(name, isa, f"{n}:{m}" if n else "any") for name, isa, n, m in extension.nm_mask_rows()]
     steps += [(name, isa, "2:4") for name, isa in (*extension.nm_tiles_rows(), *extension.nm_compress_rows())]
     steps += [(name, isa, "2:4") for name, isa in (*extension.nm_unbiased_rows(), *extension.nm_gradient_rows())]
+    checks = [(name, isa, width, "any") for name, isa, width in extension.nm_nonzero_rows()]
+    checks += [(name, isa, width, f"{n}:{m}" if n else "any") for name, isa, width, n, m in extension.nm_ties_rows()]
     reason = gpu.unavailable(triton=True)
     return (
+        *(
+            Listed(name, "_".join(name.split("_")[:2]), pattern, f"{8 * width} bits", "cpu", isa, reasons[isa])
+            for name, isa, width, pattern in checks
+        ),
         *(
             Listed(name, "_".join(name.split("_")[:2]), pattern, "float32", "cpu", isa, reasons[isa])
             for name, isa, pattern in steps

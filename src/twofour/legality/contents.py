@@ -8,7 +8,8 @@ from pathlib import Path
 
 from twofour import export
 from twofour.checkpoints import Checkpoint, Entry
-from twofour.export.file import INDICES, KEY, SCALES, VALUES, ZEROS
+from twofour.export.file import INDICES, SCALES, VALUES, ZEROS
+from twofour.export.metadata import KEY
 from twofour.legality.promises import ConfigPromise, apex_masks, from_config, from_metadata, known
 from twofour.packing import Packed
 from twofour.patterns import Pattern

@@ -93,13 +93,14 @@ void bind_nm_nonzero(nb::module_& m) {
     }
     return nb::make_tuple(found.nonzero, found.negative, found.broken);
   });
-  m.def("nm_groups", [](uintptr_t bits, int64_t outer, int64_t length, int64_t inner, int n, int group, bool pairs) {
+  m.def("nm_groups", [](uintptr_t bits, int64_t outer, int64_t length, int64_t inner, int n, int group, bool pairs,
+                        bool stop) {
     require_groups(length, n, group);
     if (pairs && (n % 2 != 0 || group % 2 != 0)) throw nb::value_error("pairs take an even N:M");
     NmGroupsFound found;
     {
       nb::gil_scoped_release release;
-      found = nm_groups({pointer<const uint8_t>(bits), outer, length, inner, n, group, pairs});
+      found = nm_groups({pointer<const uint8_t>(bits), outer, length, inner, n, group, pairs, stop});
     }
     return nb::make_tuple(found.offending, found.spare, found.first);
   });

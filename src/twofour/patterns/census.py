@@ -130,12 +130,19 @@ class Census:
 
     def tally(self, pattern: NM | PairedNM, lie: Lie) -> Tally:
         """Count the groups of `pattern` that lie so; `lie.length` is a multiple of the group."""
+        offending, spare, first = self._groups(pattern, lie, False)
+        return Tally(self._size // pattern.m, offending, spare, None if first < 0 else first)
+
+    def obeys(self, pattern: NM | PairedNM, lie: Lie) -> bool:
+        """Tell whether no group offends; where one does, those behind it are not looked at."""
+        return self._groups(pattern, lie, True)[0] == 0
+
+    def _groups(self, pattern: NM | PairedNM, lie: Lie, stop: bool) -> tuple[int, int, int]:
         assert lie.outer * lie.length * lie.inner == self._size and self.count == self._size, (lie, self.count)
         pairs = isinstance(pattern, PairedNM)
-        offending, spare, first = native.extension().nm_groups(
-            self._bits.data_ptr(), lie.outer, lie.length, lie.inner, pattern.n, pattern.m, pairs
+        return native.extension().nm_groups(
+            self._bits.data_ptr(), lie.outer, lie.length, lie.inner, pattern.n, pattern.m, pairs, stop
         )
-        return Tally(self._size // pattern.m, offending, spare, None if first < 0 else first)
 
     def outside(self, keep: Census) -> int:
         """Count the values that are not zero where those of `keep` are."""

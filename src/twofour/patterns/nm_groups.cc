@@ -45,6 +45,7 @@ NmGroupsFound along_words(const NmGroups& a, int64_t groups) {
     found.offending += __builtin_popcountll(offending);
     found.spare -= __builtin_popcountll((counts + reach) & top);
     if (offending && found.first < 0) found.first = (g + __builtin_ctzll(offending) / a.m) * a.m;
+    if (offending && a.stop) return found;
   }
   return found;
 }
@@ -58,6 +59,7 @@ NmGroupsFound along_rows(const NmGroups& a, int64_t groups) {
     found.spare += count < n;
     found.offending += count > n;
     if (count > n && found.first < 0) found.first = g * a.m;
+    if (count > n && a.stop) return found;
   }
   return found;
 }
@@ -107,7 +109,7 @@ NmGroupsFound across(const NmGroups& a) {
   NmGroupsFound found = {0, 0, -1};
   for (int64_t o = 0; o < a.outer; ++o) {
     int64_t lane = a.inner, group = 0;  // of the first offending group: the lowest lane, and its first group
-    for (int64_t g = 0; g < groups; ++g)
+    for (int64_t g = 0; g < groups && !(a.stop && found.offending); ++g)
       for (int64_t i = 0; i < a.inner; i += 64) {
         const int64_t at = (o * a.length + g * a.m) * a.inner + i;
         const uint64_t real = below(a.inner - i);
@@ -119,6 +121,7 @@ NmGroupsFound across(const NmGroups& a) {
         if (above && i + __builtin_ctzll(above) < lane) lane = i + __builtin_ctzll(above), group = g;
       }
     if (lane < a.inner && found.first < 0) found.first = (o * a.length + group * a.m) * a.inner + lane;
+    if (found.offending && a.stop) return found;
   }
   return found;
 }

@@ -13,6 +13,7 @@ struct NmGroups {
   int64_t outer, length, inner;
   int n, m;
   bool pairs;  // n / 2 of m / 2 aligned pairs; a pair is not zero when one of its values is not
+  bool stop;   // at the first offending group: only whether there is one is asked
 };
 
 struct NmGroupsFound {
