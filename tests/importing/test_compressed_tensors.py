@@ -188,6 +188,7 @@ DAMAGE = [
     ("marlin_24", "group.meta", lambda t: t[:-1], "weight_packed"),
     ("marlin_24", "group.scale_packed", lambda t: t[:3], "scale_packed"),
     ("marlin_24", "group.scale_packed", lambda t: -t, "positive"),
+    ("marlin_24", "channel.scale_packed", lambda t: t[:0], "scale_packed"),
     ("marlin_24", "group.weight_packed", lambda t: t.long(), "int32"),
     ("marlin_24", "group.weight_packed", lambda t: t[:, :-1], "weight_packed"),
 ]

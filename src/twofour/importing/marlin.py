@@ -132,7 +132,7 @@ def _stored(source: Source, layer: str) -> _Layer:
         wanted = f"{VALUES} (in / 32, out * 16 * bits / 32), {META} (in / 32, out * 2), out a multiple of {META_ROWS}"
         raise malformed(source, layer, ", ".join(map(shown, parts)), wanted)
     groups = scales.shape[0]
-    if scales.shape[1] != rows or (groups > 1 and groups * GROUP != columns):
+    if scales.shape[1] != rows or (groups != 1 and (groups == 0 or groups * GROUP != columns)):
         raise malformed(source, layer, f"{SCALES} {shown(scales)}", f"(1 or {columns} / {GROUP}, {rows})")
     return _Layer(values, scales, meta, rows, columns, width[values.shape[1]])
 
