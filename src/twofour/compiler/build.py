@@ -20,6 +20,8 @@ from twofour.compiler.plan import LayerPlan, Plan
 from twofour.compiler.replaceable import LayerWeight
 from twofour.errors import TwofourError
 from twofour.kernels.dense_matmul import PLAIN
+from twofour.kernels.dense_matmul.cuda import CublasMatmul
+from twofour.native import gpu
 from twofour.packing import Packed, pack
 
 
@@ -65,7 +67,7 @@ def build(
     """
     convs = convs or {}
     footprint = sum(entry.nbytes for entry in (*weights.values(), *convs.values()))
-    chooser = _Chooser(Cache.for_this_machine(), terms, footprint)
+    chooser = _Chooser(Cache.for_this_machine(terms.encoding.device), terms, footprint)
     seen: set[object] = set()
     for done, (name, entry) in enumerate(weights.items()):
         if progress is not None:
@@ -83,7 +85,8 @@ def build(
         native.release_free_memory()
     fast = copy_with(model, replacements)
     layers = _in_order(model, _masked_sizes(fast, [*plans.values(), *conv_plans, *left]))
-    encoding, here = terms.encoding, (native.threads(), native.isa())
+    encoding = terms.encoding
+    here = native.threads(), gpu.name() if encoding.device == "cuda" else native.isa()
     plan = Plan(layers, encoding.dtype, terms.memory, terms.tokens, *here)
     seen_by = {name: count for name, count in counts.items() if name in weights}
     plan = replace(plan, group=encoding.group, symmetric=encoding.symmetric, counts=seen_by)
@@ -132,7 +135,7 @@ class _Chooser:
         source, because = entry.encoded()
         choice = self._choose(entry, source, count)
         tokens = count or max(self.terms.tokens)
-        if choice.ladder.names == (PLAIN.name,):  # what the layer does already, without a microsecond of ours on top
+        if _is_torchs(choice, entry):  # what the layer does already, without a microsecond of ours on top
             return None, _describe(entry, choice, tokens, entry.nbytes, entry.nbytes, self.terms, because)
         prepared = PreparedWeights(choice.layouts)
         if entry.quantization.dynamic:
@@ -158,9 +161,18 @@ class _Chooser:
                 dtype=terms.encoding.dtype,
                 activations=entry.activations,
                 quantization=entry.quantization,
+                device=terms.encoding.device,
             )
         except TwofourError as error:
             raise error.for_layer(entry.name) from None
+
+
+def _is_torchs(choice: Choice, entry: LayerWeight) -> bool:
+    """Whether torch's own product on the layer's own weight is all that would run."""
+    if len(choice.ladder.names) > 1:
+        return False
+    kernel = choice.ladder.kernels[0]
+    return kernel is PLAIN or (isinstance(kernel, CublasMatmul) and kernel.torchs is entry.activations)
 
 
 def _describe(

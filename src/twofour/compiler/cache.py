@@ -22,7 +22,7 @@ from twofour import native
 from twofour.errors import MeasureError
 from twofour.files import cache_folder
 from twofour.kernels import rows
-from twofour.measure import compare, machine, write_json
+from twofour.measure import compare, gpu_facts, machine, write_json
 
 logger = logging.getLogger("twofour.compiler")
 
@@ -49,10 +49,10 @@ class Cache:
             self._times = _read(path)
 
     @classmethod
-    def for_this_machine(cls) -> Cache:
-        """Open the cache of this machine, this torch and these kernels."""
+    def for_this_machine(cls, device: str = "cpu") -> Cache:
+        """Open the cache of this machine, this torch and these kernels; of its GPU for "cuda"."""
         folder = cache_folder()
-        return cls(None if folder is None else folder / f"times-{_identity()}.json")
+        return cls(None if folder is None else folder / f"times-{_identity(device)}.json")
 
     def key(self, case: str, copies: int) -> str:
         """Name a case with threads of our kernels and of torch's, and copies of the weight rotated over."""
@@ -152,7 +152,7 @@ def anchor_seconds() -> float:
         return compare({ANCHOR: [lambda: a @ b]}, repeats=5, seconds=0.05, weights="hot", clock=clock).median(ANCHOR)
 
 
-def _identity() -> str:
+def _identity(device: str = "cpu") -> str:
     """Hash what a measured time depends on: the machine, torch and its settings, and the kernels as they were built."""
     described = machine()
     extension = native.extension().__file__
@@ -161,6 +161,7 @@ def _identity() -> str:
         torch.get_float32_matmul_precision(),
         [kernel.name for kernel in rows()],
         hashlib.sha256(Path(extension).read_bytes()).hexdigest() if extension else None,
+        *([gpu_facts()] if device == "cuda" else []),
     ]
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]
 

@@ -13,15 +13,17 @@ from torch import Tensor, nn
 
 from twofour import native
 from twofour.compiler.cache import Cache
+from twofour.compiler.choose_gpu import on_gpu, times_on_gpu
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import KernelError
 from twofour.kernels import Kernel, available
+from twofour.kernels.cuda import CudaKernel
 from twofour.kernels.dense_matmul import PLAIN, MklMatmul, OneDnnInt8Matmul
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.ladder import Ladder, climb
 from twofour.kernels.nm_matmul import DYNAMIC, NativeMatmul, Quantization
 from twofour.measure import compare
-from twofour.native import pages
+from twofour.native import gpu, pages
 from twofour.packing import Packed
 
 logger = logging.getLogger("twofour.compiler")
@@ -96,16 +98,16 @@ class Case:
         parts = f"{self.rows}x{self.columns}{'+bias' if self.bias is not None else ''}@{self.tokens}"
         return f"{parts}/{dtype}{group}/{held}/{self.epilogue.activation}/{self.epilogue.combine}"
 
-    def operands(self) -> tuple[Tensor, ...]:
+    def operands(self, device: torch.device | str = "cpu") -> tuple[Tensor, ...]:
         """Return random input, and the epilogue's second operand where it has one."""
         generator = torch.Generator().manual_seed(0)
-        x = torch.randn(self.tokens, self.columns, generator=generator).to(self.activations)
+        x = torch.randn(self.tokens, self.columns, generator=generator).to(device, self.activations)
         if self.epilogue.combine == "none":
             return (x,)
-        return x, torch.randn(self.tokens, self.rows, generator=generator).to(self.activations)
+        return x, torch.randn(self.tokens, self.rows, generator=generator).to(device, self.activations)
 
 
-def candidates(weight: Packed | Tensor, dtype: str = "float32") -> tuple[Kernel, ...]:
+def candidates(weight: Packed | Tensor, dtype: str = "float32", device: str = "cpu") -> tuple[Kernel, ...]:
     """Return the kernels of a computing type that could multiply by `weight` here: sparse ones only for a packed one.
 
     Of the native rows only those of the highest instruction-set level are worth measuring, or of AVX-512 and above.
@@ -113,6 +115,8 @@ def candidates(weight: Packed | Tensor, dtype: str = "float32") -> tuple[Kernel,
     Raises:
         KernelError: There is none.
     """
+    if device == "cuda":
+        return on_gpu(weight, dtype)
     fitting = [kernel for kernel in available("nm_matmul") if isinstance(weight, Packed) and not kernel.refuses(weight)]
     best = max((native.level(kernel.isa) for kernel in fitting), default=0)
     least = min(best, native.level("avx512"))  # AMX does not win at every token count
@@ -131,6 +135,8 @@ def candidates(weight: Packed | Tensor, dtype: str = "float32") -> tuple[Kernel,
 def _promising(kernel: Kernel, tokens: int, everywhere: bool, alone: bool) -> bool:
     if isinstance(kernel, MklMatmul):
         return kernel.tokens == tokens and alone
+    if isinstance(kernel, CudaKernel):
+        return everywhere or tokens <= kernel.tokens_most
     return everywhere or not isinstance(kernel, NativeMatmul) or kernel.tokens_min <= tokens <= kernel.tokens_max
 
 
@@ -147,6 +153,7 @@ def choose(
     activations: torch.dtype = torch.float32,
     epilogue: Epilogue = PLAIN_EPILOGUE,
     quantization: Quantization = DYNAMIC,
+    device: str = "cpu",
 ) -> Choice:
     """Measure the candidates for one layer and keep the fastest at each token count.
 
@@ -163,11 +170,12 @@ def choose(
         activations: dtype of the input.
         epilogue: What the layer does to its product, inside the timing.
         quantization: int8: the input's static range, which the prepared weights carry; or dynamic.
+        device: "cpu" or "cuda".
 
     Raises:
         KernelError: No kernel of that type takes the weight here.
     """
-    kernels = candidates(weight, dtype)
+    kernels = candidates(weight, dtype, device)
     layouts: dict[str, Tensor] = {}
 
     def layout(kernel: Kernel) -> Tensor:
@@ -176,7 +184,8 @@ def choose(
         return layouts[kernel.layout]
 
     rows, columns = weight.header.shape if isinstance(weight, Packed) else weight.shape
-    copies = max(1, min(footprint, ROTATED_BYTES) // (rows * columns * 4))
+    copies = _copies(rows, columns, footprint, device)
+    timed = _times if device == "cpu" else partial(times_on_gpu, weight)
     held = dtype if quantization.dynamic else f"{dtype}/static"
     times: Times = {}
     for count in sorted(set(tokens)):
@@ -184,12 +193,18 @@ def choose(
         alone = count == example and memory == "fast" and rows * columns >= PACKED_APART
         measured = [kernel for kernel in kernels if _promising(kernel, count, memory == "small", alone)]
         case = Case(rows, columns, bias, count, activations, epilogue)
-        times[count] = _times(measured, layout, case, copies, cache, cache.key(case.text(held, weight), copies))
+        times[count] = timed(measured, layout, case, copies, cache, cache.key(case.text(held, weight), copies))
     ladder = _few_layouts(kernels, times)
     if memory == "small":
         ladder = _one_layout(kernels, times, (rows, columns), example)
     kept = {kernel.layout: layout(kernel) for kernel in ladder.kernels}
     return Choice(ladder, times, kept)
+
+
+def _copies(rows: int, columns: int, footprint: int, device: str) -> int:
+    """Return how many copies of a weight to rotate over: the model's bytes, up to a cap; on a GPU four times its L2."""
+    most = ROTATED_BYTES if device == "cpu" else 4 * gpu.l2_bytes()
+    return max(1, min(footprint, most) // (rows * columns * 4))
 
 
 def prepare(kernel: Kernel, weight: Packed | Tensor, quantization: Quantization) -> Tensor:
@@ -250,7 +265,7 @@ def _one_layout(kernels: Sequence[Kernel], times: Times, shape: tuple[int, int],
 
     A layout more than 5 % larger than the smallest one is not considered: it trades bytes for speed.
     """
-    sparse = [kernel for kernel in kernels if isinstance(kernel, NativeMatmul)]
+    sparse = [kernel for kernel in kernels if kernel.operation == "nm_matmul"]
     # A plain dense weight is what the model holds anyway; a prepacked one would be a second copy.
     pool = sparse or [kernel for kernel in kernels if kernel.layout == "dense"] or kernels
     sizes = {kernel.layout: kernel.least_bytes(*shape) for kernel in pool}
@@ -258,11 +273,13 @@ def _one_layout(kernels: Sequence[Kernel], times: Times, shape: tuple[int, int],
     names = {layout: [kernel.name for kernel in pool if kernel.layout == layout] for layout in small}
 
     def cost(layout: str) -> float:
-        logs = {count: math.log(min(found[name] for name in names[layout])) for count, found in times.items()}
+        logs = {
+            count: math.log(min(found.get(name, math.inf) for name in names[layout])) for count, found in times.items()
+        }
         return sum(logs.values()) + logs.get(example or 0, 0.0) * (len(logs) - 2)
 
     best = names[min(small, key=cost)]
-    return climb({count: min(best, key=found.__getitem__) for count, found in times.items()})
+    return climb({count: min(best, key=lambda name: found.get(name, math.inf)) for count, found in times.items()})
 
 
 def _measure(

@@ -17,6 +17,7 @@ from twofour import calls
 from twofour.compiler.build import Terms, build
 from twofour.compiler.build_conv import replaceable_convs
 from twofour.compiler.choose import DEFAULT_TOKENS, Progress
+from twofour.compiler.choose_gpu import GPU_TOKENS, require_for_gpu
 from twofour.compiler.conv import images_of
 from twofour.compiler.encoding import Encoding, dtype_name
 from twofour.compiler.graph import distance, is_real, require_graph, split
@@ -24,11 +25,11 @@ from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.plan import Plan
 from twofour.compiler.ranges import observe
 from twofour.compiler.replaceable import (
+    device_of,
     impossible_tokens,
     is_linear,
     left_alone,
     replaceable,
-    require_cpu,
     require_plain,
 )
 from twofour.errors import CompileError
@@ -39,7 +40,7 @@ from twofour.patterns.base import is_finite
 
 logger = logging.getLogger("twofour.compiler")
 
-LARGEST_ERRORS = {"float32": 1e-3, "bfloat16": 0.1}
+LARGEST_ERRORS = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
 """Relative error of a whole model beyond which something is broken: one product stays near 1e-6 in float32 and 4e-3 in
 bfloat16. What int8 and int4 lose depends on the model; the plan states it."""
 
@@ -69,7 +70,8 @@ def compile(
         example: Input for one forward pass: a tensor, a tuple of positional or a dict of keyword arguments. With it the
             plan speaks of the model's own token counts, and the outputs are compared.
         dtype: Computing type of the Linear layers: "float32"; "bfloat16"; "int8" (one scale per output channel,
-            activations rounded per token); "int4" (weights alone, for few tokens). Between the layers activations keep
+            activations rounded per token); "int4" (weights alone, for few tokens); on a GPU "float16" and "float8" too,
+            and "float32" runs dense: no tensor core reads 2:4 in it (docs/gpu.md). Between the layers activations keep
             the model's own type, float32 or bfloat16; a graph of 16 tokens or more hands bfloat16 on, but for float32
             and int4. torch's dtypes of these names are taken too.
         memory: "fast" keeps the weight in every layout that gains at least 5 % at some token count, which may be more
@@ -87,22 +89,19 @@ def compile(
         progress: Called with layers done, layers in all and the next layer's name.
 
     Raises:
-        CompileError: An argument is impossible or means nothing for this dtype, the model is compiled already or is not
-            on the CPU, or the outputs do not agree.
+        CompileError: An argument is impossible or means nothing for this dtype, the model is compiled already or is on
+            no device with kernels, or the outputs do not agree.
         KernelError: No kernel of that computing type runs here.
         PatternError: A weight holds NaN or infinity.
     """
     _require(model, memory, tokens)
     require_graph(graph, example)
-    encoding = Encoding.of(dtype_name(dtype), group=group, symmetric=symmetric)
-    dtype = encoding.dtype
-    if data is not None and dtype != "int8":
-        raise CompileError(
-            "data are for int8 alone",
-            got=f'dtype="{dtype}" with data',
-            wanted='dtype="int8"',
-            remedy='leave `data` out, or pass dtype="int8"',
-        )
+    encoding = Encoding.of(dtype_name(dtype), device_of(model), group=group, symmetric=symmetric)
+    dtype, device = encoding.dtype, encoding.device
+    if device == "cuda":
+        require_for_gpu(data, graph)
+        tokens = GPU_TOKENS if tokens is DEFAULT_TOKENS else tokens
+    _require_data(data, dtype)
     with calls.evaluating(model), torch.no_grad():
         counts, images, reference = _observe(model, example)
         weights = dict(replaceable(model, encoding))
@@ -110,7 +109,7 @@ def compile(
             ranges = observe(model, weights, data)
             weights = {name: replace(w, quantization=ranges.get(name, DYNAMIC)) for name, w in weights.items()}
         terms = Terms(encoding, memory, tuple(tokens))
-        convs = dict(replaceable_convs(model, images)) if dtype == "float32" else {}
+        convs = dict(replaceable_convs(model, images)) if (dtype, device) == ("float32", "cpu") else {}
         left = left_alone(model, encoding, convs)
         fast, plan = build(model, weights, counts, terms, convs=convs, left=left, progress=progress)
         if graph:
@@ -148,7 +147,16 @@ def _require(model: nn.Module, memory: str, tokens: Sequence[int]) -> None:
     ):
         raise impossible_tokens(tokens)
     require_plain(model)
-    require_cpu(model)
+
+
+def _require_data(data: Iterable[Any] | None, dtype: str) -> None:
+    if data is not None and dtype != "int8":
+        raise CompileError(
+            "data are for int8 alone",
+            got=f'dtype="{dtype}" with data',
+            wanted='dtype="int8"',
+            remedy='leave `data` out, or pass dtype="int8"',
+        )
 
 
 def _no_model(given: object) -> CompileError:

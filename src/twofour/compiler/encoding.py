@@ -16,10 +16,15 @@ from twofour.patterns import parse
 
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 
+GPU_DTYPES = (*DTYPES, "float16", "float8")
+"""Computing types on a GPU; float8 is e4m3."""
+
 WEIGHTS = {"float32": (torch.float32,)}
 """dtypes of model weights that a computing type takes; the others take every one of `REAL`."""
 
 REAL = (torch.float32, torch.bfloat16)
+
+GPU_REAL = (*REAL, torch.float16)
 
 _OTHER_NAMES = {"half": "bfloat16", "bfloat": "bfloat16"}
 
@@ -57,14 +62,17 @@ class Encoding:
         dtype: Computing type, one of `DTYPES`.
         group: Inputs that share a scale in int4.
         symmetric: Whether int4 has no zero points.
+        device: "cpu" or "cuda": where the model is, which decides what types there are.
     """
 
     dtype: str = "float32"
     group: int = 64
     symmetric: bool = True
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for what, given, allowed in (("dtype", self.dtype, DTYPES), ("group", self.group, GROUPS)):
+        known = GPU_DTYPES if self.device == "cuda" else DTYPES
+        for what, given, allowed in (("dtype", self.dtype, known), ("group", self.group, GROUPS)):
             if given not in allowed:
                 near = nearest_dtype(given) if what == "dtype" else _nearest_group(given)
                 wanted = " or ".join(map(repr, allowed))
@@ -73,7 +81,7 @@ class Encoding:
                 )
 
     @classmethod
-    def of(cls, dtype: str, **options: Any) -> Encoding:
+    def of(cls, dtype: str, device: str = "cpu", **options: Any) -> Encoding:
         """Return the encoding with the options that are not None.
 
         Raises:
@@ -87,20 +95,28 @@ class Encoding:
                 wanted='these options with dtype="int4" alone: int8 has one scale per output channel, floats have none',
                 remedy=f'leave {" and ".join(given)} out, or pass dtype="int4"',
             )
-        return cls(dtype, **given)
+        return cls(dtype, device=device, **given)
 
     def takes(self, weight: Tensor) -> bool:
         """Tell whether a model weight of this dtype can be written so."""
+        if self.device == "cuda":
+            return weight.dtype in GPU_REAL
         return weight.dtype in WEIGHTS.get(self.dtype, REAL)
+
+    @property
+    def stored(self) -> str:
+        """How packed values are written: float8 rows round float32 values themselves."""
+        return "float32" if self.dtype == "float8" else self.dtype
 
     def bytes_of(self, rows: int, columns: int) -> float:
         """Return the bytes of a dense weight of this size in this encoding, scales left out."""
-        return rows * columns * {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 0.5}[self.dtype]
+        sizes = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8": 1, "int4": 0.5}
+        return rows * columns * sizes[self.dtype]
 
     @property
     def plain_itemsize(self) -> int:
         """Bytes of one value of a weight that a file holds dense: whole numbers are written as the floats they are."""
-        return 2 if self.dtype == "bfloat16" else 4
+        return 2 if self.dtype in ("bfloat16", "float16") else 4
 
     def encode(self, weight: Packed | Tensor) -> tuple[Packed | Tensor, str]:
         """Return the weight (out, in) packed, and "", or as it was with the reason why it cannot be packed.
@@ -109,7 +125,7 @@ class Encoding:
         """
         if isinstance(weight, Packed):
             header = weight.header
-            if (header.pattern, header.dtype) == ("2:4", self.dtype) and bool(header.group) == (self.dtype == "int4"):
+            if (header.pattern, header.dtype) == ("2:4", self.stored) and bool(header.group) == (self.dtype == "int4"):
                 return weight, ""
             weight = weight.unpack().float()
         columns = weight.shape[1]
@@ -118,7 +134,7 @@ class Encoding:
         try:
             if self.dtype == "int4":
                 return pack(weight, _TWO_FOUR, "int4", group=self.group, symmetric=self.symmetric), ""
-            return pack(weight, _TWO_FOUR, self.dtype), ""
+            return pack(weight, _TWO_FOUR, self.stored), ""
         except PackingError as error:
             found = _TWO_FOUR.check(weight)
             if found.ok:

@@ -19,7 +19,7 @@ from twofour.kernels import Kernel, rows
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.ladder import Ladder, read
 from twofour.kernels.nm_matmul import DYNAMIC, NativeMatmul
-from twofour.kernels.operator import convert, inference_only, unreadable
+from twofour.kernels.operator import convert, inference_only, through_packed, unreadable
 from twofour.layers import CompiledLayer
 from twofour.packing import Packed
 
@@ -130,6 +130,8 @@ class CompiledLinear(CompiledLayer):
         self.axis = 1
         self.ladder_text = ladder.to_text()
         self.reads = ladder.reads
+        self.placed = prepared.tensors[0].device
+        self.on_cpu = self.placed.type == "cpu"
         kept = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
         self.register_parameter("bias", kept)
         self._warned = False
@@ -154,10 +156,10 @@ class CompiledLinear(CompiledLayer):
             return torch.ops.twofour.linear(x, tensors, self.bias, self.ladder_text, self.out_features, *options)
         try:  # costs nothing where nothing is raised
             shape = x.shape
-            if x.dtype not in self.reads or not shape or shape[-1] != self.in_features or not x.is_cpu:
+            if x.dtype not in self.reads or not shape or shape[-1] != self.in_features or x.is_cpu is not self.on_cpu:
                 raise self._unfit(x)
             if x.requires_grad and torch.is_grad_enabled():
-                raise inference_only().for_layer(self.name)
+                return self._differentiable(x, other)
             # A small product takes ten microseconds, and Python's share of it counts: steps are looked up once per
             # layer, and Module.__getattr__, which finds parameters, takes half a microsecond.
             limits, steps = self.prepared.steps.get(self.ladder_text) or self.prepared.bound(self.ladder_text)
@@ -172,6 +174,11 @@ class CompiledLinear(CompiledLayer):
             if isinstance(error, KernelError) or unreadable(x) is None:
                 raise
             raise self._unfit(x) from error
+
+    def _differentiable(self, x: Tensor, other: Tensor | None) -> Tensor:
+        if self.ladder.device == "cpu" or not self.epilogue.plain or other is not None:
+            raise inference_only().for_layer(self.name)
+        return through_packed(x, self.prepared.tensors, self.bias, self.ladder, self.out_features)
 
     @property
     def weight(self) -> Tensor:
@@ -199,13 +206,14 @@ class CompiledLinear(CompiledLayer):
         if (odd := unreadable(x)) is not None:
             got, remedy = odd
         else:
-            fits = x.dtype in self.reads and x.is_cpu
+            fits = x.dtype in self.reads and x.is_cpu is self.on_cpu
             width = f"give the layer inputs whose last size is {self.in_features}, as the model was built for"
-            got, remedy = f"{x.dtype} {tuple(x.shape)} on {x.device}", width if fits else convert(x, self.reads)
+            move = width if fits else convert(x, self.reads, "cpu" if self.on_cpu else "cuda")
+            got, remedy = f"{x.dtype} {tuple(x.shape)} on {x.device}", move
         return KernelError(
             "the input of a compiled layer does not fit",
             got=got,
-            wanted=f"{' or '.join(map(str, self.reads))} (..., {self.in_features}) on cpu",
+            wanted=f"{' or '.join(map(str, self.reads))} (..., {self.in_features}) on {self.placed.type}",
             remedy=remedy,
             layer=self.name,
         )

@@ -205,6 +205,27 @@ def require_plain(model: nn.Module) -> None:
         )
 
 
+def device_of(model: nn.Module) -> str:
+    """Return where a model is that kernels can run: "cpu" or "cuda".
+
+    Raises:
+        CompileError: A parameter or buffer is elsewhere, or they are on several devices.
+    """
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    kinds = {device.type for device in devices}
+    if kinds == {"cuda"} and len(devices) > 1:
+        raise CompileError(
+            "the model is on several GPUs",
+            got=", ".join(sorted(map(str, devices))),
+            wanted="a model on one device",
+            remedy="compile each part on its own device",
+        )
+    if kinds == {"cuda"}:
+        return "cuda"
+    require_cpu(model)
+    return "cpu"
+
+
 def require_cpu(model: nn.Module, *, meta: bool = False) -> None:
     """Refuse a model on a device without kernels.
 

@@ -45,6 +45,10 @@ class CudaKernel(Kernel):
         """Return the ways worth trying for this product; empty where there is one way."""
         return ()
 
+    def fits(self, rows: int, columns: int) -> bool:
+        """Whether the row takes a weight of these sizes."""
+        return True
+
     @abstractmethod
     def dense(self, prepared: Tensor, rows: int, columns: int) -> Tensor:
         """Return the weight (rows, columns) that a prepared one stands for, on its device: for gradients and files."""

@@ -10,6 +10,7 @@ import torch
 
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
+from twofour.kernels.cuda import READS
 from twofour.kernels.table import find
 
 _REMEDY = "compile the model again, or load its file with twofour.load"
@@ -74,8 +75,15 @@ class Ladder:
     @cached_property
     def reads(self) -> tuple[torch.dtype, ...]:
         """What the input may be for every step takes: kernels that compute in float32 read nothing else."""
+        if self.device == "cuda":
+            return READS
         alone = any(kernel.dtype == "float32" for kernel in self.kernels)
         return ACTIVATION_DTYPES[:1] if alone else ACTIVATION_DTYPES
+
+    @cached_property
+    def device(self) -> str:
+        """Where the kernels run: "cpu" or "cuda"."""
+        return self.kernels[0].device
 
     @property
     def sparse(self) -> bool:

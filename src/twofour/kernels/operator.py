@@ -15,6 +15,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from twofour.errors import KernelError
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.ladder import Ladder, read
+from twofour.native import gpu
 
 _LIBRARY = torch.library.Library("twofour", "FRAGMENT")
 _LIBRARY.define(
@@ -83,13 +84,14 @@ def _linear(
 
 def _require(x: Tensor, bias: Tensor | None, ladder: Ladder, out_features: int) -> None:
     """Refuse operands whose memory a kernel would misread: it is handed addresses, not tensors."""
+    places = (ladder.device, "cpu") if gpu.interpreted() else (ladder.device,)
     for role, tensor, dtypes in (("x", x, ladder.reads), ("bias", bias, (torch.float32,))):
-        if tensor is not None and (tensor.dtype not in dtypes or tensor.device.type not in ("cpu", "meta")):
+        if tensor is not None and (tensor.dtype not in dtypes or tensor.device.type not in (*places, "meta")):
             raise KernelError(
                 "an operand of a compiled layer does not fit",
                 got=f"{role} of {tensor.dtype} on {tensor.device}",
-                wanted=f"{' or '.join(map(str, dtypes))} on cpu",
-                remedy=convert(tensor, dtypes),
+                wanted=f"{' or '.join(map(str, dtypes))} on {ladder.device}",
+                remedy=convert(tensor, dtypes, ladder.device),
             )
     if x.ndim == 0 or (bias is not None and tuple(bias.shape) != (out_features,)):
         raise KernelError(
@@ -102,9 +104,36 @@ def _require(x: Tensor, bias: Tensor | None, ladder: Ladder, out_features: int) 
 
 def _no_gradient(x: Tensor, *arguments: Any) -> Tensor:
     if torch.is_grad_enabled() and x.requires_grad:
-        raise inference_only()
+        weights, bias, ladder, out_features, *after = arguments
+        if read(ladder).device != "cuda" or after not in ([], ["none"], ["none", "none"], ["none", "none", None]):
+            raise inference_only()
+        return through_packed(x, weights, bias, read(ladder), out_features)
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.twofour.linear(x, *arguments)
+
+
+class _ThroughPacked(torch.autograd.Function):
+    """The product, and the gradient of its input; the weight does not learn."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weights: list[Tensor], bias: Tensor | None, ladder: Ladder, out_features: int
+    ) -> Tensor:
+        ctx.weights, ctx.ladder, ctx.sizes = weights, ladder, (out_features, x.shape[-1])
+        with torch.no_grad():
+            return linear(x.detach(), weights, bias, ladder, out_features)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        gradient = gradients[0]
+        kernel, layout = ctx.ladder.at(gradient.numel() // gradient.shape[-1])
+        weight = kernel.dense(ctx.weights[layout], *ctx.sizes).to(gradient.dtype)
+        return gradient @ weight, None, None, None, None
+
+
+def through_packed(x: Tensor, weights: list[Tensor], bias: Tensor | None, ladder: Ladder, out_features: int) -> Tensor:
+    """Return `linear` on a GPU with a gradient for its input: dX = dY W, with W opened for the backward pass alone."""
+    return _ThroughPacked.apply(x, weights, bias, ladder, out_features)  # pyright: ignore[reportReturnType]
 
 
 def _fake(x: Tensor, weights: list[Tensor], bias: Tensor | None, ladder: str, out_features: int, *_: Any) -> Tensor:
@@ -112,10 +141,10 @@ def _fake(x: Tensor, weights: list[Tensor], bias: Tensor | None, ladder: str, ou
     return x.new_empty(*x.shape[:-1], out_features)
 
 
-def convert(x: Tensor, dtypes: Sequence[torch.dtype]) -> str:
+def convert(x: Tensor, dtypes: Sequence[torch.dtype], device: str = "cpu") -> str:
     """Say what to do with an operand on another device or of another dtype than `dtypes`."""
-    if x.device.type != "cpu":
-        return "move the input to the CPU: x.cpu()"
+    if x.device.type != device:
+        return f"move the input to the {device.upper().replace('CUDA', 'GPU')}: x.{device}()"
     plainly = f"convert the input: x.to({dtypes[0]}), outside of autocast"
     return f'{plainly}, or compile the model with dtype="bfloat16"' if x.dtype is torch.bfloat16 else plainly
 

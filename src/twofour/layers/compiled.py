@@ -16,9 +16,11 @@ class CompiledLayer(nn.Module):
 
     Attributes:
         name: Name of the layer in its model, for messages.
+        placed: Device of what was prepared.
     """
 
     name: str
+    placed: torch.device = torch.device("cpu")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Do what `Module.to`, `half` or `share_memory` ask, but keep the dtype: kernels read what was prepared.
@@ -33,7 +35,7 @@ class CompiledLayer(nn.Module):
                 raise _stays(tensor, found).for_layer(self.name)
             return found if found.dtype is tensor.dtype else tensor
 
-        kept(torch.zeros(1))  # a layer without a bias moves no more than one with
+        kept(torch.zeros(1, device=self.placed))  # a layer without a bias moves no more than one with
         return super()._apply(kept, recurse)
 
 

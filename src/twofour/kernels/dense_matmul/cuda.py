@@ -24,21 +24,22 @@ class CublasMatmul(CudaKernel):
     """torch.nn.functional.linear on a weight of float32, bfloat16 or float16."""
 
     @property
-    def _type(self) -> torch.dtype:
+    def torchs(self) -> torch.dtype:
+        """Torch's dtype of this name."""
         return HALVES.get(self.dtype, torch.float32)
 
     def least_bytes(self, out_features: int, in_features: int) -> int:
         """Return the bytes of the weight."""
-        return self._type.itemsize * out_features * in_features
+        return self.torchs.itemsize * out_features * in_features
 
     def prepare(self, weight: Packed | Tensor) -> Tensor:
         """Return the weight (out, in) in the row's type on the current GPU, a copy of its own."""
         dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
-        return dense.to(gpu.device(), self._type, copy=True).contiguous()
+        return dense.to(gpu.device(), self.torchs, copy=True).contiguous()
 
     def restore(self, prepared: Tensor) -> Tensor:
-        """Return the weight (out, in)."""
-        return prepared
+        """Return the weight (out, in), on the CPU."""
+        return prepared.cpu()
 
     def dense(self, prepared: Tensor, rows: int, columns: int) -> Tensor:
         """Return the weight itself."""
@@ -54,7 +55,7 @@ class CublasMatmul(CudaKernel):
         other: Tensor | None = None,
     ) -> Tensor:
         """Multiply; see `Kernel.run`."""
-        y = functional.linear(x.to(self._type), weight, None if bias is None else bias.to(self._type)).to(x.dtype)
+        y = functional.linear(x.to(self.torchs), weight, None if bias is None else bias.to(self.torchs)).to(x.dtype)
         return y if epilogue.plain else epilogue.apply(y, other)
 
 
@@ -89,7 +90,8 @@ class EightBitMatmul(CudaKernel):
 
     def restore(self, prepared: Tensor) -> Tensor:
         """Return the weight as `prepare` rounded it: float32 (out, in)."""
-        return self.dense(prepared, *read_layout_header(bytes(prepared[:HEADER_BYTES].tolist())).shape)
+        rows, columns = read_layout_header(bytes(prepared[:HEADER_BYTES].tolist())).shape
+        return self.dense(prepared, rows, columns).cpu()
 
     def dense(self, prepared: Tensor, rows: int, columns: int) -> Tensor:
         """Return the weight as float32 (rows, columns)."""

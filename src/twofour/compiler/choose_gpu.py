@@ -1,0 +1,208 @@
+"""The same choice on a GPU: search configurations, trust what agrees with the reference, time graphs of calls."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from twofour.compiler.cache import Cache
+from twofour.errors import CompileError, KernelError, MeasureError
+from twofour.kernels import Kernel, available
+from twofour.kernels.cuda import CudaKernel
+from twofour.kernels.epilogue import Epilogue
+from twofour.kernels.nm_matmul.cuda import CusparseltMatmul, FewTokens, tuning
+from twofour.kernels.nm_matmul.cuda.tuning import distance, key
+from twofour.measure import compare_on_gpu, device_seconds
+from twofour.native import gpu
+from twofour.packing import Packed
+
+logger = logging.getLogger("twofour.compiler")
+
+GPU_TOKENS = (1, 8, 16, 64, 512, 4096)
+"""Token counts measured on a GPU besides the example's: decoding, small batches, prefill."""
+
+LARGEST_ERRORS = {"float32": 2e-3, "bfloat16": 2e-2, "float16": 5e-3, "int8": 6e-2, "float8": 1e-1, "int4": 2e-2}
+"""Relative error of one product beyond which a kernel is not trusted: what its rounding costs on random numbers, twice.
+float32 is cuBLAS's, which may use tf32 where the user allowed it. int4 is compared with the rounded weight."""
+
+
+class Case(Protocol):
+    """What is measured: `choose.Case`."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the weight."""
+        ...
+
+    @property
+    def columns(self) -> int:
+        """Inputs."""
+        ...
+
+    @property
+    def bias(self) -> Tensor | None:
+        """float32 (rows,) or None."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the input."""
+        ...
+
+    @property
+    def epilogue(self) -> Epilogue:
+        """What the layer does to its product."""
+        ...
+
+    def operands(self, device: torch.device | str = "cpu") -> tuple[Tensor, ...]:
+        """Return random input, and the epilogue's second operand where it has one."""
+        ...
+
+
+def require_for_gpu(data: Iterable[Any] | None, graph: bool | str) -> None:
+    """Refuse what is built for the CPU alone.
+
+    Raises:
+        CompileError: Static ranges or a graph of our own are asked for.
+    """
+    if data is not None or graph:
+        raise CompileError(
+            "this is planned for models on a GPU, not built yet",
+            got="data" if data is not None else f"graph={graph!r}",
+            wanted="a model compiled layer by layer, 8-bit inputs rounded per token",
+            remedy="leave it out; torch.compile or a CUDA graph around the compiled model take the launches away",
+        )
+
+
+def on_gpu(weight: Packed | Tensor, dtype: str) -> tuple[Kernel, ...]:
+    """Return the GPU's rows of a computing type that could multiply by `weight`; int4 has bfloat16's dense one, too.
+
+    Raises:
+        KernelError: There is none.
+    """
+    rows, columns = weight.header.shape if isinstance(weight, Packed) else weight.shape
+    sparse = [k for k in available("nm_matmul", "cuda") if isinstance(weight, Packed) and not k.refuses(weight)]
+    types = (dtype, "bfloat16") if dtype == "int4" else (dtype,)
+    dense = [k for k in available("dense_matmul", "cuda") if k.dtype in types]
+    found = tuple(k for k in (*sparse, *dense) if isinstance(k, CudaKernel) and k.fits(rows, columns))
+    if not found:
+        raise KernelError(
+            f"no {dtype} kernel takes this weight on this GPU",
+            got="a packed weight" if isinstance(weight, Packed) else f"a dense {weight.dtype} weight",
+            wanted="a computing type with kernels for this GPU",
+            remedy="`twofour kernels` lists every kernel and what it needs; take another dtype",
+        )
+    return found
+
+
+def times_on_gpu(
+    source: Packed | Tensor,
+    kernels: Sequence[Kernel],
+    layout: Callable[[Kernel], Tensor],
+    case: Case,
+    copies: int,
+    cache: Cache,
+    name: str,
+) -> dict[str, float]:
+    """Return the seconds of each kernel that gives the right numbers, from the cache where the case is known.
+
+    Args:
+        source: The weight, canonical or dense: the reference multiplies by it.
+        kernels: Candidates.
+        layout: Returns the weight as a kernel has it.
+        case: What is measured.
+        copies: Copies of the weight to rotate over.
+        cache: Times measured earlier on this GPU.
+        name: From `cache.key`.
+
+    Raises:
+        KernelError: No kernel gives the right numbers.
+    """
+    names = hashlib.sha256(" ".join(kernel.name for kernel in kernels).encode()).hexdigest()[:8]
+    name = f"{name}/{names}"
+    if not (known := cache.get(name)):
+        known = _measured(source, kernels, layout, case, copies)
+        cache.put(name, known)
+    return known
+
+
+def _measured(
+    source: Packed | Tensor, kernels: Sequence[Kernel], layout: Callable[[Kernel], Tensor], case: Case, copies: int
+) -> dict[str, float]:
+    operands = case.operands(gpu.device())
+    calls: dict[str, list[Callable[[], object]]] = {}
+    reasons: list[str] = []
+    with torch.inference_mode():
+        reference = _reference(source, case, operands)
+        for kernel in kernels:
+            assert isinstance(kernel, CudaKernel), kernel
+            try:
+                prepared = layout(kernel)
+                _search(kernel, prepared, case, operands, reference)
+                error = distance(_run(kernel, prepared, case, operands), reference)
+            except (RuntimeError, ValueError, MeasureError) as problem:
+                reasons.append(f"{kernel.name}: {str(problem).splitlines()[0]}")
+                continue
+            if not error <= LARGEST_ERRORS[kernel.dtype]:
+                reasons.append(f"{kernel.name}: off by {error:.1e}")
+                continue
+            weights = [prepared, *(prepared.clone() for _ in range(copies - 1))]
+            calls[kernel.name] = [partial(_run, kernel, weight, case, operands) for weight in weights]
+        for reason in reasons:
+            logger.warning("(%d, %d) at %d tokens: not used: %s", case.rows, case.columns, case.tokens, reason)
+        if not calls:
+            raise KernelError("no kernel of this GPU computes the layer's product", reasons=reasons)
+        record = compare_on_gpu(calls, repeats=7, seconds=0.2)
+    tuning().save()
+    return {kernel: record.median(kernel) for kernel in calls}
+
+
+def _run(kernel: Kernel, weight: Tensor, case: Case, operands: tuple[Tensor, ...]) -> Tensor:
+    x, *other = operands
+    return kernel.run(x, weight, case.bias, case.rows, case.epilogue, other[0] if other else None)
+
+
+def _reference(source: Packed | Tensor, case: Case, operands: tuple[Tensor, ...]) -> Tensor:
+    """Return the product in float32, without tf32."""
+    weight = (source.unpack() if isinstance(source, Packed) else source).to(gpu.device(), torch.float32)
+    x, *other = operands
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        y = x.float() @ weight.t()
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+    y = y if case.bias is None else y + case.bias
+    return case.epilogue.apply(y, other[0].float() if other else None)
+
+
+def _search(kernel: CudaKernel, prepared: Tensor, case: Case, operands: tuple[Tensor, ...], reference: Tensor) -> None:
+    """Find the kernel's best configuration for this product, unless it is known or there is one way alone."""
+    name = key(kernel.name, case.rows, case.columns, case.tokens)
+    if not isinstance(kernel, CusparseltMatmul | FewTokens) or tuning().configuration(name) is not None:
+        return
+    x, *other = operands
+    second = other[0] if other else None
+
+    def run(configuration: tuple[int, ...]) -> Tensor:
+        return kernel.run_as(configuration, x, prepared, case.bias, case.rows, case.epilogue, second)
+
+    found = tuning().search(
+        name,
+        kernel.configurations(case.rows, case.columns, case.tokens),
+        run,
+        reference,
+        lambda call: device_seconds([call], repeats=3),
+        tolerance=LARGEST_ERRORS[kernel.dtype],
+    )
+    if found is not None:
+        logger.info("%s: %s of %d, %.1f us", name, found.configuration, found.tried, 1e6 * found.seconds)
+    elif math.prod(reference.shape):
+        logger.warning("%s: no configuration gives the right numbers; its default is checked as it is", name)
