@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from twofour.cli import advise, check, demo, estimate, importing, kernels, prune
+from twofour.cli import advise, check, demo, estimate, importing, kernels, prune, simulate
 from twofour.cli.screen import print_error
 from twofour.errors import TwofourError
 
@@ -61,6 +61,7 @@ app.command("check")(check.check)
 app.command("import")(importing.convert)
 app.command("advise")(advise.advise)
 app.command("estimate")(estimate.estimate)
+app.command("simulate")(simulate.simulate)
 app.command("kernels")(kernels.kernels)
 
 

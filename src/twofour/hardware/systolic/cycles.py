@@ -1,0 +1,54 @@
+"""cycles: exact closed forms of a product's time on a systolic array, for one shape or for arrays of shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twofour.hardware.systolic.array import SystolicArray
+
+
+def kept_reduction(k: Any, kept: int, group: int) -> Any:
+    """Return how many of k reduction values N:M sparsity keeps: N of each whole group, at most N of the last."""
+    rest = k % group
+    return k // group * kept + rest - (rest > kept) * (rest - kept)
+
+
+def folds(array: SystolicArray, m: Any, n: Any, k: Any) -> tuple[Any, Any, Any]:
+    """Return folds down, folds across, and the values that stream through each unit in one fold."""
+    across_down = {"os": (m, n, k), "ws": (k, n, m), "is": (k, m, n)}
+    down, across, time = across_down[array.dataflow]
+    return -(-down // array.rows), -(-across // array.columns), time
+
+
+def fold_cycles(array: SystolicArray, time: Any) -> Any:
+    """Return the cycles of one fold through which `time` values stream.
+
+    "os": the values, and the skew of both operands: time + rows + columns - 2 (outputs leave beside the array as they
+    are finished). "ws" and "is": the rows are loaded first, one a cycle, then values cross the columns and sums the
+    rows: time + 2 rows + columns - 2. The fill and drain are those of SCALE-Sim (Samajdar et al., ISPASS 2020).
+    """
+    down = array.rows if array.dataflow == "os" else 2 * array.rows
+    return time + down + array.columns - 2
+
+
+def cycles(array: SystolicArray, m: Any, n: Any, k: Any, kept: int = 1, group: int = 1) -> Any:
+    """Return the cycles of (m, k) by (k, n), folds one after the other.
+
+    SCALE-Sim reports the index of the last cycle, which is one less.
+
+    Args:
+        array: The array.
+        m: Rows of x; whole numbers, or arrays of them that broadcast.
+        n: Columns of w.
+        k: Reduction.
+        kept: Weights kept of each group along k, the N of N:M; the units skip the others.
+        group: The M of N:M.
+    """
+    down, across, time = folds(array, m, n, kept_reduction(k, kept, group) if group > 1 else k)
+    return down * across * fold_cycles(array, time)
+
+
+def utilisation(array: SystolicArray, m: Any, n: Any, k: Any, kept: int = 1, group: int = 1) -> Any:
+    """Return the share of units times cycles that multiply a kept weight; 1 is every unit in every cycle."""
+    products = m * n * (kept_reduction(k, kept, group) if group > 1 else k)
+    return products / (array.units * cycles(array, m, n, k, kept, group))
