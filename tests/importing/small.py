@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from twofour.patterns import parse
+
 DATA = Path(__file__).parent.parent / "data" / "importing"
 
 
@@ -19,6 +21,17 @@ def sparse(rows: int, columns: int, dtype: torch.dtype = torch.float32, pattern:
     keep[::7] = 0
     keep[3::5, : m // 2] = 0
     return (weight * keep.view_as(weight)).to(dtype)
+
+
+def bitmask_parts(weight: Tensor) -> dict[str, Tensor]:
+    """The three tensors that compressed-tensors stores of a 2:4 weight (out, in), in a multiple of 8."""
+    keep = parse("2:4").project(weight, absolute=True)
+    bits = keep.view(len(weight), -1, 8).to(torch.uint8) << torch.arange(8, dtype=torch.uint8)
+    return {
+        "compressed": weight[keep].view(len(weight), -1),
+        "bitmask": bits.sum(-1, dtype=torch.uint8),
+        "shape": torch.tensor(weight.shape).view(-1, 1),
+    }
 
 
 class Net(nn.Module):

@@ -216,3 +216,6 @@ def test_what_a_file_of_ours_holds_of_a_bitmask_is_checked_and_compiled(tmp_path
     twofour.load(tmp_path / "m.safetensors", model, masked=True)
     assert twofour.check(model, expect={"fc1.weight": "2:4", "fc2.weight": "2:4"}).ok
     assert parse("2:4").check(model["fc1"].weight.detach()).ok
+    x = torch.randn(3, 64)
+    fast = twofour.compile(model["fc2"].eval(), x, tokens=(3,))
+    torch.testing.assert_close(fast(x), model["fc2"](x).detach(), atol=1e-4, rtol=1e-4)

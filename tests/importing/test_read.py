@@ -103,3 +103,11 @@ def test_a_state_dict_is_looked_for_and_its_absence_said(tmp_path: Path) -> None
     torch.save(content, tmp_path / "m.pt")
     with pytest.raises(FormatError, match=r"no state dict(.|\n)*optimizer"):
         importing.decode(tmp_path / "m.pt")
+
+
+def test_values_that_overflow_the_models_dtype_are_refused(tmp_path: Path) -> None:
+    save_file({"fc.weight": sparse(32, 64) * 1e5, "fc.bias": torch.zeros(32)}, tmp_path / "m.safetensors")
+    model = nn.ModuleDict({"fc": nn.Linear(64, 32)})
+    with pytest.raises(FormatError, match=r"`fc.weight`(.|\n)*overflows"):
+        twofour.read(tmp_path / "m.safetensors", model.half())
+    assert twofour.check(twofour.read(tmp_path / "m.safetensors", model.float())).ok

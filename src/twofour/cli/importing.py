@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_text
-import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -19,9 +18,7 @@ from twofour.errors import FormatError
 from twofour.export.file import untie
 from twofour.importing import Imported
 from twofour.legality import Report
-
-COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.md", "LICENSE*")
-"""Files of a Hugging Face folder that go along: configuration, tokenizer, texts."""
+from twofour.streaming.prune import copy_companions
 
 FOREIGN = ("quantization_config", "compression_config")
 """Entries of config.json that would have a library look for its own format again."""
@@ -46,9 +43,9 @@ def convert(
     with output.folder(out, force) as target:
         with progress(f"importing {source}"):
             imported = importing.decode(path, format=format)
-            report = _write(imported, target / output.WEIGHTS, packed)
             if path.is_dir():
                 _write_companions(path, target)
+            report = _write(imported, target / output.WEIGHTS, packed)
         head = {"source": source, "out": str(out), "format": imported.format, "notes": list(imported.notes)}
         content = output.write_report(target, {**head, **report.to_dict()})
     check_command.show(report)
@@ -76,16 +73,13 @@ def _write(imported: Imported, path: Path, packed: bool) -> Report:
 
 def _write_companions(folder: Path, target: Path) -> None:
     """Copy what stands beside the weights, config.json without the foreign format."""
-    files = sorted({file for glob in COMPANIONS for file in folder.glob(glob) if file.is_file()})
-    for file in files:
-        if not file.name.endswith(".index.json") and file.name != output.REPORT:
-            shutil.copy2(file, target / file.name)
-    if (folder / CONFIG).is_file():
+    copy_companions(folder, target)
+    if (target / CONFIG).is_file():
         try:
-            config = json_text.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
+            config = dict(json_text.loads((target / CONFIG).read_text(encoding="utf-8")))
+        except (ValueError, TypeError, RecursionError) as error:
             raise FormatError(
                 "the folder's config.json cannot be read", got=str(error), wanted="a JSON object"
             ) from error
         plain = {key: value for key, value in config.items() if key not in FOREIGN}
-        (target / CONFIG).write_text(json_text.dumps(plain, indent=2) + "\n", encoding="utf-8")
+        (target / CONFIG).write_text(json_text.dumps(plain, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from twofour import masks
@@ -26,6 +27,9 @@ from twofour.packing import Packed, pack
 
 FORMATS: tuple[Format, ...] = (Bitmask(), Marlin(), SemiStructured(), ASP(), Zeros())
 """Every format, in the order in which a checkpoint is tried; the last takes what is left."""
+
+HALF = torch.finfo(torch.float16).max
+"""The largest float16."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +141,7 @@ def read(path: str | os.PathLike[str], model: nn.Module, *, format: str | None =
     imported = decode(path, format=format, axes=reduction_axes(model))
     contents = with_ties(model, imported.contents(packed=False))
     require_fit(path, model, contents)
+    _require_range(path, model, contents)
     fill_masked(path, model, contents)
     _attach_exact(model, imported)
     return model
@@ -186,6 +191,22 @@ def _packed(name: str, found: Sparse) -> Packed:
     if weight.header.dtype == "int4" and weight.scales is not None:
         return replace(weight, scales=weight.scales.bfloat16().float())
     return weight
+
+
+def _require_range(path: str | os.PathLike[str], model: nn.Module, contents: Contents) -> None:
+    """Refuse values that a float16 model cannot hold."""
+    for name, parameter in model.state_dict().items():
+        found = contents.plain.get(name)
+        if found is None or parameter.dtype != torch.float16 or not found.is_floating_point() or not found.numel():
+            continue
+        if found.dtype != torch.float16 and (largest := float(found.float().abs().max())) > HALF:
+            raise FormatError(
+                "a value of the checkpoint overflows the model's dtype",
+                got=f"{path}: {largest:g} for a float16 tensor",
+                wanted=f"magnitudes <= {HALF:g}",
+                remedy="read it into the model in bfloat16 or float32: model.to(torch.bfloat16)",
+                layer=name,
+            )
 
 
 def _attach_exact(model: nn.Module, imported: Imported) -> None:
