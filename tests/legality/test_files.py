@@ -154,9 +154,9 @@ def test_globs_that_name_nothing_and_wrong_axes_are_refused(tmp_path: Path) -> N
 
 
 def test_tensors_that_are_no_weights_get_a_reason(tmp_path: Path) -> None:
-    tensors = {"n": torch.ones(8), "i": torch.ones(8, 8, dtype=torch.int64), "u": torch.ones(8, 8, dtype=torch.uint8)}
+    tensors = {"i": torch.ones(8, 8, dtype=torch.int64), "u": torch.ones(8, 8, dtype=torch.uint8)}
     tensors |= {"e": torch.ones(0, 4), "s": torch.ones(2, 2, 2, 2, 2, 2), "c": torch.ones(4, 4, dtype=torch.complex64)}
-    report = twofour.check(saved(tmp_path / "w.safetensors", tensors))
+    report = twofour.check(saved(tmp_path / "w.safetensors", {**tensors, "bias": torch.ones(8)}))
     assert not report.layers and set(dict(report.skipped)) == set(tensors)
     assert dict(report.skipped)["u"] == "dtype U8 is none that a weight is checked in"
 
@@ -176,6 +176,8 @@ def test_masks_of_apex_promise_and_hold(tmp_path: Path) -> None:
     weight[place[0], weight[place[0]].nonzero()[-1]] = 0.0
     report = twofour.check(saved(path, tensors))
     assert not report.ok and finding(report, "fc.weight").outside == 1
+    with pytest.raises(FormatError, match=r"does not fit its weight(.|\n)*\(16, 31\)"):
+        twofour.check(saved(path, {**tensors, "fc.__weight_mma_mask": torch.ones(16, 31)}))
 
 
 def transformers_folder(folder: Path, make) -> Path:
@@ -257,18 +259,47 @@ def test_memory_is_that_of_one_tensor(tmp_path: Path) -> None:
     )
 
 
-@pytest.fixture(scope="module")
-def valid(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    tensors = {"fc.weight": pruned(random(8, 16), 1).half(), "conv.weight": random(4, 8, 3, 3), "n": torch.ones(3)}
+FOREIGN = Path(__file__).parent.parent / "data" / "importing"
+
+
+@pytest.mark.parametrize(
+    ("form", "by"),
+    [("sparse_24_bitmask", "sparse-24-bitmask"), ("bitmask_int8", "sparse-24-bitmask"),
+     ("bitmask_float8", "sparse-24-bitmask"), ("marlin_24", "marlin-24")],
+)  # fmt: skip
+def test_compressed_forms_of_other_libraries_are_judged_one_weight_at_a_time(form: str, by: str) -> None:
+    report = twofour.check(FOREIGN / form, axes={"*": 1})
+    promised = [found for found in report.layers if found.promised]
+    assert report.ok and {found.promised_by for found in promised} == {by}
+    assert all(found.kept and found.satisfies[0] == "2:4" for found in promised)
+
+
+def test_the_unstructured_bitmask_is_held_to_its_config() -> None:
+    report = twofour.check(FOREIGN / "sparse_bitmask", axes={"*": 1}, expect="1:4")
+    assert not report.ok
+    report = twofour.check(FOREIGN / "sparse_bitmask", axes={"*": 1})
+    assert report.ok and {found.promised_by for found in report.layers} == {"compressed-tensors", None}
+
+
+@pytest.fixture(scope="module", params=["plain", "packed", "sparse_24_bitmask", "marlin_24"])
+def valid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("valid") / "w.safetensors"
-    return saved(path, tensors, **describe({"fc.weight": "2:4"}, {})).read_bytes()
+    tensors = {"fc.weight": pruned(random(8, 16), 1).half(), "conv.weight": random(4, 8, 3, 3), "n": torch.ones(3)}
+    tensors |= {"fc.__weight_mma_mask": torch.ones(8, 16)}
+    if request.param == "plain":
+        saved(path, tensors, **describe({"fc.weight": "2:4"}, {}))
+    elif request.param == "packed":
+        twofour.save(twofour.prune(nn.Sequential(nn.Linear(16, 8)), "2:4"), path)
+    else:
+        path = FOREIGN / request.param / "model.safetensors"
+    return path.read_bytes()
 
 
 edits = st.lists(st.tuples(st.integers(0, 2000), st.binary(max_size=4), st.integers(0, 4)), min_size=1, max_size=4)
 
 
 @given(edits=edits, cut=st.one_of(st.none(), st.integers(0, 2000)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_damaged_safetensors_are_checked_or_refused(valid: bytes, tmp_path_factory, edits, cut) -> None:
     content = bytearray(valid)
     for at, put, drop in edits:

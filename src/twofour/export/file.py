@@ -116,7 +116,7 @@ def read(path: str | os.PathLike[str]) -> Contents:
             "shards-differ", target, "its files are not of one save: they say different things of the model"
         )
     packed = {
-        name: weight for file, part in described.items() for name, weight in _packed(file, part.packed, tensors[file])
+        name: weight for file, part in described.items() for name, weight in packed_in(file, part.packed, tensors[file])
     }
     plain = {name: tensor for part in tensors.values() for name, tensor in part.items()}
     aliases = _aliases(target, described.values(), plain.keys(), packed.keys())
@@ -141,7 +141,7 @@ def _aliases(
     return aliases
 
 
-def _packed(path: Path, headers: Mapping[str, Any], tensors: dict[str, Tensor]) -> Iterator[tuple[str, Packed]]:
+def packed_in(path: Path, headers: Mapping[str, Any], tensors: dict[str, Tensor]) -> Iterator[tuple[str, Packed]]:
     """Yield the packed weights of a file and take their parts out of its tensors."""
     for name, fields in headers.items():
         for suffix in (VALUES, INDICES):

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from twofour import export
 from twofour.checkpoints import Checkpoint, Entry
-from twofour.export.file import INDICES, SCALES, VALUES, ZEROS
-from twofour.export.metadata import KEY
+from twofour.errors import FormatError
+from twofour.export.metadata import KEY, Description, read_description
+from twofour.legality.packed import Foreign, Ours, Stored, foreign, ours
 from twofour.legality.promises import ConfigPromise, apex_masks, from_config, from_metadata, known
-from twofour.packing import Packed
 from twofour.patterns import Pattern
 
 
@@ -29,7 +28,7 @@ class Contents:
     """
 
     checkpoint: Checkpoint
-    stored: Mapping[str, Entry | Packed]
+    stored: Mapping[str, Stored]
     patterns: Mapping[str, Pattern]
     axes: Mapping[str, int]
     masks: Mapping[str, Entry]
@@ -40,32 +39,37 @@ def contents_of(checkpoint: Checkpoint) -> Contents:
     """Read what a checkpoint says of its weights; the weights themselves are read when their turn comes.
 
     Raises:
-        FormatError: What it says is malformed, or a packed weight is.
+        FormatError: What it says is malformed.
     """
     patterns, axes = from_metadata(checkpoint)
-    stored: dict[str, Entry | Packed] = dict(checkpoint.entries)
+    entries = checkpoint.entries
+    whole: list[Ours | Foreign] = list(foreign(checkpoint.path, entries))
     for file in checkpoint.files:
         if KEY in checkpoint.metadata[file]:
-            _add_ours(file, stored, patterns, axes)
-    masks = {name: checkpoint.entries[mask] for name, mask in apex_masks(checkpoint.entries).items() if name in stored}
+            said = read_description(file, checkpoint.metadata[file][KEY])
+            whole += ours(file, said.packed, entries)
+            _add_settings(file, said, patterns, axes)
+    parts = {name for one in whole for name in one.parts}
+    stored: dict[str, Stored] = {name: entry for name, entry in entries.items() if name not in parts}
+    stored |= {one.name: one for one in whole}
+    axes |= {one.name: one.header.axis for one in whole if isinstance(one, Ours)}
+    masks = {name: entries[mask] for name, mask in apex_masks(entries).items() if name in stored}
+    for name, mask in masks.items():
+        if mask.shape != tuple(stored[name].shape):
+            raise FormatError(
+                "a mask of apex does not fit its weight",
+                got=f"{checkpoint.path}: `{mask.name}` is {mask.shape}, `{name}` is {tuple(stored[name].shape)}",
+                wanted="one shape",
+            )
     # Who wrote the promise knew the axes and noted those that are not 1.
-    return Contents(
-        checkpoint, stored, patterns, {**dict.fromkeys(patterns, 1), **axes}, masks, from_config(checkpoint.config)
-    )
+    known_axes = {**dict.fromkeys((*patterns, *(one.name for one in whole)), 1), **axes}
+    return Contents(checkpoint, stored, patterns, known_axes, masks, from_config(checkpoint.config))
 
 
-def _add_ours(
-    file: Path, stored: dict[str, Entry | Packed], patterns: dict[str, Pattern], axes: dict[str, int]
-) -> None:
-    """Add what a file that `twofour.save` wrote holds: packed weights in the place of their parts, and its settings."""
-    ours = export.read(file)
-    for name, packed in ours.packed.items():
-        for suffix in (VALUES, INDICES, SCALES, ZEROS):
-            stored.pop(name + suffix, None)
-        stored[name] = packed
-        patterns[name], axes[name] = known(file, packed.header.pattern), packed.header.axis
-    said, given = ours.settings.get("patterns"), ours.settings.get("axes")
-    if isinstance(said, dict):
-        patterns |= {name: known(file, text) for name, text in said.items() if isinstance(text, str)}
+def _add_settings(file: Path, said: Description, patterns: dict[str, Pattern], axes: dict[str, int]) -> None:
+    """Add what `twofour.save` wrote of the plain weights."""
+    named, given = said.settings.get("patterns"), said.settings.get("axes")
+    if isinstance(named, dict):
+        patterns |= {name: known(file, text) for name, text in named.items() if isinstance(text, str)}
     if isinstance(given, dict):
         axes |= {name: 0 for name, axis in given.items() if type(axis) is int and axis == 0}

@@ -12,9 +12,9 @@ from twofour.legality.contents import Contents, contents_of
 from twofour.legality.expectation import Expectation
 from twofour.legality.included import LEFT_OUT, Included
 from twofour.legality.kinds import ByModel, ByName, Layer, layers_of
+from twofour.legality.packed import Foreign, Ours, Stored
 from twofour.legality.promises import APEX_MASK, APEX_PRUNED
 from twofour.legality.subject import JUDGED, Subject
-from twofour.packing import Packed
 from twofour.patterns import Census, Pattern, parse
 
 
@@ -35,6 +35,8 @@ def subjects_in(
     subjects: list[Subject] = []
     skipped: list[tuple[str, str]] = []
     for name in names:
+        if len(contents.stored[name].shape) < 2 and name not in contents.patterns:
+            continue  # a bias or a norm
         found = _subject(name, contents, layers, expectation, bool(include)) if name in included else LEFT_OUT
         if isinstance(found, Subject):
             subjects.append(found)
@@ -50,7 +52,7 @@ def _subject(
 ) -> Subject | str:
     """Make a subject of a tensor, or say why it is none."""
     stored = contents.stored[name]
-    shape = tuple(stored.shape if isinstance(stored, Entry) else stored.header.shape)
+    shape = tuple(stored.shape)
     if reason := _refusal(name, stored, shape):
         return reason
     layer = layers.find(name, shape)
@@ -65,23 +67,29 @@ def _subject(
         notes = (*notes, f"not held to {expectation.everywhere}: {layer.eligible}; --include holds it")
     if mask is not None and promise is None:
         notes = (*notes, f"the mask of apex beside it, `{mask.name}`, keeps every value: nothing was pruned yet")
-    read = stored.read if isinstance(stored, Entry) else stored.unpack
     keep = mask.read if mask is not None and by == "apex mask" else None
     return Subject(
-        name, layer.kind, shape, layer.axis, read, promise, keep, layer.other, by=by, notes=tuple(dict.fromkeys(notes))
+        name,
+        layer.kind,
+        shape,
+        layer.axis,
+        stored.read,
+        promise,
+        keep,
+        layer.other,
+        by=by,
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def _refusal(name: str, stored: Entry | Packed, shape: tuple[int, ...]) -> str:
+def _refusal(name: str, stored: Stored, shape: tuple[int, ...]) -> str:
     if APEX_MASK.fullmatch(name):
         return "apex's mask of another tensor"
     if APEX_PRUNED.fullmatch(name):
         return "what apex pruned of another tensor"
-    if isinstance(stored, Packed):
-        return ""
-    if len(shape) < 2 or 0 in shape:
+    if min(shape, default=0) < 1:
         return f"shape {shape} is no Linear or convolution weight"
-    if stored.torch_dtype in JUDGED:
+    if not isinstance(stored, Entry) or stored.torch_dtype in JUDGED:
         return ""
     return f"dtype {stored.dtype} is none that a weight is checked in"
 
@@ -95,8 +103,8 @@ def _promise(
         found = expectation.find(name) or (expectation.everywhere if held else None)
         return found, "expect" if found else None
     stored = contents.stored[name]
-    if isinstance(stored, Packed):
-        return parse(stored.header.pattern), "packed form"
+    if isinstance(stored, Ours | Foreign) and stored.promise is not None:
+        return parse(stored.promise), stored.by
     if name in contents.patterns:
         return contents.patterns[name], "metadata"
     if (mask := contents.masks.get(name)) is not None:

@@ -48,11 +48,18 @@ class ByModel:
         self._weights = {name: weight for weight in every.weights for name in (weight.name, *weight.aliases)}
         self._dense = {skip.name: skip.reason for skip in (*every.skipped, *asp.skipped)}
 
+    def _parameter(self, name: str) -> str | None:
+        """Return the parameter that a tensor is; one that stands in several packed parts is none of the file's own."""
+        if name in self._found.parameters or name in self._found.unknown:
+            return self._found.parameters.get(name)
+        prefix = f"{getattr(self._found.model, 'base_model_prefix', '')}."
+        return next((n for n in (name, prefix + name, name.removeprefix(prefix)) if n in self._weights), None)
+
     def find(self, name: str, shape: tuple[int, ...]) -> Layer | str:
         """Return what a tensor is, or why no pattern can be laid over it."""
-        parameter = self._found.parameters.get(name)
+        parameter = self._parameter(name)
         if parameter is None:
-            return self._found.unknown[name]
+            return self._found.unknown.get(name, "the model that config.json describes has no such parameter")
         weight = self._weights.get(parameter)
         if weight is None:
             return self._dense.get(parameter, f"shape {shape} is no weight of a product")

@@ -21,7 +21,8 @@ class Finding:
         axis: Name and size of the reduction axis, for example "in = 768".
         reduction: That axis in the shape as stored.
         promised: Pattern that a mask or the caller promises, or None.
-        promised_by: Who promised it: "mask", "expect", "metadata", "packed form", "compressed-tensors", "apex mask".
+        promised_by: Who promised it: "mask", "expect", "metadata", "packed form", "compressed-tensors", "apex mask",
+            or the name of a compressed form, "marlin-24".
         judged: Pattern that the fractions below belong to: the promised one, or "2:4".
         satisfies: Patterns that the weight obeys along the right axis, tightest first.
         legal: Every group obeys the judged pattern.

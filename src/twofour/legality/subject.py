@@ -34,7 +34,8 @@ class Subject:
         keep: Returns the mask that was promised, of the weight's shape.
         other: Another axis that may be the right one, where nothing tells which.
         outputs: The axis of the outputs, where it is not the other one of the first two.
-        by: Who promised it: "mask", "expect", "metadata", "packed form", "compressed-tensors" or "apex mask".
+        by: Who promised it: "mask", "expect", "metadata", "packed form", "compressed-tensors", "apex mask", or
+            the name of a compressed form, "marlin-24".
         notes: What the reader should know of how it was found.
     """
 
