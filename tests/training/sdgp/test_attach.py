@@ -210,12 +210,12 @@ def test_autocast_casts_as_the_dense_model_does() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # Dynamo's own
-@pytest.mark.parametrize("mode", ["rescaled", "random"])
-def test_torch_compile(mode: str) -> None:
+@pytest.mark.parametrize(("mode", "product"), [("rescaled", "auto"), ("random", "sparse")])
+def test_torch_compile(mode: str, product: str) -> None:
     torch._dynamo.reset()
     eager, compiled = network(), network()
     for model in (eager, compiled):
-        sdgp.attach(model, "2:4", mode=mode)
+        sdgp.attach(model, "2:4", mode=mode, product=product)
     fast = torch.compile(compiled, fullgraph=True, backend="aot_eager")
     for _ in range(2):  # the draws are counted in the compiled graph too
         want, x = grads(eager, batch()), batch()

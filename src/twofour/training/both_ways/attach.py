@@ -14,10 +14,11 @@ from twofour.calibration.batches import call
 from twofour.errors import TrainingError
 from twofour.layers import PrunableWeight, walk
 from twofour.patterns import Transposable
-from twofour.training.both_ways import choose, products
+from twofour.training import products
+from twofour.training.both_ways import choose
 from twofour.training.both_ways.handle import BothWays
 from twofour.training.both_ways.linear import WAYS, BothWaysLinear, Ways, computing_type
-from twofour.training.both_ways.plan import Choice, LayerPlan, Plan
+from twofour.training.choice import Choice, LayerPlan, Plan
 
 DECAY = 2e-4
 """Zhou et al. 2021 (arXiv 2102.04010), section 5.1."""

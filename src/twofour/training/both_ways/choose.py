@@ -13,9 +13,9 @@ from twofour import measure
 from twofour.kernels.nm_matmul import NativeMatmul, refill
 from twofour.kernels.nm_unbiased import nm_unbiased
 from twofour.patterns import Transposable
-from twofour.training.both_ways import products
+from twofour.training import products
 from twofour.training.both_ways.layouts import build
-from twofour.training.both_ways.plan import Choice
+from twofour.training.choice import Choice, fastest
 
 Shape = tuple[int, int, int]
 """(out, in, tokens) of a layer."""
@@ -100,20 +100,11 @@ class _Measured:
         return {kernel.name: partial(run, kernel) for kernel in products.estimate_kernels(self.dtype)}
 
     def _choose(self, dense: Mapping[str, Any], sparse: Mapping[str, Any]) -> Choice:
-        record = measure.compare({**dense, **sparse}, seconds=self.seconds, repeats=20)
-        times = {name: timing.median * 1e3 for name, timing in record.timings.items()}
+        more = {}
         if self.every is not None:
-            for kernel in products.sparse_kernels(self.dtype, self.tokens):
-                if kernel.name in sparse:
-                    times[kernel.name] += self._building(kernel.layout) / self.every
-        best = min(dense, key=times.__getitem__)
-        if not sparse:
-            return Choice(best, False, "exact", best, times[best])
-        found = min(sparse, key=times.__getitem__)
-        gain = times[best] / times[found]
-        if gain <= 1:
-            return Choice(best, False, f"2:4 would take {1 / gain:.2f} times as long", best, times[best], times[found])
-        return Choice(found, True, f"{gain:.2f} times as fast", best, times[best], times[found])
+            kernels = [kernel for kernel in products.sparse_kernels(self.dtype, self.tokens) if kernel.name in sparse]
+            more = {kernel.name: self._building(kernel.layout) / self.every for kernel in kernels}
+        return fastest(dense, sparse, self.seconds, more)
 
     def _building(self, layout: str) -> float:
         """Milliseconds to lay out a new mask."""

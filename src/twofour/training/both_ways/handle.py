@@ -17,7 +17,7 @@ from twofour.errors import PatternError, TrainingError
 from twofour.layers import PrunableWeight
 from twofour.patterns import Transposable
 from twofour.training.both_ways.linear import WAYS, Ways
-from twofour.training.both_ways.plan import Plan
+from twofour.training.choice import Plan
 
 PATTERN = Transposable()
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -15,40 +12,15 @@ from torch.autograd.function import once_differentiable
 from twofour.kernels import find
 from twofour.kernels.nm_matmul import NativeMatmul
 from twofour.kernels.nm_unbiased import nm_unbiased
-from twofour.training.both_ways import products
+from twofour.training import products
 from twofour.training.both_ways.layouts import Layouts
-from twofour.training.both_ways.plan import LayerPlan
+from twofour.training.choice import LayerPlan
+from twofour.training.parts import part
 
 WAYS = "_twofour_both_ways"
 """Attribute of a layer that is attached: its `Ways`."""
 
-PARTS = ("pack", "forward", "data gradient", "weight gradient")
-_clocks: list[dict[str, float]] = []
 _scratch = threading.local()
-
-
-@contextmanager
-def timed() -> Iterator[dict[str, float]]:
-    """Collect the seconds of the attached layers' parts meanwhile, by the names in `PARTS`: CPU work, of any thread."""
-    seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
-    _clocks.append(seconds)
-    try:
-        yield seconds
-    finally:
-        _clocks.remove(seconds)
-
-
-@contextmanager
-def _part(name: str) -> Iterator[None]:
-    if not _clocks:
-        yield
-        return
-    begin = time.perf_counter()
-    try:
-        yield
-    finally:
-        for seconds in _clocks:
-            seconds[name] += time.perf_counter() - begin
 
 
 class Ways:
@@ -104,14 +76,14 @@ class Ways:
         """Return X W^T + bias; x (tokens, in) of this plan's dtype."""
         kernel = self._kernels.get("forward") if self.active and x.dtype == self.dtype else None
         if kernel is None:
-            with _part("pack"):
+            with part("pack"):
                 dense = self.effective(weight, x.dtype)
-            with _part("forward"):
+            with part("forward"):
                 dense_bias = None if bias is None else bias.detach().to(x.dtype)
                 return products.forward(self._dense("forward", x.dtype), x, dense, dense_bias)
-        with _part("pack"):
+        with part("pack"):
             packed = self.layouts.of("forward", weight, cast(Tensor, self.keep))
-        with _part("forward"):
+        with part("forward"):
             return kernel.run(x, packed, None if bias is None else bias.detach().float(), len(weight))
 
     def _dense(self, product: str, dtype: torch.dtype) -> str:
@@ -122,26 +94,26 @@ class Ways:
         """Return dZ W; gradient (tokens, out)."""
         kernel = self._kernels.get("data") if self.active and gradient.dtype == self.dtype else None
         if kernel is None:
-            with _part("pack"):
+            with part("pack"):
                 dense = self.effective(weight, gradient.dtype)
-            with _part("data gradient"):
+            with part("data gradient"):
                 return products.data_gradient(self._dense("data", gradient.dtype), gradient, dense)
-        with _part("pack"):
+        with part("pack"):
             packed = self.layouts.of("data", weight, cast(Tensor, self.keep))
-        with _part("data gradient"):
+        with part("data gradient"):
             return kernel.run(gradient, packed, None, weight.shape[1])
 
     def weight_gradient(self, gradient: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return dZ^T X, or its unbiased estimate, in `dtype`; densely where the tokens are no multiple of 4."""
         kernel = self._kernels.get("weight") if self.active and gradient.dtype == self.dtype else None
         if kernel is None or len(x) % 4:
-            with _part("weight gradient"):
+            with part("weight gradient"):
                 return products.weight_gradient(self._dense("weight", gradient.dtype), gradient, x).to(dtype)
-        with _part("pack"):
+        with part("pack"):
             self.calls += 1
             seed = (self.seed + self.calls * 0x9E3779B1) & 0xFFFFFFFF
             estimate = _estimate(gradient, seed, self.dtype)
-        with _part("weight gradient"):
+        with part("weight gradient"):
             return kernel.run_columns(x, estimate, gradient.shape[1], dtype)
 
 

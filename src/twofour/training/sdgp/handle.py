@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from twofour.errors import TrainingError
 from twofour.layers import kind_of, matches, require_matches
 from twofour.patterns import Pattern
+from twofour.training.choice import PRODUCTS, Choice, LayerPlan, Plan
 from twofour.training.sdgp.modules import STATE, is_on, on_top, put_on, take_off
 from twofour.training.sdgp.rule import EPS, Rule
 from twofour.training.sdgp.state import State
+from twofour.training.sdgp.ways import PRODUCT, Shared, Ways
 
 _FORWARDS = {
     "linear": (nn.Linear.forward,),
@@ -36,6 +38,17 @@ class Handle:
     def __init__(self, model: nn.Module, rule: Rule, modules: dict[str, nn.Module], skipped: dict[str, str]) -> None:
         self.model, self.rule, self.skipped = model, rule, skipped
         self._modules = modules
+
+    @property
+    def plan(self) -> Plan:
+        """Which product of each layer runs how, and why: as in the last step; what is measured is so in the first."""
+        layers = []
+        for name, module in self._modules.items():
+            ways: Ways = module.__dict__[STATE].ways
+            later = {"data": Choice("-", False, ways.why_dense or "chosen when its input first needs a gradient")}
+            choices = {product: ways.choices[product] for product in PRODUCTS if product in ways.choices}
+            layers.append(LayerPlan(name, ways.shape, *ways.size, choices or later))
+        return Plan(tuple(layers), self.skipped)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -104,6 +117,8 @@ def attach(
     skip: str | Sequence[str] = (),
     seed: int = 0,
     eps: float = EPS,
+    product: str = "auto",
+    seconds: float = 0.3,
 ) -> Handle:
     """From now on Linear, Conv1d and Conv2d compute their input's gradient from a dL/dz pruned N:M along its channels.
 
@@ -118,9 +133,13 @@ def attach(
         seed: Of the random modes: same seed, same masks, also in every process of a DDP group (give each its own,
             seed + rank, to make their choices independent) and under activation checkpointing.
         eps: Added to the l1 norm that "rescaled" divides by; the authors' code has 1e-4 under a loss scale of 2^16.
+        product: The input's gradient: "auto" packs dL/dz and multiplies it by a 2:4 kernel in layers where that is
+            measured to be faster, in the first step; "sparse" wherever a kernel takes it; "dense" never. "auto" also
+            takes the fastest dense way of a Linear's other products; the others leave those to torch.
+        seconds: Time box of measuring one product at one size.
 
     Returns:
-        A handle: `layers`, `skipped`, `remove()`.
+        A handle: `layers`, `plan`, `skipped`, `remove()`.
 
     Example:
         >>> handle = twofour.training.sdgp.attach(model, "2:4", mode="rescaled")
@@ -129,12 +148,24 @@ def attach(
 
     Raises:
         PatternError: The pattern is no N:M with M <= 32, or `mode` or `eps` is impossible.
+        TrainingError: `product` or `seconds` is impossible.
         LayerError: A glob in `skip` matches no layer.
         TrainingError: SDGP is attached already, or no layer is left.
     """
     rule = Rule.parse(pattern, mode, eps)
+    _require_options(product, seconds)
     globs = (skip,) if isinstance(skip, str) else tuple(skip)
     require_matches(model, globs, "a glob in `skip`")
+    modules, skipped = _chosen(model, rule, globs)
+    shared = Shared(product, seconds)
+    for position, (name, module) in enumerate(modules.items()):
+        ways = Ways(shared, _shape(module), "asked for" if product == "dense" else _why_dense(module, rule))
+        put_on(module, State(name, rule, _parts(module), seed, position, ways))
+    return Handle(model, rule, modules, skipped)
+
+
+def _chosen(model: nn.Module, rule: Rule, globs: Sequence[str]) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """Return the layers whose gradients are pruned, and why the others are not."""
     modules: dict[str, nn.Module] = {}
     skipped: dict[str, str] = {}
     for name, module in model.named_modules():
@@ -159,9 +190,42 @@ def attach(
             reasons=[f"{name}: {why}" for name, why in skipped.items()][:16],
             remedy="attach to a model with such layers, or take them out of `skip`",
         )
-    for position, (name, module) in enumerate(modules.items()):
-        put_on(module, State(name, rule, _parts(module), seed, position))
-    return Handle(model, rule, modules, skipped)
+    return modules, skipped
+
+
+def _require_options(product: str, seconds: float) -> None:
+    if product not in PRODUCT or not seconds > 0:
+        raise TrainingError(
+            "an argument is impossible",
+            got=f"product={product!r}, seconds={seconds!r}",
+            wanted=f"product {' or '.join(map(repr, PRODUCT))}, seconds > 0",
+            remedy="leave them out",
+        )
+
+
+def _shape(module: nn.Module) -> tuple[int, int]:
+    """Return (out, everything else) of a layer's weight."""
+    kind, weight = kind_of(module), module.weight
+    assert kind is not None and isinstance(weight, Tensor)
+    out = kind.rows(module, weight.shape)
+    return out, weight.numel() // out
+
+
+def _why_dense(module: nn.Module, rule: Rule) -> str | None:
+    """Return why a layer's data gradient is no product of a 2:4 kernel, whatever the size, or None."""
+    if not rule.native:
+        return f"{rule.pattern}: kernels read 2:4"
+    if not isinstance(module, nn.modules.conv._ConvNd):
+        return None
+    if any(size > 1 for size in module.kernel_size):
+        taps = " x ".join(map(str, module.kernel_size))
+        return f"{taps} taps: its data gradient is no matrix product"
+    plain = (
+        all(step == 1 for step in module.stride)
+        and module.groups == 1
+        and not any(module._reversed_padding_repeated_twice)
+    )
+    return None if plain else "strided, padded or grouped: its data gradient is no matrix product"
 
 
 def _parts(module: nn.Module) -> int:

@@ -6,13 +6,16 @@ usual. The operators are not pure: random modes count their draws.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from twofour.errors import TrainingError
+from twofour.training import products
 from twofour.training.sdgp.state import found
 
 _LIBRARY = torch.library.Library("twofour", "FRAGMENT")
@@ -36,7 +39,33 @@ def input_gradient(gradient: Tensor, weight: Tensor, number: int) -> Tensor:
         number: Of the layer's state.
     """
     rows = gradient.reshape(-1, gradient.shape[-2] if gradient.ndim > 1 else 1, gradient.shape[-1])
-    return (found(number).prune(rows).flatten(0, 1) @ weight).view(*gradient.shape[:-1], weight.shape[1])
+    names = products.names(gradient)
+    dense = {name: partial(_dense_input_gradient, name, weight) for name in names}
+    state = found(number)
+    return state.ways.data_gradient(rows, weight, state, dense).view(*gradient.shape[:-1], weight.shape[1])
+
+
+def _dense_input_gradient(way: str, weight: Tensor, left: Tensor) -> Tensor:
+    return products.data_gradient(way, left.flatten(0, 1), weight)
+
+
+def convolution_input_gradient(
+    gradient: Tensor, weight: Tensor, number: int, exact: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return the input's gradient of a convolution.
+
+    Args:
+        gradient: dL/dz, (N, C, [spatial]) of any memory format; a sparse product reads channels-last rows.
+        weight: (out, in, [taps]).
+        number: Of the layer's state.
+        exact: What the convolution makes of a pruned gradient.
+    """
+    state, pixels = found(number), gradient.movedim(1, -1)
+    why = None if pixels.is_contiguous() else "its gradient is not channels-last"
+    rows = pixels.flatten(1, -2)
+    dense = {products.TORCH: lambda left: exact(left.view(pixels.shape).movedim(-1, 1))}
+    result = state.ways.data_gradient(rows, weight.flatten(1), state, dense, why)
+    return result if result.ndim == gradient.ndim else result.view(*pixels.shape[:-1], -1).movedim(-1, 1)
 
 
 _LIBRARY.impl("sdgp_prune", prune, "CompositeExplicitAutograd")
@@ -81,7 +110,9 @@ class _Linear(torch.autograd.Function):
         # As many tensors as the dense layer: x only where the weight learns.
         ctx.save_for_backward(x if weight.requires_grad else None, weight)
         ctx.number = number
-        return F.linear(x, weight, bias)
+        if torch.compiler.is_compiling():
+            return F.linear(x, weight, bias)
+        return found(number).ways.forward(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -94,7 +125,10 @@ class _Linear(torch.autograd.Function):
             product = torch.ops.twofour.sdgp_input_gradient if compiling else input_gradient
             dx = product(gradient, weight, ctx.number)
         if ctx.needs_input_grad[1]:
-            dw = rows.t() @ x.reshape(-1, x.shape[-1])
+            if compiling:
+                dw = rows.t() @ x.reshape(-1, x.shape[-1])
+            else:
+                dw = found(ctx.number).ways.weight_gradient(gradient, x)
         if ctx.needs_input_grad[2]:
             db = rows.sum(0)
         return dx, dw, db, None
@@ -141,8 +175,14 @@ class _Convolution(torch.autograd.Function):
 
         dx = dw = db = None
         if ctx.needs_input_grad[0]:
-            left = (torch.ops.twofour.sdgp_prune if compiling else prune)(gradient, ctx.number)
-            dx = exact(left, [True, False, False])[0]
+
+            def data(left: Tensor) -> Tensor:
+                return cast(Tensor, exact(left, [True, False, False])[0])
+
+            if compiling:
+                dx = data(torch.ops.twofour.sdgp_prune(gradient, ctx.number))
+            else:
+                dx = convolution_input_gradient(gradient, weight, ctx.number, data)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             _, dw, db = exact(gradient, [False, ctx.needs_input_grad[1], ctx.needs_input_grad[2]])
         return dx, dw, db, None, None, None, None, None

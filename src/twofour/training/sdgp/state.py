@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from twofour.training import randomness
-from twofour.training.sdgp.rule import Rule, pruned
+from twofour.training.sdgp.rule import Rule, packed, pruned
+from twofour.training.sdgp.ways import Ways
 
 _numbers = itertools.count()
 _states: WeakValueDictionary[int, State] = WeakValueDictionary()
@@ -29,21 +30,29 @@ class State:
         seed: Of the random modes.
         position: Of the layer among the pruned ones.
         draws: Backward passes that have drawn.
+        ways: How its products run.
         number: What `found` knows it by.
     """
 
-    def __init__(self, layer: str, rule: Rule, parts: int, seed: int, position: int) -> None:
+    def __init__(self, layer: str, rule: Rule, parts: int, seed: int, position: int, ways: Ways) -> None:
         self.layer, self.rule, self.parts, self.seed, self.position = layer, rule, parts, seed, position
+        self.ways = ways
         self.draws = 0
         self._register()
 
-    def prune(self, gradient: Tensor) -> Tensor:
-        """Return the pruned dL/dz, (samples, pixels, channels)."""
-        return pruned(gradient, self.rule, parts=self.parts, generator=self._generator(gradient.device))
+    def prune(self, gradient: Tensor, *, trial: bool = False) -> Tensor:
+        """Return the pruned dL/dz, (samples, pixels, channels); a trial, for measuring, counts no draw."""
+        return pruned(gradient, self.rule, parts=self.parts, generator=self._generator(gradient.device, trial))
 
-    def _generator(self, device: torch.device) -> torch.Generator | None:
+    def pack(self, gradient: Tensor, out: Tensor, *, trial: bool = False) -> Tensor:
+        """Return what `prune` returns, packed into the beginning of `out`: the same choices."""
+        return packed(gradient, self.rule, generator=self._generator(gradient.device, trial), out=out)
+
+    def _generator(self, device: torch.device, trial: bool) -> torch.Generator | None:
         if not self.rule.draws:
             return None
+        if trial:
+            return torch.Generator(device).manual_seed(0)
         seed = randomness.derive(self.seed, self.draws, f"gradient of layer {self.position}")
         self.draws += 1
         return torch.Generator(device).manual_seed(seed)

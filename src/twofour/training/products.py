@@ -76,7 +76,12 @@ def _reordered(weight: Tensor, rows: int) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight, rows)
 
 
+def names(operand: Tensor | None = None) -> tuple[str, ...]:
+    """Return the names of the dense ways here; of those that take an operand, where one is given."""
+    fits = operand is None or (operand.is_cpu and operand.dtype in DTYPES)
+    return DENSE if fits and torch.backends.mkldnn.is_available() else (TORCH,)
+
+
 def dense_ways(call: Callable[[str], Tensor]) -> dict[str, Callable[[], Tensor]]:
     """Return what `measure.compare` takes: each dense way of one product, by name."""
-    names = DENSE if torch.backends.mkldnn.is_available() else (TORCH,)
-    return {name: (lambda name=name: call(name)) for name in names}
+    return {name: (lambda name=name: call(name)) for name in names()}

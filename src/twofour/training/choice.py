@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from twofour import measure
 
 PRODUCTS = ("forward", "data", "weight")
 """The products of a Linear in training: Y = X W^T, dX = dZ W, dW = dZ^T X."""
@@ -36,6 +38,34 @@ class Choice:
         return f"{self.kernel} ({', '.join([*times, self.reason])})"
 
 
+def fastest(
+    dense: Mapping[str, Callable[[], object]],
+    sparse: Mapping[str, Callable[[], object]],
+    seconds: float,
+    more: Mapping[str, float] | None = None,
+) -> Choice:
+    """Time the ways of one product against each other, interleaved, and choose.
+
+    Args:
+        dense: Name -> dense way, at least one.
+        sparse: Name of the row -> sparse way, what it packs in every step included.
+        seconds: Time box.
+        more: Name -> milliseconds of a step that the call does not show.
+    """
+    record = measure.compare({**dense, **sparse}, seconds=seconds, repeats=20)
+    times = {name: timing.median * 1e3 for name, timing in record.timings.items()}
+    for name, ms in (more or {}).items():
+        times[name] += ms
+    best = min(dense, key=times.__getitem__)
+    if not sparse:
+        return Choice(best, False, "exact", best, times[best])
+    found = min(sparse, key=times.__getitem__)
+    gain = times[best] / times[found]
+    if gain <= 1:
+        return Choice(best, False, f"2:4 would take {1 / gain:.2f} times as long", best, times[best], times[found])
+    return Choice(found, True, f"{gain:.2f} times as fast", best, times[best], times[found])
+
+
 @dataclass(frozen=True)
 class LayerPlan:
     """One layer.
@@ -43,7 +73,7 @@ class LayerPlan:
     Attributes:
         name: Name of the layer.
         shape: (out, in).
-        tokens: Rows of the input that was measured.
+        tokens: Rows of the input that was measured; 0 before there was one.
         dtype: Computing type.
         choices: Product (of `PRODUCTS`) -> how it runs.
     """
@@ -81,7 +111,8 @@ class Plan:
         lines = []
         for layer in self.layers:
             out, columns = layer.shape
-            lines.append(f"{layer.name}  {out} x {columns}, {layer.tokens} tokens, {layer.dtype}")
+            size = f", {layer.tokens} tokens, {layer.dtype}" if layer.tokens else ""
+            lines.append(f"{layer.name}  {out} x {columns}{size}")
             lines += [f"  {product:<8} {choice}" for product, choice in layer.choices.items()]
         lines += [f"{name}  dense: {reason}" for name, reason in self.skipped.items()]
         return "\n".join(lines)
