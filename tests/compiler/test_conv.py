@@ -36,6 +36,15 @@ def network(seed: int = 0) -> nn.Sequential:
     )
 
 
+def test_a_compiled_layer_answers_for_the_settings_of_the_old() -> None:
+    """Whisper's forward asks for `conv.stride`."""
+    fast = quick(network(), image(2, 3, 16, 16))
+    for old, new in zip(network(), fast, strict=True):
+        for setting in getattr(old, "__constants__", ()):
+            assert getattr(new, setting) == getattr(old, setting), setting
+    assert isinstance(fast[6], CompiledConv) and fast[6].padding == "same" and fast[6].groups == 2
+
+
 def image(*sizes: int) -> Tensor:
     return torch.randn(sizes, generator=torch.Generator().manual_seed(1))
 

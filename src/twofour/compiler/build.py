@@ -21,6 +21,7 @@ from twofour.compiler.replaceable import LayerWeight
 from twofour.errors import TwofourError
 from twofour.kernels.dense_matmul import PLAIN
 from twofour.kernels.dense_matmul.cuda import CublasMatmul
+from twofour.layers import CompiledLayer
 from twofour.native import gpu
 from twofour.packing import Packed, pack
 
@@ -205,7 +206,10 @@ def _in_order(model: nn.Module, layers: Sequence[LayerPlan]) -> tuple[LayerPlan,
 
 
 def copy_with(model: nn.Module, replacements: Mapping[str, nn.Module]) -> nn.Module:
-    """Deep-copy `model` with layers replaced, under every name they have."""
+    """Deep-copy `model` with layers replaced, under every name they have; they answer for the settings of the old."""
+    for name, layer in replacements.items():
+        if isinstance(layer, CompiledLayer):
+            layer.take_settings(model.get_submodule(name))
     if "" in replacements:
         return replacements[""].eval()
     # What the memo of deepcopy has is not copied: neither the old weights nor their masks are in memory twice.

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from twofour.errors import LayerError
 
+SETTINGS = (bool, int, float, str, tuple)
+"""Types of the attributes that say how a layer computes: `kernel_size`, `padding`, `nf`."""
+
 
 class CompiledLayer(nn.Module):
     """Base of the layers that a compiled model has in the places of plain ones: for inference, nothing to prune.
@@ -21,6 +24,12 @@ class CompiledLayer(nn.Module):
 
     name: str
     placed: torch.device = torch.device("cpu")
+
+    def take_settings(self, module: nn.Module) -> None:
+        """Answer for the settings of the module whose place it takes: forwards ask for `conv.stride`, as Whisper's."""
+        for name, value in vars(module).items():
+            if isinstance(value, SETTINGS) and not name.startswith("_") and name not in {*dir(self), "training"}:
+                setattr(self, name, value)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Do what `Module.to`, `half` or `share_memory` ask, but keep the dtype: kernels read what was prepared.
