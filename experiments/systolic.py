@@ -1,7 +1,7 @@
 """Does twofour.hardware.systolic agree with SCALE-Sim, and how much faster is it? Runs both on the same files.
 
 python -m venv /tmp/scalesim && /tmp/scalesim/bin/pip install scalesim==3.0.0 "numpy==2.2.*"
-python experiments/systolic.py /tmp/scalesim/bin/python
+python experiments/systolic.py /tmp/scalesim/bin/python [small: without the large products, whose record stays]
 
 Writes experiments/records/hardware/systolic.json and, of the small cases, what the tests compare with:
 tests/hardware/systolic/scalesim.json. Times are processor time of one thread: SCALE-Sim's of one layer's run without
@@ -114,6 +114,10 @@ def small() -> Iterator[dict[str, Any]]:
         )
         yield case(f"1 a cycle {dataflow}", ((60, 60, 12),), memory=(16, 16, 1), mode="USER", bandwidth=1, **flow)
         yield case(f"conv 10 a cycle {dataflow}", CONV, mode="USER", **flow)
+        waits = {"memory": (1, 2, 1), "mode": "USER"}
+        yield case(f"waiting {dataflow}", ((60, 40, 50), (31, 17, 23)), **waits, **flow)
+        yield case(f"waiting N:M {dataflow}", ((60, 40, 50, "2:4"),), sparse="true", **waits, **flow)
+        yield case(f"waiting conv {dataflow}", ((12, 9, 3, 2, 8, 24, 2),), bandwidth=3, **waits, **flow)
         yield case(f"each filter its own {dataflow}", GEMM_NM, sparse="true", rowwise="true", **flow)
     ws = {"dataflow": "ws", "sparse": "true"}
     yield case("each filter its own, 8", GEMM_NM, rowwise="true", block=8, array=(8, 8), **ws)
@@ -197,7 +201,7 @@ def speeds(layer: systolic.Layer, settings: systolic.Settings, theirs: float, se
 
 def main() -> None:
     """Run both sides and write what they found."""
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in (2, 3):
         raise SystemExit(__doc__)
     cases = list(small())
     found = peer(sys.argv[1], cases)
@@ -216,8 +220,9 @@ def main() -> None:
                 (simulated.layer, settings, theirs) for simulated, theirs in zip(rows, row["seconds"], strict=True)
             ]
             timed += [speeds(*layer, seconds=0.02) for layer in layers]
-    big = {}
-    for name, size in BIG.items():
+    kept_big = sys.argv[2:] == ["small"]
+    big = json.loads(RECORD.read_text())["big"] if kept_big else {}
+    for name, size in () if kept_big else BIG.items():
         entry = case(f"big {name}", (size,), dataflow=name[:2], array=(32, 32), sparse=str(len(size) > 3).lower())
         row = compared(entry, peer(sys.argv[1], [entry])["results"][0])
         settings, rows = ours(entry)

@@ -1,14 +1,13 @@
-"""memory: how the memories beside the array fetch and write back, as SCALE-Sim 3.0.0 models them."""
+"""memory: how the memories beside the array fetch their operands, as SCALE-Sim 3.0.0 models it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twofour.errors import HardwareError
 from twofour.hardware.systolic.operands import Addresses
 from twofour.hardware.systolic.streams import Stream
 
@@ -125,115 +124,87 @@ class _Fetched:
         return Traffic(self.start, self.stop, self.values)
 
 
-def fetch_ahead(places: int, values: int, kilobytes: int, bandwidth: int, what: str) -> Traffic:
-    """Return the fetch of an operand at a given bandwidth, all of it before the first cycle.
+@dataclass(frozen=True)
+class Ahead:
+    """Fetches of an operand at a given bandwidth, in the order in which folds ask for it first.
+
+    Attributes:
+        lines: Cycles of the first fetch, which ends before the first line; of each later one.
+        bandwidth: Values a cycle.
+        misses: (line, fetches): lines that ask for what the memory does not hold yet, and how many fetches bring it.
+    """
+
+    lines: tuple[int, int]
+    bandwidth: int
+    misses: tuple[tuple[int, int], ...]
+
+    def done(self, fetches: int) -> int:
+        """Return the cycle in which a number of later fetches has ended."""
+        return fetches * (self.lines[1] + 1) - 1
+
+    def traffic(self) -> Traffic:
+        """Return all fetches together."""
+        count = sum(fetches for _, fetches in self.misses)
+        values = (self.lines[0] + count * self.lines[1]) * self.bandwidth
+        return Traffic(-self.lines[0], self.done(count), values)
+
+
+def fetch_ahead(
+    streams: Iterable[Stream], order: Addresses, places: int, kilobytes: int, bandwidth: int, space: int
+) -> Ahead:
+    """Follow an operand's requests through a memory filled in a fixed order, half of it while the other is read.
 
     Args:
+        streams: What each fold asks for.
+        order: Addresses as they are fetched.
         places: Places of the operand's folds, those without a value among them.
-        values: Values among them.
         kilobytes: Size of the memory.
         bandwidth: Values a cycle.
-        what: The operand, for the error.
-
-    Raises:
-        HardwareError: The operand does not fit half of the memory: stalls for reading are not modelled.
+        space: One more than the largest address.
     """
     total = kilobytes * 1024
-    part, active = -(-total // SETS), -(-total // 2)
-    if values // part + 1 > -(-active // part):
-        raise HardwareError(
-            f"the {what} do not fit half of their memory, and stalls for reading are not modelled",
-            got=f"{values} values, {kilobytes} kB",
-            wanted=f"at most {(-(-active // part)) * part - 1} values with InterfaceBandwidth: USER",
-            remedy="InterfaceBandwidth: CALC tells the bandwidth at which nothing waits; or a larger memory",
-        )
-    lines = min(-(-active // bandwidth), -(-places // bandwidth))
-    return Traffic(-lines, -1, lines * bandwidth)
+    active = -(-total // 2)
+    lines = (min(-(-active // bandwidth), -(-places // bandwidth)), -(-(total - active) // bandwidth))
+    window = _Window(order, total, active, space)
+    misses: list[tuple[int, int]] = []
+    if window.ahead:
+        for stream in streams:
+            misses += window.misses(stream)
+    return Ahead(lines, bandwidth, tuple(misses))
 
 
-@dataclass(frozen=True)
-class Written:
-    """Writes of the outputs: their traffic, and the cycles (line, how many) in which the array waits for it."""
+class _Window:
+    """Which parts of an operand a memory holds: a window over parts in the order of fetching, round and round."""
 
-    traffic: Traffic
-    stalls: tuple[tuple[int, int], ...]
+    def __init__(self, order: Addresses, total: int, active: int, space: int) -> None:
+        size = -(-total // SETS)
+        self.parts = [np.unique(order[at : at + size]) for at in range(0, len(order) + 1, size)]
+        self.active = min(len(self.parts), -(-active // size))
+        self.ahead = min(len(self.parts) - self.active, -(-(total - active) // size))
+        self.start = 0
+        self.held = np.zeros(space, np.int64)
+        for part in self.parts[: self.active]:
+            self.held[part] += 1
 
-    def before(self, line: int) -> int:
-        """Cycles waited before a line."""
-        return sum(cycles for at, cycles in self.stalls if at < line)
+    def turn(self) -> None:
+        """Give the oldest parts up for those that were fetched meanwhile."""
+        count = len(self.parts)
+        for index in range(self.start, self.start + self.ahead):
+            self.held[self.parts[index % count]] -= 1
+            self.held[self.parts[(index + self.active) % count]] += 1
+        self.start = (self.start + self.ahead) % count
 
-
-def write_back(streams: Iterable[Stream], length: int, kilobytes: int, bandwidth: int) -> Written:
-    """Return the writes of outputs: half of the memory drains at once when more than a half is filled.
-
-    Args:
-        streams: What each fold writes.
-        length: Cycles of the layer without stalls.
-        kilobytes: Size of the memory.
-        bandwidth: Values a cycle to the main memory.
-    """
-    lines = np.concatenate([stream.lines for stream in streams])
-    memory = _Drained(kilobytes * 1024, bandwidth)
-    stored, waited = 0, 0
-    stalls: list[tuple[int, int]] = []
-    while True:
-        free = max(stored, int(np.searchsorted(lines, memory.busy - waited)))  # the first that finds the port free
-        full = max(stored, stored + memory.free - 1)
-        event = full if full < free else max(free, stored + memory.free - memory.active)
-        if event >= len(lines):
-            break
-        memory.store(event + 1 - stored)
-        stored, line = event + 1, int(lines[event])
-        if full < free:
-            stalls.append((line, memory.busy - line - waited))
-            waited += stalls[-1][1]
-        else:
-            memory.drain(line + waited)
-    memory.store(len(lines) - stored)
-    cycle = length - 1 + waited
-    memory.flush()
-    while memory.lines:
-        cycle = memory.drain(cycle) + 1
-    return Written(Traffic(memory.start, memory.stop, memory.values), tuple(stalls))
-
-
-class _Drained:
-    """The state of the memory of the outputs: values are gathered into lines as wide as the port."""
-
-    def __init__(self, total: int, bandwidth: int) -> None:
-        self.bandwidth, self.free = bandwidth, total
-        self.active = -(-total // 2)
-        self.size = total - self.active
-        self.loose = 0  # values in no line yet
-        self.lines: list[tuple[int, int]] = []  # (count, values missing in the last)
-        self.busy = 0
-        self.start, self.stop, self.values = 1 << 62, 0, 0
-
-    def store(self, values: int) -> None:
-        self.free -= values
-        self.loose += values
-
-    def flush(self) -> None:
-        """Put loose values into lines, the last one short."""
-        if self.loose:
-            count = -(-self.loose // self.bandwidth)
-            self.lines.append((count, count * self.bandwidth - self.loose))
-        self.loose = 0
-
-    def drain(self, cycle: int) -> int:
-        """Write up to half of the memory from a cycle on; return the last cycle."""
-        self.flush()
-        left = -(-self.size // self.bandwidth)
-        taken, short = 0, 0
-        while left and self.lines:
-            count, missing = self.lines.pop(0)
-            used = min(count, left)
-            if used < count:
-                self.lines.insert(0, (count - used, missing))
-            taken, left, short = taken + used, left - used, missing if used == count else 0
-        values = taken * self.bandwidth - short  # a short line within is counted whole, as SCALE-Sim does
-        self.free += values
-        self.values += values
-        self.start, self.stop = min(self.start, cycle), max(self.stop, cycle + taken - 1)
-        self.busy = cycle + taken - 1
-        return self.busy
+    def misses(self, stream: Stream) -> Iterator[tuple[int, int]]:
+        """Tell at which lines, and how often, the window turns until it holds what is asked for."""
+        at, span = 0, 1 << 10
+        while at < len(stream.addresses):
+            missed = self.held[stream.addresses[at : at + span]] == 0
+            if not missed.any():
+                at, span = at + span, 2 * span
+                continue
+            at, span = at + int(missed.argmax()), 1 << 10
+            turns = 0
+            while not self.held[stream.addresses[at]]:
+                self.turn()
+                turns += 1
+            yield int(stream.lines[at]), turns

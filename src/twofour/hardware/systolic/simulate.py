@@ -11,10 +11,11 @@ import numpy as np
 from twofour.errors import HardwareError
 from twofour.hardware.systolic.array import SystolicArray
 from twofour.hardware.systolic.layer import Layer
-from twofour.hardware.systolic.memory import Traffic, Written, fetch, fetch_ahead, write_back
-from twofour.hardware.systolic.operands import LARGEST, NONE, Operands, operands
+from twofour.hardware.systolic.memory import LATENCY, Ahead, Traffic, fetch, fetch_ahead
+from twofour.hardware.systolic.operands import LARGEST, Operands, operands
 from twofour.hardware.systolic.settings import Settings
 from twofour.hardware.systolic.streams import OPERANDS, Schedule
+from twofour.hardware.systolic.waiting import Waiting, wait
 
 WORD = 32
 """Bits of a value where SCALE-Sim counts the metadata of "ellpack_block"; everywhere else it is one."""
@@ -74,8 +75,7 @@ def simulate(layer: Layer, settings: Settings) -> Simulated:
     """Report a layer as SCALE-Sim 3.0.0 does, exactly.
 
     Raises:
-        HardwareError: Bandwidth is given and inputs or weights do not fit half of their memory; or layer or array are
-            too large for their addresses.
+        HardwareError: Layer or array are too large for their addresses.
     """
     sparse = settings.representation is not None
     found = operands(layer, sparse=sparse, block=settings.block, seed=settings.seed)
@@ -88,20 +88,22 @@ def simulate(layer: Layer, settings: Settings) -> Simulated:
             wanted=f"at most {LARGEST}",
             remedy="systolic.cycles tells its cycles from the sizes alone; or take a smaller array",
         )
-    written = _written(schedule, settings)
-    cycles = folds * schedule.length - 1 + sum(stall for _, stall in written.stalls)
-    array = settings.array
+    array, length = settings.array, folds * schedule.length
+    fetched, ahead = _fetched(schedule, settings)
+    outputs = settings.array.columns if settings.bandwidth is None else settings.bandwidth[2]
+    waiting = wait(schedule.streams("outputs"), length, settings.kilobytes[2], outputs, ahead)
+    cycles = waiting.served(length - 1, 2)
     fold_cycles = schedule.length + (array.columns - 1) * (array.dataflow != "os")
     used, mapped = schedule.used().tolist(), schedule.mapped().tolist()
     return Simulated(
         layer=layer,
         cycles=cycles,
-        stalls=cycles + 1 - folds * schedule.length,
+        stalls=waiting.total,
         overall=layer.m * layer.n * layer.k * 100 / (cycles * array.units),
         mapping=sum(count / array.units for count in mapped) / folds * 100,
         compute=sum(count * schedule.spread[2] / (array.units * fold_cycles) for count in used) / folds * 100,
-        accesses=_accesses(schedule, _requests(schedule, layer, sparse), written),
-        traffic=(*_fetched(schedule, settings), written.traffic),
+        accesses=_accesses(schedule, _requests(schedule, layer, sparse), waiting),
+        traffic=(*fetched, waiting.traffic),
         storage=_storage(layer, found, settings) if sparse else None,
     )
 
@@ -127,17 +129,15 @@ def _requests(schedule: Schedule, layer: Layer, sparse: bool) -> tuple[float, fl
 
 
 def _accesses(
-    schedule: Schedule, requests: tuple[float, float, float], written: Written
+    schedule: Schedule, requests: tuple[float, float, float], waiting: Waiting
 ) -> tuple[Access, Access, Access]:
-    """A request is answered in the next cycle; a write counts where the array has waited for it."""
-    ends = [_ends(schedule, operand) for operand in OPERANDS]
-    reads = [
-        Access(begin + 1 + written.before(begin), end + 1 + written.before(end), values)
-        for (begin, end), values in zip(ends[:2], requests, strict=False)
-    ]
-    begin, end = ends[2]
-    outputs = Access(begin + written.before(begin + 1), end + written.before(end + 1), requests[2])
-    return reads[0], reads[1], outputs
+    """An operand is there in the cycle after it is asked for, an output in the cycle that writes it."""
+    found = []
+    for index, operand in enumerate(OPERANDS):
+        latency = LATENCY if operand != "outputs" else 0
+        first, last = (waiting.served(line, index) + latency for line in _ends(schedule, operand))
+        found.append(Access(first, last, requests[index]))
+    return found[0], found[1], found[2]
 
 
 def _ends(schedule: Schedule, operand: str) -> tuple[int, int]:
@@ -148,27 +148,22 @@ def _ends(schedule: Schedule, operand: str) -> tuple[int, int]:
     return int(schedule.stream(operand, 0).lines[0]), int(lines[-1])
 
 
-def _written(schedule: Schedule, settings: Settings) -> Written:
-    length = math.prod(schedule.count) * schedule.length
-    bandwidth = settings.array.columns if settings.bandwidth is None else settings.bandwidth[2]
-    return write_back(schedule.streams("outputs"), length, settings.kilobytes[2], bandwidth)
-
-
-def _fetched(schedule: Schedule, settings: Settings) -> tuple[Traffic, Traffic]:
+def _fetched(schedule: Schedule, settings: Settings) -> tuple[tuple[Traffic, Traffic], tuple[Ahead, ...]]:
+    """Return the fetches of inputs and weights, and where bandwidth is given, at which lines they are late."""
     found, sizes = schedule.found, settings.kilobytes
-    inputs = found.inputs if settings.block is None else found.whole
+    matrices = (found.inputs if settings.block is None else found.whole, found.weights)
     if settings.bandwidth is None:
-        return (
-            fetch(schedule.streams("inputs"), inputs, sizes[0]),
-            fetch(schedule.streams("weights"), found.weights, sizes[1]),
+        each = [fetch(schedule.streams(OPERANDS[i]), matrices[i], sizes[i]) for i in range(2)]
+        return (each[0], each[1]), ()
+    places = _places(schedule.array, matrices[0], found)
+    ahead = tuple(
+        fetch_ahead(
+            *(schedule.streams(OPERANDS[i]), schedule.order(OPERANDS[i]), places[i]),
+            *(sizes[i], settings.bandwidth[i], int(matrices[i].max()) + 1),
         )
-    places = _places(schedule.array, inputs, found)
-    held = [int((values != NONE).sum()) for values in (inputs, found.weights)]
-    each = [
-        fetch_ahead(places[i], held[i], sizes[i], settings.bandwidth[i], name)
-        for i, name in enumerate(("inputs", "weights"))
-    ]
-    return each[0], each[1]
+        for i in range(2)
+    )
+    return (ahead[0].traffic(), ahead[1].traffic()), ahead
 
 
 def _places(array: SystolicArray, inputs: np.ndarray, found: Operands) -> tuple[int, int]:

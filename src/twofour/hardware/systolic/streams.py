@@ -90,6 +90,26 @@ class Schedule:
             return self._inputs(rows, columns, start)
         return self._weights(rows, columns, start) if operand == "weights" else self._outputs(rows, columns, start)
 
+    def order(self, operand: str) -> Addresses:
+        """Return the addresses of inputs or weights in the order in which they are fetched ahead of the folds.
+
+        Folds' operands stand below each other; what enters skewed is taken along the diagonals, what is loaded by rows.
+        """
+        across = operand == "weights" if self.array.dataflow != "is" else operand == "inputs"
+        matrix = self.found.whole if operand == "inputs" and self.block is not None else getattr(self.found, operand)
+        lanes = (
+            matrix.T
+            if (self.array.dataflow, operand) in (("os", "inputs"), ("is", "inputs"), ("is", "weights"))
+            else matrix
+        )
+        step = self.array.columns if across else self.array.rows
+        short = -lanes.shape[1] % step
+        whole = np.pad(lanes, ((0, 0), (0, short)), constant_values=NONE)
+        below = whole.reshape(len(lanes), -1, step).transpose(1, 0, 2).reshape(-1, step)
+        if (self.array.dataflow, operand) in (("ws", "weights"), ("is", "inputs")):
+            return below[below != NONE]
+        return _skewed(below, 0).addresses
+
     def _inputs(self, rows: slice, columns: slice, start: int) -> Stream:
         if self.array.dataflow == "os":
             return _skewed(self.found.inputs[rows].T, start)
