@@ -14,9 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twofour.importing.base import LARGEST, Found, Source, Sparse, malformed, require_finite, shown
+from twofour.importing.base import (
+    LARGEST,
+    Found,
+    Source,
+    Sparse,
+    malformed,
+    packed_whole,
+    require_finite,
+    shown,
+    spread,
+)
 from twofour.layers import Reduction
-from twofour.packing import pack
 from twofour.patterns import parse
 
 PARTS, OFFSETS = ("compressed", "bitmask", "shape"), "row_offsets"
@@ -72,24 +81,17 @@ def _weight(source: Source, layer: str) -> Sparse | Tensor:
     rows, columns = _shape(source, layer)
     keep = _keep(source, layer, rows, columns)
     values = _values(source, layer, keep)
-    dense = torch.zeros(rows, columns, dtype=values.dtype)
-    _bits(dense)[keep] = _bits(values.flatten())
+    dense = spread(values, keep)
     rule = parse("2:4")
-    paired = columns % rule.group == 0 and rule.check(keep.to(torch.uint8)).ok
+    paired = columns % rule.group == 0 and rule.check(keep.view(torch.uint8)).ok
     if values.dtype in REAL:
         return Sparse(dense, keep=keep if values.ndim == 2 else None) if paired else dense
     scale = _scale(source, layer, rows)
     if paired and values.dtype == torch.int8:
-        packed = pack(dense, rule, "int8", axis=1)
-        return Sparse(replace(packed, scales=scale.float().expand(rows, 1).contiguous()), keep=keep)
+        return Sparse(replace(packed_whole(dense), scales=scale.float().expand(rows, 1).contiguous()), keep=keep)
     real = (dense.float() * scale.float()).to(scale.dtype)
     require_finite(source, layer, real)
     return Sparse(real, keep=keep) if paired else real
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """View float8 as bytes: torch cannot index it."""
-    return tensor.view(torch.uint8) if tensor.dtype in FLOAT8 else tensor
 
 
 def _shape(source: Source, layer: str) -> tuple[int, int]:
@@ -120,10 +122,9 @@ def _values(source: Source, layer: str, keep: Tensor) -> Tensor:
     values, offsets = source.tensors[f"{layer}.compressed"], source.tensors.get(f"{layer}.{OFFSETS}")
     if values.dtype not in (*REAL, *FLOAT8, torch.int8):
         raise malformed(source, layer, f"values of {values.dtype}", "float32, float16, bfloat16, float8 or int8")
-    counts = keep.sum(1)
+    counts = torch.from_numpy(np.count_nonzero(keep.numpy(), axis=1))
     if values.ndim == 2:
-        groups = keep.unflatten(1, (-1, 4)).sum(-1) if keep.shape[1] % 4 == 0 else counts
-        if tuple(values.shape) != (len(keep), keep.shape[1] // 2) or not bool((groups == 2).all()):
+        if tuple(values.shape) != (len(keep), keep.shape[1] // 2) or not _two_of_four(keep):
             wanted = f"{(len(keep), keep.shape[1] // 2)} values, and two bits in each group of four"
             raise malformed(source, layer, f"values {shown(values)}, {int(counts.sum())} bits", wanted)
     else:
@@ -134,6 +135,14 @@ def _values(source: Source, layer: str, keep: Tensor) -> Tensor:
             raise malformed(source, layer, f"values {shown(values)}, {int(counts.sum())} bits", wanted)
     require_finite(source, layer, values)
     return values
+
+
+def _two_of_four(keep: Tensor) -> bool:
+    """Whether each group of four keeps exactly two."""
+    if keep.shape[1] % 4:
+        return False
+    first, second, third, fourth = keep.view(torch.uint8).view(-1, 4).unbind(1)
+    return bool((first + second + third + fourth == 2).all())
 
 
 def _scale(source: Source, layer: str, rows: int) -> Tensor:

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from twofour.errors import PackingError
-from twofour.importing.base import LARGEST, Found, Source, Sparse, kept_of, malformed, shown
+from twofour.importing.base import LARGEST, Found, Source, Sparse, kept_of, malformed, packed_whole, shown, spread
 from twofour.layers import Reduction
-from twofour.packing import Header, Packed, pack
-from twofour.patterns import parse
+from twofour.packing import Header, Packed
 
 VALUES, SCALES, META = "weight_packed", "scale_packed", "meta"
 PARTS = (VALUES, SCALES, META)
@@ -112,9 +111,9 @@ def _weight(source: Source, layer: str) -> Sparse:
         found.validate()
     except PackingError as error:
         raise malformed(source, layer, f"{error.what}: {error.got}", error.wanted or "legal indices") from error
+    keep = kept_of(found)
     # Packed again, since the places of kept zeros are not the canonical ones.
-    packed = pack(found.unpack(), parse("2:4"), "int8", axis=1)
-    return _scaled(packed, _scales(source, layer, stored), kept_of(found), stored.bits)
+    return _scaled(packed_whole(spread(found.values, keep)), _scales(source, layer, stored), keep, stored.bits)
 
 
 def _stored(source: Source, layer: str) -> _Layer:
