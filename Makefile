@@ -8,9 +8,12 @@
 # make figures draws docs/figures from the records kept, and those of Sparse Tensor Cores from their tables
 # make fuzz   ten minutes of hostile files against the loader, under the sanitizers; ARGS="--seconds 60" for less
 # make sanitize the native part under the address and undefined-behaviour sanitizers, in a build folder of its own
+# make test-gpu  the tests that need an NVIDIA GPU, and those of its kernels; says so where there is none
+# make bench-gpu OUT=dir   the GPU benchmarks, a JSON record a case; run again, it goes on where it stopped
 # make kernels every kernel: available here, or the reason it is not
 # make build   rebuild the native part after a change of C++
 #
+# GPU_PYTHON=python3 runs the last two with a Python that has torch, twofour and pytest already; nothing is installed then.
 # TORCH_INDEX=URL takes torch from that package index (see README: the CPU-only build is a tenth of the size).
 
 PYTHON ?= python3
@@ -20,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 NATIVE := $(shell find src -name '*.cc' -o -name '*.h' -o -name '*.inc') CMakeLists.txt pyproject.toml
 OP ?= linear
 
-.PHONY: demo tiny test test-ray check bench records figures sanitize fuzz kernels build clean
+.PHONY: demo tiny test test-gpu bench-gpu test-ray check bench records figures sanitize fuzz kernels build clean
 
 demo: $(VENV)/demo.stamp $(VENV)/package.stamp
 	$(BIN)/twofour demo $(ARGS)
@@ -62,6 +65,20 @@ records: $(VENV)/peers.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
 	$(RECORD) linear --record --resume --threads 2 --hot --seconds 0.8
 	$(RECORD) models --record --resume --dtype bfloat16,int8 --only minilm,bert-base --batch 8 --threads 1
 	$(RECORD) models --record --resume --only minilm,bert-base --batch 8 --threads 2 --without torch.compile
+
+# Both end with exit code 0 and a line that says so where there is no GPU. Each stays under eight minutes.
+ON_GPU = $(if $(GPU_PYTHON),$(GPU_PYTHON),$(BIN)/python)
+GPU_NEEDS = $(if $(GPU_PYTHON),,$(VENV)/test.stamp $(VENV)/package.stamp)
+GPU_TESTS = tests/gpu tests/tensor_core/test_probe.py tests/patterns/test_masks_triton.py tests/kernels/test_few_tokens.py \
+  tests/kernels/test_nm_compress_triton.py tests/kernels/test_cuda_rows.py tests/kernels/test_assembled.py
+test-gpu: $(GPU_NEEDS)
+	@$(ON_GPU) -c 'from twofour.native import gpu; import sys; sys.exit(3 if gpu.unavailable() else 0)' && found=0 || found=$$?; \
+	if [ $$found = 3 ]; then $(ON_GPU) -c 'from twofour.native import gpu; print("not run: this machine", gpu.unavailable())'; \
+	elif [ $$found = 0 ]; then timeout 470 $(ON_GPU) -m pytest -W default $(GPU_TESTS) $(ARGS); else exit $$found; fi
+
+OUT ?= build/gpu
+bench-gpu: $(GPU_NEEDS)
+	$(ON_GPU) benchmarks/gpu.py $(OUT) $(ARGS)
 
 figures: $(VENV)/figures.stamp $(VENV)/package.stamp
 	$(BIN)/python benchmarks/run.py figures

@@ -37,7 +37,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["twofour.compiler.compile"], "device_of", lambda _: "cuda")
     monkeypatch.setattr(gpu, "name", lambda: "interpreter")
     monkeypatch.setattr(gpu, "l2_bytes", lambda: 1 << 20)
-    monkeypatch.setattr(few_tokens, "tuning", lambda: Tuning(None))
+    monkeypatch.setattr(few_tokens, "tuned", lambda: Tuning(None))
     monkeypatch.setenv("TWOFOUR_CACHE", "off")
     times = {FEW: 1.0, FEW_F16: 1.0, FEW_INT4: 1.0}
 

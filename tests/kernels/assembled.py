@@ -17,7 +17,7 @@ from twofour.kernels.nm_matmul.cuda import eight_bits_triton, few_tokens_triton
 from twofour.patterns import nm_mask_triton, nm_tiles_triton
 
 AFTER = {"BIAS": True, "ACTIVATION": "gelu", "COMBINE": "add"}
-FEW = {"SPLIT": 1, "STEPS": 8, "TOKENS": 16, "ROWS": 64, "GROUPS": 32, "INTERPRETED": False, "ZEROS": False}
+FEW = {"PARTIAL": False, "TOKENS": 16, "ROWS": 64, "GROUPS": 32, "INTERPRETED": 0, "ZEROS": False}
 TYPES = {"x": "*i64", "codes": "*i32", "scales": "*bf16", "zeros": "*i8", "bias": "*fp32", "other": "*bf16"}
 TYPES |= {"y": "*bf16", "partial": "*fp32", "total": "*i32", "x_scale": "*fp32", "w_scale": "*fp32"}
 TYPES |= {"scores": "*bf16", "keep": "*i8", "weight": "*bf16", "given": "*i8", "mask": "*i8", "q": "*i8"}

@@ -17,7 +17,7 @@ from twofour.errors import CompileError, KernelError, MeasureError
 from twofour.kernels import Kernel, available
 from twofour.kernels.cuda import CudaKernel
 from twofour.kernels.epilogue import Epilogue
-from twofour.kernels.nm_matmul.cuda import CusparseltMatmul, FewTokens, tuning
+from twofour.kernels.nm_matmul.cuda import CusparseltMatmul, FewTokens, tuned
 from twofour.kernels.nm_matmul.cuda.tuning import distance, key
 from twofour.measure import compare_on_gpu, device_seconds
 from twofour.native import gpu
@@ -136,32 +136,51 @@ def times_on_gpu(
 def _measured(
     source: Packed | Tensor, kernels: Sequence[Kernel], layout: Callable[[Kernel], Tensor], case: Case, copies: int
 ) -> dict[str, float]:
-    operands = case.operands(gpu.device())
-    calls: dict[str, list[Callable[[], object]]] = {}
-    reasons: list[str] = []
     with torch.inference_mode():
-        reference = _reference(source, case, operands)
-        for kernel in kernels:
-            assert isinstance(kernel, CudaKernel), kernel
-            try:
-                prepared = layout(kernel)
-                _search(kernel, prepared, case, operands, reference)
-                error = distance(_run(kernel, prepared, case, operands), reference)
-            except (RuntimeError, ValueError, MeasureError) as problem:
-                reasons.append(f"{kernel.name}: {str(problem).splitlines()[0]}")
-                continue
-            if not error <= LARGEST_ERRORS[kernel.dtype]:
-                reasons.append(f"{kernel.name}: off by {error:.1e}")
-                continue
-            weights = [prepared, *(prepared.clone() for _ in range(copies - 1))]
-            calls[kernel.name] = [partial(_run, kernel, weight, case, operands) for weight in weights]
-        for reason in reasons:
-            logger.warning("(%d, %d) at %d tokens: not used: %s", case.rows, case.columns, case.tokens, reason)
+        calls, reasons = trusted(source, kernels, layout, case, copies)
         if not calls:
             raise KernelError("no kernel of this GPU computes the layer's product", reasons=reasons)
         record = compare_on_gpu(calls, repeats=7, seconds=0.2)
-    tuning().save()
     return {kernel: record.median(kernel) for kernel in calls}
+
+
+def trusted(
+    source: Packed | Tensor, kernels: Sequence[Kernel], layout: Callable[[Kernel], Tensor], case: Case, copies: int
+) -> tuple[dict[str, list[Callable[[], object]]], list[str]]:
+    """Search each kernel's configurations and compare it with the reference.
+
+    Args:
+        source: The weight, canonical or dense: the reference multiplies by it.
+        kernels: Candidates.
+        layout: Returns the weight as a kernel has it.
+        case: What is computed.
+        copies: Copies of the weight that the calls of a kernel use in turn.
+
+    Returns:
+        The calls of each kernel whose numbers are right, and the reason why another one is left out.
+    """
+    operands = case.operands(gpu.device())
+    reference = _reference(source, case, operands)
+    calls: dict[str, list[Callable[[], object]]] = {}
+    reasons: list[str] = []
+    for kernel in kernels:
+        assert isinstance(kernel, CudaKernel), kernel
+        try:
+            prepared = layout(kernel)
+            _search(kernel, prepared, case, operands, reference)
+            error = distance(_run(kernel, prepared, case, operands), reference)
+        except (RuntimeError, ValueError, MeasureError) as problem:
+            reasons.append(f"{kernel.name}: {str(problem).splitlines()[0]}")
+            continue
+        if not error <= LARGEST_ERRORS[kernel.dtype]:
+            reasons.append(f"{kernel.name}: off by {error:.1e}")
+            continue
+        weights = [prepared, *(prepared.clone() for _ in range(copies - 1))]
+        calls[kernel.name] = [partial(_run, kernel, weight, case, operands) for weight in weights]
+    for reason in reasons:
+        logger.warning("(%d, %d) at %d tokens: not used: %s", case.rows, case.columns, case.tokens, reason)
+    tuned().save()
+    return calls, reasons
 
 
 def _run(kernel: Kernel, weight: Tensor, case: Case, operands: tuple[Tensor, ...]) -> Tensor:
@@ -170,23 +189,18 @@ def _run(kernel: Kernel, weight: Tensor, case: Case, operands: tuple[Tensor, ...
 
 
 def _reference(source: Packed | Tensor, case: Case, operands: tuple[Tensor, ...]) -> Tensor:
-    """Return the product in float32, without tf32."""
-    weight = (source.unpack() if isinstance(source, Packed) else source).to(gpu.device(), torch.float32)
+    """Return the product in float64, which no setting rounds to tf32."""
+    weight = (source.unpack() if isinstance(source, Packed) else source).to(gpu.device(), torch.float64)
     x, *other = operands
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        y = x.float() @ weight.t()
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
+    y = x.double() @ weight.t()
     y = y if case.bias is None else y + case.bias
-    return case.epilogue.apply(y, other[0].float() if other else None)
+    return case.epilogue.apply(y, other[0].double() if other else None)
 
 
 def _search(kernel: CudaKernel, prepared: Tensor, case: Case, operands: tuple[Tensor, ...], reference: Tensor) -> None:
     """Find the kernel's best configuration for this product, unless it is known or there is one way alone."""
     name = key(kernel.name, case.rows, case.columns, case.tokens)
-    if not isinstance(kernel, CusparseltMatmul | FewTokens) or tuning().configuration(name) is not None:
+    if not isinstance(kernel, CusparseltMatmul | FewTokens) or tuned().configuration(name) is not None:
         return
     x, *other = operands
     second = other[0] if other else None
@@ -194,7 +208,7 @@ def _search(kernel: CudaKernel, prepared: Tensor, case: Case, operands: tuple[Te
     def run(configuration: tuple[int, ...]) -> Tensor:
         return kernel.run_as(configuration, x, prepared, case.bias, case.rows, case.epilogue, second)
 
-    found = tuning().search(
+    found = tuned().search(
         name,
         kernel.configurations(case.rows, case.columns, case.tokens),
         run,

@@ -3,7 +3,7 @@
 from twofour.kernels.nm_matmul.cuda.cusparselt import CUSPARSELT, CusparseltMatmul
 from twofour.kernels.nm_matmul.cuda.cutlass import CUTLASS, CutlassMatmul
 from twofour.kernels.nm_matmul.cuda.few_tokens import FEW_TOKENS, FewTokens
-from twofour.kernels.nm_matmul.cuda.tuning import Tuning, tuning
+from twofour.kernels.nm_matmul.cuda.tuning import Tuning, tuned
 
 __all__ = [
     "CUSPARSELT",
@@ -13,5 +13,5 @@ __all__ = [
     "CutlassMatmul",
     "FewTokens",
     "Tuning",
-    "tuning",
+    "tuned",
 ]

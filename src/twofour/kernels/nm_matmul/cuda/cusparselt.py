@@ -19,7 +19,7 @@ from twofour.kernels.cuda import HALVES, Configuration, CudaKernel, padded, roun
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul.cuda.eight_bits import TYPES, rescaled, rounded, rounded_reference
 from twofour.kernels.nm_matmul.cuda.parts import ALIGNED, Part, joined, opened
-from twofour.kernels.nm_matmul.cuda.tuning import key, tuning
+from twofour.kernels.nm_matmul.cuda.tuning import key, tuned
 from twofour.native import gpu
 from twofour.packing import HEADER_BYTES, Packed, layout_header, pack, read_layout_header
 
@@ -96,7 +96,7 @@ class CusparseltMatmul(CudaKernel):
         other: Tensor | None = None,
     ) -> Tensor:
         """Multiply; see `Kernel.run`."""
-        found = tuning().configuration(key(self.name, out_features, x.shape[1], len(x)))
+        found = tuned().configuration(key(self.name, out_features, x.shape[1], len(x)))
         return self.run_as(found or DEFAULT, x, weight, bias, out_features, epilogue, other)
 
     def run_as(

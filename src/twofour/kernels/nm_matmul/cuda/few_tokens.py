@@ -22,7 +22,7 @@ from twofour.kernels.cuda import HALVES, Configuration, CudaKernel, rounded_up
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul.cuda.parts import ALIGNED, Part, joined, opened, size
 from twofour.kernels.nm_matmul.cuda.reference import opened_weight
-from twofour.kernels.nm_matmul.cuda.tuning import key, tuning
+from twofour.kernels.nm_matmul.cuda.tuning import key, tuned
 from twofour.packing import HEADER_BYTES, Header, Packed, has_zeros, layout_header, read_layout_header
 from twofour.packing.quantize import GROUPS
 
@@ -114,7 +114,7 @@ class FewTokens(CudaKernel):
         other: Tensor | None = None,
     ) -> Tensor:
         """Multiply; see `Kernel.run`. float32 and foreign 16-bit inputs are rounded to the row's type first."""
-        found = tuning().configuration(key(self.name, out_features, x.shape[1], len(x)))
+        found = tuned().configuration(key(self.name, out_features, x.shape[1], len(x)))
         return self.run_as(found or _default(x.shape[1]), x, weight, bias, out_features, epilogue, other)
 
     def run_as(

@@ -127,11 +127,27 @@ def _inputs(x, group, token, groups, tokens, DTYPE: tl.constexpr, INTERPRETED: t
 
 
 @triton.jit
+def _step(
+    acc, step, x, values, codes, scales, zeros, held, token, tokens, groups, padded, runs,
+    DTYPE: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, GROUPS: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Add the products of one block of groups."""
+    word = step * (GROUPS // 8) + tl.arange(0, GROUPS // 8)
+    group = step * GROUPS + tl.arange(0, GROUPS)
+    w0, w1, w2, w3 = _weights(values, codes, scales, zeros, held, word, padded, runs, DTYPE, GROUP, ZEROS, INTERPRETED)
+    x0, x1, x2, x3 = _inputs(x, group, token, groups, tokens, DTYPE, INTERPRETED)
+    acc = tl.dot(w0, x0, acc)
+    acc = tl.dot(w1, x1, acc)
+    acc = tl.dot(w2, x2, acc)
+    return tl.dot(w3, x3, acc)
+
+
+@triton.jit
 def few_tokens(
-    x, values, codes, scales, zeros, bias, other, y, partial, tokens, rows, groups, padded, runs,
+    x, values, codes, scales, zeros, bias, other, y, partial, tokens, rows, groups, padded, runs, steps,
     DTYPE: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr,
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, COMBINE: tl.constexpr,
-    SPLIT: tl.constexpr, STEPS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr,
+    PARTIAL: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Multiply a block of rows by a block of tokens over one part of the inputs.
@@ -145,42 +161,43 @@ def few_tokens(
         bias: float32 (rows,), with BIAS.
         other: (tokens, rows), with COMBINE.
         y: (tokens, rows).
-        partial: float32 (SPLIT, tokens, rows), written in place of y where SPLIT > 1.
+        partial: float32 (parts, tokens, rows), with PARTIAL written in place of y.
         tokens: Rows of x.
         rows: Rows of the weight.
         groups: Groups of four inputs.
-        padded: Groups of a row as they are stored, SPLIT * STEPS * GROUPS; the added ones hold zeros.
+        padded: Groups of a row as they are stored, parts * steps * GROUPS; the added ones hold zeros.
         runs: Scales of a row.
+        steps: Blocks of GROUPS in a part.
         DTYPE: Type that is multiplied in.
         GROUP: Inputs that share a scale, or 0: the values are DTYPE.
         ZEROS: Whether there are zero points.
         BIAS: Whether there is a bias.
         ACTIVATION: Of the epilogue.
         COMBINE: Of the epilogue.
-        SPLIT: Parts of the inputs, each of which a program of its own sums.
-        STEPS: Blocks of GROUPS in a part.
+        PARTIAL: Whether the inputs are cut into parts, each of which a program of its own sums.
         TOKENS: Tokens of a block.
         ROWS: Rows of a block.
         GROUPS: Groups of a block.
-        INTERPRETED: Whether Triton's interpreter runs it.
+        INTERPRETED: Steps, where Triton's interpreter runs it (3.6 cannot count to a number it was passed); else 0.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
     held = tl.minimum(row, rows - 1).to(tl.int64)  # rows behind the last read the last; they are not stored
     acc = tl.zeros((ROWS, TOKENS), tl.float32)
-    for index in range(STEPS):
-        step = tl.program_id(1) * STEPS + index
-        word = step * (GROUPS // 8) + tl.arange(0, GROUPS // 8)
-        group = step * GROUPS + tl.arange(0, GROUPS)
-        w0, w1, w2, w3 = _weights(
-            values, codes, scales, zeros, held, word, padded, runs, DTYPE, GROUP, ZEROS, INTERPRETED
-        )
-        x0, x1, x2, x3 = _inputs(x, group, token, groups, tokens, DTYPE, INTERPRETED)
-        acc = tl.dot(w0, x0, acc)
-        acc = tl.dot(w1, x1, acc)
-        acc = tl.dot(w2, x2, acc)
-        acc = tl.dot(w3, x3, acc)
-    if SPLIT > 1:
+    first = tl.program_id(1) * steps
+    if INTERPRETED:
+        for index in range(INTERPRETED):
+            acc = _step(
+                acc, first + index, x, values, codes, scales, zeros, held, token, tokens, groups, padded, runs,
+                DTYPE, GROUP, ZEROS, GROUPS, INTERPRETED,
+            )  # fmt: skip
+    else:
+        for index in range(steps):
+            acc = _step(
+                acc, first + index, x, values, codes, scales, zeros, held, token, tokens, groups, padded, runs,
+                DTYPE, GROUP, ZEROS, GROUPS, INTERPRETED,
+            )  # fmt: skip
+    if PARTIAL:
         at = (tl.program_id(1) * tokens + token[None, :]).to(tl.int64) * rows + row[:, None]
         tl.store(partial + at, acc, mask=(token < tokens)[None, :] & (row < rows)[:, None])
     else:

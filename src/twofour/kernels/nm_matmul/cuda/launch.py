@@ -49,6 +49,7 @@ def launch(
     block, groups, split, warps, stages = configuration
     values, codes, *scaled = parts
     assert values.shape[1] % (groups * split) == 0, (values.shape, configuration)
+    steps = values.shape[1] // (groups * split)
     tokens, rows = y.shape
     partial = torch.empty(split, tokens, rows, dtype=torch.float32, device=y.device) if split > 1 else y
     block_tokens = 16 if tokens <= 16 else 32
@@ -57,16 +58,15 @@ def launch(
     after: dict[str, Any] = {"BIAS": has_bias, "ACTIVATION": epilogue.activation, "COMBINE": epilogue.combine}
     few_tokens[grid](
         *(x, values, codes, *(*scaled, values, values)[:2], bias, other, y, partial),
-        *(tokens, rows, x.shape[1], values.shape[1], scaled[0].shape[1] if scaled else 0),
+        *(tokens, rows, x.shape[1], values.shape[1], scaled[0].shape[1] if scaled else 0, steps),
         DTYPE=_KINDS[kind],
         GROUP=group,
-        SPLIT=split,
+        PARTIAL=split > 1,
         ZEROS=len(scaled) > 1,
-        STEPS=values.shape[1] // (groups * split),
         TOKENS=block_tokens,
         ROWS=block,
         GROUPS=groups,
-        INTERPRETED=gpu.interpreted(),
+        INTERPRETED=steps if gpu.interpreted() else 0,
         num_warps=warps,
         num_stages=stages,
         **after,

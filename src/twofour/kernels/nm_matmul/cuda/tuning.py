@@ -122,7 +122,7 @@ class Tuning:
 
 
 @cache
-def tuning() -> Tuning:
+def tuned() -> Tuning:
     """Return the configurations of this process, from the file of this GPU."""
     folder = cache_folder()
     return Tuning(None if folder is None else folder / f"gpu-{_identity()}.json")

@@ -1,0 +1,109 @@
+"""Every GPU row of the kernel table on a GPU, against float64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from twofour.compiler.choose import Case
+from twofour.compiler.choose_gpu import LARGEST_ERRORS, on_gpu, trusted
+from twofour.compiler.encoding import Encoding
+from twofour.kernels import rows
+from twofour.kernels.cuda import CudaKernel
+from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+from twofour.packing import Packed
+from twofour.patterns import parse
+
+ROWS = [row for row in rows() if isinstance(row, CudaKernel)]
+SHAPES = [(64, 128), (4096, 1024), (1000, 516), (70, 196)]
+"""The last two are no multiples of what libraries ask."""
+
+
+def source(row: CudaKernel, out: int, columns: int) -> Packed:
+    columns += -columns % 64 if row.dtype == "int4" else 0
+    dense = torch.randn(out, columns, generator=torch.Generator().manual_seed(0)) * columns**-0.5
+    dense *= parse("2:4").project(dense, absolute=True)
+    found, reason = Encoding.of(row.dtype, "cuda").encode(dense)
+    assert isinstance(found, Packed), reason
+    return found
+
+
+def ready(row: CudaKernel, packed: Packed) -> Tensor:
+    if reason := row.unavailable():
+        pytest.skip(reason)
+    if not row.fits(*packed.header.shape):
+        pytest.skip(f"{row.name} does not take {packed.header.shape}")
+    return row.prepare(packed)
+
+
+def off(got: Tensor, want: Tensor) -> float:
+    return ((got.double() - want).norm() / want.norm()).item()
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 16, 33, 512])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_the_product_is_the_references(row: CudaKernel, shape: tuple[int, int], tokens: int) -> None:
+    packed = source(row, *shape)
+    prepared = ready(row, packed)
+    x = torch.randn(tokens, packed.header.reduction, device="cuda", dtype=torch.bfloat16)
+    bias = torch.randn(shape[0], device="cuda")
+    y = row.run(x, prepared, bias, shape[0])
+    assert (y.shape, y.dtype) == ((tokens, shape[0]), torch.bfloat16)
+    want = x.double() @ packed.unpack().double().cuda().T + bias.double()
+    assert off(y, want) < LARGEST_ERRORS[row.dtype]
+
+
+@pytest.mark.parametrize("epilogue", [Epilogue("relu"), Epilogue("gelu", "add"), Epilogue("silu", "multiply")], ids=str)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_epilogues(row: CudaKernel, epilogue: Epilogue) -> None:
+    packed = source(row, 256, 512)
+    prepared = ready(row, packed)
+    x = torch.randn(9, 512, device="cuda")
+    bias, other = torch.randn(256, device="cuda"), torch.randn(9, 256, device="cuda")
+    second = other if epilogue.combine != "none" else None
+    y = row.run(x, prepared, bias, 256, epilogue, second)
+    product = x.double() @ packed.unpack().double().cuda().T + bias.double()
+    want = epilogue.apply(product, None if second is None else second.double())
+    assert y.dtype is torch.float32 and off(y, want) < LARGEST_ERRORS[row.dtype]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_prepared_weights_open_to_the_weight(row: CudaKernel) -> None:
+    packed = source(row, 256, 512)
+    prepared = ready(row, packed)
+    dense = row.dense(prepared, 256, 512).double().cpu()
+    limit = 1e-6 if row.operation == "nm_matmul" and row.dtype != "float8" else LARGEST_ERRORS[row.dtype]
+    assert off(dense, packed.unpack().double()) < limit
+    back = row.restore(prepared)
+    opened = back.unpack() if isinstance(back, Packed) else back
+    assert off(opened.double(), packed.unpack().double()) < limit
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_calls_are_captured_as_a_cuda_graph_and_repeat_bit_for_bit(row: CudaKernel) -> None:
+    packed = source(row, 512, 512)
+    prepared = ready(row, packed)
+    x = torch.randn(16, 512, device="cuda", dtype=torch.bfloat16)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        want = row.run(x, prepared, None, 512)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = row.run(x, prepared, None, 512)
+    for _ in range(3):
+        y.zero_()
+        graph.replay()
+        assert torch.equal(y, want)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "float8", "int4"])
+@pytest.mark.parametrize("tokens", [1, 128])
+def test_the_search_finds_a_trusted_configuration_of_every_row(dtype: str, tokens: int) -> None:
+    row = next(row for row in ROWS if row.dtype == dtype and row.operation == "nm_matmul")
+    packed = source(row, 1024, 2048)
+    kernels = on_gpu(packed, dtype)
+    layouts = {kernel.layout: kernel.prepare(packed) for kernel in kernels}
+    case = Case(1024, 2048, None, tokens, torch.bfloat16, PLAIN_EPILOGUE)
+    calls, reasons = trusted(packed, kernels, lambda kernel: layouts[kernel.layout], case, 2)
+    assert not reasons and set(calls) == {kernel.name for kernel in kernels}

@@ -1,0 +1,76 @@
+"""The commands for a GPU: what they would measure, and that without one they say so and end well."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from twofour.native import gpu
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def suite(monkeypatch: pytest.MonkeyPatch):
+    """Import a script of benchmarks/ or experiments/, and forget its neighbours afterwards."""
+    folders: list[str] = []
+
+    def load(folder: str, name: str):
+        folders.append(str(ROOT / folder))
+        monkeypatch.syspath_prepend(folders[-1])
+        return importlib.import_module(name)
+
+    yield load
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(tuple(folders)):
+            del sys.modules[name]
+
+
+@pytest.mark.skipif(gpu.unavailable() is None, reason="there is a GPU: make bench-gpu runs there")
+@pytest.mark.parametrize("folder,name", [("benchmarks", "gpu"), ("experiments", "gpu_training")])
+def test_without_a_gpu_it_says_so_and_writes_nothing(
+    folder: str, name: str, suite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite(folder, name).main(tmp_path / "out")
+    assert "not run: this machine needs an NVIDIA GPU" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_grid_has_sixty_products_of_each_type(suite) -> None:
+    names = [case.name for case in suite("benchmarks", "cases.gpu_products").grid()]
+    assert len(set(names)) == len(names) == 180
+    for dtype in ("bfloat16", "float8", "int8"):
+        assert sum(f"-{dtype}-" in name for name in names) == 60
+
+
+def test_blocks_of_models_run(suite) -> None:
+    blocks = suite("benchmarks", "models.blocks")
+    x = torch.randn(2, 5, 64)
+    assert blocks.EncoderBlock(64, 4, 128)(x).shape == x.shape
+    decoder = blocks.DecoderBlock(64, 4, 2, 128)
+    assert decoder(x).shape == x.shape
+    step = blocks.Decoding(torch.nn.ModuleList([decoder]), 7, 2)
+    assert step(x[:, :1]).shape == (2, 1, 64)
+
+
+def test_one_token_behind_a_cache_is_the_last_of_a_prefill(suite) -> None:
+    blocks = suite("benchmarks", "models.blocks")
+    decoder = blocks.DecoderBlock(64, 4, 2, 128).double()
+    x = torch.randn(1, 6, 64, dtype=torch.float64)
+    seen: list[torch.Tensor] = []
+    plain = torch.nn.functional.scaled_dot_product_attention
+
+    def watch(q, k, v, **options):
+        seen.extend((k, v))
+        return plain(q, k, v, **options)
+
+    blocks.functional.scaled_dot_product_attention, kept = watch, plain
+    try:
+        whole = decoder(x)
+        keys, values = seen[0][:, :, :-1], seen[1][:, :, :-1]
+        last = decoder(x[:, -1:], keys, values)
+    finally:
+        blocks.functional.scaled_dot_product_attention = kept
+    assert torch.allclose(last, whole[:, -1:], atol=1e-9)
