@@ -1,7 +1,8 @@
 """The GPU benchmarks: `python benchmarks/gpu.py OUT` writes one JSON record a case into the folder OUT.
 
-A case that OUT has is not measured again, and after --seconds no further one begins: run it again until it says that
-all are there. Without a GPU it says so and ends with exit code 0. docs/gpu.md says what is measured.
+A case that OUT has is not measured again, nor one that failed (NAME.failed.txt says why; remove it to try again). After
+--seconds no further one begins: run it again until it says that all are there. Without a GPU it says so and ends with
+exit code 0. docs/gpu.md says what is measured.
 """
 
 from __future__ import annotations
@@ -47,24 +48,31 @@ def main(
     begin, missing, failed = time.monotonic(), 0, 0
     for case in cases:
         path = out / f"{case.name}.json"
+        broken = path.with_suffix(".failed.txt")
         if not path.exists():
+            if broken.exists():
+                failed += 1
+                continue
             if time.monotonic() - begin > seconds:
                 missing += 1
                 continue
-            if (record := measured(case)) is None:
+            broken.write_text("begun and not ended")  # an illegal instruction ends the process: not to be met again
+            if (record := measured(case, broken)) is None:
                 failed += 1
                 continue
             record.save(path)
+            broken.unlink()
         show(case.name, load(path)[0])
     typer.echo(f"{len(cases) - missing - failed} of {len(cases)} cases in {out}, {failed} failed, {missing} to come")
 
 
-def measured(case: GpuCase) -> Record | None:
-    """Return the record of a case, or None where it failed: one broken shape must not end the suite."""
+def measured(case: GpuCase, broken: Path) -> Record | None:
+    """Return the record of a case, or None where it failed, and why in `broken`: one must not end the suite."""
     try:
         with torch.no_grad():
             return case.run()
     except (TwofourError, RuntimeError) as error:
+        broken.write_text(f"{type(error).__name__}: {error}")
         console.print(f"[red]{case.name}: {type(error).__name__}: {str(error).splitlines()[0]}[/red]")
         return None
     finally:

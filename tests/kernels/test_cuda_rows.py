@@ -1,5 +1,7 @@
 """Rows of GPU libraries, as far as a machine without a GPU sees them: bytes, and sizes and types of products."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -11,7 +13,7 @@ from torch.sparse._semi_structured_conversions import (
 
 from twofour.errors import KernelError
 from twofour.kernels import available, rows
-from twofour.kernels.cuda import HALVES, CudaKernel
+from twofour.kernels.cuda import HALVES, CudaKernel, held_bias
 from twofour.kernels.dense_matmul.cuda import CUDA_DENSE
 from twofour.kernels.dense_matmul.cuda_int4 import TINY_INT4
 from twofour.kernels.epilogue import Epilogue
@@ -129,6 +131,26 @@ def test_eight_bits_in_triton_are_the_references() -> None:
     assert torch.allclose(
         y, rescaled_reference(total, want_scale, *given, other, torch.float32), atol=1e-5, equal_nan=True
     )
+
+
+def test_a_bias_is_converted_once_and_again_when_it_changes() -> None:
+    bias = torch.randn(5)
+    first = held_bias(bias, 8, torch.bfloat16)
+    assert first is not None and first.shape == (8,) and held_bias(bias, 8, torch.bfloat16) is first
+    bias += 1
+    again = held_bias(bias, 8, torch.bfloat16)
+    assert again is not None and torch.equal(again[:5], bias.bfloat16())
+    assert held_bias(None, 8, torch.bfloat16) is None
+
+
+@pytest.mark.skipif(not ON_CPU, reason="Triton's interpreter is off: buffers go to the GPU")
+def test_opened_parts_do_not_keep_a_buffer() -> None:
+    buffer = joined(bytes(64), [torch.arange(10, dtype=torch.int32)])
+    opened(buffer, (Part(torch.int32, (10,)),), "kernel")
+    seen = weakref.ref(buffer)
+    del buffer
+    gc.collect()
+    assert seen() is None
 
 
 @pytest.mark.skipif(not ON_CPU, reason="Triton's interpreter is off: buffers go to the GPU")

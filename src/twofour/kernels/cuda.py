@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from twofour.kernels.base import Kernel
 from twofour.native import gpu
@@ -52,6 +53,21 @@ class CudaKernel(Kernel):
     @abstractmethod
     def dense(self, prepared: Tensor, rows: int, columns: int) -> Tensor:
         """Return the weight (rows, columns) that a prepared one stands for, on its device: for gradients and files."""
+
+
+_biases: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def held_bias(bias: Tensor | None, size: int, dtype: torch.dtype) -> Tensor | None:
+    """Return a bias in `dtype`, padded with zeros to `size`; kept while it lives, or each call would convert it."""
+    if bias is None:
+        return None
+    wanted = size, dtype, bias._version if not bias.is_inference() else 0
+    known = _biases.get(bias)
+    if known is None or known[0] != wanted:
+        known = wanted, functional.pad(bias.detach(), (0, size - len(bias))).to(dtype)
+        _biases[bias] = known
+    return known[1]
 
 
 def padded(x: Tensor, tokens: int, columns: int) -> Tensor:

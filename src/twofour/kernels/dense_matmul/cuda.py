@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from twofour.kernels.cuda import HALVES, CudaKernel, padded, rounded_up
+from twofour.kernels.cuda import HALVES, CudaKernel, held_bias, padded, rounded_up
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul.cuda.eight_bits import TYPES, rescaled, rounded, rounded_reference
 from twofour.kernels.nm_matmul.cuda.parts import Part, joined, opened, size
@@ -55,7 +55,7 @@ class CublasMatmul(CudaKernel):
         other: Tensor | None = None,
     ) -> Tensor:
         """Multiply; see `Kernel.run`."""
-        y = functional.linear(x.to(self.torchs), weight, None if bias is None else bias.to(self.torchs)).to(x.dtype)
+        y = functional.linear(x.to(self.torchs), weight, held_bias(bias, out_features, self.torchs)).to(x.dtype)
         return y if epilogue.plain else epilogue.apply(y, other)
 
 

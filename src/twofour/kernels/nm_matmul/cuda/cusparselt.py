@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from twofour.kernels.cuda import HALVES, Configuration, CudaKernel, padded, rounded_up
+from twofour.kernels.cuda import HALVES, Configuration, CudaKernel, held_bias, padded, rounded_up
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul.cuda.eight_bits import TYPES, rescaled, rounded, rounded_reference
 from twofour.kernels.nm_matmul.cuda.parts import ALIGNED, Part, joined, opened
@@ -114,7 +114,7 @@ class CusparseltMatmul(CudaKernel):
         high, wide = self._padded(out_features, columns)
         parts = opened(weight, self._parts(high), self.name)
         if self.dtype in HALVES:
-            held = None if bias is None else functional.pad(bias, (0, high - out_features)).to(self._type)
+            held = held_bias(bias, high, self._type)
             y = self._product(configuration, x.to(self._type), parts[0], held, None, wide)[:tokens, :out_features]
             y = y.to(x.dtype)
             return (y if epilogue.plain else epilogue.apply(y, other)).contiguous()

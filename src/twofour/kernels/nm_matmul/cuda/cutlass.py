@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.sparse._semi_structured_conversions import sparse_semi_structured_to_dense_cutlass
 
-from twofour.kernels.cuda import HALVES, CudaKernel, padded, rounded_up
+from twofour.kernels.cuda import HALVES, CudaKernel, held_bias, padded, rounded_up
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul.cuda.eight_bits import rescaled, rounded
 from twofour.kernels.nm_matmul.cuda.parts import Part, joined, opened, size
@@ -90,7 +90,7 @@ class CutlassMatmul(CudaKernel):
             return rescaled(
                 total[:tokens, :out_features], scale, scales[0][:out_features], bias, epilogue, other, x.dtype
             )
-        held = None if bias is None else functional.pad(bias, (0, high - out_features)).to(self._type)
+        held = held_bias(bias, high, self._type)
         fused = {"activation": epilogue.activation} if epilogue.activation in FUSED else {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch calls the operator deprecated; its successors fuse no activation

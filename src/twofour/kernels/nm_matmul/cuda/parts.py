@@ -12,6 +12,7 @@ from math import prod
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from twofour.errors import KernelError
 from twofour.native import gpu
@@ -19,6 +20,9 @@ from twofour.packing import HEADER_BYTES
 
 ALIGNED = 256
 """Bytes to whose multiples parts are moved: what the device's own allocator keeps."""
+
+
+_opened: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,12 @@ def joined(header: bytes, tensors: Sequence[Tensor]) -> Tensor:
 
 
 def opened(buffer: Tensor, parts: Sequence[Part], kernel: str) -> tuple[Tensor, ...]:
-    """Return the parts of a buffer; kept on the tensor object, because views cost microseconds each.
+    """Return the parts of a buffer; kept while the buffer lives, because views cost microseconds each.
 
     Raises:
         KernelError: The buffer is too small: it was made for another kernel or shape.
     """
-    known = getattr(buffer, "_twofour_parts", None)
+    known = _opened.get(buffer)
     if known is not None and known[0] == parts:
         return known[1]
     if buffer.dtype is not torch.uint8 or buffer.ndim != 1 or buffer.numel() < size(parts):
@@ -70,11 +74,12 @@ def opened(buffer: Tensor, parts: Sequence[Part], kernel: str) -> tuple[Tensor, 
             wanted=f"at least {size(parts)} bytes",
             remedy="prepare the weight with kernel.prepare(packed)",
         )
+    plain = buffer.data  # a view of the buffer itself would keep it alive for good
     found, begin = [], ALIGNED
     for part in parts:
         end = begin + part.nbytes if part.nbytes else buffer.numel()
-        found.append(buffer[begin:end].view(part.dtype).view(part.shape))
+        found.append(plain[begin:end].view(part.dtype).view(part.shape))
         begin += -(-(end - begin) // ALIGNED) * ALIGNED
     views = tuple(found)
-    buffer._twofour_parts = (parts, views)  # pyright: ignore[reportAttributeAccessIssue]
+    _opened[buffer] = parts, views
     return views
