@@ -115,6 +115,14 @@ def test_a_second_save_replaces_the_first_and_leaves_what_is_not_its_own(tmp_pat
     assert torch.equal(twofour.load(folder, Net(), masked=True).fc.weight, masked(3).fc.weight)
 
 
+@pytest.mark.parametrize("most", [None, 30_000])
+def test_an_index_that_names_the_whole_file_does_not_cost_the_new_model(tmp_path: Path, most: int | None) -> None:
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"fc.weight": WEIGHTS}}))
+    twofour.save(masked(0), tmp_path / WEIGHTS)
+    twofour.save(masked(1), tmp_path, max_shard_bytes=most)
+    assert torch.equal(twofour.load(tmp_path, Net(), masked=True).fc.weight, masked(1).fc.weight)
+
+
 @pytest.mark.parametrize("step", range(3))
 def test_a_save_that_fails_on_the_way_leaves_the_old_model(
     tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch

@@ -38,14 +38,15 @@ def write_folder(folder: str | os.PathLike[str], contents: Contents, max_shard_b
     old = _old(target)
     try:
         if len(shards) == 1:
+            new = [WEIGHTS]
             write(target / WEIGHTS, contents)
             (target / INDEX).unlink(missing_ok=True)
         else:
             new = _write_shards(target, shards)
             (target / WEIGHTS).unlink(missing_ok=True)  # readers prefer it to the index
-            old = [name for name in old if name not in new]
         for name in old:
-            (target / name).unlink(missing_ok=True)
+            if name not in new:  # an index may name model.safetensors
+                (target / name).unlink(missing_ok=True)
     except OSError as error:
         raise FormatError(
             "the folder cannot be written", got=f"{target}: {error}", wanted="a writable folder"
