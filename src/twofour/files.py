@@ -57,6 +57,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         _flush(target.parent)
 
 
+def is_temporary(name: str) -> bool:
+    """Tell whether a file's name is one that `replacing` gives to what is not whole yet."""
+    return re.fullmatch(rf"\..+{re.escape(_OURS)}[a-z0-9_]{{8}}{re.escape(_SUFFIX)}", name, re.DOTALL) is not None
+
+
 def cache_folder() -> Path | None:
     """Return where measured times are kept: $TWOFOUR_CACHE, else $XDG_CACHE_HOME/twofour, else ~/.cache/twofour.
 

@@ -116,10 +116,13 @@ def test_another_run_does_not_go_on_with_it(tmp_path: Path, source: Path):
     with pytest.raises(Stop):
         streaming.prune(plan(source), out, progress=stop_at("c.0.weight"))
     refused(plan(source, "1:4"), out, "another recipe", "remove out.journal.json and out to start anew")
+    found = json.loads((tmp_path / "out.journal.json").read_text())
+    found["done"]["model-00001-of-00004.safetensors"]["weights"] = [{"name": "a.0.weight"}]
+    unreadable = json.dumps(found)
     file = source / "model-00001-of-00004.safetensors"
     os.utime(file, ns=(1, 1))
     refused(plan(source), out, "another source")
-    for text in ("{", "[]", '{"format": 1, "done": {"x": 3}, "asked": {}}', '{"done": [], "asked": 1}'):
+    for text in ("{", "[]", '{"format": 1, "done": {"x": 3}, "asked": {}}', '{"done": [], "asked": 1}', unreadable):
         (tmp_path / "out.journal.json").write_text(text)
         refused(plan(source), out, "cannot be gone on with")
     (tmp_path / "out.journal.json").unlink()
@@ -136,6 +139,26 @@ def test_a_journal_that_names_files_elsewhere_counts_none_of_them(tmp_path: Path
     journal.write_text(json.dumps(found))
     assert streaming.prune(plan(source), tmp_path / "out").resumed == 0
     assert (tmp_path / "mine.txt").read_text() == "four"
+
+
+def test_files_of_the_user_in_an_unfinished_folder_stay(tmp_path: Path, source: Path):
+    out = tmp_path / "out"
+    with pytest.raises(Stop):
+        streaming.prune(plan(source), out, progress=stop_at("c.0.weight"))
+    (out / "notes.txt").write_text("mine")
+    (out / ".model.safetensors.twofour-a1b2c3d4.tmp").write_text("half a file")
+    streaming.prune(plan(source), out)
+    assert (out / "notes.txt").read_text() == "mine" and not list(out.glob(".*"))
+
+
+def test_companions_that_cannot_be_written_to_are_copied_again(tmp_path: Path, source: Path):
+    (source / "tokenizer").mkdir()
+    for name in ("vocab.txt", "tokenizer/merges.txt"):
+        (source / name).write_text("a")
+        (source / name).chmod(0o444)
+    streaming.prune(plan(source), tmp_path / "out")
+    streaming.prune(plan(source), tmp_path / "out")
+    assert (tmp_path / "out" / "tokenizer" / "merges.txt").read_text() == "a"
 
 
 def test_two_processes_do_not_write_the_same_result(tmp_path: Path, source: Path):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from twofour.errors import SourceError
-from twofour.files import replacing
+from twofour.files import is_temporary, replacing
 from twofour.streaming.shard import Outcome
 
 FORMAT = 1
@@ -43,13 +43,11 @@ class Journal:
             SourceError: The journal belongs to another run, another process works on it, or files lie in the folder
                 without a journal.
         """
-        if not self.path.exists():
-            self._require_empty()
-        else:
-            self._read()
-        self._write()
+        self._load()  # refuses before anything is made
         self.folder.mkdir(parents=True, exist_ok=True)
         with _locked(self.folder):
+            self._load()  # another process may have gone on meanwhile
+            self._write()
             self._clear()
             try:
                 yield
@@ -65,13 +63,19 @@ class Journal:
 
     def outcomes(self, file: str) -> tuple[Outcome, ...]:
         """Return what became of the weights of a finished file."""
-        return tuple(Outcome(**{**found, "shape": tuple(found["shape"])}) for found in self._done[file]["weights"])
+        return _outcomes(self._done[file])
 
     def add(self, file: str, outcomes: tuple[Outcome, ...]) -> None:
         """Note that a file is finished."""
         size = (self.folder / file).stat().st_size
         self._done[file] = {"bytes": size, "weights": [vars(outcome) for outcome in outcomes]}
         self._write()
+
+    def _load(self) -> None:
+        if self.path.exists():
+            self._read()
+        else:
+            self._require_empty()
 
     def _write(self) -> None:
         with replacing(self.path) as temporary:
@@ -81,6 +85,8 @@ class Journal:
         try:
             found = json.loads(self.path.read_text())
             done = {file: noted for file, noted in found["done"].items() if self._is_whole(file, noted["bytes"])}
+            for noted in done.values():
+                _outcomes(noted)
             asked = found["asked"]
         except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
             raise _unusable(self, f"{type(error).__name__}: {error}") from error
@@ -98,10 +104,14 @@ class Journal:
             raise _unusable(self, f"files in {self.folder} and no journal beside it")
 
     def _clear(self) -> None:
-        """Remove what a killed run left half-written."""
+        """Remove what a killed run left half-written; whatever else lies there may be the user's."""
         for entry in self.folder.iterdir():
-            if entry.name not in self._done:
-                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+            if is_temporary(entry.name) and not entry.is_dir():
+                entry.unlink()
+
+
+def _outcomes(noted: Mapping[str, Any]) -> tuple[Outcome, ...]:
+    return tuple(Outcome(**{**found, "shape": tuple(found["shape"])}) for found in noted["weights"])
 
 
 @contextmanager

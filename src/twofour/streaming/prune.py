@@ -21,7 +21,10 @@ from twofour.streaming.shard import Outcome, Shard, write_shard
 NOTE = "twofour"
 """Key of the note in config.json."""
 
-FOREIGN = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.h5", "*.onnx")
+FOREIGN = (
+    *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt", "*.h5"),
+    *("*.onnx", "*.onnx_data", "*.onnx.data", "*.msgpack", "*.gguf"),
+)
 """Files beside a checkpoint that hold weights, which would stay dense: they are not copied."""
 
 Progress = Callable[[int, int, str], None]
@@ -135,9 +138,15 @@ def copy_companions(source: Path, folder: Path) -> None:
             continue
         if entry.is_dir():
             ignored = shutil.ignore_patterns(*FOREIGN)
-            shutil.copytree(entry, folder / entry.name, ignore=ignored, dirs_exist_ok=True)
+            shutil.copytree(entry, folder / entry.name, ignore=ignored, dirs_exist_ok=True, copy_function=_copy_over)
         else:
-            shutil.copy2(entry, folder / entry.name)
+            _copy_over(entry, folder / entry.name)
+
+
+def _copy_over(source: str | Path, target: str | Path) -> str | Path:
+    """Copy a file; one that an interrupted run left may be read-only."""
+    Path(target).unlink(missing_ok=True)
+    return shutil.copy2(source, target)
 
 
 def note(plan: Plan) -> dict[str, Any]:
