@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from pathlib import Path
 
@@ -196,6 +197,17 @@ def test_a_layer_too_large_is_refused_before_memory_runs_out(tmp_path: Path):
         list(simulated((Layer.gemm("fc", 999999999, 64, 999999),), settings_of(tmp_path)))
     with pytest.raises(HardwareError, match=r"layer `fc`.*too large"):
         list(simulated((Layer.gemm("fc", 4, 4, 4),), settings_of(tmp_path, height=999999999)))
+
+
+def test_a_layer_of_one_cycle_has_no_rates(tmp_path: Path):
+    one = dataclasses.replace(settings_of(tmp_path), array=SystolicArray(1, 1, "os"))
+    with pytest.raises(HardwareError, match="too small for a report"):
+        list(simulated((Layer.gemm("fc", 1, 1, 1),), one))
+
+
+def test_a_depth_wise_row_does_not_fill_memory(tmp_path: Path):
+    with pytest.raises(HardwareError, match="999999999 channels"):
+        topology(tmp_path, "h\nDP, 5, 5, 3, 3, 999999999, 1, 1,\n")
 
 
 def test_a_named_form_must_fit(tmp_path: Path):

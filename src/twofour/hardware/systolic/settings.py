@@ -88,7 +88,7 @@ class _Reader:
         return found
 
     def check(self, found: Settings) -> None:
-        if found.name != Path(found.name).name or found.name in ("", ".", ".."):
+        if found.name != Path(found.name).name or found.name in ("", ".", "..") or "\0" in found.name:
             raise _wrong(self.path, f"run_name: {found.name}", "a name that is no path: the reports' folder")
         if found.block is not None:
             if found.array.dataflow != "ws":

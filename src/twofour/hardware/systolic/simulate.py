@@ -75,20 +75,14 @@ def simulate(layer: Layer, settings: Settings) -> Simulated:
     """Report a layer as SCALE-Sim 3.0.0 does, exactly.
 
     Raises:
-        HardwareError: Layer or array are too large for their addresses.
+        HardwareError: Layer or array are too large for their addresses, or the layer takes a single cycle.
     """
     sparse = settings.representation is not None
     found = operands(layer, sparse=sparse, block=settings.block, seed=settings.seed)
     schedule = Schedule(settings.array, found, settings.block)
     folds = math.prod(schedule.count)
-    if (places := schedule.length * max(settings.array.rows, settings.array.columns)) > LARGEST:
-        raise HardwareError(
-            f"a fold of the layer `{layer.name}` is too large to lay its addresses out",
-            got=f"{places} places",
-            wanted=f"at most {LARGEST}",
-            remedy="systolic.cycles tells its cycles from the sizes alone; or take a smaller array",
-        )
     array, length = settings.array, folds * schedule.length
+    _require_size(layer, array, schedule.length, length)
     fetched, ahead = _fetched(schedule, settings)
     outputs = settings.array.columns if settings.bandwidth is None else settings.bandwidth[2]
     waiting = wait(schedule.streams("outputs"), length, settings.kilobytes[2], outputs, ahead)
@@ -106,6 +100,23 @@ def simulate(layer: Layer, settings: Settings) -> Simulated:
         traffic=(*fetched, waiting.traffic),
         storage=_storage(layer, found, settings) if sparse else None,
     )
+
+
+def _require_size(layer: Layer, array: SystolicArray, fold: int, length: int) -> None:
+    if (places := fold * max(array.rows, array.columns)) > LARGEST:
+        raise HardwareError(
+            f"a fold of the layer `{layer.name}` is too large to lay its addresses out",
+            got=f"{places} places",
+            wanted=f"at most {LARGEST}",
+            remedy="systolic.cycles tells its cycles from the sizes alone; or take a smaller array",
+        )
+    if length == 1:  # SCALE-Sim divides by the index of the last cycle, 0
+        raise HardwareError(
+            f"the layer `{layer.name}` is too small for a report",
+            got="one cycle",
+            wanted="two cycles or more, over which shares and rates are taken",
+            remedy="leave its row out",
+        )
 
 
 def _requests(schedule: Schedule, layer: Layer, sparse: bool) -> tuple[float, float, float]:

@@ -11,6 +11,9 @@ from twofour.errors import HardwareError
 from twofour.hardware.systolic.layer import Layer
 
 FORMS = ("gemm", "conv")
+CHANNELS = 1 << 16
+"""Channels of a depth-wise convolution at most: each becomes a layer."""
+
 _CONV, _GEMM = 8, 4
 """Fields of a row before its sparsity: name, six sizes and a stride; or name, M, N and K."""
 
@@ -68,6 +71,8 @@ def _layers(source: Path, number: int, fields: list[str], form: str) -> list[Lay
     values = [int(text) for text in numbers]
     layer = Layer.gemm(fields[0], *values) if form == "gemm" else Layer(fields[0], *values)
     if form == "conv" and "DP" in layer.name:
+        if layer.channels > CHANNELS:
+            raise _wrong(source, f"line {number}: a depth-wise convolution of {layer.channels} channels")
         return [replace(layer, name=f"{layer.name}Channel_{i}", channels=1) for i in range(layer.channels)]
     return [layer]
 
