@@ -146,3 +146,9 @@ def test_mask_creator_keeps_the_largest() -> None:
     weight = torch.randn(8, 16)
     assert torch.equal(ao.mask_creator(weight), parse("2:4").project(weight, absolute=True).float())
     assert torch.equal(ao.mask_creator(weight, 1, 4).sum(-1), torch.full((8,), 4.0))
+
+
+@pytest.mark.parametrize("tensor", [torch.ones(3, 3), torch.tensor(1.0)])
+def test_a_mask_of_values_that_do_not_divide_is_refused(tensor: Tensor) -> None:
+    with pytest.raises(PatternError, match="does not divide"):
+        ao.mask_creator(tensor)

@@ -122,9 +122,21 @@ def apply_fake_sparsity(model: nn.Module, *, filter_fn: Filter | None = None) ->
 
 
 def mask_creator(tensor: Tensor, N: int = 2, M: int = 4) -> Tensor:
-    """Return the N:M mask of a tensor by magnitude, in float32; of equal values the first stays."""
+    """Return the N:M mask of a tensor by magnitude, in float32; of equal values the first stays.
+
+    Raises:
+        PatternError: N:M is impossible, or M does not divide the number of values.
+    """
+    rule = parse(f"{N}:{M}")
+    if not tensor.ndim or tensor.numel() % M:
+        raise PatternError(
+            f"the tensor does not divide into groups of {M}",
+            got=f"shape {tuple(tensor.shape)}",
+            wanted=f"a number of values that is a multiple of {M}",
+            remedy="pad it, or choose another M",
+        )
     rows = tensor.detach().reshape(-1, M) if tensor.shape[-1] % M else tensor.detach()
-    return parse(f"{N}:{M}").project(rows, absolute=True).to(torch.float32).view(tensor.shape)
+    return rule.project(rows, absolute=True).to(torch.float32).view(tensor.shape)
 
 
 class WandaSparsifier:
