@@ -311,3 +311,16 @@ def test_damaged_safetensors_are_checked_or_refused(valid: bytes, tmp_path_facto
         assert isinstance(str(twofour.check(path)), str)
     except TwofourError as error:
         assert str(error)
+
+
+def test_masks_of_apexs_first_releases_promise(tmp_path: Path) -> None:
+    weight = pruned(random(16, 32), 1)
+    save_file({"fc1.weight": weight, "fc1.__fc1_mma_mask": weight.ne(0)}, tmp_path / "elder.safetensors")
+    assert [found.promised_by for found in twofour.check(tmp_path / "elder.safetensors").layers] == ["apex mask"]
+
+
+def test_a_shape_that_is_no_numbers_is_refused(tmp_path: Path) -> None:
+    parts = {"a.compressed": torch.ones(4, 8), "a.bitmask": torch.zeros(4, 2, dtype=torch.uint8)}
+    save_file({**parts, "a.shape": torch.tensor([float("nan"), 16.0])}, tmp_path / "bad.safetensors")
+    with pytest.raises(FormatError, match="malformed"):
+        twofour.check(tmp_path / "bad.safetensors")

@@ -254,6 +254,34 @@ def test_external_data_that_is_not_there_is_refused(tmp_path, external: dict[str
         checked(tmp_path, [node("Gemm", "x", "w", transB=1)], [weight])
 
 
+ODD = [
+    ({}, constant("z", torch.ones(())), "zero point is FLOAT"),
+    ({}, helper.make_tensor("z", TensorProto.INT32, (), [1]), "zero point is INT32"),
+    ({"axis": [1, 2]}, constant("z", torch.ones(32, dtype=torch.int8)), "no whole numbers"),
+    ({"block_size": [3]}, constant("z", torch.ones(16, 1, dtype=torch.int8)), "no whole numbers"),
+]
+
+
+@pytest.mark.parametrize(("attributes", "zero", "said"), ODD)
+def test_zero_points_of_other_types_leave_a_weight_out(tmp_path, attributes, zero, said: str) -> None:
+    nodes = [node("DequantizeLinear", "w", "s", "z", out="d", **attributes), node("Gemm", "x", "d", transB=1)]
+    weight = constant("w", torch.ones(16, 32, dtype=torch.int8))
+    report = checked(tmp_path, nodes, [weight, constant("s", torch.tensor(0.1)), zero])
+    assert not report.layers and said in dict(report.skipped)["w"]
+
+
+def test_a_block_larger_than_its_axis_takes_no_memory(tmp_path) -> None:
+    nodes = [node("DequantizeLinear", "w", "s", "z", out="d", block_size=1 << 40), node("Gemm", "x", "d", transB=1)]
+    weight, zero = torch.full((16, 32), 3, dtype=torch.int8), torch.full((16, 1), 3, dtype=torch.int8)
+    report = checked(tmp_path, nodes, [constant("w", weight), constant("s", torch.ones(16, 1)), constant("z", zero)])
+    assert report.layers[0].zeros == 1
+
+
+def test_a_transpose_by_one_number_leaves_a_weight_out(tmp_path) -> None:
+    nodes = [node("Transpose", "w", out="t", perm=1), node("MatMul", "x", "t")]
+    assert "perm 1" in dict(checked(tmp_path, nodes, [constant("w", random(16, 32))]).skipped)["w"]
+
+
 def test_files_that_are_no_models(tmp_path) -> None:
     path = tmp_path / "m.onnx"
     for content in (b"", b"\xff" * 100, b"not a model"):

@@ -19,7 +19,8 @@ from twofour.importing.base import Found, Source, Sparse, malformed, require_fin
 from twofour.layers import Reduction
 from twofour.patterns import parse
 
-_BUFFER = re.compile(r"(?P<layer>(?:.*\.)?)__(?P<parameter>[^.]+)_mma_(?P<kind>mask|pruned_p)")
+BUFFER = re.compile(r"(?P<layer>(?:.*\.)?)__(?P<parameter>[^.]+)_mma_(?P<kind>mask|pruned_p)")
+"""Names of apex's buffers; `weight_names` says of which weight."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,11 @@ class ASP:
 
     def recognises(self, source: Source) -> bool:
         """See `Format`."""
-        return any(_BUFFER.fullmatch(name) for name in source.tensors)
+        return any(BUFFER.fullmatch(name) for name in source.tensors)
 
     def decode(self, source: Source, axes: Mapping[str, Reduction] | None) -> Found:
         """See `Format`."""
-        buffers = {name: match for name in source.tensors if (match := _BUFFER.fullmatch(name))}
+        buffers = {name: match for name in source.tensors if (match := BUFFER.fullmatch(name))}
         plain = {name: tensor for name, tensor in source.tensors.items() if name not in buffers}
         sparse: dict[str, Sparse] = {}
         notes: list[str] = []
@@ -57,11 +58,16 @@ class ASP:
         return Found({name: t for name, t in plain.items() if name not in sparse}, sparse, tuple(notes))
 
 
+def weight_names(buffer: re.Match[str]) -> tuple[str, ...]:
+    """Return the names that the weight of a buffer, a match of `BUFFER`, may have: one, or two in apex's first form."""
+    layer, parameter = buffer["layer"], buffer["parameter"]
+    names = (f"{layer}{parameter}", f"{layer}weight")
+    return names if layer.removesuffix(".").rpartition(".")[2] == parameter else names[:1]
+
+
 def _weight_name(source: Source, buffer: str, match: re.Match[str], plain: Mapping[str, object]) -> str:
-    layer = match["layer"]
-    names = (f"{layer}{match['parameter']}", f"{layer}weight")
-    elder = layer.removesuffix(".").rpartition(".")[2] == match["parameter"]
-    for name in names if elder else names[:1]:
+    names = weight_names(match)
+    for name in names:
         if name in plain:
             return name
     raise malformed(source, buffer, f"a mask without `{names[0]}`", "the weight that it belongs to")

@@ -14,9 +14,6 @@ from twofour.errors import FormatError
 from twofour.layers import Reduction
 from twofour.packing import Packed, pack
 
-LARGEST = 1 << 40
-"""Values of a weight at most, as in our own headers: a shape that claims more is damage."""
-
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from twofour.importing.base import (
-    LARGEST,
     Found,
     Source,
     Sparse,
@@ -26,6 +25,7 @@ from twofour.importing.base import (
     spread,
 )
 from twofour.layers import Reduction
+from twofour.packing import LARGEST_WEIGHT
 from twofour.patterns import parse
 
 PARTS, OFFSETS = ("compressed", "bitmask", "shape"), "row_offsets"
@@ -102,7 +102,7 @@ def _shape(source: Source, layer: str) -> tuple[int, int]:
     if shape.is_floating_point() or shape.is_complex() or shape.numel() != 2:
         raise malformed(source, layer, f"shape {shown(shape)}", "two whole numbers")
     rows, columns = shape.flatten().tolist()
-    if min(rows, columns) < 1 or rows * columns > LARGEST:
+    if min(rows, columns) < 1 or rows * columns > LARGEST_WEIGHT:
         raise malformed(source, layer, f"shape {rows} x {columns}", "positive sizes")
     return rows, columns
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from twofour.errors import PackingError
-from twofour.importing.base import LARGEST, Found, Source, Sparse, kept_of, malformed, packed_whole, shown, spread
+from twofour.importing.base import Found, Source, Sparse, kept_of, malformed, packed_whole, shown, spread
 from twofour.layers import Reduction
-from twofour.packing import Header, Packed
+from twofour.packing import LARGEST_WEIGHT, Header, Packed
 
 VALUES, SCALES, META = "weight_packed", "scale_packed", "meta"
 PARTS = (VALUES, SCALES, META)
@@ -125,7 +125,9 @@ def _stored(source: Source, layer: str) -> _Layer:
     if types != (torch.int32, torch.int16, True) or {values.ndim, scales.ndim, meta.ndim} != {2}:
         raise malformed(source, layer, ", ".join(map(shown, parts)), "int32, real and int16 of two axes")
     rows, columns = meta.shape[1] // 2, meta.shape[0] * 32
-    fitting = min(rows, columns) > 0 and rows % META_ROWS == 0 and meta.shape[1] % 2 == 0 and rows * columns <= LARGEST
+    fitting = (
+        min(rows, columns) > 0 and rows % META_ROWS == 0 and meta.shape[1] % 2 == 0 and rows * columns <= LARGEST_WEIGHT
+    )
     width = {rows * TILE * bits // 32: bits for bits in (4, 8)}
     if not fitting or values.shape[0] != columns // 32 or values.shape[1] not in width:
         wanted = f"{VALUES} (in / 32, out * 16 * bits / 32), {META} (in / 32, out * 2), out a multiple of {META_ROWS}"

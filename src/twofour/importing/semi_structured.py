@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.sparse import SparseSemiStructuredTensor, SparseSemiStructuredTensorCUTLASS
 
 from twofour.errors import FormatError, PackingError
-from twofour.importing.base import LARGEST, Found, Source, Sparse, kept_of, malformed, shown
+from twofour.importing.base import Found, Source, Sparse, kept_of, malformed, shown
 from twofour.layers import Reduction
-from twofour.packing import Packed
+from twofour.packing import LARGEST_WEIGHT, Packed
 from twofour.tensor_core import from_sm80
 
 PACKED, META, PACKED_T, META_T = "packed", "meta", "packed_t", "meta_t"
@@ -104,7 +104,7 @@ def _gathered(source: Source, name: str) -> _Parts:
 def _checked(source: Source, name: str, shape: tuple[int, ...], parts: dict[str, Any], cutlass: bool) -> _Parts:
     if wrong := [part for part, tensor in parts.items() if tensor is not None and type(tensor) is not Tensor]:
         raise malformed(source, name, f"{wrong[0]} is {type(parts[wrong[0]]).__name__}", "plain tensors")
-    if min(shape) < 1 or shape[0] * shape[1] > LARGEST:
+    if min(shape) < 1 or shape[0] * shape[1] > LARGEST_WEIGHT:
         raise malformed(source, name, f"shape {shape}", "positive sizes")
     return _Parts(shape[0], shape[1], *(parts[part] for part in PARTS), cutlass)  # pyright: ignore[reportCallIssue]
 

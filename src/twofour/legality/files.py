@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 
 from twofour.checkpoints import Checkpoint, Entry
+from twofour.importing.asp import BUFFER
 from twofour.legality.contents import Contents, contents_of
 from twofour.legality.expectation import Expectation
 from twofour.legality.included import LEFT_OUT, Included
 from twofour.legality.kinds import ByModel, ByName, Layer, layers_of
 from twofour.legality.packed import Foreign, Ours, Stored
-from twofour.legality.promises import APEX_MASK, APEX_PRUNED
 from twofour.legality.subject import JUDGED, Subject
 from twofour.patterns import Census, Pattern, parse
 
@@ -83,10 +83,8 @@ def _subject(
 
 
 def _refusal(name: str, stored: Stored, shape: tuple[int, ...]) -> str:
-    if APEX_MASK.fullmatch(name):
-        return "apex's mask of another tensor"
-    if APEX_PRUNED.fullmatch(name):
-        return "what apex pruned of another tensor"
+    if (buffer := BUFFER.fullmatch(name)) is not None:
+        return "apex's mask of another tensor" if buffer["kind"] == "mask" else "what apex pruned of another tensor"
     if min(shape, default=0) < 1:
         return f"shape {shape} is no Linear or convolution weight"
     if not isinstance(stored, Entry) or stored.torch_dtype in JUDGED:

@@ -148,7 +148,7 @@ def _uses(node: Any, scope: Scope, reasons: dict[str, str]) -> Iterator[_Use]:
             else:
                 reasons[way.constant.name] = found
         elif way is not None:
-            reasons[way.partition("`")[2].partition("`")[0]] = way
+            reasons[way.name] = way.reason
 
 
 def _use(node: Any, operand: Operand, way: Way, scope: Scope) -> _Use | str:
@@ -168,6 +168,8 @@ def _use(node: Any, operand: Operand, way: Way, scope: Scope) -> _Use | str:
     point = scope.constant(zero) if zero else None
     if zero and point is None:
         return f"its zero point `{zero}` is computed at run time"
+    if point is not None and way.constant.is_whole and point.kind != way.constant.kind:
+        return f"its zero point is {point.kind}, the weight {way.constant.kind}"
     parts = Reduction(way.order[axis.axis], axis.parts)
     return _Use(way, kind, parts, way.order[out], node.name or f"{node.op_type} -> {node.output[0]}", point, per)
 
@@ -205,10 +207,10 @@ def _spread(zero: Tensor, use: _Use, shape: Sequence[int]) -> Tensor:
         return zero.reshape(())
     if zero.ndim == 1 and zero.numel() == shape[use.per]:
         return zero.reshape([-1 if axis == use.per else 1 for axis in range(len(shape))])
-    if zero.ndim == len(shape) and use.way.block > 0:
-        wide = zero.repeat_interleave(use.way.block, use.per).narrow(use.per, 0, shape[use.per])
-        if wide.shape == torch.Size(shape):
-            return wide
+    length = shape[use.per]
+    block = min(use.way.block, length)
+    if block > 0 and tuple(zero.shape) == (*shape[: use.per], -(-length // block), *shape[use.per + 1 :]):
+        return zero.repeat_interleave(block, use.per).narrow(use.per, 0, length)
     raise FormatError(
         "the zero points of an ONNX weight do not fit it",
         got=f"`{use.way.constant.name:.120}`: shape {tuple(shape)}, zero points {tuple(zero.shape)}",

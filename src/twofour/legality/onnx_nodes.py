@@ -121,11 +121,24 @@ class Way:
     block: int = 0
 
 
-def trace(name: str, scope: Scope) -> Way | str | None:
+@dataclass(frozen=True)
+class Lost:
+    """A constant on the way to an operand that is not its weight.
+
+    Attributes:
+        name: The constant's name.
+        reason: Why not.
+    """
+
+    name: str
+    reason: str
+
+
+def trace(name: str, scope: Scope) -> Way | Lost | None:
     """Follow an operand back to its constant.
 
     Returns:
-        The way; None where the operand is no constant; or the reason why a constant on the way is not its weight.
+        The way; None where the operand is no constant; or a constant on the way and why it is not its weight.
     """
     steps: list[Any] = []
     while (constant := scope.constant(name)) is None:
@@ -134,10 +147,14 @@ def trace(name: str, scope: Scope) -> Way | str | None:
             return None
         if node.op_type not in THROUGH or node.domain not in _STANDARD or not node.input:
             found = next((c for given in node.input if (c := scope.constant(given)) and len(c.shape) > 1), None)
-            return f"`{found.name}` goes through {node.op_type} first, which is computed at run time" if found else None
+            if found is None:
+                return None
+            reason = f"`{found.name}` goes through {node.op_type} first, which is computed at run time"
+            return Lost(found.name, reason)
         steps.append(node)
         name = node.input[0]
-    return _way(constant, steps)
+    way = _way(constant, steps)
+    return way if isinstance(way, Way) else Lost(constant.name, way)
 
 
 def _way(constant: Initializer, steps: Sequence[Any]) -> Way | str:
@@ -146,12 +163,14 @@ def _way(constant: Initializer, steps: Sequence[Any]) -> Way | str:
     for node in reversed(steps):  # from the constant on: `order` maps the axes of what came so far to the constant's
         if node.op_type == "Transpose":
             turned = attributes_of(node).get("perm", list(range(len(order)))[::-1])
-            if sorted(turned) != list(range(len(order))):
+            if not isinstance(turned, list) or sorted(turned) != list(range(len(order))):
                 return f"its Transpose has perm {turned}, which does not fit shape {constant.shape}"
             order = [order[axis] for axis in turned]
         elif node.op_type == "DequantizeLinear" and constant.is_whole:
             given = attributes_of(node)
             axis, block = given.get("axis", 1), given.get("block_size", 0)
+            if type(axis) is not int or type(block) is not int:
+                return f"its DequantizeLinear has axis {axis} and block_size {block}, which are no whole numbers"
             per = order[axis] if -len(order) <= axis < len(order) else 0
             zero = node.input[2] if len(node.input) > 2 and node.input[2] else None
     return Way(constant, tuple(order), tuple(node.op_type for node in steps), zero, per, block)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from twofour.checkpoints import Entry
 from twofour.errors import FormatError
+from twofour.packing import LARGEST_WEIGHT
 
 _FLOATS = {
     "FLOAT": ("F32", torch.float32),
@@ -26,9 +27,6 @@ _FLOATS = {
 _WHOLE = {"INT8": ("I8", torch.int8), "UINT8": ("U8", torch.uint8)}
 _HALVES = {"INT4": torch.int8, "UINT4": torch.uint8}
 """Two values a byte, the first in the low half."""
-
-LARGEST = 1 << 40
-"""Values of an initialiser at most, as in our own headers: a shape that claims more is damage."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Initializer:
         from onnx import TensorProto  # pyright: ignore[reportMissingImports]
 
         shape = tuple(proto.dims)
-        if min(shape, default=0) < 0 or prod(shape) > LARGEST:
+        if min(shape, default=0) < 0 or prod(shape) > LARGEST_WEIGHT:
             raise _malformed(name or proto.name, f"shape {shape}", "dimensions of 0 or more, at most 2^40 values")
         if proto.data_type not in TensorProto.DataType.values():
             raise _malformed(name or proto.name, f"data type {proto.data_type}", "a type of onnx.proto")

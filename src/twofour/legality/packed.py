@@ -22,6 +22,9 @@ from twofour.importing.semi_structured import PARTS as TORCH_PARTS
 from twofour.importing.semi_structured import SemiStructured
 from twofour.packing import Header, Packed
 
+_SIZES = ("I64", "I32", "I16", "I8", "U8")
+"""Types that a shape is stored in."""
+
 
 class Stored(Protocol):
     """A weight in a file: a tensor of its own (`checkpoints.Entry`), or one in parts."""
@@ -177,7 +180,8 @@ def _bitmask(path: Path, stem: str, entries: Mapping[str, Entry]) -> Foreign:
     names = [f"{stem}.{one}" for one in (*BITMASK_PARTS, OFFSETS)]
     parts = _parts(entries, (*names, f"{layer}.{SCALE}", f"{layer}.{ZERO}"))
     said = entries.get(f"{stem}.shape")
-    shape = tuple(int(size) for size in said.read().flatten().tolist()) if said is not None and said.nbytes < 64 else ()
+    whole = said is not None and said.dtype in _SIZES and said.nbytes < 64
+    shape = tuple(said.read().flatten().tolist()) if said is not None and whole else ()
     return Foreign(f"{layer}.weight", Bitmask(), parts, path, shape, "2:4" if len(values) == 2 else None)
 
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from twofour.checkpoints import Checkpoint, read_promise
 from twofour.errors import FormatError, PatternError
+from twofour.importing.asp import BUFFER, weight_names
 from twofour.patterns import Pattern, parse
-
-APEX_MASK = re.compile(r"(?P<layer>.*\.)?__(?P<attribute>\w+)_mma_mask")
-"""Buffer in which apex's ASP keeps the mask of its module's parameter `attribute` (apex/contrib/sparsity/asp.py)."""
-APEX_PRUNED = re.compile(r"(.*\.)?__\w+_mma_pruned_p")
-"""Buffer with the values that ASP pruned, kept where it may compute its masks anew."""
 
 _NO_STRUCTURE = (None, "", "0:0", "unstructured")
 """What compressed-tensors writes as `sparsity_structure` where there is no N:M."""
@@ -118,7 +114,8 @@ def _texts(given: object) -> tuple[str, ...]:
     return tuple(text for text in given if isinstance(text, str)) if isinstance(given, list) else ()
 
 
-def apex_masks(names: Iterable[str]) -> dict[str, str]:
-    """Return the names of apex's masks by the names of their weights."""
-    found = ((APEX_MASK.fullmatch(name), name) for name in names)
-    return {f"{match['layer'] or ''}{match['attribute']}": name for match, name in found if match}
+def apex_masks(names: Collection[str]) -> dict[str, str]:
+    """Return the names of apex's masks by the names of their weights, of those whose weight is there."""
+    found = [(match, name) for name in names if (match := BUFFER.fullmatch(name)) and match["kind"] == "mask"]
+    weights = [next((weight for weight in weight_names(match) if weight in names), None) for match, _ in found]
+    return {weight: name for weight, (_, name) in zip(weights, found, strict=True) if weight is not None}
