@@ -207,6 +207,17 @@ def test_choices_stay_on_the_machine_that_measured_them(every_size: None) -> Non
         torch.testing.assert_close(gradients(other, x, dz), want)
 
 
+@pytest.mark.parametrize("name", ["linear", "1 x 1"])
+def test_a_backward_pass_may_outlive_its_layer(name: str) -> None:
+    layer, x, dz = case(name)
+    attached(layer, product="sparse")
+    x.requires_grad_()
+    y = layer(x)
+    del layer
+    y.backward(dz)
+    assert x.grad is not None and x.grad.isfinite().all()
+
+
 def test_impossible_options_are_refused() -> None:
     for product, seconds in (("fast", 0.3), ("auto", 0.0)):
         with pytest.raises(TrainingError, match=r"an argument is impossible[\s\S]*'auto' or 'sparse' or 'dense'"):

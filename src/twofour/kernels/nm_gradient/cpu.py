@@ -16,7 +16,7 @@ MODES = ("magnitude", "rescaled", "random", "unbiased")
 def refuses(gradient: Tensor) -> str | None:
     """Return why a gradient (..., channels) cannot be pruned here, or None."""
     if not gradient.is_cpu:
-        return f"on {gradient.device.type}"
+        return f"on {gradient.device.type}: the kernels are for the CPU"
     if gradient.dtype not in LAYOUTS:
         return f"{str(gradient.dtype).removeprefix('torch.')}: float32 or bfloat16 is wanted"
     if gradient.shape[-1] % 4 or gradient.shape[-1] == 0:

@@ -112,7 +112,8 @@ class _Linear(torch.autograd.Function):
         ctx.number = number
         if torch.compiler.is_compiling():
             return F.linear(x, weight, bias)
-        return found(number).ways.forward(x, weight, bias)
+        ctx.state = found(number)  # the graph may outlive the layer
+        return ctx.state.ways.forward(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -149,6 +150,8 @@ class _Convolution(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.number, ctx.stride, ctx.padding, ctx.dilation, ctx.groups = number, stride, padding, dilation, groups
+        if not torch.compiler.is_compiling():
+            ctx.state = found(number)  # the graph may outlive the layer
         convolve = F.conv1d if weight.ndim == 3 else F.conv2d
         return convolve(x, weight, bias, stride, padding, dilation, groups)
 
