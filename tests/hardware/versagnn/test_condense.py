@@ -76,8 +76,8 @@ def planetoid(path: Path, name: str) -> tuple[Sparse, Sparse]:
         return gcn_graph(rows, found["edge_index"]), Sparse((rows, columns), starts, words, found["x_data"])
 
 
-# Counted by an independent program, h = 32 and 64: strip columns, non-empty, condensed, lower bound, condensed after the
-# sort, slot fill of both.
+# Counted by an independent program, h = 32 and 64: strip columns, non-empty, condensed, lower bound, condensed after
+# the sort, slot fill of both.
 GRAPHS = {
     "cora": (13264, (230180, 11531, 1750, 1750, 554, 0.237, 0.748), (11116, 1179), (0.257, 0.671, 0.949)),
     "citeseer": (12431, (346008, 11540, 1483, 1483, 475, 0.262, 0.818), (11296, 971), (0.176, 0.521, 0.928)),
