@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -239,12 +240,14 @@ def test_malformed_constants_are_refused(tmp_path, how: str) -> None:
 
 @pytest.mark.parametrize(
     "external",
-    [{"location": "../up.bin"}, {"location": "/etc/hostname"}, {"location": "gone.bin"}, {"location": ""}, {},
+    [{"location": "../up.bin"}, {"location": "/etc/hostname"}, {"location": "gone.bin"},
+     {"location": "pipe.bin"}, {"location": ""}, {},
      {"location": "w.bin", "offset": "8"}, {"location": "w.bin", "length": "4"}, {"location": "w.bin", "offset": "-1"},
      {"location": "w.bin", "offset": "9" * 30}, {"location": "."}],
 )  # fmt: skip
 def test_external_data_that_is_not_there_is_refused(tmp_path, external: dict[str, str]) -> None:
     (tmp_path / "w.bin").write_bytes(bytes(16 * 32 * 4))
+    os.mkfifo(tmp_path / "pipe.bin")
     weight = constant("w", random(16, 32))
     weight.ClearField("raw_data")
     weight.data_location = TensorProto.EXTERNAL

@@ -16,6 +16,7 @@ from twofour.cli import source as sources
 from twofour.cli.screen import JsonFile, progress, say, write
 from twofour.errors import FormatError
 from twofour.export.file import untie
+from twofour.files import replacing
 from twofour.importing import Imported
 from twofour.legality import Report
 from twofour.streaming.prune import copy_companions
@@ -82,4 +83,5 @@ def _write_companions(folder: Path, target: Path) -> None:
                 "the folder's config.json cannot be read", got=str(error), wanted="a JSON object"
             ) from error
         plain = {key: value for key, value in config.items() if key not in FOREIGN}
-        (target / CONFIG).write_text(json_text.dumps(plain, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        with replacing(target / CONFIG) as temporary:  # the copy is read-only where the original is
+            temporary.write_text(json_text.dumps(plain, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -103,6 +103,8 @@ class Initializer:
             raise _malformed(self.name, f"external data in {location!r:.120}", "a file beside the model, or below")
         if length != nbytes:
             raise _malformed(self.name, f"{length} bytes of external data", f"{nbytes} for shape {self.shape}")
+        if not (self.folder / place).is_file():  # opening a pipe would wait for ever
+            raise _malformed(self.name, f"external data in {location!r:.120}, which is no file", "a file")
         mapped = Entry(self.name, (nbytes,), "U8", self.folder / place, offset, nbytes).bytes()
         width = 1 if self.kind in _HALVES else {**_FLOATS, **_WHOLE}[self.kind][1].itemsize
         return mapped.clone() if offset % width else mapped  # kernels take aligned values
