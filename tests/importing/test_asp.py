@@ -97,6 +97,7 @@ def test_a_layer_whose_mask_keeps_everything_is_dense(tmp_path: Path) -> None:
 DAMAGE = [
     ("fc1.weight", lambda t: t + 1, "where the mask has none"),
     ("fc1.weight", lambda t: t * float("inf"), "NaN"),
+    ("fc1.weight", lambda t: t.to(torch.float8_e4m3fn), "bool mask"),
     ("fc1.weight", None, "a mask without"),
     ("fc1.__weight_mma_mask", lambda t: t.to(torch.uint8), "bool mask"),
     ("fc1.__weight_mma_mask", lambda t: t[:-8], "bool mask"),

@@ -219,3 +219,9 @@ def test_what_a_file_of_ours_holds_of_a_bitmask_is_checked_and_compiled(tmp_path
     x = torch.randn(3, 64)
     fast = twofour.compile(model["fc2"].eval(), x, tokens=(3,))
     torch.testing.assert_close(fast(x), model["fc2"](x).detach(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "key"), [("marlin_24", "group.weight_g_idx"), ("bitmask_int8", "head.weight_scale")])
+def test_a_quantised_weight_of_another_form_is_refused(tmp_path: Path, name: str, key: str) -> None:
+    with pytest.raises(FormatError, match=key):
+        importing.decode(stored(tmp_path, {**tensors(name), key: torch.ones(10)}))

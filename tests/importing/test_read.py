@@ -111,3 +111,8 @@ def test_values_that_overflow_the_models_dtype_are_refused(tmp_path: Path) -> No
     with pytest.raises(FormatError, match=r"`fc.weight`(.|\n)*overflows"):
         twofour.read(tmp_path / "m.safetensors", model.half())
     assert twofour.check(twofour.read(tmp_path / "m.safetensors", model.float())).ok
+
+
+def test_a_state_dict_is_known_without_its_ending(tmp_path: Path) -> None:
+    torch.save(net_state(), tmp_path / "checkpoint")
+    assert importing.decode(tmp_path / "checkpoint").sparse

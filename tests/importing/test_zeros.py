@@ -88,3 +88,9 @@ def test_what_is_not_finite_is_refused(tmp_path: Path) -> None:
     weight[weight != 0] = float("nan")
     with pytest.raises(FormatError, match="NaN"):
         importing.decode(written(tmp_path, {"fc.weight": weight}))
+
+
+def test_float8_is_left_plain(tmp_path: Path) -> None:
+    state = {"a.weight": sparse(16, 32), "b.weight": sparse(16, 32).to(torch.float8_e4m3fn)}
+    found = importing.decode(written(tmp_path, state))
+    assert set(found.sparse) == {"a.weight"} and found.plain["b.weight"].dtype == torch.float8_e4m3fn

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from twofour.errors import FormatError, TwofourError
-from twofour.importing.base import Found, Source, Sparse, malformed, require_finite, shown
+from twofour.importing.base import REAL, Found, Source, Sparse, malformed, require_finite, shown
 from twofour.layers import Reduction
 from twofour.patterns import parse
 
@@ -79,7 +79,7 @@ def _masked(source: Source, name: str, weight: object, mask: object, axis: Reduc
         raise malformed(
             source, name, f"weight {shown(weight)}, mask {shown(mask)}", "a bool mask of the weight's shape"
         )
-    if weight.shape != mask.shape or not 2 <= weight.ndim <= 5 or not weight.is_floating_point() or not weight.numel():
+    if weight.shape != mask.shape or not 2 <= weight.ndim <= 5 or weight.dtype not in REAL or not weight.numel():
         raise malformed(
             source, name, f"weight {shown(weight)}, mask {shown(mask)}", "a bool mask of the weight's shape"
         )

@@ -14,6 +14,9 @@ from twofour.errors import FormatError
 from twofour.layers import Reduction
 from twofour.packing import Packed, pack
 
+REAL = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+"""Types of weights that can be looked at as they are; torch neither compares nor counts float8."""
+
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 

@@ -53,7 +53,7 @@ class Bitmask:
         taken = {f"{layer}.{part}" for layer in layers for part in (*PARTS, OFFSETS, SCALE, ZERO)}
         dropped = {name for name in source.tensors if name.rpartition(".")[2] in DROPPED}
         plain = {name: tensor for name, tensor in source.tensors.items() if name not in taken | dropped}
-        if others := [name for name in plain if name.rpartition(".")[2] in (SCALE, "weight_packed")]:
+        if others := [name for name in plain if name.rpartition(".")[2] in (SCALE, "weight_packed", "weight_g_idx")]:
             layer = others[0].rpartition(".")[0]
             raise malformed(source, layer, f"`{others[0]}`, of a quantised weight that is not sparse", "a bitmask too")
         sparse: dict[str, Sparse] = {}

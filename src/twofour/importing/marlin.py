@@ -65,7 +65,7 @@ class Marlin:
         layers = _layers(source)
         taken = {f"{layer}.{part}" for layer in layers for part in PARTS}
         plain = {name: tensor for name, tensor in source.tensors.items() if name not in taken}
-        if others := [name for name in plain if name.rpartition(".")[2] in (*PARTS, "weight_scale")]:
+        if others := [name for name in plain if name.rpartition(".")[2] in (*PARTS, "weight_scale", "weight_g_idx")]:
             layer = others[0].rpartition(".")[0]
             raise malformed(source, layer, f"`{others[0]}` without the rest", ", ".join(PARTS))
         sparse = {f"{layer}.weight": _weight(source, layer) for layer in layers}

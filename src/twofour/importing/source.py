@@ -49,7 +49,7 @@ def opened(path: str | os.PathLike[str]) -> Source:
         FormatError: There is nothing that can be read, or it is a file of ours.
     """
     path = Path(path)
-    if path.suffix.lower() in PICKLED and not path.is_dir():
+    if not path.is_dir() and (path.suffix.lower() in PICKLED or zipfile.is_zipfile(path)):
         return Source(path, _without_module(_state(path, _unpickled(path))))
     checkpoint = Checkpoint.open(path)
     metadata = {key: text for found in checkpoint.metadata.values() for key, text in found.items()}

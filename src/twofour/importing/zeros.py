@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from twofour.errors import FormatError, TwofourError
-from twofour.importing.base import Found, Source, Sparse, malformed, require_finite
+from twofour.importing.base import REAL, Found, Source, Sparse, malformed, require_finite
 from twofour.layers import Reduction
 from twofour.patterns import Conformity, Pattern, parse
 
@@ -53,7 +53,7 @@ class Zeros:
 
 
 def _may_be_weight(name: str, tensor: Tensor, axes: Mapping[str, Reduction] | None) -> bool:
-    shaped = 2 <= tensor.ndim <= 5 and tensor.is_floating_point() and tensor.numel() > 0
+    shaped = 2 <= tensor.ndim <= 5 and tensor.dtype in REAL and tensor.numel() > 0
     return shaped and (axes is None or name in axes)
 
 
