@@ -29,14 +29,14 @@ DTYPES = {
     "int8": torch.int8,
 }
 CONTENTS = ("2:4", "dense", "2:4 along axis 0", "2:4 convolution")
-TENSORS = 4
+TENSORS = 2
 """Tensors of a file: one of 16.8 million values each."""
 
 
 def cells(dtypes: Sequence[str], threads: Sequence[int]) -> list[dict[str, object]]:
     """List the cells."""
     return [
-        {"case": "check", "dtype": dtype, "content": content, "threads": count}
+        {"case": "check", "dtype": dtype, "model": content, "threads": count}
         for dtype in dtypes
         for content in CONTENTS
         for count in threads
@@ -51,7 +51,7 @@ class Bench:
 
     def __call__(self, cell: dict[str, object]) -> Record:
         """Measure one cell: the whole of `twofour.check` on a file that is in the page cache."""
-        content, threads = str(cell["content"]), int(str(cell["threads"]))
+        content, threads = str(cell["model"]), int(str(cell["threads"]))
         tensor = values(content).to(DTYPES[str(cell["dtype"])])
         axes = {"*": 0 if content == "2:4 along axis 0" else 1}
         with tempfile.TemporaryDirectory() as folder:
@@ -118,6 +118,6 @@ def show(records: Sequence[Record], console: Console) -> None:
     for record in records:
         size = float(str(record.meta["bytes"])) / 1e9
         speeds = [f"{size / record.median(n):.2f}" if n in record.timings else "-" for n in (CHECK, READ, TORCH)]
-        table.add_row(str(record.meta["dtype"]), str(record.meta["content"]), str(record.threads), *speeds)
+        table.add_row(str(record.meta["dtype"]), str(record.meta["model"]), str(record.threads), *speeds)
     console.print(table)
     console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)

@@ -28,6 +28,13 @@ inline uint64_t field_counts(uint64_t x, int m) {
   return m >= 64 ? (x + (x >> 32)) & 0xffffffffull : x;
 }
 
+// How many bits are set. The compiler's own is a call into a table here, since any CPU must run this file.
+inline int set_bits(uint64_t x) {
+  x -= x >> 1 & 0x5555555555555555ull;
+  x = (x & 0x3333333333333333ull) + (x >> 2 & 0x3333333333333333ull);
+  return static_cast<int>(((x + (x >> 4)) & 0x0f0f0f0f0f0f0f0full) * 0x0101010101010101ull >> 56);
+}
+
 // One bit of every field of m bits, the lowest of it.
 inline uint64_t field_ones(int m) { return m == 64 ? 1 : ~uint64_t{0} / ((uint64_t{1} << m) - 1); }
 
@@ -42,8 +49,8 @@ NmGroupsFound along_words(const NmGroups& a, int64_t groups) {
     const uint64_t word = bits_from(a.bits, g * a.m) & below((groups - g) * a.m);
     const uint64_t counts = field_counts(a.pairs ? pairs_of(word) : word, a.m);
     const uint64_t offending = (counts + over) & top;
-    found.offending += __builtin_popcountll(offending);
-    found.spare -= __builtin_popcountll((counts + reach) & top);
+    found.offending += set_bits(offending);
+    found.spare -= set_bits((counts + reach) & top);
     if (offending && found.first < 0) found.first = (g + __builtin_ctzll(offending) / a.m) * a.m;
     if (offending && a.stop) return found;
   }
@@ -55,7 +62,7 @@ NmGroupsFound along_rows(const NmGroups& a, int64_t groups) {
   NmGroupsFound found = {0, 0, -1};
   for (int64_t g = 0; g < groups; ++g) {
     const uint64_t word = bits_from(a.bits, g * a.m) & below(a.m);
-    const int count = __builtin_popcountll(a.pairs ? pairs_of(word) : word);
+    const int count = set_bits(a.pairs ? pairs_of(word) : word);
     found.spare += count < n;
     found.offending += count > n;
     if (count > n && found.first < 0) found.first = g * a.m;
@@ -88,8 +95,15 @@ struct LaneCounts {
 // Of up to 64 groups side by side, those with more than n non-zero values and those with n.
 inline void compare_lanes(const NmGroups& a, int64_t at, uint64_t* above, uint64_t* equal) {
   if (a.m == 4 && a.n == 2 && !a.pairs) {
-    const uint64_t w = bits_from(a.bits, at), x = bits_from(a.bits, at + a.inner);
-    const uint64_t y = bits_from(a.bits, at + 2 * a.inner), z = bits_from(a.bits, at + 3 * a.inner);
+    uint64_t w, x, y, z;
+    if (4 * a.inner <= 57) {  // the taps of a 3 x 3 kernel: one load holds the group
+      std::memcpy(&w, a.bits + at / 8, 8);
+      w >>= at % 8;
+      x = w >> a.inner, y = w >> 2 * a.inner, z = w >> 3 * a.inner;
+    } else {
+      w = bits_from(a.bits, at), x = bits_from(a.bits, at + a.inner);
+      y = bits_from(a.bits, at + 2 * a.inner), z = bits_from(a.bits, at + 3 * a.inner);
+    }
     *above = (w & x & (y | z)) | (y & z & (w | x));
     *equal = ((w & x) | (y & z) | ((w | x) & (y | z))) & ~*above;
     return;
@@ -116,8 +130,8 @@ NmGroupsFound across(const NmGroups& a) {
         uint64_t above, equal;
         compare_lanes(a, at, &above, &equal);
         above &= real;
-        found.offending += __builtin_popcountll(above);
-        found.spare += __builtin_popcountll(~(above | equal) & real);
+        found.offending += set_bits(above);
+        found.spare += set_bits(~(above | equal) & real);
         if (above && i + __builtin_ctzll(above) < lane) lane = i + __builtin_ctzll(above), group = g;
       }
     if (lane < a.inner && found.first < 0) found.first = (o * a.length + group * a.m) * a.inner + lane;
