@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from twofour import measure, patterns
+from twofour import legality, measure, patterns
 from twofour.errors import DataError, MeasureError
 
 ROOT = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -173,6 +173,15 @@ def test_a_wrong_mask_or_packed_weight_is_not_timed(cases, monkeypatch: pytest.M
     monkeypatch.setattr(mask, "by_topk", lambda w: torch.zeros(w.shape, dtype=torch.bool))
     with pytest.raises(MeasureError, match="2:4 mask is wrong and is not timed"):
         mask.verify(weight)
+
+
+def test_a_wrong_check_is_not_timed(cases):
+    from cases import check
+
+    report = legality.check_weights({f"{i}": torch.randn(8, 16) for i in range(check.TENSORS)})
+    check.verify(report, "dense")
+    with pytest.raises(MeasureError, match="check is wrong"):
+        check.verify(report, "2:4")
 
 
 def test_the_common_mask_is_ours(cases):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import twofour
@@ -228,6 +228,36 @@ def test_a_model_that_transformers_does_not_know_takes_names(tmp_path: Path) -> 
         twofour.check(folder)
     report = twofour.check(folder, axes={"*": 1})
     assert report.ok and [found.promised for found in report.layers] == ["2:4", None]
+
+
+@pytest.mark.parametrize("axis", ["input channels", "output channels", "flattened"])
+def test_a_trained_resnet_pruned_along_each_axis(data_dir: Path, tmp_path: Path, axis: str) -> None:
+    weights = load_file(data_dir / "pretrained" / "resnet20-12fca82f.safetensors")
+    dense = twofour.check(data_dir / "pretrained" / "resnet20-12fca82f.safetensors", expect="2:4")
+    names = [found.name for found in dense.layers if found.promised]
+    assert (
+        not dense.ok
+        and len(names) == 18
+        and {found.verdict for found in dense.layers if not found.promised} == {"dense"}
+    )
+    for name in names:
+        flat = weights[name].flatten(1)
+        whole = {"input channels": (weights[name], 1), "output channels": (weights[name], 0), "flattened": (flat, 1)}[
+            axis
+        ]
+        weights[name] = pruned(*whole).view(weights[name].shape)
+    report = twofour.check(saved(tmp_path / "w.safetensors", weights), expect="2:4")
+    held = [found for found in report.layers if found.promised]
+    if axis == "input channels":
+        assert report.ok and all(found.kept for found in held)
+    else:
+        lies = {"output channels": "output channels", "flattened": "the flattened kernel (C*kh*kw)"}[axis]
+        assert not report.ok and all(found.wrong_axis == lies and "wrong axis" in found.verdict for found in held)
+
+
+def test_a_trained_llama_is_dense(data_dir: Path) -> None:
+    report = twofour.check(data_dir / "pretrained" / "llama2c_aidreams260K.safetensors")
+    assert not report.ok and report.layers and {found.verdict for found in report.layers} == {"dense"}
 
 
 MEMORY = """

@@ -180,11 +180,15 @@ def test_constants_that_are_no_weights_get_a_reason(tmp_path) -> None:
         node("Gather", "e", "i", out="g"),
         node("Conv", "x", "o", out="c"),
         node("MatMul", "a", "n", out="y"),
+        node("DequantizeLinear", "d", "f", "f", out="dd"),
+        node("MatMul", "y", "dd", out="z"),
     ]
     constants = [constant("m", random(16, 32)), constant("e", random(16, 32)), constant("o", random(16, 32))]
+    constants += [constant("d", torch.ones(4, 4, dtype=torch.int8)), constant("f", torch.ones(()))]
     constants += [helper.make_tensor("i", 7, (1, 1), [0]), helper.make_tensor("n", 7, (4, 4), list(range(16)))]
     report = checked(tmp_path, nodes, constants)
     assert not report.layers and dict(report.skipped) == {
+        "d": "its zero point is FLOAT, the weight INT8",
         "m": "`m` goes through Mul first, which is computed at run time",
         "e": "no operand of Conv, Gemm or MatMul",
         "o": "shape (16, 32) is no convolution weight",

@@ -17,7 +17,7 @@ def verdict(finding: Finding) -> str:
         return f"{start}{finding.broken} values are NaN or infinite"
     if finding.legal:
         return _kept(finding, start)
-    if columns := _does_not_divide(finding):
+    if finding.promised and (columns := _does_not_divide(finding)):
         return f"{start}{columns}"
     wrong = finding.wrong_fraction or 0.0
     if wrong >= WRONG_AXIS_FRACTION and finding.zeros > 0 and wrong > finding.legal_fraction:
