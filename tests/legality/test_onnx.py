@@ -175,7 +175,7 @@ def test_one_constant_summed_over_along_both_axes_is_judged_for_each(tmp_path) -
 
 def test_constants_that_are_no_weights_get_a_reason(tmp_path) -> None:
     nodes = [
-        node("Mul", "m", "x", out="p"),
+        node("Mul", "m", "m2", out="p"),
         node("MatMul", "x", "p", out="a"),
         node("Gather", "e", "i", out="g"),
         node("Conv", "x", "o", out="c"),
@@ -183,7 +183,12 @@ def test_constants_that_are_no_weights_get_a_reason(tmp_path) -> None:
         node("DequantizeLinear", "d", "f", "f", out="dd"),
         node("MatMul", "y", "dd", out="z"),
     ]
-    constants = [constant("m", random(16, 32)), constant("e", random(16, 32)), constant("o", random(16, 32))]
+    constants = [
+        constant("m", random(16, 32)),
+        constant("m2", torch.ones(())),
+        constant("e", random(16, 32)),
+        constant("o", random(16, 32)),
+    ]
     constants += [constant("d", torch.ones(4, 4, dtype=torch.int8)), constant("f", torch.ones(()))]
     constants += [helper.make_tensor("i", 7, (1, 1), [0]), helper.make_tensor("n", 7, (4, 4), list(range(16)))]
     report = checked(tmp_path, nodes, constants)
@@ -297,6 +302,13 @@ def test_files_that_are_no_models(tmp_path) -> None:
             twofour.check(path)
     with pytest.raises(FormatError, match="no such file"):
         twofour.check(tmp_path / "gone.onnx")
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path) -> None:
+    content = graph([node("MatMul", "x", "weight")], [constant("weight", random(8, 4))]).SerializeToString()
+    (tmp_path / "m.onnx").write_bytes(content.replace(b"weight", b"we\xffght"))
+    with pytest.raises(FormatError, match=r"no UTF-8(.|\n)*ght"):
+        twofour.check(tmp_path / "m.onnx")
 
 
 def test_without_the_package_the_command_says_what_to_install(tmp_path) -> None:

@@ -50,7 +50,7 @@ def subjects_in_onnx(
     uses: dict[str, list[_Use]] = {}
     reasons: dict[str, str] = {}
     constants: dict[str, Initializer] = {}
-    for scope, nodes in _scopes(model.graph, path.parent, None):
+    for scope, nodes in _scopes(model.graph, path, None):
         constants |= scope.constants
         for node in nodes:
             for use in _uses(node, scope, reasons):
@@ -111,27 +111,45 @@ def _malformed(path: Path, got: str) -> FormatError:
 
 def _said(model: Any, path: Path) -> Expectation:
     """Return what the model's own metadata promises, under the key that our safetensors files use."""
-    said = read_promise({entry.key: entry.value for entry in model.metadata_props}, path)
+    properties = {entry.key: entry.value for entry in model.metadata_props if isinstance(entry.value, str)}
+    said = read_promise(properties, path)
     return Expectation({name: known(path, text) for name, text in said.patterns.items()})
 
 
-def _scopes(graph: Any, folder: Path, around: Scope | None) -> Iterator[tuple[Scope, Sequence[Any]]]:
+def _scopes(graph: Any, path: Path, around: Scope | None) -> Iterator[tuple[Scope, Sequence[Any]]]:
     """Yield a graph and those inside its nodes (If, Loop, Scan), each with what its names mean."""
-    constants = {proto.name: Initializer.of(proto, folder) for proto in graph.initializer if proto.name}
+    _require_text(graph, path)
+    constants = {proto.name: Initializer.of(proto, path.parent) for proto in graph.initializer if proto.name}
     makers = {}
     for node in graph.node:
         value = next((a.t for a in node.attribute if node.op_type == "Constant" and a.name == "value"), None)
         for output in node.output:
             makers[output] = node
         if value is not None and value.dims and node.output:
-            constants[node.output[0]] = Initializer.of(value, folder, node.output[0])
+            constants[node.output[0]] = Initializer.of(value, path.parent, node.output[0])
     scope = Scope(constants, makers, around)
     yield scope, graph.node
     for node in graph.node:
         for attribute in node.attribute:
             inner = [attribute.g] if attribute.type == attribute.GRAPH else attribute.graphs
             for found in inner:
-                yield from _scopes(found, folder, scope)
+                yield from _scopes(found, path, scope)
+
+
+def _require_text(graph: Any, path: Path) -> None:
+    """Refuse names that are no UTF-8: protobuf hands them out as bytes.
+
+    Raises:
+        FormatError: There is one.
+    """
+    texts = [proto.name for proto in graph.initializer]
+    for node in graph.node:
+        texts += [node.op_type, node.domain, node.name, *node.input, *node.output]
+        texts += [attribute.name for attribute in node.attribute]
+    for proto in (*graph.initializer, *(attribute.t for node in graph.node for attribute in node.attribute)):
+        texts += [text for entry in proto.external_data for text in (entry.key, entry.value)]
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise _malformed(path, f"a name that is no UTF-8: {wrong[0]!r:.80}")
 
 
 def _uses(node: Any, scope: Scope, reasons: dict[str, str]) -> Iterator[_Use]:
@@ -146,9 +164,9 @@ def _uses(node: Any, scope: Scope, reasons: dict[str, str]) -> Iterator[_Use]:
             if isinstance(found, _Use):
                 yield found
             else:
-                reasons[way.constant.name] = found
+                reasons.setdefault(way.constant.name, found)
         elif way is not None:
-            reasons[way.name] = way.reason
+            reasons.setdefault(way.name, way.reason)
 
 
 def _use(node: Any, operand: Operand, way: Way, scope: Scope) -> _Use | str:

@@ -146,15 +146,20 @@ def trace(name: str, scope: Scope) -> Way | Lost | None:
         if node is None or len(steps) > 32:
             return None
         if node.op_type not in THROUGH or node.domain not in _STANDARD or not node.input:
-            found = next((c for given in node.input if (c := scope.constant(given)) and len(c.shape) > 1), None)
-            if found is None:
-                return None
-            reason = f"`{found.name}` goes through {node.op_type} first, which is computed at run time"
-            return Lost(found.name, reason)
+            return _computed(node, scope)
         steps.append(node)
         name = node.input[0]
     way = _way(constant, steps)
     return way if isinstance(way, Way) else Lost(constant.name, way)
+
+
+def _computed(node: Any, scope: Scope) -> Lost | None:
+    """Say that a node computes an operand from constants, and from nothing else: a weight times its mask, say."""
+    found = [scope.constant(given) for given in node.input]
+    weight = next((one for one in found if one is not None and len(one.shape) > 1), None)
+    if weight is None or None in found:
+        return None
+    return Lost(weight.name, f"`{weight.name}` goes through {node.op_type} first, which is computed at run time")
 
 
 def _way(constant: Initializer, steps: Sequence[Any]) -> Way | str:
