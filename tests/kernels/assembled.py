@@ -1,6 +1,6 @@
 """Compile the Triton kernels to machine code, without a GPU: `python -m tests.kernels.assembled 80 89 90 100`.
 
-Without architectures those of `QUICK` are compiled for Hopper, which takes a few seconds, and the first for Ampere, too.
+Without architectures those of `QUICK` are compiled for Hopper, in a few seconds, and the first for Ampere, too.
 """
 
 import re

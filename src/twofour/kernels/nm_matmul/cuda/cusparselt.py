@@ -1,9 +1,9 @@
 """2:4 products by cuSPARSELt through torch's operators `_cslt_compress` and `_cslt_sparse_mm`.
 
 Only the first operand can be sparse, so y^T = W x^T is computed; the library writes it transposed back, which costs
-nothing. A bias of 16-bit products and the weight's scales of 8-bit ones are fused by the library; torch's operators
-offer no activation. The compressed bytes are the library's own: another GPU or version may order them otherwise, so
-they are made where they run and never stored.
+nothing. The library fuses the bias of 16-bit products; torch's operators offer no activation. 8-bit products answer in
+bfloat16, and one kernel applies scales, bias and the rest. The compressed bytes are the library's own: another GPU or
+version may order them otherwise, so they are made where they run and never stored.
 """
 
 from __future__ import annotations
@@ -115,14 +115,12 @@ class CusparseltMatmul(CudaKernel):
         parts = opened(weight, self._parts(high), self.name)
         if self.dtype in HALVES:
             held = held_bias(bias, high, self._type)
-            y = self._product(configuration, x.to(self._type), parts[0], held, None, wide)[:tokens, :out_features]
+            y = self._product(configuration, x.to(self._type), parts[0], held, wide)[:tokens, :out_features]
             y = y.to(x.dtype)
             return (y if epilogue.plain else epilogue.apply(y, other)).contiguous()
         whole, scale = rounded(x, self._type)
-        total = self._product(configuration, whole, parts[1], None, parts[0], wide, torch.bfloat16)[
-            :tokens, :out_features
-        ]
-        return rescaled(total, scale, None, bias, epilogue, other, x.dtype)
+        total = self._product(configuration, whole, parts[1], None, wide, torch.bfloat16)[:tokens, :out_features]
+        return rescaled(total, scale, parts[0][:out_features], bias, epilogue, other, x.dtype)
 
     def _product(
         self,
@@ -130,7 +128,6 @@ class CusparseltMatmul(CudaKernel):
         x: Tensor,
         compressed: Tensor,
         bias: Tensor | None,
-        alpha: Tensor | None,
         columns: int,
         answer: torch.dtype | None = None,
     ) -> Tensor:
@@ -141,7 +138,7 @@ class CusparseltMatmul(CudaKernel):
         else:
             x = padded(x, TOKEN_MULTIPLE[2], columns)
         return torch.ops.aten._cslt_sparse_mm(
-            *(compressed, x.t(), bias, alpha, answer),
+            *(compressed, x.t(), bias, None, answer),
             transpose_result=True,
             alg_id=algorithm,
             split_k=split,
@@ -161,7 +158,7 @@ class CusparseltMatmul(CudaKernel):
         *scales, compressed = opened(prepared, self._parts(high), self.name)
         unit = torch.eye(columns, device=prepared.device).to(self._type)
         exact = {torch.int8: torch.int32, torch.float8_e4m3fn: torch.float32}.get(self._type)
-        total = self._product(DEFAULT, unit, compressed, None, None, wide, exact)[:columns, :rows].t()
+        total = self._product(DEFAULT, unit, compressed, None, wide, exact)[:columns, :rows].t()
         return total, scales[0][:rows, None] if scales else None
 
     def dense(self, prepared: Tensor, rows: int, columns: int) -> Tensor:
