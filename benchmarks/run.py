@@ -14,6 +14,7 @@ from rich.console import Console
 from cases import calibrated as calibrated_case
 from cases import check as check_case
 from cases import conv as conv_case
+from cases import files as files_case
 from cases import grid as grid_case
 from cases import linear as linear_case
 from cases import mask as mask_case
@@ -186,6 +187,18 @@ def memory(
         path = _path(json, f"memory-{kind}-{keep}", record)
         memory_case.show(memory_case.run(kind, keep, path), _console())
         _console().print(f"record: {path}", highlight=False)
+
+
+@app.command()
+def files(
+    layers: Annotated[int, typer.Option(help="Layers of the checkpoint, 0.12 GB each.")] = files_case.LAYERS,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """`twofour prune` on a sharded checkpoint of 3 GB, whole, and killed half-way and resumed: seconds and memory."""
+    path = _path(json, "files", record)
+    files_case.show(files_case.run(layers, path), _console())
+    _console().print(f"record: {path}", highlight=False)
 
 
 @app.command()

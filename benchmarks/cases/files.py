@@ -5,6 +5,7 @@ from __future__ import annotations
 import filecmp
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -41,9 +42,9 @@ def run(layers: int, path: Path) -> dict[str, object]:
         write_checkpoint(source, layers)
         dense = Checkpoint.open(source)
         copy = _copied(source, Path(folder) / "copy")
-        seconds, peak = _finished(_start(source, whole))
+        first = _finished(_start(source, whole))
         done = _killed(source, resumed, len(dense.files) // 2)
-        again, peak_again = _finished(_start(source, resumed))
+        again = _finished(_start(source, resumed))
         _require_same(whole, resumed)
         report = json.loads((whole / "report.json").read_text())
     found: dict[str, object] = {
@@ -54,11 +55,9 @@ def run(layers: int, path: Path) -> dict[str, object]:
         "dense_bytes": dense.nbytes,
         "largest_bytes": dense.largest,
         "copy_seconds": copy,
-        "seconds": seconds,
-        "peak_bytes": peak,
+        **first,
         "files_before_kill": done,
-        "resumed_seconds": again,
-        "resumed_peak_bytes": peak_again,
+        **{f"resumed_{name}": value for name, value in again.items()},
         "same_bytes": True,
         "machine": machine(),
     }
@@ -119,23 +118,35 @@ def show(found: dict[str, object], console: Console) -> None:
 
 
 def _start(source: Path, out: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "twofour", "prune", str(source), "--out", str(out)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "cases.files", str(source), str(out)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
     return subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
 
 
-def _finished(process: subprocess.Popen[str]) -> tuple[float, int]:
-    """Wait for a run; return its seconds and the largest resident size it had, mapped pages of files included."""
-    start = time.perf_counter()
-    assert process.stderr is not None
-    said = process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
+def _finished(process: subprocess.Popen[str]) -> dict[str, float]:
+    """Wait for a run and return what it found of itself."""
+    said, complaint = process.communicate()
     if process.returncode:
-        raise MeasureError("twofour prune failed", got=said[-400:])
-    return time.perf_counter() - start, usage.ru_maxrss * 1024
+        raise MeasureError("twofour prune failed", got=complaint[-400:])
+    return json.loads(said.splitlines()[-1])
+
+
+def child(source: str, out: str) -> dict[str, float]:
+    """Run the command here; return its seconds, without those of starting Python, and the peak of resident memory.
+
+    The peak is of everything: Python, torch, transformers, and the pages of mapped files.
+    """
+    from twofour.cli import app
+
+    start = time.perf_counter()
+    app(["prune", source, "--out", out], standalone_mode=False)
+    seconds = time.perf_counter() - start
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    if peak is None:
+        raise MeasureError("peak memory is not known", got=sys.platform, wanted="Linux")
+    return {"seconds": seconds, "peak_bytes": int(peak[1]) * 1024}
 
 
 def _killed(source: Path, out: Path, files: int) -> int:
@@ -180,3 +191,7 @@ def _require_same(whole: Path, resumed: Path) -> None:
     for name in names:
         if name not in own and not filecmp.cmp(whole / name, resumed / name, shallow=False):
             raise MeasureError("the resumed run wrote other bytes", got=name)
+
+
+if __name__ == "__main__":
+    print(json.dumps(child(*sys.argv[1:])))

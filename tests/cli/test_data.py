@@ -118,6 +118,8 @@ def test_texts_go_through_the_folders_tokenizer(run, bert: Path):
         result = run("prune", str(bert), "--out", name[-3:], *options)
         assert result.exit_code == 0, result.output
         assert "promised weights kept" in result.stdout and "permuted: " in result.stdout
+    note = json.loads(Path("txt/config.json").read_text())["twofour"]
+    assert note["criterion"] == "wanda" and note["patterns"].keys() == {"2:4"}
     first, second = (load_file(f"{name}/model.safetensors") for name in ("txt", "onl"))
     assert all(torch.equal(first[name], second[name]) for name in first)
 

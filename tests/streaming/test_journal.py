@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -171,6 +172,14 @@ def test_two_processes_do_not_write_the_same_result(tmp_path: Path, source: Path
     finally:
         os.close(handle)
     assert streaming.prune(plan(source), tmp_path / "out").resumed == 2
+
+
+def test_a_disk_without_room(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=50_000))
+    with pytest.raises(SourceError, match="no room") as error:
+        streaming.prune(plan(source), tmp_path / "out")
+    assert "0.00 GB, the bytes of 4 files" in str(error.value) and not (tmp_path / "out").exists()
 
 
 def test_a_source_that_changed_after_the_plan(tmp_path: Path, source: Path):

@@ -14,11 +14,12 @@ from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
 from twofour import export, layers, masks, measure
-from twofour.checkpoints import describe
+from twofour.checkpoints import CONFIG, describe
 from twofour.cli import huggingface
 from twofour.cli.screen import without_nan
 from twofour.cli.source import Source, read_metadata
 from twofour.errors import SourceError
+from twofour.streaming.prune import write_note
 
 RECIPE = "recipe.toml"
 REPORT = "report.json"
@@ -154,7 +155,7 @@ def write_report(target: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def write_model(model: nn.Module, source: Source, target: Path) -> None:
+def write_model(model: nn.Module, source: Source, target: Path, criterion: str) -> None:
     """Write a masked model's plain weights (zeros included), with the promise in the file's metadata."""
     if source.kind == "folder":
         assert source.path is not None, source
@@ -171,6 +172,8 @@ def write_model(model: nn.Module, source: Source, target: Path) -> None:
             stored = next((name for name in names if name in weights), weight.name)
             promise[stored], axes[stored] = mask.pattern.name, mask.axis.axis
     write_weights(weights, promise, path, read_metadata(path), axes)
+    if source.kind == "folder":
+        write_note(target / CONFIG, promise, criterion)
 
 
 def write_weights(

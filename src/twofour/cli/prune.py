@@ -167,7 +167,7 @@ def _prune_model(
         options |= {"permute": True, "example": calibration.example(model, options["data"])}
     with huggingface.without_cache(model):
         pruning.prune(model, recipe, **options)
-    output.write_model(model, source, target)
+    output.write_model(model, source, target, recipe.criterion.name)
     return legality.check(model), _permutation(pruning.permutation_report(model))
 
 

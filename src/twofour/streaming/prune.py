@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from twofour import __version__
 from twofour.checkpoints import CONFIG, INDEX, WEIGHTS, describe
 from twofour.errors import SourceError
 from twofour.files import replacing
@@ -64,6 +64,7 @@ def prune(
             shards = [_shard(plan, file, folder) for file in plan.checkpoint.files]
             resumed = len(notes.files)
             todo = [shard for shard in shards if shard.target.name not in notes.files]
+            _require_room(folder, todo)
             for shard, outcomes in _run(todo, cluster, progress):
                 notes.add(shard.target.name, outcomes)
             _companions(plan, folder)
@@ -76,6 +77,17 @@ def prune(
             remedy="make room and give the same command again: finished files are kept",
         ) from error
     return Report(tuple(found), plan.skipped, resumed)
+
+
+def _require_room(folder: Path, todo: Sequence[Shard]) -> None:
+    need, free = sum(shard.nbytes for shard in todo), shutil.disk_usage(folder).free
+    if need > free:
+        raise SourceError(
+            f"there is no room for {folder}",
+            got=f"{free / 1e9:.2f} GB free",
+            wanted=f"{need / 1e9:.2f} GB, the bytes of {len(todo)} files",
+            remedy="make room, or choose a folder on another disk",
+        )
 
 
 def _run(todo: Sequence[Shard], cluster: str | None, progress: Progress) -> Iterator[tuple[Shard, tuple[Outcome, ...]]]:
@@ -112,7 +124,7 @@ def _asked(plan: Plan) -> dict[str, Any]:
         found = file.stat()
         files[str(file.resolve())] = [found.st_size, found.st_mtime_ns]
     return {
-        "release": importlib.metadata.version("twofour"),
+        "release": __version__,
         "source": files,
         "recipe": plan.recipe.to_toml(),
         "axes": dict(axes_by_name(plan.weights)),
@@ -128,7 +140,7 @@ def _companions(plan: Plan, folder: Path) -> None:
     if WEIGHTS not in [file.name for file in checkpoint.files]:
         shutil.copyfile(checkpoint.path / INDEX, folder / INDEX)
     if checkpoint.config is not None:
-        write_note(folder / CONFIG, note(plan))
+        write_note(folder / CONFIG, patterns_by_name(plan.weights), plan.recipe.criterion.name)
 
 
 def copy_companions(source: Path, folder: Path) -> None:
@@ -149,18 +161,10 @@ def _copy_over(source: str | Path, target: str | Path) -> str | Path:
     return shutil.copy2(source, target)
 
 
-def note(plan: Plan) -> dict[str, Any]:
-    """Return what config.json tells readers of the weights."""
-    patterns = list(patterns_by_name(plan.weights).values())
-    return {
-        "patterns": {name: patterns.count(name) for name in dict.fromkeys(patterns)},
-        "criterion": plan.recipe.criterion.name,
-        "version": importlib.metadata.version("twofour"),
-    }
-
-
-def write_note(config: Path, said: dict[str, Any]) -> None:
-    """Add the note to a config.json."""
+def write_note(config: Path, patterns: Mapping[str, str], criterion: str) -> None:
+    """Tell in a config.json how many weights have which pattern, and by which criterion; readers may ignore it."""
+    names = list(patterns.values())
+    said = {"patterns": {name: names.count(name) for name in names}, "criterion": criterion, "version": __version__}
     content = json.loads(config.read_text(encoding="utf-8"))
     with replacing(config) as temporary:
         text = json.dumps({**content, NOTE: said}, indent=2, ensure_ascii=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import BinaryIO
 
@@ -193,7 +194,10 @@ def _step(pattern: Pattern) -> int:
 
 
 def _sum(values: Tensor) -> float:
-    return float(values.abs().sum(dtype=torch.float64))
+    wide = values.abs() if values.dtype in (torch.float32, torch.float64) else values.float().abs_()
+    total = float(wide.sum())
+    # Summing in float64 takes 25 ms for a part of 4 million bfloat16 values, this 6.
+    return total if isfinite(total) else float(values.abs().sum(dtype=torch.float64))
 
 
 def _itemsize(entry: Entry) -> int:
