@@ -6,7 +6,7 @@
 # make bench   OP=linear|grid|conv|mask|models|memory: timings; ARGS=--record keeps the records in git
 # make records measures what is kept in benchmarks/records, in order of interest; it goes on where it stopped
 # make figures draws docs/figures from the records kept, and those of Sparse Tensor Cores from their tables
-# make fuzz   ten minutes of hostile files against the loader, under the sanitizers; ARGS="--seconds 60" for less
+# make fuzz   twice ten minutes of hostile files against the loader, at last under the sanitizers; ARGS="--seconds 60"
 # make sanitize the native part under the address and undefined-behaviour sanitizers, in a build folder of its own
 # make test-gpu  the tests that need an NVIDIA GPU, and those of its kernels; says so where there is none
 # make bench-gpu OUT=dir   the GPU benchmarks, a JSON record a case; run again, it goes on where it stopped
@@ -91,9 +91,11 @@ SANITIZERS = $(foreach name,libasan.so libubsan.so libstdc++.so,$(shell $(or $(C
 sanitize: $(SANITIZED)/ready
 	$(SANITIZED_RUN) -m pytest -p no:cacheprovider $(or $(ARGS),tests/native tests/patterns tests/packing tests/kernels)
 
-# Hostile files against the loader and the kernels behind it; it keeps tests/fuzz/corpus and writes a record.
-fuzz: $(SANITIZED)/ready $(VENV)/fuzz.stamp
-	$(SANITIZED_RUN) -m tests.fuzz.run --record tests/fuzz/records/loader.json $(ARGS)
+# Hostile files against the loader and the kernels behind it; it keeps tests/fuzz/corpus and writes records. First led by
+# coverage; then under the sanitizers, whose runtime takes the counters away from the fuzzer: those inputs are blind.
+fuzz: $(SANITIZED)/ready $(VENV)/fuzz.stamp $(VENV)/package.stamp
+	$(BIN)/python -m tests.fuzz.run --record tests/fuzz/records/loader.json $(ARGS)
+	$(SANITIZED_RUN) -m tests.fuzz.run --record tests/fuzz/records/loader-sanitized.json $(ARGS)
 
 SANITIZED_RUN = LD_PRELOAD="$(SANITIZERS)" ASAN_OPTIONS=detect_leaks=0 \
   UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(SANITIZED)/venv/bin/python

@@ -48,7 +48,7 @@ def test_every_kernel_row_is_documented() -> None:
 
 def test_every_command_is_documented_in_the_cli_page_and_readme() -> None:
     commands = [info.name or (info.callback.__name__ if info.callback else "") for info in app.registered_commands]
-    assert set(commands) == {"demo", "prune", "check", "import", "advise", "estimate", "simulate", "kernels"}
+    assert set(commands) == {"demo", "prune", "check", "import", "export", "advise", "estimate", "simulate", "kernels"}
     for command in commands:
         assert f"`twofour {command}" in text("docs/cli.md")
         assert f"twofour {command}" in text("README.md")

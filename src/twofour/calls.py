@@ -57,6 +57,20 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def without_cache(model: nn.Module) -> Iterator[None]:
+    """Let a decoder of Hugging Face return no keys and values: as outputs they would be part of what is traced."""
+    config: Any = getattr(model, "config", None)
+    cached = getattr(config, "use_cache", False)
+    try:
+        if cached:
+            config.use_cache = False
+        yield
+    finally:
+        if cached:
+            config.use_cache = True
+
+
+@contextmanager
 def explaining(kind: type[TwofourError], given: str, *, wanted: str, remedy: str) -> Iterator[None]:
     """Say of an error inside a model that the model does not run on what it was given; ours pass as they are.
 

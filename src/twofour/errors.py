@@ -97,6 +97,10 @@ class FormatError(TwofourError, ValueError):
     """A file is truncated, malformed or of another format."""
 
 
+class ExportError(TwofourError, RuntimeError):
+    """A model cannot be written in another tool's format, or does not compute the same there."""
+
+
 class TrainingError(TwofourError, RuntimeError):
     """A training run cannot start or continue."""
 

@@ -103,6 +103,10 @@ CASES |= {
         lambda path: change(path, lambda *_: "[" * 100_000),
         lambda path: change(path, lambda *_: "1" * 5000),
     ],
+    "promise": [
+        lambda path, lie=lie: save_file({FC: torch.zeros(8, 16)}, path, metadata={"twofour.patterns": lie})
+        for lie in ("{", "[1]", '{"fc.weight": 2}')
+    ],
     "metadata-keys": [lambda path: change(path, lambda *_: '{"version": 1, "packed": {}, "packed": {}}')],
     "version": [described(version=version) for version in (2, 0, "1", True, 1.0, None)]
     + [lambda path: change(path, lambda *_: "[1]")],

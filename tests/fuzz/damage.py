@@ -6,6 +6,7 @@ good file and edits of its parts, which are put together again with correct leng
 
 from __future__ import annotations
 
+import copy
 import json
 import struct
 import tempfile
@@ -133,11 +134,11 @@ def _edit_json(cursor: Cursor, found: Any) -> None:
     if action == 0:
         del found[last]
     elif action == 1 and isinstance(found, dict):
-        found[cursor.pick(["x", WEIGHT, "fc.bias", "tied.weight", "group", "version"])] = found[last]
+        found[cursor.pick(["x", WEIGHT, "fc.bias", "tied.weight", "group", "version"])] = copy.deepcopy(found[last])
     elif action == 2 and type(found[last]) is int:
         found[last] += cursor.number(256) - 128
     else:
-        found[last] = cursor.pick(WORDS)
+        found[last] = copy.deepcopy(cursor.pick(WORDS))
 
 
 def _header(cursor: Cursor, header: dict, _described: Any, _content: bytearray, _late: list) -> None:

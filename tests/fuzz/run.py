@@ -2,8 +2,9 @@
 
     python -m tests.fuzz.run --seconds 600 --record tests/fuzz/records/loader.json
 
-Coverage is of the Python that reads files and packed weights. Run under the sanitizers' build of the native part (`make
-fuzz` does), reads and writes out of bounds end the run. An input that fails is left in the folder of --artifacts.
+Coverage is of the Python that reads files and packed weights. Under the sanitizers' build of the native part (the
+second run of `make fuzz`) reads and writes out of bounds end the run; their runtime defines the counters that coverage
+is told by, so the fuzzer is blind there. An input that fails is left in the folder of --artifacts.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ def read_promise(metadata: Mapping[str, str], path: Path) -> Promise:
             got=text[:120],
             wanted=f"{PROMISE}: a JSON object of weight names and patterns",
             remedy="write the file again with `twofour prune`",
+            code="promise",
         )
     axes = _parsed(metadata.get(AXES, "{}"))
     axes = axes if isinstance(axes, dict) else {}

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from twofour.cli import advise, check, demo, estimate, importing, kernels, prune, simulate
+from twofour.cli import advise, check, demo, estimate, export, importing, kernels, prune, simulate
 from twofour.cli.screen import print_error
 from twofour.errors import TwofourError
 
@@ -59,6 +59,7 @@ app.command("demo")(demo.demo)
 app.command("prune")(prune.prune)
 app.command("check")(check.check)
 app.command("import")(importing.convert)
+app.command("export")(export.export)
 app.command("advise")(advise.advise)
 app.command("estimate")(estimate.estimate)
 app.command("simulate")(simulate.simulate)

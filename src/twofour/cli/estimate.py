@@ -12,6 +12,7 @@ from torch import nn
 from twofour import hardware
 from twofour.cli import source as sources
 from twofour.cli.screen import JsonFile, print_table, progress, say, write
+from twofour.cli.shapes import parsed
 from twofour.hardware import Estimate, Row
 
 
@@ -34,7 +35,7 @@ def estimate(
 ) -> None:
     """Predict per layer and for the whole model the time on a GPU that is not here, dense and 2:4; nothing is run."""
     found = hardware.machine(machine)
-    shape = _shape(given)
+    shape = parsed(given)
     if shape is not None and length is not None:
         raise typer.BadParameter("a model takes real numbers or token ids, not both", param_hint="--length")
     with progress(f"reading {source}"):
@@ -80,15 +81,3 @@ def _example(model: nn.Module, batch: int, shape: tuple[int, ...] | None, length
         kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
         return torch.empty((batch, *shape), dtype=kind, device="meta")
     return None if length is None else torch.empty((batch, length), dtype=torch.int64, device="meta")
-
-
-def _shape(given: str | None) -> tuple[int, ...] | None:
-    if given is None:
-        return None
-    try:
-        shape = tuple(int(part) for part in given.split("x"))
-    except ValueError:
-        shape = ()
-    if not shape or min(shape) < 1:
-        raise typer.BadParameter(f"{given!r} is no shape such as 3x224x224", param_hint="--input")
-    return shape

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,20 +70,6 @@ def tokenizer(folder: Path) -> Any:
             wanted="tokenizer.json or what the model's tokenizer needs",
             remedy="write inputs as arrays, .npz or .safetensors, or name a function that returns them",
         ) from error
-
-
-@contextmanager
-def without_cache(model: nn.Module) -> Iterator[None]:
-    """Let a decoder return no keys and values: as outputs they would have to keep the order of their channels."""
-    config: Any = getattr(model, "config", None)
-    cached = getattr(config, "use_cache", False)
-    try:
-        if cached:
-            config.use_cache = False
-        yield
-    finally:
-        if cached:
-            config.use_cache = True
 
 
 def save(model: nn.Module, source: Path, target: Path) -> Path:

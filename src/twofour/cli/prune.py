@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from twofour import legality, permutation, pruning
+from twofour import calls, legality, permutation, pruning
 from twofour.cli import check as check_command
 from twofour.cli import data as calibration
-from twofour.cli import huggingface, output, streamed
+from twofour.cli import output, streamed
 from twofour.cli import source as sources
 from twofour.cli.screen import JsonFile, progress, say, warn, write
 from twofour.criteria import SAMPLES
@@ -165,7 +165,7 @@ def _prune_model(
         options = {"data": calibration.fitted(data, model, samples), "samples": samples}
     if permute:
         options |= {"permute": True, "example": calibration.example(model, options["data"])}
-    with huggingface.without_cache(model):
+    with calls.without_cache(model):
         pruning.prune(model, recipe, **options)
     output.write_model(model, source, target, recipe.criterion.name)
     return legality.check(model), _permutation(pruning.permutation_report(model))

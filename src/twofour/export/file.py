@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from twofour.checkpoints import INDEX, Checkpoint
+from twofour.checkpoints import INDEX, Checkpoint, read_promise
 from twofour.errors import FormatError, PackingError
 from twofour.export.metadata import KEY, Description, malformed, read_description
 from twofour.files import replacing
@@ -56,7 +56,12 @@ def require_distinct(contents: Contents) -> None:
     for name, packed in contents.packed.items():
         for part in (name, *parts_of(name, packed)):
             if part in taken:
-                raise FormatError("two tensors of the model have one name", got=part, wanted="distinct names")
+                raise FormatError(
+                    "two tensors of the model have one name",
+                    got=part,
+                    wanted="distinct names",
+                    remedy="rename a parameter or buffer",
+                )
             taken.add(part)
 
 
@@ -76,12 +81,17 @@ def write(path: str | os.PathLike[str], contents: Contents) -> None:
     try:
         with replacing(target) as temporary:
             save_file(tensors, temporary, metadata={"format": "pt", KEY: text})
-            _order_metadata(temporary)
+            order_metadata(temporary)
     except (OSError, SafetensorError) as error:
-        raise FormatError("the file cannot be written", got=f"{target}: {error}", wanted="a writable path") from error
+        raise FormatError(
+            "the file cannot be written",
+            got=f"{target}: {error}",
+            wanted="a writable path",
+            remedy="choose another place, or free space on the disk",
+        ) from error
 
 
-def _order_metadata(path: Path) -> None:
+def order_metadata(path: Path) -> None:
     """Order the header's metadata by key: safetensors writes it in random order, and one model gives several files."""
     with open(path, "r+b") as file:
         (length,) = struct.unpack("<Q", file.read(8))
@@ -109,7 +119,11 @@ def read(path: str | os.PathLike[str]) -> Contents:
     tensors = found.read_all()
     described = {file: read_description(file, text) for file, text in texts.items() if text is not None}
     if not described:
-        return Contents({name: tensor for part in tensors.values() for name, tensor in part.items()}, {})
+        said = [read_promise(found.metadata[file], file) for file in found.files]
+        patterns = {name: text for promise in said for name, text in promise.patterns.items()}
+        axes = {name: axis for promise in said for name, axis in promise.axes.items()}
+        settings = {"patterns": patterns, **({"axes": axes} if axes else {})} if patterns else {}
+        return Contents({name: tensor for part in tensors.values() for name, tensor in part.items()}, {}, {}, settings)
     first = next(iter(described.values()))
     if len(described) < len(texts) or any(other.settings != first.settings for other in described.values()):
         raise malformed(

@@ -57,21 +57,38 @@ def fill_masked(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
     state = _dense(_all(contents), model)
     if any(parameter.is_meta for parameter in model.parameters()):
         _assign(model, state)  # nothing to lose there, and weights without values are not prunable
-    prunable = {
-        name: entry
-        for entry in walk(model, eligibility="any", tied="*").weights
-        for name in (entry.name, *entry.aliases)
-    }
-    plan = []
-    for name, text in patterns.items():
-        if name not in prunable:
-            raise _no_layer("model-unprunable", path, name, "is no prunable weight of the model")
-        plan.append(_mask(path, prunable[name], name, state[name], text))
+    plan = _plan(path, model, state, patterns)
     masks.detach(model)
     _assign(model, state)
     for entry, keep, pattern in plan:
         masks.attach(entry, keep, pattern)
     return model
+
+
+def attach_masks(path: Any, model: nn.Module, patterns: Mapping[str, str]) -> None:
+    """Attach masks to a model that holds sparse weights already; all or nothing.
+
+    Raises:
+        FormatError: A name is no prunable weight of the model, or one does not keep its pattern.
+    """
+    state = {name: parameter.detach() for name, parameter in model.named_parameters(remove_duplicate=False)}
+    for entry, keep, pattern in _plan(path, model, state, patterns):
+        masks.attach(entry, keep, pattern)
+
+
+def _plan(
+    path: Any, model: nn.Module, state: Mapping[str, Tensor], patterns: Mapping[str, str]
+) -> list[tuple[PrunableWeight, Tensor, Any]]:
+    """Find the mask of each weight that is said to be sparse."""
+    prunable = {
+        name: entry
+        for entry in walk(model, eligibility="any", tied="*").weights
+        for name in (entry.name, *entry.aliases)
+    }
+    for name in patterns:
+        if name not in prunable:
+            raise _no_layer("model-unprunable", path, name, "is no prunable weight of the model")
+    return [_mask(path, prunable[name], name, state[name], text) for name, text in patterns.items()]
 
 
 def _mask(path: Any, entry: PrunableWeight, name: str, weight: Tensor, text: str) -> tuple[PrunableWeight, Tensor, Any]:

@@ -139,6 +139,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
             "a model without values cannot be saved",
             got=f"{len(empty)} tensors on the meta device, such as `{empty[0]}`",
             wanted="a model whose weights are loaded",
+            remedy="load its weights first: twofour.load(path, model, masked=True)",
         )
     return tensors
 

@@ -49,7 +49,10 @@ def write_folder(folder: str | os.PathLike[str], contents: Contents, max_shard_b
                 (target / name).unlink(missing_ok=True)
     except OSError as error:
         raise FormatError(
-            "the folder cannot be written", got=f"{target}: {error}", wanted="a writable folder"
+            "the folder cannot be written",
+            got=f"{target}: {error}",
+            wanted="a writable folder",
+            remedy="choose another place, or free space on the disk",
         ) from error
 
 
@@ -102,7 +105,12 @@ def _free_names(target: Path, count: int) -> list[str]:
         names = [f"{stem}-{index + 1:05}-of-{count:05}.safetensors" for index in range(count)]
         if not any((target / name).exists() for name in names):
             return names
-    raise FormatError("the folder is full of earlier models", got=str(target), wanted="a new or tidied folder")
+    raise FormatError(
+        "the folder is full of earlier models",
+        got=str(target),
+        wanted="a new or tidied folder",
+        remedy="name another folder",
+    )
 
 
 def _old(target: Path) -> list[str]:

@@ -1,0 +1,211 @@
+"""`twofour export`: a sparse model to plain safetensors, ONNX or a folder of Hugging Face."""
+
+from __future__ import annotations
+
+import inspect
+import json as json_text
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import nn
+
+from twofour import export as exporting
+from twofour import masks
+from twofour.checkpoints import Checkpoint, read_promise
+from twofour.cli import data as calibration
+from twofour.cli import source as sources
+from twofour.cli.screen import JsonFile, progress, say, write
+from twofour.cli.shapes import parsed
+from twofour.criteria import SAMPLES
+from twofour.errors import SourceError
+from twofour.export.fill import attach_masks
+from twofour.export.fit import require_fit
+from twofour.export.onnx import OPSET, Exported
+from twofour.export.plain import write_plain
+from twofour.recipe import Recipe
+
+FORMATS = ("safetensors", "onnx", "huggingface")
+LENGTH = 16
+"""Tokens of the example that a model of texts is exported with, where none are asked for."""
+
+To = Annotated[str, typer.Option("--to", metavar="FORMAT", help=f"One of {', '.join(FORMATS)}.")]
+Out = Annotated[Path, typer.Option(metavar="PATH", help="File to write; for huggingface a folder. Must not exist.")]
+Model = Annotated[
+    str | None, typer.Option("--model", metavar="SOURCE", help="The model that a file of weights belongs to.")
+]
+PatternText = Annotated[
+    str | None,
+    typer.Option("--pattern", metavar="PATTERN", help="What the weights obey, where SOURCE does not say so."),
+]
+Input = Annotated[str | None, typer.Option("--input", metavar="SHAPE", help="Shape of one sample, 3x224x224 (onnx).")]
+Length = Annotated[int, typer.Option(min=1, help="Tokens of a sample, where the model takes token ids (onnx).")]
+Data = Annotated[
+    str | None,
+    typer.Option(metavar="DATA", help="Inputs as for `twofour prune`: the example, and ranges for int8 (onnx)."),
+]
+Dtype = Annotated[str, typer.Option(help="float32, or int8 with Q/DQ; needs --data (onnx).")]
+Matmul = Annotated[str, typer.Option(help="matmul, or gemm for TensorRT 8 (onnx).")]
+Opset = Annotated[int, typer.Option(help="Operator set (onnx).")]
+Fixed = Annotated[bool, typer.Option("--fixed-batch", help="Only for the example's batch (onnx).")]
+RecipeFile = Annotated[
+    Path | None, typer.Option("--recipe", metavar="FILE", help="recipe.toml for the card (huggingface).")
+]
+AccuracyFile = Annotated[
+    Path | None,
+    typer.Option("--accuracy", metavar="FILE", help="JSON with what was measured, for the card (huggingface)."),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file.")]
+
+
+def export(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A sparse model, its folder, or its weights.")],
+    to: To,
+    out: Out,
+    model: Model = None,
+    pattern: PatternText = None,
+    given: Input = None,
+    length: Length = LENGTH,
+    data: Data = None,
+    dtype: Dtype = "float32",
+    matmul: Matmul = "matmul",
+    opset: Opset = OPSET,
+    fixed: Fixed = False,
+    recipe: RecipeFile = None,
+    accuracy: AccuracyFile = None,
+    force: Force = False,
+    json: JsonFile = None,
+) -> None:
+    """Write a sparse model in a form that other tools read, its zeros where they look for them."""
+    if to not in FORMATS:
+        raise typer.BadParameter(f"{to!r} is none of {', '.join(FORMATS)}", param_hint="--to")
+    _require_free(out, force)
+    found = sources.resolve(source)
+    with progress(f"exporting {source}"):
+        if to == "safetensors" and found.kind == "file" and model is None:
+            weights = found.weights()
+            write_plain(out, weights.tensors, weights.promise, weights.axes)
+            said: dict[str, Any] = {"sparse": list(weights.promise)}
+        elif to == "safetensors":
+            said = {"sparse": exporting.to_safetensors(_model(found, model, pattern), out)}
+        elif to == "huggingface":
+            said = _to_huggingface(found, _model(found, model, pattern), out, recipe, accuracy)
+        else:
+            sparse = _model(found, model, pattern)
+            example, batches = _example(sparse, found, given, length, data)
+            options = {"dtype": dtype, "matmul": matmul, "opset": opset, "dynamic": not fixed}
+            done = exporting.to_onnx(sparse, out, example, **options, data=batches if dtype == "int8" else None)
+            said = {"sparse": [weight.initializer for weight in done.weights], **done.to_dict()}
+            _show(done)
+    say(f"wrote {out}: {len(said['sparse'])} sparse weights")
+    write(json, {"source": source, "to": to, "out": str(out), **said})
+
+
+def _to_huggingface(
+    found: sources.Source, model: nn.Module, out: Path, recipe: Path | None, accuracy: Path | None
+) -> dict[str, Any]:
+    folder = found.path if found.kind == "folder" else None
+    plan = Recipe.load(recipe) if recipe else _recipe_of(folder)
+    card = _accuracy(accuracy)
+    return {"sparse": exporting.to_huggingface(model, out, source=folder, recipe=plan, accuracy=card)}
+
+
+def _show(done: Exported) -> None:
+    say(
+        f"opset {done.opset}, {done.dtype}; within {done.error:.1e} of the model in ONNX Runtime, "
+        f"batches {', '.join(map(str, done.batches))}"
+    )
+    if done.lost:
+        say(f"not in the graph as in the model, so not promised: {', '.join(done.lost)}")
+
+
+def _require_free(out: Path, force: bool) -> None:
+    if (out.is_dir() and any(out.iterdir())) or (out.exists() and not out.is_dir() and not force):
+        raise SourceError(
+            f"{out} exists already and is not overwritten",
+            got="a folder with entries" if out.is_dir() else "a file",
+            wanted="a new path",
+            remedy="choose another --out" + ("" if out.is_dir() else ", or pass --force to replace the file"),
+        )
+
+
+def _model(found: sources.Source, model: str | None, pattern: str | None) -> nn.Module:
+    """Return the model with masks where its source says that it is sparse."""
+    if found.kind == "file" and model is not None:
+        assert found.path is not None, found
+        return _filled(found.path, sources.resolve(model).model(), pattern)
+    made = found.model()
+    if masks.of(made):
+        return made
+    if pattern is not None:
+        masks.derive(made, pattern)
+    elif found.kind == "folder":
+        assert found.path is not None, found
+        checkpoint = Checkpoint.open(found.path)
+        promised = [read_promise(checkpoint.metadata[file], file).patterns for file in checkpoint.files]
+        attach_masks(found.path, made, {name: text for part in promised for name, text in part.items()})
+    return made
+
+
+def _filled(path: Path, model: nn.Module, pattern: str | None) -> nn.Module:
+    """Fill a model with a file's weights, and masks where the file or --pattern says that they are sparse."""
+    contents = exporting.read(path)
+    if contents.packed or contents.settings.get("patterns"):
+        return exporting.load(path, model, masked=True)
+    if pattern is None:
+        raise SourceError(
+            f"{path} does not say which of its weights are sparse",
+            got="plain weights without a promise",
+            wanted="a file that twofour wrote, or --pattern",
+            remedy="--pattern 2:4, if that is what its weights obey",
+        )
+    require_fit(path, model, contents)
+    model.load_state_dict(contents.plain)
+    masks.derive(model, pattern)
+    return model
+
+
+def _example(
+    model: nn.Module, found: sources.Source, given: str | None, length: int, data: str | None
+) -> tuple[Any, Any]:
+    """Return the input that the model is traced with, and batches of data where they are given."""
+    if data is not None:
+        batches = calibration.fitted(calibration.read(data, found, SAMPLES, length), model, SAMPLES)
+        return calibration.example(model, batches), batches
+    draw = torch.Generator().manual_seed(0)
+    if (size := parsed(given)) is not None:
+        return torch.randn(2, *size, generator=draw), None
+    names = inspect.signature(model.forward).parameters
+    if "input_ids" in names:
+        words = int(getattr(getattr(model, "config", None), "vocab_size", 100))
+        ids = torch.randint(0, words, (2, length), generator=draw)
+        mask = {"attention_mask": torch.ones_like(ids)} if "attention_mask" in names else {}
+        return {"input_ids": ids, **mask}, None
+    raise SourceError(
+        "ONNX is made by running the model, and the shape of its input is not known",
+        got=f"forward({', '.join(names)})",
+        wanted="--input SHAPE or --data DATA",
+        remedy="--input 3x224x224 for a model of images",
+    )
+
+
+def _accuracy(path: Path | None) -> exporting.Accuracy | None:
+    if path is None:
+        return None
+    try:
+        content = json_text.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(
+            f"--accuracy {path} cannot be read",
+            got=f"{type(error).__name__}: {error}",
+            wanted="a JSON file",
+            remedy="see docs/export.md for what it holds",
+        ) from error
+    return exporting.Accuracy.of(content)
+
+
+def _recipe_of(folder: Path | None) -> Recipe | None:
+    """Return the recipe that `twofour prune` left in a folder."""
+    path = folder / "recipe.toml" if folder else None
+    return Recipe.load(path) if path is not None and path.is_file() else None

@@ -1,0 +1,167 @@
+"""A masked transformer to a folder of Hugging Face: weights, config with a note, model card, tokenizer files."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import nn
+
+from twofour import masks
+from twofour.checkpoints import CONFIG, Checkpoint
+from twofour.compiler.replaceable import require_plain
+from twofour.errors import ExportError
+from twofour.export.card import Accuracy, card
+from twofour.export.plain import write_plain
+from twofour.layers import walk, whole
+from twofour.recipe import Recipe
+from twofour.streaming.prune import copy_companions, write_note
+
+logger = logging.getLogger("twofour.export")
+
+CARD, BASE_CARD, RECIPE = "README.md", "README.base.md", "recipe.toml"
+MAX_SHARD_BYTES = 5_000_000_000
+
+
+def to_huggingface(
+    model: nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    source: str | os.PathLike[str] | None = None,
+    recipe: Recipe | None = None,
+    accuracy: Accuracy | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> list[str]:
+    """Write a masked model of transformers as a folder that `from_pretrained` and `twofour check` read.
+
+    The weights are plain, zeros included; their files' metadata says which are sparse, config.json has a note `twofour`
+    with the patterns, and the model card states pattern, recipe and accuracy. The folder appears whole or not at all.
+
+    Args:
+        model: A model of transformers with masks.
+        folder: New or empty.
+        source: Folder of the dense model: its tokenizer and other files are copied, its card becomes README.base.md.
+        recipe: How the model was made sparse, for the card and recipe.toml.
+        accuracy: What was measured, for the card.
+        max_shard_bytes: Bytes of tensors in a file at most.
+
+    Returns:
+        The names of the sparse weights in the files.
+
+    Raises:
+        ExportError: The model is none of transformers, or the folder holds something or cannot be written.
+        CompileError: The model is compiled already.
+    """
+    require_plain(model)
+    save, target = _saver(model), Path(folder)
+    _require_free(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+        try:
+            made = work / "new"
+            made.mkdir()
+            names = _write(model, made, save, source, recipe, accuracy, max_shard_bytes)
+            made.chmod(0o755)
+            os.replace(made, target)  # takes the place of an empty folder
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    except OSError as error:
+        raise ExportError(
+            "the folder cannot be written",
+            got=f"{target}: {error}",
+            wanted="a writable place",
+            remedy="choose another place, or free space on the disk",
+        ) from error
+    return names
+
+
+def _saver(model: nn.Module) -> Any:
+    save: Any = getattr(model, "save_pretrained", None)
+    if save is None:
+        raise ExportError(
+            "only models of transformers are written as a folder of Hugging Face",
+            got=type(model).__name__,
+            wanted="a model with save_pretrained",
+            remedy="twofour.save(model, path, packed=False), or twofour.export.to_safetensors(model, path)",
+        )
+    return save
+
+
+def _require_free(target: Path) -> None:
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise ExportError(
+            f"{target} holds something",
+            got="a file, or a folder with entries",
+            wanted="a new or empty folder",
+            remedy="name another folder",
+        )
+
+
+def _write(
+    model: nn.Module,
+    made: Path,
+    save: Any,
+    source: str | os.PathLike[str] | None,
+    recipe: Recipe | None,
+    accuracy: Accuracy | None,
+    max_shard_bytes: int,
+) -> list[str]:
+    if source is not None:
+        copy_companions(Path(source), made)
+        if (made / CARD).exists():
+            (made / CARD).rename(made / BASE_CARD)
+    save(made, max_shard_size=max_shard_bytes)
+    patterns, axes, zeros = _promised(model, Checkpoint.open(made))
+    for file in sorted(made.glob("*.safetensors")):
+        _promise(file, patterns, axes)
+    counts = dict(Counter(patterns.values()))
+    note: dict[str, Any] = {"patterns": counts, "version": importlib.metadata.version("twofour")}
+    if recipe is not None:
+        note["criterion"] = recipe.criterion.name
+        recipe.save(made / RECIPE)
+    write_note(made / CONFIG, note)
+    dense = sum(parameter.ndim > 1 for _, parameter in model.named_parameters()) - len(zeros)
+    name = json.loads((made / CONFIG).read_text()).get("_name_or_path") or type(model).__name__
+    text = card(Path(name).name, patterns, zeros, dense, recipe, accuracy)
+    (made / CARD).write_text(text, encoding="utf-8")
+    return list(patterns)
+
+
+def _promised(model: nn.Module, written: Checkpoint) -> tuple[dict[str, str], dict[str, int], dict[str, float]]:
+    """Return patterns, axes and shares of zeros by the names that the weights have in the files."""
+    attached = masks.of(model)
+    patterns, axes, zeros = dict[str, str](), dict[str, int](), dict[str, float]()
+    for weight in walk(model, eligibility="any", tied="*").weights:
+        names = (weight.name, *weight.aliases)
+        mask = next((attached[name] for name in names if name in attached), None)
+        if mask is None:
+            continue
+        stored = next((name for name in names if name in written.entries), None)
+        if stored is None:
+            logger.warning(
+                "layer `%s`: transformers stored it under another name; nothing is promised of it", mask.name
+            )
+            continue
+        patterns[stored], axes[stored] = mask.pattern.name, mask.axis.axis
+        values = whole(mask.module.get_parameter(mask.attribute).detach())
+        zeros[stored] = float((values == 0).double().mean())
+    return patterns, axes, zeros
+
+
+def _promise(file: Path, patterns: dict[str, str], axes: dict[str, int]) -> None:
+    """Write a file again with the promise for its own tensors in the metadata."""
+    with safe_open(file, framework="pt") as opened:
+        metadata = dict(opened.metadata() or {})
+    found = Checkpoint.open(file)
+    tensors = next(iter(found.read_all().values()))
+    own = {name: pattern for name, pattern in patterns.items() if name in tensors}
+    write_plain(file, tensors, own, {name: axes[name] for name in own}, metadata)

@@ -1,0 +1,272 @@
+"""to_onnx: capture, lay out, check and write."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from twofour import calls
+from twofour.checkpoints import describe
+from twofour.compiler.replaceable import require_plain
+from twofour.errors import ExportError
+from twofour.export.onnx import gemm, quantize, verify, weights
+from twofour.export.onnx.weights import SparseWeight
+from twofour.files import replacing
+
+logger = logging.getLogger("twofour.export")
+
+OPSET = 20
+"""What torch 2.13 translates to; TensorRT 10 and ONNX Runtime 1.17 and later read it."""
+
+LARGEST_MODEL = 1_500_000_000
+"""Bytes of constants up to which they stand in the .onnx file itself, of which protobuf takes 2 GB."""
+
+OTHER_BATCHES = (1, 3)
+"""Batches that a graph with a dynamic batch is compared on besides the example's."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        path: The file.
+        opset: Its operator set.
+        error: Largest difference to the masked model in ONNX Runtime, relative to the largest output (at least 1).
+        batches: The batches it was compared on.
+        weights: The sparse weights, as they stand in the file.
+        lost: Masked weights that are not in the graph as they are in the model: nothing is promised of them.
+        dtype: "float32", or "int8" with Q/DQ.
+    """
+
+    path: Path
+    opset: int
+    error: float
+    batches: tuple[int, ...]
+    weights: tuple[SparseWeight, ...]
+    lost: tuple[str, ...]
+    dtype: str = "float32"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what JSON can hold."""
+        held = [{**vars(weight), "pattern": weight.pattern.name} for weight in self.weights]
+        return {**vars(self), "path": str(self.path), "weights": held}
+
+
+def to_onnx(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    example: Any,
+    *,
+    dynamic: bool | Any = True,
+    opset: int = OPSET,
+    matmul: str = "matmul",
+    dtype: str = "float32",
+    data: Any = None,
+    tolerance: float | None = None,
+) -> Exported:
+    """Write a masked model as ONNX, its sparse weights where runtimes look for 2:4, after running both.
+
+    Linear layers become Gemm or MatMul with a constant that is 2:4 along the axis summed over, convolutions Conv.
+    The file's metadata says which constants are sparse, so that `twofour check` finds them.
+
+    Args:
+        model: From `twofour.prune`, with its masks; a dense model is written too, and nothing is promised of it.
+        path: The .onnx file; with more than 1.5 GB of weights these lie beside it, in PATH.data.
+        example: As in `twofour.compile`.
+        dynamic: True: the first axis of each tensor that is as long as the first tensor's may be of any length. False:
+            fixed sizes. Else dynamic_shapes as torch.onnx.export takes them.
+        opset: Operator set of ONNX.
+        matmul: "matmul" leaves products of three axes and more as MatMul; "gemm" writes them as Gemm between two
+            Reshape, for TensorRT 8.
+        dtype: "float32", or "int8": sparse weights as int8 constants with a scale for each output behind
+            DequantizeLinear, their inputs through QuantizeLinear and DequantizeLinear with one scale each.
+        data: For int8: inputs, or pairs (input, target), whose largest magnitudes give the scales of the inputs.
+        tolerance: Largest difference to the model that is let through; default 1e-4, int8: 0.2.
+
+    Raises:
+        ExportError: A package of the extra [onnx] is missing, the model cannot be captured, or the graph does not run,
+            is not as sparse, or computes something else.
+        CompileError: The model is compiled already.
+    """
+    _require(model, matmul, dtype, data)
+    limit = tolerance if tolerance is not None else {"float32": 1e-4, "int8": 0.2}[dtype]
+    with calls.evaluating(model), calls.without_cache(model), torch.no_grad():
+        ranges = quantize.observe(model, data) if dtype == "int8" else {}
+        exported = _captured(model, example, dynamic, opset)
+        graph = exported.graph
+        found, lost = weights.find(graph, model)
+        if lost:
+            logger.warning("not in the graph as they are in the model, so not promised: %s", ", ".join(lost))
+        if matmul == "gemm":
+            gemm.matmul_to_gemm(graph)
+            found, lost = weights.find(graph, model)
+        weights.require_legal(graph, found)
+        if dtype == "int8":
+            found = quantize.quantize(graph, found, ranges)
+            weights.require_legal(graph, found)
+        exported.metadata_props.update(describe(weights.by_initializer(found), {}))
+        exported.producer_name = "twofour"
+        batches = OTHER_BATCHES if dynamic is True else ()
+        with _written(exported, Path(path)) as temporary:
+            error = _verified(temporary, model, example, batches, limit)
+    size = verify.batch_of(example)
+    every = (*([size] if size is not None else []), *batches)
+    return Exported(Path(path), opset, error, every, tuple(found), tuple(lost), dtype)
+
+
+def _require(model: nn.Module, matmul: str, dtype: str, data: Any) -> None:
+    try:
+        import onnx  # noqa: F401  # pyright: ignore[reportMissingImports]
+        import onnx_ir  # noqa: F401  # pyright: ignore[reportMissingImports]
+        import onnxruntime  # noqa: F401  # pyright: ignore[reportMissingImports]
+        import onnxscript  # noqa: F401  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ExportError(
+            "writing ONNX needs packages that are not installed",
+            got=str(error),
+            wanted="onnx, onnxscript and onnxruntime",
+            remedy='pip install "twofour[onnx]"',
+        ) from error
+    for what, given, known in (("matmul", matmul, ("matmul", "gemm")), ("dtype", dtype, ("float32", "int8"))):
+        if given not in known:
+            raise ExportError(
+                f"the {what} is not known",
+                got=repr(given),
+                wanted=" or ".join(map(repr, known)),
+                remedy=f"{what}={known[0]!r}",
+            )
+    if (data is None) != (dtype == "float32"):
+        raise ExportError(
+            "data are for int8, and int8 takes data",
+            got=f"dtype={dtype!r}, data {'given' if data is not None else 'missing'}",
+            wanted="inputs whose ranges become scales: TensorRT runs int8 kernels where both operands have one",
+            remedy="pass data=loader with dtype='int8', or leave both out",
+        )
+    require_plain(model)
+    weights.require_kept(model)
+
+
+def _captured(model: nn.Module, example: Any, dynamic: Any, opset: int) -> Any:
+    """Return the onnx_ir.Model of a model."""
+    given = example
+    if dynamic is True and verify.batch_of(example) == 1:
+        given = verify.resized(example, 2)  # torch.export takes an axis of 1 for fixed
+    args, kwargs = _arguments(given)
+    shapes = _dynamic_shapes(given, dynamic)
+    try:
+        with _silent():
+            program = torch.onnx.export(
+                model, args, kwargs=kwargs, dynamo=True, opset_version=opset, dynamic_shapes=shapes, verbose=False
+            )
+    except Exception as error:  # torch.export and the translation raise all kinds
+        raise ExportError(
+            "the model cannot be captured for ONNX",
+            got=_reason(error),
+            wanted="a model that torch.export traces, for any batch",
+            remedy="dynamic=False, if the model is for one batch only; use_cache=False for decoders",
+        ) from error
+    assert program is not None
+    return program.model
+
+
+def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return (example if isinstance(example, tuple) else (example,)), {}
+
+
+def _dynamic_shapes(example: Any, dynamic: Any) -> Any:
+    if dynamic is False:
+        return None
+    if dynamic is not True:
+        return dynamic
+    batch, size = torch.export.Dim("batch"), verify.batch_of(example)
+    args, kwargs = _arguments(example)
+    return tree_map(lambda leaf: {0: batch} if verify.is_batched(leaf, size) else None, kwargs or args)
+
+
+def _reason(error: BaseException) -> str:
+    """Return the line of an error, or of what it came from, that says most."""
+    while error.__cause__ is not None and error.__cause__ is not error:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Keep torch's own report of an export off the screen."""
+    quiet = logging.getLogger("torch.onnx")
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(None):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        quiet.setLevel(level)
+
+
+@contextlib.contextmanager
+def _written(exported: Any, path: Path) -> Iterator[Path]:
+    """Write the file under a temporary name for the block; it takes its place when the block ends well."""
+    import onnx_ir as ir  # pyright: ignore[reportMissingImports]
+
+    size = sum(value.const_value.nbytes for value in exported.graph.initializers.values() if value.const_value)
+    try:
+        if size <= LARGEST_MODEL:
+            with replacing(path) as temporary:
+                ir.save(exported, temporary)
+                yield temporary
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = _free_name(path)
+        folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        try:
+            ir.save(exported, folder / path.name, external_data=beside.name)
+            yield folder / path.name
+            os.replace(folder / beside.name, beside)
+            os.replace(folder / path.name, path)  # the switch: until here the old file has its own data
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        for old in path.parent.glob(f"{path.name}*.data"):
+            if old != beside:
+                old.unlink()
+    except OSError as error:
+        raise ExportError(
+            "the file cannot be written",
+            got=f"{path}: {error}",
+            wanted="a writable path",
+            remedy="choose another place, or free space on the disk",
+        ) from error
+
+
+def _free_name(path: Path) -> Path:
+    names = (path.with_name(f"{path.name}{f'.{count}' if count else ''}.data") for count in range(10_000))
+    return next(name for name in names if not name.exists())
+
+
+def _verified(path: Path, model: nn.Module, example: Any, batches: tuple[int, ...], limit: float) -> float:
+    runner = verify.session(path)
+    error = max(verify.difference(runner, model, example, batch) for batch in (None, *batches))
+    if not error <= limit:
+        raise ExportError(
+            "the exported graph does not compute what the model does",
+            got=f"a difference of {error:.2e} of the largest output in ONNX Runtime",
+            wanted=f"at most {limit:g}",
+            remedy="is the model random in evaluation mode? else pass a larger `tolerance`, or report it",
+        )
+    return error

@@ -1,0 +1,66 @@
+"""Plain dense safetensors: every tensor under its own name, zeros included, as any tool reads it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from twofour import masks
+from twofour.checkpoints import describe
+from twofour.compiler.replaceable import require_plain
+from twofour.errors import FormatError
+from twofour.export.file import order_metadata, untie
+from twofour.files import replacing
+
+
+def to_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
+    """Write a masked model's state dict; tied tensors stand under each of their names.
+
+    The metadata says which weights are sparse (`twofour.patterns`), for `twofour check` and `twofour.load`; every
+    other reader sees a usual file.
+
+    Returns:
+        The names of the sparse weights.
+
+    Raises:
+        CompileError: The model is compiled already.
+        FormatError: The file cannot be written.
+    """
+    require_plain(model)
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+    found = masks.of(model)
+    patterns = {name: mask.pattern.name for name, mask in found.items()}
+    write_plain(path, tensors, patterns, {name: mask.axis.axis for name, mask in found.items()})
+    return list(patterns)
+
+
+def write_plain(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, Tensor],
+    patterns: Mapping[str, str],
+    axes: Mapping[str, int],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write named tensors, and which of them are sparse along which axis.
+
+    Raises:
+        FormatError: The file cannot be written.
+    """
+    kept, aliases = untie({name: tensor.detach().cpu() for name, tensor in tensors.items()})
+    whole = {name: (kept[aliases[name]].clone() if name in aliases else kept[name]).contiguous() for name in tensors}
+    try:
+        with replacing(Path(path)) as temporary:
+            save_file(whole, temporary, metadata={"format": "pt", **(metadata or {}), **describe(patterns, axes)})
+            order_metadata(temporary)
+    except (OSError, SafetensorError) as error:
+        raise FormatError(
+            "the file cannot be written",
+            got=f"{path}: {error}",
+            wanted="a writable path",
+            remedy="choose another place, or free space on the disk",
+        ) from error
