@@ -19,7 +19,7 @@ from tests.legality.small import finding, pruned, random, write_shards
 from twofour.checkpoints import describe
 from twofour.errors import FormatError, LayerError, SourceError, TwofourError
 
-EIGHT_BITS = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+EIGHT_BITS = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, *EIGHT_BITS)
 
 
