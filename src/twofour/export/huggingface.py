@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
 import os
 import shutil
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +121,9 @@ def _write(
     patterns, axes, zeros = _promised(model, Checkpoint.open(made))
     for file in sorted(made.glob("*.safetensors")):
         _promise(file, patterns, axes)
-    counts = dict(Counter(patterns.values()))
-    note: dict[str, Any] = {"patterns": counts, "version": importlib.metadata.version("twofour")}
     if recipe is not None:
-        note["criterion"] = recipe.criterion.name
         recipe.save(made / RECIPE)
-    write_note(made / CONFIG, note)
+    write_note(made / CONFIG, patterns, recipe.criterion.name if recipe else None)
     dense = sum(parameter.ndim > 1 for _, parameter in model.named_parameters()) - len(zeros)
     name = json.loads((made / CONFIG).read_text()).get("_name_or_path") or type(model).__name__
     text = card(Path(name).name, patterns, zeros, dense, recipe, accuracy)

@@ -161,10 +161,11 @@ def _copy_over(source: str | Path, target: str | Path) -> str | Path:
     return shutil.copy2(source, target)
 
 
-def write_note(config: Path, patterns: Mapping[str, str], criterion: str) -> None:
-    """Tell in a config.json how many weights have which pattern, and by which criterion; readers may ignore it."""
+def write_note(config: Path, patterns: Mapping[str, str], criterion: str | None) -> None:
+    """Tell in a config.json how many weights have which pattern, and by which criterion where it is known."""
     names = list(patterns.values())
-    said = {"patterns": {name: names.count(name) for name in names}, "criterion": criterion, "version": __version__}
+    known = {"criterion": criterion} if criterion else {}
+    said = {"patterns": {name: names.count(name) for name in names}, **known, "version": __version__}
     content = json.loads(config.read_text(encoding="utf-8"))
     with replacing(config) as temporary:
         text = json.dumps({**content, NOTE: said}, indent=2, ensure_ascii=False)
