@@ -122,12 +122,13 @@ class _Recorder(TorchDispatchMode):
         return Product(self.names.get(id(weight)), positions, n, k, groups)
 
 
-class _Linears(TorchFunctionMode):
-    """Takes linear layers before torch makes three operations of each: half of a transformer's products."""
+class _Shortcuts(TorchFunctionMode):
+    """Takes linear layers, and attention seen before, ahead of torch, which makes many operations of each."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
         self.recorder = recorder
+        self.seen: dict[Any, tuple[list[Product], int, torch.Size]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.linear and len(args) >= 2:
@@ -138,7 +139,27 @@ class _Linears(TorchFunctionMode):
                 rows, columns = weight.shape
                 self.recorder.products.append(Product(name, given.numel() // columns, rows, columns))
                 return _empty((*given.shape[:-1], rows), given)
+        if func is F.scaled_dot_product_attention:
+            return self._attention(args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+    def _attention(self, args: Any, kwargs: Any) -> Tensor:
+        """Note what the same shapes noted before; parameters as operands are never the same."""
+        given = (*args, *kwargs.values())
+        parts = [(p.shape, p.dtype) if isinstance(p, Tensor) else p for p in given]
+        key = (tuple(kwargs), *parts)
+        known = not any(id(p) in self.recorder.names for p in given)
+        if known and key in self.seen:
+            products, values, shape = self.seen[key]
+            self.recorder.products += products
+            self.recorder.values += values
+            return _empty(shape, next(p for p in given if isinstance(p, Tensor)))
+        count, values = len(self.recorder.products), self.recorder.values
+        result = F.scaled_dot_product_attention(*args, **kwargs)
+        if known:
+            noted = self.recorder.products[count:]
+            self.seen[key] = (noted, self.recorder.values - values, result.shape)
+        return result
 
 
 def _tensors(values: tuple[Any, ...] | list[Any]) -> Iterator[Tensor]:
@@ -200,7 +221,7 @@ def trace(model: nn.Module, example: Any) -> Traced:
         torch.no_grad(),
         calls.explaining(HardwareError, "the shapes of the example alone", wanted=wanted, remedy=remedy),
         recorder,
-        _Linears(recorder),
+        _Shortcuts(recorder),
     ):
         torch.func.functional_call(model, {**meta, **buffers}, args, kwargs, tie_weights=False)
     return Traced(tuple(recorder.products), recorder.values)
