@@ -352,6 +352,11 @@ def test_damaged_onnx_files_are_checked_or_refused(valid: bytes, tmp_path_factor
         assert str(error)
 
 
+def test_a_node_without_an_output_is_still_a_product(tmp_path) -> None:
+    nameless = helper.make_node("MatMul", ["x", "w"], [])
+    assert checked(tmp_path, [nameless], [constant("w", pruned(random(64, 32), 0))], expect="2:4").ok
+
+
 def test_a_constant_found_is_named_as_in_the_file(tmp_path) -> None:
     report = checked(tmp_path, [node("MatMul", "x", "w")], [constant("w", random(64, 32))])
     assert finding(report, "w").shape == (64, 32) and finding(report, "w").verdict == "dense"

@@ -189,7 +189,9 @@ def _use(node: Any, operand: Operand, way: Way, scope: Scope) -> _Use | str:
     if point is not None and way.constant.is_whole and point.kind != way.constant.kind:
         return f"its zero point is {point.kind}, the weight {way.constant.kind}"
     parts = Reduction(way.order[axis.axis], axis.parts)
-    return _Use(way, kind, parts, way.order[out], node.name or f"{node.op_type} -> {node.output[0]}", point, per)
+    return _Use(
+        way, kind, parts, way.order[out], node.name or f"{node.op_type} -> {', '.join(node.output)}", point, per
+    )
 
 
 def _subject(name: str, use: _Use, promises: Expectation, expectation: Expectation, named: bool) -> Subject | str:
