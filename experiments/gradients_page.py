@@ -45,7 +45,7 @@ def _section(task: Task, head: dict[str, Any], runs: list[Run]) -> str:
         *(_line(rule, of[rule], of[CONTROL], metric, published) for rule in rules),
         "",
         *_verdict(of, metric),
-        f"Measured on {machine['cpu']}, {sum(run.seconds for run in runs) / 3600:.1f} h in all; twofour at "
+        f"Measured in {sum(run.seconds for run in runs) / 3600:.1f} h, the last row on {machine['cpu']}; twofour at "
         f"{', '.join(sorted({run.commit for run in runs}))}.\n",
     ]
     return "\n".join(lines)

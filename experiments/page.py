@@ -82,7 +82,7 @@ def _section(task: Task, head: dict[str, object], rows: list[Row]) -> str:
         lines += _verdict(found, metric)
     hours = sum(row.seconds for row in rows) / 3600
     commits = sorted({row.commit for row in rows})
-    lines.append(f"Measured on {machine['cpu']}, {hours:.1f} h in all; twofour at {', '.join(commits)}.\n")
+    lines.append(f"Measured in {hours:.1f} h, the last row on {machine['cpu']}; twofour at {', '.join(commits)}.\n")
     return "\n".join(lines)
 
 

@@ -139,7 +139,11 @@ def _measured(
     with torch.inference_mode():
         calls, reasons = trusted(source, kernels, layout, case, copies)
         if not calls:
-            raise KernelError("no kernel of this GPU computes the layer's product", reasons=reasons)
+            raise KernelError(
+                "no kernel of this GPU computes the layer's product",
+                reasons=reasons,
+                remedy="leave the layer out with skip=, or take another dtype",
+            )
         record = compare_on_gpu(calls, repeats=7, seconds=0.2)
     return {kernel: record.median(kernel) for kernel in calls}
 
@@ -170,7 +174,7 @@ def trusted(
             _search(kernel, prepared, case, operands, reference)
             error = distance(_run(kernel, prepared, case, operands), reference)
         except (RuntimeError, ValueError, MeasureError) as problem:
-            reasons.append(f"{kernel.name}: {str(problem).splitlines()[0]}")
+            reasons.append(f"{kernel.name}: {(str(problem).splitlines() or [type(problem).__name__])[0]}")
             continue
         if not error <= LARGEST_ERRORS[kernel.dtype]:
             reasons.append(f"{kernel.name}: off by {error:.1e}")

@@ -54,7 +54,8 @@ def _smi() -> list[str]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return [part.strip() for part in done.stdout.splitlines()[0].split(",")] if done.returncode == 0 else []
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    return [part.strip() for part in lines[0].split(",")] if lines else []
 
 
 def _version(package: str) -> str | None:

@@ -96,6 +96,7 @@ class Census:
                 "the zeros of this type cannot be counted",
                 got=str(dtype),
                 wanted=", ".join(str(known).removeprefix("torch.") for known in CENSUS_DTYPES),
+                remedy="convert it first: weight.float()",
             )
         self.count = self.nonzero = self.negative = self.broken = 0
         self._size = size

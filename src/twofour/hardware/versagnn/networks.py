@@ -74,7 +74,12 @@ def neighbours(nodes: int, edges: NDArray[Any]) -> tuple[NDArray[np.int64], NDAr
     """
     source, target = np.asarray(edges, np.int64)
     if len(source) and (min(source.min(), target.min()) < 0 or max(source.max(), target.max()) >= nodes):
-        raise HardwareError("an edge leads nowhere", got=f"{nodes} nodes", wanted="edges between them")
+        raise HardwareError(
+            "an edge leads nowhere",
+            got=f"{nodes} nodes",
+            wanted="edges between them",
+            remedy="count nodes from 0, and give the number of all of them",
+        )
     other = source != target
     source, target = np.concatenate([source[other], target[other]]), np.concatenate([target[other], source[other]])
     place = np.unique(source * nodes + target)

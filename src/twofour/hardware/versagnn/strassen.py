@@ -50,7 +50,12 @@ def padded(m: int, n: int, k: int, levels: int) -> tuple[int, int, int]:
         HardwareError: The number of levels is negative.
     """
     if levels < 0:
-        raise HardwareError("Strassen's levels cannot be negative", got=f"levels={levels}", wanted="0 or more")
+        raise HardwareError(
+            "Strassen's levels cannot be negative",
+            got=f"levels={levels}",
+            wanted="0 or more",
+            remedy="levels=0 multiplies without Strassen",
+        )
     step = 2**levels
     return -(-m // step) * step, -(-n // step) * step, -(-k // step) * step
 
