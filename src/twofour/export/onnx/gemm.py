@@ -36,8 +36,9 @@ def _turned(graph: Any, weight: Any) -> Any:
     """Return the constant (out, in), of a name of its own; `weights.find` names it after its parameter."""
     import onnx_ir as ir  # pyright: ignore[reportMissingImports]
 
-    values = ir.tensor(weight.const_value.numpy().T.copy())
-    made = ir.Value(name=f"{weight.name}.gemm", shape=ir.Shape(values.shape), type=weight.type, const_value=values)
+    values = weight.const_value.numpy().T.copy()
+    shape, tensor = ir.Shape(values.shape), ir.tensor(values)
+    made = ir.Value(name=f"{weight.name}.gemm", shape=shape, type=weight.type, const_value=tensor)
     graph.register_initializer(made)
     return made
 
