@@ -75,6 +75,9 @@ def test_wanda_stays_sparse_while_it_trains() -> None:
 def test_wanda_refuses_what_it_cannot_do() -> None:
     with pytest.raises(PatternError, match="unstructured"):
         ao.WandaSparsifier(sparsity_level=0.6)
+    for given in ({"sparsity_level": 0.7, "semi_structured_block_size": 4}, {"semi_structured_block_size": 5}):
+        with pytest.raises(PatternError, match="half of each block"):
+            ao.WandaSparsifier(**given)
     sparsifier = ao.WandaSparsifier(semi_structured_block_size=4)
     with pytest.raises(MaskError, match="no model"):
         sparsifier.step()

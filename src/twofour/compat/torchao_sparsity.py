@@ -148,6 +148,9 @@ class WandaSparsifier:
     Args:
         sparsity_level: 0.5; unstructured sparsity is not built.
         semi_structured_block_size: M of M/2:M: 4 for 2:4.
+
+    Raises:
+        PatternError: It is unstructured, another level than 0.5, or an odd block.
     """
 
     def __init__(self, sparsity_level: float = 0.5, semi_structured_block_size: int | None = None) -> None:
@@ -156,6 +159,13 @@ class WandaSparsifier:
                 "unstructured sparsity is not built: no kernel here would run it faster",
                 got=f"sparsity_level={sparsity_level}",
                 wanted="semi_structured_block_size=4",
+            )
+        if sparsity_level != 0.5 or semi_structured_block_size % 2:
+            raise PatternError(
+                "half of each block can be pruned, no other share",
+                got=f"sparsity_level={sparsity_level}, semi_structured_block_size={semi_structured_block_size}",
+                wanted="sparsity_level=0.5 and an even block",
+                remedy='for other patterns: twofour.prune(model, "1:4", criterion="wanda", data=...)',
             )
         self.pattern: Pattern = parse(f"{semi_structured_block_size // 2}:{semi_structured_block_size}")
         self._watched: dict[str, tuple[PrunableWeight, Statistics]] = {}
