@@ -199,6 +199,21 @@ def speeds(layer: systolic.Layer, settings: systolic.Settings, theirs: float, se
     return {**seconds_, **{f"{name}_ratio": theirs / value for name, value in found.items()}}
 
 
+def summed(table: list[dict[str, Any]]) -> dict[str, int]:
+    """Count layers and reports over all cases, and those that are equal."""
+    return {
+        key: sum(row.get(key, 0) for row in table) for key in ("layers", "cycles_equal", "reports", "reports_identical")
+    }
+
+
+def small_sums(timed: list[dict[str, Any]]) -> dict[str, float]:
+    """Add the times of the small layers, with the ratios of the sums and the least ratio of one layer."""
+    sums = {f"{key}_seconds": sum(row[f"{key}_seconds"] for row in timed) for key in ("scalesim", *KINDS)}
+    ratios = {f"{key}_ratio": sums["scalesim_seconds"] / sums[f"{key}_seconds"] for key in KINDS}
+    least = {f"least_{key}": min(row[key] for row in timed) for key in ("closed_ratio", "stepped_ratio")}
+    return {"layers": len(timed), **sums, **ratios, **least}
+
+
 def main() -> None:
     """Run both sides and write what they found."""
     if len(sys.argv) not in (2, 3):
@@ -228,24 +243,16 @@ def main() -> None:
         settings, rows = ours(entry)
         big[name] = {**row, **speeds(rows[0].layer, settings, row["seconds"][0], seconds=4)}
         print(name, {key: value for key, value in big[name].items() if "ratio" in key or "scalesim" in key}, flush=True)
-    totals = {
-        key: sum(row.get(key, 0) for row in table) for key in ("layers", "cycles_equal", "reports", "reports_identical")
-    }
-    sums = {f"{key}_seconds": sum(row[f"{key}_seconds"] for row in timed) for key in ("scalesim", *KINDS)}
-    ratios = {f"{key}_ratio": sums["scalesim_seconds"] / sums[f"{key}_seconds"] for key in KINDS}
-    spread = {key: sorted(row[key] for row in timed) for key in ("closed_ratio", "stepped_ratio")}
-    least = {f"least_{key}": values[0] for key, values in spread.items()}
-    small_sums = {"layers": len(timed), **sums, **ratios, **least}
     record = {
         "versions": found["versions"],
         "machine": measure.machine(),
-        **totals,
-        "small": small_sums,
+        **summed(table),
+        "small": small_sums(timed),
         "big": big,
         "cases": table,
     }
     measure.write_json(RECORD, record)
-    print(totals, small_sums)
+    print(summed(table), record["small"])
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ def test_one_file_comes_before_an_index_as_in_transformers(tmp_path: Path):
     shards(tmp_path, {"a": torch.zeros(2)})
     save_file({"b": torch.ones(2)}, tmp_path / "model.safetensors")
     assert list(Checkpoint.open(tmp_path).entries) == ["b"]
+    assert list(Checkpoint.open(tmp_path / "model.safetensors.index.json").entries) == ["a"]
 
 
 def test_writing_into_a_tensor_leaves_the_file(tmp_path: Path):

@@ -100,6 +100,8 @@ def test_a_damaged_cache_is_reported_and_ignored(
 def test_the_cache_can_be_off_or_unwritable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr("twofour.compiler.choose.STEADY", float("inf"))
+    monkeypatch.setattr("twofour.compiler.cache.SLOWED", float("inf"))
     monkeypatch.setenv("TWOFOUR_CACHE", "off")
     quick(twofour.prune(nn.Linear(64, 64), "2:4"))
     assert not list(tmp_path.iterdir())

@@ -58,6 +58,8 @@ def test_the_fastest_right_configuration_is_kept(tmp_path: Path, caplog: pytest.
     tuning.save()
     assert Tuning(tmp_path / "gpu.json").configuration(NAME) == (1,)
     assert Tuning(tmp_path / "gpu.json").configuration("another") is None
+    assert tuning.chosen(NAME, (7,)) == (1,) and tuning.chosen("another", (7,)) == (7,)
+    assert tuning.chosen(NAME, (7, 8)) == (7, 8)  # a damaged file may say less than the row needs
 
 
 def test_nothing_right_leaves_the_default() -> None:

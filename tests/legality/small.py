@@ -1,10 +1,11 @@
 """Weights and files for the tests of check."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -37,3 +38,18 @@ def write_shards(folder: Path, shards: Mapping[str, Mapping[str, Tensor]], confi
     if config is not None:
         (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def damages(longest: int) -> st.SearchStrategy[Callable[[bytes], bytes]]:
+    """Ways to damage a file: a few bytes put in or taken out anywhere, and perhaps all behind some place cut off."""
+    edits = st.lists(st.tuples(st.integers(0, 5000), st.binary(max_size=4), st.integers(0, 4)), min_size=1, max_size=4)
+    cuts = st.one_of(st.none(), st.integers(0, longest))
+    return st.builds(lambda edited, cut: lambda content: _damaged(content, edited, cut), edits, cuts)
+
+
+def _damaged(content: bytes, edits: list[tuple[int, bytes, int]], cut: int | None) -> bytes:
+    damaged = bytearray(content)
+    for at, put, drop in edits:
+        at %= len(damaged) + 1
+        damaged[at : at + drop] = put
+    return bytes(damaged[:cut])

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import twofour
-from tests.legality.small import finding, pruned, random, write_shards
+from tests.legality.small import damages, finding, pruned, random, write_shards
 from twofour.checkpoints import describe
 from twofour.errors import FormatError, LayerError, SourceError, TwofourError
 
@@ -325,18 +324,11 @@ def valid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return path.read_bytes()
 
 
-edits = st.lists(st.tuples(st.integers(0, 2000), st.binary(max_size=4), st.integers(0, 4)), min_size=1, max_size=4)
-
-
-@given(edits=edits, cut=st.one_of(st.none(), st.integers(0, 2000)))
+@given(damage=damages(2000))
 @settings(max_examples=120, deadline=None)
-def test_damaged_safetensors_are_checked_or_refused(valid: bytes, tmp_path_factory, edits, cut) -> None:
-    content = bytearray(valid)
-    for at, put, drop in edits:
-        at %= len(content) + 1
-        content[at : at + drop] = put
+def test_damaged_safetensors_are_checked_or_refused(valid: bytes, tmp_path_factory, damage) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged.safetensors"
-    path.write_bytes(content[:cut])
+    path.write_bytes(damage(valid))
     try:
         assert isinstance(str(twofour.check(path)), str)
     except TwofourError as error:

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 import twofour
-from tests.legality.small import finding, pruned, random
+from tests.legality.small import damages, finding, pruned, random
 from twofour import legality
 from twofour.checkpoints import describe
 from twofour.errors import FormatError, LayerError, TwofourError
@@ -334,18 +333,11 @@ def valid() -> bytes:
     return graph(nodes, constants, **describe({"w": "2:4"}, {})).SerializeToString()
 
 
-edits = st.lists(st.tuples(st.integers(0, 5000), st.binary(max_size=4), st.integers(0, 4)), min_size=1, max_size=4)
-
-
-@given(edits=edits, cut=st.one_of(st.none(), st.integers(0, 2500)))
+@given(damage=damages(2500))
 @settings(max_examples=400, deadline=None)
-def test_damaged_onnx_files_are_checked_or_refused(valid: bytes, tmp_path_factory, edits, cut) -> None:
-    content = bytearray(valid)
-    for at, put, drop in edits:
-        at %= len(content) + 1
-        content[at : at + drop] = put
+def test_damaged_onnx_files_are_checked_or_refused(valid: bytes, tmp_path_factory, damage) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged.onnx"
-    path.write_bytes(content[:cut])
+    path.write_bytes(damage(valid))
     try:
         assert isinstance(str(twofour.check(path)), str)
     except TwofourError as error:

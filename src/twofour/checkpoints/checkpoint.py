@@ -41,16 +41,18 @@ class Checkpoint:
         """Read the headers of a .safetensors file or of a folder's, and check that they belong together.
 
         A folder holds model.safetensors or, where that is missing, model.safetensors.index.json and the files it names,
-        as `from_pretrained` reads it.
+        as `from_pretrained` reads it. The path of an index stands for the files it names, whatever lies beside it.
 
         Raises:
             FormatError: Nothing is there, a file is truncated or malformed, or the index and the files disagree.
         """
         path = Path(path)
+        indexed = path.name == INDEX and path.is_file()
+        path = path.parent if indexed else path
         if not path.is_dir():
             return _opened(path, (path,), None)
         config = path / CONFIG if (path / CONFIG).is_file() else None
-        if (path / WEIGHTS).is_file():
+        if (path / WEIGHTS).is_file() and not indexed:
             return _opened(path, (path / WEIGHTS,), config)
         if not (path / INDEX).is_file():
             raise _no_weights(path)

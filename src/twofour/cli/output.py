@@ -14,7 +14,7 @@ from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
 from twofour import export, layers, masks, measure
-from twofour.checkpoints import CONFIG, describe
+from twofour.checkpoints import CONFIG, WEIGHTS, describe
 from twofour.cli import huggingface
 from twofour.cli.screen import without_nan
 from twofour.cli.source import Source, read_metadata
@@ -23,7 +23,6 @@ from twofour.streaming.prune import write_note
 
 RECIPE = "recipe.toml"
 REPORT = "report.json"
-WEIGHTS = "model.safetensors"
 
 
 def require_free(out: Path, force: bool) -> None:

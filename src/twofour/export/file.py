@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from twofour.checkpoints import INDEX, Checkpoint, read_promise
+from twofour.checkpoints import Checkpoint, read_promise
 from twofour.errors import FormatError, PackingError
 from twofour.export.metadata import KEY, Description, malformed, read_description
 from twofour.files import replacing
@@ -114,7 +114,7 @@ def read(path: str | os.PathLike[str]) -> Contents:
             `code` names the row of the table in docs/formats.md.
     """
     target = Path(path)
-    found = Checkpoint.open(target.parent if target.name == INDEX and target.is_file() else target)
+    found = Checkpoint.open(target)
     texts = {file: found.metadata[file].get(KEY) for file in found.files}
     tensors = found.read_all()
     described = {file: read_description(file, text) for file, text in texts.items() if text is not None}

@@ -52,10 +52,11 @@ def network(seed: int, kind: str, nodes: int) -> tuple[tuple[GraphLayer, ...], S
 )
 def test_every_mode_equals_the_reference(kind, nodes, mode, levels, seed):
     layers, words = network(seed, kind, nodes)
-    found = run(layers, words, SMALL, mode=mode, levels=levels)
-    assert np.abs(found.output - reference(layers, words)).max() < 1e-4
+    found, want = run(layers, words, SMALL, mode=mode, levels=levels), reference(layers, words)
+    near = 1e-6 * max(100, np.abs(want).max())  # float32; sums over a graph of 20 nodes reach some hundreds
+    assert np.abs(found.output - want).max() < near
     quick = run(layers, words, SMALL, mode=mode, levels=levels, stepped=False)
-    assert quick.work == found.work and np.abs(quick.output - found.output).max() < 1e-4
+    assert quick.work == found.work and np.abs(quick.output - found.output).max() < near
 
 
 def test_phases_are_in_order():

@@ -96,8 +96,8 @@ class CusparseltMatmul(CudaKernel):
         other: Tensor | None = None,
     ) -> Tensor:
         """Multiply; see `Kernel.run`."""
-        found = tuned().configuration(key(self.name, out_features, x.shape[1], len(x)))
-        return self.run_as(found or DEFAULT, x, weight, bias, out_features, epilogue, other)
+        chosen = tuned().chosen(key(self.name, out_features, x.shape[1], len(x)), DEFAULT)
+        return self.run_as(chosen, x, weight, bias, out_features, epilogue, other)
 
     def run_as(
         self,

@@ -114,8 +114,8 @@ class FewTokens(CudaKernel):
         other: Tensor | None = None,
     ) -> Tensor:
         """Multiply; see `Kernel.run`. float32 and foreign 16-bit inputs are rounded to the row's type first."""
-        found = tuned().configuration(key(self.name, out_features, x.shape[1], len(x)))
-        return self.run_as(found or _default(x.shape[1]), x, weight, bias, out_features, epilogue, other)
+        chosen = tuned().chosen(key(self.name, out_features, x.shape[1], len(x)), _default(x.shape[1]))
+        return self.run_as(chosen, x, weight, bias, out_features, epilogue, other)
 
     def run_as(
         self,

@@ -64,6 +64,11 @@ class Tuning:
         found = self.found.get(name)
         return None if found is None else found.configuration
 
+    def chosen(self, name: str, default: Configuration) -> Configuration:
+        """Return what was found for a product, where it says as much as the row's own default, else that."""
+        found = self.configuration(name)
+        return default if found is None or len(found) != len(default) else found
+
     def search(
         self,
         name: str,
