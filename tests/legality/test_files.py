@@ -215,6 +215,19 @@ def test_a_sharded_folder_knows_its_axes(tmp_path: Path) -> None:
     assert sum(found.promised is not None for found in report.layers) == 2
 
 
+@pytest.mark.parametrize(
+    "expression", ["re:(a+)+$", "re:.*.*.*.*.*x", "re:(", "re:(a|a){9}", "re:[[a]", "re:.*(q|k)_proj"]
+)
+def test_expressions_of_strangers_cannot_hang_the_check(tmp_path: Path, expression: str) -> None:
+    config = {"model_type": "own", "sparsity_config": {"sparsity_structure": "2:4", "targets": [expression]}}
+    folder = write_shards(tmp_path / "own", {"a.safetensors": {"a" * 150 + ".weight": random(16, 32)}}, config)
+    if expression in ("re:[[a]", "re:.*(q|k)_proj"):
+        assert twofour.check(folder, axes={"*": 1}).ok == (expression != "re:[[a]")
+    else:
+        with pytest.raises(FormatError, match=r"an expression in .*config\.json is not used"):
+            twofour.check(folder, axes={"*": 1})
+
+
 def test_a_model_that_transformers_does_not_know_takes_names(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the extra [text] is not installed")
     config = {"model_type": "never_heard_of", "sparsity_config": {"sparsity_structure": "2:4", "ignore": ["head"]}}

@@ -104,7 +104,7 @@ def whole(fast: nn.Module, plan: Plan, example: Any, terms: Terms, original: nn.
         graph = capture(fast, given, kept, kept_convs(convs))
     except CompileError as error:
         why = _cache_in(fast, given, error) or next(iter(error.reasons), error.wanted)
-        reason = f"{str(error).splitlines()[0]}: {why}"
+        reason = str(error).partition("\n")[0] + f": {why}"
         logger.warning("each layer is compiled by itself: %s", reason)
         return replace(plan, account=Account("layers", reason))
     with torch.inference_mode():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,12 @@ from twofour.patterns import Pattern, parse
 _NO_STRUCTURE = (None, "", "0:0", "unstructured")
 """What compressed-tensors writes as `sparsity_structure` where there is no N:M."""
 
+_EXPRESSION = "re:"
+_REPEATS = 4
+"""How many repetitions an expression of a file may have: each multiplies the time by the name's length."""
+_LONGEST = 200
+"""Names over so many characters match no expression, for the same reason."""
+
 
 @dataclass(frozen=True)
 class ConfigPromise:
@@ -24,7 +31,8 @@ class ConfigPromise:
 
     Attributes:
         pattern: Of every layer it is meant for.
-        targets: Class names or layer names, "re:..." for expressions; "Linear" is what its compressors took.
+        targets: Class names or layer names, "re:..." for expressions that `re.match` runs; "Linear" is what its
+            compressors took.
         ignore: The same for layers left out.
     """
 
@@ -41,12 +49,9 @@ class ConfigPromise:
 
 
 def _names(target: str, layer: str) -> bool:
-    if not target.startswith("re:"):
+    if not target.startswith(_EXPRESSION):
         return target == layer
-    try:
-        return re.match(target.removeprefix("re:"), layer) is not None
-    except (re.error, RecursionError):
-        return False
+    return len(layer) <= _LONGEST and re.match(target.removeprefix(_EXPRESSION), layer) is not None
 
 
 def from_metadata(checkpoint: Checkpoint) -> tuple[dict[str, Pattern], dict[str, int]]:
@@ -83,18 +88,23 @@ def known(path: Path, text: str) -> Pattern:
 
 
 def from_config(config: Path | None) -> ConfigPromise | None:
-    """Return what a config.json promises by the `sparsity_config` of compressed-tensors, or None."""
+    """Return what a config.json promises by the `sparsity_config` of compressed-tensors, or None.
+
+    Raises:
+        FormatError: Its pattern does not exist, or an expression is none or could take for ever to match.
+    """
     found = next((one for one in _sparsity_configs(config) if one.get("sparsity_structure") not in _NO_STRUCTURE), None)
     if config is None or found is None:
         return None
-    structure, ignore = found["sparsity_structure"], _texts(found.get("ignore"))
+    structure = found["sparsity_structure"]
+    targets, ignore = (_texts(found.get(key), config) for key in ("targets", "ignore"))
     if not isinstance(structure, str):
         raise FormatError(
             f"the sparsity_config of {config} is malformed",
             got=f"sparsity_structure {structure!r:.80}",
             wanted='the text of a pattern, "2:4"',
         )
-    return ConfigPromise(known(config, structure), _texts(found.get("targets")) or ("Linear",), ignore)
+    return ConfigPromise(known(config, structure), targets or ("Linear",), ignore)
 
 
 def _sparsity_configs(config: Path | None) -> Iterator[Mapping[str, Any]]:
@@ -110,8 +120,31 @@ def _sparsity_configs(config: Path | None) -> Iterator[Mapping[str, Any]]:
             yield found
 
 
-def _texts(given: object) -> tuple[str, ...]:
-    return tuple(text for text in given if isinstance(text, str)) if isinstance(given, list) else ()
+def _texts(given: object, config: Path) -> tuple[str, ...]:
+    texts = tuple(text for text in given if isinstance(text, str)) if isinstance(given, list) else ()
+    for text in texts:
+        if text.startswith(_EXPRESSION) and (why := _unfit(text.removeprefix(_EXPRESSION))):
+            raise FormatError(
+                f"an expression in {config} is not used",
+                got=f"{text!r:.80}: {why}",
+                wanted=f"a regular expression of at most {_REPEATS} repetitions, none of them of a group",
+                remedy="name the layers in `targets` and `ignore`, or take the sparsity_config out",
+            )
+    return texts
+
+
+def _unfit(expression: str) -> str:
+    """Say why an expression of an unknown author is not run, "" where it may be."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            re.compile(expression)
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"it does not compile: {error}"
+    if re.search(r"\)[*+{]", expression):
+        return "it repeats a group, which can take time exponential in the name's length"
+    if (repeats := len(re.findall(r"[*+{]", expression))) > _REPEATS:
+        return f"it has {repeats} repetitions"
+    return ""
 
 
 def apex_masks(names: Collection[str]) -> dict[str, str]:

@@ -50,10 +50,14 @@ def write(path: Path, state: dict[str, Any]) -> None:
     except (OSError, RuntimeError) as error:  # RuntimeError is what torch's own writer says of a full disk
         raise TrainingError(
             f"checkpoint `{path}` cannot be written",
-            got=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}",
+            got=_first_line(error),
             wanted="a folder that may be written to, with room for model, masks and optimiser state",
             remedy="free some space or pass another `checkpoint` folder; an earlier checkpoint there is still whole",
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -72,7 +76,7 @@ def read(path: Path) -> dict[str, Any] | None:
             raise zipfile.BadZipFile(f"checksum of {damaged} does not match")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises a dozen kinds for broken files
-        raise _malformed(path, f"{type(error).__name__}: {str(error).splitlines()[0][:200]}") from error
+        raise _malformed(path, _first_line(error)) from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise _malformed(path, "a file of another program")
     if state.get("version") != VERSION:
