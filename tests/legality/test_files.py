@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import given, settings
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -215,6 +216,19 @@ def test_a_sharded_folder_knows_its_axes(tmp_path: Path) -> None:
     assert sum(found.promised is not None for found in report.layers) == 2
 
 
+def test_a_packed_weight_over_two_files_is_refused_as_load_does(tmp_path: Path) -> None:
+    twofour.save(twofour.prune(nn.Sequential(nn.Linear(16, 8)), "2:4"), tmp_path / "whole.safetensors")
+    tensors = load_file(tmp_path / "whole.safetensors")
+    with safe_open(tmp_path / "whole.safetensors", "pt") as whole:
+        said = whole.metadata()
+    apart = {"0.weight.indices": tensors.pop("0.weight.indices")}
+    folder = write_shards(tmp_path / "folder", {"a.safetensors": tensors, "b.safetensors": apart})
+    save_file(tensors, folder / "a.safetensors", said)
+    for reads in (twofour.check, lambda path: twofour.load(path, nn.Sequential(nn.Linear(16, 8)))):
+        with pytest.raises(FormatError, match="the file is malformed"):
+            reads(folder)
+
+
 @pytest.mark.parametrize(
     "expression", ["re:(a+)+$", "re:.*.*.*.*.*x", "re:(", "re:(a|a){9}", "re:[[a]", "re:.*(q|k)_proj"]
 )
@@ -222,7 +236,8 @@ def test_expressions_of_strangers_cannot_hang_the_check(tmp_path: Path, expressi
     config = {"model_type": "own", "sparsity_config": {"sparsity_structure": "2:4", "targets": [expression]}}
     folder = write_shards(tmp_path / "own", {"a.safetensors": {"a" * 150 + ".weight": random(16, 32)}}, config)
     if expression in ("re:[[a]", "re:.*(q|k)_proj"):
-        assert twofour.check(folder, axes={"*": 1}).ok == (expression != "re:[[a]")
+        (found,) = twofour.check(folder, axes={"*": 1}).layers
+        assert found.promised == ("2:4" if expression == "re:[[a]" else None)
     else:
         with pytest.raises(FormatError, match=r"an expression in .*config\.json is not used"):
             twofour.check(folder, axes={"*": 1})

@@ -124,11 +124,12 @@ class Foreign:
 
 
 def ours(file: Path, headers: Mapping[str, object], entries: Mapping[str, Entry]) -> Iterator[Ours]:
-    """Yield the packed weights that a file's metadata describes.
+    """Yield the packed weights that a file's metadata describes; all parts of one stand in that file, as `load` wants.
 
     Raises:
         FormatError: A header is malformed, or a weight stands there packed and plain.
     """
+    here = {name: entry for name, entry in entries.items() if entry.file == file}
     for name, fields in headers.items():
         if name in entries:
             raise malformed("stored-twice", file, f"`{name}` is stored packed and plain")
@@ -143,7 +144,7 @@ def ours(file: Path, headers: Mapping[str, object], entries: Mapping[str, Entry]
                 code=error.code,
             ) from error
         suffixes = (VALUES, INDICES, *((SCALES, ZEROS) if header.dtype in ("int8", "int4") else ()))
-        yield Ours(name, header, _parts(entries, (name + suffix for suffix in suffixes)), file)
+        yield Ours(name, header, _parts(here, (name + suffix for suffix in suffixes)), file)
 
 
 def foreign(path: Path, entries: Mapping[str, Entry]) -> Iterator[Foreign]:
