@@ -1,6 +1,6 @@
 # make demo    the whole pipeline on real data, about a minute after installation
 # make tiny    the whole pipeline on two layers, a few seconds
-# make test    every test this machine can run; what is skipped is printed with its reason
+# make test    every test this machine can run, in JOBS=2 processes; what is skipped is printed with its reason
 # make test-ray two Ray workers on this machine, in an environment of its own inside build/ (75 MB to download)
 # make check   formatting, lint, types
 # make bench   OP=linear|grid|conv|mask|models|memory: timings; ARGS=--record keeps the records in git
@@ -22,6 +22,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 NATIVE := $(shell find src -name '*.cc' -o -name '*.h' -o -name '*.inc') CMakeLists.txt pyproject.toml
 OP ?= linear
+JOBS ?= 2
 
 .PHONY: demo tiny test test-gpu bench-gpu test-ray check bench records figures sanitize fuzz kernels build clean
 
@@ -32,7 +33,7 @@ tiny: $(VENV)/test.stamp $(VENV)/package.stamp
 	$(BIN)/python -m pytest tests/test_tiny.py $(ARGS)
 
 test: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 # An environment that reads .venv's packages, its .pth files included, so that Ray is not among those of `make test`.
 test-ray: $(VENV)/test.stamp $(VENV)/package.stamp

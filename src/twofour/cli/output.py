@@ -19,6 +19,7 @@ from twofour.cli import huggingface
 from twofour.cli.screen import without_nan
 from twofour.cli.source import Source, read_metadata
 from twofour.errors import SourceError
+from twofour.export.file import order_metadata
 from twofour.streaming.prune import write_note
 
 RECIPE = "recipe.toml"
@@ -184,6 +185,7 @@ def write_weights(
 ) -> None:
     """Write named weights as safetensors, with the promise, and reduction axes other than 1, in the metadata."""
     save_file(dict(weights), path, metadata={**metadata, **describe(promise, axes or {})})
+    order_metadata(path)
     path.chmod(0o644)
 
 
