@@ -43,6 +43,9 @@ def fastest(
     sparse: Mapping[str, Callable[[], object]],
     seconds: float,
     more: Mapping[str, float] | None = None,
+    *,
+    gpu: bool = False,
+    exact: str = "exact",
 ) -> Choice:
     """Time the ways of one product against each other, interleaved, and choose.
 
@@ -51,14 +54,17 @@ def fastest(
         sparse: Name of the row -> sparse way, what it packs in every step included.
         seconds: Time box.
         more: Name -> milliseconds of a step that the call does not show.
+        gpu: Whether they run on the GPU, which its own clock times.
+        exact: The reason where there is no sparse way.
     """
-    record = measure.compare({**dense, **sparse}, seconds=seconds, repeats=20)
+    compare = measure.compare_on_gpu if gpu else measure.compare
+    record = compare({**dense, **sparse}, seconds=seconds, repeats=20)
     times = {name: timing.median * 1e3 for name, timing in record.timings.items()}
     for name, ms in (more or {}).items():
         times[name] += ms
     best = min(dense, key=times.__getitem__)
     if not sparse:
-        return Choice(best, False, "exact", best, times[best])
+        return Choice(best, False, exact, best, times[best])
     found = min(sparse, key=times.__getitem__)
     gain = times[best] / times[found]
     if gain <= 1:

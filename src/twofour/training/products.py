@@ -2,7 +2,8 @@
 
 Dense ways are torch's own and oneDNN's, which reorders the weight inside the call or before it, in every step since the
 weights move: in float32 torch's default goes to MKL, which on one AMD CPU takes twice oneDNN's time. Sparse ways are
-the rows of the kernel table whose layout can be refilled. Each prepares what it needs inside the call.
+the rows of the kernel table whose layout can be refilled; on a GPU the libraries' 16-bit rows, which `repack`. Each
+prepares what it needs inside the call.
 """
 
 from __future__ import annotations
@@ -17,17 +18,40 @@ from torch.nn import functional
 from twofour import native
 from twofour.kernels import available
 from twofour.kernels.nm_matmul import NativeMatmul
+from twofour.kernels.nm_matmul.cuda import LibraryMatmul
 from twofour.kernels.nm_unbiased.cpu import LAYOUTS
 
+_CPU = torch.device("cpu")
 TORCH, ONEDNN, REORDERED = "torch", "onednn", "onednn reordered"
 DTYPES = (torch.float32, torch.bfloat16)
 DENSE = (TORCH, ONEDNN, REORDERED)
 """Names of the dense ways."""
 
 
-def sparse_kernels(dtype: torch.dtype, tokens: int) -> list[NativeMatmul]:
+SparseKernel = NativeMatmul | LibraryMatmul
+"""A row that multiplies by values that move."""
+
+
+def on_gpu(device: torch.device) -> bool:
+    """Whether the ways are those of a GPU."""
+    return device.type == "cuda"
+
+
+def types(device: torch.device) -> tuple[torch.dtype, ...]:
+    """Return the types in which there are sparse ways: on a GPU those of 16 bits."""
+    return (torch.bfloat16, torch.float16) if on_gpu(device) else DTYPES
+
+
+def sparse_kernels(dtype: torch.dtype, tokens: int, device: torch.device = _CPU) -> list[SparseKernel]:
     """Return the rows that can multiply by a weight whose values change: those of the best instruction set here."""
-    name, refills = str(dtype).removeprefix("torch."), native.extension().layout_refills
+    name = str(dtype).removeprefix("torch.")
+    if on_gpu(device):
+        return [row for row in available("nm_matmul", "cuda") if isinstance(row, LibraryMatmul) and row.dtype == name]
+    return list(_native_kernels(name, tokens))
+
+
+def _native_kernels(name: str, tokens: int) -> list[NativeMatmul]:
+    refills = native.extension().layout_refills
     found = [
         kernel
         for kernel in cast(list[NativeMatmul], [k for k in available("nm_matmul") if isinstance(k, NativeMatmul)])
@@ -37,9 +61,15 @@ def sparse_kernels(dtype: torch.dtype, tokens: int) -> list[NativeMatmul]:
     return [kernel for kernel in found if native.level(kernel.isa) == best]
 
 
-def estimate_kernels(dtype: torch.dtype) -> list[NativeMatmul]:
-    """Return the rows that can multiply by an unbiased estimate of the gradient."""
-    return [kernel for kernel in sparse_kernels(dtype, 1 << 20) if kernel.layout == LAYOUTS[dtype]]
+def estimate_kernels(dtype: torch.dtype, device: torch.device = _CPU) -> list[SparseKernel]:
+    """Return the rows that can multiply by a packed gradient: a pruned one, or an unbiased estimate."""
+    found = sparse_kernels(dtype, 1 << 20, device)
+    return found if on_gpu(device) else [kernel for kernel in found if kernel.layout == LAYOUTS[dtype]]
+
+
+def refuses(kernel: SparseKernel, rows: int, columns: int) -> str | None:
+    """Return why a row cannot pack a matrix of these sizes, or None."""
+    return kernel.repack_refuses(rows, columns) if isinstance(kernel, LibraryMatmul) else None
 
 
 def forward(way: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -76,12 +106,12 @@ def _reordered(weight: Tensor, rows: int) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight, rows)
 
 
-def names(operand: Tensor | None = None) -> tuple[str, ...]:
-    """Return the names of the dense ways here; of those that take an operand, where one is given."""
-    fits = operand is None or (operand.is_cpu and operand.dtype in DTYPES)
+def names(operand: Tensor) -> tuple[str, ...]:
+    """Return the names of the dense ways that take an operand."""
+    fits = operand.is_cpu and not on_gpu(operand.device) and operand.dtype in DTYPES
     return DENSE if fits and torch.backends.mkldnn.is_available() else (TORCH,)
 
 
-def dense_ways(call: Callable[[str], Tensor]) -> dict[str, Callable[[], Tensor]]:
-    """Return what `measure.compare` takes: each dense way of one product, by name."""
-    return {name: (lambda name=name: call(name)) for name in names()}
+def dense_ways(call: Callable[[str], Tensor], operand: Tensor) -> dict[str, Callable[[], Tensor]]:
+    """Return what `measure.compare` takes: each dense way of one product of an operand, by name."""
+    return {name: (lambda name=name: call(name)) for name in names(operand)}

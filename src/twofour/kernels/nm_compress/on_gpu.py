@@ -117,6 +117,7 @@ def compress(
     dtype: torch.dtype | None = None,
     cutlass: bool = False,
     mask: bool = False,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> Compressed:
     """Prune a weight 2:4 by magnitude, or by a mask, and write it packed.
 
@@ -128,6 +129,7 @@ def compress(
         dtype: Of the values; default the weight's.
         cutlass: Write positions in CUTLASS's order; bfloat16 and float16 values alone.
         mask: Return the mask, too.
+        out: Values and codes of an earlier call with the same sizes, to be written anew.
     """
     rows, columns = weight.shape
     held = dtype or weight.dtype
@@ -137,9 +139,12 @@ def compress(
     if keep is not None and keep.stride() != weight.stride():
         weight, keep = weight.contiguous(), keep.contiguous()
     device = weight.device
-    values = torch.empty(rows, columns // 2, dtype=held, device=device)
     shape, kind = ((rows, columns // 16), torch.int16) if cutlass else ((rows, (columns // 4 + 1) // 2), torch.uint8)
-    codes = torch.empty(shape, dtype=kind, device=device)
+    if out is None:
+        out = torch.empty(rows, columns // 2, dtype=held, device=device), torch.empty(shape, dtype=kind, device=device)
+    values, codes = out
+    assert (values.shape, values.dtype) == ((rows, columns // 2), held), (values.shape, values.dtype)
+    assert (codes.shape, codes.dtype) == (shape, kind), (codes.shape, codes.dtype)
     found = torch.empty(rows, columns, dtype=torch.bool, device=device) if mask else None
     if weight.numel():
         grid = (triton.cdiv(columns, 4 * GROUPS), triton.cdiv(rows, ROWS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -44,9 +44,10 @@ def attach(
 
     Call it where the training step runs (inside `torch.autocast("cpu", torch.bfloat16)`, say), so that kernels are
     measured in its type. Parameters, state dict and optimiser stay as they are; weights that moved are packed again.
+    On a GPU the libraries' kernels of 16 bits take part (docs/gpu.md says what was run on one).
 
     Args:
-        model: On the CPU, dense or masked "2:4-transposable". Its `nn.Linear` layers take part.
+        model: Dense or masked "2:4-transposable". Its `nn.Linear` layers take part.
         example: A batch of the training's size: a tensor, a tuple of arguments or a dict of keyword arguments.
         schedule: "fixed": the mask is chosen once and the parameter itself is 2:4 after each step. "every=K": the
             parameter stays dense, forward pass and data gradient use its masked values, the mask is chosen again from
@@ -74,8 +75,8 @@ def attach(
         >>> model = handle.finish()
 
     Raises:
-        TrainingError: An argument is impossible, the model is attached already, not on the CPU or masked otherwise, or
-            no layer can take part.
+        TrainingError: An argument is impossible, the model is attached already or masked otherwise, or no layer can
+            take part.
     """
     every = _interval(schedule)
     _require_options(begin, decay, gradient, kernels, seconds)
@@ -85,10 +86,10 @@ def attach(
     for weight in weights:
         tokens, dtype = calls.get(weight.name, (0, torch.float32))
         out, columns = weight.parameter.shape
-        key = (out, columns, tokens)
-        if (key, dtype) not in known:
-            known[key, dtype] = _choices(key, dtype, gradient, every, kernels, seconds)
-        plans.append(_plan(weight, tokens, dtype, known[key, dtype]))
+        case = choose.Case(out, columns, tokens, dtype, weight.parameter.device)
+        if case not in known:
+            known[case] = _choices(case, gradient, every, kernels, seconds)
+        plans.append(_plan(weight, tokens, dtype, known[case]))
     for index, (weight, plan) in enumerate(zip(weights, plans, strict=True)):
         layer_seed = (seed * 0x85EBCA6B + index * 0xC2B2AE35) & 0xFFFFFFFF
         weight.module.__dict__[WAYS] = Ways(plan, every is not None, layer_seed)
@@ -103,14 +104,12 @@ def _plan(weight: PrunableWeight, tokens: int, dtype: torch.dtype, choices: dict
     return LayerPlan(weight.layer, (out, columns), tokens, str(dtype).removeprefix("torch."), choices)
 
 
-def _choices(
-    shape: choose.Shape, dtype: torch.dtype, gradient: str, every: int | None, kernels: str, seconds: float
-) -> dict[str, Choice]:
+def _choices(case: choose.Case, gradient: str, every: int | None, kernels: str, seconds: float) -> dict[str, Choice]:
     if kernels == "sparse":
-        return choose.unmeasured(shape, dtype, gradient)
+        return choose.unmeasured(case, gradient)
     if kernels == "dense":
-        return choose.dense(shape, dtype, seconds)
-    return choose.measured(shape, dtype, gradient, every, seconds)
+        return choose.dense(case, seconds)
+    return choose.measured(case, gradient, every, seconds)
 
 
 def _interval(schedule: str) -> int | None:
@@ -157,7 +156,7 @@ def _weights(
             "no layer can be trained both ways",
             got="; ".join(f"{name}: {reason}" for name, reason in list(skipped.items())[:4])
             or "a model without weights",
-            wanted="at least one nn.Linear on the CPU, float32 or bfloat16, both sides multiples of 4",
+            wanted="at least one nn.Linear, float32 or 16 bits, both sides multiples of 4",
             remedy='eligibility="any" lifts ASP\'s rule of 8 x 16 multiples',
         )
     return found, skipped
@@ -189,8 +188,15 @@ def _reason(weight: PrunableWeight) -> str | None:
         return f"{type(weight.module).__name__}: only nn.Linear runs sparse both ways"
     if weight.aliases:
         return f"tied to `{weight.aliases[0]}`"
-    if type(parameter) is not nn.Parameter or not parameter.is_cpu or parameter.dtype not in products.DTYPES:
-        return f"{parameter.dtype} on {parameter.device}: a float32 or bfloat16 parameter on the CPU is wanted"
+    known = (torch.float32, *products.types(parameter.device))
+    if (
+        type(parameter) is not nn.Parameter
+        or not (parameter.is_cpu or parameter.is_cuda)
+        or parameter.dtype not in known
+    ):
+        return (
+            f"{parameter.dtype} on {parameter.device}: one of {_listed(known)} is wanted, on the CPU or an NVIDIA GPU"
+        )
     if any(size % 4 for size in parameter.shape):
         return f"{tuple(parameter.shape)}: both sides must be multiples of 4"
     return None
@@ -218,12 +224,17 @@ def _calls(model: nn.Module, weights: Sequence[PrunableWeight], example: Any) ->
         for module, mode in modes.items():
             module.training = mode
     missing = [weight.name for weight in weights if weight.name not in found]
-    other = [f"{name} in {dtype}" for name, (_, dtype) in found.items() if dtype not in products.DTYPES]
+    known = {weight.name: products.types(weight.parameter.device) for weight in weights}
+    other = [f"{name} in {dtype}" for name, (_, dtype) in found.items() if dtype not in known[name]]
     if missing or other:
         raise TrainingError(
             "the example does not show how the layers are called",
             got="; ".join([f"`{name}` is not called" for name in missing[:3]] + other[:3]),
-            wanted="each layer called once, in float32 or bfloat16",
-            remedy="pass a whole batch of the training as example, and skip= layers that it does not reach",
+            wanted=f"each layer called once, in {_listed({dtype for types in known.values() for dtype in types})}",
+            remedy="pass a batch of the training as example, under its autocast, and skip= layers it does not reach",
         )
     return found
+
+
+def _listed(types: Iterable[torch.dtype]) -> str:
+    return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))

@@ -4,113 +4,136 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from twofour import measure
-from twofour.kernels.nm_matmul import NativeMatmul, refill
-from twofour.kernels.nm_unbiased import nm_unbiased
 from twofour.patterns import Transposable
 from twofour.training import products
-from twofour.training.both_ways.layouts import build
-from twofour.training.choice import Choice, fastest
-
-Shape = tuple[int, int, int]
-"""(out, in, tokens) of a layer."""
+from twofour.training.both_ways.layouts import build, fill
+from twofour.training.both_ways.linear import estimated
+from twofour.training.choice import PRODUCTS, Choice, fastest
 
 
-def unmeasured(shape: Shape, dtype: torch.dtype, gradient: str) -> dict[str, Choice]:
+class Case(NamedTuple):
+    """What a layer's choices depend on: two layers with equal cases share them.
+
+    Attributes:
+        out: Outputs.
+        columns: Inputs.
+        tokens: Rows of the input.
+        dtype: Computing type.
+        device: Where it is computed.
+    """
+
+    out: int
+    columns: int
+    tokens: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def packed(self, product: str) -> tuple[int, int]:
+        """Return the sizes of the matrix that a product's sparse way packs."""
+        sizes = {"forward": (self.out, self.columns), "data": (self.columns, self.out)}
+        return sizes.get(product, (self.out, self.tokens))
+
+    def kernels(self, product: str) -> tuple[list[products.SparseKernel], str]:
+        """Return the rows that can run a product sparse, and why there are none."""
+        found = (
+            products.estimate_kernels(self.dtype, self.device)
+            if product == "weight"
+            else products.sparse_kernels(self.dtype, self.tokens, self.device)
+        )
+        if not found:
+            return [], f"no 2:4 kernel for {str(self.dtype).removeprefix('torch.')} on {self.device.type}"
+        refused = [products.refuses(kernel, *self.packed(product)) for kernel in found]
+        left = [kernel for kernel, reason in zip(found, refused, strict=True) if reason is None]
+        return left, next((reason for reason in refused if reason), "")
+
+
+def unmeasured(case: Case, gradient: str) -> dict[str, Choice]:
     """Return the first sparse way of every product, without measuring: for tests, and where a machine is too busy."""
-    kernels, estimates = products.sparse_kernels(dtype, shape[2]), products.estimate_kernels(dtype)
-    found = Choice(kernels[0].name, True, "not measured")
-    weight = Choice(estimates[0].name, True, "not measured") if gradient == "2:4" else _exact()
-    return {"forward": found, "data": found, "weight": weight}
+    found = {}
+    for product in PRODUCTS:
+        kernels, why = case.kernels(product)
+        if product == "weight" and gradient != "2:4":
+            kernels, why = [], "exact"
+        taken = kernels[0].name if kernels else products.TORCH
+        found[product] = Choice(taken, bool(kernels), "not measured" if kernels else why)
+    return found
 
 
-def measured(shape: Shape, dtype: torch.dtype, gradient: str, every: int | None, seconds: float) -> dict[str, Choice]:
-    """Return the fastest way of every product at a shape.
+def measured(case: Case, gradient: str, every: int | None, seconds: float) -> dict[str, Choice]:
+    """Return the fastest way of every product of a layer.
 
     Args:
-        shape: (out, in, tokens).
-        dtype: Computing type.
+        case: The layer.
         gradient: "dense" or "2:4".
         every: Steps between two choices of the mask, over which building a layout anew is spread; None: never.
         seconds: Time box of one product.
     """
-    return _Measured(shape, dtype, every, seconds).choices(gradient)
+    return _Measured(case, every, seconds).choices(gradient)
 
 
-def dense(shape: Shape, dtype: torch.dtype, seconds: float) -> dict[str, Choice]:
+def dense(case: Case, seconds: float) -> dict[str, Choice]:
     """Return the fastest dense way of every product: the control."""
-    return _Measured(shape, dtype, None, seconds).choices("dense", sparse=False)
+    return _Measured(case, None, seconds).choices("dense", sparse=False)
 
 
 class _Measured:
-    def __init__(self, shape: Shape, dtype: torch.dtype, every: int | None, seconds: float) -> None:
-        out, columns, tokens = shape
+    def __init__(self, case: Case, every: int | None, seconds: float) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.weight = torch.randn(out, columns, generator=generator) * columns**-0.5
-        self.keep = Transposable().project(self.weight, absolute=True)
-        self.weight = (self.weight * self.keep).to(dtype)
-        self.x = torch.randn(tokens, columns, generator=generator).to(dtype)
-        self.gradient = torch.randn(tokens, out, generator=generator).to(dtype)
-        self.dtype, self.every, self.seconds, self.tokens = dtype, every, seconds, tokens
+        weight = torch.randn(case.out, case.columns, generator=generator) * case.columns**-0.5
+        keep = Transposable().project(weight, absolute=True)
+        x = torch.randn(case.tokens, case.columns, generator=generator)
+        gradient = torch.randn(case.tokens, case.out, generator=generator)
+        self.keep = keep.to(case.device)
+        self.weight, self.x, self.gradient = (
+            tensor.to(case.device, case.dtype) for tensor in (weight * keep, x, gradient)
+        )
+        self.case, self.every, self.seconds = case, every, seconds
 
     def choices(self, gradient: str, *, sparse: bool = True) -> dict[str, Choice]:
-        ways: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
-            "forward": (
-                products.dense_ways(lambda way: products.forward(way, self.x, self.weight, None)),
-                self._packed(self.x, turned=False) if sparse else {},
-            ),
-            "data": (
-                products.dense_ways(lambda way: products.data_gradient(way, self.gradient, self.weight)),
-                self._packed(self.gradient, turned=True) if sparse else {},
-            ),
-            "weight": (
-                products.dense_ways(lambda way: products.weight_gradient(way, self.gradient, self.x)),
-                self._estimated() if gradient == "2:4" else {},
-            ),
+        ways: dict[str, tuple[Callable[[str], Tensor], bool]] = {
+            "forward": (lambda way: products.forward(way, self.x, self.weight, None), sparse),
+            "data": (lambda way: products.data_gradient(way, self.gradient, self.weight), sparse),
+            "weight": (lambda way: products.weight_gradient(way, self.gradient, self.x), sparse and gradient == "2:4"),
         }
-        return {product: self._choose(*candidates) for product, candidates in ways.items()}
+        return {product: self._choose(product, *given) for product, given in ways.items()}
 
-    def _packed(self, operand: Tensor, *, turned: bool) -> dict[str, Callable[[], Tensor]]:
-        """Return each sparse way: new values into the layout, then the product."""
-        weight, rows = (self.weight.t(), self.weight.shape[1]) if turned else (self.weight, len(self.weight))
-        ways = {}
-        for kernel in products.sparse_kernels(self.dtype, self.tokens):
-            packed = build(self.keep, self.dtype, kernel.layout, turned=turned)
-            ways[kernel.name] = partial(self._refilled, kernel, packed, weight, operand, rows)
-        return ways
+    def _choose(self, product: str, exact: Callable[[str], Tensor], sparse: bool) -> Choice:
+        kernels, why = self.case.kernels(product) if sparse else ([], "exact")
+        if product == "weight" and self.case.tokens % 4:
+            kernels, why = [], f"{self.case.tokens} tokens, no multiple of 4"
+        ways = {kernel.name: self._way(product, kernel) for kernel in kernels}
+        more = {}
+        if self.every is not None and product != "weight":
+            more = {kernel.name: self._building(kernel) / self.every for kernel in kernels}
+        dense = products.dense_ways(exact, self.x)
+        on_gpu = products.on_gpu(self.case.device)
+        return fastest(dense, ways, self.seconds, more, gpu=on_gpu, exact=why)
+
+    def _way(self, product: str, kernel: products.SparseKernel) -> Callable[[], Tensor]:
+        """Return one sparse way: new values into the operand, then the product."""
+        if product == "weight":
+            return partial(self._estimated, kernel)
+        turned = product == "data"
+        packed = build(self.keep, self.case.dtype, kernel, turned=turned)
+        given = (self.weight.t(), self.keep.t()) if turned else (self.weight, self.keep)
+        return partial(self._filled, kernel, packed, given, self.gradient if turned else self.x)
 
     @staticmethod
-    def _refilled(kernel: NativeMatmul, packed: Tensor, weight: Tensor, operand: Tensor, rows: int) -> Tensor:
-        refill(packed, kernel.layout, weight)
-        return kernel.run(operand, packed, None, rows)
+    def _filled(kernel: products.SparseKernel, packed: Tensor, given: tuple[Tensor, Tensor], operand: Tensor) -> Tensor:
+        return kernel.run(operand, fill(packed, kernel, *given), None, len(given[0]))
 
-    def _estimated(self) -> dict[str, Callable[[], Tensor]]:
-        if self.tokens % 4:
-            return {}
-        buffer, rows = nm_unbiased(self.gradient, 0, self.dtype), len(self.weight)
+    def _estimated(self, kernel: products.SparseKernel) -> Tensor:
+        return kernel.run_columns(self.x, estimated(kernel, self.gradient, 0, self.case.dtype), self.case.out)
 
-        def run(kernel: NativeMatmul) -> Tensor:
-            return kernel.run_columns(self.x, nm_unbiased(self.gradient, 0, self.dtype, buffer), rows)
-
-        return {kernel.name: partial(run, kernel) for kernel in products.estimate_kernels(self.dtype)}
-
-    def _choose(self, dense: Mapping[str, Any], sparse: Mapping[str, Any]) -> Choice:
-        more = {}
-        if self.every is not None:
-            kernels = [kernel for kernel in products.sparse_kernels(self.dtype, self.tokens) if kernel.name in sparse]
-            more = {kernel.name: self._building(kernel.layout) / self.every for kernel in kernels}
-        return fastest(dense, sparse, self.seconds, more)
-
-    def _building(self, layout: str) -> float:
+    def _building(self, kernel: products.SparseKernel) -> float:
         """Milliseconds to lay out a new mask."""
-        record = measure.compare({"build": lambda: build(self.keep, self.dtype, layout, turned=False)}, repeats=2)
-        return record.timings["build"].median * 1e3
-
-
-def _exact() -> Choice:
-    return Choice(products.TORCH, False, "exact")
+        if products.on_gpu(self.case.device):
+            return 0.0
+        made: Mapping[str, Any] = {"build": lambda: build(self.keep, self.case.dtype, kernel, turned=False)}
+        return measure.compare(made, repeats=2).timings["build"].median * 1e3

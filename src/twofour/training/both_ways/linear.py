@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from twofour.kernels import find
 from twofour.kernels.nm_matmul import NativeMatmul
-from twofour.kernels.nm_unbiased import nm_unbiased
+from twofour.kernels.nm_unbiased import nm_unbiased, nm_unbiased_reference
 from twofour.training import products
 from twofour.training.both_ways.layouts import Layouts
 from twofour.training.choice import LayerPlan
@@ -41,11 +41,11 @@ class Ways:
         self.active, self.calls = False, 0
         self.dtype: torch.dtype = getattr(torch, plan.dtype)
         self._kernels = {
-            product: cast(NativeMatmul, find(choice.kernel))
+            product: cast(products.SparseKernel, find(choice.kernel))
             for product, choice in plan.choices.items()
             if choice.sparse
         }
-        wanted = {product: kernel.layout for product, kernel in self._kernels.items() if product != "weight"}
+        wanted = {product: kernel for product, kernel in self._kernels.items() if product != "weight"}
         self.layouts = Layouts(wanted, self.dtype)
         self._dense_values: tuple[tuple[int, ...], Tensor] | None = None
 
@@ -104,21 +104,27 @@ class Ways:
             return kernel.run(gradient, packed, None, weight.shape[1])
 
     def weight_gradient(self, gradient: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return dZ^T X, or its unbiased estimate, in `dtype`; densely where the tokens are no multiple of 4."""
+        """Return dZ^T X, or its unbiased estimate, in `dtype`; densely where the kernel cannot pack so many tokens."""
         kernel = self._kernels.get("weight") if self.active and gradient.dtype == self.dtype else None
-        if kernel is None or len(x) % 4:
+        if kernel is None or len(x) % 4 or products.refuses(kernel, gradient.shape[1], len(x)):
             with part("weight gradient"):
                 return products.weight_gradient(self._dense("weight", gradient.dtype), gradient, x).to(dtype)
         with part("pack"):
             self.calls += 1
             seed = (self.seed + self.calls * 0x9E3779B1) & 0xFFFFFFFF
-            estimate = _estimate(gradient, seed, self.dtype)
+            estimate = estimated(kernel, gradient, seed, self.dtype)
         with part("weight gradient"):
             return kernel.run_columns(x, estimate, gradient.shape[1], dtype)
 
 
-def _estimate(gradient: Tensor, seed: int, dtype: torch.dtype) -> Tensor:
-    """Return the packed estimate in this thread's buffer of that size: fresh pages would cost a third of the time."""
+def estimated(kernel: products.SparseKernel, gradient: Tensor, seed: int, dtype: torch.dtype) -> Tensor:
+    """Return an unbiased 2:4 estimate of gradient^T along the tokens, packed for a row.
+
+    On the CPU in this thread's buffer of that size: fresh pages would cost a third of the time. On a GPU by plain torch
+    and `repack`.
+    """
+    if not isinstance(kernel, NativeMatmul):
+        return kernel.repack(nm_unbiased_reference(gradient, seed).t())
     buffers: dict[tuple[object, ...], Tensor] = _scratch.__dict__.setdefault("buffers", {})
     key = (*gradient.shape, dtype)
     buffers[key] = nm_unbiased(gradient, seed, dtype, buffers.get(key))
@@ -154,12 +160,12 @@ class BothWaysLinear(nn.Linear):
         """Return X W^T + bias with W masked; (..., in) -> (..., out) in the computing type."""
         ways: Ways = self.__dict__[WAYS]
         dtype = computing_type(input)
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(input.device.type, enabled=False):
             return cast(Tensor, _Product.apply(input.to(dtype), self.weight, self.bias, ways))
 
 
 def computing_type(x: Tensor) -> torch.dtype:
     """Return the type that a Linear multiplies in: autocast's, else its input's."""
-    if torch.is_autocast_enabled("cpu"):
-        return torch.get_autocast_dtype("cpu")
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
     return x.dtype

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -88,7 +87,7 @@ class Ways:
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return X W^T + b of x (..., in) by the fastest dense way."""
         flat = _rows(x)
-        dense = products.dense_ways(lambda way: products.forward(way, flat, weight, bias))
+        dense = products.dense_ways(lambda way: products.forward(way, flat, weight, bias), flat)
         way = self._exact("forward", flat, dense)
         with part("forward"):
             if way == products.TORCH:
@@ -98,7 +97,7 @@ class Ways:
     def weight_gradient(self, gradient: Tensor, x: Tensor) -> Tensor:
         """Return dZ^T X of (..., out) and (..., in) by the fastest dense way."""
         gradient, x = _rows(gradient), _rows(x)
-        dense = products.dense_ways(lambda way: products.weight_gradient(way, gradient, x))
+        dense = products.dense_ways(lambda way: products.weight_gradient(way, gradient, x), gradient)
         way = self._exact("weight", gradient, dense)
         with part("weight gradient"):
             return products.weight_gradient(way, gradient, x)
@@ -125,28 +124,50 @@ class Ways:
         """
         choice = self._data(gradient, weight, state, dense, self._why_dense(gradient, weight) or why_dense)
         if choice.sparse:
-            return self._sparse(cast(NativeMatmul, find(choice.kernel)), gradient, weight, state, trial=False)
+            return self._sparse(cast(products.SparseKernel, find(choice.kernel)), gradient, weight, state, trial=False)
         with part("pack"):
             left = state.prune(gradient)
         with part("data gradient"):
             return dense[choice.dense](left)
 
-    def _sparse(self, kernel: NativeMatmul, gradient: Tensor, weight: Tensor, state: Pruner, *, trial: bool) -> Tensor:
+    def _sparse(
+        self, kernel: products.SparseKernel, gradient: Tensor, weight: Tensor, state: Pruner, *, trial: bool
+    ) -> Tensor:
         rows = gradient.shape[0] * gradient.shape[1]
         with part("pack"):
-            buffer = self.shared.buffer(packed_bytes(rows, gradient.shape[2], gradient.dtype))
-            packed = state.pack(gradient, buffer, trial=trial)
+            if isinstance(kernel, NativeMatmul):
+                buffer = self.shared.buffer(packed_bytes(rows, gradient.shape[2], gradient.dtype))
+                packed = state.pack(gradient, buffer, trial=trial)
+            else:
+                packed = kernel.repack(state.prune(gradient, trial=trial).reshape(rows, -1).contiguous())
         with part("data gradient"):
             return kernel.run_columns(weight, packed, rows)
+
+    def _kernels(self, gradient: Tensor) -> list[products.SparseKernel]:
+        """Return the rows that can multiply this gradient, packed."""
+        rows = gradient.shape[0] * gradient.shape[1]
+        found = products.estimate_kernels(gradient.dtype, gradient.device)
+        return [kernel for kernel in found if products.refuses(kernel, rows, gradient.shape[2]) is None]
 
     def _why_dense(self, gradient: Tensor, weight: Tensor) -> str | None:
         if self.why_dense is not None:
             return self.why_dense
-        if (reason := refuses(gradient)) is not None:
+        on_gpu = products.on_gpu(gradient.device)
+        if not on_gpu and (reason := refuses(gradient)) is not None:
             return reason
         if weight.dtype != gradient.dtype:
             return f"a weight of {weight.dtype} with a gradient of {gradient.dtype}"
-        return None if gradient.numel() else "an empty batch"
+        if not gradient.numel():
+            return "an empty batch"
+        return self._why_not_on_gpu(gradient) if on_gpu else None
+
+    def _why_not_on_gpu(self, gradient: Tensor) -> str | None:
+        if self._kernels(gradient):
+            return None
+        found = products.estimate_kernels(gradient.dtype, gradient.device)
+        if not found:
+            return f"no 2:4 kernel for {str(gradient.dtype).removeprefix('torch.')} on this GPU"
+        return products.refuses(found[0], gradient.shape[0] * gradient.shape[1], gradient.shape[2])
 
     def _data(
         self,
@@ -157,20 +178,21 @@ class Ways:
         why: str | None,
     ) -> Choice:
         if self.shared.product == "sparse" and why is None:
-            choice = Choice(products.estimate_kernels(gradient.dtype)[0].name, True, "asked for, not measured")
+            choice = Choice(self._kernels(gradient)[0].name, True, "asked for, not measured")
             return self._keep("data", gradient, choice)
         if reason := self._unmeasured(gradient):
             return self._keep("data", gradient, Choice(products.TORCH, False, why or reason))
 
         def measured() -> Choice:
             ways = {name: partial(_after_pruning, way, gradient, state) for name, way in dense.items()}
+            on_gpu = products.on_gpu(gradient.device)
             if why is not None:
-                return replace(fastest(ways, {}, self.shared.seconds), reason=why)
+                return fastest(ways, {}, self.shared.seconds, gpu=on_gpu, exact=why)
             sparse = {
                 kernel.name: partial(self._sparse, kernel, gradient, weight, state, trial=True)
-                for kernel in products.estimate_kernels(gradient.dtype)
+                for kernel in self._kernels(gradient)
             }
-            return fastest(ways, sparse, self.shared.seconds)
+            return fastest(ways, sparse, self.shared.seconds, gpu=on_gpu)
 
         return self._keep("data", gradient, self._known("data", gradient, (why, *dense), measured))
 
@@ -178,6 +200,8 @@ class Ways:
         """Return the name of the fastest dense way."""
         if reason := self._unmeasured(operand):
             return self._keep(product, operand, Choice(products.TORCH, False, reason)).dense
+        if len(dense) == 1:
+            return self._keep(product, operand, Choice(products.TORCH, False, "the one exact way here")).dense
         choice = self._known(product, operand, (), lambda: fastest(dense, {}, self.shared.seconds))
         return self._keep(product, operand, choice).dense
 
@@ -185,7 +209,8 @@ class Ways:
         """Return why torch's own way is taken without measuring, or None."""
         if self.shared.product != "auto":
             return "not measured"
-        if not operand.is_cpu or operand.dtype not in products.DTYPES:
+        known = operand.is_cpu or products.on_gpu(operand.device)
+        if not known or operand.dtype not in products.types(operand.device):
             return f"{str(operand.dtype).removeprefix('torch.')} on {operand.device.type}: torch's own way"
         out, columns = self.shape
         if operand.numel() // operand.shape[-1] * out * columns < LEAST:

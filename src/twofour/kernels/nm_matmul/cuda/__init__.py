@@ -3,6 +3,7 @@
 from twofour.kernels.nm_matmul.cuda.cusparselt import CUSPARSELT, CusparseltMatmul
 from twofour.kernels.nm_matmul.cuda.cutlass import CUTLASS, CutlassMatmul
 from twofour.kernels.nm_matmul.cuda.few_tokens import FEW_TOKENS, FewTokens
+from twofour.kernels.nm_matmul.cuda.library import LibraryMatmul
 from twofour.kernels.nm_matmul.cuda.tuning import Tuning, tuned
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "CusparseltMatmul",
     "CutlassMatmul",
     "FewTokens",
+    "LibraryMatmul",
     "Tuning",
     "tuned",
 ]

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from twofour.kernels.cuda import HALVES, Configuration, CudaKernel, held_bias, padded, rounded_up
+from twofour.kernels.cuda import HALVES, Configuration, held_bias, padded, rounded_up
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul.cuda.eight_bits import TYPES, rescaled, rounded, rounded_reference
-from twofour.kernels.nm_matmul.cuda.parts import ALIGNED, Part, joined, opened
+from twofour.kernels.nm_matmul.cuda.library import LibraryMatmul
+from twofour.kernels.nm_matmul.cuda.parts import ALIGNED, Part, beside, joined, opened
 from twofour.kernels.nm_matmul.cuda.tuning import key, tuned
 from twofour.native import gpu
 from twofour.packing import HEADER_BYTES, Packed, layout_header, pack, read_layout_header
@@ -34,7 +35,7 @@ DEFAULT: Configuration = (0, 1, -1)
 
 
 @dataclass(frozen=True)
-class CusparseltMatmul(CudaKernel):
+class CusparseltMatmul(LibraryMatmul):
     """y = x @ W.T + bias with W 2:4; a bfloat16, float16, int8 or float8 row."""
 
     def unavailable(self) -> str | None:
@@ -72,6 +73,22 @@ class CusparseltMatmul(CudaKernel):
         if scales is not None:
             tensors.insert(0, functional.pad(scales, (0, high - rows), value=1.0))
         return joined(layout_header("2:4", self.dtype, self.layout, rows, columns), tensors)
+
+    def _multiples(self) -> tuple[int, int]:
+        multiple = WEIGHT_MULTIPLE[self._type.itemsize]
+        return multiple, multiple
+
+    def repack(self, values: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Zero what is pruned, and let the library compress; see `LibraryMatmul.repack`."""
+        pruned = values if keep is None else values.masked_fill(~keep, 0)
+        return beside([torch.ops.aten._cslt_compress(pruned.to(self._type).contiguous()).view(torch.uint8)])
+
+    def _multiply(self, packed: Tensor, rows: int, x: Tensor) -> Tensor:
+        algorithm, split, mode = tuned().chosen(key(self.name, rows, len(x), x.shape[1]), DEFAULT)
+        (compressed,) = opened(packed, self._parts(rows), self.name)
+        return torch.ops.aten._cslt_sparse_mm(
+            *(compressed, x, None, None, None), alg_id=algorithm, split_k=split, split_k_mode=mode
+        )
 
     def least_bytes(self, out_features: int, in_features: int) -> int:
         """Return the bytes of half the values, which the library stores with more."""

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.sparse._semi_structured_conversions import sparse_semi_structured_to_dense_cutlass
 
-from twofour.kernels.cuda import HALVES, CudaKernel, held_bias, padded, rounded_up
+from twofour.kernels.cuda import HALVES, held_bias, padded, rounded_up
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul.cuda.eight_bits import rescaled, rounded
+from twofour.kernels.nm_matmul.cuda.library import LibraryMatmul
 from twofour.kernels.nm_matmul.cuda.parts import Part, joined, opened, size
 from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header
 from twofour.tensor_core import Operand, from_sm80, to_sm80
@@ -31,7 +32,7 @@ FUSED = ("relu", "silu")
 
 
 @dataclass(frozen=True)
-class CutlassMatmul(CudaKernel):
+class CutlassMatmul(LibraryMatmul):
     """y = x @ W.T + bias with W 2:4; a bfloat16, float16 or int8 row."""
 
     def unavailable(self) -> str | None:
@@ -65,6 +66,23 @@ class CutlassMatmul(CudaKernel):
             scales = torch.ones(rows) if weight.scales is None else weight.scales.flatten()
             tensors.append(functional.pad(scales, (0, len(operand.values) - rows), value=1.0))
         return joined(layout_header("2:4", self.dtype, self.layout, rows, columns), tensors)
+
+    def _multiples(self) -> tuple[int, int]:
+        return WEIGHT_MULTIPLES[self._type.itemsize]
+
+    def repack(self, values: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Pack in one pass over memory; see `LibraryMatmul.repack`."""
+        from twofour.kernels.nm_compress.on_gpu import compress  # imports Triton
+
+        parts = self._parts(*values.shape)
+        buffer = torch.empty(size(parts), dtype=torch.uint8, device=values.device)
+        out = opened(buffer, parts, self.name)
+        compress(values, keep, dtype=self._type, cutlass=True, out=(out[0], out[1]))
+        return buffer
+
+    def _multiply(self, packed: Tensor, rows: int, x: Tensor) -> Tensor:
+        values, positions = opened(packed, self._parts(rows, len(x)), self.name)
+        return torch.ops.aten._sparse_semi_structured_mm(values, positions, x)
 
     def least_bytes(self, out_features: int, in_features: int) -> int:
         """Return the bytes of a prepared weight."""

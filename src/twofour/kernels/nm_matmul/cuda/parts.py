@@ -46,15 +46,21 @@ def size(parts: Sequence[Part]) -> int:
 def joined(header: bytes, tensors: Sequence[Tensor]) -> Tensor:
     """Return one uint8 buffer on the device that holds a header of 64 bytes and the tensors."""
     assert len(header) == HEADER_BYTES, len(header)
+    buffer = beside([tensor.to(gpu.device()) for tensor in tensors])
+    buffer[:HEADER_BYTES] = torch.frombuffer(bytearray(header), dtype=torch.uint8).to(buffer.device)
+    return buffer
+
+
+def beside(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the same without a header, on the tensors' own device: nothing waits for it, so a graph can hold it."""
     begins, end = [], ALIGNED
     for tensor in tensors:
         begins.append(end)
         end += -(-tensor.nbytes // ALIGNED) * ALIGNED
-    buffer = torch.zeros(end, dtype=torch.uint8, device=gpu.device())
-    buffer[:HEADER_BYTES] = torch.frombuffer(bytearray(header), dtype=torch.uint8).to(buffer.device)
+    buffer = torch.zeros(end, dtype=torch.uint8, device=tensors[0].device)
     for tensor, begin in zip(tensors, begins, strict=True):
         flat = tensor.contiguous().flatten().view(torch.uint8)
-        buffer[begin : begin + len(flat)] = flat.to(buffer.device)
+        buffer[begin : begin + len(flat)] = flat
     return buffer
 
 
