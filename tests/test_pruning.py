@@ -302,10 +302,10 @@ def test_a_model_under_a_training_scheme_is_refused_until_it_is_finished(attach,
     model = network()
     scheme = attach(model)
     before = copied(model)
-    message = rf"cannot be pruned\n  got +{title}\n  wanted +a plain model\n  try +call scheme.finish\(\) first"
+    message = rf"cannot be pruned\n  got +{title}\n  wanted +a plain model\n  try +end it first: finish\(\)"
     with pytest.raises(LayerError, match=message):
         twofour.prune(model, "2:4")
-    with pytest.raises(TrainingError, match=rf"another training scheme is attached.*\n  got +{title}"):
+    with pytest.raises(TrainingError, match=rf"something is attached.*\n  got +{title}"):
         twofour.training.sr_ste.attach(model, "2:4")
     with pytest.raises(LayerError, match=rf"measured on the dense model\n  got +{title}"):
         twofour.allocation.sensitivity(model, torch.randn(2, 32))

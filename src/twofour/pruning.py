@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from twofour import calibration, criteria, masks, permutation
 from twofour.criteria import Criterion, Outcome, Solved
 from twofour.errors import LayerError, RecipeError
-from twofour.layers import SUPPORTED, PrunableWeight, compiled_parts, describe_schemes
+from twofour.layers import SUPPORTED, PrunableWeight, compiled_parts, describe_attached
 from twofour.patterns import Pattern
 from twofour.recipe import Assignment, Recipe
 
@@ -198,12 +198,12 @@ def _require_dense(model: Any) -> None:
         raise LayerError(
             "there is no model to prune", got=type(model).__name__, wanted="a torch.nn.Module", remedy=remedy
         )
-    if found := describe_schemes(model):
+    if found := describe_attached(model):
         raise LayerError(
-            "a model that a training scheme is attached to cannot be pruned",
+            "a model that something is attached to for training cannot be pruned",
             got=found,
             wanted="a plain model",
-            remedy="call scheme.finish() first, which keeps what was trained, or scheme.remove()",
+            remedy="end it first: finish() of a scheme keeps what was trained, remove() of SDGP's handle its weights",
         )
     if found := compiled_parts(model):
         raise LayerError(

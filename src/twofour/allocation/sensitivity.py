@@ -18,7 +18,7 @@ from twofour.calibration.gradients import computed, require_function
 from twofour.calibration.passes import explained, observing
 from twofour.criteria import Criterion, Layerwise
 from twofour.errors import DataError, LayerError, PatternError, RecipeError
-from twofour.layers import PrunableWeight, compiled_parts, describe_schemes, is_distributed, walk
+from twofour.layers import PrunableWeight, compiled_parts, describe_attached, is_distributed, walk
 from twofour.patterns import Pattern
 from twofour.patterns.base import is_finite, non_finite
 
@@ -217,7 +217,7 @@ def _require_dense(model: Any) -> None:
             remedy="build the model and load its weights first",
         )
     masked = list(masks.of(model))
-    found = describe_schemes(model) or compiled_parts(model)
+    found = describe_attached(model) or compiled_parts(model)
     if masked or found:
         raise LayerError(
             "sensitivity is measured on the dense model",

@@ -17,7 +17,7 @@ from twofour.kernels.conv_operator import to_numbers
 from twofour.kernels.dense_conv import ONEDNN_CONV
 from twofour.kernels.nm_conv import from_conv_layout
 from twofour.kernels.operator import inference_only, unreadable
-from twofour.layers import CompiledLayer
+from twofour.layers import CompiledLayer, attached
 from twofour.packing import Packed, pack
 
 
@@ -196,6 +196,8 @@ def conv_refusal(module: nn.Module) -> str | None:
         return f"no packed kernel for {type(module).__name__} yet"
     if module.padding_mode != "zeros":
         return f"padding_mode {module.padding_mode!r}: the kernels pad with zeros"
+    if over := attached(module):
+        return f"{over} is attached: call remove() of its handle first"
     base = nn.Conv2d if isinstance(module, nn.Conv2d) else nn.Conv1d
     own = any(getattr(type(module), name) is not getattr(base, name) for name in ("forward", "_conv_forward"))
     if own or "forward" in module.__dict__ or "_conv_forward" in module.__dict__:

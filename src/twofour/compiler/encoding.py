@@ -74,6 +74,13 @@ class Encoding:
         known = GPU_DTYPES if self.device == "cuda" else DTYPES
         for what, given, allowed in (("dtype", self.dtype, known), ("group", self.group, GROUPS)):
             if given not in allowed:
+                if what == "dtype" and given in GPU_DTYPES:
+                    raise CompileError(
+                        f"{given} runs on GPUs alone",
+                        got="a model on the CPU",
+                        wanted=" or ".join(map(repr, allowed)),
+                        remedy='move the model to an NVIDIA GPU, model.cuda(), or pass dtype="bfloat16"',
+                    )
                 near = nearest_dtype(given) if what == "dtype" else _nearest_group(given)
                 wanted = " or ".join(map(repr, allowed))
                 raise CompileError(

@@ -16,7 +16,7 @@ from twofour.compiler.layer import exchanged
 from twofour.compiler.plan import LayerPlan
 from twofour.errors import CompileError
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
-from twofour.layers import compiled_parts, is_hugging_face_conv1d, kind_of
+from twofour.layers import attached, compiled_parts, is_hugging_face_conv1d, kind_of
 from twofour.packing import Packed
 from twofour.patterns.base import is_finite, non_finite
 
@@ -127,6 +127,8 @@ def refusal(module: nn.Module, inside_attention: bool, encoding: Encoding = FLOA
     kind = kind_of(module)
     if kind is None or not is_linear(module):
         return f"no packed kernel for {type(module).__name__} yet"
+    if over := attached(module):
+        return f"{over} is attached: call remove() of its handle first"
     if type(module).forward is not kind.base.forward or "forward" in module.__dict__:
         return f"{type(module).__name__} has a forward of its own"
     if torch.nn.utils.parametrize.is_parametrized(module):

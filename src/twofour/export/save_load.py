@@ -18,6 +18,7 @@ from twofour.export.file import Contents, read, untie, write
 from twofour.export.fill import fill_compiled, fill_masked
 from twofour.export.fit import require_fit, with_ties
 from twofour.export.shards import write_folder
+from twofour.layers import describe_schemes
 from twofour.masks import Mask
 from twofour.packing import Packed, pack
 
@@ -42,11 +43,18 @@ def save(
             of its own.
 
     Raises:
-        FormatError: The file cannot be written, `max_shard_bytes` is impossible, or the model has no values (meta
-            device).
+        FormatError: The file cannot be written, `max_shard_bytes` is impossible, the model has no values (meta
+            device), or a training scheme is at work in it.
         PackingError: A masked weight does not keep its pattern, or its dtype or pattern has no packed form.
     """
     folder = _is_folder(Path(path), max_shard_bytes)
+    if found := describe_schemes(model):
+        raise FormatError(
+            "a model in the middle of its training cannot be saved",
+            got=found,
+            wanted="a model whose weights are what its forward pass uses",
+            remedy="call finish() first; for a checkpoint, torch.save the state dicts of model and scheme",
+        )
     plain, aliases = untie(_tensors(model))
     weights: dict[str, Packed] = {}
     patterns: dict[str, str] = {}

@@ -21,6 +21,15 @@ def let_go(module: nn.Module, by: object) -> None:
         del _HELD[module]
 
 
+ATTACHED = "twofour_attached"
+"""Attribute of a class that takes a layer's place for a while without touching its weights: what it is called."""
+
+
+def attached(module: nn.Module) -> str:
+    """Return what has put a class of its own over a layer, "" where nothing has; copies of a model keep theirs."""
+    return getattr(type(module), ATTACHED, "")
+
+
 def schemes(model: nn.Module) -> dict[str, str]:
     """Return the training schemes at work in a model by the names of their layers."""
     return {
@@ -32,7 +41,16 @@ def schemes(model: nn.Module) -> dict[str, str]:
 
 def describe_schemes(model: nn.Module) -> str:
     """Return the training schemes at work in a model and their layers in words, "" where there are none."""
-    found = schemes(model)
+    return _described(schemes(model))
+
+
+def describe_attached(model: nn.Module) -> str:
+    """Return the same, and what else is attached (`ATTACHED`): what must go before weights are exchanged."""
+    over = {name or "(model)": title for name, module in model.named_modules() if (title := attached(module))}
+    return "; ".join(filter(None, (_described(schemes(model)), _described(over))))
+
+
+def _described(found: dict[str, str]) -> str:
     texts = []
     for scheme in dict.fromkeys(found.values()):
         names = [f"`{name}`" for name, held in found.items() if held == scheme]

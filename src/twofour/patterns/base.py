@@ -83,8 +83,8 @@ def require_groups(pattern: Pattern, tensor: Tensor, role: str) -> None:
     """Refuse a tensor that `pattern` cannot be laid over.
 
     Raises:
-        PatternError: No tensor, or one that is on the meta device, not strided, complex, empty, a scalar, or whose
-            last axis is not a multiple of the group.
+        PatternError: No tensor, or one that is sharded over processes (a DTensor), on the meta device, not strided,
+            complex, empty, a scalar, or whose last axis is not a multiple of the group.
     """
     if not isinstance(tensor, Tensor):
         raise PatternError(
@@ -92,6 +92,13 @@ def require_groups(pattern: Pattern, tensor: Tensor, role: str) -> None:
             got=type(tensor).__name__,
             wanted="a torch.Tensor",
             remedy="torch.as_tensor(array) shares the memory of a NumPy array",
+        )
+    if hasattr(tensor, "full_tensor"):  # native code would read a shard as if it were the whole
+        raise PatternError(
+            f"{role} cannot carry the pattern {pattern.name}",
+            got="a DTensor, of which each process holds a part",
+            wanted="whole values",
+            remedy="tensor.full_tensor() gathers them, in every process; twofour.prune takes sharded models itself",
         )
     shape = tuple(tensor.shape)
     if tensor.layout != torch.strided or tensor.is_complex() or tensor.is_quantized:

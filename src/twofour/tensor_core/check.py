@@ -6,9 +6,12 @@ every type holds, so that every order of summing is exact and a difference is on
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +19,7 @@ from torch import Tensor
 
 from twofour.errors import TwofourError
 from twofour.files import replacing
+from twofour.measure import machine
 from twofour.measure.gpu import gpu_facts
 from twofour.native.gpu import unavailable
 from twofour.tensor_core import probe
@@ -125,7 +129,15 @@ def missing(row: Instruction) -> str | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Check every instruction, print a line each, and write the JSON; 1 when one disagrees."""
+    """Check every instruction, print a line each, and write the JSON; 1 when one disagrees, 2 for a bad path."""
+    given = argparse.ArgumentParser(
+        prog="python -m twofour.tensor_core.check", description="Compare the GPU that is here with the emulator."
+    )
+    given.add_argument("file", nargs="?", type=Path, help="where what was found is written, as JSON")
+    file = given.parse_args(arguments).file
+    if file is not None and (why := _unwritable(file)):  # now, not after the instructions have run
+        print(f"{file} cannot be written: {why}", file=sys.stderr)
+        return 2
     found: dict[str, object] = {}
     for name, row in INSTRUCTIONS.items():
         if reason := missing(row):
@@ -136,13 +148,26 @@ def main(arguments: list[str]) -> int:
             except TwofourError as error:
                 found[name] = {"agrees": False, "error": str(error)}
         print(name, _line(found[name]))
-    facts = None if unavailable() else gpu_facts()
-    if arguments:
-        with replacing(arguments[0]) as temporary:
-            temporary.write_text(json.dumps({"gpu": facts, "instructions": found}, indent=1) + "\n")
+    if reason := unavailable():
+        print(f"no instruction was run: {reason}; run this on a machine with one (docs/gpu.md)")
+    if file is not None:
+        facts = {"gpu": None if reason else gpu_facts(), "machine": machine()}
+        with replacing(file) as temporary:
+            temporary.write_text(json.dumps({**facts, "instructions": found}, indent=1) + "\n")
     return int(
         any("agrees" in result and not result["agrees"] for result in found.values() if isinstance(result, dict))
     )
+
+
+def _unwritable(file: Path) -> str:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.is_dir():
+            return "it is a folder"
+        tempfile.TemporaryFile(dir=file.parent).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _line(result: Any) -> str:

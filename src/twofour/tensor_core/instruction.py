@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twofour.errors import PackingError
-from twofour.tensor_core.element import ELEMENTS, WORD, Element
+from twofour.tensor_core.element import ELEMENTS, WORD, Element, element
 
 DERIVED = "derived, unverified"
 """The mapping follows from the text of the PTX ISA and from its neighbours; nothing that runs has agreed yet."""
@@ -173,12 +173,13 @@ def instruction(name: str) -> Instruction:
     return INSTRUCTIONS[name]
 
 
-def widest(kind: Element, family: str = "mma.sp") -> Instruction:
-    """Return the family's instruction with the largest K for this type of A.
+def widest(kind: Element | str, family: str = "mma.sp") -> Instruction:
+    """Return the family's instruction with the largest K for this type of A, given as in `Operand.from_dense`.
 
     Raises:
-        PackingError: The family has none (`wgmma.sp` takes no 4-bit types).
+        PackingError: The family has none (`wgmma.sp` takes no 4-bit types), or there is no such type.
     """
+    kind = element(kind)
     rows = [row for row in INSTRUCTIONS.values() if row.family == family and row.a == kind]
     if not rows:
         raise PackingError(

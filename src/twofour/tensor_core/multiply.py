@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from twofour.errors import PackingError
 from twofour.tensor_core.execute import ACCUMULATORS, execute
 from twofour.tensor_core.fragments import b_registers, c_registers, c_values, metadata_registers
-from twofour.tensor_core.instruction import Instruction, widest
+from twofour.tensor_core.instruction import Instruction, instruction, widest
 from twofour.tensor_core.operand import Operand
 from twofour.tensor_core.warp import to_warp
 
@@ -30,7 +30,7 @@ def multiply(
     Args:
         operand: A.
         b: (k, n) in the dtype of a partner of A's type.
-        row: The instruction; default the widest `mma.sp`.
+        row: The instruction or its name; default the widest `mma.sp`.
         accumulator: "f32", "f16" or "s32"; default the instruction's first.
         ordered: As `mma.sp::ordered_metadata`.
         saturate: `.satfinite`, once per instruction.
@@ -41,7 +41,7 @@ def multiply(
     Raises:
         PackingError: Shapes or types do not fit.
     """
-    row = row or widest(operand.element)
+    row = instruction(row) if isinstance(row, str) else row or widest(operand.element)
     partner = next((kind for kind in row.partners if kind.dtype == b.dtype), None)
     if partner is None or row.a != operand.element or b.ndim != 2 or len(b) != operand.shape[1]:
         raise PackingError(

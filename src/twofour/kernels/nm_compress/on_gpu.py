@@ -20,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from twofour.errors import KernelError
+from twofour.native import gpu
 from twofour.patterns.nm_mask_triton import rank, two_largest
 
 ROWS, GROUPS = 16, 64
@@ -130,7 +132,17 @@ def compress(
         cutlass: Write positions in CUTLASS's order; bfloat16 and float16 values alone.
         mask: Return the mask, too.
         out: Values and codes of an earlier call with the same sizes, to be written anew.
+
+    Raises:
+        KernelError: The weight is on no GPU that Triton runs on.
     """
+    if not gpu.runs(weight):
+        raise KernelError(
+            "a weight is compressed on a GPU",
+            got=f"a tensor on {weight.device.type}: {gpu.unavailable(triton=True) or 'Triton runs on GPUs'}",
+            wanted="a tensor on an NVIDIA GPU, with the package triton",
+            remedy='twofour.packing.pack(weight, "2:4") packs on the CPU',
+        )
     rows, columns = weight.shape
     held = dtype or weight.dtype
     assert columns % 4 == 0, tuple(weight.shape)

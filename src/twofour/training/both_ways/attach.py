@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from twofour import masks
+from twofour import calls, masks
 from twofour.calibration.batches import call
 from twofour.errors import TrainingError
 from twofour.layers import PrunableWeight, walk
@@ -19,6 +19,7 @@ from twofour.training.both_ways import choose
 from twofour.training.both_ways.handle import BothWays
 from twofour.training.both_ways.linear import WAYS, BothWaysLinear, Ways, computing_type
 from twofour.training.choice import Choice, LayerPlan, Plan
+from twofour.training.schemes import require_free
 
 DECAY = 2e-4
 """Zhou et al. 2021 (arXiv 2102.04010), section 5.1."""
@@ -75,16 +76,16 @@ def attach(
         >>> model = handle.finish()
 
     Raises:
-        TrainingError: An argument is impossible, the model is attached already or masked otherwise, or no layer can
-            take part.
+        TrainingError: An argument is impossible, something is attached already, the model is masked otherwise, or no
+            layer can take part.
     """
     every = _interval(schedule)
     _require_options(begin, decay, gradient, kernels, seconds)
     weights, skipped = _weights(model, skip, eligibility, every, kernels)
-    calls = _calls(model, weights, example)
+    seen = _calls(model, weights, example)
     plans, known = [], {}
     for weight in weights:
-        tokens, dtype = calls.get(weight.name, (0, torch.float32))
+        tokens, dtype = seen.get(weight.name, (0, torch.float32))
         out, columns = weight.parameter.shape
         case = choose.Case(out, columns, tokens, dtype, weight.parameter.device)
         if case not in known:
@@ -122,11 +123,12 @@ def _interval(schedule: str) -> int | None:
 
 
 def _require_options(begin: int, decay: float, gradient: str, kernels: str, seconds: float) -> None:
-    if begin < 0 or not decay >= 0 or not seconds > 0:
+    numbers = type(begin) is int and all(isinstance(value, int | float) for value in (decay, seconds))
+    if not numbers or begin < 0 or not decay >= 0 or not seconds > 0:
         raise TrainingError(
             "an argument is impossible",
             got=f"begin={begin!r}, decay={decay!r}, seconds={seconds!r}",
-            wanted="begin >= 0, decay >= 0, seconds > 0",
+            wanted="a whole number begin >= 0, decay >= 0, seconds > 0",
             remedy="leave them out",
         )
     for name, value, known in (
@@ -163,6 +165,10 @@ def _weights(
 
 
 def _require_model(model: nn.Module, every: int | None, kernels: str) -> None:
+    if not isinstance(model, nn.Module):
+        raise TrainingError(
+            "there is no model to train", got=type(model).__name__, wanted="a torch.nn.Module", remedy="pass the model"
+        )
     if any(WAYS in module.__dict__ for module in model.modules()):
         raise TrainingError(
             "the model is trained both ways already",
@@ -170,6 +176,7 @@ def _require_model(model: nn.Module, every: int | None, kernels: str) -> None:
             wanted="a model without a handle",
             remedy="call finish() or remove() of the first handle",
         )
+    require_free(model)
     found = masks.of(model)
     wrong = [name for name, mask in found.items() if mask.pattern != Transposable()]
     if wrong or (found and (every is not None or kernels == "dense")):
@@ -218,6 +225,9 @@ def _calls(model: nn.Module, weights: Sequence[PrunableWeight], example: Any) ->
         model.eval()
         with torch.no_grad():
             call(model, example)
+    except Exception as error:
+        remedy = "pass a batch of the training"
+        raise calls.unfit(TrainingError, "the example", error, wanted=calls.FORMS, remedy=remedy) from error
     finally:
         for hook in hooks:
             hook.remove()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -14,10 +16,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from twofour import masks
 from twofour.errors import PatternError, TrainingError
-from twofour.layers import PrunableWeight
+from twofour.kernels import available
+from twofour.layers import PrunableWeight, hold, let_go
 from twofour.patterns import Transposable
 from twofour.training.both_ways.linear import WAYS, Ways
-from twofour.training.choice import Plan
+from twofour.training.choice import Choice, Plan
+
+_log = logging.getLogger("twofour.training")
 
 PATTERN = Transposable()
 
@@ -51,8 +56,14 @@ class BothWays:
             register_optimizer_step_pre_hook(partial(_before_step, weakref.ref(self))),
             register_optimizer_step_post_hook(partial(_after_step, weakref.ref(self))),
         ]
+        for weight in self._weights:
+            hold(weight.module, "2:4 both ways", self)
         if begin == 0:
             self._start()
+
+    def __str__(self) -> str:
+        mask = "fixed mask" if self._every is None else f"mask chosen every {self._every} steps"
+        return f"2:4 both ways, {mask}, {self.steps} steps{'' if self._attached else ', over'}\n{self.plan}"
 
     def masks(self) -> dict[str, Tensor]:
         """Return the masks in force, by parameter name: bool (out, in)."""
@@ -94,36 +105,67 @@ class BothWays:
         return self.model
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs beside model and optimiser: steps, masks, and where the random numbers are."""
+        """Return what a checkpoint needs beside model and optimiser.
+
+        Steps, masks, where the random numbers are, and the kernels: another one would sum in another order.
+        """
         return {
             "steps": self.steps,
             "masks": {name: keep.clone() for name, keep in self.masks().items()},
             "calls": {weight.name: ways.calls for weight, ways in self._layers()},
+            "choices": {
+                weight.name: {product: asdict(choice) for product, choice in ways.plan.choices.items()}
+                for weight, ways in self._layers()
+            },
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken; load the model's own state first.
 
+        The kernels become those of the interrupted run, where this machine has them all; else a log line says so.
+
         Raises:
-            TrainingError: The state is of other layers.
+            TrainingError: The state is of other layers, or none of ours.
         """
         self._require_attached()
-        names = {weight.name: weight for weight in self._weights}
-        if set(state["calls"]) != set(names) or any(
-            name not in names or keep.shape != names[name].parameter.shape for name, keep in state["masks"].items()
-        ):
-            raise TrainingError(
-                "the state is of another model",
-                got=f"layers {', '.join(sorted(state['calls']))[:200]}",
-                wanted=", ".join(sorted(names))[:200],
-                remedy="attach with the arguments of the interrupted run, then load its state",
-            )
+        self._require_ours(state)
         self.steps = int(state["steps"])
         chosen = {name: keep.to(torch.bool) for name, keep in state["masks"].items()}
         for weight, ways in self._layers():
             ways.calls = int(state["calls"][weight.name])
+        self._follow(state.get("choices", {}))
         if chosen:
             self._put(chosen)
+
+    def _require_ours(self, state: Mapping[str, Any]) -> None:
+        names = {weight.name: weight for weight in self._weights}
+        calls, kept = (state.get(part) if isinstance(state, Mapping) else None for part in ("calls", "masks"))
+        if (
+            not (isinstance(calls, Mapping) and isinstance(kept, Mapping) and type(state.get("steps")) is int)
+            or set(calls) != set(names)
+            or any(name not in names or keep.shape != names[name].parameter.shape for name, keep in kept.items())
+        ):
+            raise TrainingError(
+                "the state is of another model",
+                got=f"layers {', '.join(sorted(calls))[:200]}" if isinstance(calls, Mapping) else f"{state!r:.200}",
+                wanted=", ".join(sorted(names))[:200],
+                remedy="attach with the arguments of the interrupted run, then load what its state_dict() returned",
+            )
+
+    def _follow(self, choices: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+        """Take over the kernels of an interrupted run."""
+        given = {name: {product: Choice(**choice) for product, choice in of.items()} for name, of in choices.items()}
+        wanted = {choice.kernel for of in given.values() for choice in of.values() if choice.sparse}
+        here = {kernel.name for kernel in (*available("nm_matmul"), *available("nm_matmul", "cuda"))}
+        if not wanted <= here:
+            _log.warning(
+                "the interrupted run's kernels are not here (%s): its bits will not come back", ", ".join(wanted - here)
+            )
+            return
+        for weight, ways in self._layers():
+            if weight.name in given:
+                ways.follow(replace(ways.plan, choices=given[weight.name]))
+        self.plan = replace(self.plan, layers=tuple(ways.plan for _, ways in self._layers()))
 
     def _layers(self) -> list[tuple[PrunableWeight, Ways]]:
         if not self._attached:
@@ -145,6 +187,7 @@ class BothWays:
         for hook in self._hooks:
             hook.remove()
         for weight in self._weights:
+            let_go(weight.module, self)
             del weight.module.__dict__[WAYS]
             weight.module.__class__ = nn.Linear
 

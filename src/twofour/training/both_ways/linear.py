@@ -36,10 +36,14 @@ class Ways:
     """
 
     def __init__(self, plan: LayerPlan, dense_parameter: bool, seed: int) -> None:
-        self.plan, self.dense_parameter, self.seed = plan, dense_parameter, seed
+        self.dense_parameter, self.seed = dense_parameter, seed
         self.keep: Tensor | None = None
         self.active, self.calls = False, 0
-        self.dtype: torch.dtype = getattr(torch, plan.dtype)
+        self.follow(plan)
+
+    def follow(self, plan: LayerPlan) -> None:
+        """Run the products as a plan says from now on."""
+        self.plan, self.dtype = plan, cast(torch.dtype, getattr(torch, plan.dtype))
         self._kernels = {
             product: cast(products.SparseKernel, find(choice.kernel))
             for product, choice in plan.choices.items()

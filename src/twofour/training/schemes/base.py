@@ -14,10 +14,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from twofour import masks
 from twofour.errors import PatternError, TrainingError
-from twofour.layers import PrunableWeight, describe_schemes, hold, let_go
+from twofour.layers import PrunableWeight, attached, describe_attached, hold, is_distributed, let_go
 from twofour.patterns import Pattern
 from twofour.recipe import Recipe
 from twofour.training.schemes.slots import Slot, parametrise_all
@@ -38,6 +39,10 @@ class Scheme(ABC):
         self.layers: tuple[str, ...] = ()
         self.attached = True
         self._held: tuple[nn.Module, ...] = ()
+        self._title = ""
+
+    def __repr__(self) -> str:
+        return f"{self._title}: {len(self.layers)} layers{'' if self.attached else ', over'}"
 
     @abstractmethod
     def finish(self) -> nn.Module:
@@ -49,15 +54,27 @@ class Scheme(ABC):
 
     def _begin(self, title: str, modules: Iterable[nn.Module]) -> None:
         """Note that the scheme, called so in messages, works on the weights of these modules until its end."""
-        self._held = tuple(modules)
+        self._held, self._title = tuple(modules), title
         for module in self._held:
             hold(module, title, self)
 
     def _end(self) -> None:
         self._require_attached()
+        self._require_on_top()
         self.attached = False
         for module in self._held:
             let_go(module, self)
+
+    def _require_on_top(self) -> None:
+        """Refuse to take parametrisations off under a class that was put over the layer since."""
+        over = {attached(module) for module in self._held if parametrize.is_parametrized(module)} - {""}
+        if over:
+            raise TrainingError(
+                "the scheme cannot end yet",
+                got=f"{', '.join(sorted(over))}, attached after the scheme",
+                wanted="the order reversed: what came last goes first",
+                remedy="call remove() of that handle, then this again",
+            )
 
     def _require_attached(self) -> None:
         if not self.attached:
@@ -117,6 +134,7 @@ class Parametrised(Scheme):
             PatternError: A weight holds NaN or infinity; the scheme stays attached.
         """
         self._require_attached()
+        self._require_on_top()
         plan = []
         for weight, projection in self._projections.values():
             try:
@@ -144,12 +162,12 @@ def require_free(model: nn.Module) -> None:
     Raises:
         TrainingError: One is.
     """
-    if found := describe_schemes(model):
+    if found := describe_attached(model):
         raise TrainingError(
-            "another training scheme is attached to the model",
+            "something is attached to the model already",
             got=found,
-            wanted="one scheme at a time",
-            remedy="call finish() of that scheme first, which keeps what it has trained, or its remove()",
+            wanted="one scheme at a time; pruned gradients (SDGP) after it",
+            remedy="call finish() of that scheme first, which keeps what it has trained, or remove()",
         )
 
 
@@ -162,7 +180,7 @@ def assigned(
     """Return the weights that a recipe gives a pattern, tied ones left out with a log line.
 
     Raises:
-        TrainingError: Another scheme is attached, the model is masked already, or no weight is left.
+        TrainingError: Another scheme is attached, the model is masked or sharded already, or no weight is left.
         RecipeError: As `twofour.prune`.
     """
     require_free(model)
@@ -175,6 +193,14 @@ def assigned(
         )
     found = []
     for weight, chosen in Recipe.parse(pattern, skip=skip, **rule).assign(model).weights:
+        if is_distributed(weight.parameter):
+            raise TrainingError(
+                "a training scheme does not take sharded weights",
+                got="a DTensor, as fully_shard makes them",
+                wanted="a model whose processes hold whole weights",
+                remedy="twofour.prune before fully_shard and train under its masks, or train with DDP",
+                layer=weight.name,
+            )
         if weight.aliases:
             _log.info(
                 "`%s` stays dense: tied to `%s`, which a parametrisation would cut", weight.name, weight.aliases[0]

@@ -60,11 +60,11 @@ def attach(
             wanted='"2:4", "1:4", ...',
             remedy="twofour.training.sr_ste takes every pattern",
         )
-    if not 0 <= begin <= end:
+    if type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
         raise TrainingError(
             "the schedule's steps are impossible",
-            got=f"begin={begin}, end={end}",
-            wanted="0 <= begin <= end",
+            got=f"begin={begin!r}, end={end!r}",
+            wanted="whole numbers, 0 <= begin <= end",
             remedy="count optimiser steps: end=len(loader) * epochs // 2 leaves half of the training to recover",
         )
     chosen = criteria.parse(criterion)

@@ -39,9 +39,12 @@ def attach(model: nn.Module, *, rank: int = 8, alpha: float = 16.0, layers: str 
             attached, or the rank is not positive.
     """
     require_free(model)
-    if rank < 1:
+    if type(rank) is not int or rank < 1:
         raise TrainingError(
-            "the rank is impossible", got=f"rank={rank}", wanted="a whole number, at least 1", remedy="rank=8 is usual"
+            "the rank is impossible",
+            got=f"rank={rank!r}",
+            wanted="a whole number, at least 1",
+            remedy="rank=8 is usual",
         )
     return LoRA(model, _adaptable(model, layers), rank, alpha, seed)
 

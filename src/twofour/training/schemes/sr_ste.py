@@ -51,7 +51,7 @@ def attach(
     Raises:
         TrainingError: The model is masked already, nothing can be pruned, or `decay` is negative.
     """
-    if not decay >= 0:
+    if not isinstance(decay, int | float) or not decay >= 0:
         raise TrainingError(
             "`decay` is impossible",
             got=repr(decay),

@@ -153,7 +153,7 @@ def attach(
         TrainingError: SDGP is attached already, or no layer is left.
     """
     rule = Rule.parse(pattern, mode, eps)
-    _require_options(product, seconds)
+    _require_options(model, product, seconds, seed)
     globs = (skip,) if isinstance(skip, str) else tuple(skip)
     require_matches(model, globs, "a glob in `skip`")
     modules, skipped = _chosen(model, rule, globs)
@@ -193,11 +193,15 @@ def _chosen(model: nn.Module, rule: Rule, globs: Sequence[str]) -> tuple[dict[st
     return modules, skipped
 
 
-def _require_options(product: str, seconds: float) -> None:
-    if product not in PRODUCT or not seconds > 0:
+def _require_options(model: nn.Module, product: str, seconds: float, seed: int) -> None:
+    if not isinstance(model, nn.Module):
+        raise TrainingError(
+            "there is no model to train", got=type(model).__name__, wanted="a torch.nn.Module", remedy="pass the model"
+        )
+    if product not in PRODUCT or not isinstance(seconds, int | float) or not seconds > 0 or type(seed) is not int:
         raise TrainingError(
             "an argument is impossible",
-            got=f"product={product!r}, seconds={seconds!r}",
+            got=f"product={product!r}, seconds={seconds!r}, seed={seed!r}",
             wanted=f"product {' or '.join(map(repr, PRODUCT))}, seconds > 0",
             remedy="leave them out",
         )

@@ -19,6 +19,7 @@ from twofour.training.sdgp.products import convolution, linear
 from twofour.training.sdgp.state import State
 
 STATE = "_twofour_sdgp"
+TITLE = "pruned gradients (SDGP)"
 
 
 def _exact(x: Tensor) -> bool:
@@ -41,6 +42,8 @@ def _as_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor
 class SdgpLinear(nn.Linear):
     """A Linear whose input gradient is computed from a pruned dL/dz."""
 
+    twofour_attached = TITLE
+
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., out), as `nn.Linear`."""
         if _exact(input):
@@ -50,6 +53,8 @@ class SdgpLinear(nn.Linear):
 
 
 class _Convolution(nn.modules.conv._ConvNd):
+    twofour_attached = TITLE
+
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if _exact(input):
             return super()._conv_forward(input, weight, bias)  # type: ignore[misc]
@@ -90,6 +95,8 @@ def _of(base: type[nn.Module], hugging_face: bool) -> type[nn.Module]:
 
 class _HuggingFace:
     """Forward of Hugging Face's Conv1D, whose weight is (in, out)."""
+
+    twofour_attached = TITLE
 
     def forward(self, x: Tensor) -> Tensor:
         if _exact(x):

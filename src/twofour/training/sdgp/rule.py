@@ -64,14 +64,14 @@ class Rule:
                 "the mode of gradient pruning is unknown",
                 got=repr(self.mode),
                 wanted=" or ".join(map(repr, MODES)),
-                remedy='pass mode="rescaled", the paper\'s best',
+                remedy='leave it out: mode="rescaled" is the default',
             )
         if not 0 <= self.eps < float("inf"):
             raise PatternError(
                 "`eps` is impossible",
                 got=repr(self.eps),
                 wanted="a number of at least 0",
-                remedy="leave it out, or pass 1e-4, the paper's",
+                remedy="leave it out",
             )
 
     @classmethod
