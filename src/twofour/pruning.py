@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from twofour import calibration, criteria, masks, permutation
 from twofour.criteria import Criterion, Outcome, Solved
 from twofour.errors import LayerError, RecipeError
-from twofour.layers import SUPPORTED, PrunableWeight, compiled_parts, describe_attached
+from twofour.layers import SUPPORTED, PrunableWeight, compiled_parts, describe_attached, way_out
 from twofour.patterns import Pattern
 from twofour.recipe import Assignment, Recipe
 
@@ -220,7 +220,7 @@ def _nothing_to_prune(assignment: Assignment) -> LayerError:
         reasons=[f"`{skipped.name}`: {skipped.reason}" for skipped in assignment.skipped]
         or ["the model has no parameter with two or more axes"],
         wanted=f"at least one layer ({SUPPORTED}) that a rule matches and the pattern fits",
-        remedy='eligibility="any" lifts ASP\'s rule of 8 x 16 multiples',
+        remedy=way_out(skipped.reason for skipped in assignment.skipped),
     )
 
 

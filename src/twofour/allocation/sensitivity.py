@@ -18,7 +18,7 @@ from twofour.calibration.gradients import computed, require_function
 from twofour.calibration.passes import explained, observing
 from twofour.criteria import Criterion, Layerwise
 from twofour.errors import DataError, LayerError, PatternError, RecipeError
-from twofour.layers import PrunableWeight, compiled_parts, describe_attached, is_distributed, walk
+from twofour.layers import PrunableWeight, compiled_parts, describe_attached, is_distributed, walk, way_out
 from twofour.patterns import Pattern
 from twofour.patterns.base import is_finite, non_finite
 
@@ -342,5 +342,5 @@ def _nothing(what: str, reasons: dict[str, str]) -> LayerError:
         reasons=[f"`{name}`: {reason}" for name, reason in reasons.items()]
         or ["the model has no parameter with two or more axes"],
         wanted="at least one layer that a pattern fits and the data reach",
-        remedy='eligibility="any" lifts ASP\'s rule of 8 x 16 multiples',
+        remedy=way_out(reasons.values()),
     )

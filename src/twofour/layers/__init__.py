@@ -4,7 +4,7 @@ from twofour.layers.axis import Reduction
 from twofour.layers.compiled import CompiledLayer, compiled_parts, mark_compiled
 from twofour.layers.globs import ELIGIBILITIES, matches, nearest, require_eligibility, require_matches
 from twofour.layers.kinds import KINDS, SUPPORTED, Feed, Kind, is_hugging_face_conv1d, kind_of
-from twofour.layers.reasons import DTYPES
+from twofour.layers.reasons import DTYPES, way_out
 from twofour.layers.schemes import attached, describe_attached, describe_schemes, hold, let_go
 from twofour.layers.sharded import is_distributed, local, placed, whole
 from twofour.layers.walk import Skipped, Walk, reduction_axes, walk
@@ -40,5 +40,6 @@ __all__ = [
     "require_eligibility",
     "require_matches",
     "walk",
+    "way_out",
     "whole",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -15,6 +15,9 @@ from twofour.layers.kinds import ATTENTION_OUT, SUPPORTED, Kind, kind_of
 from twofour.layers.sharded import is_distributed
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+ASP_RULE = "(ASP's rule)"
+"""How a reason ends that `eligibility="any"` lifts."""
 
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
 _ADAPTERS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
@@ -170,5 +173,12 @@ def _asp_reason(kind: Kind, module: nn.Module, weight: Tensor) -> str | None:
     rows, reduction = kind.rows(module, weight.shape), kind.reduction(module).length(weight.shape)
     if reduction % 16:
         grouped = " / groups" if getattr(module, "groups", 1) != 1 else ""
-        return f"{kind.reduction_name}{grouped} {reduction} is not a multiple of 16 (ASP's rule)"
-    return f"{kind.rows_name} {rows} is not a multiple of 8 (ASP's rule)" if rows % 8 else None
+        return f"{kind.reduction_name}{grouped} {reduction} is not a multiple of 16 {ASP_RULE}"
+    return f"{kind.rows_name} {rows} is not a multiple of 8 {ASP_RULE}" if rows % 8 else None
+
+
+def way_out(reasons: Iterable[str]) -> str:
+    """Return what to try where no weight was taken, from the reasons why each was not."""
+    if any(reason.endswith(ASP_RULE) for reason in reasons):
+        return 'eligibility="any" lifts ASP\'s rule of 8 x 16 multiples'
+    return "change what the reasons name, or pass a model that has such layers"

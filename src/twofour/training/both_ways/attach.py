@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from twofour import calls, masks
 from twofour.calibration.batches import call
 from twofour.errors import TrainingError
-from twofour.layers import PrunableWeight, walk
+from twofour.layers import PrunableWeight, walk, way_out
 from twofour.patterns import Transposable
 from twofour.training import products
 from twofour.training.both_ways import choose
@@ -159,7 +159,7 @@ def _weights(
             got="; ".join(f"{name}: {reason}" for name, reason in list(skipped.items())[:4])
             or "a model without weights",
             wanted="at least one nn.Linear, float32 or 16 bits, both sides multiples of 4",
-            remedy='eligibility="any" lifts ASP\'s rule of 8 x 16 multiples',
+            remedy=way_out(skipped.values()),
         )
     return found, skipped
 

@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 
 from twofour import masks
 from twofour.errors import PatternError, TrainingError
-from twofour.layers import PrunableWeight, attached, describe_attached, hold, is_distributed, let_go
+from twofour.layers import PrunableWeight, attached, describe_attached, hold, is_distributed, let_go, way_out
 from twofour.patterns import Pattern
 from twofour.recipe import Recipe
 from twofour.training.schemes.slots import Slot, parametrise_all
@@ -192,7 +192,8 @@ def assigned(
             remedy="let go with twofour.masks.detach(model), or train the masked model as it is",
         )
     found = []
-    for weight, chosen in Recipe.parse(pattern, skip=skip, **rule).assign(model).weights:
+    assignment = Recipe.parse(pattern, skip=skip, **rule).assign(model)
+    for weight, chosen in assignment.weights:
         if is_distributed(weight.parameter):
             raise TrainingError(
                 "a training scheme does not take sharded weights",
@@ -210,8 +211,8 @@ def assigned(
     if not found:
         raise TrainingError(
             "the scheme has nothing to make sparse",
-            got="no weight that the recipe gives a pattern",
+            reasons=[f"`{left.name}`: {left.reason}" for left in assignment.skipped],
             wanted="at least one Linear or convolution that is not tied",
-            remedy='eligibility="any" lifts ASP\'s rule of 8 x 16 multiples',
+            remedy=way_out(left.reason for left in assignment.skipped),
         )
     return found
