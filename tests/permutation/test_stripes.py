@@ -222,3 +222,9 @@ def test_a_thread_without_memory_raises_and_does_not_end_the_process() -> None:
         [sys.executable, "-c", _OUT_OF_MEMORY], capture_output=True, text=True, timeout=60, check=False
     )
     assert (run.returncode, run.stdout) == (0, "MemoryError\n"), run.stderr
+
+
+@pytest.mark.parametrize("given", [{"escapes": -1}, {"escapes": 1.5}, {"rounds": -2}])
+def test_a_search_of_impossible_length_is_refused(golden: torch.Tensor, given: dict[str, float]) -> None:
+    with pytest.raises(PatternError, match="cannot be made so long"):
+        search(golden, "2:4", **given)

@@ -129,3 +129,8 @@ def test_answers_of_one_axis() -> None:
             distilled(F.cross_entropy)(output.view(shape), (None, answer.view(shape)))
     with pytest.raises(TrainingError, match=r"cannot be compared\n  got +\(8, 1\) and \(8,\)"):
         values(output.view(8, 1), (None, answer))  # would be compared as (8, 8)
+
+
+def test_a_teacher_that_is_no_model_is_refused():
+    with pytest.raises(TrainingError, match="there is no teacher"):
+        Taught(loader(), "x")

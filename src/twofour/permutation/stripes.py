@@ -93,10 +93,17 @@ def search(
         progress: Show how far a pass of many seconds is, on a terminal.
 
     Raises:
-        PatternError: `scores` does not divide into groups, is negative, NaN or infinite; no N:M pattern; a window that
-            is no multiple of M or has more permutations than can be tried.
+        PatternError: `scores` does not divide into groups, is negative, NaN or infinite; no N:M pattern; `escapes` or
+            `rounds` is negative; a window that is no multiple of M or has more permutations than can be tried.
     """
     pattern = parse(pattern)
+    if any(count is not None and (type(count) is not int or count < 0) for count in (escapes, rounds)):
+        raise PatternError(
+            "the search cannot be made so long",
+            got=f"escapes={escapes!r}, rounds={rounds!r}",
+            wanted="whole numbers, at least 0, or None",
+            remedy="leave them out; escapes=0 is the paper's search",
+        )
     require_groups(pattern, scores, "a matrix of scores")
     matrix = _matrix(scores, absolute)
     if isinstance(pattern, PairedNM):

@@ -63,9 +63,19 @@ class Taught:
         loader: Yields (input, target) pairs, anew each epoch.
         teacher: The dense model; it answers in evaluation mode, without gradients, on its own device.
         answer: Takes the tensor that the student is to match out of the teacher's output; default: `answer_of`.
+
+    Raises:
+        TrainingError: The teacher is no module.
     """
 
     def __init__(self, loader: Loader, teacher: nn.Module, *, answer: Answer = answer_of) -> None:
+        if not isinstance(teacher, nn.Module):
+            raise TrainingError(
+                "there is no teacher",
+                got=type(teacher).__name__,
+                wanted="a torch.nn.Module, the dense model",
+                remedy="twofour.training.Taught(loader, dense_model)",
+            )
         self.loader, self.teacher, self.answer = loader, teacher, answer
 
     def __len__(self) -> int:
