@@ -70,7 +70,12 @@ def _goal(of: dict[Rule, list[Run]], published: bool) -> list[str]:
         return []
     mean = statistics.mean(a - b for a, b in pairs)
     word = "met" if abs(mean) <= GOAL else "missed"
-    return [f"Goal, rescaled 2:4 within {GOAL} points of dense: {word}, {signed(mean)}.\n"]
+    apart = {rule: [a - b for a, b in paired(of[rule], of[CONTROL])] for rule in RULES if rule.pattern == "2:4"}
+    nearest = max((rule for rule in apart if apart[rule]), key=lambda rule: statistics.mean(apart[rule]))
+    return [
+        f"Goal, rescaled 2:4 within {GOAL} points of dense: {word}, {signed(mean)}. Nearest to dense at 2:4 here: "
+        f"{nearest.mode}, {signed(statistics.mean(apart[nearest]))}.\n"
+    ]
 
 
 def _verdict(of: dict[Rule, list[Run]], metric: dict[str, Any]) -> list[str]:
