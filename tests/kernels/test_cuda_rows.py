@@ -133,6 +133,17 @@ def test_eight_bits_in_triton_are_the_references() -> None:
     )
 
 
+@pytest.mark.skipif(not ON_CPU, reason="Triton's interpreter is off: prepared weights go to the GPU")
+@pytest.mark.parametrize("width", [36, 117, 128])
+def test_a_part_of_open_size_keeps_its_width(width: int) -> None:
+    """The libraries' compressed rows are as wide as they say: 80 rows of 117 are no multiple of 256 bytes."""
+    scales, compressed = torch.rand(80), torch.randn(80, width).bfloat16()
+    buffer = joined(bytes(64), [scales, compressed.view(torch.uint8)], open_end=True)
+    parts = (Part(torch.float32, (80,)), Part(torch.bfloat16, (80, -1)))
+    found = opened(buffer, parts, "a row")
+    assert torch.equal(found[0], scales) and torch.equal(found[1], compressed)
+
+
 def test_a_bias_is_converted_once_and_again_when_it_changes() -> None:
     bias = torch.randn(5)
     first = held_bias(bias, 8, torch.bfloat16)

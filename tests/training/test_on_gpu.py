@@ -3,6 +3,7 @@ bytes in the place of the instruction. What only a GPU can tell is in tests/gpu/
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.sparse._semi_structured_conversions import sparse_semi_structured_to_dense_cutlass
 
 from twofour import measure
-from twofour.kernels.nm_matmul.cuda import CUSPARSELT, CUTLASS, CusparseltMatmul, CutlassMatmul, Tuning
+from twofour.kernels.nm_matmul.cuda import CUSPARSELT, CUTLASS, CusparseltMatmul, CutlassMatmul, LibraryMatmul, Tuning
 from twofour.kernels.nm_unbiased import nm_unbiased_reference
 from twofour.native import gpu
 from twofour.patterns import parse
@@ -31,9 +32,9 @@ def linear(x: Tensor, values: Tensor, positions: Tensor, *, bias: Tensor | None 
 
 
 def library_compress(x: Tensor) -> Tensor:
-    """The library's bytes are its own: here the values themselves, after proof that they are 2:4."""
+    """The library's bytes are its own: here the values themselves and some more, after proof that they are 2:4."""
     assert parse("2:4").check(x.float()).ok
-    return x.clone()
+    return torch.cat((x, x.new_full((len(x), 3), 7.0)), 1)
 
 
 def library_mm(
@@ -45,6 +46,7 @@ def library_mm(
     transpose_result: bool = False,
     **_: object,
 ) -> Tensor:
+    a = a[:, :-3]
     y = a @ b if bias is None else a @ b + bias[:, None]
     return y.t() if transpose_result else y
 
@@ -142,6 +144,26 @@ def test_ways_are_measured_and_sizes_that_do_not_fit_are_said(library: str) -> N
     handle = sdgp.attach(odd_copy := nn.Sequential(nn.Linear(64, 24)).to(BF16), "2:4", product="sparse")
     step(odd_copy, x)
     assert "multiples of" in str(handle.plan)
+
+
+@pytest.mark.parametrize("fault", ["raises", "wrong", "nan"])
+def test_a_library_that_fails_or_is_wrong_is_left_out(
+    library: str, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = {"cutlass": CutlassMatmul, "cusparselt": CusparseltMatmul}[library]
+    run = row.run
+
+    def faulty(self: LibraryMatmul, *given: Any) -> Tensor:
+        if fault == "raises":
+            raise RuntimeError("Supported only on GPUs with compute capability 8.x")
+        y = run(self, *given)
+        y[0, 0] = float("nan") if fault == "nan" else 1e4
+        return y
+
+    monkeypatch.setattr(row, "run", faulty)
+    plan = both_ways.attach(network().to(BF16), torch.randn(TOKENS, 64).to(BF16), seconds=0.01).plan
+    assert not any(choice.sparse for layer in plan.layers for choice in layer.choices.values())
+    assert "is left out: " in caplog.text and library in caplog.text
 
 
 def test_float32_on_a_gpu_stays_dense_and_says_so(library: str) -> None:

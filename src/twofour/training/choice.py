@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
 
 from twofour import measure
+from twofour.errors import TwofourError
+
+_log = logging.getLogger("twofour.training")
+
+WRONG = 0.05
+"""Relative error of a 16-bit product beyond which it is wrong: rounding leaves about 0.005."""
 
 PRODUCTS = ("forward", "data", "weight")
 """The products of a Linear in training: Y = X W^T, dX = dZ W, dW = dZ^T X."""
@@ -45,6 +56,7 @@ def fastest(
     more: Mapping[str, float] | None = None,
     *,
     gpu: bool = False,
+    same: bool = True,
     exact: str = "exact",
 ) -> Choice:
     """Time the ways of one product against each other, interleaved, and choose.
@@ -54,9 +66,13 @@ def fastest(
         sparse: Name of the row -> sparse way, what it packs in every step included.
         seconds: Time box.
         more: Name -> milliseconds of a step that the call does not show.
-        gpu: Whether they run on the GPU, which its own clock times.
+        gpu: Whether they run on the GPU, which its own clock times, and whose libraries are checked first: what fails
+            or is wrong is left out, with a log line.
+        same: Whether a sparse way gives the dense ways' numbers.
         exact: The reason where there is no sparse way.
     """
+    if gpu:
+        sparse = {name: way for name, way in sparse.items() if _right(name, way, next(iter(dense.values())), same)}
     compare = measure.compare_on_gpu if gpu else measure.compare
     record = compare({**dense, **sparse}, seconds=seconds, repeats=20)
     times = {name: timing.median * 1e3 for name, timing in record.timings.items()}
@@ -70,6 +86,19 @@ def fastest(
     if gain <= 1:
         return Choice(best, False, f"2:4 would take {1 / gain:.2f} times as long", best, times[best], times[found])
     return Choice(found, True, f"{gain:.2f} times as fast", best, times[best], times[found])
+
+
+def _right(name: str, way: Callable[[], object], dense: Callable[[], object], same: bool) -> bool:
+    try:
+        found, want = (cast(Tensor, call()).double() for call in (way, dense))
+    except (RuntimeError, TwofourError) as error:
+        _log.warning("%s is left out: %s", name, str(error).partition("\n")[0])
+        return False
+    error = float((found.reshape(want.shape) - want).norm() / want.norm().clamp(min=1e-30)) if same else 0.0
+    if error > WRONG or not bool(torch.isfinite(found).all()):
+        _log.warning("%s is left out: its numbers are wrong, %.1e off the dense product's", name, error)
+        return False
+    return True
 
 
 @dataclass(frozen=True)

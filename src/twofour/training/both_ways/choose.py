@@ -113,7 +113,7 @@ class _Measured:
             more = {kernel.name: self._building(kernel) / self.every for kernel in kernels}
         dense = products.dense_ways(exact, self.x)
         on_gpu = products.on_gpu(self.case.device)
-        return fastest(dense, ways, self.seconds, more, gpu=on_gpu, exact=why)
+        return fastest(dense, ways, self.seconds, more, gpu=on_gpu, same=product != "weight", exact=why)
 
     def _way(self, product: str, kernel: products.SparseKernel) -> Callable[[], Tensor]:
         """Return one sparse way: new values into the operand, then the product."""

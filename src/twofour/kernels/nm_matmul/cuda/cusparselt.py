@@ -72,7 +72,7 @@ class CusparseltMatmul(LibraryMatmul):
         tensors = [compressed.view(torch.uint8)]
         if scales is not None:
             tensors.insert(0, functional.pad(scales, (0, high - rows), value=1.0))
-        return joined(layout_header("2:4", self.dtype, self.layout, rows, columns), tensors)
+        return joined(layout_header("2:4", self.dtype, self.layout, rows, columns), tensors, open_end=True)
 
     def _multiples(self) -> tuple[int, int]:
         multiple = WEIGHT_MULTIPLE[self._type.itemsize]
@@ -81,7 +81,8 @@ class CusparseltMatmul(LibraryMatmul):
     def repack(self, values: Tensor, keep: Tensor | None = None) -> Tensor:
         """Zero what is pruned, and let the library compress; see `LibraryMatmul.repack`."""
         pruned = values if keep is None else values.masked_fill(~keep, 0)
-        return beside([torch.ops.aten._cslt_compress(pruned.to(self._type).contiguous()).view(torch.uint8)])
+        compressed = torch.ops.aten._cslt_compress(pruned.to(self._type).contiguous())
+        return beside([compressed.view(torch.uint8)], open_end=True)
 
     def _multiply(self, packed: Tensor, rows: int, x: Tensor) -> Tensor:
         algorithm, split, mode = tuned().chosen(key(self.name, rows, len(x), x.shape[1]), DEFAULT)

@@ -1,6 +1,7 @@
 """2:4 products by torch's own CUTLASS kernels (`_sparse_semi_structured_linear`, `_sparse_semi_structured_mm`).
 
-They are Ampere's `mma.sp` kernels and need no library beside torch; bias, ReLU and SiLU of 16-bit products are fused.
+They are Ampere's `mma.sp` kernels, which torch runs on compute capability 8.x alone, without a further library; bias,
+ReLU and SiLU of 16-bit products are fused.
 The bytes are torch's documented order: kept values, and positions shuffled for the instruction; docs/gpu.md.
 """
 
@@ -36,10 +37,14 @@ class CutlassMatmul(LibraryMatmul):
     """y = x @ W.T + bias with W 2:4; a bfloat16, float16 or int8 row."""
 
     def unavailable(self) -> str | None:
-        """Return why not: no GPU, or torch without the operators."""
+        """Return why not: no GPU, one of another generation, or torch without the operators."""
         if not hasattr(torch.ops.aten, "_sparse_semi_structured_linear"):
             return "this build of torch has no _sparse_semi_structured_linear"
-        return super().unavailable()
+        if reason := super().unavailable():
+            return reason
+        major, minor = torch.cuda.get_device_capability()
+        # ATen's SparseSemiStructuredOps.cu and SparseSemiStructuredLinear.cu refuse every other generation.
+        return None if major == 8 else f"torch's kernels run on compute capability 8.x, this GPU has {major}.{minor}"
 
     @property
     def _type(self) -> torch.dtype:

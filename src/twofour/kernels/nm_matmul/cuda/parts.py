@@ -43,20 +43,26 @@ def size(parts: Sequence[Part]) -> int:
     return ALIGNED + sum(-(-part.nbytes // ALIGNED) * ALIGNED for part in parts)
 
 
-def joined(header: bytes, tensors: Sequence[Tensor]) -> Tensor:
-    """Return one uint8 buffer on the device that holds a header of 64 bytes and the tensors."""
+def joined(header: bytes, tensors: Sequence[Tensor], *, open_end: bool = False) -> Tensor:
+    """Return a uint8 buffer on the device: a header of 64 bytes, then the tensors; `open_end` as in `beside`."""
     assert len(header) == HEADER_BYTES, len(header)
-    buffer = beside([tensor.to(gpu.device()) for tensor in tensors])
+    buffer = beside([tensor.to(gpu.device()) for tensor in tensors], open_end=open_end)
     buffer[:HEADER_BYTES] = torch.frombuffer(bytearray(header), dtype=torch.uint8).to(buffer.device)
     return buffer
 
 
-def beside(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the same without a header, on the tensors' own device: nothing waits for it, so a graph can hold it."""
+def beside(tensors: Sequence[Tensor], *, open_end: bool = False) -> Tensor:
+    """Return the same without a header, on the tensors' own device: nothing waits for it, so a graph can hold it.
+
+    Args:
+        tensors: The parts.
+        open_end: End with the last part's last byte: its size is open, and what is left of the buffer is its own.
+    """
     begins, end = [], ALIGNED
     for tensor in tensors:
         begins.append(end)
         end += -(-tensor.nbytes // ALIGNED) * ALIGNED
+    end = begins[-1] + tensors[-1].nbytes if open_end else end
     buffer = torch.zeros(end, dtype=torch.uint8, device=tensors[0].device)
     for tensor, begin in zip(tensors, begins, strict=True):
         flat = tensor.contiguous().flatten().view(torch.uint8)
