@@ -249,3 +249,24 @@ def test_the_report_is_json_and_a_table():
     assert str(legality.check(nn.Sequential(nn.ReLU()))) == (
         "NOT OK: nothing is sparse; 0 of 0 weights are sparse, 0 skipped"
     )
+
+
+def test_what_the_caller_expects_stands_above_masks_and_packed_forms(monkeypatch, tmp_path):
+    monkeypatch.setenv("TWOFOUR_CACHE", str(tmp_path))
+    net = twofour.prune(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 16)), "2:4", skip=["2"])
+    found = finding(legality.check(net, expect="1:4"), "0.weight")
+    assert not found.kept and (found.promised, found.promised_by, found.outside) == ("1:4", "expect", 0)
+    assert finding(legality.check(net, expect={"0.weight": "1:4"}), "0.weight").promised == "1:4"
+    assert legality.check(net, expect={"0.weight": "4:8"}).ok
+    fast = twofour.compile(net, torch.randn(4, 64), memory="small", tokens=(4,))
+    packed = finding(legality.check(fast, expect="1:4"), "0.weight")
+    assert packed.promised_by == "expect" and packed.verdict.startswith("1:4 broken")
+    with torch.no_grad():
+        net[0].weight.add_(~net[0].weight_mask)  # forgotten by an optimiser that the hooks do not see
+    assert finding(legality.check(net, expect="3:4"), "0.weight").outside == 64 * 64
+
+
+def test_a_mask_outside_asps_rule_keeps_its_own_word():
+    net = twofour.prune(nn.Sequential(nn.Linear(12, 6)), "2:4", eligibility="any")
+    assert finding(legality.check(net, expect="1:4"), "0.weight").promised_by == "mask"
+    assert not legality.check(net, expect={"0.weight": "1:4"}).ok

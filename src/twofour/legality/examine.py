@@ -32,14 +32,15 @@ def check(
     """Say per prunable weight whether it is sparse as promised, along the right axis, and for which runtimes.
 
     A weight is promised by its mask, by its packed form, by what its file says of itself (our metadata, the config of
-    compressed-tensors, the masks of apex), or by `expect`, which stands above a file's own word. Groups lie along `in`
+    compressed-tensors, the masks of apex), or by `expect`, which stands above all of them. Groups lie along `in`
     of a Linear weight and along the input channels of a convolution, separately for each kernel position; the
     alignment rules are in `RULES`.
 
     Args:
         model: A module, whose weights are not changed; or the path of a .safetensors file, of a Hugging Face folder
             with one file or several, or of an .onnx file. Files are read one tensor at a time.
-        expect: A pattern promised for every eligible weight without a mask, or weight names and their patterns.
+        expect: A pattern promised for every eligible weight, or weight names and their patterns. It stands above what
+            masks, packed forms and files say; that no value lies outside a mask is looked at all the same.
         include: Globs of weights in a file to look at; all of them if empty. A weight named here is eligible.
         axes: Globs of weights in a bare file and their reduction axes, 0 or 1.
         progress: Called with how many weights are done, how many there are, and the next one's name.

@@ -13,7 +13,7 @@ from twofour.legality.expectation import Expectation
 from twofour.legality.subject import KINDS, Subject
 from twofour.masks import Mask
 from twofour.packing import Packed
-from twofour.patterns import parse
+from twofour.patterns import Pattern, parse
 
 
 def subjects_of(model: nn.Module, expectation: Expectation) -> tuple[list[Subject], list[tuple[str, str]]]:
@@ -31,13 +31,14 @@ def subjects_of(model: nn.Module, expectation: Expectation) -> tuple[list[Subjec
         names = (weight.name, *weight.aliases)
         seen.update(names)
         mask = next((attached[name] for name in names if name in attached), None)
-        promise = expectation.find(*names)
+        promise = expectation.find(*names) or (expectation.everywhere if weight.name in eligible else None)
         if mask is not None:
-            subjects.append(_masked(weight.name, weight.kind, mask))
+            subjects.append(_masked(weight.name, weight.kind, mask, promise))
         elif promise is not None or weight.name in eligible:
-            subjects.append(_plain(weight, Expectation(everywhere=promise or expectation.everywhere)))
+            subjects.append(_plain(weight, promise))
     # A mask promises even where the walk would not look.
-    subjects += [_masked(name, None, mask) for name, mask in attached.items() if name not in seen]
+    others = {name: mask for name, mask in attached.items() if name not in seen}
+    subjects += [_masked(name, None, mask, expectation.find(name)) for name, mask in others.items()]
     subjects += _compiled(model, expectation)
     seen |= {subject.name for subject in subjects}
     expectation.require_known(seen)
@@ -45,19 +46,20 @@ def subjects_of(model: nn.Module, expectation: Expectation) -> tuple[list[Subjec
     return subjects, [(skip.name, skip.reason) for skip in walk.skipped if skip.name not in examined]
 
 
-def _plain(weight: PrunableWeight, expectation: Expectation) -> Subject:
+def _plain(weight: PrunableWeight, promise: Pattern | None) -> Subject:
     return Subject(
         weight.name,
         weight.kind,
         tuple(weight.parameter.shape),
         weight.axis,
         lambda: whole(weight.parameter.detach()),
-        expectation.everywhere,
-        by="expect" if expectation.everywhere else None,
+        promise,
+        by="expect" if promise else None,
     )
 
 
-def _masked(name: str, kind: str | None, mask: Mask) -> Subject:
+def _masked(name: str, kind: str | None, mask: Mask, promise: Pattern | None) -> Subject:
+    """Hold a weight to what the caller promises, else to its mask's pattern, and to its mask in both cases."""
     weight: Tensor = getattr(mask.module, mask.attribute)
     return Subject(
         name,
@@ -65,9 +67,9 @@ def _masked(name: str, kind: str | None, mask: Mask) -> Subject:
         tuple(weight.shape),
         mask.axis,
         lambda: whole(weight.detach()),
-        mask.pattern,
+        promise or mask.pattern,
         lambda: whole(mask.keep),
-        by="mask",
+        by="expect" if promise else "mask",
     )
 
 
@@ -76,9 +78,10 @@ def _compiled(model: nn.Module, expectation: Expectation) -> Iterator[Subject]:
         if not isinstance(module, CompiledLinear | CompiledConv):
             continue
         name, source = f"{layer}.weight".lstrip("."), module.source()
-        promise, by = expectation.find(name) or expectation.everywhere, "expect"
         shape = tuple(source.header.shape if isinstance(source, Packed) else source.shape)
-        if isinstance(source, Packed):  # the packed form is the promise
+        eligible = shape[1 - module.axis] % 8 == 0 and shape[module.axis] % 16 == 0  # ASP's rule
+        promise, by = expectation.find(name) or (expectation.everywhere if eligible else None), "expect"
+        if promise is None and isinstance(source, Packed):
             promise, by = parse(source.header.pattern), "packed form"
         kind = KINDS[len(shape)] if module.axis else "hf_conv1d"
         read = source.unpack if isinstance(source, Packed) else source.detach
