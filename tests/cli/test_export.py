@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import twofour
 from tests.cli.small import refused
@@ -22,6 +22,15 @@ import zoo_cli
 
 def pruned():
     return twofour.prune(zoo_cli.small().eval(), "2:4")
+
+def quarter():
+    return twofour.prune(zoo_cli.small().eval(), "1:4")
+
+def forgotten():
+    model = pruned()
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+    return model
 
 def inputs():
     return [torch.randn(4, 64, generator=torch.Generator().manual_seed(0))]
@@ -70,7 +79,8 @@ def test_onnx_from_a_function_and_from_a_file_with_its_model(zoo) -> None:
     refused(zoo("export", "zoo_more:pruned", "--to", "onnx", "--out", "x.onnx"), "--input SHAPE or --data DATA")
     refused(
         zoo("export", "zoo_more:pruned", "--to", "onnx", "--out", "x.onnx", "--dtype", "int8", "--input", "64"),
-        "int8 takes data",
+        "--dtype int8 takes data",
+        "--data DATA",
     )
     assert not Path("x.onnx").exists()
 
@@ -89,6 +99,8 @@ def test_a_folder_of_hugging_face_with_card_and_note(zoo) -> None:
     card = Path("hub/README.md").read_text()
     for text in ("`2:4` | 7", "control) | 82.1", "| this model | 81.5", "Spearman, %", 'criterion = "magnitude"'):
         assert text in card, (text, card)
+    assert 'transformers.BertModel.from_pretrained("FOLDER")' in card
+    assert Path("pruned/report.json").is_file() and not Path("hub/report.json").exists()
     assert Path("hub/README.base.md").is_file()
     config = json.loads(Path("hub/config.json").read_text())
     assert config["twofour"]["patterns"] == {"2:4": 7}
@@ -100,6 +112,8 @@ def test_a_folder_of_hugging_face_with_card_and_note(zoo) -> None:
     assert torch.equal(loaded(ids).last_hidden_state, want)
     assert zoo("check", "hub").exit_code == 0
     refused(zoo("export", "pruned", "--to", "huggingface", "--out", "hub"), "exists already")
+    refused(zoo("export", "dense", "--to", "huggingface", "--out", "x"), "nothing in dense is sparse", "twofour prune")
+    refused(zoo("export", "pruned", "--to", "huggingface", "--out", "x", "--pattern", "1:4"), "leave --pattern out")
     assert not [path for path in Path().iterdir() if path.name.startswith(".hub")]
 
 
@@ -111,6 +125,65 @@ def test_what_cannot_be_exported_is_refused(zoo) -> None:
         zoo("export", "dense.safetensors", "--model", "zoo_cli:small", *words), "does not say which", "--pattern 2:4"
     )
     refused(zoo("export", "zoo_more:pruned", "--to", "huggingface", "--out", "x"), "only models of transformers")
-    refused(zoo("export", "dense.safetensors", *words), "the layers they belong to are not known")
+    refused(zoo("export", "dense.safetensors", *words), "layers they belong to", "--model package.module:function")
     Path("lie.json").write_text('{"sparse": "x"}')
     refused(zoo("export", "dense.safetensors", "--to", "huggingface", "--out", "x", "--accuracy", "lie.json"), "layers")
+
+
+def test_a_bare_file_becomes_what_pattern_says_if_it_is_that(zoo) -> None:
+    model = importlib.import_module("zoo_more").pruned()
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    save_file(state, "bare.safetensors")
+    words = ("export", "bare.safetensors", "--to", "safetensors", "--out", "plain.safetensors")
+    refused(zoo(*words), "nothing in bare.safetensors is sparse", "--pattern 2:4")
+    refused(zoo(*words, "--pattern", "1:4"), "not as sparse as promised", "`0.weight`: 1:4 broken", "2 of 2")
+    assert not Path("plain.safetensors").exists()
+    result = zoo(*words, "--pattern", "2:4")
+    assert result.exit_code == 0 and "2 sparse weights" in result.stdout, result.output  # ASP's rule leaves 4.weight
+    with safe_open("plain.safetensors", framework="pt") as file:
+        assert json.loads(file.metadata()["twofour.patterns"]) == {"0.weight": "2:4", "2.weight": "2:4"}
+    assert zoo("check", "plain.safetensors").exit_code == 0
+
+
+def test_a_file_that_breaks_its_promise_is_not_passed_on(zoo) -> None:
+    zoo_more = importlib.import_module("zoo_more")
+    state = zoo_more.zoo_cli.small().state_dict()
+    promise = json.dumps({"0.weight": "2:4", "2.weight": "2:4"})
+    save_file(state, "lie.safetensors", metadata={"twofour.patterns": promise})
+    words = ("export", "lie.safetensors", "--to", "safetensors", "--out", "x.safetensors")
+    refused(zoo(*words), "not as sparse as promised", "2 of 2")
+    twofour.save(zoo_more.pruned(), "packed.safetensors")
+    refused(zoo("export", "packed.safetensors", *words[2:], "--pattern", "1:4"), "says itself", "`0.weight`: 2:4")
+    refused(zoo("export", "zoo_more:forgotten", *words[2:]), "layer `0.weight`: the weight is not 2:4")
+    assert not Path("x.safetensors").exists()
+
+
+def test_tied_tensors_of_a_packed_file_stand_under_each_name(zoo) -> None:
+    model = twofour.prune(importlib.import_module("zoo_more").zoo_cli.tied(), "2:4")
+    twofour.save(model, "tied.safetensors")
+    assert zoo("export", "tied.safetensors", "--to", "safetensors", "--out", "plain.safetensors").exit_code == 0
+    plain = load_file("plain.safetensors")
+    assert plain.keys() == model.state_dict().keys() and torch.equal(plain["0.weight"], plain["1.weight"])
+
+
+@pytest.mark.parametrize("to", ["safetensors", "onnx"])
+def test_a_dense_model_is_not_exported_as_a_sparse_one(zoo, to: str) -> None:
+    words = ("--to", to, "--out", "x", *(("--input", "64") if to == "onnx" else ()))
+    refused(zoo("export", "zoo_cli:small", *words), "nothing in zoo_cli:small is sparse", "twofour prune")
+    refused(zoo("export", "zoo_cli:small", *words, "--pattern", "2:4"), "no masks can be derived", "`twofour prune`")
+    refused(zoo("export", "zoo_more:pruned", *words, "--pattern", "1:4"), "says itself", "leave --pattern out")
+    refused(zoo("export", "zoo_more:pruned", *words, "--model", "zoo_cli:small"), "leave --model out")
+    assert not Path("x").exists()
+
+
+def test_the_same_pattern_as_the_masks_is_accepted(zoo) -> None:
+    result = zoo("export", "zoo_more:quarter", "--to", "safetensors", "--out", "x.safetensors", "--pattern", "1:4")
+    assert result.exit_code == 0, result.stderr
+
+
+def test_options_that_mean_nothing_are_refused(zoo) -> None:
+    words = ("export", "zoo_more:pruned", "--out", "x.safetensors", "--to", "safetensors")
+    for option in (("--dtype", "int8"), ("--input", "5x5"), ("--fixed-batch",), ("--recipe", "r.toml")):
+        refused(zoo(*words, *option), f"{option[0]} means nothing for --to safetensors")
+    onnx = ("export", "zoo_more:pruned", "--out", "x.onnx", "--to", "onnx", "--input", "64")
+    refused(zoo(*onnx, "--data", "zoo_more:inputs"), "leave --input out")

@@ -12,21 +12,23 @@ import typer
 from torch import nn
 
 from twofour import export as exporting
-from twofour import masks
-from twofour.checkpoints import Checkpoint, read_promise
 from twofour.cli import data as calibration
 from twofour.cli import source as sources
+from twofour.cli import sparse
 from twofour.cli.screen import JsonFile, progress, say, write
 from twofour.cli.shapes import parsed
 from twofour.criteria import SAMPLES
 from twofour.errors import SourceError
-from twofour.export.fill import attach_masks
-from twofour.export.fit import require_fit
 from twofour.export.onnx import OPSET, Exported
 from twofour.export.plain import write_plain
 from twofour.recipe import Recipe
 
 FORMATS = ("safetensors", "onnx", "huggingface")
+ONLY = {
+    "onnx": ("given", "length", "data", "dtype", "matmul", "opset", "fixed"),
+    "huggingface": ("recipe", "accuracy"),
+}
+"""Formats and the arguments that mean something for them alone."""
 LENGTH = 16
 """Tokens of the example that a model of texts is exported with, where none are asked for."""
 
@@ -60,6 +62,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace a file.")]
 
 
 def export(
+    context: typer.Context,
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A sparse model, its folder, or its weights.")],
     to: To,
     out: Out,
@@ -80,26 +83,60 @@ def export(
     """Write a sparse model in a form that other tools read, its zeros where they look for them."""
     if to not in FORMATS:
         raise typer.BadParameter(f"{to!r} is none of {', '.join(FORMATS)}", param_hint="--to")
+    _require_meant(context, to)
+    _require_data(to, given, data, dtype)
     _require_free(out, force)
     found = sources.resolve(source)
     with progress(f"exporting {source}"):
         if to == "safetensors" and found.kind == "file" and model is None:
-            weights = found.weights()
-            write_plain(out, weights.tensors, weights.promise, weights.axes)
-            said: dict[str, Any] = {"sparse": list(weights.promise)}
+            weights = sparse.weights(found, pattern)
+            write_plain(out, weights.tensors, weights.patterns, weights.axes)
+            said: dict[str, Any] = {"sparse": list(weights.patterns)}
         elif to == "safetensors":
-            said = {"sparse": exporting.to_safetensors(_model(found, model, pattern), out)}
+            said = {"sparse": exporting.to_safetensors(sparse.model(found, model, pattern), out)}
         elif to == "huggingface":
-            said = _to_huggingface(found, _model(found, model, pattern), out, recipe, accuracy)
+            said = _to_huggingface(found, sparse.model(found, model, pattern), out, recipe, accuracy)
         else:
-            sparse = _model(found, model, pattern)
-            example, batches = _example(sparse, found, given, length, data)
+            made = sparse.model(found, model, pattern)
+            example, batches = _example(made, found, given, length, data)
             options = {"dtype": dtype, "matmul": matmul, "opset": opset, "dynamic": not fixed}
-            done = exporting.to_onnx(sparse, out, example, **options, data=batches if dtype == "int8" else None)
+            done = exporting.to_onnx(made, out, example, **options, data=batches if dtype == "int8" else None)
             said = {"sparse": [weight.initializer for weight in done.weights], **done.to_dict()}
             _show(done)
     say(f"wrote {out}: {len(said['sparse'])} sparse weights")
     write(json, {"source": source, "to": to, "out": str(out), **said})
+
+
+def _require_meant(context: typer.Context, to: str) -> None:
+    """Refuse options that mean nothing for the format."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        given = source is not None and source.name == "COMMANDLINE"
+        for form, names in ONLY.items():
+            if given and form != to and parameter.name in names:
+                raise SourceError(
+                    f"{parameter.opts[0]} means nothing for --to {to}",
+                    got=f"{parameter.opts[0]}, which is for --to {form}",
+                    wanted=f"the options of --to {to}",
+                    remedy=f"leave {parameter.opts[0]} out, or --to {form}",
+                )
+
+
+def _require_data(to: str, given: str | None, data: str | None, dtype: str) -> None:
+    if given is not None and data is not None:
+        raise SourceError(
+            "the example is of one shape or of the data",
+            got="--input and --data",
+            wanted="one of them",
+            remedy="leave --input out: --data has inputs of its own",
+        )
+    if to == "onnx" and dtype == "int8" and data is None:
+        raise SourceError(
+            "--dtype int8 takes data",
+            got="no --data",
+            wanted="inputs whose ranges become scales: TensorRT runs int8 kernels where both operands have one",
+            remedy=f"--data DATA, {calibration.FORMS}; or leave --dtype out",
+        )
 
 
 def _to_huggingface(
@@ -128,42 +165,6 @@ def _require_free(out: Path, force: bool) -> None:
             wanted="a new path",
             remedy="choose another --out" + ("" if out.is_dir() else ", or pass --force to replace the file"),
         )
-
-
-def _model(found: sources.Source, model: str | None, pattern: str | None) -> nn.Module:
-    """Return the model with masks where its source says that it is sparse."""
-    if found.kind == "file" and model is not None:
-        assert found.path is not None, found
-        return _filled(found.path, sources.resolve(model).model(), pattern)
-    made = found.model()
-    if masks.of(made):
-        return made
-    if pattern is not None:
-        masks.derive(made, pattern)
-    elif found.kind == "folder":
-        assert found.path is not None, found
-        checkpoint = Checkpoint.open(found.path)
-        promised = [read_promise(checkpoint.metadata[file], file).patterns for file in checkpoint.files]
-        attach_masks(found.path, made, {name: text for part in promised for name, text in part.items()})
-    return made
-
-
-def _filled(path: Path, model: nn.Module, pattern: str | None) -> nn.Module:
-    """Fill a model with a file's weights, and masks where the file or --pattern says that they are sparse."""
-    contents = exporting.read(path)
-    if contents.packed or contents.settings.get("patterns"):
-        return exporting.load(path, model, masked=True)
-    if pattern is None:
-        raise SourceError(
-            f"{path} does not say which of its weights are sparse",
-            got="plain weights without a promise",
-            wanted="a file that twofour wrote, or --pattern",
-            remedy="--pattern 2:4, if that is what its weights obey",
-        )
-    require_fit(path, model, contents)
-    model.load_state_dict(contents.plain)
-    masks.derive(model, pattern)
-    return model
 
 
 def _example(

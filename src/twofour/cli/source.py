@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import nn
 
-from twofour import export
-from twofour.checkpoints import read_promise
 from twofour.cli import huggingface
 from twofour.errors import SourceError
 
@@ -26,23 +24,6 @@ FORMS = (
 )
 
 Kind = Literal["function", "folder", "file"]
-
-
-@dataclass(frozen=True, eq=False)
-class Weights:
-    """The content of a file of weights.
-
-    Attributes:
-        tensors: Dense tensors by name.
-        promise: Names of the weights that are promised to be sparse, and their patterns.
-        packed: Names of those that are stored in the packed form.
-        axes: Reduction axes other than 1, by name.
-    """
-
-    tensors: dict[str, Tensor]
-    promise: dict[str, str]
-    packed: tuple[str, ...]
-    axes: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -76,25 +57,6 @@ class Source:
             wanted=" or ".join(FORMS[:3]),
             remedy="pass the function that builds the model, or its Hugging Face folder",
         )
-
-    def weights(self) -> Weights:
-        """Read the tensors of a file, packed ones unpacked, and what is promised for them.
-
-        Raises:
-            FormatError: The file is truncated, malformed or holds an illegal index.
-            SourceError: Its promise is malformed.
-        """
-        assert self.path is not None, self
-        contents = export.read(self.path)
-        unpacked = {name: packed.unpack() for name, packed in contents.packed.items()}
-        promise = dict(contents.settings.get("patterns") or {})
-        promise |= {name: packed.header.pattern for name, packed in contents.packed.items()}
-        said = read_promise(read_metadata(self.path), self.path)
-        given = said.axes or contents.settings.get("axes")
-        axes = {name: 0 for name, axis in given.items() if axis == 0} if isinstance(given, dict) else {}
-        axes |= {name: packed.header.axis for name, packed in contents.packed.items() if packed.header.axis != 1}
-        promise = {**said.patterns, **promise}
-        return Weights({**contents.plain, **unpacked}, promise, tuple(unpacked), axes)
 
 
 def resolve(text: str) -> Source:

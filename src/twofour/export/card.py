@@ -60,6 +60,7 @@ class Accuracy:
 
 def card(
     name: str,
+    loader: str,
     patterns: Mapping[str, str],
     zeros: Mapping[str, float],
     dense: int,
@@ -70,6 +71,7 @@ def card(
 
     Args:
         name: Of the model.
+        loader: The class of transformers that reads it.
         patterns: Pattern of each sparse weight.
         zeros: Fraction of zeros of each sparse weight.
         dense: How many weights with two axes or more have no pattern.
@@ -82,7 +84,9 @@ def card(
     lines = [
         f"---\nlibrary_name: transformers\ntags:\n{tags}\n---",
         f"# {name}, {', '.join(sorted(kinds)) or 'dense'}",
-        "Weights with zeros in a pattern that sparse kernels use. They are stored plainly: every tool reads them.",
+        "Weights with zeros in a pattern that sparse kernels use. They are stored plainly: every tool reads them."
+        if kinds
+        else "No weight is promised to be sparse.",
         "| pattern | weights |\n| --- | --- |\n"
         + "\n".join(f"| `{pattern}` | {count} |" for pattern, count in sorted(kinds.items()))
         + f"\n| dense | {dense} |",
@@ -93,7 +97,7 @@ def card(
         _accuracy(accuracy),
         "## Use",
         "```python\nimport transformers, twofour\n\n"
-        'model = transformers.AutoModel.from_pretrained("FOLDER").eval()\n'
+        f'model = transformers.{loader}.from_pretrained("FOLDER").eval()\n'
         "fast = twofour.compile(model, example)      # measured: sparse kernels where they are faster\n```",
     ]
     return "\n\n".join(lines) + "\n"

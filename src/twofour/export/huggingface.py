@@ -18,6 +18,7 @@ from twofour.checkpoints import CONFIG, Checkpoint
 from twofour.compiler.replaceable import require_plain
 from twofour.errors import ExportError
 from twofour.export.card import Accuracy, card
+from twofour.export.kept import require_kept
 from twofour.export.plain import write_plain
 from twofour.layers import walk, whole
 from twofour.recipe import Recipe
@@ -25,7 +26,7 @@ from twofour.streaming.prune import copy_companions, write_note
 
 logger = logging.getLogger("twofour.export")
 
-CARD, BASE_CARD, RECIPE = "README.md", "README.base.md", "recipe.toml"
+CARD, BASE_CARD, RECIPE, REPORT = "README.md", "README.base.md", "recipe.toml", "report.json"
 MAX_SHARD_BYTES = 5_000_000_000
 
 
@@ -55,10 +56,12 @@ def to_huggingface(
         The names of the sparse weights in the files.
 
     Raises:
-        ExportError: The model is none of transformers, or the folder holds something or cannot be written.
+        ExportError: The model is none of transformers, a weight does not keep its mask's pattern, or the folder holds
+            something or cannot be written.
         CompileError: The model is compiled already.
     """
     require_plain(model)
+    require_kept(model)
     save, target = _saver(model), Path(folder)
     _require_free(target)
     try:
@@ -117,6 +120,7 @@ def _write(
         copy_companions(Path(source), made)
         if (made / CARD).exists():
             (made / CARD).rename(made / BASE_CARD)
+        _drop_report(made / REPORT)
     save(made, max_shard_size=max_shard_bytes)
     patterns, axes, zeros = _promised(model, Checkpoint.open(made))
     for file in sorted(made.glob("*.safetensors")):
@@ -126,9 +130,25 @@ def _write(
     write_note(made / CONFIG, patterns, recipe.criterion.name if recipe else None)
     dense = sum(parameter.ndim > 1 for _, parameter in model.named_parameters()) - len(zeros)
     name = json.loads((made / CONFIG).read_text()).get("_name_or_path") or type(model).__name__
-    text = card(Path(name).name, patterns, zeros, dense, recipe, accuracy)
+    text = card(Path(name).name, _loader(model), patterns, zeros, dense, recipe, accuracy)
     (made / CARD).write_text(text, encoding="utf-8")
     return list(patterns)
+
+
+def _loader(model: nn.Module) -> str:
+    """Return the class of transformers that reads the folder; AutoModel would drop a head."""
+    kind = type(model)
+    return kind.__name__ if kind.__module__.startswith("transformers.") else "AutoModel"
+
+
+def _drop_report(path: Path) -> None:
+    """Remove what `twofour prune` reported: it names folders of the machine that it ran on."""
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return
+    if isinstance(said, dict) and {"source", "out", "files"} <= said.keys():
+        path.unlink()
 
 
 def _promised(model: nn.Module, written: Checkpoint) -> tuple[dict[str, str], dict[str, int], dict[str, float]]:

@@ -15,6 +15,7 @@ from twofour.checkpoints import describe
 from twofour.compiler.replaceable import require_plain
 from twofour.errors import FormatError
 from twofour.export.file import order_metadata, untie
+from twofour.export.kept import require_kept
 from twofour.files import replacing
 
 
@@ -29,9 +30,11 @@ def to_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
 
     Raises:
         CompileError: The model is compiled already.
+        ExportError: A weight does not keep its mask's pattern.
         FormatError: The file cannot be written.
     """
     require_plain(model)
+    require_kept(model)
     tensors = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     found = masks.of(model)
     patterns = {name: mask.pattern.name for name, mask in found.items()}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour import masks
-from twofour.errors import ExportError
+from twofour.export.kept import dense, require_obeys
 from twofour.layers import Reduction, whole
 from twofour.patterns import Pattern
 
@@ -85,16 +85,6 @@ def _is_scaled(value: Any, mask: masks.Mask) -> bool:
     return held is not None and tuple(held.shape) == tuple(keep.shape) and not held.numpy()[~whole(keep).numpy()].any()
 
 
-def require_kept(model: nn.Module) -> None:
-    """Refuse a model of which a weight does not keep its mask's pattern.
-
-    Raises:
-        ExportError: One does not.
-    """
-    for name, mask in masks.of(model).items():
-        _require(name, "the weight", mask.pattern, mask.axis.last(_dense(mask)))
-
-
 def require_legal(graph: Any, weights: list[SparseWeight]) -> None:
     """Refuse a graph in which a weight does not keep its pattern along the axis that its node sums over.
 
@@ -103,19 +93,7 @@ def require_legal(graph: Any, weights: list[SparseWeight]) -> None:
     """
     for weight in weights:
         values = torch.from_numpy(graph.initializers[weight.initializer].const_value.numpy().copy()).float()
-        _require(weight.name, "the exported weight", weight.pattern, Reduction(weight.axis).last(values))
-
-
-def _require(name: str, what: str, pattern: Pattern, values: Tensor) -> None:
-    result = pattern.check(values)
-    if not result.ok:
-        raise ExportError(
-            f"{what} is not {pattern.name}",
-            got=f"{result.groups - result.legal} of {result.groups} groups break it, the first at {result.first}",
-            wanted="the zeros of the masked model",
-            remedy="twofour.masks.enforce(model) applies the masks again; else please report it",
-            layer=name,
-        )
+        require_obeys(weight.name, "the exported weight", weight.pattern, Reduction(weight.axis).last(values))
 
 
 def rename(graph: Any, value: Any, name: str) -> None:
@@ -139,15 +117,11 @@ def _orientations(model: nn.Module) -> Iterator[tuple[str, Any, bool]]:
     """Yield each masked weight as it is and, a matrix, turned; a square one that is symmetric counts as it is."""
     for turned in (True, False):
         for name, mask in masks.of(model).items():
-            weight = _dense(mask)
+            weight = dense(mask)
             if turned and weight.ndim == 2:
                 yield name, _numpy(weight.T.contiguous()), True
             elif not turned:
                 yield name, _numpy(weight), False
-
-
-def _dense(mask: masks.Mask) -> Tensor:
-    return whole(mask.module.get_parameter(mask.attribute).detach()).cpu().contiguous()
 
 
 def _numpy(weight: Tensor) -> Any:

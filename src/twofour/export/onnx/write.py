@@ -21,6 +21,7 @@ from twofour import calls
 from twofour.checkpoints import describe
 from twofour.compiler.replaceable import require_plain
 from twofour.errors import ExportError
+from twofour.export.kept import require_kept
 from twofour.export.onnx import gemm, quantize, verify, weights
 from twofour.export.onnx.weights import SparseWeight
 from twofour.files import replacing
@@ -138,7 +139,7 @@ def _require(model: nn.Module, matmul: str, dtype: str, data: Any) -> None:
             "writing ONNX needs packages that are not installed",
             got=str(error),
             wanted="onnx, onnxscript and onnxruntime",
-            remedy='pip install "twofour[onnx]"',
+            remedy='`pip install ".[onnx]"` in a checkout of twofour',
         ) from error
     for what, given, known in (("matmul", matmul, ("matmul", "gemm")), ("dtype", dtype, ("float32", "int8"))):
         if given not in known:
@@ -156,7 +157,7 @@ def _require(model: nn.Module, matmul: str, dtype: str, data: Any) -> None:
             remedy="pass data=loader with dtype='int8', or leave both out",
         )
     require_plain(model)
-    weights.require_kept(model)
+    require_kept(model)
 
 
 def _captured(model: nn.Module, example: Any, dynamic: Any, opset: int) -> Any:
