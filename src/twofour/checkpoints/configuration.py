@@ -40,7 +40,7 @@ def transformers_for(folder: Path) -> ModuleType:
             f"{folder} needs transformers to be loaded",
             got=str(error),
             wanted="the package transformers",
-            remedy='pip install "twofour[text]"',
+            remedy='`pip install ".[text]"` in a checkout of twofour',
         ) from error
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

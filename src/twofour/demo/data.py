@@ -115,7 +115,7 @@ def _digits(train: int, test: int, seed: int) -> Images:
         raise DataError(
             "the handwritten digits come with scikit-learn, which is not installed",
             got=str(error),
-            remedy='pip install "twofour[demo]"',
+            remedy='`pip install ".[demo]"` in a checkout of twofour',
         ) from error
     pixels, target = load_digits(return_X_y=True)
     order = torch.randperm(len(target), generator=torch.Generator().manual_seed(seed))

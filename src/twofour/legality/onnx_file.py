@@ -86,7 +86,7 @@ def _model(path: Path) -> Any:
             f"{path} needs the package onnx to be read",
             got=str(error),
             wanted="the package onnx",
-            remedy='pip install "twofour[onnx]"',
+            remedy='`pip install ".[onnx]"` in a checkout of twofour',
         ) from error
     try:
         model = onnx.load_model(path, load_external_data=False)

@@ -97,7 +97,7 @@ def _ray() -> ModuleType:
             "spreading files over machines needs Ray",
             got=str(error),
             wanted="the package ray, on every machine",
-            remedy='pip install "twofour[ray]"',
+            remedy='`pip install ".[ray]"` in a checkout of twofour',
         ) from error
     return ray
 
