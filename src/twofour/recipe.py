@@ -27,7 +27,7 @@ from twofour import criteria, patterns
 from twofour.criteria import Criterion
 from twofour.errors import LayerError, PatternError, RecipeError
 from twofour.files import replacing
-from twofour.layers import PrunableWeight, Skipped, matches, require_eligibility, require_matches, walk
+from twofour.layers import PrunableWeight, Skipped, matches, require_eligibility, require_matches, walk, way_out
 from twofour.patterns import Pattern
 
 FORMAT = 1
@@ -215,7 +215,7 @@ class Recipe:
                 f"the rule {glob!r} asks for {pattern.name} and prunes nothing",
                 reasons=reasons or ["an earlier rule decides all its layers, or they have no weight"],
                 wanted="a rule that prunes at least one weight",
-                remedy='eligibility="any" lifts ASP\'s rule; "dense" leaves layers alone',
+                remedy=f'{way_out(reasons)}; "dense" leaves layers alone',
             )
 
 

@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import twofour
+from tests.export.small import masked
+from tests.export.test_malformed import CASES, FOLDERS
 from tests.legality.small import damages, finding, pruned, random, write_shards
 from twofour.checkpoints import describe
 from twofour.errors import FormatError, LayerError, SourceError, TwofourError
@@ -374,3 +376,15 @@ def test_a_shape_that_is_no_numbers_is_refused(tmp_path: Path) -> None:
     save_file({**parts, "a.shape": torch.tensor([float("nan"), 16.0])}, tmp_path / "bad.safetensors")
     with pytest.raises(FormatError, match="malformed"):
         twofour.check(tmp_path / "bad.safetensors")
+
+
+@pytest.mark.parametrize("code", ["alias-nothing", "alias-taken", "alias-name", "stored-twice", "shards-differ"])
+def test_what_load_refuses_is_refused_for_the_same_reason(tmp_path: Path, code: str) -> None:
+    path = tmp_path / ("hub" if code in FOLDERS else "m.safetensors")
+    for damage in CASES.get(code) or [FOLDERS[code]]:
+        twofour.save(masked(), path, max_shard_bytes=10_000 if code in FOLDERS else None)
+        assert twofour.check(path).ok
+        damage(path)
+        with pytest.raises(FormatError) as caught:
+            twofour.check(path)
+        assert caught.value.code == code, caught.value

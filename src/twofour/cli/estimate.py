@@ -13,7 +13,13 @@ from twofour import hardware
 from twofour.cli import source as sources
 from twofour.cli.screen import JsonFile, print_table, progress, say, write
 from twofour.cli.shapes import parsed
+from twofour.cli.spoken import spoken
 from twofour.hardware import Estimate, Row
+
+REMEDIES = {
+    "give tokens=": "--input SHAPE for real numbers, --length for token ids; without either its Linear layers alone "
+    "are priced, on --batch rows",
+}
 
 
 def estimate(
@@ -41,9 +47,10 @@ def estimate(
     with progress(f"reading {source}"):
         model = sources.resolve(source).model()
     example = _example(model, batch, shape, length)
-    result = hardware.estimate(
-        model, example, machine=found, dtype=dtype, tokens=batch if example is None else None, skip=skip or ()
-    )
+    with spoken(REMEDIES):
+        result = hardware.estimate(
+            model, example, machine=found, dtype=dtype, tokens=batch if example is None else None, skip=skip or ()
+        )
     show(result)
     if plot is not None:
         hardware.plot(found, plot, dtype=dtype, rows=result)

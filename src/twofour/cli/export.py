@@ -17,6 +17,7 @@ from twofour.cli import source as sources
 from twofour.cli import sparse
 from twofour.cli.screen import JsonFile, progress, say, write
 from twofour.cli.shapes import parsed
+from twofour.cli.spoken import spoken
 from twofour.criteria import SAMPLES
 from twofour.errors import SourceError
 from twofour.export.onnx import OPSET, Exported
@@ -29,6 +30,12 @@ ONLY = {
     "huggingface": ("recipe", "accuracy"),
 }
 """Formats and the arguments that mean something for them alone."""
+REMEDIES = {
+    "dtype='float32'": "--dtype float32",
+    "matmul='matmul'": "--matmul matmul",
+    "dynamic=False": "--fixed-batch, if the model is for one batch only",
+    "`tolerance`": "is the model random in evaluation mode? in Python to_onnx takes a larger `tolerance`",
+}
 LENGTH = 16
 """Tokens of the example that a model of texts is exported with, where none are asked for."""
 
@@ -81,8 +88,6 @@ def export(
     json: JsonFile = None,
 ) -> None:
     """Write a sparse model in a form that other tools read, its zeros where they look for them."""
-    if to not in FORMATS:
-        raise typer.BadParameter(f"{to!r} is none of {', '.join(FORMATS)}", param_hint="--to")
     _require_meant(context, to)
     _require_data(to, given, data, dtype)
     _require_free(out, force)
@@ -97,18 +102,16 @@ def export(
         elif to == "huggingface":
             said = _to_huggingface(found, sparse.model(found, model, pattern), out, recipe, accuracy)
         else:
-            made = sparse.model(found, model, pattern)
-            example, batches = _example(made, found, given, length, data)
             options = {"dtype": dtype, "matmul": matmul, "opset": opset, "dynamic": not fixed}
-            done = exporting.to_onnx(made, out, example, **options, data=batches if dtype == "int8" else None)
-            said = {"sparse": [weight.initializer for weight in done.weights], **done.to_dict()}
-            _show(done)
+            said = _to_onnx(found, sparse.model(found, model, pattern), out, (given, length, data), options)
     say(f"wrote {out}: {len(said['sparse'])} sparse weights")
     write(json, {"source": source, "to": to, "out": str(out), **said})
 
 
 def _require_meant(context: typer.Context, to: str) -> None:
     """Refuse options that mean nothing for the format."""
+    if to not in FORMATS:
+        raise typer.BadParameter(f"{to!r} is none of {', '.join(FORMATS)}", param_hint="--to")
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         given = source is not None and source.name == "COMMANDLINE"
@@ -137,6 +140,20 @@ def _require_data(to: str, given: str | None, data: str | None, dtype: str) -> N
             wanted="inputs whose ranges become scales: TensorRT runs int8 kernels where both operands have one",
             remedy=f"--data DATA, {calibration.FORMS}; or leave --dtype out",
         )
+
+
+def _to_onnx(
+    found: sources.Source,
+    model: nn.Module,
+    out: Path,
+    inputs: tuple[str | None, int, str | None],
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    example, batches = _example(model, found, *inputs)
+    with spoken(REMEDIES):
+        done = exporting.to_onnx(model, out, example, **options, data=batches if options["dtype"] == "int8" else None)
+    _show(done)
+    return {"sparse": [weight.initializer for weight in done.weights], **done.to_dict()}
 
 
 def _to_huggingface(

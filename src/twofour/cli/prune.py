@@ -15,10 +15,13 @@ from twofour.cli import data as calibration
 from twofour.cli import output, streamed
 from twofour.cli import source as sources
 from twofour.cli.screen import JsonFile, progress, say, warn, write
+from twofour.cli.spoken import spoken
 from twofour.criteria import SAMPLES
 from twofour.errors import SourceError
 from twofour.legality import Report
 from twofour.recipe import Recipe
+
+REMEDIES = {'eligibility="any"': "--eligibility any lifts ASP's rule of 8 x 16 multiples"}
 
 Globs = list[str] | None
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The dense model or weights.")]
@@ -78,12 +81,13 @@ def prune(
     recipe = Recipe.parse(rules, criterion=criterion, skip=skip or (), eligibility=eligibility)
     streamed.require_axes(found, include, axis)
     _require_usable(found, recipe, data, permute)
-    if found.kind != "function" and recipe.criterion.need is None and data is None and not permute:
-        content = _prune_files(found, recipe, out, axis or (), ray, force)
-    else:
-        _require_one_machine(ray)
-        given = None if data is None else calibration.read(data, found, samples, length)
-        content = _prune_loaded(found, recipe, out, given, samples, permute, force)
+    with spoken(REMEDIES):
+        if found.kind != "function" and recipe.criterion.need is None and data is None and not permute:
+            content = _prune_files(found, recipe, out, axis or (), ray, force)
+        else:
+            _require_one_machine(ray)
+            given = None if data is None else calibration.read(data, found, samples, length)
+            content = _prune_loaded(found, recipe, out, given, samples, permute, force)
     say(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     write(json, content)
 

@@ -220,12 +220,12 @@ class ASP:
 
     @classmethod
     def is_sparsity_enabled(cls) -> bool:
-        """Tell whether the masks prune, for instance after a checkpoint was loaded.
+        """Tell whether the masks prune, for instance after a checkpoint was loaded; False where there is no model yet.
 
         Raises:
             MaskError: Some do and some do not.
         """
-        enabled = {entry.enabled for entry in cls._initialised("is_sparsity_enabled").known}
+        enabled = {entry.enabled for entry in cls._session.known} if cls._session is not None else set()
         if len(enabled) > 1:
             raise MaskError("the model's sparsity is inconsistent", got="masks of which some keep everything")
         return enabled == {True}

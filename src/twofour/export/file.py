@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,23 +124,35 @@ def read(path: str | os.PathLike[str]) -> Contents:
         axes = {name: axis for promise in said for name, axis in promise.axes.items()}
         settings = {"patterns": patterns, **({"axes": axes} if axes else {})} if patterns else {}
         return Contents({name: tensor for part in tensors.values() for name, tensor in part.items()}, {}, {}, settings)
-    first = next(iter(described.values()))
-    if len(described) < len(texts) or any(other.settings != first.settings for other in described.values()):
-        raise malformed(
-            "shards-differ", target, "its files are not of one save: they say different things of the model"
-        )
+    first = require_one_save(target, texts, described)
     packed = {
         name: weight for file, part in described.items() for name, weight in packed_in(file, part.packed, tensors[file])
     }
     plain = {name: tensor for part in tensors.values() for name, tensor in part.items()}
-    aliases = _aliases(target, described.values(), plain.keys(), packed.keys())
+    aliases = joined_aliases(target, described.values(), plain.keys(), packed.keys())
     return Contents(plain, packed, aliases, dict(first.settings))
 
 
-def _aliases(
+def require_one_save(path: Path, files: Collection[Path], described: Mapping[Path, Description]) -> Description:
+    """Return what the first file says, which all of them say of the model.
+
+    Raises:
+        FormatError: They are of different saves.
+    """
+    first = next(iter(described.values()))
+    if len(described) < len(files) or any(other.settings != first.settings for other in described.values()):
+        raise malformed("shards-differ", path, "its files are not of one save: they say different things of the model")
+    return first
+
+
+def joined_aliases(
     path: Path, described: Iterable[Description], plain: Iterable[str], packed: Iterable[str]
 ) -> dict[str, str]:
-    """Join the aliases of the files; every name stands for one tensor, and every alias for one that is stored."""
+    """Join the aliases of the files; every name stands for one tensor, and every alias for one that is stored.
+
+    Raises:
+        FormatError: A name is stored packed and plain, or an alias is stored, stands twice or stands for nothing.
+    """
     stored, aliases = set(plain), dict[str, str]()
     for name in packed:
         if name in stored:

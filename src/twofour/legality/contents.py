@@ -8,6 +8,7 @@ from pathlib import Path
 
 from twofour.checkpoints import Checkpoint, Entry
 from twofour.errors import FormatError
+from twofour.export.file import joined_aliases, require_one_save
 from twofour.export.metadata import KEY, Description, read_description
 from twofour.legality.packed import Foreign, Ours, Stored, foreign, ours
 from twofour.legality.promises import ConfigPromise, apex_masks, from_config, from_metadata, known
@@ -39,17 +40,20 @@ def contents_of(checkpoint: Checkpoint) -> Contents:
     """Read what a checkpoint says of its weights; the weights themselves are read when their turn comes.
 
     Raises:
-        FormatError: What it says is malformed.
+        FormatError: What it says is malformed, as `twofour.load` would find it.
     """
     patterns, axes = from_metadata(checkpoint)
     entries = checkpoint.entries
     whole: list[Ours | Foreign] = list(foreign(checkpoint.path, entries))
-    for file in checkpoint.files:
-        if KEY in checkpoint.metadata[file]:
-            said = read_description(file, checkpoint.metadata[file][KEY])
-            whole += ours(file, said.packed, entries)
-            _add_settings(file, said, patterns, axes)
+    described = {file: read_description(file, said[KEY]) for file, said in checkpoint.metadata.items() if KEY in said}
+    for file, said in described.items():
+        whole += ours(file, said.packed, entries)
+        _add_settings(file, said, patterns, axes)
     parts = {name for one in whole for name in one.parts}
+    if described:
+        packed = [one.name for one in whole if isinstance(one, Ours)]
+        require_one_save(checkpoint.path, checkpoint.files, described)
+        joined_aliases(checkpoint.path, described.values(), entries.keys() - parts, packed)
     stored: dict[str, Stored] = {name: entry for name, entry in entries.items() if name not in parts}
     stored |= {one.name: one for one in whole}
     axes |= {one.name: one.header.axis for one in whole if isinstance(one, Ours)}

@@ -12,7 +12,7 @@ from torch import nn
 from twofour.checkpoints import Checkpoint, Entry, structure
 from twofour.criteria import Scored
 from twofour.errors import LayerError, RecipeError
-from twofour.layers import DTYPES, PrunableWeight, Reduction, matches, walk
+from twofour.layers import DTYPES, PrunableWeight, Reduction, matches, walk, way_out
 from twofour.patterns import Pattern
 from twofour.recipe import Recipe
 
@@ -20,6 +20,8 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _AXES = range(2, 6)
 """How many axes a weight can have: a Linear's 2 to a Conv3d's 5."""
+_SHOWN = 5
+"""Reasons that an error shows."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +128,25 @@ def _plan(
     if not weights:
         raise LayerError(
             f"no weight in {checkpoint.path} can be pruned as asked",
-            got="; ".join(f"`{name}`: {reason}" for name, reason in skipped[:5]) or "no tensor of two or more axes",
+            got=f"{len(skipped)} weights, each with a reason against it"
+            if skipped
+            else "no tensor of two or more axes",
+            reasons=_reasons(skipped),
             wanted="rules that match at least one weight of a Linear or a convolution",
-            remedy='eligibility "any" lifts ASP\'s rule of 8 x 16 multiples; `twofour check` lists the weights',
+            remedy=way_out(reason for _, reason in skipped),
         )
     weights = sorted(weights, key=lambda weight: order[weight.entry.name])
     return Plan(checkpoint, recipe, tuple(weights), tuple(skipped))
+
+
+def _reasons(skipped: Sequence[tuple[str, str]]) -> list[str]:
+    """Return one line per reason, with the first weight that it holds for."""
+    names: dict[str, list[str]] = {}
+    for name, reason in skipped:
+        names.setdefault(reason, []).append(name)
+    return [
+        f"`{found[0]}`{f' and {len(found) - 1} more' if found[1:] else ''}: {reason}" for reason, found in names.items()
+    ][:_SHOWN]
 
 
 def _require_scored(recipe: Recipe) -> None:
