@@ -94,3 +94,28 @@ def test_ray_is_for_files(run, hub: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     refused(run("prune", "hub", "--out", "out", "--ray", "auto"), "needs Ray", 'pip install ".[ray]"')
     assert not Path("out").exists() and not list(Path.cwd().glob("out*"))
+
+
+def test_nothing_to_prune_says_why_and_what_would_help(run, hub: Path):
+    odd = run("prune", "hub", "--out", "out", "--pattern", "2:5")
+    refused(odd, "is not a multiple of 5 (2:5)", "weights, each with a reason", "change what the reasons name")
+    skipped = run("prune", "hub", "--out", "out", "--skip", "*")
+    refused(skipped, "left out by skip='*'", " more: ")
+    assert "eligibility" not in odd.stderr + skipped.stderr
+    save_file({"a.weight": torch.randn(8, 12)}, "small.safetensors")
+    words = ("--include", "*", "--axis", "1", "--out", "out")
+    refused(run("prune", "small.safetensors", *words), "(ASP's rule)", "--eligibility any lifts ASP's rule")
+
+
+def test_a_config_without_a_model_type_is_named(run):
+    Path("hub").mkdir()
+    Path("hub/config.json").write_text("{}")
+    save_file({"a.weight": torch.randn(8, 16)}, "hub/model.safetensors")
+    refused(run("check", "hub"), "a config.json that is no JSON object with model_type")
+
+
+def test_a_journal_that_cannot_be_used_is_not_said_to_go_on(run, hub: Path):
+    Path("out.journal.json").write_text("{}")
+    result = run("prune", "hub", "--out", "out")
+    refused(result, "cannot be gone on with")
+    assert "goes on from there" not in result.stderr

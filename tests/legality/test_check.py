@@ -270,3 +270,12 @@ def test_a_mask_outside_asps_rule_keeps_its_own_word():
     net = twofour.prune(nn.Sequential(nn.Linear(12, 6)), "2:4", eligibility="any")
     assert finding(legality.check(net, expect="1:4"), "0.weight").promised_by == "mask"
     assert not legality.check(net, expect={"0.weight": "1:4"}).ok
+
+
+def test_a_weight_with_nan_is_ready_for_nothing():
+    weight = pruned(torch.randn(32, 64), 1)
+    weight[3, weight[3].nonzero()[0]] = float("nan")
+    report = legality.check_weights({"w": weight})
+    (found,) = report.layers
+    assert not report.ok and not found.sparse and not any(fit.ready for fit in found.fits)
+    assert all("1 values are NaN or infinite" in fit.reason for fit in found.fits if fit.aligned)

@@ -30,10 +30,16 @@ def find(folder: Path) -> Path:
         return inside[0]
     raise SourceError(
         f"{folder} is not a Hugging Face model folder",
-        got=f"{len(inside)} model folders inside it" if inside else "no config.json with a .safetensors file beside it",
+        got=f"{len(inside)} model folders inside it" if inside else _lacking(folder),
         wanted="config.json (with model_type) and model.safetensors",
         remedy="name one of the folders inside, or a .safetensors file",
     )
+
+
+def _lacking(folder: Path) -> str:
+    if (folder / CONFIG).is_file() and architectures(folder / CONFIG) is None:
+        return f"a {CONFIG} that is no JSON object with model_type"
+    return "no config.json with a .safetensors file beside it"
 
 
 def load(folder: Path) -> nn.Module:

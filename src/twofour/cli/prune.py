@@ -96,6 +96,7 @@ def _prune_files(
     source: sources.Source, recipe: Recipe, out: Path, axes: Sequence[str], ray: str | None, force: bool
 ) -> dict[str, Any]:
     plan, journal = streamed.plan(source, recipe, axes), streamed.journal_of(out)
+    earlier = streamed.written(journal)
     try:
         with output.resumed(out, force, journal) as target:
             with progress(f"pruning {source.text} (MB)") as advance:
@@ -103,7 +104,7 @@ def _prune_files(
             recipe.save(target / output.RECIPE)
             content = output.write_report(target, {"source": source.text, "out": str(out), **report.to_dict()})
     except BaseException:
-        if journal.exists():
+        if streamed.written(journal) not in (None, earlier):  # a journal that was refused is as it was
             warn(streamed.kept(out))
         raise
     streamed.show(report)

@@ -116,6 +116,11 @@ def journal_of(out: Path) -> Path:
     return out.absolute().with_name(f"{out.name}.journal.json")
 
 
+def written(journal: Path) -> int | None:
+    """Return when a journal was last written, in ns; None where there is none."""
+    return journal.stat().st_mtime_ns if journal.exists() else None
+
+
 def kept(out: Path) -> str:
     """Say what an interrupted run leaves."""
     return f"finished files are kept in {output.unfinished(out)}; the same command goes on from there"

@@ -48,6 +48,9 @@ class Imported:
     sparse: Mapping[str, Sparse]
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"Imported({self.format!r}, {len(self.sparse)} sparse and {len(self.plain)} plain tensors)"
+
     @property
     def patterns(self) -> dict[str, str]:
         """Pattern of each sparse weight."""

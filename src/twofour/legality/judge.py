@@ -63,6 +63,7 @@ def _judge(subject: Subject) -> Finding:
     zeros = 1 - census.nonzero / census.count
     satisfies = _satisfies(subject, census, pattern, zeros, found)
     wrong_axis, wrong_fraction = _wrong_axis(subject, census, pattern)
+    broken = census.broken if values.is_floating_point() else 0
     finding = Finding(
         name=subject.name,
         kind=subject.kind,
@@ -85,8 +86,8 @@ def _judge(subject: Subject) -> Finding:
         spare=found.spare,
         ties=_ties(values, pattern, found),
         outside=None if subject.keep is None else census.outside(Census.of(subject.keep())),
-        broken=census.broken if values.is_floating_point() else 0,
-        fits=fits(subject.kind, subject.rows, subject.columns, satisfies),
+        broken=broken,
+        fits=fits(subject.kind, subject.rows, subject.columns, satisfies, broken),
         verdict="",
         notes=(*subject.notes, *note),
     )

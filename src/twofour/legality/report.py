@@ -76,8 +76,8 @@ class Finding:
 
     @property
     def sparse(self) -> bool:
-        """Whether the weight obeys some pattern, promised or not; one without a single value obeys none."""
-        return bool(self.satisfies) and self.zeros < 1.0
+        """Whether the weight obeys some pattern, promised or not; one of zeros alone or with NaN does not."""
+        return bool(self.satisfies) and self.zeros < 1.0 and not self.broken
 
 
 @dataclass(frozen=True)

@@ -87,18 +87,27 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def fits(kind: str, rows: int, columns: int, satisfies: Collection[str]) -> tuple[Fit, ...]:
+def fits(kind: str, rows: int, columns: int, satisfies: Collection[str], broken: int = 0) -> tuple[Fit, ...]:
     """Judge a weight by every runtime's rules; one for other kinds is left out where the runtime has one for `kind`."""
     served = {rule.runtime for rule in RULES if kind in rule.kinds}
     return tuple(
-        fit(rule, kind, rows, columns, satisfies)
+        fit(rule, kind, rows, columns, satisfies, broken)
         for rule in RULES
         if kind in rule.kinds or not rule.kinds or rule.runtime not in served
     )
 
 
-def fit(rule: Rule, kind: str, rows: int, columns: int, satisfies: Collection[str]) -> Fit:
-    """Judge a weight of `kind` with `rows` outputs and a reduction axis of `columns` by one rule."""
+def fit(rule: Rule, kind: str, rows: int, columns: int, satisfies: Collection[str], broken: int = 0) -> Fit:
+    """Judge a weight of `kind` with `rows` outputs and a reduction axis of `columns` by one rule.
+
+    Args:
+        rule: The rule.
+        kind: Kind of weight.
+        rows: Outputs.
+        columns: Reduction axis.
+        satisfies: Patterns that its values obey.
+        broken: How many of them are NaN or infinite.
+    """
     reason = f"({rows}, {columns}) is a multiple of ({rule.rows}, {rule.columns})"
     aligned = False
     if rule.kinds and kind not in rule.kinds:
@@ -107,8 +116,10 @@ def fit(rule: Rule, kind: str, rows: int, columns: int, satisfies: Collection[st
         reason = f"({rows}, {columns}) is not a multiple of ({rule.rows}, {rule.columns})"
     else:
         aligned = True
-    ready = aligned and rule.pattern in satisfies
-    if aligned and not ready:
+    ready = aligned and rule.pattern in satisfies and not broken
+    if aligned and broken:
+        reason += f"; {broken} values are NaN or infinite"
+    elif aligned and not ready:
         reason += f"; the values are not {rule.pattern}"
     if aligned and min(rows, columns) < rule.worth:
         reason += f"; its dense kernels tend to win below {rule.worth} channels"
