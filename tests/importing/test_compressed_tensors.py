@@ -39,6 +39,7 @@ def stored(tmp_path: Path, state: dict[str, Tensor]) -> Path:
 def test_bitmask_weights_are_those_that_were_packed(name: str) -> None:
     found = importing.decode(DATA / name)
     assert found.format == "sparse-24-bitmask" and found.patterns == {"fc1.weight": "2:4", "fc2.weight": "2:4"}
+    assert repr(found).startswith("Imported('sparse-24-bitmask', 2 sparse and ")
     weights = found.weights()
     for key, want in tensors(name, "expected").items():
         assert torch.equal(weights[key].to(want.dtype), want)
