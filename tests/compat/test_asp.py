@@ -259,6 +259,8 @@ def test_calls_out_of_order_and_unknown_names_are_refused() -> None:
             call()
     assert not ASP.already_init_asp_model()
     model = nn.Sequential(nn.Linear(16, 16))
+    with pytest.raises(LayerError, match="there is no model"):
+        ASP.init_model_for_pruning(3)  # type: ignore[arg-type]
     with pytest.raises(PatternError, match="m4n2_1d"):
         ASP.init_model_for_pruning(model, "m8n4_1d")
     with pytest.raises(LayerError, match="no layer"):

@@ -236,6 +236,15 @@ def test_wrong_options_say_what_is_wanted() -> None:
         layers.walk(model, eligibility="ASP")
 
 
+@pytest.mark.parametrize(
+    ("model", "got"), [(None, "NoneType"), (3, "int"), ({}, "dict"), (nn.Linear, "the class Linear")]
+)
+def test_what_is_no_module_is_refused(model: object, got: str) -> None:
+    for call in (layers.walk, layers.reduction_axes):
+        with pytest.raises(LayerError, match=f"there is no model\n  got     {got}\n"):
+            call(model)  # pyright: ignore[reportArgumentType]
+
+
 def test_a_transposed_convolution_with_groups_is_seen_by_its_outputs() -> None:
     layer = nn.ConvTranspose2d(8, 6, (3, 2), groups=2)
     (weight,) = layers.walk(layer, eligibility="any").weights

@@ -2,7 +2,7 @@
 
 from twofour.layers.axis import Reduction
 from twofour.layers.compiled import CompiledLayer, compiled_parts, mark_compiled
-from twofour.layers.globs import ELIGIBILITIES, matches, nearest, require_eligibility, require_matches
+from twofour.layers.globs import ELIGIBILITIES, matches, nearest, require_eligibility, require_matches, require_module
 from twofour.layers.kinds import KINDS, SUPPORTED, Feed, Kind, is_hugging_face_conv1d, kind_of
 from twofour.layers.reasons import DTYPES, way_out
 from twofour.layers.schemes import attached, describe_attached, describe_schemes, hold, let_go
@@ -39,6 +39,7 @@ __all__ = [
     "reduction_axes",
     "require_eligibility",
     "require_matches",
+    "require_module",
     "walk",
     "way_out",
     "whole",

@@ -26,6 +26,21 @@ def nearest(glob: str, names: Iterable[str]) -> str:
     return "nearest names: " + ", ".join(f"`{name}`" for name in found) if found else "the model has no named layers"
 
 
+def require_module(model: object) -> None:
+    """Raise unless `model` is a module.
+
+    Raises:
+        LayerError: It is something else, such as a class, a state dict or None.
+    """
+    if not isinstance(model, nn.Module):
+        raise LayerError(
+            "there is no model",
+            got=f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__,
+            wanted="a torch.nn.Module",
+            remedy="build the model first, and pass it",
+        )
+
+
 def require_eligibility(eligibility: object, kind: type[TwofourError] = LayerError) -> None:
     """Raise an error of `kind` unless `eligibility` is one of `ELIGIBILITIES`."""
     if eligibility not in ELIGIBILITIES:
@@ -38,7 +53,12 @@ def require_eligibility(eligibility: object, kind: type[TwofourError] = LayerErr
 
 
 def require_matches(model: nn.Module, globs: Iterable[str], source: str, kind: type[TwofourError] = LayerError) -> None:
-    """Raise an error of `kind` unless each glob names a layer of `model`; `source` says where the globs stand."""
+    """Raise an error of `kind` unless each glob names a layer of `model`; `source` says where the globs stand.
+
+    Raises:
+        LayerError: `model` is no module.
+    """
+    require_module(model)
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for glob in globs:
         if not any(fnmatchcase(name, glob) for name in names):

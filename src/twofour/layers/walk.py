@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from twofour.layers.axis import Reduction
-from twofour.layers.globs import require_eligibility, require_matches
+from twofour.layers.globs import require_eligibility, require_matches, require_module
 from twofour.layers.reasons import Place, reason
 from twofour.layers.weight import PrunableWeight
 
@@ -52,7 +52,7 @@ def walk(
         empty: Take weights on the meta device too: their values are elsewhere, in a file.
 
     Raises:
-        LayerError: `eligibility` is unknown, or a glob in `skip` matches no layer.
+        LayerError: `model` is no module, `eligibility` is unknown, or a glob in `skip` matches no layer.
     """
     require_eligibility(eligibility)
     globs, asked = ((given,) if isinstance(given, str) else tuple(given) for given in (skip, tied))
@@ -78,7 +78,12 @@ def walk(
 
 
 def reduction_axes(model: nn.Module) -> dict[str, Reduction]:
-    """Return the reduction axis of every parameter of a known kind, by every name it has, whatever its values are."""
+    """Return the reduction axis of every parameter of a known kind, by every name it has, whatever its values are.
+
+    Raises:
+        LayerError: `model` is no module.
+    """
+    require_module(model)
     places = [place for found in _places(model).values() for place in found]
     return {p.name: p.kind.reduction(p.module) for p in places if p.kind and p.kind.holds(p.attribute)}
 
