@@ -17,6 +17,17 @@ ISA_LEVELS = ("scalar", "avx2", "avx512", "amx")
 ISA_EXTRAS = {"avx512_bf16": "avx512", "avx512_vnni": "avx512"}
 """Instruction sets that some CPUs of a level have and others lack, and their level."""
 
+FUNCTIONS = (
+    *("advise_huge_pages", "attention", "attention_rows", "collapse_huge_pages", "conv_block", "conv_taps", "cpu_has"),
+    *("dense_int4_bytes", "dense_int4_pack", "dense_matmul", "dense_matmul_rows", "layout_bytes", "layout_dtype"),
+    *("layout_pack", "layout_refill", "layout_refills", "layout_unpack", "nm_compress", "nm_compress_rows", "nm_conv"),
+    *("nm_conv_rows", "nm_gradient", "nm_gradient_rows", "nm_groups", "nm_mask", "nm_mask_rows", "nm_matmul"),
+    *("nm_matmul_columns", "nm_matmul_rows", "nm_nonzero", "nm_nonzero_rows", "nm_stripes_assign"),
+    *("nm_stripes_refine", "nm_stripes_rows", "nm_ties", "nm_ties_rows", "nm_tiles", "nm_tiles_rows", "nm_unbiased"),
+    *("nm_unbiased_rows", "norm", "norm_rows", "release_free_memory", "threads_backend"),
+)
+"""Every function of the compiled extension, so that one built from older sources is known before it is called."""
+
 
 @cache
 def extension() -> ModuleType:
@@ -25,7 +36,7 @@ def extension() -> ModuleType:
     Torch must come first: the extension's OpenMP symbols bind to the runtime that torch has loaded.
 
     Raises:
-        KernelError: The extension is missing or does not load in this environment.
+        KernelError: The extension is missing, does not load in this environment, or was built from older sources.
     """
     assert torch.__version__  # the import above is what matters
     try:
@@ -37,7 +48,19 @@ def extension() -> ModuleType:
             wanted="twofour/native/_ext built for this Python and linked against torch's OpenMP runtime",
             remedy="reinstall with `pip install --no-build-isolation .` in the environment that holds torch",
         ) from error
+    _require_functions(_ext)
     return _ext
+
+
+def _require_functions(built: ModuleType) -> None:
+    """Raise where the Python side calls what the extension does not have, as after an update without a build."""
+    if missing := [name for name in FUNCTIONS if not hasattr(built, name)]:
+        raise KernelError(
+            "the compiled part is older than the sources",
+            got=f"{built.__file__} without {', '.join(missing)}",
+            wanted="one built from these sources",
+            remedy="`make build` in a checkout, or `pip install` again",
+        )
 
 
 def isa() -> str:
