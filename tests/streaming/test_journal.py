@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,44 @@ def test_a_finished_file_that_is_gone_or_cut_is_written_again(tmp_path: Path, so
     assert streaming.prune(plan(source), tmp_path / "out").resumed == 1
     streaming.prune(plan(source), tmp_path / "whole")
     assert content(tmp_path / "out") == content(tmp_path / "whole") and three.exists()
+
+
+def test_a_finished_file_that_changed_at_the_same_size_is_written_again(
+    tmp_path: Path, source: Path, caplog: pytest.LogCaptureFixture
+):
+    out = tmp_path / "out"
+    with pytest.raises(Stop):
+        streaming.prune(plan(source), out, progress=stop_at("d.0.weight"))
+    one, *_ = sorted(out.glob("*.safetensors"))
+    one.write_bytes(one.read_bytes()[:-1] + b"x")
+    assert streaming.prune(plan(source), out).resumed == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{one} changed since it was written: it is written again"
+    ]
+    streaming.prune(plan(source), tmp_path / "whole")
+    assert content(out) == content(tmp_path / "whole")
+
+
+def test_checksums_are_those_of_the_files(tmp_path: Path, source: Path):
+    streaming.prune(plan(source), tmp_path / "out")
+    done = json.loads((tmp_path / "out.journal.json").read_text())["done"]
+    assert len(done) == 4
+    assert all(zlib.crc32((tmp_path / "out" / file).read_bytes()) == noted["crc32"] for file, noted in done.items())
+
+
+def test_files_of_a_journal_without_checksums_are_written_again(
+    tmp_path: Path, source: Path, caplog: pytest.LogCaptureFixture
+):
+    out, journal = tmp_path / "out", tmp_path / "out.journal.json"
+    with pytest.raises(Stop):
+        streaming.prune(plan(source), out, progress=stop_at("c.0.weight"))
+    found = json.loads(journal.read_text())
+    del next(iter(found["done"].values()))["crc32"]
+    journal.write_text(json.dumps(found))
+    assert streaming.prune(plan(source), out).resumed == 1
+    assert ["has no checksum in the journal" in record.getMessage() for record in caplog.records] == [True]
+    streaming.prune(plan(source), tmp_path / "whole")
+    assert content(out) == content(tmp_path / "whole")
 
 
 def refused(plan: streaming.Plan, out: Path, *texts: str) -> None:

@@ -5,7 +5,7 @@ from twofour.streaming.journal import Journal
 from twofour.streaming.plan import Plan, Sparse, plan_file, plan_folder
 from twofour.streaming.prune import NOTE, prune
 from twofour.streaming.report import Report
-from twofour.streaming.shard import Outcome, Shard, write_shard
+from twofour.streaming.shard import Outcome, Shard, Written, write_shard
 
 __all__ = [
     "NOTE",
@@ -15,6 +15,7 @@ __all__ = [
     "Report",
     "Shard",
     "Sparse",
+    "Written",
     "plan_file",
     "plan_folder",
     "prune",

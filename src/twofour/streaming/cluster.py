@@ -8,14 +8,14 @@ from types import ModuleType
 from typing import Any
 
 from twofour.errors import SourceError, TwofourError
-from twofour.streaming.shard import Outcome, Shard, write_shard
+from twofour.streaming.shard import Shard, Written, write_shard
 
 LOCAL = "local"
 PATIENCE = 10
 """Seconds within which the machine of a cluster's address must answer."""
 
 
-def run_on_cluster(shards: Sequence[Shard], address: str) -> Iterator[tuple[Shard, tuple[Outcome, ...]]]:
+def run_on_cluster(shards: Sequence[Shard], address: str) -> Iterator[tuple[Shard, Written]]:
     """Write shards on the workers of a cluster, one core each, and yield each as it is finished.
 
     Args:
@@ -36,11 +36,11 @@ def run_on_cluster(shards: Sequence[Shard], address: str) -> Iterator[tuple[Shar
         pending = {remote.remote(shard): shard for shard in shards}
         while pending:
             (done, *_), _ = ray.wait(list(pending), num_returns=1)
-            outcomes = _result(ray, done)
+            written = _result(ray, done)
             shard = pending.pop(done)
             if not shard.target.is_file():
                 raise _not_shared(f"{shard.target} was written on another machine and is not here")
-            yield shard, outcomes
+            yield shard, written
     finally:
         for task in pending:
             ray.cancel(task)
@@ -48,13 +48,13 @@ def run_on_cluster(shards: Sequence[Shard], address: str) -> Iterator[tuple[Shar
             ray.shutdown()
 
 
-def _write(shard: Shard) -> tuple[Outcome, ...]:
+def _write(shard: Shard) -> Written:
     if not shard.source.is_file() or not shard.target.parent.is_dir():
         raise _not_shared(f"{socket.gethostname()} has no {shard.source} or no {shard.target.parent}")
     return write_shard(shard)
 
 
-def _result(ray: ModuleType, task: Any) -> tuple[Outcome, ...]:
+def _result(ray: ModuleType, task: Any) -> Written:
     try:
         return ray.get(task)
     except ray.exceptions.RayTaskError as error:

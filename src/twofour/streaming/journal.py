@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,9 @@ from typing import Any
 
 from twofour.errors import SourceError
 from twofour.files import is_temporary, replacing
-from twofour.streaming.shard import Outcome
+from twofour.streaming.shard import Outcome, Written, checksum
+
+logger = logging.getLogger("twofour.streaming")
 
 FORMAT = 1
 
@@ -43,10 +46,10 @@ class Journal:
             SourceError: The journal belongs to another run, another process works on it, or files lie in the folder
                 without a journal.
         """
-        self._load()  # refuses before anything is made
+        self._load(summed=False)  # refuses before anything is made
         self.folder.mkdir(parents=True, exist_ok=True)
         with _locked(self.folder):
-            self._load()  # another process may have gone on meanwhile
+            self._load(summed=True)  # another process may have gone on meanwhile
             self._write()
             self._clear()
             try:
@@ -65,15 +68,15 @@ class Journal:
         """Return what became of the weights of a finished file."""
         return _outcomes(self._done[file])
 
-    def add(self, file: str, outcomes: tuple[Outcome, ...]) -> None:
+    def add(self, file: str, written: Written) -> None:
         """Note that a file is finished."""
-        size = (self.folder / file).stat().st_size
-        self._done[file] = {"bytes": size, "weights": [vars(outcome) for outcome in outcomes]}
+        size, weights = (self.folder / file).stat().st_size, [vars(outcome) for outcome in written.outcomes]
+        self._done[file] = {"bytes": size, "crc32": written.checksum, "weights": weights}
         self._write()
 
-    def _load(self) -> None:
+    def _load(self, *, summed: bool) -> None:
         if self.path.exists():
-            self._read()
+            self._read(summed)
         else:
             self._require_empty()
 
@@ -81,10 +84,10 @@ class Journal:
         with replacing(self.path) as temporary:
             temporary.write_text(json.dumps({"format": FORMAT, "asked": self.asked, "done": self._done}))
 
-    def _read(self) -> None:
+    def _read(self, summed: bool) -> None:
         try:
             found = json.loads(self.path.read_text())
-            done = {file: noted for file, noted in found["done"].items() if self._is_whole(file, noted["bytes"])}
+            done = {file: noted for file, noted in found["done"].items() if self._is_whole(file, noted, summed)}
             for noted in done.values():
                 _outcomes(noted)
             asked = found["asked"]
@@ -95,9 +98,16 @@ class Journal:
             raise _unusable(self, f"another {' and another '.join(keys) or 'format'}")
         self._done = done
 
-    def _is_whole(self, file: str, size: int) -> bool:
+    def _is_whole(self, file: str, noted: Mapping[str, Any], summed: bool) -> bool:
+        """Whether a file's bytes are those that were written; journals of old had no checksums: such files are not."""
         path = self.folder / file
-        return Path(file).name == file and path.is_file() and path.stat().st_size == size
+        if Path(file).name != file or not path.is_file() or path.stat().st_size != noted["bytes"]:
+            return False
+        same = "crc32" in noted and (not summed or checksum(path) == noted["crc32"])
+        if not same and summed:
+            why = "changed since it was written" if "crc32" in noted else "has no checksum in the journal"
+            logger.warning("%s %s: it is written again", path, why)
+        return same
 
     def _require_empty(self) -> None:
         if self.folder.exists() and any(self.folder.iterdir()):

@@ -16,7 +16,7 @@ from twofour.streaming.cluster import run_on_cluster
 from twofour.streaming.journal import Journal
 from twofour.streaming.plan import Plan, axes_by_name, patterns_by_name
 from twofour.streaming.report import Report
-from twofour.streaming.shard import Outcome, Shard, write_shard
+from twofour.streaming.shard import Shard, Written, write_shard
 
 NOTE = "twofour"
 """Key of the note in config.json."""
@@ -43,7 +43,8 @@ def prune(
 
     The files keep their names, the tensors theirs and their order; what is not pruned is copied byte by byte. The
     promise stands in each file's metadata and, with the recipe, as a note in config.json; files that are no weights are
-    copied. Whoever kills it can start it again: finished files are kept, and the result is the same to the byte.
+    copied. Whoever kills it can start it again: finished files that nothing changed since are kept, and the result is
+    the same to the byte.
 
     Args:
         plan: From `plan_folder` or `plan_file`.
@@ -65,8 +66,8 @@ def prune(
             resumed = len(notes.files)
             todo = [shard for shard in shards if shard.target.name not in notes.files]
             _require_room(folder, todo)
-            for shard, outcomes in _run(todo, cluster, progress):
-                notes.add(shard.target.name, outcomes)
+            for shard, written in _run(todo, cluster, progress):
+                notes.add(shard.target.name, written)
             _companions(plan, folder)
             found = [outcome for shard in shards for outcome in notes.outcomes(shard.target.name)]
     except OSError as error:
@@ -90,7 +91,7 @@ def _require_room(folder: Path, todo: Sequence[Shard]) -> None:
         )
 
 
-def _run(todo: Sequence[Shard], cluster: str | None, progress: Progress) -> Iterator[tuple[Shard, tuple[Outcome, ...]]]:
+def _run(todo: Sequence[Shard], cluster: str | None, progress: Progress) -> Iterator[tuple[Shard, Written]]:
     total, done = sum(shard.nbytes for shard in todo), 0
 
     def advance(count: int, name: str) -> None:
@@ -102,9 +103,9 @@ def _run(todo: Sequence[Shard], cluster: str | None, progress: Progress) -> Iter
         for shard in todo:
             yield shard, write_shard(shard, advance)
         return
-    for shard, outcomes in run_on_cluster(todo, cluster) if todo else ():
+    for shard, written in run_on_cluster(todo, cluster) if todo else ():
         advance(shard.nbytes, shard.target.name)
-        yield shard, outcomes
+        yield shard, written
 
 
 def _shard(plan: Plan, file: Path, folder: Path) -> Shard:

@@ -7,6 +7,7 @@ written as soon as it is known.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
@@ -60,6 +61,19 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Written:
+    """A finished file.
+
+    Attributes:
+        outcomes: What became of its sparse weights.
+        checksum: CRC-32 of its bytes, taken as they were written.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    checksum: int
+
+
+@dataclass(frozen=True)
 class Shard:
     """One file to write.
 
@@ -85,7 +99,7 @@ class Shard:
         return sum(entry.nbytes for entry in self.entries)
 
 
-def write_shard(shard: Shard, advance: Advance = lambda count, name: None) -> tuple[Outcome, ...]:
+def write_shard(shard: Shard, advance: Advance = lambda count, name: None) -> Written:
     """Write a shard's file, whole or not at all, and say what became of its weights.
 
     Raises:
@@ -101,14 +115,36 @@ def write_shard(shard: Shard, advance: Advance = lambda count, name: None) -> tu
             remedy="run the command again; machines of a cluster must share the file system",
         )
     outcomes: list[Outcome] = []
-    with replacing(shard.target) as temporary, open(temporary, "wb") as file, open(shard.source, "rb") as source:
+    with replacing(shard.target) as temporary, open(temporary, "wb") as target, open(shard.source, "rb") as source:
+        file = _Summed(target)
         file.write(_header(shard))
         for entry in shard.entries:
             if weight := shard.weights.get(entry.name):
                 outcomes.append(_write_sparse(file, weight, shard.criterion, advance))
             else:
                 _copy(source, file, entry, advance)
-    return tuple(outcomes)
+    return Written(tuple(outcomes), file.checksum)
+
+
+def checksum(path: Path) -> int:
+    """Return the CRC-32 of a file's bytes, read a part at a time."""
+    found = 0
+    with open(path, "rb") as file:
+        while data := file.read(COPIED):
+            found = zlib.crc32(data, found)
+    return found
+
+
+class _Summed:
+    """A file that is written from its start to its end, and the checksum of what went by."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.checksum = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        self.checksum = zlib.crc32(data, self.checksum)
+        self.file.write(data)
 
 
 def _header(shard: Shard) -> bytes:
@@ -123,7 +159,7 @@ def _header(shard: Shard) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _copy(source: BinaryIO, target: BinaryIO, entry: Entry, advance: Advance) -> None:
+def _copy(source: BinaryIO, target: _Summed, entry: Entry, advance: Advance) -> None:
     source.seek(entry.start)
     left = entry.nbytes
     while left:
@@ -136,7 +172,7 @@ def _copy(source: BinaryIO, target: BinaryIO, entry: Entry, advance: Advance) ->
 
 
 @torch.no_grad()
-def _write_sparse(file: BinaryIO, weight: Sparse, criterion: Scored, advance: Advance) -> Outcome:
+def _write_sparse(file: _Summed, weight: Sparse, criterion: Scored, advance: Advance) -> Outcome:
     zeros, before, after = 0, 0.0, 0.0
     for part in _parts(weight, criterion):
         values = part.read()
