@@ -181,6 +181,19 @@ def test_a_graph_that_computes_something_else_is_refused_and_the_old_file_stays(
     assert (tmp_path / "m.onnx").read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 1
 
 
+def test_an_opset_that_is_not_reached_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model, x, path = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16)).eval(), torch.randn(2, 16), tmp_path / "m.onnx"
+    for opset in (0, -1, 6, 26, 99, True, 20.0):
+        with pytest.raises(ExportError, match=f"opset {opset} cannot be written") as error:
+            to_onnx(model, path, x, opset=opset)  # pyright: ignore[reportArgumentType]
+        assert "18 to 25" in str(error.value) and "--opset 20" in str(error.value)
+    with pytest.raises(ExportError, match="a graph that stays at opset 18"):
+        to_onnx(model, path, x, opset=15)  # LayerNormalization begins with 17
+    assert "Traceback" not in "".join(capfd.readouterr()) and not path.exists()
+    done = to_onnx(model, path, x, opset=21)
+    assert done.opset == 21 and [entry.version for entry in onnx.load(path).opset_import if not entry.domain] == [21]
+
+
 def test_what_cannot_be_exported_is_said(tmp_path: Path, times_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
     path, x = tmp_path / "m.onnx", torch.randn(2, 16, 4, 4)

@@ -21,6 +21,7 @@ from twofour.cli.spoken import spoken
 from twofour.criteria import SAMPLES
 from twofour.errors import SourceError
 from twofour.export.onnx import OPSET, Exported
+from twofour.export.onnx.write import OLDEST, OPSETS
 from twofour.export.plain import write_plain
 from twofour.recipe import Recipe
 
@@ -56,7 +57,9 @@ Data = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="float32, or int8 with Q/DQ; needs --data (onnx).")]
 Matmul = Annotated[str, typer.Option(help="matmul, or gemm for TensorRT 8 (onnx).")]
-Opset = Annotated[int, typer.Option(help="Operator set (onnx).")]
+Opset = Annotated[
+    int, typer.Option(min=OLDEST, max=OPSETS[1], help=f"Operator set, {OPSETS[0]} on for any model (onnx).")
+]
 Fixed = Annotated[bool, typer.Option("--fixed-batch", help="Only for the example's batch (onnx).")]
 RecipeFile = Annotated[
     Path | None, typer.Option("--recipe", metavar="FILE", help="recipe.toml for the card (huggingface).")

@@ -31,6 +31,12 @@ logger = logging.getLogger("twofour.export")
 OPSET = 20
 """What torch 2.13 translates to; TensorRT 10 and ONNX Runtime 1.17 and later read it."""
 
+OPSETS = (18, 25)
+"""The first and the last that torch's converter translates to; below, ONNX's own is tried, down to `OLDEST`."""
+
+OLDEST = 7
+"""Opset below which torch.onnx takes no number."""
+
 LARGEST_MODEL = 1_500_000_000
 """Bytes of constants up to which they stand in the .onnx file itself, of which protobuf takes 2 GB."""
 
@@ -89,7 +95,7 @@ def to_onnx(
         example: As in `twofour.compile`.
         dynamic: True: the first axis of each tensor that is as long as the first tensor's may be of any length. False:
             fixed sizes. Else dynamic_shapes as torch.onnx.export takes them.
-        opset: Operator set of ONNX.
+        opset: Operator set of ONNX, 18 to 25; an older one where ONNX's converter knows every node of the model.
         matmul: "matmul" leaves products of three axes and more as MatMul; "gemm" writes them as Gemm between two
             Reshape, for TensorRT 8.
         dtype: "float32", or "int8": sparse weights as int8 constants with a scale for each output behind
@@ -103,11 +109,14 @@ def to_onnx(
         CompileError: The model is compiled already.
     """
     _require(model, matmul, dtype, data)
+    _require_opset(opset)
     limit = tolerance if tolerance is not None else {"float32": 1e-4, "int8": 0.2}[dtype]
     with calls.evaluating(model), calls.without_cache(model), torch.no_grad():
         ranges = quantize.observe(model, data) if dtype == "int8" else {}
         exported = _captured(model, example, dynamic, opset)
         graph = exported.graph
+        if (written := graph.opset_imports.get("")) != opset:  # the converters leave the graph as it was and only warn
+            raise _no_opset(opset, f"a graph that stays at opset {written}")
         found, lost = weights.find(graph, model)
         if lost:
             logger.warning("not in the graph as they are in the model, so not promised: %s", ", ".join(lost))
@@ -160,6 +169,20 @@ def _require(model: nn.Module, matmul: str, dtype: str, data: Any) -> None:
     require_kept(model)
 
 
+def _require_opset(opset: int) -> None:
+    if not isinstance(opset, int) or isinstance(opset, bool) or not OLDEST <= opset <= OPSETS[1]:
+        raise _no_opset(opset, "a number that no operator set has, or that nothing converts to")
+
+
+def _no_opset(opset: object, got: str) -> ExportError:
+    return ExportError(
+        f"opset {opset} cannot be written",
+        got=got,
+        wanted=f"{OPSETS[0]} to {OPSETS[1]}; an older one only where ONNX's converter knows every node",
+        remedy=f"opset={OPSET} (--opset {OPSET})",
+    )
+
+
 def _captured(model: nn.Module, example: Any, dynamic: Any, opset: int) -> Any:
     """Return the onnx_ir.Model of a model."""
     given = example
@@ -209,16 +232,18 @@ def _reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Keep torch's own report of an export off the screen."""
-    quiet = logging.getLogger("torch.onnx")
-    level = quiet.level
-    quiet.setLevel(logging.ERROR)
+    """Keep torch's own report of an export off the screen, and the trace of a conversion that is refused below."""
+    quiet = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    levels = [each.level for each in quiet]
+    for each in quiet:
+        each.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(None):
             warnings.simplefilter("ignore")
             yield
     finally:
-        quiet.setLevel(level)
+        for each, level in zip(quiet, levels, strict=True):
+            each.setLevel(level)
 
 
 @contextlib.contextmanager
