@@ -24,6 +24,15 @@ def test_an_input(run):
     assert "8 x 128 x 64" in done.stdout and "everything else" in done.stdout and "sparse loses in: 0, 2" in done.stdout
 
 
+def test_types_without_a_sparse_unit_are_not_offered(run):
+    shown = " ".join(run("estimate", "--help").output.split())
+    assert "tf32" in shown and "float32" not in shown
+    refused(
+        run("estimate", "zoo_cli:small", "--machine", "h200", "--dtype", "float32"),
+        *("no 2:4 matrix unit for float32", 'dtype="tf32"'),
+    )
+
+
 def test_refusals(run):
     refused(run("estimate", "zoo_cli:small", "--machine", "a1000"), "the machine 'a1000' is unknown", "a100-pcie")
     refused(run("estimate", "zoo_cli:small", "--machine", "h200", "--dtype", "int4"), "no dense matrix unit for int4")

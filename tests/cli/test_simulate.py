@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,23 @@ def test_reports_and_stepping(run, files):
     content = json.loads(Path("out.json").read_text())
     assert [row["cycles"] for row in content["layers"]] == [75, 135, 86, 123, 29, 63]
     assert content["array"] == {"rows": 8, "columns": 8, "dataflow": "ws"}
+
+
+@pytest.mark.parametrize(
+    ("key", "said"), [("SparsitySupport", "SparsitySupport is not"), ("both", "each filter draws")]
+)
+def test_a_ratio_that_does_not_count_is_not_shown(run, files, key: str, said: str):
+    config = re.sub(r"(?m)^(SparsitySupport\s*:).*$", r"\1 " + str(key == "both"), files["config"])
+    Path("run.cfg").write_text(re.sub(r"(?m)^(OptimizedMapping\s*:).*$", r"\1 True", config))
+    done = run("simulate", "run.cfg", "layers.csv", "-p", "out")
+    assert done.exit_code == 0, done.output
+    assert "16 x 16 x 16 " in done.stdout and "(2:4)" not in done.stdout and done.stdout.count("ignored") == 1
+    assert said in done.stdout
+
+
+def test_a_product_without_rows(run, files):
+    Path("layers.csv").write_text("Layer, M, N, K,\ng1, 0, 16, 32,\n")
+    refused(run("simulate", "run.cfg", "layers.csv"), "the layer `g1` cannot exist", "got     M=0")
 
 
 def test_refusals(run, files):

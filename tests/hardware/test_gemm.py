@@ -94,6 +94,9 @@ def test_an_h200_is_where_it_was_measured():
 def test_refusals():
     with pytest.raises(HardwareError, match=r"m=0"):
         gemm("h200", "int8", m=0, n=8, k=8)
+    for size in (float("nan"), float("inf"), 4.5, "8", None, [8], True):
+        with pytest.raises(HardwareError, match="whole numbers from 1"):
+            gemm("h200", "int8", m=size, n=8, k=8)  # pyright: ignore[reportArgumentType]
     with pytest.raises(HardwareError, match=r"k=772 with zeros"):
         gemm("h200", "int8", m=8, n=8, k=770, sparse=True)
     with pytest.raises(HardwareError, match=r"a multiple of 8"):

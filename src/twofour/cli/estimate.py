@@ -15,6 +15,7 @@ from twofour.cli.screen import JsonFile, print_table, progress, say, write
 from twofour.cli.shapes import parsed
 from twofour.cli.spoken import spoken
 from twofour.hardware import Estimate, Row
+from twofour.hardware.machine import SPARSE_DTYPES
 
 REMEDIES = {
     "give tokens=": "--input SHAPE for real numbers, --length for token ids; without either its Linear layers alone "
@@ -32,7 +33,7 @@ def estimate(
     length: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a sample, where the model takes token ids.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help=f"Computing type: {', '.join(hardware.DTYPES)}.")] = "bfloat16",
+    dtype: Annotated[str, typer.Option(help=f"Computing type: {', '.join(SPARSE_DTYPES)}.")] = "bfloat16",
     skip: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Leave these layers dense.")] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw roofline and speed-up (.svg, .png, .pdf); matplotlib.")

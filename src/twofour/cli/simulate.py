@@ -41,11 +41,16 @@ def simulate(
     folder = systolic.write_reports(rows, settings, out)
     head = ("layer", "M x N x K", "cycles", "stalls", "mapped", "use")
     print_table(
-        f"{settings.name}: {_array(settings.array)}", head, [_cells(row) for row in rows], right=(1, 2, 3, 4, 5)
+        f"{settings.name}: {_array(settings.array)}",
+        head,
+        [_cells(row, settings) for row in rows],
+        right=(1, 2, 3, 4, 5),
     )
     say(
         f"{sum(row.cycles for row in rows)} cycles in all, {sum(row.stalls for row in rows)} of them waiting for memory"
     )
+    if ignored := _ignored(layers, settings):
+        say(ignored)
     if step:
         say(f"stepped: every product exact, {sum(cycles)} cycles, as the closed form")
     say(f"reports in {folder}")
@@ -68,9 +73,23 @@ def _array(array: systolic.SystolicArray) -> str:
     return f"{array.rows} x {array.columns} units, {array.dataflow}"
 
 
-def _cells(row: Simulated) -> tuple[str, ...]:
+def _counts(settings: systolic.Settings) -> bool:
+    """Whether the N:M of a row shortens its reduction."""
+    return settings.representation is not None and settings.block is None
+
+
+def _ignored(layers: tuple[systolic.Layer, ...], settings: systolic.Settings) -> str:
+    """Say why rows with N:M were not simulated with it, "" where none was."""
+    if _counts(settings) or all(layer.group == 1 for layer in layers):
+        return ""
+    if settings.representation is None:
+        return "N:M ignored: SparsitySupport is not true in CFG"
+    return "N:M of the rows ignored: with OptimizedMapping each filter draws its own"
+
+
+def _cells(row: Simulated, settings: systolic.Settings) -> tuple[str, ...]:
     layer = row.layer
-    sparse = f" ({layer.kept}:{layer.group})" if layer.group > 1 else ""
+    sparse = f" ({layer.kept}:{layer.group})" if layer.group > 1 and _counts(settings) else ""
     size = f"{layer.m} x {layer.n} x {layer.k}{sparse}"
     return (layer.name, size, str(row.cycles), str(row.stalls), f"{row.mapping:.1f} %", f"{row.compute:.1f} %")
 

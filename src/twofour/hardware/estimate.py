@@ -144,7 +144,7 @@ def estimate(
         model: Any module.
         example: A tensor, a tuple of positional arguments or a dict of keyword arguments; its batch is priced.
         machine: A name in `twofour.hardware.MACHINES`, or a machine.
-        dtype: Computing type of every product.
+        dtype: Computing type of every product, one that the machine has a dense and a sparse unit for.
         tokens: Instead of an example: every linear weight is multiplied once by so many rows, as `advise` does.
         skip: Layer globs that stay dense.
 

@@ -6,6 +6,7 @@ from twofour.errors import HardwareError
 from twofour.hardware.costs import Costs, costs
 from twofour.hardware.machine import Machine
 from twofour.hardware.machines import machine as find
+from twofour.hardware.sizes import require_whole
 
 GROUP = {"tf32": 2, "int4": 8}
 """Values of the reduction in one group of the pattern, where it is not 4: 1:2 and 4:8."""
@@ -43,15 +44,7 @@ def explain(
     """
     device = find(machine)
     device.peak(dtype, sparse=sparse)
-    sizes = {"m": m, "n": n, "k": k}
-    wrong = {name: size for name, size in sizes.items() if isinstance(size, bool) or size != int(size) or size < 1}
-    if wrong:
-        raise HardwareError(
-            "a product cannot have this size",
-            got=", ".join(f"{name}={size}" for name, size in wrong.items()),
-            wanted="whole numbers from 1",
-            remedy="m tokens, n outputs, k reduction",
-        )
+    m, n, k = require_whole("a product cannot have this size", "m tokens, n outputs, k reduction", m=m, n=n, k=k)
     group = GROUP.get(dtype, 4)
     if sparse and k % group:
         raise HardwareError(

@@ -18,6 +18,9 @@ INDEX_BITS = MappingProxyType({"tf32": 4, "float16": 2, "bfloat16": 2, "float8":
 """Bits of selector per kept value: 2 in 2:4, 4 in 1:2 (tf32), 2 for each pair of int4 in 4:8 (PTX ISA, sparse matrix
 storage, 9.7.14.6.1)."""
 
+SPARSE_DTYPES = tuple(dtype for dtype in DTYPES if dtype in INDEX_BITS)
+"""Those that can have a sparse unit: what `estimate` compares; float32 has none on any machine."""
+
 
 @dataclass(frozen=True)
 class Machine:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -117,3 +119,29 @@ def test_refusals():
     for sizes in ((0, 4), (4, -1), (True, 4)):
         with pytest.raises(HardwareError, match="cannot exist"):
             SystolicArray(*sizes)
+
+
+@pytest.mark.parametrize("size", [0, -1, 4.5, float("nan"), True, "8", None, [4, 0], [[1], [1, 2]], np.array([2.5])])
+@pytest.mark.parametrize("name", ["m", "n", "k"])
+def test_impossible_sizes_have_no_cycles(name: str, size: Any):
+    for count in (cycles, utilisation):
+        with pytest.raises(HardwareError, match="cannot have this size") as error:
+            count(SystolicArray(4, 4), **{"m": 4, "n": 4, "k": 4} | {name: size})
+        assert f"{name}=" in str(error.value) and "whole numbers from 1" in str(error.value)
+
+
+@pytest.mark.parametrize("ratio", [(5, 4), (0, 4), (2, None), (None, 4), (2, 1), (-1, 4), (1.5, 4), (True, 4)])
+def test_impossible_ratios_have_no_cycles(ratio: Any):
+    for count in (cycles, utilisation):
+        with pytest.raises(HardwareError, match="cannot be sparse in this way"):
+            count(SystolicArray(4, 4), 8, 8, 8, *ratio)
+
+
+def test_sizes_in_narrow_types_do_not_wrap():
+    array, sizes = SystolicArray(4, 4), np.array([100, 200], np.uint8)
+    assert cycles(array, sizes, 200, 200).tolist() == [cycles(array, int(size), 200, 200) for size in sizes]
+    assert cycles(array, np.uint8(200), np.float32(8), 200.0) == cycles(array, 200, 8, 200)
+    assert utilisation(array, sizes, sizes, 200) == pytest.approx(
+        [utilisation(array, int(s), int(s), 200) for s in sizes]
+    )
+    assert cycles(array, 8, 8, 8, 1, 1) == cycles(array, 8, 8, 8)

@@ -126,5 +126,5 @@ def test_refusals():
         Sparse((2, 2), np.array([0, 1, 1]), np.array([2]), np.ones(1))
     with pytest.raises(HardwareError, match="malformed"):
         Sparse.of((2, 2), np.array([2]), np.array([0]))
-    with pytest.raises(HardwareError, match="does not fit"):
+    with pytest.raises(HardwareError, match="is not cut for this array"):
         step_slots(SystolicArray(3, 3), condense(matrix, 4), np.ones((4, 2)))

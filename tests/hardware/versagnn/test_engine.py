@@ -99,3 +99,21 @@ def test_refusals():
         ONE.aggregate(graph(0, 4, 4), 4, "dense")
     with pytest.raises(HardwareError, match="levels=-1"):
         counts(4, 4, 4, -1)
+
+
+@pytest.mark.parametrize("levels", [20, 10**9, 1.5, True, None, float("nan")])
+def test_levels_that_only_add_zeros_are_refused(levels):
+    for call in (counts, Engine().transform):
+        with pytest.raises(HardwareError, match="cannot halve 2708 x 7 x 16 so often") as error:
+            call(2708, 7, 16, levels)
+        assert "a whole number from 0 to 3" in str(error.value)
+    with pytest.raises(HardwareError, match="from 0 to 5"):
+        strassen(np.ones((40, 33)), np.ones((33, 32)), 20, np.matmul)
+
+
+def test_a_right_operand_that_does_not_fit_is_named():
+    packed = ONE.condense(graph(0, 8, 8))
+    with pytest.raises(HardwareError, match=r"a left operand \(8, 8\), a right one \(7, 2\)"):
+        step_slots(ONE.array, packed, np.ones((7, 2)))
+    with pytest.raises(HardwareError, match="strips of 4 rows"):
+        step_slots(SystolicArray(8, 4), packed, np.ones((8, 2)))

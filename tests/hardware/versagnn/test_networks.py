@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,6 +78,75 @@ def test_graphs():
     assert gin_graph(3, edges, 0.5).dense().tolist() == [[1.5, 1, 0], [1, 1.5, 1], [0, 1, 1.5]]
     with pytest.raises(HardwareError, match="edge leads nowhere"):
         gcn_graph(2, edges)
+
+
+@pytest.mark.parametrize("build", [gcn_graph, mean_graph, gin_graph])
+@pytest.mark.parametrize(
+    ("nodes", "edges", "said"),
+    [
+        (3, np.zeros((3, 5), int), "shape (3, 5)"),
+        (3, [[0.5], [1]], "float64 that are not all whole numbers"),
+        (3, [[float("nan")], [1]], "not all whole numbers"),
+        (3, [[0, 1], [1]], "ValueError"),
+        (3, [["a"], ["b"]], "not all whole numbers"),
+        (0, np.zeros((2, 0), int), "nodes=0"),
+        (2.5, np.zeros((2, 0), int), "nodes=2.5"),
+        (float("inf"), np.zeros((2, 0), int), "nodes=inf"),
+    ],
+)
+def test_graphs_that_cannot_be(build, nodes, edges, said: str):
+    with pytest.raises(HardwareError) as error:
+        build(nodes, edges)
+    assert said in str(error.value) and error.value.wanted and error.value.remedy
+
+
+def test_edges_as_lists_and_whole_floats():
+    want = gcn_graph(3, np.array([[0, 1], [1, 2]])).dense()
+    assert (gcn_graph(3, [[0, 1], [1, 2]]).dense() == want).all()
+    assert (gcn_graph(3, np.array([[0.0, 1.0], [1.0, 2.0]])).dense() == want).all()
+
+
+def stepped(layers, features):
+    return run(layers, features, SMALL)
+
+
+def quick(layers, features):
+    return run(layers, features, SMALL, stepped=False)
+
+
+@pytest.mark.parametrize("call", [stepped, quick, reference])
+def test_networks_that_do_not_fit(call):
+    layers, words = network(0, "gcn", 9)
+    term, bias = layers[0].terms[0], layers[0].bias
+    few = Sparse.of((8, 12), np.array([0]), np.array([1]))
+    wide = Sparse.of((9, 13), np.array([0]), np.array([1]))
+    cases = (
+        (layers, words.dense(), "a versagnn.Sparse"),
+        ([], words, "no layers"),
+        (layers, few, "a row of features for each node"),
+        (layers, wide, "layer 0 of the network does not fit"),
+        ([GraphLayer((), bias, True)], words, "terms that make []"),
+        ([GraphLayer((term,), np.zeros(4), True)], words, "a bias (4,)"),
+        ([GraphLayer((Term(None, torch.ones(12, 5)),), bias, True)], words, "Tensor"),  # pyright: ignore[reportArgumentType]
+        ([layers[0], layers[0]], words, "layer 1 of the network does not fit"),
+    )
+    for network_, features, said in cases:
+        with pytest.raises(HardwareError) as error:
+            call(network_, features)
+        assert said in str(error.value)
+
+
+def test_features_of_a_dense_array_as_the_docs_make_them():
+    layers, words = network(0, "gcn", 9)
+    x = words.dense()
+    features = Sparse.of(x.shape, *x.nonzero(), x[x.nonzero()])
+    assert (reference(layers, features) == reference(layers, words)).all()
+
+
+def test_places_outside_of_a_matrix_are_refused():
+    for rows, columns, values in (([0], [4], 1.0), ([2], [0], 1.0), ([0, 1], [0], 1.0), ([0], [0], [1.0, 2.0])):
+        with pytest.raises(HardwareError, match="malformed"):
+            Sparse.of((2, 4), np.array(rows), np.array(columns), np.array(values))
 
 
 def test_a_trained_gcn_on_cora_through_the_arrays(data_dir: Path, monkeypatch: pytest.MonkeyPatch):

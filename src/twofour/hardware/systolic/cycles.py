@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from twofour.errors import HardwareError
+from twofour.hardware.sizes import require_whole, whole
 from twofour.hardware.systolic.array import SystolicArray
 
 
@@ -31,24 +33,51 @@ def fold_cycles(array: SystolicArray, time: Any) -> Any:
     return time + down + array.columns - 2
 
 
-def cycles(array: SystolicArray, m: Any, n: Any, k: Any, kept: int = 1, group: int = 1) -> Any:
+def cycles(array: SystolicArray, m: Any, n: Any, k: Any, kept: int | None = None, group: int | None = None) -> Any:
     """Return the cycles of (m, k) by (k, n), folds one after the other.
 
     SCALE-Sim reports the index of the last cycle, which is one less.
 
     Args:
         array: The array.
-        m: Rows of x; whole numbers, or arrays of them that broadcast.
+        m: Rows of x; whole numbers from 1, or arrays of them that broadcast.
         n: Columns of w.
         k: Reduction.
-        kept: Weights kept of each group along k, the N of N:M; the units skip the others.
+        kept: Weights kept of each group along k, the N of N:M; the units skip the others. None with `group`: dense.
         group: The M of N:M.
+
+    Raises:
+        HardwareError: A size is impossible, N is above M, or one of them is given alone.
     """
-    down, across, time = folds(array, m, n, kept_reduction(k, kept, group) if group > 1 else k)
+    m, n, reduction = _sizes(m, n, k, kept, group)
+    down, across, time = folds(array, m, n, reduction)
     return down * across * fold_cycles(array, time)
 
 
-def utilisation(array: SystolicArray, m: Any, n: Any, k: Any, kept: int = 1, group: int = 1) -> Any:
-    """Return the share of units times cycles that multiply a kept weight; 1 is every unit in every cycle."""
-    products = m * n * (kept_reduction(k, kept, group) if group > 1 else k)
-    return products / (array.units * cycles(array, m, n, k, kept, group))
+def utilisation(array: SystolicArray, m: Any, n: Any, k: Any, kept: int | None = None, group: int | None = None) -> Any:
+    """Return the share of units times cycles that multiply a kept weight; 1 is every unit in every cycle.
+
+    Raises:
+        HardwareError: As `cycles`.
+    """
+    m, n, reduction = _sizes(m, n, k, kept, group)
+    return m * n * reduction / (array.units * cycles(array, m, n, reduction))
+
+
+def _sizes(m: Any, n: Any, k: Any, kept: Any, group: Any) -> tuple[Any, Any, Any]:
+    """Return m, n and the reduction that is kept."""
+    if not (type(m) is type(n) is type(k) is int and m > 0 and n > 0 and k > 0):  # a microsecond where all is well
+        m, n, k = require_whole(
+            "a product cannot have this size", "m rows, n columns, k reduction", arrays=True, m=m, n=n, k=k
+        )
+    if kept is None and group is None:
+        return m, n, k
+    most, size = whole(kept), whole(group)
+    if most is None or size is None or most > size:
+        raise HardwareError(
+            "the weight cannot be sparse in this way",
+            got=f"kept={kept}, group={group}",
+            wanted="N and M of N:M, whole numbers with 1 <= N <= M, or neither",
+            remedy="kept=2, group=4",
+        )
+    return m, n, kept_reduction(k, most, size)

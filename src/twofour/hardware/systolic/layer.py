@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twofour.errors import HardwareError
+from twofour.hardware.sizes import whole
 
 
 @dataclass(frozen=True)
@@ -37,22 +38,23 @@ class Layer:
 
     def __post_init__(self) -> None:
         sizes = ("height", "width", "filter_height", "filter_width", "channels", "filters", "stride", "kept", "group")
-        wrong = [f"{size}={getattr(self, size)}" for size in sizes if getattr(self, size) < 1]
-        if self.filter_height > self.height or self.filter_width > self.width:
+        wrong = [f"{size}={getattr(self, size)}" for size in sizes if whole(getattr(self, size)) is None]
+        if not wrong and (self.filter_height > self.height or self.filter_width > self.width):
             wrong.append(f"a {self.filter_height} x {self.filter_width} window on a {self.height} x {self.width} input")
-        if self.kept > self.group:
+        if not wrong and self.kept > self.group:
             wrong.append(f"{self.kept} kept of {self.group}")
         if wrong:
-            raise HardwareError(
-                f"the layer `{self.name}` cannot exist",
-                got=", ".join(wrong),
-                wanted="sizes from 1, a window within its input, N:M with N <= M",
-                remedy="correct its row of the topology",
-            )
+            raise _impossible(self.name, wrong)
 
     @classmethod
     def gemm(cls, name: str, m: int, n: int, k: int, kept: int = 1, group: int = 1) -> Layer:
-        """Return the product of (m, k) by (k, n), its weight N:M sparse along k."""
+        """Return the product of (m, k) by (k, n), its weight N:M sparse along k.
+
+        Raises:
+            HardwareError: A size is not a whole number from 1, or N is above M.
+        """
+        if wrong := [f"{size}={value}" for size, value in (("M", m), ("N", n), ("K", k)) if whole(value) is None]:
+            raise _impossible(name, wrong)
         return cls(name, m, k, 1, k, 1, n, 1, kept, group)
 
     @property
@@ -79,3 +81,12 @@ class Layer:
     def k(self) -> int:
         """Reduction: values in a window."""
         return self.filter_height * self.filter_width * self.channels
+
+
+def _impossible(name: str, wrong: list[str]) -> HardwareError:
+    return HardwareError(
+        f"the layer `{name}` cannot exist",
+        got=", ".join(wrong),
+        wanted="sizes from 1, a window within its input, N:M with N <= M",
+        remedy="correct its row of the topology",
+    )

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import HardwareError
+from twofour.hardware.sizes import require_whole
 from twofour.hardware.systolic.stepped import step
 from twofour.hardware.versagnn.engine import Engine
 from twofour.hardware.versagnn.sparse import Sparse
@@ -66,13 +67,14 @@ class Inference:
         return sum((phase.work for phase in self.phases), Work())
 
 
-def neighbours(nodes: int, edges: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def neighbours(nodes: int, edges: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the edges (2, edges) of an undirected graph both ways, without loops, each once.
 
     Raises:
-        HardwareError: An edge leads outside of the nodes.
+        HardwareError: There is no node, the edges are not pairs of whole numbers, or one leads outside of the nodes.
     """
-    source, target = np.asarray(edges, np.int64)
+    (nodes,) = require_whole("a graph cannot have so many nodes", "count every node, also those without", nodes=nodes)
+    source, target = _pairs(edges)
     if len(source) and (min(source.min(), target.min()) < 0 or max(source.max(), target.max()) >= nodes):
         raise HardwareError(
             "an edge leads nowhere",
@@ -86,8 +88,34 @@ def neighbours(nodes: int, edges: NDArray[Any]) -> tuple[NDArray[np.int64], NDAr
     return place // nodes, place % nodes
 
 
-def gcn_graph(nodes: int, edges: NDArray[Any]) -> Sparse:
-    """Return D^-1/2 (A + I) D^-1/2 (Kipf & Welling 2017)."""
+def _pairs(edges: Any) -> NDArray[np.int64]:
+    """Return edges as int64 (2, edges)."""
+    try:
+        found = np.asarray(edges)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _no_edges(f"{type(error).__name__}: {error}") from error
+    if found.ndim != 2 or len(found) != 2:
+        raise _no_edges(f"shape {found.shape}")
+    if found.dtype.kind not in "iuf" or not (np.isfinite(found) & (found == np.floor(found))).all():
+        raise _no_edges(f"{found.dtype} that are not all whole numbers")
+    return found.astype(np.int64)
+
+
+def _no_edges(got: str) -> HardwareError:
+    return HardwareError(
+        "the edges of the graph cannot be read",
+        got=got,
+        wanted="whole numbers (2, edges): the first node of each edge, then the second",
+        remedy="edges.T, if there is a row for each edge",
+    )
+
+
+def gcn_graph(nodes: int, edges: Any) -> Sparse:
+    """Return D^-1/2 (A + I) D^-1/2 (Kipf & Welling 2017).
+
+    Raises:
+        HardwareError: As `neighbours`.
+    """
     rows, columns = neighbours(nodes, edges)
     loops = np.arange(nodes)
     rows, columns = np.concatenate([rows, loops]), np.concatenate([columns, loops])
@@ -95,15 +123,23 @@ def gcn_graph(nodes: int, edges: NDArray[Any]) -> Sparse:
     return Sparse.of((nodes, nodes), rows, columns, scale[rows] * scale[columns])
 
 
-def mean_graph(nodes: int, edges: NDArray[Any]) -> Sparse:
-    """Return D^-1 A: the mean over neighbours is a linear sum (GraphSAGE, Hamilton et al. 2017); none give zero."""
+def mean_graph(nodes: int, edges: Any) -> Sparse:
+    """Return D^-1 A: the mean over neighbours is a linear sum (GraphSAGE, Hamilton et al. 2017); none give zero.
+
+    Raises:
+        HardwareError: As `neighbours`.
+    """
     rows, columns = neighbours(nodes, edges)
     degree = np.bincount(rows, minlength=nodes)
     return Sparse.of((nodes, nodes), rows, columns, 1 / degree[rows])
 
 
-def gin_graph(nodes: int, edges: NDArray[Any], epsilon: float = 0.0) -> Sparse:
-    """Return A + (1 + epsilon) I (Xu et al. 2019)."""
+def gin_graph(nodes: int, edges: Any, epsilon: float = 0.0) -> Sparse:
+    """Return A + (1 + epsilon) I (Xu et al. 2019).
+
+    Raises:
+        HardwareError: As `neighbours`.
+    """
     rows, columns = neighbours(nodes, edges)
     loops = np.arange(nodes)
     values = np.concatenate([np.ones(len(rows)), np.full(nodes, 1 + epsilon)])
@@ -116,7 +152,11 @@ def reference(layers: Sequence[GraphLayer], features: Sparse) -> Matrix:
     Args:
         layers: The network.
         features: Input features, (nodes, width).
+
+    Raises:
+        HardwareError: The features are not a `Sparse`, or sizes do not fit.
     """
+    _require(layers, features)
     hidden = features.dense().astype(np.float64)
     for layer in layers:
         total = sum(
@@ -149,8 +189,10 @@ def run(
             tiles, the empty ones among them; False computes it by numpy. The work is the same.
 
     Raises:
-        HardwareError: The mode is unknown, or sizes do not fit.
+        HardwareError: The mode is unknown, the levels are too many, the features are not a `Sparse`, or sizes do not
+            fit.
     """
+    _require(layers, features)
     machine = _Machine(engine or Engine(), mode, levels, stepped)
     hidden: Matrix | Sparse = features
     for index, layer in enumerate(layers):
@@ -165,6 +207,45 @@ def run(
         hidden = np.maximum(hidden, 0) if layer.relu else hidden
     assert not isinstance(hidden, Sparse)
     return Inference(hidden, tuple(machine.phases))
+
+
+def _require(layers: Sequence[GraphLayer], features: Sparse) -> None:
+    if not isinstance(features, Sparse):
+        raise HardwareError(
+            "the features are not a sparse matrix",
+            got=f"{type(features).__name__}{getattr(features, 'shape', '')}",
+            wanted="a versagnn.Sparse: the first layer takes them as a sparse operand",
+            remedy="versagnn.Sparse.of(x.shape, *x.nonzero(), x[x.nonzero()]) of a dense array x",
+        )
+    if not layers:
+        raise HardwareError("the network has no layers", got="0", wanted="1 or more", remedy="GraphLayer(terms, ...)")
+    shape: tuple[int, ...] = features.shape
+    for index, layer in enumerate(layers):
+        shape = _output(index, layer, shape)
+
+
+def _output(index: int, layer: GraphLayer, given: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a layer's output from that of its input."""
+    shapes: set[tuple[int, ...]] = set()
+    for term in layer.terms:
+        weight, graph = np.shape(term.weight), term.graph.shape if term.graph is not None else (given[0], given[0])
+        if not isinstance(term.weight, np.ndarray) or len(weight) != 2 or weight[0] != given[1]:
+            kind = type(term.weight).__name__
+            raise _misfit(index, f"an input {given}, a weight {weight}, {kind}", "numpy arrays (width, outputs)")
+        if graph[1] != given[0]:
+            raise _misfit(index, f"an input of {given[0]} rows, a graph {graph}", "a row of features for each node")
+        shapes.add((graph[0], weight[1]))
+    bias = np.shape(layer.bias)
+    if len(shapes) != 1 or not isinstance(layer.bias, np.ndarray) or bias not in ((next(iter(shapes))[1],), (1,), ()):
+        got = f"terms that make {sorted(shapes)}, a bias {bias}, {type(layer.bias).__name__}"
+        raise _misfit(index, got, "terms of one size, and a numpy array (outputs,)")
+    return next(iter(shapes))
+
+
+def _misfit(index: int, got: str, wanted: str) -> HardwareError:
+    return HardwareError(
+        f"layer {index} of the network does not fit", got=got, wanted=wanted, remedy="the sizes must follow each other"
+    )
 
 
 class _Machine:

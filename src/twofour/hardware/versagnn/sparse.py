@@ -43,12 +43,16 @@ class Sparse:
         """Gather values at (row, column); of two at one place the first stays.
 
         Raises:
-            HardwareError: A place is outside of the shape.
+            HardwareError: A place is outside of the shape, or rows, columns and values are not as many.
         """
-        if len(rows) and (rows.min() < 0 or rows.max() >= shape[0]):
-            raise _malformed(f"row {rows.min()} to {rows.max()} of {shape[0]}")
-        place, first = np.unique(np.asarray(rows, np.int64) * shape[1] + columns, return_index=True)
-        kept = np.broadcast_to(np.asarray(values, np.float64), rows.shape)[first]
+        rows, columns, given = np.asarray(rows), np.asarray(columns), np.asarray(values, np.float64)
+        if rows.ndim != 1 or columns.shape != rows.shape or given.shape not in ((), rows.shape):
+            raise _malformed(f"rows {rows.shape}, columns {columns.shape}, values {given.shape}")
+        for name, places, size in (("row", rows, shape[0]), ("column", columns, shape[1])):
+            if len(places) and (places.dtype.kind not in "iu" or places.min() < 0 or places.max() >= size):
+                raise _malformed(f"{name} {places.min()} to {places.max()} of {size}")
+        place, first = np.unique(rows.astype(np.int64) * shape[1] + columns.astype(np.int64), return_index=True)
+        kept = np.broadcast_to(given, rows.shape)[first]
         starts = np.searchsorted(place // shape[1], np.arange(shape[0] + 1))
         return cls(shape, starts, place % shape[1], kept)
 

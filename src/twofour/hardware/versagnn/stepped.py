@@ -41,14 +41,8 @@ def step_slots(array: SystolicArray, packed: Condensed, right: NDArray[Any]) -> 
     Raises:
         HardwareError: The operands or the array do not fit.
     """
+    _require(array, packed, right)
     columns, width = right.shape
-    if array.dataflow != "os" or array.rows != packed.height or columns != packed.matrix.shape[1] or width < 1:
-        raise HardwareError(
-            "the condensed product does not fit",
-            got=f"strips of {packed.height} by {packed.matrix.shape[1]}, right {right.shape}, {array}",
-            wanted="strips as high as the array has rows, a right operand with a row for each column",
-            remedy="condense(matrix, array.rows)",
-        )
     across = -(-width // array.columns)
     padded = np.zeros((columns + 1, across * array.columns), np.result_type(packed.matrix.values, right))
     padded[:columns, :width] = right  # the last row is what an empty place, column -1, fetches
@@ -61,6 +55,24 @@ def step_slots(array: SystolicArray, packed: Condensed, right: NDArray[Any]) -> 
     whole = np.zeros((packed.matrix.shape[0], width), padded.dtype)
     whole[packed.order] = output.reshape(-1, padded.shape[1])[: len(whole), :width]
     return SteppedSlots(whole, packed.counts * across + array.rows + array.columns - 2)
+
+
+def _require(array: SystolicArray, packed: Condensed, right: NDArray[Any]) -> None:
+    if array.dataflow != "os" or array.rows != packed.height:
+        raise HardwareError(
+            "the condensed matrix is not cut for this array",
+            got=f"strips of {packed.height} rows, {array}",
+            wanted="strips as high as the array has rows, outputs staying in the units",
+            remedy="condense(matrix, array.rows)",
+        )
+    columns = packed.matrix.shape[1]
+    if np.ndim(right) != 2 or right.shape[0] != columns or right.shape[1] < 1:
+        raise HardwareError(
+            "the condensed product does not fit",
+            got=f"a left operand {packed.matrix.shape}, a right one {np.shape(right)}",
+            wanted=f"a right operand ({columns}, 1 or more)",
+            remedy="give the right operand a row for each column of the left one",
+        )
 
 
 def _step(

@@ -10,12 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import HardwareError
+from twofour.hardware.sizes import require_whole
 
 Matrix = NDArray[Any]
 
 BEFORE, AFTER = 10, 8
 """Additions of blocks before the seven products and after them."""
 PRODUCTS = 7
+
+MOST_LEVELS = 3
+"""Levels that a product of any size may have, eight blocks along each axis."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ def counts(m: int, n: int, k: int, levels: int) -> Counts:
     Each level takes 7/8 of the multiplications. Of the ten additions before, five are of blocks of each operand.
 
     Raises:
-        HardwareError: The number of levels is negative.
+        HardwareError: As `padded`.
     """
     m, n, k = padded(m, n, k, levels)
     if levels == 0:
@@ -47,14 +51,17 @@ def padded(m: int, n: int, k: int, levels: int) -> tuple[int, int, int]:
     """Return the sizes that divide by two at every level.
 
     Raises:
-        HardwareError: The number of levels is negative.
+        HardwareError: A size is impossible, or the levels are negative or more than `MOST_LEVELS` and than it takes to
+            halve the smallest size to one: zeros would fill all beyond.
     """
-    if levels < 0:
+    m, n, k = require_whole("a product cannot have this size", "m rows, n columns, k reduction", m=m, n=n, k=k)
+    most = max(MOST_LEVELS, (min(m, n, k) - 1).bit_length())
+    if not isinstance(levels, (int, np.integer)) or isinstance(levels, bool) or not 0 <= levels <= most:
         raise HardwareError(
-            "Strassen's levels cannot be negative",
+            f"Strassen cannot halve {m} x {n} x {k} so often",
             got=f"levels={levels}",
-            wanted="0 or more",
-            remedy="levels=0 multiplies without Strassen",
+            wanted=f"a whole number from 0 to {most}",
+            remedy="levels=0 multiplies without Strassen; halves smaller than an array only add zeros",
         )
     step = 2**levels
     return -(-m // step) * step, -(-n // step) * step, -(-k // step) * step
@@ -70,6 +77,9 @@ def strassen(x: Matrix, w: Matrix, levels: int, multiply: Callable[[Matrix, Matr
         w: Right operand.
         levels: How often both are halved.
         multiply: What computes a leaf, such as a step of an array.
+
+    Raises:
+        HardwareError: As `padded`.
     """
     m, n, k = padded(x.shape[0], w.shape[1], x.shape[1], levels)
     left, right = np.zeros((m, k), x.dtype), np.zeros((k, n), w.dtype)
