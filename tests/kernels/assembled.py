@@ -3,8 +3,8 @@
 Without architectures those of `QUICK` are compiled for Hopper, in a few seconds, and the first for Ampere, too.
 """
 
+import argparse
 import re
-import sys
 from typing import Any
 
 import triton
@@ -57,8 +57,16 @@ def assemble(kernel: Any, fixed: dict[str, Any], types: dict[str, str], architec
     print(f"{kernel.__name__} sm_{architecture}: {len(found.asm['cubin'])} bytes, {wide} wide accesses, units: {units}")
 
 
+def architecture_of(text: str) -> int:
+    if not re.fullmatch("[0-9]{2,3}", text) or int(text) < 80:
+        raise argparse.ArgumentTypeError(f"{text!r} is no architecture with 2:4 units: a number from 80, as of sm_80")
+    return int(text)
+
+
 if __name__ == "__main__":
-    asked = [int(text) for text in sys.argv[1:]]
+    arguments = argparse.ArgumentParser(prog="python -m tests.kernels.assembled", description=__doc__)
+    arguments.add_argument("architectures", nargs="*", type=architecture_of, metavar="ARCHITECTURE")
+    asked = arguments.parse_args().architectures
     for index, (kernel, fixed, types) in enumerate(KERNELS):
         for architecture in asked or ((80, 90) if index == 0 else (90,) if index in QUICK else ()):
             if architecture >= 89 or not any("fp8" in kind for kind in types.values()):  # float8 begins with Ada
