@@ -54,6 +54,9 @@ def _nearest_group(given: object) -> int:
 _TWO_FOUR = parse("2:4")
 
 
+_GPU_TOO = "; models on an NVIDIA GPU take it"
+
+
 @dataclass(frozen=True)
 class Encoding:
     """How the weights of a compiled model are written.
@@ -74,17 +77,13 @@ class Encoding:
         known = GPU_DTYPES if self.device == "cuda" else DTYPES
         for what, given, allowed in (("dtype", self.dtype, known), ("group", self.group, GROUPS)):
             if given not in allowed:
-                if what == "dtype" and given in GPU_DTYPES:
-                    raise CompileError(
-                        f"{given} runs on GPUs alone",
-                        got="a model on the CPU",
-                        wanted=" or ".join(map(repr, allowed)),
-                        remedy='move the model to an NVIDIA GPU, model.cuda(), or pass dtype="bfloat16"',
-                    )
                 near = nearest_dtype(given) if what == "dtype" else _nearest_group(given)
                 wanted = " or ".join(map(repr, allowed))
                 raise CompileError(
-                    f"the {what} is not known", got=repr(given), wanted=wanted, remedy=f"pass {what}={near!r}"
+                    f"the {what} is not known",
+                    got=repr(given),
+                    wanted=wanted,
+                    remedy=f"pass {what}={near!r}{_GPU_TOO if given in GPU_DTYPES else ''}",
                 )
 
     @classmethod
