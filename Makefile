@@ -1,4 +1,4 @@
-# make demo    the whole pipeline on real data, about a minute after installation
+# make demo    the whole pipeline on real data, one to four minutes after installation
 # make tiny    the whole pipeline on two layers, a few seconds
 # make test    every test this machine can run, in JOBS=2 processes; what is skipped is printed with its reason
 # make test-ray two Ray workers on this machine, in an environment of its own inside build/ (75 MB to download)
