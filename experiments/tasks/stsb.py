@@ -24,7 +24,8 @@ class Stsb(Task):
     notes = (
         "Spearman's rank correlation times 100 on the test split, cosine of mean-pooled embeddings. A repetition "
         "is one epoch on the 5,749 training pairs (AdamW 5e-5, batch 32, squared error of the cosine against score "
-        "/ 5, one cycle); the control is the dense model fine-tuned the same. 512 training sentences calibrate the criteria."
+        "/ 5, one cycle); the control is the dense model fine-tuned the same. 512 training sentences "
+        "calibrate the criteria."
     )
     pretrained = True
     epochs = 1
