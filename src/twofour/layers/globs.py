@@ -26,14 +26,10 @@ def nearest(glob: str, names: Iterable[str]) -> str:
     return "nearest names: " + ", ".join(f"`{name}`" for name in found) if found else "the model has no named layers"
 
 
-def require_module(model: object) -> None:
-    """Raise unless `model` is a module.
-
-    Raises:
-        LayerError: It is something else, such as a class, a state dict or None.
-    """
+def require_module(model: object, kind: type[TwofourError] = LayerError) -> None:
+    """Raise an error of `kind` unless `model` is a module: not a class, a state dict or None."""
     if not isinstance(model, nn.Module):
-        raise LayerError(
+        raise kind(
             "there is no model",
             got=f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__,
             wanted="a torch.nn.Module",

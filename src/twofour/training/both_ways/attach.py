@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from twofour import calls, masks
 from twofour.calibration.batches import call
 from twofour.errors import TrainingError
-from twofour.layers import PrunableWeight, walk, way_out
+from twofour.layers import PrunableWeight, require_module, walk, way_out
 from twofour.patterns import Transposable
 from twofour.training import products
 from twofour.training.both_ways import choose
@@ -165,10 +165,7 @@ def _weights(
 
 
 def _require_model(model: nn.Module, every: int | None, kernels: str) -> None:
-    if not isinstance(model, nn.Module):
-        raise TrainingError(
-            "there is no model to train", got=type(model).__name__, wanted="a torch.nn.Module", remedy="pass the model"
-        )
+    require_module(model, TrainingError)
     if any(WAYS in module.__dict__ for module in model.modules()):
         raise TrainingError(
             "the model is trained both ways already",

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from twofour.errors import TrainingError
-from twofour.layers import kind_of, matches, require_matches
+from twofour.layers import kind_of, matches, require_matches, require_module
 from twofour.patterns import Pattern
 from twofour.training.choice import PRODUCTS, Choice, LayerPlan, Plan
 from twofour.training.sdgp.modules import STATE, is_on, on_top, put_on, take_off
@@ -194,10 +194,7 @@ def _chosen(model: nn.Module, rule: Rule, globs: Sequence[str]) -> tuple[dict[st
 
 
 def _require_options(model: nn.Module, product: str, seconds: float, seed: int) -> None:
-    if not isinstance(model, nn.Module):
-        raise TrainingError(
-            "there is no model to train", got=type(model).__name__, wanted="a torch.nn.Module", remedy="pass the model"
-        )
+    require_module(model, TrainingError)
     if product not in PRODUCT or not isinstance(seconds, int | float) or not seconds > 0 or type(seed) is not int:
         raise TrainingError(
             "an argument is impossible",
