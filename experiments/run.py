@@ -61,7 +61,7 @@ def task(
 
 @app.command()
 def gradients(
-    name: Annotated[str, typer.Argument(help="cifar10 or wikitext.")],
+    name: Annotated[str, typer.Argument(help="cifar10, cifar10-short or wikitext.")],
     seeds: Annotated[str, typer.Option(help="Comma separated.")] = "0,1,2",
     only: Annotated[str, typer.Option(help="Globs of rows, comma separated: 'dense,2:4 *'.")] = "*",
     threads: Annotated[int, typer.Option(help="0: torch's own choice.")] = 0,

@@ -62,7 +62,7 @@ class GradientsCifar10(Cifar10):
         "authors: 50,000 images, sixteen times the width, 150 epochs, float16."
     )
     pretrained = False
-    epochs = 6
+    epochs = 30
     padding = 2
 
     @cached_property
@@ -101,3 +101,11 @@ class GradientsCifar10(Cifar10):
             {"params": [parameter for parameter in parameters if parameter.ndim <= 1], "weight_decay": 0.0},
         ]
         return SGD(groups, lr=0.2, momentum=0.9)
+
+
+class GradientsCifar10Short(GradientsCifar10):
+    """A fifth of the epochs: how far pruned gradients lie behind depends on how long a training is."""
+
+    name = "gradients-cifar10-short"
+    title = "Pruned gradients (SDGP): the same training in 6 epochs"
+    epochs = 6
