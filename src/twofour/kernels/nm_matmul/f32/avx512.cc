@@ -17,13 +17,14 @@ struct Vec : Lanes {
 
 namespace twofour {
 
-#define TWOFOUR_PANEL_ROW(symbol, Weights, Wide, Group)                                                             \
-  int64_t symbol##__workspace(const NmMatmul& a) { return panel_product_workspace<Vec, Wide, Group>(a); }           \
-  void symbol(const NmMatmul& a) { panel_product<Vec, Weights, Wide, Group>(a); }
-TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_panels__avx512, BlockWeights, 8, 1)
-TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_panels_blocked__avx512, BlockWeights, 8, 4)
-TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_pairs__avx512, PairWeights, 8, 1)
-TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_pairs_blocked__avx512, PairWeights, 8, 4)
+#define TWOFOUR_PANEL_ROW(symbol, Weights, Wide, Group, PassBytes)                                                 \
+  int64_t symbol##__workspace(const NmMatmul& a) { return panel_product_workspace<Vec, Wide, Group, PassBytes>(a); } \
+  void symbol(const NmMatmul& a) { panel_product<Vec, Weights, Wide, Group, PassBytes>(a); }
+TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_panels__avx512, BlockWeights, 8, 1, kPanelL1Bytes)
+TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_panels_blocked__avx512, BlockWeights, 8, 4, kPanelL1Bytes)
+TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_panels_narrow__avx512, BlockWeights, 4, 1, kNarrowL1Bytes)
+TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_pairs__avx512, PairWeights, 8, 1, kPanelL1Bytes)
+TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_pairs_blocked__avx512, PairWeights, 8, 4, kPanelL1Bytes)
 #undef TWOFOUR_PANEL_ROW
 
 int64_t nm_matmul_2x4_f32_rows__avx512__workspace(const NmMatmul& a) { return row_blocks_workspace<Vec>(a); }

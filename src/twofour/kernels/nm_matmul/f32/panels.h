@@ -18,17 +18,20 @@ using twofour::kPanelRows;
 using twofour::kPanelTile;
 using twofour::NmMatmul;
 
-constexpr int64_t kPanelL1Bytes = 32768;  // panel bytes one pass over the rows keeps in L1 (32 to 48 KB)
+constexpr int64_t kPanelL1Bytes = 32768;   // panel bytes one pass over the rows keeps in an L1 of 48 KB
+constexpr int64_t kNarrowL1Bytes = 16384;  // and of 32 KB, where the weights and sums that pass need the rest
 
 // Rows [row, row + rows) of the weights: a chunk that lies inside kPanelRows aligned rows.
 struct RowChunk {
   int64_t row, rows;
 };
 
-// How a call is cut: panels of up to `Wide` vectors of tokens, evenly filled, `Group` panels per pass over the weights.
-template <class V, int Wide, int Group>
+// How a call is cut: panels of up to `Wide` vectors of tokens, evenly filled, `Group` panels per pass over the weights,
+// `PassBytes` of a panel per pass over the rows.
+template <class V, int Wide, int Group, int64_t PassBytes>
 struct PanelPlan {
   static constexpr int wide = Wide;
+  static constexpr int64_t pass_bytes = PassBytes;
   int64_t vectors, panel_tokens, group, panel_floats, sums_floats;
 
   explicit PanelPlan(const NmMatmul& a) {
@@ -67,7 +70,7 @@ void add_chunk(const RowChunk& chunk, int64_t t0, int64_t t1, Moves<V>* moves) {
 // Tiles that one pass over the rows keeps in L1.
 template <class V, class Plan>
 int64_t tiles_per_pass(const NmMatmul& a, const Plan& plan, int64_t panel) {
-  const int64_t fit = kPanelL1Bytes / (kPanelTile * panel_stride(plan.used(a, panel)) * V::width * 4);
+  const int64_t fit = Plan::pass_bytes / (kPanelTile * panel_stride(plan.used(a, panel)) * V::width * 4);
   return fit > 0 ? fit : 1;
 }
 
@@ -96,17 +99,17 @@ void multiply_group(const NmMatmul& a, const Plan& plan, const Team& team, int64
   }
 }
 
-template <class V, int Wide, int Group>
+template <class V, int Wide, int Group, int64_t PassBytes = kPanelL1Bytes>
 int64_t panel_product_workspace(const NmMatmul& a) {
-  return PanelPlan<V, Wide, Group>(a).bytes(a);
+  return PanelPlan<V, Wide, Group, PassBytes>(a).bytes(a);
 }
 
 // The members share the rows of each group of panels; where the panels of a one-panel group divide evenly, each member
 // takes whole panels instead and nobody waits: a barrier costs a time slice when another process wants the core.
-template <class V, class Weights, int Wide, int Group>
+template <class V, class Weights, int Wide, int Group, int64_t PassBytes = kPanelL1Bytes>
 void panel_product(const NmMatmul& a) {
   if (a.tokens <= 0) return;
-  const PanelPlan<V, Wide, Group> plan(a);
+  const PanelPlan<V, Wide, Group, PassBytes> plan(a);
   const int64_t panels = (a.tokens + plan.panel_tokens - 1) / plan.panel_tokens;
   with_team(a.threads, [&](const Team& team) {
     const bool apart = Group == 1 && panels % team.size == 0;
