@@ -2,7 +2,8 @@
 
 Before a step the gradient of pruned entries is set to zero, so that no update, factored statistic or line search sees
 it; after a step the parameter and its optimiser state are set to zero there, which removes what weight decay, momentum
-and earlier dense training left (both halves are needed: apex asp.py does the same around a patched step).
+and earlier dense training left (both halves are needed: apex asp.py does the same around a patched step). State that is
+known to be zero there (zeros.py) is left alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from twofour.errors import MaskError, PatternError
 from twofour.layers import is_distributed, local, placed, whole
+from twofour.masks import zeros
 from twofour.masks.link import Link, fill_pruned, keeps, links_of, living, unpickled
 
 _log = logging.getLogger("twofour.masks")
@@ -62,11 +64,15 @@ def _before_step(
     optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     _mask_gradients(optimizer)
-    # With a closure the gradients are computed inside the step, by LBFGS many times.
-    if callable(kwargs.get("closure")):
-        return args, {**kwargs, "closure": _masked_closure(optimizer, kwargs["closure"])}
+    by_name = callable(kwargs.get("closure"))
     # args[0] is the optimiser itself: the hooks see the arguments of the unbound method.
-    if len(args) > 1 and callable(args[1]):
+    by_place = len(args) > 1 and callable(args[1])
+    for parameter, keep in _masked_parameters(optimizer):
+        zeros.review(optimizer, by_name or by_place, parameter, keep, _states(optimizer, parameter))
+    # With a closure the gradients are computed inside the step, by LBFGS many times.
+    if by_name:
+        return args, {**kwargs, "closure": _masked_closure(optimizer, kwargs["closure"])}
+    if by_place:
         return (args[0], _masked_closure(optimizer, args[1]), *args[2:]), kwargs
     return None
 
@@ -92,9 +98,19 @@ def _mask_gradients(optimizer: Optimizer) -> None:
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for parameter, keep in _masked_parameters(optimizer):
         fill_pruned(parameter, keep)
-        for state in optimizer.state.get(parameter, {}).values():
-            if _is_plain_state(state) and state.shape == parameter.shape:
+        zeros.note(parameter, keep)
+        for state in _states(optimizer, parameter):
+            if not zeros.known(state):
                 fill_pruned(state, keep)
+            zeros.note(state, keep)
+
+
+def _states(optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
+    return [
+        state
+        for state in optimizer.state.get(parameter, {}).values()
+        if _is_plain_state(state) and state.shape == parameter.shape
+    ]
 
 
 def _is_plain_state(state: Any) -> bool:
