@@ -62,6 +62,22 @@ struct Rectangle {
     if (from.bf16) read<uint16_t>(from, row, rows, column, columns);
     else read<float>(from, row, rows, column, columns);
   }
+
+  // The 32 kept values of row r, by its canonical indices: nibble g = first index | second index << 2.
+  void pick(int64_t r, uint64_t indices, uint8_t* kept) const {
+    if (column_step == 1) pick_apart<1>(at + r * kColumns, indices, kept);
+    else pick_apart<kMostRows>(at + r, indices, kept);
+  }
+
+ private:
+  // kStep is a constant because a multiplication for each value costs a fifth.
+  template <int64_t kStep>
+  static void pick_apart(const T* row, uint64_t indices, uint8_t* kept) {
+    for (int g = 0; g < kColumns / 4; g++, row += 4 * kStep, indices >>= 4) {
+      const T two[2] = {row[(indices & 3) * kStep], row[(indices >> 2 & 3) * kStep]};
+      std::memcpy(kept + g * sizeof two, two, sizeof two);
+    }
+  }
 };
 
 }  // namespace

@@ -91,27 +91,26 @@ void bf16_panels_layout__unpack(const WeightShape& shape, const void* packed, co
   for_each_panel_row(static_cast<const uint8_t*>(packed), shape, visit);
 }
 
+// Inputs inside, as in float32.
 void bf16_panels_layout__refill(const WeightShape& shape, const DenseSource& from, int64_t begin, int64_t end,
                                 void* packed) {
-  static_assert(kRefillRows == kBf16PanelRows);
   constexpr int64_t at_once = 96, tile_inputs = kBf16PanelTile;
+  static_assert(kRefillRows == kBf16PanelRows && kBf16PanelRows % at_once == 0);
   Rectangle<uint16_t, at_once> dense;
-  for (int64_t first = begin; first < end; first += kBf16PanelRows) {
-    const int64_t rows = least(kBf16PanelRows, shape.out - first), meta_bytes = panel_meta_bytes(rows);
-    auto* tile = static_cast<uint8_t*>(packed) + first * ceil_div(shape.in, tile_inputs) * (8 + tile_inputs);
-    for (int64_t k = 0; k < shape.in; k += tile_inputs, tile += panel_tile_bytes(rows))
-      for (int64_t r0 = 0; r0 < rows; r0 += at_once) {
-        dense.load(from, first + r0, least(at_once, rows - r0), k, least(tile_inputs, shape.in - k));
-        for (int64_t r = r0; r < least(r0 + at_once, rows); r++) {
-          uint64_t meta;
-          std::memcpy(&meta, tile + r * 8, 8);
-          const uint16_t* row = dense.at + (r - r0) * dense.row_step;
-          uint16_t kept[tile_inputs / 2];
-          for (int i = 0; i < tile_inputs / 2; i++, meta >>= 2)
-            kept[i] = row[(i / 2 * 4 + static_cast<int>(meta & 3)) * dense.column_step];
-          std::memcpy(tile + meta_bytes + r * tile_inputs, kept, sizeof kept);
-        }
+  for (int64_t first = begin; first < end; first += at_once) {
+    const int64_t block = first / kBf16PanelRows * kBf16PanelRows, rows = least(kBf16PanelRows, shape.out - block);
+    const int64_t count = least(at_once, shape.out - first);
+    auto* tile = static_cast<uint8_t*>(packed) + block * ceil_div(shape.in, tile_inputs) * (8 + tile_inputs);
+    for (int64_t k = 0; k < shape.in; k += tile_inputs, tile += panel_tile_bytes(rows)) {
+      dense.load(from, first, count, k, least(tile_inputs, shape.in - k));
+      const uint8_t* metas = tile + (first - block) * 8;
+      uint8_t* values = tile + panel_meta_bytes(rows) + (first - block) * tile_inputs;
+      for (int64_t r = 0; r < count; r++) {
+        uint64_t meta;
+        std::memcpy(&meta, metas + r * 8, 8);
+        dense.pick(r, meta, values + r * tile_inputs);
       }
+    }
   }
 }
 

@@ -50,26 +50,25 @@ void unpack_panels(const uint8_t* packed, int64_t out, int64_t in, float* values
 
 // Rows at once: a rectangle of 96 x 64 floats fits L1 beside what is written.
 constexpr int64_t kRefillAtOnce = kPairRows;
+static_assert(kPanelRows % kRefillAtOnce == 0 && kRefillRows % kPanelRows == 0);
 
+// Inputs inside, so that what a core fetches ahead along the weight's rows is still in L2 when its turn comes.
 void refill_panels(const DenseSource& from, int64_t out, int64_t in, int64_t begin, int64_t end, uint8_t* packed) {
   Rectangle<float, kRefillAtOnce> dense;
-  for (int64_t first = begin; first < end; first += kPanelRows) {
-    const int64_t rows = least(kPanelRows, out - first), tile_bytes = panel_tile_bytes(rows);
-    uint8_t* tile = packed + first * ceil_div(in, kPanelTile) * (8 + kPanelTile / 2 * 4);
-    for (int64_t k = 0; k < in; k += kPanelTile, tile += tile_bytes)
-      for (int64_t r0 = 0; r0 < rows; r0 += kRefillAtOnce) {
-        const int64_t count = least(kRefillAtOnce, rows - r0);
-        dense.load(from, first + r0, count, k, least(kPanelTile, in - k));
-        for (int64_t r = r0; r < r0 + count; r++) {
-          uint64_t meta;
-          std::memcpy(&meta, tile + r * 8, 8);
-          const float* row = dense.at + (r - r0) * dense.row_step;
-          float kept[kPanelTile / 2];
-          for (int i = 0; i < kPanelTile / 2; i++, meta >>= 2)
-            kept[i] = row[(i / 2 * 4 + static_cast<int>(meta & 3)) * dense.column_step];
-          std::memcpy(tile + panel_meta_bytes(rows) + r * kPanelTile * 2, kept, sizeof kept);
-        }
+  for (int64_t first = begin; first < end; first += kRefillAtOnce) {
+    const int64_t block = first / kPanelRows * kPanelRows, rows = least(kPanelRows, out - block);
+    const int64_t tile_bytes = panel_tile_bytes(rows), count = least(kRefillAtOnce, out - first);
+    uint8_t* tile = packed + block * ceil_div(in, kPanelTile) * (8 + kPanelTile / 2 * 4);
+    for (int64_t k = 0; k < in; k += kPanelTile, tile += tile_bytes) {
+      dense.load(from, first, count, k, least(kPanelTile, in - k));
+      const uint8_t* metas = tile + (first - block) * 8;
+      uint8_t* values = tile + panel_meta_bytes(rows) + (first - block) * kPanelTile * 2;
+      for (int64_t r = 0; r < count; r++) {
+        uint64_t meta;
+        std::memcpy(&meta, metas + r * 8, 8);
+        dense.pick(r, meta, values + r * kPanelTile * 2);
       }
+    }
   }
 }
 
