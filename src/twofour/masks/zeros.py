@@ -25,8 +25,8 @@ KEEPING = (
 )
 """Optimisers whose step leaves state at zero where state, parameter and gradient are zero: each place moves by itself.
 
-Not their subclasses, which may do anything. Not Adamax and Rprop, which keep eps and the least step size where gradients
-are zero; not Adafactor, Muon and LBFGS, which mix places.
+Not their subclasses, which may do anything. Not Adamax and Rprop, which keep eps and the least step size where
+gradients are zero; not Adafactor, Muon and LBFGS, which mix places.
 """
 
 _filled: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
