@@ -64,15 +64,14 @@ def _before_step(
     optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     _mask_gradients(optimizer)
-    by_name = callable(kwargs.get("closure"))
-    # args[0] is the optimiser itself: the hooks see the arguments of the unbound method.
-    by_place = len(args) > 1 and callable(args[1])
+    closure = callable(kwargs.get("closure", args[1] if len(args) > 1 else None))
     for parameter, keep in _masked_parameters(optimizer):
-        zeros.review(optimizer, by_name or by_place, parameter, keep, _states(optimizer, parameter))
+        zeros.review(optimizer, closure, parameter, keep, _states(optimizer, parameter))
     # With a closure the gradients are computed inside the step, by LBFGS many times.
-    if by_name:
+    if callable(kwargs.get("closure")):
         return args, {**kwargs, "closure": _masked_closure(optimizer, kwargs["closure"])}
-    if by_place:
+    # args[0] is the optimiser itself: the hooks see the arguments of the unbound method.
+    if len(args) > 1 and callable(args[1]):
         return (args[0], _masked_closure(optimizer, args[1]), *args[2:]), kwargs
     return None
 

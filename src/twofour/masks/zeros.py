@@ -61,5 +61,7 @@ def review(optimizer: Optimizer, closure: bool, parameter: Tensor, keep: Tensor,
 
 
 def _untouched(tensor: Tensor, keep: Tensor) -> bool:
-    version, mask, of_mask = _filled.get(tensor, (None, None, None))
+    if tensor not in _filled:
+        return False
+    version, mask, of_mask = _filled[tensor]
     return version == tensor._version and mask() is keep and of_mask == keep._version
