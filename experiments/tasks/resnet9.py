@@ -104,7 +104,7 @@ class GradientsCifar10(Cifar10):
 
 
 class GradientsCifar10Short(GradientsCifar10):
-    """A fifth of the epochs: how far pruned gradients lie behind depends on how long a training is."""
+    """A fifth of the epochs: whether pruned gradients lie further behind when a training is short."""
 
     name = "gradients-cifar10-short"
     title = "Pruned gradients (SDGP): the same training in 6 epochs"

@@ -66,7 +66,8 @@ def _before_step(
     _mask_gradients(optimizer)
     closure = callable(kwargs.get("closure", args[1] if len(args) > 1 else None))
     for parameter, keep in _masked_parameters(optimizer):
-        zeros.review(optimizer, closure, parameter, keep, _states(optimizer, parameter))
+        for state in _states(optimizer, parameter):
+            zeros.review(optimizer, state, parameter, keep, closure=closure)
     # With a closure the gradients are computed inside the step, by LBFGS many times.
     if callable(kwargs.get("closure")):
         return args, {**kwargs, "closure": _masked_closure(optimizer, kwargs["closure"])}
@@ -97,11 +98,10 @@ def _mask_gradients(optimizer: Optimizer) -> None:
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for parameter, keep in _masked_parameters(optimizer):
         fill_pruned(parameter, keep)
-        zeros.note(parameter, keep)
         for state in _states(optimizer, parameter):
-            if not zeros.known(state):
+            if not zeros.known(state, keep):
                 fill_pruned(state, keep)
-            zeros.note(state, keep)
+            zeros.note(state, parameter, keep)
 
 
 def _states(optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:

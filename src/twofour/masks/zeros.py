@@ -1,11 +1,9 @@
-"""Which optimiser state is zero at pruned places without a look: what was filled there and moved by a step alone since.
+"""Which optimiser state is zero at pruned places without a look: filled there before, and only stepped since.
 
-Adam keeps two tensors beside a parameter; filling them in every step costs as much memory traffic as the step itself.
+Adam keeps two tensors beside a parameter. Filling them in every step costs as much memory traffic as the step itself.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 from torch import Tensor, optim
 from torch.optim import Optimizer
@@ -13,55 +11,46 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from twofour.layers import is_distributed
 
-KEEPING = (
-    optim.SGD,
-    optim.Adam,
-    optim.AdamW,
-    optim.NAdam,
-    optim.RAdam,
-    optim.RMSprop,
-    optim.Adagrad,
-    optim.Adadelta,
-)
-"""Optimisers whose step leaves state at zero where state, parameter and gradient are zero: each place moves by itself.
+KEEPING = (optim.SGD, optim.Adam, optim.AdamW)
+"""Optimisers whose step leaves state at zero where state, parameter and gradient are zero, whatever their options.
 
-Not their subclasses, which may do anything. Not Adamax and Rprop, which keep eps and the least step size where
-gradients are zero; not Adafactor, Muon and LBFGS, which mix places.
+Not their subclasses, which may do anything. Of torch's others Adamax and Rprop keep eps and the least step size there,
+Adadelta and RMSprop divide 0 by 0 when eps is 0, Adafactor, Muon and LBFGS mix places.
 """
 
 _filled: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""Tensor -> (its version, the mask and the mask's version) when it was last zero at every pruned place."""
+"""State -> the mask at whose pruned places it was zero, and what shows that somebody wrote to it since."""
 
 
-def note(tensor: Tensor, keep: Tensor) -> None:
-    """Remember that `tensor` is zero now wherever `keep` is False."""
-    if not is_distributed(tensor):  # what its parts go through, the whole's version does not tell
-        _filled[tensor] = (tensor._version, TensorWeakRef(keep), keep._version)
+def note(state: Tensor, parameter: Tensor, keep: Tensor) -> None:
+    """Remember that `state` and `parameter` are zero now wherever `keep` is False."""
+    # What the parts of a sharded tensor go through the whole's version does not tell; inference tensors have none.
+    if not any(is_distributed(tensor) or tensor.is_inference() for tensor in (state, parameter, keep)):
+        _filled[state] = (TensorWeakRef(keep), _marks(state, parameter, keep))
 
 
-def known(tensor: Tensor) -> bool:
-    """Whether `tensor` is zero at pruned places; right after `review` and a step."""
-    return tensor in _filled
+def known(state: Tensor, keep: Tensor) -> bool:
+    """Whether `state` is zero wherever `keep` is False; asked right after `review` and a step."""
+    return state in _filled and _filled[state][0]() is keep
 
 
-def review(optimizer: Optimizer, closure: bool, parameter: Tensor, keep: Tensor, state: Iterable[Tensor]) -> None:
-    """Forget, right before a step, the state that the step may not leave zero at pruned places.
+def review(optimizer: Optimizer, state: Tensor, parameter: Tensor, keep: Tensor, *, closure: bool) -> None:
+    """Forget `state`, right before a step, unless the step is sure to leave it zero at pruned places.
 
     Args:
         optimizer: What is about to step.
-        closure: Whether it calls a closure, which may write anywhere.
+        state: A tensor it keeps for `parameter`.
         parameter: A masked parameter.
         keep: Its mask.
-        state: Its state in the optimiser.
+        closure: Whether the step calls a closure, which may write anywhere.
     """
-    trusted = type(optimizer) in KEEPING and not closure and _untouched(parameter, keep)
-    for tensor in state:
-        if not (trusted and _untouched(tensor, keep)):
-            _filled.pop(tensor, None)
+    # Hooks of the optimiser's own run between ours and may write as well.
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    trusted = type(optimizer) in KEEPING and not closure and not hooks and known(state, keep)
+    if not (trusted and _filled[state][1] == _marks(state, parameter, keep)):
+        _filled.pop(state, None)
 
 
-def _untouched(tensor: Tensor, keep: Tensor) -> bool:
-    if tensor not in _filled:
-        return False
-    version, mask, of_mask = _filled[tensor]
-    return version == tensor._version and mask() is keep and of_mask == keep._version
+def _marks(state: Tensor, parameter: Tensor, keep: Tensor) -> tuple[int, ...]:
+    tensors = (state, parameter, keep)
+    return id(parameter), *(tensor._version for tensor in tensors), *(tensor.data_ptr() for tensor in tensors)

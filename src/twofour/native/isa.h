@@ -39,7 +39,7 @@ inline bool has_amx() {
 }
 
 // Whether this CPU and operating system run instruction set `name`: "scalar"; "avx2" (with FMA); "avx512" (F, BW, DQ,
-// VL); "avx512_bf16"; "avx512_vnni" (VNNI, VBMI); "amx" (tiles, bf16, int8, and the AVX-512 sets with VBMI2).
+// VL and BMI2); "avx512_bf16"; "avx512_vnni" (VNNI, VBMI); "amx" (tiles, bf16, int8, and the AVX-512 sets with VBMI2).
 inline bool cpu_has(const char* name) {
   __builtin_cpu_init();
   if (std::strcmp(name, "scalar") == 0) return true;

@@ -42,7 +42,8 @@ struct PanelBlock {
   }
 };
 
-// `bits` turned left by `count`: on x86 one instruction that leaves its source alone, where a shift needs a copy.
+// `bits` turned left by `count`: with BMI2 one instruction that leaves its source alone, where a shift
+// needs a copy.
 TWOFOUR_INLINE uint64_t turned(uint64_t bits, int count) {
   count = count & 63;
   return count == 0 ? bits : bits << count | bits >> (64 - count);
