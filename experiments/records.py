@@ -61,7 +61,28 @@ class Run:
     commit: str
 
 
-R = TypeVar("R", Row, Run)
+@dataclass(frozen=True)
+class Nearness:
+    """How near the weight gradients of one batch come to the exact ones when each layer prunes its dL/dz.
+
+    Attributes:
+        key: What was done to the gradients.
+        seed: Of the weights, of the training before and of a random choice.
+        size: Norm of the first layer's weight gradient, relative to the exact one's.
+        cosine: Between the two.
+        lowest: The least cosine of all layers.
+        commit: The version it was run with.
+    """
+
+    key: str
+    seed: int
+    size: float
+    cosine: float
+    lowest: float
+    commit: str
+
+
+R = TypeVar("R", Row, Run, Nearness)
 
 
 class Records(Generic[R]):

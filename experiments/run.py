@@ -19,7 +19,7 @@ from torch import nn
 import gradients as pruned_gradients
 import page as results_page
 from arms import AGAIN, FOLLOW_LOSS, ONE_SHOT, Arm, built
-from records import SCRATCH, Records, Row, Run, version
+from records import SCRATCH, Nearness, Records, Row, Run, version
 from tasks import GRADIENTS, TASKS, Task
 from twofour import training
 from twofour.errors import TwofourError
@@ -81,6 +81,23 @@ def gradients(
             run = pruned_gradients.measured(subject, rule, seed)
             records.add(run)
             console.print(f"{name} seed {seed}: {rule.key}: {run.value:.2f}{subject.metric.unit}")
+
+
+@app.command()
+def nearness(
+    seeds: Annotated[str, typer.Option(help="Comma separated.")] = "0,1,2",
+    threads: Annotated[int, typer.Option(help="0: torch's own choice.")] = 0,
+    record: Annotated[bool, typer.Option("--record", help="Keep the rows in experiments/records, in git.")] = False,
+) -> None:
+    """How near pruned gradients of one batch come to exact ones, layer by layer: minutes, all seeds together."""
+    if threads:
+        torch.set_num_threads(threads)
+    subject = GRADIENTS["gradients-cifar10"]()
+    records = Records("gradients-nearness", {}, record, Nearness)
+    for seed in map(int, seeds.split(",")):
+        for row in pruned_gradients.nearness(subject, seed):
+            records.add(row)
+            console.print(f"seed {seed}: {row.key}: size {row.size:.3f}, cosine {row.cosine:.3f}, {row.lowest:.3f}")
 
 
 @app.command()

@@ -165,6 +165,30 @@ def test_the_committed_page_is_what_the_records_say(tmp_path, monkeypatch):
     assert page.write().read_text() == committed.read_text(), "run `python experiments/run.py page`"
 
 
+def test_nearness_compares_with_the_exact_gradients(here, monkeypatch):
+    import gradients
+    import gradients_page
+    from gradients import Rule
+    from records import Nearness, Records
+
+    task = toy()
+    whole, half = Rule("4:4", "magnitude"), Rule("2:4", "magnitude")
+    monkeypatch.setattr(gradients, "RULES", (gradients.CONTROL, whole, half))
+    monkeypatch.setattr(gradients_page, "RULES", (gradients.CONTROL, whole, half))
+    deep = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 2))
+    monkeypatch.setattr(task, "network", lambda seed: deep)
+    rows = gradients.nearness(task, 1)
+    assert [row.key for row in rows] == ["4:4 magnitude", "2:4 magnitude"]
+    assert rows[0].size == pytest.approx(1) and rows[0].lowest == pytest.approx(1)
+    assert rows[1].size < 1 and rows[1].lowest == rows[1].cosine < 0.999
+    records = Records("gradients-nearness", {}, True, Nearness)
+    for row in rows:
+        records.add(row)
+    monkeypatch.setattr(gradients_page, "GRADIENTS", {})
+    (text,) = gradients_page.sections(here / "records")
+    assert f"| 2:4 magnitude | {rows[1].size:.3f} | {rows[1].cosine:.3f} | {rows[1].lowest:.3f} | 1 |" in text
+
+
 def test_gradients_have_a_control_of_the_same_seed(here, monkeypatch):
     import gradients
     import gradients_page
