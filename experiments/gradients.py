@@ -1,4 +1,4 @@
-"""SDGP with its control: the same training with dL/dz whole, and pruned in each mode; one batch's gradients so, too."""
+"""SDGP with its control: the same training with dL/dz whole and pruned in each mode, and how near one batch comes."""
 
 from __future__ import annotations
 

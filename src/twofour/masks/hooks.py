@@ -63,9 +63,9 @@ def _masked_parameters(optimizer: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
 def _before_step(
     optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    _mask_gradients(optimizer)
     closure = callable(kwargs.get("closure", args[1] if len(args) > 1 else None))
     for parameter, keep in _masked_parameters(optimizer):
+        _mask_gradient(parameter, keep)
         for state in _states(optimizer, parameter):
             zeros.review(optimizer, state, parameter, keep, closure=closure)
     # With a closure the gradients are computed inside the step, by LBFGS many times.
@@ -81,17 +81,17 @@ def _masked_closure(optimizer: Optimizer, closure: Callable[[], Any]) -> Callabl
     @wraps(closure)
     def evaluate() -> Any:
         loss = closure()
-        _mask_gradients(optimizer)
+        for parameter, keep in _masked_parameters(optimizer):
+            _mask_gradient(parameter, keep)
         return loss
 
     return evaluate
 
 
 @torch.no_grad()
-def _mask_gradients(optimizer: Optimizer) -> None:
-    for parameter, keep in _masked_parameters(optimizer):
-        if parameter.grad is not None:
-            fill_pruned(parameter.grad, keep)
+def _mask_gradient(parameter: Tensor, keep: Tensor) -> None:
+    if parameter.grad is not None:
+        fill_pruned(parameter.grad, keep)
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """Which optimiser state is zero at pruned places without a look: filled there before, and only stepped since.
 
-Adam keeps two tensors beside a parameter. Filling them in every step costs as much memory traffic as the step itself.
+Adam keeps two float32 values beside each of a parameter. Filling both moves 18 bytes, its fused step itself 28.
 """
 
 from __future__ import annotations
