@@ -61,6 +61,22 @@ class TwofourError(Exception):
         return self
 
 
+def explained(error: BaseException) -> str:
+    """Return an error's kind and first line, and those of the error at the root of it where that is another.
+
+    A library that imports its parts when they are used says that one is missing; why, its cause alone tells.
+    """
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    return _line(error) if root is error else f"{_line(error)} Because of {_line(root)}"
+
+
+def _line(error: BaseException) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text:.400}" if text else type(error).__name__
+
+
 class PatternError(TwofourError, ValueError):
     """A sparsity pattern does not parse, is not built yet, or does not fit the tensor."""
 

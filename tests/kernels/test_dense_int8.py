@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from twofour.compiler.layer import PreparedWeights
+from twofour.kernels import find
 from twofour.kernels.dense_matmul import ONEDNN_INT8
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_matmul import Quantization
@@ -54,6 +55,36 @@ def test_static_ranges_and_whole_answers() -> None:
     y = ONEDNN_INT8.run(x, ONEDNN_INT8.prepare(weight), bias, 40, quantization=whole)
     assert y.dtype == torch.uint8
     assert error((y.float() - 128) * 0.25, want) < 0.05
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 3e38])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_without_a_range_is_nan_and_the_others_are_what_they_were(value: float, dtype: torch.dtype) -> None:
+    weight, bias, x = layer()
+    prepared, x = ONEDNN_INT8.prepare(weight), x.to(dtype)
+    others = [row for row in range(9) if row not in (2, 7)]
+    want = ONEDNN_INT8.run(x[others], prepared, bias, 40)
+    x[2, 5], x[7, 0] = value, value
+    x[2, 6] = -value
+    x[7, 71] = -value
+    y = ONEDNN_INT8.run(x, prepared, bias, 40)
+    assert y.dtype == dtype
+    assert y[[2, 7]].isnan().all()
+    torch.testing.assert_close(y[others], want)
+    sparse = find("nm_matmul_2x4_int8_rows__scalar")
+    beside = sparse.run(x, sparse.prepare(pack(weight, "2:4", dtype="int8")), bias, 40)
+    assert torch.equal(beside.isnan(), y.isnan())
+
+
+def test_a_lost_token_in_a_whole_answer_is_what_the_sparse_rows_write() -> None:
+    weight, bias, x = layer()
+    prepared, whole = ONEDNN_INT8.prepare(weight), Quantization(None, 0, torch.uint8, 0.25, 128)
+    x[3, 3] = torch.nan
+    y = ONEDNN_INT8.run(x, prepared, bias, 40, Epilogue("relu"), quantization=whole)
+    sparse = find("nm_matmul_2x4_int8_rows__scalar")
+    packed = sparse.prepare(pack(weight, "2:4", dtype="int8"))
+    assert torch.equal(y[3], sparse.run(x, packed, bias, 40, Epilogue("relu"), quantization=whole)[3])
+    assert y[4].unique().numel() > 8
 
 
 def test_the_weight_comes_back() -> None:

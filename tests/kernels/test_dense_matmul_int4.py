@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import runs
+from tests.kernels.bounds import FIXED_POINT, int4_bound
 from twofour.errors import KernelError
 from twofour.kernels import rows
 from twofour.kernels.dense_matmul import Int4Matmul
@@ -19,12 +20,11 @@ HERE = [row for row in ROWS if runs(row.isa)]
 
 
 def assert_close(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """Half a step of 16-bit fixed point on each input, and the rounding of float sums and of y."""
+    """Every dense row reads activations in fixed point; y is rounded once more."""
     want = x.double() @ weight.double().T
     want = want if bias is None else want + bias.double()
-    step = x.double().abs().amax(1, keepdim=True) / (127 * 256 + 127)
-    bound = step / 2 * weight.double().abs().sum(1) + 1e-5 * x.double().norm(dim=1, keepdim=True) * weight.norm()
-    bound += want.abs() / (256 if y.dtype == torch.bfloat16 else 1e6) + 1e-7
+    bound = int4_bound(x, weight, FIXED_POINT[0])
+    bound = bound + want.abs() / (256 if y.dtype == torch.bfloat16 else 1e6) + 1e-7
     assert ((y.double() - want).abs() <= bound).all()
 
 

@@ -14,9 +14,7 @@ def compress(index: int, weight: torch.Tensor, threads: int) -> tuple[int, torch
     rows, columns = weight.shape
     values = torch.full((rows, columns // 2), float("nan"))
     indices = torch.full((rows, (columns + 7) // 8), 0xFF, dtype=torch.uint8)
-    dropped = native.extension().nm_compress(
-        index, weight.data_ptr(), weight.stride(0), rows, columns, values.data_ptr(), indices.data_ptr(), threads
-    )
+    dropped = native.extension().nm_compress(index, weight, values, indices, threads)
     return dropped, values, indices
 
 

@@ -1,5 +1,8 @@
 """Every convolution row against float64, at odd sizes, with poisoned outputs (conftest fills torch.empty)."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +13,7 @@ from tests.conftest import assert_undisturbed, isa_levels, threads
 from twofour.errors import KernelError, PackingError
 from twofour.kernels import convolutions, find_convolution
 from twofour.kernels.conv import ConvKernel, Geometry
+from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV
 from twofour.kernels.fold import fold_batch_norm
 from twofour.kernels.nm_conv import from_conv_layout, nm_conv_reference, to_conv_layout
 from twofour.kernels.nm_conv.layout import from_rows, to_rows
@@ -36,6 +40,8 @@ GEOMETRIES = [
     (Geometry(24, 12, (3, 2), (3, 1), (0, 2), (1, 0), (2, 3), 3), (2, 13, 12)),
     (Geometry(20, 6, (1, 9), (1, 4), (0, 4), (0, 4)), (3, 1, 70)),
     (Geometry(8, 96, (3, 3), (1, 1), (5, 5), (5, 5)), (1, 2, 2)),
+    (Geometry(32, 68, (5, 1), (1, 2), (0, 1), (0, 1), (1, 3), 4), (1, 5, 1)),
+    (Geometry(16, 8, (1, 3), (2, 2), (0, 2), (0, 2), (2, 2), 4), (2, 1, 1)),
 ]
 
 
@@ -69,7 +75,7 @@ def test_odd_geometries(row: ConvKernel, count: int) -> None:
     with threads(count):
         for geometry, (images, height, width) in GEOMETRIES:
             if row.refuses(geometry):
-                assert "1x1" in row.name
+                assert "1x1" in row.name or (row is ONEDNN_CONV and geometry.scattered)
                 continue
             weight = sparse(geometry, count)
             x = torch.randn(images, geometry.in_channels, height, width, generator=generator)
@@ -85,8 +91,8 @@ def test_any_geometry(row: ConvKernel, data: st.DataObject) -> None:
     def pair(least: int, most: int) -> tuple[int, int]:
         return data.draw(st.integers(least, most)), data.draw(st.integers(least, most))
 
-    groups = data.draw(st.sampled_from([1, 1, 2, 3]))
-    channels, outputs = 4 * data.draw(st.integers(1, 36)) * groups, data.draw(st.integers(1, 40)) * groups
+    groups = data.draw(st.sampled_from([1, 1, 2, 3, 4, 8]))
+    channels, outputs = 4 * data.draw(st.integers(1, 36 // groups)) * groups, data.draw(st.integers(1, 40)) * groups
     kernel, dilation = pair(1, 5), pair(1, 3)
     geometry = Geometry(channels, outputs, kernel, pair(1, 4), pair(0, 3), pair(0, 3), dilation, groups)
     height, width = (data.draw(st.integers(d * (k - 1) + 1, 24)) for d, k in zip(dilation, kernel, strict=True))
@@ -190,6 +196,35 @@ def test_batch_norm_folds_and_zeros_stay() -> None:
         assert torch.equal(weight == 0, conv.weight == 0)
     with pytest.raises(KernelError, match="cannot be folded"):
         fold_batch_norm(conv.weight, None, nn.BatchNorm2d(6, track_running_stats=False))
+
+
+def test_groups_with_dilation_and_stride_never_reach_onednn_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There it can end the process, which no `except` sees. An image of one pixel has the strides of both orders."""
+    geometry, seen = Geometry(32, 68, (5, 1), (1, 2), (0, 1), (0, 1), (1, 3), 4), []
+    assert geometry.scattered
+    for sound in (replace(geometry, groups=1), replace(geometry, dilation=(1, 1)), replace(geometry, stride=(1, 1))):
+        assert not sound.scattered and ONEDNN_CONV.refuses(sound) is ONEDNN_CONV.unavailable()
+    assert "can end the process" in (ONEDNN_CONV.refuses(geometry) or "")
+    conv2d = torch.conv2d
+    with pytest.raises(KernelError, match="is not run on this convolution"):
+        ONEDNN_CONV.prepare(torch.randn(68, 8, 5, 1), geometry)
+
+    def noted(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        seen.extend(tensor for tensor in (x, weight) if tensor.dtype is torch.float32)  # the reference's are float64
+        return conv2d(x, weight, *rest)
+
+    monkeypatch.setattr(torch, "conv2d", noted)
+    for held, sizes in (
+        (geometry, ((5, 1), (7, 9))),
+        (Geometry(16, 8, (1, 3), (2, 2), (0, 2), (0, 2), (2, 2), 4), ((1, 1), (3, 1))),
+    ):
+        weight = torch.randn(held.out_channels, held.in_channels // held.groups, *held.kernel)
+        for size in sizes:
+            x = torch.randn(1, held.in_channels, *size).to(memory_format=torch.channels_last)
+            assert_convolution(PLAIN_CONV.run(x, PLAIN_CONV.prepare(weight, held), None, held), x, weight, None, held)
+    assert len(seen) == 8
+    for tensor in seen:
+        assert tensor.stride() == torch.empty(tensor.shape).stride()
 
 
 def test_what_does_not_fit_is_refused() -> None:

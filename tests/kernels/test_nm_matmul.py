@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from tests.conftest import assert_undisturbed, runs, threads
 from twofour import native
-from twofour.errors import KernelError
+from twofour.errors import KernelError, PackingError
 from twofour.kernels import find, matmul, rows, select
 from twofour.kernels.dense_matmul import ONEDNN
 from twofour.kernels.nm_matmul import NativeMatmul, from_layout, nm_matmul_reference, to_layout
-from twofour.packing import HEADER_BYTES, Packed, pack
+from twofour.packing import HEADER_BYTES, Packed, layout_header, pack
 from twofour.patterns import parse
 
 EPSILON = torch.finfo(torch.float32).eps
@@ -141,6 +141,22 @@ def test_layouts_come_back_as_the_canonical_form(layout: str, out: int, groups: 
     back = from_layout(to_layout(packed, layout))
     assert torch.equal(back.values, packed.values)
     assert torch.equal(back.indices, packed.indices)
+
+
+def test_a_layout_behind_another_header_is_refused() -> None:
+    buffer = to_layout(pack(sparse(8, 16), "2:4"), "panels")
+
+    def put_before(layout: str, rows: int, columns: int) -> None:
+        head = bytearray(layout_header("2:4", "float32", layout, rows, columns))
+        buffer[:HEADER_BYTES] = torch.frombuffer(head, dtype=torch.uint8)
+
+    for layout, columns in (("nowhere", 16), ("pairs", 16), ("panels", 160)):
+        put_before(layout, 8, columns)
+        with pytest.raises(KernelError, match="as many bytes as its header says"):
+            from_layout(buffer)
+    put_before("panels", 1 << 20, 1 << 20)
+    with pytest.raises(PackingError, match="do not fit their header"):  # before memory is asked for
+        from_layout(buffer)
 
 
 def test_every_level_has_a_row_for_few_and_for_many_tokens(isa: str) -> None:

@@ -53,4 +53,6 @@ def test_refilling_equals_packing_anew(
 def test_layouts_without_a_refill_say_so() -> None:
     assert not native.extension().layout_refills("rows")
     with pytest.raises(ValueError, match="no refill"):
-        native.extension().layout_refill("rows", 0, False, 4, 1, 4, 4, 0, 1)
+        native.extension().layout_refill(
+            to_layout(packing.pack(torch.zeros(4, 4), "2:4"), "rows"), torch.zeros(4, 4), 1
+        )

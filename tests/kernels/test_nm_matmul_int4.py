@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import assert_undisturbed, runs
+from tests.kernels.bounds import FIXED_POINT, int4_bound
 from twofour import native
 from twofour.errors import PackingError
 from twofour.kernels import find, matmul, rows
@@ -19,8 +20,6 @@ from twofour.patterns import parse
 ROWS = [row for row in rows() if isinstance(row, NativeMatmul) and row.dtype == "int4"]
 HERE = [row for row in ROWS if runs(row.isa)]
 ABSENT = sorted({row.isa for row in ROWS if not runs(row.isa)})
-FIXED_POINT = ("avx512_vnni", "amx")
-"""Instruction sets whose rows round activations to 16 bits, one scale a token."""
 
 
 def packed_weight(out: int, columns: int, group: int, symmetric: bool, seed: int = 0) -> Packed:
@@ -32,19 +31,14 @@ def packed_weight(out: int, columns: int, group: int, symmetric: bool, seed: int
 def assert_product(
     y: torch.Tensor, x: torch.Tensor, packed: Packed, bias: torch.Tensor | None, row: NativeMatmul
 ) -> None:
-    """Float rows: |err| <= 4 eps K^0.5 |x||w|; fixed point: half a step of a token's largest value on each input."""
     weight = packed.unpack().double()
     want = x.double() @ weight.T
     want = want if bias is None else want + bias.double()
     assert torch.isfinite(y).all()
-    epsilon = torch.finfo(torch.float32).eps
-    bound = 4 * epsilon * x.shape[-1] ** 0.5 * x.double().norm(dim=1, keepdim=True) * weight.norm() + epsilon
-    if row.isa in FIXED_POINT:
-        step = x.double().abs().amax(1, keepdim=True) / (127 * 256 + 127)
-        bound = bound + step / 2 * weight.abs().sum(1)
+    bound = int4_bound(x, weight, row.isa)
     if y.dtype == torch.bfloat16:
         bound = bound + want.abs() / 256
-    assert ((y.double() - want).abs() <= bound + 2 * epsilon * want.abs()).all()
+    assert ((y.double() - want).abs() <= bound + 2 * torch.finfo(torch.float32).eps * want.abs()).all()
 
 
 def test_rows_that_cannot_run_here_are_named(capsys: pytest.CaptureFixture[str]) -> None:

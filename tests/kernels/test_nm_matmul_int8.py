@@ -128,6 +128,14 @@ def test_u8_inputs_and_ranges_kept_with_the_weight(row: NativeMatmul) -> None:
 
 
 @each_row
+def test_a_range_in_the_bytes_that_no_packing_writes_is_refused(row: NativeMatmul) -> None:
+    prepared = row.prepare(sparse(40, 76), STATIC)
+    prepared[HEADER_BYTES + 8 : HEADER_BYTES + 12] = 0xD5  # the zero point; its products would overflow
+    with pytest.raises(KernelError, match="zero points of bytes"):
+        row.run(random(3, 76), prepared, None, 40)
+
+
+@each_row
 def test_views_with_strides(row: NativeMatmul) -> None:
     packed = sparse(24, 32)
     wide = torch.full((40, 80), float("nan"))

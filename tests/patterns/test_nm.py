@@ -167,7 +167,7 @@ def test_the_native_kernel_refuses_groups_it_cannot_rank(isa: str, n: int, m: in
     rows = native.extension().nm_mask_rows()
     anything = next(index for index, (*_, row_n, row_m) in enumerate(rows) if (row_n, row_m) == (0, 0))
     with pytest.raises(ValueError, match="no such N:M"):
-        native.extension().nm_mask(anything, scores.data_ptr(), keep.data_ptr(), 1, n, m, True, 1)
+        native.extension().nm_mask(anything, scores, keep, n, m, True, 1)
 
 
 def test_a_kernel_of_one_pattern_refuses_another(isa: str) -> None:
@@ -175,4 +175,4 @@ def test_a_kernel_of_one_pattern_refuses_another(isa: str) -> None:
     row = mask_row(2, 4)
     if native.extension().nm_mask_rows()[row][2:] == (2, 4):
         with pytest.raises(ValueError, match="another N:M"):
-            native.extension().nm_mask(row, scores.data_ptr(), keep.data_ptr(), 1, 1, 8, True, 1)
+            native.extension().nm_mask(row, scores, keep, 1, 8, True, 1)

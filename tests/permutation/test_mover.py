@@ -14,7 +14,7 @@ from twofour.coupling import Place
 from twofour.demo.resnet import ResNet20
 from twofour.errors import LayerError, PatternError, PermutationError, RecipeError
 from twofour.permutation import Report
-from twofour.permutation.mover import _largest_difference, _require_same
+from twofour.permutation.comparison import Arithmetic, largest_difference, require_same
 
 transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
 
@@ -207,9 +207,43 @@ def test_an_interruption_between_two_tensors_of_a_group_puts_everything_back(mon
 
 def test_each_output_is_held_to_its_own_dtype() -> None:
     coarse, fine = torch.ones(3, dtype=torch.bfloat16), torch.ones(3)
-    assert _require_same([coarse, fine], [coarse * 1.01, fine]) == pytest.approx(0.01, rel=0.3)
+    few = Arithmetic(2, 64)
+
+    def exactly() -> tuple[list[Tensor], list[Tensor]]:
+        raise MemoryError("no room")
+
+    assert require_same([coarse, fine], [coarse * 1.01, fine], few, exactly) == pytest.approx(0.01, rel=0.3)
     with pytest.raises(PermutationError, match=r"differs by 1.00e-02[\s\S]*at most 1e-05"):
-        _require_same([coarse, fine], [coarse, fine * 1.01])
+        require_same([coarse, fine], [coarse, fine * 1.01], few, exactly)
+    assert require_same([fine], [fine + 3e-5], Arithmetic(36, 1536), exactly) == pytest.approx(3e-5, rel=0.01)
+
+
+def test_a_difference_that_is_not_obviously_rounding_is_judged_in_float64() -> None:
+    fine, exact = torch.ones(3), torch.ones(3, dtype=torch.float64)
+    few = Arithmetic(2, 64)
+    assert require_same([fine], [fine + 3e-5], few, lambda: ([exact], [exact])) == pytest.approx(3e-5, rel=0.01)
+    with pytest.raises(PermutationError, match=r"differs by 3.00e-05[\s\S]*at most 1e-06, computed in float64"):
+        require_same([fine], [fine + 3e-5], Arithmetic(36, 1536), lambda: ([exact], [exact + 3e-5]))
+
+
+class Amplified(nn.Module):
+    """What its last layer answers is a difference of nearly equal numbers, and its norm rounds to float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tiny, self.scale = Tiny(), nn.Parameter(torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.tiny(x)
+        y = (y.to(torch.float32) * self.scale.to(torch.float32)).to(y.dtype)
+        return (y + 1000) - 1000
+
+
+def test_a_model_that_rounds_much_is_no_false_alarm() -> None:
+    torch.manual_seed(0)
+    model, x = Amplified(), torch.randn(1024, 16)
+    report = permutation.permute(model, x, plan(model))
+    assert report.error > 1e-5, "the float32 outputs differ by more than the tolerance"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +259,7 @@ def test_each_output_is_held_to_its_own_dtype() -> None:
 )
 def test_the_difference_of_outputs_sees_nan_and_infinity(old: list, new: list, wanted: float) -> None:
     good = torch.ones(3)
-    assert _largest_difference([torch.tensor(old), good], [torch.tensor(new), good]) == wanted
+    assert largest_difference([torch.tensor(old), good], [torch.tensor(new), good]) == wanted
 
 
 def test_a_report_undoes_it_once() -> None:
@@ -285,7 +319,7 @@ def test_a_weight_that_cannot_be_ranked_is_named() -> None:
 
 def test_masks_would_be_left_behind() -> None:
     model = twofour.prune(Tiny(), "2:4", eligibility="any")
-    with pytest.raises(PermutationError, match="a buffer would be left behind"):
+    with pytest.raises(PermutationError, match="a mask would be left behind"):
         permutation.permute(model, torch.ones(4, 16), plan(model))
     with pytest.raises(LayerError, match="a model that carries masks cannot be permuted"):
         twofour.prune(model, "2:4", eligibility="any", permute=True, example=torch.ones(4, 16))
@@ -306,10 +340,13 @@ def test_prune_permutes_first_and_reports() -> None:
     assert twofour.check(better).ok
 
 
-def test_a_mask_that_cannot_be_attached_undoes_the_permutation() -> None:
+def test_a_mask_that_cannot_be_attached_undoes_the_permutation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise twofour.errors.MaskError("no mask today", got="a test", wanted="a refusal", remedy="none")
+
     torch.manual_seed(0)
     model = Tiny()
-    model.b.weight_mask = 3  # type: ignore[assignment]
+    monkeypatch.setattr(twofour.masks, "attach_all", refuse)
     before = state(model)
     with pytest.raises(twofour.errors.MaskError):
         twofour.prune(model, "2:4", eligibility="any", permute=True, example=torch.randn(4, 16))
@@ -363,3 +400,13 @@ def test_a_gpt2_moves_its_fused_projections_and_tied_embedding() -> None:
     assert model.lm_head.weight is model.transformer.wte.weight
     stream = next(gain for gain in report.groups if "transformer.h.0.attn.c_attn.weight" in gain.consumers)
     assert {"transformer.wte.weight", "transformer.wpe.weight", "transformer.ln_f.bias"} <= set(stream.producers)
+
+
+@pytest.mark.parametrize("example", [torch.full((4, 16), float("nan")), torch.zeros(0, 16)], ids=["nan", "empty"])
+def test_an_example_that_shows_nothing_proves_nothing(example: Tensor) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(PermutationError, match="does not show whether"):
+        twofour.prune(model, "2:4", eligibility="any", permute=True, example=example)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from twofour import native
-from twofour.errors import KernelError
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.packing import Packed
 
@@ -42,16 +41,6 @@ class Row(ABC):
         return None
 
 
-def unfit_bias(kernel: Row, bias: Tensor, rows: int) -> KernelError:
-    """Build the error for a bias that a kernel, which is handed its address, would misread."""
-    return KernelError(
-        f"{kernel.name} cannot read its bias",
-        got=f"{bias.dtype} {tuple(bias.shape)} on {bias.device}",
-        wanted=f"torch.float32 ({rows},) on cpu",
-        remedy="give the layer the bias it was compiled with: float32, on the CPU",
-    )
-
-
 @dataclass(frozen=True)
 class Kernel(Row):
     """One implementation of a product."""
@@ -68,13 +57,19 @@ class Kernel(Row):
         """Return how many bytes a prepared weight of this size has at least."""
         return 4 * out_features * in_features
 
+    def remark(self, in_features: int) -> str:
+        """Return what this kernel does differently for a weight of this width, for the plan; "" where nothing."""
+        return ""
+
     @abstractmethod
     def prepare(self, weight: Packed | Tensor) -> Tensor:
         """Return the weight in this kernel's layout: canonical form for sparse kernels, (out, in) for dense ones."""
 
     def restore(self, prepared: Tensor) -> Packed | Tensor:
         """Return the inverse of `prepare`: canonical form for sparse kernels, (out, in) for dense ones."""
-        return prepared.to_dense() if prepared.is_mkldnn else prepared
+        dense = prepared.to_dense() if prepared.is_mkldnn else prepared
+        columns = getattr(prepared, "columns", None)  # a row that widens its weight notes what it was given
+        return dense if columns is None else dense[:, :columns]
 
     @abstractmethod
     def run(

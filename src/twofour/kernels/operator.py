@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from twofour.errors import KernelError
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
@@ -149,23 +148,11 @@ def convert(x: Tensor, dtypes: Sequence[torch.dtype], device: str = "cpu") -> st
     return f'{plainly}, or compile the model with dtype="bfloat16"' if x.dtype is torch.bfloat16 else plainly
 
 
-def unreadable(x: Any) -> tuple[str, str] | None:
-    """Return what an input is that has no numbers to read at an address, and what to do with it; None: it has."""
-    if not isinstance(x, Tensor):
-        return f"a {type(x).__module__}.{type(x).__name__}", "pass a tensor: torch.as_tensor(x)"
-    if is_functorch_wrapped_tensor(x):
-        whole = "call the model on the whole batch: its layers take any number of leading axes"
-        return "a tensor inside torch.vmap or another transform of torch.func", whole
-    if x.layout is not torch.strided:
-        return f"a tensor of layout {x.layout}", "make it dense: x.to_dense()"
-    return None
-
-
 def inference_only() -> KernelError:
     """Build the error for a gradient asked of a compiled layer."""
     return KernelError(
         "a compiled layer was asked for a gradient",
-        got="an input that requires a gradient, with gradients enabled",
+        got="an input that requires a gradient, with gradients enabled, or that has a tangent",
         wanted="inference: compiled models hold packed weights and do not train",
         remedy="call it under torch.inference_mode(), or train the masked model and compile again",
     )

@@ -13,6 +13,7 @@ from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
 from twofour.kernels.nm_matmul.cpu import READS
 from twofour.kernels.table import find, rows
+from twofour.native.surroundings import by_operators, plain, unreadable
 from twofour.packing import Packed
 
 logger = logging.getLogger("twofour.kernels")
@@ -66,7 +67,7 @@ def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None, *, kernel: str
     Raises:
         KernelError: Shapes, dtypes or devices do not fit, a gradient is asked for, or no kernel takes the weight.
     """
-    _require_operands(x, packed, bias)
+    x, bias = _readable(x, packed, bias)
     flat = x.reshape(-1, x.shape[-1])
     chosen = find(kernel) if kernel else select(packed, len(flat))
     if reason := chosen.refuses(packed):
@@ -81,8 +82,13 @@ def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None, *, kernel: str
     return y.view(*x.shape[:-1], out_features)
 
 
-def _require_operands(x: Tensor, packed: Packed, bias: Tensor | None) -> None:
+def _readable(x: Tensor, packed: Packed, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return the operands as their memory has them, or refuse them."""
     header = packed.header
+    if (odd := unreadable(x)) is not None:
+        raise _unfit(*odd)
+    if by_operators():
+        raise _unfit("a call that torch follows operator by operator", "a call outside of tracing and torch's modes")
     if len(header.shape) != 2 or header.axis != 1:
         raise _unfit(f"a packed weight of shape {header.shape}, axis {header.axis}", "a Linear weight (out, in)")
     if x.ndim == 0 or x.shape[-1] != header.reduction:
@@ -96,6 +102,8 @@ def _require_operands(x: Tensor, packed: Packed, bias: Tensor | None) -> None:
         raise _unfit(f"bias of shape {tuple(bias.shape)}", f"({header.rows},)")
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         raise _unfit("an operand that requires a gradient", "inference: wrap the call in torch.inference_mode()")
+    x, bias = plain("a packed product", x, bias)
+    return x, bias
 
 
 def _unfit(got: str, wanted: str) -> KernelError:

@@ -18,13 +18,14 @@ ISA_EXTRAS = {"avx512_bf16": "avx512", "avx512_vnni": "avx512"}
 """Instruction sets that some CPUs of a level have and others lack, and their level."""
 
 FUNCTIONS = (
-    *("advise_huge_pages", "attention", "attention_rows", "collapse_huge_pages", "conv_block", "conv_taps", "cpu_has"),
-    *("dense_int4_bytes", "dense_int4_pack", "dense_matmul", "dense_matmul_rows", "layout_bytes", "layout_dtype"),
-    *("layout_pack", "layout_refill", "layout_refills", "layout_unpack", "nm_compress", "nm_compress_rows", "nm_conv"),
-    *("nm_conv_rows", "nm_gradient", "nm_gradient_rows", "nm_groups", "nm_mask", "nm_mask_rows", "nm_matmul"),
-    *("nm_matmul_columns", "nm_matmul_rows", "nm_nonzero", "nm_nonzero_rows", "nm_stripes_assign"),
-    *("nm_stripes_refine", "nm_stripes_rows", "nm_ties", "nm_ties_rows", "nm_tiles", "nm_tiles_rows", "nm_unbiased"),
-    *("nm_unbiased_rows", "norm", "norm_rows", "release_free_memory", "threads_backend"),
+    *("advise_huge_pages", "attention", "attention_of_columns", "attention_rows", "collapse_huge_pages", "conv_block"),
+    *("conv_taps", "cpu_has", "dense_int4_bytes", "dense_int4_pack", "dense_matmul", "dense_matmul_rows"),
+    *("layout_bytes", "layout_dtype", "layout_pack", "layout_refill", "layout_refills", "layout_unpack", "nm_compress"),
+    *("nm_compress_rows", "nm_conv", "nm_conv_rows", "nm_gradient", "nm_gradient_rows", "nm_groups", "nm_mask"),
+    *("nm_mask_rows", "nm_matmul", "nm_matmul_columns", "nm_matmul_rows", "nm_nonzero", "nm_nonzero_rows"),
+    *("nm_stripes_assign", "nm_stripes_refine", "nm_stripes_rows", "nm_ties", "nm_ties_rows", "nm_tiles"),
+    *("nm_tiles_rows", "nm_unbiased", "nm_unbiased_rows", "norm", "norm_rows", "release_free_memory"),
+    "threads_backend",
 )
 """Every function of the compiled extension, so that one built from older sources is known before it is called."""
 

@@ -1,22 +1,42 @@
-// What the bind.cc files share: raw pointers from Python's integers, and rows of a table by index.
+// What the bind.cc files share: the border for operands, and rows of a table by index.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
+
+#include "isa.h"
+#include "operand.h"
 
 namespace twofour {
 
-template <class T>
-T* pointer(uintptr_t address) {
-  return reinterpret_cast<T*>(address);
+// The row of that index, whose instructions this CPU has. Each table has a type of rows of its own: what the CPU can run
+// is remembered by type.
+template <class Row>
+const Row& row(const Row* rows, size_t count, int index) {
+  if (index < 0 || static_cast<size_t>(index) >= count) throw nanobind::index_error("no such kernel row");
+  static const std::vector<bool> runs = [&] {  // once: asking the CPU takes longer than a small product
+    std::vector<bool> found;
+    for (size_t i = 0; i < count; i++) found.push_back(cpu_has(rows[i].isa));
+    return found;
+  }();
+  if (!runs[static_cast<size_t>(index)])
+    throw Refusal{std::string(rows[index].name) + " cannot run on this CPU", "a CPU without " + std::string(rows[index].isa),
+                  "one that has it", "choose a row that native.supports"};
+  return rows[index];
 }
-
 template <class Row, size_t kCount>
 const Row& row(const Row (&rows)[kCount], int index) {
-  if (index < 0 || index >= static_cast<int>(kCount)) throw nanobind::index_error("no such kernel row");
-  return rows[index];
+  return row(rows, kCount, index);
+}
+
+// Whether a * b * c, all at least 0, is `count`.
+inline bool product_is(int64_t count, int64_t a, int64_t b, int64_t c) {
+  int64_t all;
+  return a >= 0 && b >= 0 && c >= 0 && !__builtin_mul_overflow(a, b, &all) && !__builtin_mul_overflow(all, c, &all) &&
+         all == count;
 }
 
 // One function per operation, beside its kernels; bindings.cc calls them all.

@@ -1,4 +1,4 @@
-// The compiled extension: kernel tables and raw-pointer calls. No torch in here; Python owns tensors and checks them.
+// The compiled extension: kernel tables and calls. Tensors come in through the border (operand.h); no libtorch in here.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -6,6 +6,7 @@
 
 #include "binding.h"
 #include "isa.h"
+#include "operand.h"
 #include "parallel.h"
 #include "scratch.h"
 
@@ -15,8 +16,11 @@
 
 NB_MODULE(_ext, m) {
   using namespace twofour;
+  translate_refusals();
   m.def("cpu_has", [](const std::string& name) { return cpu_has(name.c_str()); });
   m.def("threads_backend", [] { return std::string(threads_backend()); });
+  // Addresses, since oneDNN's opaque tensors are none that DLPack describes; nothing is read or written there, and the
+  // system refuses what is not mapped.
   m.def("advise_huge_pages",
         [](uintptr_t address, size_t bytes) { advise_huge_pages(reinterpret_cast<void*>(address), bytes); });
   m.def("collapse_huge_pages",

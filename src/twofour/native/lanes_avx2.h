@@ -49,6 +49,11 @@ struct Lanes {
   }
   static reg permute4(reg x, ireg i) { return _mm256_permutevar_ps(x, i); }
 
+  static bool all_below_64(const uint8_t* p) {  // 64 bytes
+    const auto half = [&](int i) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p) + i); };
+    return _mm256_testz_si256(_mm256_or_si256(half(0), half(1)), _mm256_set1_epi8(-64));
+  }
+
   static void transpose(reg (&t)[8]) {
     reg s[8];
     TWOFOUR_UNROLL

@@ -50,6 +50,10 @@ struct Lanes {
   }
   static reg permute4(reg x, ireg i) { return _mm512_permutevar_ps(x, i); }
 
+  static bool all_below_64(const uint8_t* p) {  // 64 bytes
+    return _mm512_test_epi8_mask(_mm512_loadu_si512(p), _mm512_set1_epi8(-64)) == 0;
+  }
+
   static void transpose(reg (&t)[16]) {
     reg s[16];
     TWOFOUR_UNROLL

@@ -48,6 +48,13 @@ struct Lanes {
   }
   static reg permute4(reg x, ireg i) { return reg{x[i[0] & 3], x[i[1] & 3], x[i[2] & 3], x[i[3] & 3]}; }
 
+  static bool all_below_64(const uint8_t* p) {  // 64 bytes
+    uint64_t words[8], all = 0;
+    std::memcpy(words, p, sizeof words);
+    for (const uint64_t word : words) all |= word;
+    return (all & 0xC0C0C0C0C0C0C0C0) == 0;
+  }
+
   static void transpose(reg (&t)[4]) {
     const reg a = t[0], b = t[1], c = t[2], d = t[3];
     for (int i = 0; i < 4; i++) t[i] = reg{a[i], b[i], c[i], d[i]};

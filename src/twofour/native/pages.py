@@ -24,7 +24,7 @@ def empty(nbytes: int) -> Tensor:
     Large ones are mappings of their own: what malloc hands out again keeps the small pages it has had before.
     """
     if nbytes < HUGE_PAGE or sys.platform != "linux":
-        return torch.empty(nbytes, dtype=torch.uint8)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     mapping = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=flags)  # what is never touched takes no memory
     address = torch.frombuffer(mapping, dtype=torch.uint8, count=1).data_ptr()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from twofour.errors import PatternError
+from twofour.native.surroundings import out_of_reach
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,7 @@ def require_groups(pattern: Pattern, tensor: Tensor, role: str) -> None:
         PatternError: No tensor, or one that is sharded over processes (a DTensor), on the meta device, not strided,
             complex, empty, a scalar, or whose last axis is not a multiple of the group.
     """
-    if not isinstance(tensor, Tensor):
-        raise PatternError(
-            f"{role} cannot carry the pattern {pattern.name}",
-            got=type(tensor).__name__,
-            wanted="a torch.Tensor",
-            remedy="torch.as_tensor(array) shares the memory of a NumPy array",
-        )
+    require_memory(tensor, role)
     if hasattr(tensor, "full_tensor"):  # native code would read a shard as if it were the whole
         raise PatternError(
             f"{role} cannot carry the pattern {pattern.name}",
@@ -122,6 +117,25 @@ def require_groups(pattern: Pattern, tensor: Tensor, role: str) -> None:
             wanted="a tensor with values",
             remedy="load the weights first, for instance with model.to_empty(device='cpu') and load_state_dict",
         )
+
+
+def require_memory(tensor: Tensor, role: str) -> None:
+    """Refuse what native code could not read: a tensor of a mode or a transform, a wrapper, freed memory.
+
+    Raises:
+        PatternError: No tensor, or one without numbers of its own.
+    """
+    if not isinstance(tensor, Tensor):
+        raise PatternError(
+            f"{role} cannot carry a pattern",
+            got=type(tensor).__name__,
+            wanted="a torch.Tensor",
+            remedy="torch.as_tensor(array) shares the memory of a NumPy array",
+        )
+    apart = hasattr(tensor, "full_tensor") or (tensor.layout is not torch.strided and not tensor.is_mkldnn)
+    odd = None if apart else out_of_reach(tensor)  # of what is apart the caller says more
+    if odd is not None:
+        raise PatternError(f"{role} cannot be read", got=odd[0], wanted="a plain tensor with values", remedy=odd[1])
 
 
 def _what_is_wrong(shape: tuple[int, ...], group: int) -> str:

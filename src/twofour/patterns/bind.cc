@@ -42,29 +42,32 @@ void bind_nm_tiles(nb::module_& m) {
     for (const auto& k : kNmTilesKernels) rows.append(nb::make_tuple(k.name, k.isa));
     return rows;
   });
-  m.def("nm_tiles", [](int index, uintptr_t scores, uintptr_t keep, int64_t bands, int64_t columns, bool absolute,
-                       int threads) {
+  m.def("nm_tiles", [](int index, const Operand& scores, const Operand& keep, bool absolute, int threads) {
     const NmTilesKernel& kernel = row(kNmTilesKernels, index);
-    if (columns % 4 != 0) throw nb::value_error("columns are no multiple of 4");
+    const Border border(kernel.name);
+    const View from = border.dense(scores, "scores", {Type::f32});
+    const View to = border.exactly(keep, "mask", {Type::boolean}, from.count());
+    const int64_t count = from.count(), rows = from.ndim > 0 ? from.shape[0] : 0, columns = rows ? count / rows : 0;
+    border.require(rows % 4 == 0 && columns % 4 == 0, scores, "scores", "rows and columns in multiples of 4");
     bool finite = true;
     nb::gil_scoped_release release;
     const int64_t grain = 1 + 4096 / (columns + 1);  // below 16384 values, starting a thread costs more than the search
-    parallel_for(bands, grain, threads, [&](int64_t begin, int64_t end) {
-      const NmTiles part{pointer<const float>(scores) + 4 * begin * columns, pointer<uint8_t>(keep) + 4 * begin * columns,
-                         end - begin, columns, absolute};
+    parallel_for(rows / 4, grain, threads, [&](int64_t begin, int64_t end) {
+      const NmTiles part{reinterpret_cast<const float*>(from.data) + 4 * begin * columns,
+                         reinterpret_cast<uint8_t*>(to.data) + 4 * begin * columns, end - begin, columns, absolute};
       if (!kernel.run(part)) __atomic_store_n(&finite, false, __ATOMIC_RELAXED);
     });
     return finite;
   });
 }
 
-NmNonzeroCounts nonzero(const NmNonzeroKernel& kernel, uintptr_t values, uintptr_t bits, int64_t count,
+NmNonzeroCounts nonzero(const NmNonzeroKernel& kernel, const char* values, char* bits, int64_t count,
                         int64_t magnitude, int64_t finite, int threads) {
   NmNonzeroCounts found = {};
   // 65536 values a share, a multiple of 8: shares write bytes of their own.
   parallel_for(count, 65536, threads, [&](int64_t begin, int64_t end) {
-    const NmNonzeroCounts part = kernel.run({pointer<const uint8_t>(values) + begin * kernel.width,
-                                             pointer<uint8_t>(bits) + begin / 8, end - begin, magnitude, finite});
+    const NmNonzeroCounts part = kernel.run({reinterpret_cast<const uint8_t*>(values) + begin * kernel.width,
+                                             reinterpret_cast<uint8_t*>(bits) + begin / 8, end - begin, magnitude, finite});
     __atomic_fetch_add(&found.nonzero, part.nonzero, __ATOMIC_RELAXED);
     __atomic_fetch_add(&found.negative, part.negative, __ATOMIC_RELAXED);
     __atomic_fetch_add(&found.broken, part.broken, __ATOMIC_RELAXED);
@@ -83,24 +86,38 @@ void bind_nm_nonzero(nb::module_& m) {
     for (const auto& k : kNmNonzeroKernels) rows.append(nb::make_tuple(k.name, k.isa, k.width));
     return rows;
   });
-  m.def("nm_nonzero", [](int index, uintptr_t values, uintptr_t bits, int64_t count, int64_t magnitude, int64_t finite,
-                         int threads) {
+  // `bits`: one of every value of a weight; those of `values` begin at `first`, a multiple of 8.
+  m.def("nm_nonzero", [](int index, const Operand& values, const Operand& bits, int64_t first, int64_t magnitude,
+                         int64_t finite, int threads) {
     const NmNonzeroKernel& kernel = row(kNmNonzeroKernels, index);
+    const Border border(kernel.name);
+    const View from = border.dense(values, "values", kAnyType), to = border.dense(bits, "bits", {Type::u8});
+    const int64_t count = from.count();
+    border.require(from.width == kernel.width, values, "values", std::to_string(kernel.width) + " bytes a value");
+    border.require(first >= 0 && first % 8 == 0 && first / 8 <= to.count() && (count + 7) / 8 <= to.count() - first / 8,
+                   bits, "bits", "a bit for every value");
     NmNonzeroCounts found;
     {
       nb::gil_scoped_release release;
-      found = nonzero(kernel, values, bits, count, magnitude, finite, threads);
+      found = nonzero(kernel, from.data, to.data + first / 8, count, magnitude, finite, threads);
     }
     return nb::make_tuple(found.nonzero, found.negative, found.broken);
   });
-  m.def("nm_groups", [](uintptr_t bits, int64_t outer, int64_t length, int64_t inner, int n, int group, bool pairs,
+  m.def("nm_groups", [](const Operand& bits, int64_t outer, int64_t length, int64_t inner, int n, int group, bool pairs,
                         bool stop) {
     require_groups(length, n, group);
     if (pairs && (n % 2 != 0 || group % 2 != 0)) throw nb::value_error("pairs take an even N:M");
+    const Border border("nm_groups");
+    const View from = border.dense(bits, "bits", {Type::u8});
+    int64_t count;
+    const bool sane = outer >= 0 && length >= 0 && inner >= 0 && !__builtin_mul_overflow(outer, length, &count) &&
+                      !__builtin_mul_overflow(count, inner, &count);
+    border.require(sane && count / 8 + (count % 8 != 0) + 8 <= from.count(), bits, "bits",
+                   "a bit for every value and 8 bytes more");
     NmGroupsFound found;
     {
       nb::gil_scoped_release release;
-      found = nm_groups({pointer<const uint8_t>(bits), outer, length, inner, n, group, pairs, stop});
+      found = nm_groups({reinterpret_cast<const uint8_t*>(from.data), outer, length, inner, n, group, pairs, stop});
     }
     return nb::make_tuple(found.offending, found.spare, found.first);
   });
@@ -109,14 +126,18 @@ void bind_nm_nonzero(nb::module_& m) {
     for (const auto& k : kNmTiesKernels) rows.append(nb::make_tuple(k.name, k.isa, k.width, k.n, k.m));
     return rows;
   });
-  m.def("nm_ties", [](int index, uintptr_t values, int sign, int64_t outer, int64_t length, int64_t inner, int n,
+  m.def("nm_ties", [](int index, const Operand& values, int sign, int64_t outer, int64_t length, int64_t inner, int n,
                       int group) {
     const NmTiesKernel& kernel = row(kNmTiesKernels, index);
     require_groups(length, n, group);
     if (kernel.m != 0 && (kernel.n != n || kernel.m != group)) throw nb::value_error("the row is of another N:M");
     if (sign < 0 || sign > 2) throw nb::value_error("no such sign");
+    const Border border(kernel.name);
+    const View from = border.dense(values, "values", kAnyType);
+    border.require(from.width == kernel.width && product_is(from.count(), outer, length, inner), values, "values",
+                   std::to_string(kernel.width) + " bytes a value, outer * length * inner of them");
     nb::gil_scoped_release release;
-    return kernel.run({pointer<const void>(values), static_cast<Sign>(sign), outer, length, inner, n, group});
+    return kernel.run({from.data, static_cast<Sign>(sign), outer, length, inner, n, group});
   });
 }
 
@@ -128,17 +149,21 @@ void bind_nm_mask(nb::module_& m) {
     for (const auto& k : kNmMaskKernels) rows.append(nb::make_tuple(k.name, k.isa, k.n, k.m));
     return rows;
   });
-  m.def("nm_mask", [](int index, uintptr_t scores, uintptr_t keep, int64_t groups, int n, int group, bool absolute,
+  m.def("nm_mask", [](int index, const Operand& scores, const Operand& keep, int n, int group, bool absolute,
                       int threads) {
     const NmMaskKernel& kernel = row(kNmMaskKernels, index);
     if (group < 1 || group > kNmMaskMaxGroup || n < 1 || n > group) throw nb::value_error("no such N:M");
     if (kernel.m != 0 && (kernel.n != n || kernel.m != group)) throw nb::value_error("the row is of another N:M");
+    const Border border(kernel.name);
+    const View from = border.dense(scores, "scores", {Type::f32});
+    const View to = border.exactly(keep, "mask", {Type::boolean}, from.count());
+    border.require(from.count() % group == 0, scores, "scores", "groups of " + std::to_string(group));
     bool finite = true;
     nb::gil_scoped_release release;
     // 1024 groups a share: below that, starting a thread costs more than the mask.
-    parallel_for(groups, 1024, threads, [&](int64_t begin, int64_t end) {
-      const NmMask part{pointer<const float>(scores) + begin * group, pointer<uint8_t>(keep) + begin * group,
-                        end - begin, n, group, absolute};
+    parallel_for(from.count() / group, 1024, threads, [&](int64_t begin, int64_t end) {
+      const NmMask part{reinterpret_cast<const float*>(from.data) + begin * group,
+                        reinterpret_cast<uint8_t*>(to.data) + begin * group, end - begin, n, group, absolute};
       if (!kernel.run(part)) __atomic_store_n(&finite, false, __ATOMIC_RELAXED);
     });
     return finite;

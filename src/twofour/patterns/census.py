@@ -100,7 +100,8 @@ class Census:
             )
         self.count = self.nonzero = self.negative = self.broken = 0
         self._size = size
-        self._bits = torch.zeros((size + 63) // 64 * 8 + 8, dtype=torch.uint8)  # the kernels read 8 bytes ahead
+        # the kernels read 8 bytes ahead
+        self._bits = torch.zeros((size + 63) // 64 * 8 + 8, dtype=torch.uint8, device="cpu")
 
     @classmethod
     def of(cls, weight: Tensor) -> Census:
@@ -117,9 +118,9 @@ class Census:
         magnitude, finite = _FORMS[values.dtype]
         found = native.extension().nm_nonzero(
             nonzero_row(values.dtype.itemsize),
-            values.data_ptr(),
-            self._bits.data_ptr() + self.count // 8,
-            values.numel(),
+            values,
+            self._bits,
+            self.count,
             magnitude,
             finite,
             native.threads(),
@@ -142,7 +143,7 @@ class Census:
         assert lie.outer * lie.length * lie.inner == self._size and self.count == self._size, (lie, self.count)
         pairs = isinstance(pattern, PairedNM)
         return native.extension().nm_groups(
-            self._bits.data_ptr(), lie.outer, lie.length, lie.inner, pattern.n, pattern.m, pairs, stop
+            self._bits, lie.outer, lie.length, lie.inner, pattern.n, pattern.m, pairs, stop
         )
 
     def outside(self, keep: Census) -> int:
@@ -170,9 +171,7 @@ def ties(values: Tensor, pattern: NM, lie: Lie) -> int:
     values = values.to(torch.float32) if values.dtype in _BY_FLOAT32 else values
     sign = _SIGN_BIT if values.is_floating_point() else _UNSIGNED if values.dtype is torch.uint8 else _COMPLEMENT
     row = _ties_row(values.dtype.itemsize, pattern.n, pattern.m, native.isa())
-    return native.extension().nm_ties(
-        row, values.data_ptr(), sign, lie.outer, lie.length, lie.inner, pattern.n, pattern.m
-    )
+    return native.extension().nm_ties(row, values, sign, lie.outer, lie.length, lie.inner, pattern.n, pattern.m)
 
 
 def ties_reference(view: Tensor, n: int, m: int) -> int:

@@ -48,7 +48,7 @@ class NM(Pattern):
     def project(self, scores: Tensor, *, absolute: bool = False) -> Tensor:
         """Keep the `n` largest scores of every group; see `Pattern.project`."""
         require_groups(self, scores, "a tensor of scores")
-        scores = scores.detach()
+        scores = scores.detach().resolve_neg()
         if scores.device.type != "cpu":
             return _project_on_device(scores, self.n, self.m, absolute)
         return _project_native(scores, self.n, self.m, absolute)
@@ -73,12 +73,11 @@ def _project_native(scores: Tensor, n: int, m: int, absolute: bool) -> Tensor:
     ranked = scores.to(torch.float32).contiguous() if fits_float32(scores) else None
     if ranked is None:
         return project_reference(scores, n, m, absolute=absolute)
-    keep = torch.empty(scores.shape, dtype=torch.bool)
+    keep = torch.empty(scores.shape, dtype=torch.bool, device="cpu")
     finite = native.extension().nm_mask(
         mask_row(n, m),
-        ranked.data_ptr(),
-        keep.data_ptr(),
-        ranked.numel() // m,
+        ranked,
+        keep,
         n,
         m,
         absolute,

@@ -77,7 +77,7 @@ class Transposable(Pattern):
             absolute: Rank by |scores|.
         """
         _require_tiles(self, scores, "a tensor of scores")
-        scores = scores.detach()
+        scores = scores.detach().resolve_neg()
         if scores.is_cuda and scores.dtype in HALF_OR_SINGLE and gpu.runs(scores):
             return _project_on_gpu(scores, absolute)
         if scores.device.type != "cpu" or not fits_float32(scores):
@@ -136,7 +136,9 @@ def project_tiles_reference(scores: Tensor, *, absolute: bool = False) -> Tensor
         better = other > value
         value = torch.where(better, other, value)
         chosen = torch.where(better.unsqueeze(-1), way, chosen)
-    keeps = torch.tensor([[column in kept for column in range(4)] for kept in PAIRS], device=scores.device)
+    keeps = torch.tensor(
+        [[column in kept for column in range(4)] for kept in PAIRS], dtype=torch.bool, device=scores.device
+    )
     return keeps[chosen].movedim(2, 1).reshape(scores.shape)
 
 
@@ -161,12 +163,12 @@ def _best_of_kind(
 def _first_best(pair: list[list[Tensor]], row: int, ways: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
     """Return the largest sum over rows `row` and `row` + 1, and the first way that has it."""
     value = pair[row][ways[0][0]] + pair[row + 1][ways[0][1]]
-    chosen = torch.tensor(ways[0], device=value.device).expand(*value.shape, 2)
+    chosen = torch.tensor(ways[0], dtype=torch.long, device=value.device).expand(*value.shape, 2)
     for way in ways[1:]:
         other = pair[row][way[0]] + pair[row + 1][way[1]]
         better = other > value
         value = torch.where(better, other, value)
-        chosen = torch.where(better.unsqueeze(-1), torch.tensor(way, device=value.device), chosen)
+        chosen = torch.where(better.unsqueeze(-1), torch.tensor(way, dtype=torch.long, device=value.device), chosen)
     return value, chosen
 
 
@@ -180,11 +182,8 @@ def _project_on_gpu(scores: Tensor, absolute: bool) -> Tensor:
 
 def _project_native(scores: Tensor, absolute: bool) -> Tensor:
     ranked = scores.to(torch.float32).contiguous()
-    keep = torch.empty(scores.shape, dtype=torch.bool)
-    columns = ranked.numel() // len(ranked)
-    finite = native.extension().nm_tiles(
-        tiles_row(), ranked.data_ptr(), keep.data_ptr(), len(ranked) // 4, columns, absolute, native.threads()
-    )
+    keep = torch.empty(scores.shape, dtype=torch.bool, device="cpu")
+    finite = native.extension().nm_tiles(tiles_row(), ranked, keep, absolute, native.threads())
     if not finite:
         raise non_finite("a tensor of scores", scores)
     return keep

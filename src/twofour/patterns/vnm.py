@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,7 +93,7 @@ class VNM(Pattern):
         block, position, group = (~legal).nonzero()[0].tolist()
         rows = nonzero[block * self.v : (block + 1) * self.v, position, group]
         row = block * self.v + int((rows.sum(-1) > self.n).to(torch.uint8).argmax())  # too many columns: the first row
-        between = torch.unravel_index(torch.tensor(position), weight.shape[1:-1]) if weight.ndim > 2 else ()
+        between = np.unravel_index(position, weight.shape[1:-1]) if weight.ndim > 2 else ()
         first = (*((row, *(int(index) for index in between)) if weight.ndim > 1 else ()), group * self.m)
         values = weight.detach()[first[:-1]][group * self.m : (group + 1) * self.m].tolist()
         return Conformity(legal.numel(), good, first, tuple(values))

@@ -24,6 +24,20 @@ void tell_python(void* told, int64_t done, int64_t of) {
   (*static_cast<nb::object*>(told))(done, of);
 }
 
+// What both searches look at: every position of `order` names a column that is there.
+StripeSearch search_of(const Border& border, const Operand& columns, const Operand& order, int n, int m) {
+  if (n < 1 || n >= m || m > 64) throw nb::value_error("no such search");
+  const View held = border.dense(columns, "columns", {Type::f32}), places = border.dense(order, "order", {Type::s64});
+  border.require(held.ndim == 2 && held.shape[1] % kStripeLanes == 0 && reinterpret_cast<uintptr_t>(held.data) % 64 == 0,
+                 columns, "columns", "(columns, rows) at a multiple of 64, rows padded to vectors");
+  auto* positions = reinterpret_cast<int64_t*>(places.data);
+  const int64_t count = places.count();
+  bool inside = count > 0 && count % m == 0;
+  for (int64_t i = 0; i < count; i++) inside = inside && positions[i] >= 0 && positions[i] < held.shape[0];
+  border.require(inside, order, "order", "whole stripes of columns that are there");
+  return {nullptr, reinterpret_cast<const float*>(held.data), held.shape[1], count, n, m, 0, 1, positions, nullptr, nullptr};
+}
+
 }  // namespace
 
 void bind_nm_stripes(nb::module_& m) {
@@ -32,25 +46,30 @@ void bind_nm_stripes(nb::module_& m) {
     for (const auto& k : kRows) rows.append(nb::make_tuple(k.name, k.isa));
     return rows;
   });
-  m.def("nm_stripes_refine", [](int index, uintptr_t columns, int64_t rows, int64_t count, int n, int m, uint64_t seed,
-                                int threads, uintptr_t order, int window, int64_t escapes, nb::object tell) {
-    const StripeKernel kernel = row(kRows, index).kernel();
-    if (rows % kStripeLanes || window % m || window > kStripeMaxWindow || window < 2 * m || n < 1 || n >= m)
+  // `columns`: (columns, rows), padded; `order`: some of its columns, rearranged in place.
+  m.def("nm_stripes_refine", [](int index, const Operand& columns, const Operand& order, int n, int m, uint64_t seed,
+                                int threads, int window, int64_t escapes, nb::object tell) {
+    const auto& found = row(kRows, index);
+    const StripeKernel kernel = found.kernel();
+    const Border border(found.name);
+    StripeSearch search = search_of(border, columns, order, n, m);
+    if (window % m || window > kStripeMaxWindow || window < 2 * m || window > search.count)
       throw nb::value_error("no such search");
+    search.kernel = &kernel, search.seed = seed, search.threads = threads;
+    search.tell = tell_python, search.told = &tell;
     nb::gil_scoped_release release;
-    return refine_stripes({&kernel, pointer<const float>(columns), rows, count, n, m, seed, threads,
-                           pointer<int64_t>(order), tell_python, &tell},
-                          window, escapes);
+    return refine_stripes(search, window, escapes);
   });
-  m.def("nm_stripes_assign", [](int index, uintptr_t columns, int64_t rows, int64_t count, int n, int m, uint64_t seed,
-                                int threads, uintptr_t order, int64_t block, int64_t rounds,
-                                int64_t patience) {
-    const StripeKernel kernel = row(kRows, index).kernel();
-    if (rows % kStripeLanes || n < 1 || n >= m || m > 64 || block < 1) throw nb::value_error("no such search");
+  m.def("nm_stripes_assign", [](int index, const Operand& columns, const Operand& order, int n, int m, uint64_t seed,
+                                int threads, int64_t block, int64_t rounds, int64_t patience) {
+    const auto& found = row(kRows, index);
+    const StripeKernel kernel = found.kernel();
+    const Border border(found.name);
+    StripeSearch search = search_of(border, columns, order, n, m);
+    if (block < 1) throw nb::value_error("no such search");
+    search.kernel = &kernel, search.seed = seed, search.threads = threads;
     nb::gil_scoped_release release;
-    return assign_stripes({&kernel, pointer<const float>(columns), rows, count, n, m, seed, threads,
-                           pointer<int64_t>(order), nullptr, nullptr},
-                          block, rounds, patience);
+    return assign_stripes(search, block, rounds, patience);
   });
 }
 

@@ -85,7 +85,7 @@ def _blocks(consumer: Consumer, place: Place, group: Group, m: int) -> list[list
     of_column = of_column - of_column[0]
     for offset in of_column[channels >= 0].unique().tolist():
         columns = ((channels >= 0) & (of_column == offset)).nonzero().flatten().view(-1, group.size)
-        ordered = torch.equal(channels[columns], torch.arange(group.size).expand_as(columns))
+        ordered = torch.equal(channels[columns], torch.arange(group.size, device="cpu").expand_as(columns))
         consecutive = bool((columns.diff(dim=1) == 1).all()) and not bool((columns[:, 0] % m).any())
         if not ordered or not consecutive:
             return f"`{weight.name}` holds the channels apart: no group of {m} lies within them"

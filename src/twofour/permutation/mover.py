@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from twofour import calls, capture, coupling
 from twofour.coupling import Group, Place
 from twofour.errors import CompileError, PatternError, PermutationError
-from twofour.layers import PrunableWeight, is_distributed
+from twofour.layers import PrunableWeight, is_distributed, is_masked
+from twofour.measure.machine import free_memory_bytes
 from twofour.patterns import Pattern
+from twofour.permutation.comparison import Arithmetic, outputs, outputs_in_float64, require_same
 from twofour.permutation.matrices import Consumer, matrices
 from twofour.permutation.report import Gain, Report
 from twofour.permutation.stripes import kept, search
 
 _log = logging.getLogger("twofour.permutation")
-
-TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Largest difference of an output before and after, relative to its largest value: sums in another order differ."""
 
 CACHED = 'leave the cache of keys and values out: example={"input_ids": ids, "use_cache": False}'
 """What to try where a language model of Hugging Face answers with its cache, as it does unless told otherwise."""
@@ -71,7 +70,7 @@ def permute(
         remedy="call the model on it yourself: an example is what one forward pass takes",
     ):
         given = _arguments(model, example)
-        reference = _outputs(model, given)
+        reference = outputs(model, given)
     known = {name: score.detach().clone() for name, score in (scores or {}).items()}
     traced = _trace(model, given, plan)
     _require_nothing_beside(model, traced)
@@ -81,7 +80,8 @@ def permute(
     try:
         for group in traced.groups:
             gains.append(_improve(group, plan, mover, known, (escapes, seed, window)))
-        error = _require_same(reference, _outputs(model, given))
+        arithmetic = Arithmetic(len(plan), max(weight.reduction for weight, _ in plan))
+        error = require_same(reference, outputs(model, given), arithmetic, lambda: mover.exactly(given))
     except BaseException:
         mover.undo()
         raise
@@ -117,6 +117,21 @@ class _Mover:
             place, orders = self.done.pop()
             tensor = self.tensors[place.name].detach()
             tensor.copy_(place.moved(tensor, orders.argsort(dim=1)))
+
+    def exactly(self, given: Mapping[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return what a copy in float64 answers with the channels as they were, and as they are now.
+
+        Raises:
+            MemoryError: A copy in float64 would take more than half of the free memory.
+        """
+        needed, free = 8 * sum(tensor.numel() for tensor in self.tensors.values()), free_memory_bytes()
+        if free is not None and needed > free // 2:
+            raise MemoryError(f"{needed >> 20} MB for a copy, {free >> 20} MB are free")
+        exact = copy.deepcopy(self.model).double()
+        after, back = outputs_in_float64(exact, given), _Mover(exact, {})
+        back.done = list(self.done)
+        back.undo()
+        return outputs_in_float64(exact, given), after
 
     def _apply(self, place: Place, orders: Tensor) -> None:
         tensor = self.tensors[place.name].detach()
@@ -209,12 +224,20 @@ def require_whole(plan: Sequence[tuple[PrunableWeight, Pattern]]) -> None:
 
 
 def _require_nothing_beside(model: nn.Module, traced: coupling.Coupling) -> None:
-    """Refuse buffers as large as a weight that moves which the forward does not use: a mask would be left behind."""
+    """Refuse masks, and buffers as large as a weight that moves which the forward does not use: left behind."""
     moved = {place.name for group in traced.groups for place in group.places}
     for name in moved:
         layer, _, attribute = name.rpartition(".")
         module = model.get_submodule(layer)
         tensor = getattr(module, attribute)
+        if is_masked(module):
+            raise PermutationError(
+                "the channels cannot be permuted: a mask would be left behind",
+                got=f"`{name}`, whose module is masked",
+                wanted="a dense model without masks",
+                remedy="permute before pruning, or twofour.masks.detach(model) first",
+                layer=name,
+            )
         for other, buffer in module.named_buffers(recurse=False):
             full = f"{layer}.{other}" if layer else other
             if full not in moved and tensor.ndim > 1 and buffer.shape == tensor.shape:
@@ -225,51 +248,3 @@ def _require_nothing_beside(model: nn.Module, traced: coupling.Coupling) -> None
                     remedy="permute before pruning, or twofour.masks.detach(model) first",
                     layer=name,
                 )
-
-
-def _outputs(model: nn.Module, given: Mapping[str, Any]) -> list[Tensor]:
-    """Run the model in evaluation mode and return the tensors that it answers with."""
-    with torch.no_grad(), calls.evaluating(model):
-        answer = model(**given)
-    found = [leaf.clone() for leaf in tree_leaves(answer) if isinstance(leaf, Tensor)]
-    if not found:
-        raise PermutationError(
-            "the outputs cannot be compared",
-            got=f"a {type(answer).__name__} without tensors",
-            wanted="tensors",
-            remedy="prune without permute=True, or wrap the model so that its forward returns tensors",
-        )
-    return found
-
-
-def _largest_difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
-    """Return the largest difference of an output relative to its largest value; infinity where shapes or NaN differ."""
-    worst = 0.0
-    for old, new in zip(before, after, strict=True):
-        if old.shape != new.shape:
-            return float("inf")
-        if old.numel():
-            old, new = old.double(), new.double()
-            same = (old == new) | (old.isnan() & new.isnan())  # an infinity that stays one is no difference
-            difference = (new - old).abs().masked_fill(same, 0.0).max().item()
-            largest = old.abs().masked_fill(~old.isfinite(), 0.0).max().item()
-            ratio = difference / largest if largest else difference
-            if not ratio < float("inf"):  # NaN is not smaller than anything
-                return float("inf")
-            worst = max(worst, ratio)
-    return worst
-
-
-def _require_same(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
-    """Return the largest difference; each output is held to the tolerance of its own dtype."""
-    for old, new in zip(before, after, strict=True):
-        error, allowed = _largest_difference([old], [new]), TOLERANCES.get(old.dtype, 0.0)
-        if error <= allowed:
-            continue
-        raise PermutationError(
-            "permuting the channels changed what the model computes; everything was put back",
-            got=f"an output that differs by {error:.2e} of its largest value",
-            wanted=f"at most {allowed:g}",
-            remedy="prune without permute=True, and report the model: its channels were traced wrongly",
-        )
-    return _largest_difference(before, after)

@@ -19,6 +19,7 @@ from twofour import native
 from twofour.errors import PatternError
 from twofour.patterns import NM, PairedNM, Pattern, parse
 from twofour.patterns.base import is_finite, non_finite, require_groups
+from twofour.progress import Lines
 
 MOST_PERMUTATIONS = 10**10
 """Distinct orders of one window beyond which it is refused, as apex does: 20 columns of 2:4 have 2,546,168,625."""
@@ -90,7 +91,7 @@ def search(
             the time, 16 and 20 a little more in hours: docs/permutation.md. One stripe leaves the search to the rounds.
         rounds: Rounds of assignment at most; default as above.
         absolute: Search by |scores|: for a weight by magnitude.
-        progress: Show how far a pass of many seconds is, on a terminal.
+        progress: Show how far a pass of many seconds is, on standard error.
 
     Raises:
         PatternError: `scores` does not divide into groups, is negative, NaN or infinite; no N:M pattern; `escapes` or
@@ -110,7 +111,7 @@ def search(
         found = _search(
             matrix.unflatten(1, (-1, 2)).sum(2), pattern.n // 2, pattern.m // 2, escapes, seed, window, rounds, progress
         )
-        order = (found[:, None] * 2 + torch.arange(2)).ravel()
+        order = (found[:, None] * 2 + torch.arange(2, device="cpu")).ravel()
     elif isinstance(pattern, NM):
         order = _search(matrix, pattern.n, pattern.m, escapes, seed, window, rounds, progress)
     else:
@@ -122,7 +123,7 @@ def search(
         )
     before, after = kept(matrix, pattern), kept(matrix[:, order], pattern)
     if after <= before:
-        order, after = torch.arange(matrix.shape[1]), before
+        order, after = torch.arange(matrix.shape[1], device="cpu"), before
     return Permutation(order, before, after, matrix.sum(dtype=torch.float64).item(), _bound(matrix, pattern))
 
 
@@ -195,7 +196,7 @@ def _search(
     rounds: int | None,
     progress: bool,
 ) -> Tensor:
-    order = torch.arange(matrix.shape[1])
+    order = torch.arange(matrix.shape[1], device="cpu")
     stripes = len(order) // m
     width = _window(window, m, stripes)
     if stripes < 2:
@@ -205,9 +206,7 @@ def _search(
     extension, row = native.extension(), native.best_row("nm_stripes")
 
     def call(verb: str, part: Tensor, *options: Any) -> None:
-        getattr(extension, verb)(
-            row, held.data_ptr(), padded, len(part), n, m, seed % 2**64, native.threads(), part.data_ptr(), *options
-        )
+        getattr(extension, verb)(row, held, part, n, m, seed % 2**64, native.threads(), *options)
 
     rounds = _rounds(stripes, padded, escapes, width > m) if rounds is None else rounds
     if rounds:
@@ -228,7 +227,7 @@ def _columns(matrix: Tensor) -> Tensor:
     """Return one contiguous run of rows per column, aligned and padded with zeros to whole vectors."""
     rows, columns = matrix.shape
     padded = -(-rows // _LANES) * _LANES
-    memory = torch.zeros(columns * padded + _LANES)
+    memory = torch.zeros(columns * padded + _LANES, dtype=torch.float32, device="cpu")
     start = (-memory.data_ptr() // memory.element_size()) % _LANES
     held = memory[start : start + columns * padded].view(columns, padded)
     held[:, :rows] = matrix.T
@@ -250,23 +249,30 @@ def _most_stripes(width: int, m: int, stripes: int) -> int:
 
 
 class _Progress:
-    """A line on a terminal about the pass that runs, while the search takes seconds."""
+    """A line about the pass that runs, while the search takes seconds: rewritten on a terminal, see `Lines` elsewhere.
+
+    No bar: the search runs inside steps that have one.
+    """
 
     def __init__(self, parts: int, shown: bool) -> None:
         self.parts, self.part = parts, 0
         self._shown, self._wrote = shown and sys.stderr.isatty(), False
+        self._lines = Lines("permuting", shown=shown and not self._shown)
 
     def __enter__(self) -> _Progress:
+        self._lines.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_: Any) -> None:
+        self._lines.__exit__(None, None, None)
         if self._wrote:
             print(file=sys.stderr)
 
     def tell(self, done: int, of: int) -> None:
         """Say how many of how many groups of stripes were looked at."""
+        where = f"part {self.part + 1} of {self.parts}, " if self.parts > 1 else ""
+        self._lines.move(done, of, f"{where}groups of stripes")
         if self._shown:
-            where = f"part {self.part + 1} of {self.parts}, " if self.parts > 1 else ""
             print(
                 f"\rpermuting: {where}{done:,} of {of:,} groups of stripes", end="\033[K", file=sys.stderr, flush=True
             )

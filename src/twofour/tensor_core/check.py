@@ -61,7 +61,7 @@ def operands(row: Instruction, variant: Variant, seed: int = 0) -> tuple[Tensor,
     stored = row.a.from_raw(row.a.raw(operand.values).view(BLOCKS, row.m, -1))
     b = _small(partner, (BLOCKS, row.k, variant["n"]), generator)
     high = 2**31 - 1 if row.a.whole else 64
-    c = torch.randint(-high, high, (BLOCKS, row.m, variant["n"]), generator=generator)
+    c = torch.randint(-high, high, (BLOCKS, row.m, variant["n"]), generator=generator, device="cpu")
     c[..., 0] = high
     metadata = metadata_registers(row, operand.codes.view(BLOCKS, row.m, -1), variant["selector"])
     b = b_registers(row, b, partner) if row.family == "mma.sp" else b
@@ -183,15 +183,17 @@ def _line(result: Any) -> str:
 def _random(row: Instruction, generator: torch.Generator) -> Operand:
     """Random kept units; four fifths of their values are not zero."""
     kind, shape = row.a, (row.m * BLOCKS, row.k)
-    order = torch.rand(shape[0], row.chunks, kind.chunk // kind.unit, generator=generator).argsort(-1)
+    order = torch.rand(
+        shape[0], row.chunks, kind.chunk // kind.unit, generator=generator, dtype=torch.float32, device="cpu"
+    ).argsort(-1)
     keep = (order < kind.kept // kind.unit).repeat_interleave(kind.unit, -1).view(shape)
-    keep &= torch.rand(shape, generator=generator) < 0.8
+    keep &= torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu") < 0.8
     return Operand.from_dense(kind.from_raw(kind.raw(_small(kind, shape, generator)) * keep), kind)
 
 
 def _small(kind: Element, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     low = 0 if kind.name.startswith("u") else -3
-    return torch.randint(low, 4, shape, generator=generator).to(torch.float32).to(kind.dtype)
+    return torch.randint(low, 4, shape, generator=generator, device="cpu").to(torch.float32).to(kind.dtype)
 
 
 if __name__ == "__main__":

@@ -114,13 +114,13 @@ def element(name: str | Element) -> Element:
 def to_words(bits: Tensor, width: int) -> Tensor:
     """Put neighbours of the last axis into words, the first lowest: (..., n) -> int32 (..., n * width / 32)."""
     per_word = WORD // width
-    fields = bits.unflatten(-1, (-1, per_word)) << (torch.arange(per_word) * width)
+    fields = bits.unflatten(-1, (-1, per_word)) << (torch.arange(per_word, device="cpu") * width)
     return _wrapped(fields.sum(-1), WORD).to(torch.int32)
 
 
 def from_words(words: Tensor, width: int) -> Tensor:
     """Take words apart again: int32 (..., n) -> int64 (..., n * 32 / width), each below 2**width."""
-    fields = words.to(torch.int64).unsqueeze(-1) >> (torch.arange(WORD // width) * width)
+    fields = words.to(torch.int64).unsqueeze(-1) >> (torch.arange(WORD // width, device="cpu") * width)
     return (fields & ((1 << width) - 1)).flatten(-2)
 
 

@@ -73,8 +73,8 @@ def execute(
 def _kept_columns(row: Instruction, positions: Tensor) -> Tensor:
     """Turn positions in chunks (..., m, chunks, kept units) into dense columns of A (..., m, k / 2)."""
     unit = row.a.unit
-    base = torch.arange(row.chunks)[:, None, None] * row.a.chunk
-    return (base + positions.unsqueeze(-1) * unit + torch.arange(unit)).flatten(-3)
+    base = torch.arange(row.chunks, device="cpu")[:, None, None] * row.a.chunk
+    return (base + positions.unsqueeze(-1) * unit + torch.arange(unit, device="cpu")).flatten(-3)
 
 
 def _product(left: Tensor, right: Tensor, chosen: Tensor) -> Tensor:

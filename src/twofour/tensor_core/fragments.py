@@ -50,7 +50,7 @@ def b_places(row: Instruction) -> Places:
 def c_places(row: Instruction, n: int = 8) -> Places:
     """Place in C and D (m, n) of each lane's elements, one a register for f32 and s32, two for f16."""
     group, quad, warp = _lanes(row)
-    r = torch.arange(n // 2)
+    r = torch.arange(n // 2, device="cpu")
     return 16 * warp + group + 8 * (r // 2 % 2), 8 * (r // 4) + 2 * quad + r % 2
 
 
@@ -62,7 +62,7 @@ def code_places(row: Instruction) -> Places:
     """
     lanes = suppliers(row, 0)
     group, warp, member = lanes // 4 % 8, lanes // WORD, lanes % 4
-    i = torch.arange(8)
+    i = torch.arange(8, device="cpu")
     group, warp, member = group[:, None], warp[:, None], member[:, None]
     if row.rows_per_word == 2:
         return 16 * warp + group + 8 * (i // 4), 4 * member + i % 4
@@ -81,7 +81,7 @@ def suppliers(row: Instruction, selector: int) -> Tensor:
             got=repr(selector),
             wanted="0" if row.selectors == 1 else f"0 to {row.selectors - 1}",
         )
-    lanes = torch.arange(row.lanes)
+    lanes = torch.arange(row.lanes, device="cpu")
     return lanes[lanes % 4 // row.holders == selector]
 
 
@@ -127,7 +127,7 @@ def metadata_registers(row: Instruction, codes: Tensor, selector: int = 0) -> Te
     """Spread codes (..., m, chunks) over the lanes that supply them: int32 (..., lanes); other lanes get 0."""
     rows, chunks = code_places(row)
     words = to_words(codes.to(torch.int64)[..., rows, chunks], 4).squeeze(-1)
-    registers = torch.zeros(*words.shape[:-1], row.lanes, dtype=torch.int32)
+    registers = torch.zeros(*words.shape[:-1], row.lanes, dtype=torch.int32, device="cpu")
     registers[..., suppliers(row, selector)] = words
     return registers
 
@@ -145,17 +145,17 @@ def metadata_codes(row: Instruction, registers: Tensor, selector: int = 0) -> Te
 
 
 def _lanes(row: Instruction) -> tuple[Tensor, Tensor, Tensor]:
-    lanes = torch.arange(row.lanes)[:, None]
+    lanes = torch.arange(row.lanes, device="cpu")[:, None]
     return lanes // 4 % 8, lanes % 4, lanes // WORD
 
 
 def _registers(count: int, per_word: int) -> tuple[Tensor, Tensor]:
-    flat = torch.arange(count * per_word)
+    flat = torch.arange(count * per_word, device="cpu")
     return flat // per_word, flat % per_word
 
 
 def _gathered(spread: Tensor, places: Places, shape: tuple[int, int]) -> Tensor:
     """Collect what the lanes hold, (..., lanes, elements), into a matrix (..., *shape)."""
-    matrix = torch.empty(*spread.shape[:-2], *shape, dtype=spread.dtype)
+    matrix = torch.empty(*spread.shape[:-2], *shape, dtype=spread.dtype, device="cpu")
     matrix[..., places[0], places[1]] = spread
     return matrix

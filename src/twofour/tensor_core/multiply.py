@@ -57,7 +57,9 @@ def multiply(
     raw = pad(partner.raw(b), (0, -n % width, 0, padded.shape[1] - len(b)))
     tiles = partner.from_raw(raw).view(-1, row.k, raw.shape[1] // width, width).transpose(1, 2)
     options = {"b_type": partner, "accumulator": name, "ordered": ordered, "saturate": saturate}
-    start = torch.zeros(padded.shape[0] // row.m, tiles.shape[1], row.m, width, dtype=ACCUMULATORS.get(name))
+    start = torch.zeros(
+        padded.shape[0] // row.m, tiles.shape[1], row.m, width, dtype=ACCUMULATORS.get(name), device="cpu"
+    )
     c = c_registers(row, start)
     right = b_registers(row, tiles, partner) if row.family == "mma.sp" else tiles
     for step, (a, metadata) in enumerate(_steps(padded, row)):

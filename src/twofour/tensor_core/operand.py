@@ -126,7 +126,9 @@ class Operand:
                 wanted=f"at most {kept} non-zero units of {kind.unit} in every {kind.chunk} values",
                 remedy=f'prune first: dense *= patterns.parse("{_pattern(kind)}").project(dense, absolute=True)',
             )
-        codes = _codes(kind)[(units.to(torch.uint8) << torch.arange(units.shape[-1], dtype=torch.uint8)).sum(-1)]
+        codes = _codes(kind)[
+            (units.to(torch.uint8) << torch.arange(units.shape[-1], dtype=torch.uint8, device="cpu")).sum(-1)
+        ]
         positions = unit_positions(codes, kind, ordered=True).unsqueeze(-1)
         stored = kind.stored(dense).view(*units.shape, kind.unit)
         picked = stored.gather(2, positions.expand(*positions.shape[:-1], kind.unit))
@@ -141,7 +143,9 @@ class Operand:
         positions = unit_positions(self.codes, self.element, ordered=False)
         kind, (rows, columns) = self.element, self.shape
         bits = kind.raw(self.values).view(*positions.shape, kind.unit)
-        dense = torch.zeros(rows, columns // kind.chunk, kind.chunk // kind.unit, kind.unit, dtype=torch.int64)
+        dense = torch.zeros(
+            rows, columns // kind.chunk, kind.chunk // kind.unit, kind.unit, dtype=torch.int64, device="cpu"
+        )
         dense.scatter_(2, positions.unsqueeze(-1).expand_as(bits), bits)
         return kind.from_raw(dense.view(rows, columns))
 
@@ -170,7 +174,7 @@ def unit_positions(codes: Tensor, kind: Element, *, ordered: bool) -> Tensor:
     """
     codes = codes.to(torch.int64)
     legal = TF32_CODES if kind.name == "tf32" else CODES
-    wrong = ~torch.isin(codes, torch.tensor(legal))
+    wrong = ~torch.isin(codes, torch.tensor(legal, dtype=torch.int64, device="cpu"))
     if kind.name != "tf32" and not ordered:
         wrong = (codes & 3) == (codes >> 2)
     if bool(wrong.any()):
@@ -209,7 +213,7 @@ def _codes(kind: Element) -> Tensor:
     for index in range(1 << count):
         chosen = sorted(sorted(range(count), key=lambda unit: not index >> unit & 1)[:kept])
         codes.append(TF32_CODES[chosen[0]] if kept == 1 else chosen[0] | chosen[1] << 2)
-    return torch.tensor(codes, dtype=torch.uint8)
+    return torch.tensor(codes, dtype=torch.uint8, device="cpu")
 
 
 def _nonzero(dense: Tensor, kind: Element) -> Tensor:

@@ -71,7 +71,7 @@ def from_sm90(values: Tensor, meta: Tensor, kind: str | Element, tile: int = LAR
             f"m k / {2 * kind.chunk} bytes",
         )
     flat = torch.stack((meta.flatten() & 0xF, meta.flatten() >> 4), -1).flatten()
-    blank = torch.empty(k // tile, m // ROWS, ROWS, tile // kind.chunk, dtype=torch.uint8)
+    blank = torch.empty(k // tile, m // ROWS, ROWS, tile // kind.chunk, dtype=torch.uint8, device="cpu")
     order = _order(kind)
     shape = [_split(blank, kind).shape[axis] for axis in order]
     atoms = flat.view(shape).permute([order.index(axis) for axis in range(len(order))]).reshape(blank.shape)
@@ -84,8 +84,8 @@ def code_order(kind: Element, tile: int = LARGEST_TILE) -> Tensor:
     """Where each code of an atom stands among its codes, two a byte: int64 (64, tile / chunk)."""
     _require_tile(kind, tile)
     codes = ROWS * tile // kind.chunk
-    order = _split(torch.arange(codes).view(1, 1, ROWS, -1), kind).permute(_order(kind)).flatten()
-    return torch.empty_like(order).scatter_(0, order, torch.arange(codes)).view(ROWS, -1)
+    order = _split(torch.arange(codes, device="cpu").view(1, 1, ROWS, -1), kind).permute(_order(kind)).flatten()
+    return torch.empty_like(order).scatter_(0, order, torch.arange(codes, device="cpu")).view(ROWS, -1)
 
 
 def _split(atoms: Tensor, kind: Element) -> Tensor:

@@ -1,6 +1,7 @@
-// Attention for Python: the rows, and the call through raw pointers.
+// Attention for Python: the rows and the calls.
 #include <nanobind/stl/array.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -32,6 +33,74 @@ bool keeps_all(const Attention& a) {
   return true;
 }
 
+// An operand as (batch, heads, rows, width).
+struct Heads {
+  char* data;
+  Strides strides;
+  int64_t batch, heads, rows, width;
+};
+
+// Whether the last axis is contiguous: strides of what holds nothing say nothing.
+bool along_rows(const View& v) { return v.shape[v.ndim - 1] <= 1 || v.strides[v.ndim - 1] == 1 || v.count() == 0; }
+
+// A tensor of four axes, the last one contiguous.
+Heads heads(const Border& border, const Operand& operand, const char* role, Types types) {
+  const View v = border.strided(operand, role, types);
+  border.require(v.ndim == 4 && along_rows(v), operand, role,
+                 types.text() + " (batch, heads, rows, width) on cpu, its last axis contiguous");
+  return {v.data, {v.strides[0], v.strides[1], v.strides[2]}, v.shape[0], v.shape[1], v.shape[2], v.shape[3]};
+}
+
+// Columns [begin, begin + size) of a tensor (batch, rows, columns), as heads of `width` side by side.
+Heads heads_of_columns(const Border& border, const Operand& operand, const char* role, Types types, int64_t begin,
+                       int64_t size, int64_t width) {
+  const View v = border.strided(operand, role, types);
+  border.require(v.ndim == 3 && along_rows(v) && width > 0 && begin >= 0 && size >= 0 && size % width == 0 &&
+                     size <= v.shape[2] && begin <= v.shape[2] - size,
+                 operand, role, types.text() + " (batch, rows, columns) on cpu, columns contiguous, heads inside");
+  return {v.data + begin * v.width, {v.strides[0], width, v.strides[1]}, v.shape[0], size / width, v.shape[1], width};
+}
+
+Types types_of(const AttentionKernel& kernel) {
+  return std::strcmp(kernel.dtype, "bfloat16") == 0 ? Types{Type::bf16} : Types{Type::f32};
+}
+
+// The mask over (batch, heads, queries, keys), its repeated axes with strides of 0; None hides nothing.
+void add_mask(const Border& border, const Operand& mask, Attention* args) {
+  if (!mask.given()) return;
+  const View v = border.strided(mask, "mask", {Type::f32, Type::boolean});
+  const int64_t wanted[] = {args->batch, args->heads, args->queries, args->keys};
+  border.require(v.ndim == 4 && std::equal(wanted, wanted + 4, v.shape) && along_rows(v), mask,
+                 "mask", "(batch, heads, queries, keys), keys contiguous");
+  args->mask = v.data;
+  args->mask_kind = v.type == Type::boolean ? AttentionMask::keep : AttentionMask::add;
+  args->mask_strides = {v.strides[0], v.strides[1], v.strides[2]};
+}
+
+// The call, but for its mask and what stands behind k and v.
+Attention call_of(const Border& border, const Heads& q, const Heads& k, const Heads& v, const Heads& out,
+                  const Operand& answer, float scale, bool causal) {
+  border.require(q.batch == k.batch && q.batch == v.batch && q.batch == out.batch && q.heads == out.heads &&
+                     q.rows == out.rows && v.width == out.width && q.width == k.width && k.heads == v.heads &&
+                     k.rows == v.rows && k.heads > 0 && q.heads % k.heads == 0 && q.width > 0,
+                 answer, "answer", "(batch, heads, queries, value width) of q, k and v that belong together");
+  return {q.data, k.data, v.data, out.data, q.strides, k.strides, v.strides, out.strides,
+          nullptr, AttentionMask::none, {}, q.batch, q.heads, k.heads, q.rows, k.rows, q.width, v.width,
+          scale, causal, nullptr, nullptr, {}, {}, k.rows};
+}
+
+void run(const AttentionKernel& kernel, Attention args, int threads) {
+  static Scratch scratch;
+  if (args.batch == 0 || args.queries == 0 || args.value_width == 0) return;  // a broadcast mask may have no memory here
+  nb::gil_scoped_release release;
+  if (args.keys == 0) args.mask_kind = AttentionMask::none;
+  if (args.mask_kind == AttentionMask::keep && keeps_all(args)) args.mask_kind = AttentionMask::none;
+  parallel_for(args.batch * args.heads, 1, threads, [&](int64_t begin, int64_t end) {
+    const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
+    kernel.run(args, begin, end, lease.data());
+  });
+}
+
 }  // namespace
 
 void bind_attention(nb::module_& m) {
@@ -40,25 +109,44 @@ void bind_attention(nb::module_& m) {
     for (const auto& k : kKernels) rows.append(nb::make_tuple(k.name, k.isa, k.dtype));
     return rows;
   });
-  // `at`: addresses of q, k, v, out, mask, and of the keys and values behind k's and v's (0: there are none); `strides`:
-  // batch, head and row of each; `sizes`: batch, heads, key_heads, queries, keys, width, value_width, keys in k.
-  m.def("attention", [](int index, std::array<uintptr_t, 7> at, std::array<int64_t, 21> strides,
-                        std::array<int64_t, 8> sizes, int mask_kind, float scale, bool causal, int threads) {
-    static Scratch scratch;
+  // Tensors of four axes, as in attention.h; `out` (batch, heads, queries, value width), any strides but the last.
+  m.def("attention", [](int index, const Operand& q, const Operand& k, const Operand& v, const Operand& out,
+                        const Operand& mask, const Operand& k_added, const Operand& v_added, float scale, bool causal,
+                        int threads) {
     const AttentionKernel& kernel = row(kKernels, index);
-    if (mask_kind < 0 || mask_kind > 2) throw nb::value_error("no such kind of mask");
-    const auto stride = [&](int i) { return Strides{strides[3 * i], strides[3 * i + 1], strides[3 * i + 2]}; };
-    Attention args{pointer<const void>(at[0]), pointer<const void>(at[1]), pointer<const void>(at[2]),
-                   pointer<void>(at[3]), stride(0), stride(1), stride(2), stride(3),
-                         pointer<const void>(at[4]), static_cast<AttentionMask>(mask_kind), stride(4), sizes[0],
-                         sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], scale, causal,
-                   pointer<const void>(at[5]), pointer<const void>(at[6]), stride(5), stride(6), sizes[7]};
-    nb::gil_scoped_release release;
-    if (args.mask_kind == AttentionMask::keep && keeps_all(args)) args.mask_kind = AttentionMask::none;
-    parallel_for(args.batch * args.heads, 1, threads, [&](int64_t begin, int64_t end) {
-      const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
-      kernel.run(args, begin, end, lease.data());
-    });
+    const Border border(kernel.name);
+    const Types types = types_of(kernel);
+    const Heads keys = heads(border, k, "keys", types), values = heads(border, v, "values", types);
+    Attention args = call_of(border, heads(border, q, "queries", types), keys, values, heads(border, out, "answer", types),
+                             out, scale, causal);
+    if (k_added.given() || v_added.given()) {
+      const Heads more = heads(border, k_added, "added keys", types), beside = heads(border, v_added, "added values", types);
+      border.require(more.batch == keys.batch && more.heads == keys.heads && more.width == keys.width &&
+                         beside.batch == keys.batch && beside.heads == keys.heads && beside.width == values.width &&
+                         beside.rows == more.rows,
+                     k_added, "added keys", "as the keys and values but for their number, which both share");
+      args.keys += more.rows;
+      args.k_added = more.data, args.v_added = beside.data;
+      args.k_added_strides = more.strides, args.v_added_strides = beside.strides;
+    }
+    add_mask(border, mask, &args);
+    run(kernel, args, threads);
+  });
+  // q, k, v: (batch, rows, columns) and the columns of their heads, `width` each: begins and sizes of q, k and v; `out`
+  // (batch, queries, columns of q), contiguous.
+  m.def("attention_of_columns", [](int index, const Operand& q, const Operand& k, const Operand& v, const Operand& out,
+                                   const Operand& mask, std::array<int64_t, 3> begins, std::array<int64_t, 3> sizes,
+                                   int64_t width, float scale, bool causal, int threads) {
+    const AttentionKernel& kernel = row(kKernels, index);
+    const Border border(kernel.name);
+    const Types types = types_of(kernel);
+    const auto part = [&](const Operand& operand, const char* role, int i) {
+      return heads_of_columns(border, operand, role, types, begins[i], sizes[i], width);
+    };
+    Attention args = call_of(border, part(q, "queries", 0), part(k, "keys", 1), part(v, "values", 2),
+                             heads_of_columns(border, out, "answer", types, 0, sizes[0], width), out, scale, causal);
+    add_mask(border, mask, &args);
+    run(kernel, args, threads);
   });
 }
 

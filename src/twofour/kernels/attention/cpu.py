@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch._C import _is_tracing
-from torch.compiler import is_compiling
 
 from twofour import native
 from twofour.errors import KernelError
+from twofour.native.surroundings import by_operators, followed, plain
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """dtypes of the operands, as the table calls them; scores and their softmax are float32 in both."""
@@ -50,8 +49,10 @@ def attention(
     Raises:
         KernelError: The operands do not fit.
     """
-    if is_compiling() or _is_tracing():
-        return torch.ops.twofour.attention(q, k, v, mask, scale, causal, k_added, v_added)
+    if by_operators():
+        with followed():
+            return torch.ops.twofour.attention(q, k, v, mask, scale, causal, k_added, v_added)
+    q, k, v, mask, k_added, v_added = plain("attention", q, k, v, mask, k_added, v_added)
     return _attention(q, k, v, mask, scale, causal, k_added, v_added)
 
 
@@ -65,30 +66,23 @@ def _attention(
     k_added: Tensor | None = None,
     v_added: Tensor | None = None,
 ) -> Tensor:
-    batch, heads, key_heads, queries, first, width, value_width = _sizes(q, k, v)
+    batch, heads, queries, keys, width, value_width = _sizes(q, k, v)
     q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
-    keys, behind, behind_strides = first, (0, 0), (0,) * 6
     if k_added is not None or v_added is not None:
         k_added, v_added = _added(k, v, k_added, v_added)
-        keys, behind = first + k_added.shape[2], (k_added.data_ptr(), v_added.data_ptr())
-        behind_strides = (*k_added.stride()[:3], *v_added.stride()[:3])
-    out = torch.empty(batch, queries, heads, value_width, dtype=q.dtype)
-    to = out.stride()
-    kind, address, steps = 0, 0, (0, 0, 0)
-    if mask is not None:
-        mask, kind = _mask(mask, (batch, heads, queries, keys))
-        address, steps = mask.data_ptr(), mask.stride()[:3]
+        keys += k_added.shape[2]
+    out = torch.empty(batch, queries, heads, value_width, dtype=q.dtype, device="cpu").transpose(1, 2)
     native.extension().attention(
         native.best_row("attention", DTYPES[q.dtype]),
-        (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), address, *behind),
-        (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], to[0], to[2], to[1], *steps, *behind_strides),
-        (batch, heads, key_heads, queries, keys, width, value_width, first),
-        kind,
+        *(q, k, v, out),
+        None if mask is None else _mask(mask, (batch, heads, queries, keys)),
+        k_added,
+        v_added,
         width**-0.5 if scale is None else scale,
         causal,
         native.threads(),
     )
-    return out.transpose(1, 2)
+    return out
 
 
 def attention_of_columns(
@@ -126,20 +120,14 @@ def attention_of_columns(
         parts = (t[..., begin : begin + size] for t, begin, size in zip((q, k, v), begins, sizes, strict=True))
         split = [part.unflatten(-1, (-1, width)).transpose(1, 2) for part in parts]
         return _attention(split[0], split[1], split[2], mask, scale, causal).transpose(1, 2).reshape(batch, queries, -1)
-    keys, heads, key_heads = k.size(1), sizes[0] // width, sizes[1] // width
-    out = torch.empty(batch, queries, sizes[0], dtype=q.dtype)
-    kind, address, steps = 0, 0, (0, 0, 0)
-    if mask is not None:
-        mask, kind = _mask(mask, (batch, heads, queries, keys))
-        address, steps = mask.data_ptr(), mask.stride()[:3]
-    at = (t.data_ptr() + begin * t.element_size() for t, begin in zip((q, k, v), begins, strict=True))
-    strides = (q.stride(0), width, q.stride(1), k.stride(0), width, k.stride(1), v.stride(0), width, v.stride(1))
-    native.extension().attention(
+    out = torch.empty(batch, queries, sizes[0], dtype=q.dtype, device="cpu")
+    native.extension().attention_of_columns(
         native.best_row("attention", DTYPES[q.dtype]),
-        (*at, out.data_ptr(), address, 0, 0),
-        (*strides, queries * sizes[0], width, sizes[0], *steps, 0, 0, 0, 0, 0, 0),
-        (batch, heads, key_heads, queries, keys, width, width, keys),
-        kind,
+        *(q, k, v, out),
+        None if mask is None else _mask(mask, (batch, sizes[0] // width, queries, k.size(1))),
+        begins,
+        sizes,
+        width,
         width**-0.5 if scale is None else scale,
         causal,
         native.threads(),
@@ -147,8 +135,8 @@ def attention_of_columns(
     return out
 
 
-def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int, int, int, int]:
-    """Return batch, heads, key heads, queries, keys, width and value width, or refuse operands that do not fit."""
+def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int, int, int]:
+    """Return batch, heads, queries, keys, width and value width, or refuse operands that do not fit."""
     good = (
         q.dtype is k.dtype is v.dtype
         and q.dtype in DTYPES
@@ -163,7 +151,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int, int, in
         value_batch, value_heads, value_keys, value_width = v.shape
         fits = batch == key_batch == value_batch and key_heads == value_heads and keys == value_keys
         if fits and width == key_width and width and key_heads and heads % key_heads == 0:
-            return batch, heads, key_heads, queries, keys, width, value_width
+            return batch, heads, queries, keys, width, value_width
     raise KernelError(
         "the operands of attention do not fit",
         got=", ".join(f"{name} {t.dtype} {tuple(t.shape)} on {t.device}" for name, t in (("q", q), ("k", k), ("v", v))),
@@ -191,20 +179,19 @@ def _beside(t: Tensor) -> tuple[int, int, int]:
     return t.shape[0], t.shape[1], t.shape[3]
 
 
-def _mask(mask: Tensor, shape: tuple[int, int, int, int]) -> tuple[Tensor, int]:
-    """Return the mask expanded with a contiguous last axis, and its `AttentionMask`."""
-    kinds = {torch.float32: 1, torch.bool: 2}
+def _mask(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+    """Return the mask expanded, with a contiguous last axis."""
     try:
         wide = mask.expand(shape)
     except RuntimeError:
         wide = None
-    if wide is None or mask.dtype not in kinds or not mask.is_cpu:
+    if wide is None or mask.dtype not in (torch.float32, torch.bool) or not mask.is_cpu:
         raise KernelError(
             "the mask of attention does not fit",
             got=f"{mask.dtype} {tuple(mask.shape)} on {mask.device}",
             wanted=f"bool or float32 on cpu that broadcasts to {shape}",
         )
-    return (wide if wide.stride(3) == 1 or shape[3] == 1 else wide.contiguous()), kinds[mask.dtype]
+    return wide if wide.stride(3) == 1 or shape[3] == 1 else wide.contiguous()
 
 
 def _fake(

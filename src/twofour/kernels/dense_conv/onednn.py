@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.kernels.conv import ConvKernel, Geometry, Images, channels_last, finish, padded, require_image
+from twofour.errors import KernelError
+from twofour.kernels.conv import SCATTERED, ConvKernel, Geometry, Images, channels_last, finish, padded, require_image
 
 REORDER_IMAGES = (1, 28, 28)
 """Input that the reorder is told where none is known. On others the weight may stand in an order that oneDNN has no
@@ -22,8 +23,23 @@ class OneDnnConv(ConvKernel):
         """Return why not: torch was built without oneDNN."""
         return None if torch.backends.mkldnn.is_available() else "this build of torch has no oneDNN"
 
+    def refuses(self, geometry: Geometry) -> str | None:
+        """Return why not: no oneDNN, or a geometry at which it can end the process."""
+        return SCATTERED if geometry.scattered else self.unavailable()
+
     def prepare(self, weight: Tensor, geometry: Geometry, images: Images | None = None) -> Tensor:
-        """Return the weight in oneDNN's blocked order: an opaque tensor of mkldnn layout."""
+        """Return the weight in oneDNN's blocked order: an opaque tensor of mkldnn layout.
+
+        Raises:
+            KernelError: The geometry is one at which oneDNN can end the process.
+        """
+        if geometry.scattered:
+            raise KernelError(
+                f"{self.name} is not run on this convolution",
+                got=f"{geometry}: {SCATTERED}",
+                wanted="one group, or no dilation, or stride 1",
+                remedy="compile the model again: another kernel takes the layer",
+            )
         count, *size = images or REORDER_IMAGES
         reach = [d * (k - 1) + 1 for d, k in zip(geometry.dilation, geometry.kernel, strict=True)]
         image = [count, geometry.in_channels, *map(max, size, reach)]

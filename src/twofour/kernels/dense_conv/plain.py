@@ -12,11 +12,11 @@ from twofour.kernels.conv import ConvKernel, Geometry, Images, channels_last, fi
 
 @dataclass(frozen=True)
 class PlainConv(ConvKernel):
-    """torch.conv2d on a channels-last weight."""
+    """torch.conv2d on a channels-last weight; channels first where oneDNN, which does the work, needs that."""
 
     def prepare(self, weight: Tensor, geometry: Geometry, images: Images | None = None) -> Tensor:
-        """Return the weight (out, in / groups, height, width), channels last."""
-        return channels_last(weight.detach())
+        """Return the weight (out, in / groups, height, width), channels last or first."""
+        return _channels_first(weight.detach()) if geometry.scattered else channels_last(weight.detach())
 
     def run(
         self,
@@ -29,9 +29,16 @@ class PlainConv(ConvKernel):
     ) -> Tensor:
         """Convolve; see `ConvKernel.run`."""
         require_image(x, geometry, other)
-        x, padding = padded(channels_last(x), geometry)
+        x, padding = padded(x if geometry.scattered else channels_last(x), geometry)
+        if geometry.scattered:
+            x, weight = _channels_first(x), _channels_first(weight)
         y = torch.conv2d(x, weight, bias, geometry.stride, padding, geometry.dilation, geometry.groups)
         return finish(channels_last(y), activation, other)
+
+
+def _channels_first(x: Tensor) -> Tensor:
+    """Return a copy with the strides of channels first, which of sizes 1 `contiguous` leaves as they are."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format).copy_(x)
 
 
 PLAIN_CONV = PlainConv(

@@ -1,8 +1,9 @@
 // Dense products for Python: the table of kernels, the packing, the call.
 #include "dense_matmul.h"
-#include "kernels/nm_matmul/layout_header.h"
+#include "kernels/nm_matmul/product_operands.h"
 #include "native/binding.h"
 #include "native/scratch.h"
+#include "native/whole.h"
 
 namespace nb = nanobind;
 
@@ -16,6 +17,13 @@ constexpr DenseMatmulKernel kDenseMatmulKernels[] = {
 #undef TWOFOUR_DENSE_MATMUL_ROW
 };
 
+// A header that packing writes, and as many bytes behind it as it says.
+void require_int4(const PackedWeight& packed) {
+  packed.require_sound(packed.sizes() && packed.group() != 0);
+  const WeightShape shape = packed.shape();
+  packed.require_sound(int4_dense_layout__bytes(shape.out, shape.in, shape.group, shape.zeros) == packed.behind());
+}
+
 }  // namespace
 
 void bind_dense_matmul(nb::module_& m) {
@@ -25,27 +33,35 @@ void bind_dense_matmul(nb::module_& m) {
     return rows;
   });
   m.def("dense_int4_bytes", int4_dense_layout__bytes);
-  m.def("dense_int4_pack", [](uintptr_t values, uintptr_t scales, uintptr_t zeros, int64_t out, int64_t in,
-                              int64_t group, uintptr_t packed) {
+  // `packed`: a header that says what is wanted, and the bytes to be written behind it.
+  m.def("dense_int4_pack", [](const Operand& packed, const Operand& values, const Operand& scales, const Operand& zeros) {
+    const Border border("dense_int4_pack");
+    const PackedWeight to(border, packed, "packed weight");
+    require_int4(to);
+    const WeightShape shape = to.shape();
+    const View halves = border.exactly(values, "values", {Type::u8}, shape.out * ceil_div(shape.in, 2));
+    const int64_t runs = shape.out * ceil_div(shape.in, shape.group);
+    const auto floats = [&](const Operand& part, const char* role) {
+      return reinterpret_cast<const float*>(border.exactly(part, role, {Type::f32}, runs).data);
+    };
+    const float* steps = floats(scales, "scales");
+    const float* offsets = shape.zeros ? floats(zeros, "zero points") : nullptr;
     nb::gil_scoped_release release;
-    int4_dense_layout__pack(pointer<const uint8_t>(values), pointer<const float>(scales), pointer<const float>(zeros),
-                            out, in, group, pointer<void>(packed));
+    int4_dense_layout__pack(reinterpret_cast<const uint8_t*>(halves.data), steps, offsets, shape.out, shape.in,
+                            shape.group, to.bytes());
   });
   // Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous.
-  m.def("dense_matmul", [](int index, uintptr_t x, int type, int64_t x_stride, uintptr_t weight, uintptr_t bias,
-                           uintptr_t y, int64_t tokens, int64_t out_features, int64_t in_features, int activation,
-                           int combine, uintptr_t other, int64_t other_stride, int threads) {
+  m.def("dense_matmul", [](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& y,
+                           int activation, int combine, const Operand& other, int threads) {
     static Scratch scratch;
     const DenseMatmulKernel& kernel = row(kDenseMatmulKernels, index);
-    const auto* head = pointer<const LayoutHeader>(weight);
-    if (!head->made_for(kernel.dtype, kernel.layout, out_features, in_features)) return false;
+    const Border border(kernel.name);
+    const ProductOperands seen(border, x, bias, y, kReal, {}, {activation, combine}, other);
+    const PackedWeight packed(border, weight);
+    if (!packed.made_for(kernel.dtype, kernel.layout, seen.to.width, seen.from.width)) return false;
+    require_int4(packed);
+    DenseMatmul args = seen.call(packed, {}, threads);
     nb::gil_scoped_release release;
-    DenseMatmul args{pointer<const void>(x), static_cast<Type>(type), x_stride, head + 1, pointer<const float>(bias),
-                     pointer<void>(y), static_cast<Type>(type), out_features, tokens, out_features, in_features,
-                     head->group & ~kZerosBit, (head->group & kZerosBit) != 0,
-                     {static_cast<Activation>(activation), static_cast<Combine>(combine), pointer<const void>(other),
-                      other_stride},
-                     {}, threads, nullptr};
     const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
     args.workspace = lease.data();
     kernel.run(args);

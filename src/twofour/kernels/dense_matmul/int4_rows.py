@@ -9,14 +9,14 @@ from torch import Tensor
 
 from twofour import native
 from twofour.errors import KernelError
-from twofour.kernels.base import Kernel, unfit_bias
+from twofour.kernels.base import Kernel
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.native import pages
 from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header
 from twofour.packing.quantize import GROUPS, to_int4
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1}
-"""dtype of activations -> `Type` in nm_matmul.h."""
+TYPES = (torch.float32, torch.bfloat16)
+"""dtypes of activations."""
 
 RESTORED = 256
 """Columns of a weight that are restored at a time."""
@@ -50,16 +50,15 @@ class Int4Matmul(Kernel):
         buffer = pages.empty(HEADER_BYTES + size)
         head = layout_header("dense", self.dtype, self.layout, rows, columns, group=group, zeros=zeros is not None)
         buffer[:HEADER_BYTES] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-        at = [0 if part is None else part.data_ptr() for part in (values, scales, zeros)]
-        extension.dense_int4_pack(*at, rows, columns, group, buffer.data_ptr() + HEADER_BYTES)
+        extension.dense_int4_pack(buffer, values, scales, zeros)
         return buffer
 
     def restore(self, prepared: Tensor) -> Tensor:
         """Return the weight as `prepare` rounded it: float32 (out, in), read column by column by the product itself."""
         rows, columns = read_layout_header(bytes(prepared[:HEADER_BYTES].tolist())).shape
+        unit = torch.eye(columns, dtype=torch.float32, device="cpu")
         blocks = [
-            self.run(torch.eye(columns)[first : first + RESTORED], prepared, None, rows)
-            for first in range(0, columns, RESTORED)
+            self.run(unit[first : first + RESTORED], prepared, None, rows) for first in range(0, columns, RESTORED)
         ]
         return torch.cat(blocks).T.contiguous()
 
@@ -80,25 +79,17 @@ class Int4Matmul(Kernel):
         """
         tokens, in_features = x.shape
         epilogue.require(other, (tokens, out_features))
-        if bias is not None and (bias.dtype is not torch.float32 or not bias.is_cpu or bias.numel() != out_features):
-            raise unfit_bias(self, bias, out_features)
         x = _readable(self, x, x.dtype)
         other = None if other is None else _readable(self, other, x.dtype)
-        y = torch.empty(tokens, out_features, dtype=x.dtype)
+        y = torch.empty(tokens, out_features, dtype=x.dtype, device="cpu")
         ok = native.extension().dense_matmul(
             self.index,
-            x.data_ptr(),
-            TYPES[x.dtype],
-            x.stride(0),
-            weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            y.data_ptr(),
-            tokens,
-            out_features,
-            in_features,
+            x,
+            weight,
+            bias,
+            y,
             *epilogue.codes,
-            0 if other is None else other.data_ptr(),
-            0 if other is None else other.stride(0),
+            other,
             native.threads(),
         )
         if not ok:

@@ -20,6 +20,9 @@ from twofour.native import pages
 from twofour.packing import Packed
 from twofour.packing.quantize import to_int8
 
+LARGEST_SCALE = torch.finfo(torch.float32).max / 255
+"""Where the 255 steps of a range span more than float32 holds."""
+
 
 @dataclass(frozen=True)
 class OneDnnInt8Matmul(Kernel):
@@ -49,7 +52,7 @@ class OneDnnInt8Matmul(Kernel):
         prepared = torch.ops.onednn.qlinear_prepack(whole.contiguous(), None)
         pages.collapse(prepared)
         prepared.scales = scales.flatten().contiguous()
-        prepared.zeros = torch.zeros(len(whole), dtype=torch.int32)
+        prepared.zeros = torch.zeros(len(whole), dtype=torch.int32, device="cpu")
         prepared.quantization = quantization
         return prepared
 
@@ -69,14 +72,20 @@ class OneDnnInt8Matmul(Kernel):
     ) -> Tensor:
         """Multiply; see `Kernel.run` and `NativeMatmul.run`."""
         if not len(x):  # an empty tensor has no range
-            return torch.empty(0, out_features, dtype=quantization.output(x))
+            return torch.empty(0, out_features, dtype=quantization.output(x), device="cpu")
         scales, zeros, kept = weight.scales, weight.zeros, weight.quantization  # pyright: ignore[reportAttributeAccessIssue]
-        whole, scale, zero = _whole(x, kept if quantization.dynamic else quantization)
+        lost = None
+        try:
+            whole, scale, zero = _whole(x, kept if quantization.dynamic else quantization)
+        except _NoRangeError:
+            x, lost = _without_unbounded(x)
+            whole, scale, zero = _whole(x, DYNAMIC)
         answer = quantization.output(x)
         held = answer if answer.is_floating_point else torch.float32
         y = torch.ops.onednn.qlinear_pointwise(
             whole, scale, zero, weight, scales, zeros, bias, 1.0, 0, held, "none", [], ""
         )
+        y = y if lost is None else y.masked_fill_(lost, torch.nan)
         y = y if epilogue.plain else epilogue.apply(y, other)
         return y if held == answer else quantize_output(y, quantization)
 
@@ -86,8 +95,28 @@ def _whole(x: Tensor, quantization: Quantization) -> tuple[Tensor, float, int]:
     if quantization.x_scale is not None:
         scale, zero = quantization.x_scale, quantization.x_zero
         return x if x.dtype is torch.uint8 else _static(x, scale, zero), scale, zero
-    found = torch.quantize_per_tensor_dynamic(x.float(), torch.quint8, False)
-    return found.int_repr(), found.q_scale(), found.q_zero_point()
+    try:
+        found = torch.quantize_per_tensor_dynamic(x.float(), torch.quint8, False)
+    except RuntimeError:  # of a NaN, or of an infinity above
+        raise _NoRangeError from None
+    scale = found.q_scale()
+    if not scale <= LARGEST_SCALE:  # of an infinity below, or of a span that float32 cannot hold
+        raise _NoRangeError
+    return found.int_repr(), scale, found.q_zero_point()
+
+
+class _NoRangeError(Exception):
+    """The numbers of a call lie in no range that whole numbers could be spread over."""
+
+
+def _without_unbounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x with zeros for each token whose numbers span no range, and which these are: (tokens, 1).
+
+    They are the tokens to which `quantize_input` gives the scale NaN, and which sparse kernels answer with NaN.
+    """
+    low, high = x.float().aminmax(dim=1, keepdim=True)
+    lost = ~torch.isfinite(high.clamp(min=0) - low.clamp(max=0))
+    return x.masked_fill(lost, 0), lost
 
 
 def _static(x: Tensor, scale: float, zero: int) -> Tensor:
@@ -99,7 +128,7 @@ def _warn_no_more() -> None:
     """Use up torch's one warning: its quantised tensors are deprecated, and still its fastest way to round an input."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.quantize_per_tensor_dynamic(torch.zeros(1), torch.quint8, False)
+        torch.quantize_per_tensor_dynamic(torch.zeros(1, dtype=torch.float32, device="cpu"), torch.quint8, False)
 
 
 ONEDNN_INT8 = OneDnnInt8Matmul(

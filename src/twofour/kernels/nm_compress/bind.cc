@@ -21,12 +21,16 @@ void bind_nm_compress(nb::module_& m) {
     for (const auto& k : kNmCompressKernels) rows.append(nb::make_tuple(k.name, k.isa));
     return rows;
   });
-  m.def("nm_compress", [](int index, uintptr_t weight, int64_t stride, int64_t rows, int64_t columns, uintptr_t values,
-                          uintptr_t indices, int threads) {
+  m.def("nm_compress", [](int index, const Operand& weight, const Operand& values, const Operand& indices, int threads) {
     const NmCompressKernel& kernel = row(kNmCompressKernels, index);
+    const Border border(kernel.name);
+    const Rows from = border.rows(weight, "weight", {Type::f32});
+    border.require(from.width % 4 == 0, weight, "weight", "groups of four: a last size that is a multiple of 4");
+    const View kept = border.exactly(values, "kept values", {Type::f32}, from.rows * (from.width / 2));
+    const View codes = border.exactly(indices, "indices", {Type::u8}, from.rows * ((from.width + 7) / 8));
     nb::gil_scoped_release release;
-    return kernel.run({pointer<const float>(weight), stride, rows, columns, pointer<float>(values),
-                       pointer<uint8_t>(indices), threads});
+    return kernel.run({reinterpret_cast<const float*>(from.data), from.stride, from.rows, from.width,
+                       reinterpret_cast<float*>(kept.data), reinterpret_cast<uint8_t*>(codes.data), threads});
   });
 }
 

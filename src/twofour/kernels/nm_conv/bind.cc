@@ -1,5 +1,10 @@
 // Convolutions with packed weights for Python: the table of kernels and the call.
-#include "kernels/nm_matmul/layout_header.h"
+#include <nanobind/stl/array.h>
+
+#include <algorithm>
+#include <array>
+
+#include "kernels/nm_matmul/packed_weight.h"
 #include "native/binding.h"
 #include "native/scratch.h"
 #include "nm_conv.h"
@@ -15,6 +20,49 @@ constexpr NmConvKernel kNmConvKernels[] = {
 #undef TWOFOUR_NM_CONV_ROW
 };
 
+using Axis = std::array<int64_t, 4>;
+
+// float32 (images, channels, height, width), channels densest and no gaps.
+View pixels(const Border& border, const Operand& operand, const char* role) {
+  const View view = border.strided(operand, role, {Type::f32});
+  border.require(view.ndim == 4, operand, role, "torch.float32 (images, channels, height, width) on cpu");
+  int64_t step = 1;
+  for (const int i : {1, 3, 2, 0}) {
+    border.require(view.shape[i] == 1 || view.strides[i] == step || view.count() == 0, operand, role,
+                   "a tensor in torch.channels_last");
+    step *= view.shape[i];
+  }
+  return view;
+}
+float* floats(const View& view) { return reinterpret_cast<float*>(view.data); }
+
+// Taps, stride, padding and dilation of an axis, and its pixels.
+ConvAxis axis(const Axis& given, int64_t input, int64_t output) {
+  const auto& [taps, stride, padding, dilation] = given;
+  constexpr int64_t most = 1 << 30;  // products of two stay far below 2^63
+  if (taps < 1 || taps > kConvTaps || stride < 1 || stride > most || padding < 0 || padding > most || dilation < 1 ||
+      dilation > most)
+    throw nb::value_error("no such convolution");
+  return {input, output, taps, stride, padding, dilation};
+}
+
+void require_groups(int64_t in, int64_t out, int64_t groups) {
+  if (groups < 1 || in % groups != 0 || out % groups != 0 || in / groups % 4 != 0 || in == 0 || out == 0)
+    throw nb::value_error("the channels make no such groups of four");
+}
+
+// Whether every group's header is that of this convolution, with as many bytes behind it as it says.
+bool made_for(const PackedWeight& packed, const NmConv& a) {
+  const WeightShape shape{a.out_channels / a.groups, a.in_channels / a.groups * a.height.taps * a.width.taps, 0, false};
+  const int64_t each = layout_called("pairs")->bytes(shape) + int64_t{sizeof(LayoutHeader)};
+  if (a.weight_bytes != each || packed.behind() + int64_t{sizeof(LayoutHeader)} != each * a.groups) return false;
+  for (int64_t group = 0; group < a.groups; group++)
+    if (!reinterpret_cast<const LayoutHeader*>(a.weight - sizeof(LayoutHeader) + group * each)
+             ->made_for("float32", "pairs", shape.out, shape.in))
+      return false;
+  return true;
+}
+
 }  // namespace
 
 void bind_nm_conv(nb::module_& m) {
@@ -25,30 +73,37 @@ void bind_nm_conv(nb::module_& m) {
     for (const auto& k : kNmConvKernels) rows.append(nb::make_tuple(k.name, k.isa));
     return rows;
   });
-  // `weight`: one header and layout per group, `weight_bytes` apart. Returns false, without touching y, when it was
-  // made for another layout or shape. `height` and `width`: input, output, taps, stride, padding, dilation.
-  m.def("nm_conv", [](int index, uintptr_t x, uintptr_t weight, int64_t weight_bytes, uintptr_t bias, uintptr_t other,
-                      uintptr_t y, int64_t images, int64_t in_channels, int64_t out_channels, int64_t groups,
-                      nb::tuple height, nb::tuple width, bool relu, int threads) {
+  // x and y: (images, channels, height, width) with channels densest. `weight`: one header and layout per group, one
+  // after the other. Returns false, without touching y, when it was made for another layout or shape. `height` and
+  // `width`: taps, stride, padding, dilation.
+  m.def("nm_conv", [](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& other,
+                      const Operand& y, int64_t groups, Axis height, Axis width, bool relu, int threads) {
     static Scratch scratch;
     const NmConvKernel& kernel = row(kNmConvKernels, index);
-    const auto axis = [](const nb::tuple& t) {
-      const auto at = [&](size_t i) { return nb::cast<int64_t>(t[i]); };
-      return ConvAxis{at(0), at(1), at(2), at(3), at(4), at(5)};
-    };
-    NmConv args{pointer<const float>(x), pointer<const char>(weight), weight_bytes, pointer<const float>(bias),
-                pointer<const float>(other), pointer<float>(y), images, in_channels, out_channels, groups,
-                axis(height), axis(width), relu, threads, nullptr};
-    const int64_t columns = in_channels / groups * args.height.taps * args.width.taps;
-    for (int64_t group = 0; group < groups; group++)
-      if (!reinterpret_cast<const LayoutHeader*>(args.weight + group * weight_bytes)
-               ->made_for("float32", "pairs", out_channels / groups, columns))
-        return false;
-    args.weight += sizeof(LayoutHeader);
-    nb::gil_scoped_release release;
-    const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
-    args.workspace = lease.data();
-    kernel.run(args);
+    const Border border(kernel.name);
+    const View from = pixels(border, x, "input"), to = pixels(border, y, "answer");
+    border.require(from.shape[0] == to.shape[0], y, "answer", "as many images as the input");
+    const int64_t in = from.shape[1], out = to.shape[1];
+    require_groups(in, out, groups);
+    const Numbers shift = border.numbers(bias, "bias", out);
+    const View added = other.given() ? pixels(border, other, "second operand") : View{};
+    border.require(!other.given() || std::equal(added.shape, added.shape + 4, to.shape), other, "second operand",
+                   "the answer's shape");
+    const PackedWeight packed(border, weight);
+    NmConv args{floats(from), packed.bytes(), (packed.behind() + int64_t{sizeof(LayoutHeader)}) / groups,
+                shift.data(), floats(added), floats(to), from.shape[0], in, out, groups,
+                axis(height, from.shape[2], to.shape[2]), axis(width, from.shape[3], to.shape[3]), relu, threads,
+                nullptr, nullptr};
+    if (!made_for(packed, args)) return false;
+    bool damaged = false;
+    args.damaged = &damaged;
+    if (to.count() != 0) {
+      nb::gil_scoped_release release;
+      const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
+      args.workspace = lease.data();
+      kernel.run(args);
+    }
+    if (damaged) border.damaged();
     return true;
   });
 }

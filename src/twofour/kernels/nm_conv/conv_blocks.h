@@ -175,10 +175,12 @@ struct ConvBlocks {
         Lines* const fetched = last_tile ? &lines : nullptr;
         if (even())
           add_some<V, EvenInputs, Wide>(static_cast<int>(used), weight, pairs,
-                                        {base + table[t * kPanelTile], plan.line * V::width * 4}, t == 0, to, fetched);
+                                        {base + table[t * kPanelTile], plan.line * V::width * 4}, t == 0, to, fetched,
+                                        a.damaged);
         else
           add_some<V, AnyInputs, Wide>(static_cast<int>(used), weight, pairs,
-                                       {base, last_tile ? last : table + t * kPanelTile}, t == 0, to, fetched);
+                                       {base, last_tile ? last : table + t * kPanelTile}, t == 0, to, fetched,
+                                       a.damaged);
         if (last_tile) unpack(strip, pixels, used, m, end_row, to);
       }
   }

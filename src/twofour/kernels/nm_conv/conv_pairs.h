@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/nm_matmul/f32/f32_layout.h"
+#include "kernels/nm_matmul/f32/pair_check.h"
 #include "native/compiler.h"
 
 namespace {
@@ -116,11 +117,12 @@ struct Lines {
 // One tile of `pairs` pairs of rows (a domain of the layout) with one panel of U vectors.
 template <class V, int U, class Inputs>
 TWOFOUR_NOINLINE void add_domain(const char* packed, int64_t pairs, const Inputs& x, bool first, float* sums,
-                                 Lines* lines) {
+                                 Lines* lines, bool* damaged) {
   const int64_t each = lines == nullptr ? 0 : (lines->count + pairs - 1) / pairs;
   const auto* head = reinterpret_cast<const uint8_t*>(packed);
   const char* record = packed + kPairHead;
   for (int64_t p = 0; p < pairs; p++, head += 4, record += kPairRecord) {
+    if (!sound_pair<V>(head, record, pairs)) return report(damaged);
     fetch_ahead<V, U>(head, record, sums);
     if (each > 0) lines->step(each);
     ConvSums<V, U, Inputs> s;
@@ -133,9 +135,10 @@ TWOFOUR_NOINLINE void add_domain(const char* packed, int64_t pairs, const Inputs
 }
 
 template <class V, class Inputs, int U>
-void add_some(int used, const char* packed, int64_t pairs, const Inputs& x, bool first, float* sums, Lines* lines) {
-  if (used == U) return add_domain<V, U, Inputs>(packed, pairs, x, first, sums, lines);
-  if constexpr (U > 1) add_some<V, Inputs, U - 1>(used, packed, pairs, x, first, sums, lines);
+void add_some(int used, const char* packed, int64_t pairs, const Inputs& x, bool first, float* sums, Lines* lines,
+              bool* damaged) {
+  if (used == U) return add_domain<V, U, Inputs>(packed, pairs, x, first, sums, lines, damaged);
+  if constexpr (U > 1) add_some<V, Inputs, U - 1>(used, packed, pairs, x, first, sums, lines, damaged);
 }
 
 }  // namespace

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from twofour import native
 from twofour.errors import KernelError
-from twofour.kernels.base import Kernel, unfit_bias
+from twofour.kernels.base import Kernel
 from twofour.kernels.conv import ConvKernel, Geometry, Images, channels_last, finish, require_image
 from twofour.kernels.epilogue import Epilogue
-from twofour.kernels.nm_conv.layout import LAYOUT, describe, group_bytes, to_conv_layout
+from twofour.kernels.nm_conv.layout import LAYOUT, describe, to_conv_layout
 from twofour.kernels.nm_matmul import native_rows
 
 
@@ -53,28 +53,18 @@ class NativeConv(ConvKernel):
             KernelError: `x`, `bias` or `other` does not fit, or the bytes were made for another kernel or geometry.
         """
         size = require_image(x, geometry, other)
-        if bias is not None and (
-            bias.dtype is not torch.float32 or not bias.is_cpu or bias.numel() != geometry.out_channels
-        ):
-            raise unfit_bias(self, bias, geometry.out_channels)
-        x, images = channels_last(x), x.shape[0]
-        y = torch.empty((images, geometry.out_channels, *size), dtype=torch.float32, memory_format=torch.channels_last)
+        x, whole = channels_last(x), (x.shape[0], geometry.out_channels, *size)
+        y = torch.empty(whole, dtype=torch.float32, memory_format=torch.channels_last, device="cpu")
         fused = activation in ("none", "relu")
         other = None if other is None else channels_last(other)
-        added = other if fused else None
-        bytes_each = weight.numel() // geometry.groups
-        axes = zip(x.shape[2:], size, geometry.kernel, geometry.stride, geometry.before, geometry.dilation, strict=True)
-        ok = bytes_each == group_bytes(geometry) and native.extension().nm_conv(
+        axes = zip(geometry.kernel, geometry.stride, geometry.before, geometry.dilation, strict=True)
+        ok = native.extension().nm_conv(
             self.index,
-            x.data_ptr(),
-            weight.data_ptr(),
-            bytes_each,
-            0 if bias is None else bias.data_ptr(),
-            0 if added is None else added.data_ptr(),
-            y.data_ptr(),
-            images,
-            geometry.in_channels,
-            geometry.out_channels,
+            x,
+            weight,
+            bias,
+            other if fused else None,
+            y,
             geometry.groups,
             *axes,
             activation == "relu",

@@ -17,6 +17,8 @@ struct ConvAxis {
 // (images, output height, output width, out channels). `weight` holds, per group of channels, what the layout "pairs"
 // packed for (out_channels / groups) rows in the order of inputs of README.md, `weight_bytes` apart and 64-byte
 // aligned. `bias` may be null. `workspace` is 64-byte aligned, of workspace_bytes(args) bytes, and may hold garbage.
+// Whatever bytes `weight` holds, a kernel stays inside its operands; where an index says more than the layout can, it
+// sets `damaged` and y is unspecified.
 struct NmConv {
   const float* x;
   const char* weight;
@@ -29,6 +31,7 @@ struct NmConv {
   bool relu;
   int threads;
   void* workspace;
+  bool* damaged;
 };
 
 constexpr int64_t kConvTaps = 64;    // most taps of one axis

@@ -1,4 +1,5 @@
 // Pruned gradients for Python.
+#include "kernels/nm_matmul/packed_weight.h"
 #include "native/binding.h"
 #include "native/parallel.h"
 #include "nm_gradient.h"
@@ -15,6 +16,18 @@ constexpr NmGradientKernel kNmGradientKernels[] = {
 #undef TWOFOUR_NM_GRADIENT
 };
 
+// Where the answer goes.
+void* answer(const Border& border, const Operand& out, const Rows& from, bool packed) {
+  if (!packed) return border.exactly(out, "answer", Types{from.type}, from.rows * from.width).data;
+  const bool bf16 = from.type == Type::bf16;
+  const char *dtype = bf16 ? "bfloat16" : "float32", *layout = bf16 ? "bf16_panels" : "panels";
+  const PackedWeight to(border, out, "packed answer");
+  border.require(to.made_for(dtype, layout, from.rows, from.width), out, "packed answer",
+                 std::string("a header of layout ") + layout + " for the gradient");
+  to.require_size(*layout_called(layout));
+  return to.bytes();
+}
+
 }  // namespace
 
 void bind_nm_gradient(nb::module_& m) {
@@ -23,15 +36,18 @@ void bind_nm_gradient(nb::module_& m) {
     for (const auto& k : kNmGradientKernels) rows.append(nb::make_tuple(k.name, k.isa));
     return rows;
   });
-  m.def("nm_gradient", [](int index, uintptr_t gradient, bool bf16, int64_t stride, int64_t samples, int64_t tokens,
-                          int64_t columns, int mode, float eps, uint32_t seed, uintptr_t out, bool packed,
-                          int threads) {
+  // `out`: of the gradient's type and size; or, `packed`, a header that says what is wanted and the bytes behind it.
+  m.def("nm_gradient", [](int index, const Operand& gradient, int mode, float eps, uint32_t seed, const Operand& out,
+                          bool packed, int threads) {
     const NmGradientKernel& kernel = row(kNmGradientKernels, index);
-    if (columns % 4 != 0) throw nb::value_error("columns are no multiple of 4");
     if (mode < 0 || mode > static_cast<int>(GradientMode::unbiased)) throw nb::value_error("no such mode");
-    NmGradient args{pointer<const void>(gradient), bf16, stride, samples, tokens, columns,
-                    static_cast<GradientMode>(mode), eps, seed, pointer<void>(out), packed, threads, 0, 0};
-    if (samples <= 0 || tokens <= 0 || columns <= 0) return;
+    const Border border(kernel.name);
+    const View seen = border.strided(gradient, "gradient", kReal);
+    const Rows from = border.rows(gradient, "gradient", kReal);
+    border.require(seen.ndim == 3 && from.width % 4 == 0, gradient, "gradient", "(samples, tokens, 4 n channels)");
+    NmGradient args{from.data, from.type == Type::bf16, from.stride, seen.shape[0], seen.shape[1], from.width,
+                    static_cast<GradientMode>(mode), eps, seed, answer(border, out, from, packed), packed, threads, 0, 0};
+    if (from.rows <= 0 || from.width <= 0) return;
     nb::gil_scoped_release release;
     parallel_for(GradientTasks(args).count(), 1, threads, [&](int64_t begin, int64_t end) {
       NmGradient mine = args;

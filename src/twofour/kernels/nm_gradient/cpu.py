@@ -36,8 +36,8 @@ def nm_gradient(gradient: Tensor, mode: str, *, eps: float = 0.0, seed: int = 0)
     Returns:
         The same shape and dtype, contiguous.
     """
-    out = torch.empty(gradient.shape, dtype=gradient.dtype)
-    _prune(gradient, mode, eps, seed, out.data_ptr(), packed=False)
+    out = torch.empty(gradient.shape, dtype=gradient.dtype, device="cpu")
+    _prune(gradient, mode, eps, seed, out, packed=False)
     return out
 
 
@@ -64,27 +64,22 @@ def nm_gradient_packed(
     samples, tokens, columns = gradient.shape
     rows, layout = samples * tokens, LAYOUTS[gradient.dtype]
     size = packed_bytes(rows, columns, gradient.dtype)
-    out = torch.empty(size, dtype=torch.uint8) if out is None else out[:size]
+    out = torch.empty(size, dtype=torch.uint8, device="cpu") if out is None else out[:size]
     head = layout_header("2:4", str(gradient.dtype).removeprefix("torch."), layout, rows, columns)
     out[:HEADER_BYTES] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-    _prune(gradient, mode, eps, seed, out.data_ptr() + HEADER_BYTES, packed=True)
+    _prune(gradient, mode, eps, seed, out, packed=True)
     return out
 
 
-def _prune(gradient: Tensor, mode: str, eps: float, seed: int, out: int, *, packed: bool) -> None:
+def _prune(gradient: Tensor, mode: str, eps: float, seed: int, out: Tensor, *, packed: bool) -> None:
     assert refuses(gradient) is None and gradient.ndim == 3, (gradient.shape, gradient.dtype)
-    samples, tokens, columns = gradient.shape
+    samples, tokens, _ = gradient.shape
     across, along, beside = gradient.stride()
     if beside != 1 or (samples > 1 and across != tokens * along):
-        gradient, along = gradient.contiguous(), columns
+        gradient = gradient.contiguous()
     native.extension().nm_gradient(
         native.best_row("nm_gradient"),
-        gradient.data_ptr(),
-        gradient.dtype is torch.bfloat16,
-        along,
-        samples,
-        tokens,
-        columns,
+        gradient,
         MODES.index(mode),
         eps,
         seed & 0xFFFFFFFF,

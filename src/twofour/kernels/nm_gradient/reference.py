@@ -28,10 +28,12 @@ def nm_gradient_reference(gradient: Tensor, mode: str, *, eps: float = 0.0, seed
         return nm_unbiased_reference(groups.T, seed).T.reshape(gradient.shape).to(gradient.dtype)
     if mode == "random":
         chosen = (uniform(1, len(groups), seed)[0] * 2**24).long() * 6 >> 24
-        keep = torch.zeros(groups.shape, dtype=torch.bool).scatter_(1, torch.tensor(PAIRS)[chosen], True)
+        keep = torch.zeros_like(groups, dtype=torch.bool).scatter_(
+            1, torch.tensor(PAIRS, dtype=torch.long, device=groups.device)[chosen], True
+        )
     else:
         best = groups.abs().sort(dim=1, descending=True, stable=True).indices[:, :2]
-        keep = torch.zeros(groups.shape, dtype=torch.bool).scatter_(1, best, True)
+        keep = torch.zeros_like(groups, dtype=torch.bool).scatter_(1, best, True)
     kept = torch.where(keep, groups, 0.0).view(gradient.shape)
     if mode == "rescaled":
         before, after = (g.abs().double().sum(1, keepdim=True) for g in (gradient, kept))

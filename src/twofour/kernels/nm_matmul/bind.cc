@@ -1,15 +1,17 @@
 // Products by packed weights for Python: the table of kernels, the layouts, the call.
 #include <nanobind/stl/string.h>
 
+#include <cstring>
 #include <string>
 
-#include "layout.h"
-#include "layout_header.h"
+#include "int8/int8_layout.h"
 #include "native/binding.h"
 #include "native/parallel.h"
 #include "native/scratch.h"
 #include "native/whole.h"
 #include "nm_matmul.h"
+#include "packed_weight.h"
+#include "product_operands.h"
 
 namespace nb = nanobind;
 
@@ -22,26 +24,60 @@ const Layout& layout_of(const std::string& name) {
   return *layout;
 }
 
-const NmMatmulKernel& kernel_at(int index) {
-  if (index < 0 || index >= kNmMatmulKernelCount) throw nb::index_error("no such kernel row");
-  return kNmMatmulKernels[index];
+// The layout that a packed weight's header names; its sizes are those of the bytes.
+const Layout& layout_of(const PackedWeight& packed) {
+  const LayoutHeader& head = packed.head();
+  const Layout* layout = layout_called(std::string(head.layout, strnlen(head.layout, sizeof head.layout)).c_str());
+  packed.require_sound(layout != nullptr && packed.made_for(layout->dtype, layout->name, head.rows, head.columns));
+  packed.require_size(*layout);
+  return *layout;
 }
 
 void bind_refill(nb::module_& m) {
   m.def("layout_refills", [](const std::string& layout) { return layout_of(layout).refill != nullptr; });
-  // Rows are shared among the threads in whole blocks. `from` is the weight as kernels see it: row_step from row to row.
-  m.def("layout_refill", [](const std::string& layout, uintptr_t from, bool bf16, int64_t row_step,
-                            int64_t column_step, int64_t rows, int64_t columns, uintptr_t packed, int threads) {
-    const Layout& kind = layout_of(layout);
+  // Rows are shared among the threads in whole blocks. `from` is the weight as kernels see it, or its transpose in memory.
+  m.def("layout_refill", [](const Operand& packed, const Operand& from, int threads) {
+    const Border border("layout_refill");
+    const PackedWeight to(border, packed, "packed weight");
+    const Layout& kind = layout_of(to);
     if (kind.refill == nullptr) throw nb::value_error("no refill for this layout");
+    const WeightShape shape = to.shape();
+    const View weight = border.strided(from, "weight", kReal);
+    border.require(weight.ndim == 2 && weight.shape[0] == shape.out && weight.shape[1] == shape.in &&
+                       least(weight.strides[0], weight.strides[1]) == 1,
+                   from, "weight", "the packed weight's shape, one of its axes contiguous");
     nb::gil_scoped_release release;
-    const WeightShape shape{rows, columns, 0, false};
-    parallel_for(ceil_div(rows, kRefillRows), 1, threads, [&](int64_t begin, int64_t end) {
-      kind.refill(shape, {pointer<const void>(from), bf16, row_step, column_step}, begin * kRefillRows,
-                  least(end * kRefillRows, rows), pointer<void>(packed));
+    parallel_for(ceil_div(shape.out, kRefillRows), 1, threads, [&](int64_t begin, int64_t end) {
+      kind.refill(shape, {weight.data, weight.type == Type::bf16, weight.strides[0], weight.strides[1]},
+                  begin * kRefillRows, least(end * kRefillRows, shape.out), to.bytes());
     });
   });
 }
+
+// The canonical form of a packed weight, each part of the size that its header implies.
+struct Parts {
+  View values, indices;
+  Numbers scales, zeros;
+
+  Parts(const Border& border, const Layout& layout, const WeightShape& shape, const Operand (&given)[4])
+      : values(border.exactly(given[0], "values", {value_type(layout)}, shape.out * (shape.in / (int4(layout) ? 4 : 2)))),
+        indices(border.exactly(given[1], "indices", {Type::u8}, shape.out * ceil_div(shape.in, 8))) {
+    const bool whole = value_type(layout) == Type::s8;  // whole numbers without scales stand for themselves
+    const int64_t runs = shape.group ? ceil_div(shape.in, shape.group) : 1;
+    border.require(whole || given[2].given() == int4(layout), given[2], "scales", int4(layout) ? "scales" : "None");
+    border.require(given[3].given() == shape.zeros, given[3], "zero points", shape.zeros ? "zero points" : "None");
+    for (int i = 2; i < 4; i++)
+      if (given[i].given()) border.exactly(given[i], i == 2 ? "scales" : "zero points", {Type::f32}, shape.out * runs);
+    scales = border.numbers(given[2], "scales", shape.out * runs);
+    zeros = border.numbers(given[3], "zero points", shape.out * runs);
+  }
+  static bool int4(const Layout& layout) { return std::strcmp(layout.dtype, "int4") == 0; }
+  static Type value_type(const Layout& layout) {
+    if (std::strcmp(layout.dtype, "float32") == 0) return Type::f32;
+    if (std::strcmp(layout.dtype, "bfloat16") == 0) return Type::bf16;
+    return int4(layout) ? Type::u8 : Type::s8;
+  }
+};
 
 void bind_layouts(nb::module_& m) {
   bind_refill(m);
@@ -49,21 +85,27 @@ void bind_layouts(nb::module_& m) {
   m.def("layout_bytes", [](const std::string& layout, int64_t rows, int64_t columns, int64_t group, bool zeros) {
     return layout_of(layout).bytes({rows, columns, group, zeros});
   });
-  m.def("layout_pack", [](const std::string& layout, uintptr_t values, uintptr_t indices, uintptr_t scales,
-                          uintptr_t zeros, int64_t rows, int64_t columns, int64_t group, uintptr_t packed) {
-    const Layout& kind = layout_of(layout);
+  // `packed`: a header that says what is wanted, and the bytes to be written behind it.
+  m.def("layout_pack", [](const Operand& packed, const Operand& values, const Operand& indices, const Operand& scales,
+                          const Operand& zeros) {
+    const Border border("layout_pack");
+    const PackedWeight to(border, packed, "packed weight");
+    const Layout& kind = layout_of(to);
+    const Parts parts(border, kind, to.shape(), {values, indices, scales, zeros});
     nb::gil_scoped_release release;
-    kind.pack({rows, columns, group, zeros != 0},
-              {pointer<const void>(values), pointer<const uint8_t>(indices), pointer<const float>(scales),
-               pointer<const float>(zeros)},
-              pointer<void>(packed));
+    kind.pack(to.shape(), {parts.values.data, reinterpret_cast<const uint8_t*>(parts.indices.data), parts.scales.data(),
+                           parts.zeros.data()}, to.bytes());
   });
-  m.def("layout_unpack", [](const std::string& layout, uintptr_t packed, int64_t rows, int64_t columns, int64_t group,
-                            uintptr_t values, uintptr_t indices, uintptr_t scales, uintptr_t zeros) {
-    const Layout& kind = layout_of(layout);
+  m.def("layout_unpack", [](const Operand& packed, const Operand& values, const Operand& indices, const Operand& scales,
+                            const Operand& zeros) {
+    const Border border("layout_unpack");
+    const PackedWeight from(border, packed, "packed weight");
+    const Layout& kind = layout_of(from);
+    const Parts parts(border, kind, from.shape(), {values, indices, scales, zeros});
     nb::gil_scoped_release release;
-    kind.unpack({rows, columns, group, zeros != 0}, pointer<const void>(packed),
-                {pointer<void>(values), pointer<uint8_t>(indices), pointer<float>(scales), pointer<float>(zeros)});
+    kind.unpack(from.shape(), from.bytes(), {parts.values.data, reinterpret_cast<uint8_t*>(parts.indices.data),
+                                             const_cast<float*>(parts.scales.data()),
+                                             const_cast<float*>(parts.zeros.data())});
   });
 }
 
@@ -73,22 +115,39 @@ bool takes_columns(const NmMatmulKernel& kernel) {
   return layout == "panels" || layout == "pairs" || layout == "bf16_panels";
 }
 
-void bind_columns(nb::module_& m) {
-  // y (out, tokens) = W x, x (in, tokens): as nm_matmul with both transposed. Types are float32 or bfloat16.
-  m.def("nm_matmul_columns", [](int index, uintptr_t x, int x_type, int64_t x_stride, uintptr_t weight, uintptr_t y,
-                                int y_type, int64_t y_stride, int64_t tokens, int64_t out_features,
-                                int64_t in_features, int threads) {
-    static Scratch scratch;
-    const NmMatmulKernel& kernel = kernel_at(index);
-    const auto* head = pointer<const LayoutHeader>(weight);
-    if (!takes_columns(kernel) || !head->made_for(kernel.dtype, kernel.layout, out_features, in_features)) return false;
+const NmMatmulKernel& kernel_at(int index) {
+  return row(kNmMatmulKernels, static_cast<size_t>(kNmMatmulKernelCount), index);
+}
+
+// Runs a call whose operands have passed the border.
+void run(const Border& border, const NmMatmulKernel& kernel, NmMatmul args) {
+  static Scratch scratch;
+  bool damaged = false;
+  args.damaged = &damaged;
+  {
     nb::gil_scoped_release release;
-    NmMatmul args{pointer<const void>(x), static_cast<Type>(x_type), x_stride, head + 1, nullptr, pointer<void>(y),
-                  static_cast<Type>(y_type), y_stride, tokens, out_features, in_features, 0, false,
-                  {Activation::none, Combine::none, nullptr, 0}, {true, 0, 0, 0, 0}, threads, nullptr, true};
     const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
     args.workspace = lease.data();
     kernel.run(args);
+  }
+  if (damaged) border.damaged();
+}
+
+void bind_columns(nb::module_& m) {
+  // y (out, tokens) = W x, x (in, tokens): as nm_matmul with both transposed. Types are float32 or bfloat16.
+  m.def("nm_matmul_columns", [](int index, const Operand& x, const Operand& weight, const Operand& y, int threads) {
+    const NmMatmulKernel& kernel = kernel_at(index);
+    const Border border(kernel.name);
+    const Types types = std::strcmp(kernel.dtype, "float32") == 0 ? Types{Type::f32} : kReal;
+    const Rows from = border.rows(x, "input", types), to = border.rows(y, "answer", types);
+    const PackedWeight packed(border, weight);
+    if (!takes_columns(kernel) || !packed.made_for(kernel.dtype, kernel.layout, to.rows, from.rows)) return false;
+    packed.require_size(*kernel.order);
+    border.require(to.width == from.width && (to.stride == to.width || to.rows == 1), y, "answer",
+                   "contiguous, as many columns as the input");
+    run(border, kernel, {from.data, from.type, from.stride, packed.bytes(), nullptr, to.data, to.type, to.stride,
+                         from.width, to.rows, from.rows, 0, false, {Activation::none, Combine::none, nullptr, 0},
+                         {true, 0, 0, 0, 0}, threads, nullptr, nullptr, true});
     return true;
   });
 }
@@ -106,24 +165,26 @@ void bind_nm_matmul(nb::module_& m) {
     return rows;
   });
   // Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous.
-  m.def("nm_matmul", [](int index, uintptr_t x, int x_type, int64_t x_stride, uintptr_t weight, uintptr_t bias,
-                        uintptr_t y, int y_type, int64_t tokens, int64_t out_features, int64_t in_features,
-                        int activation, int combine, uintptr_t other, int64_t other_stride, bool dynamic, float x_scale,
-                        int x_zero, float y_scale, int y_zero, int threads) {
-    static Scratch scratch;
+  m.def("nm_matmul", [](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& y,
+                        int activation, int combine, const Operand& other, bool dynamic, float x_scale, int x_zero,
+                        float y_scale, int y_zero, int threads) {
     const NmMatmulKernel& kernel = kernel_at(index);
-    const auto* head = pointer<const LayoutHeader>(weight);
-    if (!head->made_for(kernel.dtype, kernel.layout, out_features, in_features)) return false;
-    nb::gil_scoped_release release;
-    NmMatmul args{pointer<const void>(x), static_cast<Type>(x_type), x_stride, head + 1, pointer<const float>(bias),
-                  pointer<void>(y), static_cast<Type>(y_type), out_features, tokens, out_features, in_features,
-                  head->group & ~kZerosBit, (head->group & kZerosBit) != 0,
-                  {static_cast<Activation>(activation), static_cast<Combine>(combine), pointer<const void>(other),
-                   other_stride},
-                  {dynamic, x_scale, x_zero, y_scale, y_zero}, threads, nullptr};
-    const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
-    args.workspace = lease.data();
-    kernel.run(args);
+    const Border border(kernel.name);
+    const bool whole = std::strcmp(kernel.dtype, "int8") == 0;
+    const ProductOperands seen(border, x, bias, y, whole ? kInt8Reads : reads(kernel.dtype),
+                               whole ? kInt8Writes : Types{}, {activation, combine}, other);
+    const PackedWeight packed(border, weight);
+    if (!packed.made_for(kernel.dtype, kernel.layout, seen.to.width, seen.from.width)) return false;
+    packed.require_size(*kernel.order);
+    if (whole) {
+      const Int8Head& head = *reinterpret_cast<const Int8Head*>(packed.bytes());
+      border.require(seen.from.type != Type::u8 || !dynamic || head.is_static, x, "input",
+                     "a static range for an input of torch.uint8");
+      const int zero = dynamic ? (head.is_static ? head.x_zero : 0) : x_zero;
+      border.require(0 <= zero && zero <= 255 && -128 <= y_zero && y_zero <= 255, weight, "weight",
+                     "zero points of bytes: from 0 to 255 of the input, from -128 to 255 of the answer");
+    }
+    run(border, kernel, seen.call(packed, {dynamic, x_scale, x_zero, y_scale, y_zero}, threads));
     return true;
   });
   bind_columns(m);

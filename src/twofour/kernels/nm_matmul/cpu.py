@@ -1,16 +1,15 @@
-"""Native 2:4 matmul on the CPU: rows of nm_matmul.inc, their layouts and the call through raw pointers."""
+"""Native 2:4 matmul on the CPU: rows of nm_matmul.inc, their layouts and the call."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor
 
 from twofour import native
 from twofour.errors import KernelError
-from twofour.kernels.base import Kernel, unfit_bias
+from twofour.kernels.base import Kernel
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul.layout import from_layout, to_layout
 from twofour.kernels.nm_matmul.quantization import (
@@ -22,9 +21,6 @@ from twofour.kernels.nm_matmul.quantization import (
 )
 from twofour.packing import HEADER_BYTES, Packed
 from twofour.packing.quantize import GROUPS
-
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2, torch.int8: 3}
-"""dtype of activations -> `Type` in nm_matmul.h."""
 
 READS = {
     "float32": (torch.float32,),
@@ -106,31 +102,19 @@ class NativeMatmul(Kernel):
             KernelError: `x` or `bias` is of another dtype or not on the CPU, `other` does not fit, or the bytes were
                 made for another kernel or another shape.
         """
-        if x.dtype not in READS[self.dtype] or not x.is_cpu:  # an address says nothing of what stands there
-            raise _unreadable(self, x)
-        if bias is not None and (bias.dtype is not torch.float32 or not bias.is_cpu or bias.numel() != out_features):
-            raise unfit_bias(self, bias, out_features)
-        if x.dtype is torch.uint8:
+        if x.dtype is torch.uint8 and self.dtype == "int8":
             _require_range(self, weight, quantization)
         *leading, in_features = x.shape
-        y = torch.empty((*leading, out_features), dtype=quantization.output(x))
+        y = torch.empty((*leading, out_features), dtype=quantization.output(x), device="cpu")
         other = None if epilogue.plain else _second_operand(epilogue, other, x, y)
-        x, stride = (x, in_features) if x.is_contiguous() else _rows_apart(x)  # strides take half a microsecond
         if not native.extension().nm_matmul(
             self.index,
-            x.data_ptr(),
-            TYPES[x.dtype],
-            stride,
-            weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            y.data_ptr(),
-            TYPES[y.dtype],
-            prod(leading),
-            out_features,
-            in_features,
+            x if x.is_contiguous() else _rows_apart(x),
+            weight,
+            bias,
+            y,
             *epilogue.codes,
-            0 if other is None else other.data_ptr(),
-            0 if other is None else other.stride(0),
+            other,
             *quantization.codes,
             native.threads(),
         ):
@@ -152,23 +136,14 @@ class NativeMatmul(Kernel):
         Raises:
             KernelError: `x` is of another dtype or not on the CPU, or the bytes were made for another kernel or shape.
         """
-        if x.dtype not in READS[self.dtype] or not x.is_cpu:
-            raise _unreadable(self, x)
         x = x if x.stride(1) == 1 or x.size(1) == 1 else x.contiguous()
         in_features, columns = x.shape
-        y = torch.empty((out_features, columns), dtype=dtype or x.dtype)
+        y = torch.empty((out_features, columns), dtype=dtype or x.dtype, device="cpu")
         ok = native.extension().nm_matmul_columns(
             self.index,
-            x.data_ptr(),
-            TYPES[x.dtype],
-            x.stride(0),
-            weight.data_ptr(),
-            y.data_ptr(),
-            TYPES[y.dtype],
-            columns,
-            columns,
-            out_features,
-            in_features,
+            x,
+            weight,
+            y,
             native.threads(),
         )
         if not ok:
@@ -184,11 +159,10 @@ def native_rows() -> list[NativeMatmul]:
     ]
 
 
-def _rows_apart(x: Tensor) -> tuple[Tensor, int]:
-    """Return (tokens, in) with contiguous rows, and how many numbers they are apart."""
+def _rows_apart(x: Tensor) -> Tensor:
+    """Return (tokens, in) with contiguous rows, any distance apart."""
     assert x.ndim == 2, tuple(x.shape)
-    x = x if x.stride(1) == 1 or x.size(1) == 1 else x.contiguous()
-    return x, x.stride(0)
+    return x if x.stride(1) == 1 or x.size(1) == 1 else x.contiguous()
 
 
 def _second_operand(epilogue: Epilogue, other: Tensor | None, x: Tensor, y: Tensor) -> Tensor | None:
@@ -206,13 +180,6 @@ def _second_operand(epilogue: Epilogue, other: Tensor | None, x: Tensor, y: Tens
     other = other.to(y.dtype if y.is_floating_point() else torch.float32)
     other = other if other.ndim == 2 else other.reshape(-1, other.size(-1))
     return other if other.stride(1) == 1 or other.size(1) == 1 else other.contiguous()
-
-
-def _unreadable(kernel: NativeMatmul, x: Tensor) -> KernelError:
-    wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in READS[kernel.dtype])
-    return KernelError(
-        f"{kernel.name} cannot read its input", got=f"x of {x.dtype} on {x.device}", wanted=f"{wanted} on the CPU"
-    )
 
 
 def _require_range(kernel: NativeMatmul, weight: Tensor, quantization: Quantization) -> None:

@@ -10,6 +10,9 @@ from twofour.errors import PackingError
 from twofour.native import pages
 from twofour.packing import DTYPES, HEADER_BYTES, Header, Packed, has_zeros, layout_header, read_layout_header
 
+DENSEST = 4
+"""Values of the dense weight that a byte of a layout holds at most: int4, half of them pruned."""
+
 
 def to_layout(packed: Packed, layout: str) -> Tensor:
     """Write a canonical 2:4 weight in a kernel's own layout.
@@ -33,9 +36,7 @@ def to_layout(packed: Packed, layout: str) -> Tensor:
     buffer = pages.empty(HEADER_BYTES + size)
     head = layout_header("2:4", header.dtype, layout, rows, columns, group=header.group, zeros=zeros)
     buffer[:HEADER_BYTES] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-    parts = [part.contiguous() if part is not None else None for part in _parts(packed)]
-    at = [0 if part is None else part.data_ptr() for part in parts]
-    extension.layout_pack(layout, *at, rows, columns, header.group, buffer.data_ptr() + HEADER_BYTES)
+    extension.layout_pack(buffer, *(part.contiguous() if part is not None else None for part in _parts(packed)))
     return buffer
 
 
@@ -43,25 +44,32 @@ def from_layout(buffer: Tensor) -> Packed:
     """Read a kernel's own layout back into the canonical form.
 
     Raises:
-        PackingError: The buffer has no header of this version.
+        PackingError: The buffer has no header of this version, or one of a far larger weight.
+        KernelError: It is none of the bytes that its header says.
     """
     head = bytes(buffer[:HEADER_BYTES].tolist())
     found = read_layout_header(head)
     rows, columns = found.shape
+    if rows * columns > DENSEST * buffer.numel():  # before memory is asked for; the border compares exactly
+        raise PackingError(
+            "the bytes of a prepared weight do not fit their header",
+            got=f"{buffer.numel()} bytes, a header of shape {found.shape}",
+            wanted=f"a byte for {DENSEST} values at least",
+            remedy="prepare or load the weight again",
+            code="layout-size",
+        )
     header = Header(found.pattern, found.dtype, found.shape, 1, group=found.group)
     whole = found.dtype in ("int8", "int4")
     kept = columns // 4 if found.dtype == "int4" else columns // 2
     runs = columns // found.group if found.group else 1
     packed = Packed(
         header,
-        torch.empty(rows, kept, dtype=torch.uint8 if found.dtype == "int4" else DTYPES[found.dtype]),
-        torch.empty(rows, (columns // 4 + 1) // 2, dtype=torch.uint8),
-        torch.empty(rows, runs, dtype=torch.float32) if whole else None,
-        torch.empty(rows, runs, dtype=torch.float32) if has_zeros(head) else None,
+        torch.empty(rows, kept, dtype=torch.uint8 if found.dtype == "int4" else DTYPES[found.dtype], device="cpu"),
+        torch.empty(rows, (columns // 4 + 1) // 2, dtype=torch.uint8, device="cpu"),
+        torch.empty(rows, runs, dtype=torch.float32, device="cpu") if whole else None,
+        torch.empty(rows, runs, dtype=torch.float32, device="cpu") if has_zeros(head) else None,
     )
-    at = [0 if part is None else part.data_ptr() for part in _parts(packed)]
-    address = buffer.data_ptr() + HEADER_BYTES
-    native.extension().layout_unpack(found.layout, address, rows, columns, found.group, *at)
+    native.extension().layout_unpack(buffer, *_parts(packed))
     return packed
 
 
@@ -74,19 +82,7 @@ def refill(buffer: Tensor, layout: str, weight: Tensor) -> None:
         weight: float32 or bfloat16 (out, in) on the CPU, contiguous or the transpose of a contiguous one; values at
             pruned places are ignored. bfloat16 layouts round float32.
     """
-    (rows, columns), (down, along) = weight.shape, weight.stride()
-    assert weight.is_cpu and weight.dtype in (torch.float32, torch.bfloat16) and min(down, along) == 1, weight.stride()
-    native.extension().layout_refill(
-        layout,
-        weight.data_ptr(),
-        weight.dtype is torch.bfloat16,
-        down,
-        along,
-        rows,
-        columns,
-        buffer.data_ptr() + HEADER_BYTES,
-        native.threads(),
-    )
+    native.extension().layout_refill(buffer, weight, native.threads())
 
 
 def _require_scales(packed: Packed) -> None:

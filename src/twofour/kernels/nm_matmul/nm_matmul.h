@@ -4,10 +4,11 @@
 #include <cstdint>
 
 #include "kernels/epilogue.h"
+#include "native/type.h"
 
 namespace twofour {
 
-enum class Type : int { f32, bf16, u8, s8 };
+struct Layout;
 
 // How whole numbers stand for real ones: real = scale * (q - zero). `dynamic`: x is real and the kernel chooses scale
 // and zero for every token.
@@ -21,7 +22,9 @@ struct Quantization {
 
 // One call. Strides are in elements. `weight` is 64-byte aligned and holds the bytes that the kernel's layout packed
 // with the same out_features and in_features; `bias` may be null. `workspace` is 64-byte aligned, of
-// workspace_bytes(args) bytes, and may hold garbage: it is all the scratch there is, so calls are re-entrant.
+// workspace_bytes(args) bytes, and may hold garbage: it is all the scratch there is, so calls are re-entrant. Whatever
+// bytes `weight` holds, a kernel stays inside its operands; where an index says more than its layout can, it sets
+// `damaged` and y is unspecified.
 struct NmMatmul {
   const void* x;
   Type x_type;
@@ -38,6 +41,7 @@ struct NmMatmul {
   Quantization quantization;
   int threads;
   void* workspace;
+  bool* damaged;
   bool columns = false;  // x is (in_features, tokens), y (out_features, tokens); panel layouts, no bias, no epilogue
 };
 
@@ -51,6 +55,7 @@ struct NmMatmulKernel {
   int64_t tokens_min, tokens_max;
   int64_t (*workspace_bytes)(const NmMatmul&);
   void (*run)(const NmMatmul&);
+  const Layout* order;  // the layout of that name
 };
 
 #define TWOFOUR_NM_MATMUL_ROW(symbol, isa, dtype, layout, tokens_min, tokens_max) \

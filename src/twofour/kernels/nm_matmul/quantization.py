@@ -70,7 +70,7 @@ class Quantization:
     @classmethod
     def of_range(cls, low: float, high: float) -> Quantization:
         """Return the static quantization of inputs between `low` and `high`, by the rule of the dynamic one."""
-        scale, zero = _spread(torch.tensor([[low, high]]))
+        scale, zero = _spread(torch.tensor([[low, high]], dtype=torch.float32, device="cpu"))
         return cls(scale.item(), int(zero.item()))
 
     def output(self, x: Tensor) -> torch.dtype:
@@ -123,8 +123,8 @@ def quantize_input(x: Tensor, quantization: Quantization = DYNAMIC) -> tuple[Ten
         uint8 (tokens, in), float32 scale (tokens, 1), int32 zero points (tokens, 1).
     """
     if quantization.x_scale is not None:
-        scale = torch.full((len(x), 1), quantization.x_scale)
-        zero = torch.full((len(x), 1), quantization.x_zero, dtype=torch.int32)
+        scale = torch.full((len(x), 1), quantization.x_scale, dtype=torch.float32, device=x.device)
+        zero = torch.full((len(x), 1), quantization.x_zero, dtype=torch.int32, device=x.device)
     else:
         scale, zero = _spread(x.float())
     return x if x.dtype is torch.uint8 else _whole(x.float(), scale, zero, torch.uint8), scale, zero
@@ -135,7 +135,12 @@ def quantize_output(y: Tensor, quantization: Quantization) -> Tensor:
     dtype = quantization.y_dtype or y.dtype
     if dtype.is_floating_point:
         return y.to(dtype)
-    return _whole(y.float(), torch.tensor(quantization.y_scale), torch.tensor(quantization.y_zero), dtype)
+    return _whole(
+        y.float(),
+        torch.tensor(quantization.y_scale, dtype=torch.float32, device=y.device),
+        torch.tensor(quantization.y_zero, dtype=torch.int32, device=y.device),
+        dtype,
+    )
 
 
 def _spread(x: Tensor) -> tuple[Tensor, Tensor]:

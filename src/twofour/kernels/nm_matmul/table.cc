@@ -6,25 +6,30 @@
 
 namespace twofour {
 
+#define TWOFOUR_NM_LAYOUT(name, dtype, refill) \
+  static constexpr Layout k_##name##_layout{                    \
+      #name, dtype, name##_layout__bytes, name##_layout__pack, name##_layout__unpack, refill};
+#include "layout.inc"
+#undef TWOFOUR_NM_LAYOUT
+
+const Layout* layout_called(const char* name) {
+#define TWOFOUR_NM_LAYOUT(name, dtype, refill) &k_##name##_layout,
+  static constexpr const Layout* kLayouts[] = {
+#include "layout.inc"
+  };
+#undef TWOFOUR_NM_LAYOUT
+  for (const Layout* layout : kLayouts)
+    if (std::strcmp(layout->name, name) == 0) return layout;
+  return nullptr;
+}
+
 #define TWOFOUR_NM_MATMUL_ROW(symbol, isa, dtype, layout, tokens_min, tokens_max) \
-  {#symbol, isa, dtype, layout, tokens_min, tokens_max, symbol##__workspace, symbol},
+  {#symbol, isa, dtype, layout, tokens_min, tokens_max, symbol##__workspace, symbol, layout_called(layout)},
 const NmMatmulKernel kNmMatmulKernels[] = {
 #include "nm_matmul.inc"
 };
 #undef TWOFOUR_NM_MATMUL_ROW
 
 const int kNmMatmulKernelCount = static_cast<int>(sizeof(kNmMatmulKernels) / sizeof(kNmMatmulKernels[0]));
-
-const Layout* layout_called(const char* name) {
-#define TWOFOUR_NM_LAYOUT(name, dtype, refill) \
-  {#name, dtype, name##_layout__bytes, name##_layout__pack, name##_layout__unpack, refill},
-  static constexpr Layout kLayouts[] = {
-#include "layout.inc"
-  };
-#undef TWOFOUR_NM_LAYOUT
-  for (const Layout& layout : kLayouts)
-    if (std::strcmp(layout.name, name) == 0) return &layout;
-  return nullptr;
-}
 
 }  // namespace twofour

@@ -1,4 +1,5 @@
 // Unbiased estimates for Python.
+#include "kernels/nm_matmul/packed_weight.h"
 #include "native/binding.h"
 #include "native/parallel.h"
 #include "native/whole.h"
@@ -24,14 +25,21 @@ void bind_nm_unbiased(nb::module_& m) {
     for (const auto& k : kNmUnbiasedKernels) rows.append(nb::make_tuple(k.name, k.isa));
     return rows;
   });
-  m.def("nm_unbiased", [](int index, uintptr_t gradient, bool bf16, int64_t stride, int64_t tokens, int64_t rows,
-                          uint32_t seed, bool to_bf16, uintptr_t packed, int threads) {
+  // `packed`: a header that says what is wanted, of a weight (rows, tokens), and the bytes to be written behind it.
+  m.def("nm_unbiased", [](int index, const Operand& gradient, uint32_t seed, const Operand& packed, int threads) {
     const NmUnbiasedKernel& kernel = row(kNmUnbiasedKernels, index);
-    if (tokens % 4 != 0) throw nb::value_error("tokens are no multiple of 4");
+    const Border border(kernel.name);
+    const Rows from = border.rows(gradient, "gradient", kReal);
+    border.require(from.rows % 4 == 0, gradient, "gradient", "tokens in groups of four");
+    const PackedWeight to(border, packed, "packed estimate");
+    const bool bf16 = to.made_for("bfloat16", "bf16_panels", from.width, from.rows);
+    if (!bf16 && !to.made_for("float32", "panels", from.width, from.rows))
+      border.refuse(packed, "packed estimate", "a header of layout panels or bf16_panels for the transposed gradient");
+    to.require_size(*layout_called(bf16 ? "bf16_panels" : "panels"));
     nb::gil_scoped_release release;
-    parallel_for(ceil_div(rows, kBlock), 1, threads, [&](int64_t begin, int64_t end) {
-      kernel.run({pointer<const void>(gradient), bf16, stride, tokens, rows, seed, to_bf16, pointer<void>(packed),
-                  begin * kBlock, least(end * kBlock, rows)});
+    parallel_for(ceil_div(from.width, kBlock), 1, threads, [&](int64_t begin, int64_t end) {
+      kernel.run({from.data, from.type == Type::bf16, from.stride, from.rows, from.width, seed, bf16, to.bytes(),
+                  begin * kBlock, least(end * kBlock, from.width)});
     });
   });
 }

@@ -31,19 +31,16 @@ def nm_unbiased(gradient: Tensor, seed: int, dtype: torch.dtype, out: Tensor | N
     layout, extension = LAYOUTS[dtype], native.extension()
     gradient = gradient if gradient.stride(1) == 1 or columns == 1 else gradient.contiguous()
     if out is None:
-        out = torch.empty(HEADER_BYTES + extension.layout_bytes(layout, columns, tokens, 0, False), dtype=torch.uint8)
+        out = torch.empty(
+            HEADER_BYTES + extension.layout_bytes(layout, columns, tokens, 0, False), dtype=torch.uint8, device="cpu"
+        )
         head = layout_header("2:4", str(dtype).removeprefix("torch."), layout, columns, tokens)
         out[:HEADER_BYTES] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
     extension.nm_unbiased(
         _row(native.isa()),
-        gradient.data_ptr(),
-        gradient.dtype is torch.bfloat16,
-        gradient.stride(0),
-        tokens,
-        columns,
+        gradient,
         seed & 0xFFFFFFFF,
-        dtype is torch.bfloat16,
-        out.data_ptr() + HEADER_BYTES,
+        out,
         native.threads(),
     )
     return out

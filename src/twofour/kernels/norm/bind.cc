@@ -1,4 +1,6 @@
-// Normalisation for Python: the rows, and the call through raw pointers.
+// Normalisation for Python: the rows and the call.
+#include <cstring>
+
 #include "native/binding.h"
 #include "native/parallel.h"
 #include "norm.h"
@@ -22,16 +24,20 @@ void bind_norm(nb::module_& m) {
     for (const auto& k : kKernels) rows.append(nb::make_tuple(k.name, k.isa, k.dtype));
     return rows;
   });
-  m.def("norm", [](int index, uintptr_t x, int64_t x_stride, uintptr_t weight, uintptr_t bias, uintptr_t y,
-                   bool y_bf16, int64_t rows, int64_t width, float eps, bool centred, int threads) {
+  m.def("norm", [](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& y, float eps,
+                   bool centred, int threads) {
     const NormKernel& kernel = row(kKernels, index);
-    const Norm args{pointer<const void>(x), x_stride, pointer<const float>(weight), pointer<const float>(bias),
-                    pointer<void>(y),       y_bf16,   rows,                         width,
-                    eps,                    centred};
+    const Border border(kernel.name);
+    const bool bf16 = std::strcmp(kernel.dtype, "bfloat16") == 0;
+    const Rows from = border.rows(x, "input", bf16 ? Types{Type::bf16} : Types{Type::f32});
+    const View to = border.exactly(y, "answer", kReal, from.rows * from.width);
+    const Numbers scale = border.numbers(weight, "weight", from.width), shift = border.numbers(bias, "bias", from.width);
+    const Norm args{from.data, from.stride, scale.data(), shift.data(), to.data, to.type == Type::bf16,
+                    from.rows, from.width,  eps,          centred};
     nb::gil_scoped_release release;
     // 16384 elements a share: below that, starting a thread costs more than the rows.
-    const int64_t grain = width > 0 && width < 16384 ? 16384 / width : 1;
-    parallel_for(rows, grain, threads, [&](int64_t begin, int64_t end) { kernel.run(args, begin, end); });
+    const int64_t grain = from.width > 0 && from.width < 16384 ? 16384 / from.width : 1;
+    parallel_for(from.rows, grain, threads, [&](int64_t begin, int64_t end) { kernel.run(args, begin, end); });
   });
 }
 

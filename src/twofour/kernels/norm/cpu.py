@@ -1,14 +1,13 @@
-"""LayerNorm and RMSNorm on the CPU, float32 or bfloat16 in and out: rows of norm.inc, called through raw pointers."""
+"""LayerNorm and RMSNorm on the CPU, float32 or bfloat16 in and out: rows of norm.inc."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch._C import _is_tracing
-from torch.compiler import is_compiling
 
 from twofour import native
 from twofour.errors import KernelError
+from twofour.native.surroundings import by_operators, followed, plain
 
 _LIBRARY = torch.library.Library("twofour", "FRAGMENT")
 _LIBRARY.define(
@@ -40,8 +39,10 @@ def norm(
     Raises:
         KernelError: The operands do not fit.
     """
-    if is_compiling() or _is_tracing():
-        return torch.ops.twofour.norm(x, weight, bias, eps, centred, dtype)
+    if by_operators():
+        with followed():
+            return torch.ops.twofour.norm(x, weight, bias, eps, centred, dtype)
+    x, weight, bias = plain("a normalisation", x, weight, bias)
     return _norm(x, weight, bias, eps, centred, dtype)
 
 
@@ -75,27 +76,16 @@ def _norm(
         if operand is not None and not _fits(operand, width):
             raise _unfit(role, operand, f"float32 ({width},)")
     x = x.contiguous()
-    y = torch.empty(x.shape, dtype=dtype) if into is None else into
+    y = torch.empty(x.shape, dtype=dtype, device="cpu") if into is None else into
     native.extension().norm(
-        native.best_row("norm", DTYPES[x.dtype]),
-        x.data_ptr(),
-        width,
-        0 if weight is None else weight.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        y.data_ptr(),
-        dtype is torch.bfloat16,
-        x.numel() // width if width else 0,
-        width,
-        eps,
-        centred,
-        native.threads(),
+        native.best_row("norm", DTYPES[x.dtype]), x, weight, bias, y, eps, centred, native.threads()
     )
     return y
 
 
 def _fits(operand: Tensor, width: int) -> bool:
     alike = operand.dtype is torch.float32 and operand.shape == (width,)
-    return alike and operand.is_cpu and operand.is_contiguous()
+    return alike and operand.is_cpu
 
 
 def _unfit(role: str, operand: Tensor, wanted: str) -> KernelError:

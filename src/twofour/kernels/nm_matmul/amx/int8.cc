@@ -37,7 +37,9 @@ struct Int8 {
     TWOFOUR_UNROLL
     for (int g = 0; g < 16; g++) {
       const __mmask64 kept = _load_mask64(reinterpret_cast<__mmask64*>(const_cast<uint8_t*>(from) + g * 8));
-      _mm512_store_si512(to + g * 64, _mm512_maskz_expandloadu_epi8(kept, from + twofour::kInt8Masks + g * 32));
+      // From a register: the mask of a damaged weight would have expandload read past the tile.
+      const auto* values = reinterpret_cast<const __m256i*>(from + twofour::kInt8Masks + g * 32);
+      _mm512_store_si512(to + g * 64, _mm512_maskz_expand_epi8(kept, _mm512_zextsi256_si512(_mm256_loadu_si256(values))));
     }
   }
 

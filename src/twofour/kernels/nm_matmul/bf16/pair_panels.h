@@ -16,7 +16,8 @@ constexpr int kPairVectors = 4;       // vectors of tokens in a panel: its tile 
 constexpr int64_t kPairGroup = 4;     // panels that a tile of the weights meets before the next one is read
 constexpr int64_t kPairFar = 1 << 20;  // weights of as many inputs x outputs are fetched ahead
 constexpr int64_t kTilePairs = kBf16PanelTile / 2;
-constexpr int64_t kPairSpareRows = twofour::kBf16MostCode - twofour::kBf16LeastCode + 1 - kBf16PairsPerGroup;
+// Rows behind the last group that a nibble can address: 15 in a damaged weight. Those below the least code stand in T.
+constexpr int64_t kPairSpareRows = 15 - twofour::kBf16LeastCode + 1 - kBf16PairsPerGroup;
 constexpr int64_t kPairTileRows = kTileGroups * kBf16PairsPerGroup + kPairSpareRows;
 
 TWOFOUR_INLINE __m512i dwords(__m512 v) { return _mm512_castps_si512(v); }

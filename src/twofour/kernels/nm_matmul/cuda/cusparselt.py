@@ -174,7 +174,7 @@ class CusparseltMatmul(LibraryMatmul):
         """
         high, wide = self._padded(rows, columns)
         *scales, compressed = opened(prepared, self._parts(high), self.name)
-        unit = torch.eye(columns, device=prepared.device).to(self._type)
+        unit = torch.eye(columns, device=prepared.device, dtype=torch.float32).to(self._type)
         exact = {torch.int8: torch.int32, torch.float8_e4m3fn: torch.float32}.get(self._type)
         total = self._product(DEFAULT, unit, compressed, None, wide, exact)[:columns, :rows].t()
         return total, scales[0][:rows, None] if scales else None

@@ -68,7 +68,11 @@ class CutlassMatmul(LibraryMatmul):
         operand = Operand.from_packed(weight).padded(*WEIGHT_MULTIPLES[self._type.itemsize])
         tensors = list(to_sm80(operand))
         if self.dtype == "int8":
-            scales = torch.ones(rows) if weight.scales is None else weight.scales.flatten()
+            scales = (
+                torch.ones(rows, dtype=torch.float32, device="cpu")
+                if weight.scales is None
+                else weight.scales.flatten()
+            )
             tensors.append(functional.pad(scales, (0, len(operand.values) - rows), value=1.0))
         return joined(layout_header("2:4", self.dtype, self.layout, rows, columns), tensors)
 

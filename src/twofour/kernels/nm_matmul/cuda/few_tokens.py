@@ -49,7 +49,7 @@ class FewTokens(CudaKernel):
         header = weight.header
         rows, columns = header.shape
         more = rounded_up(columns // 4, PADDED_GROUPS) - columns // 4
-        codes = torch.zeros(rows, (columns // 4 + more) // 2, dtype=torch.uint8)
+        codes = torch.zeros(rows, (columns // 4 + more) // 2, dtype=torch.uint8, device="cpu")
         codes[:, : weight.indices.shape[1]] = weight.indices
         empty = 0x44 if more else 0  # positions 0 and 1: a legal code for groups of zeros
         codes[:, (columns // 4 + 1) // 2 :] = empty

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from twofour.errors import MeasureError
-from twofour.files import cache_folder
+from twofour.files import cache_folder, read_json
 from twofour.kernels.cuda import Configuration
 from twofour.measure import gpu_facts, write_json
 
@@ -149,11 +149,11 @@ def _identity() -> str:
 
 def _read(path: Path) -> dict[str, Found]:
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = read_json(path)
         found = {str(name): _entry(entry) for name, entry in entries.items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         logger.warning("the searched configurations in %s are not readable and are not used: %s", path, error)
         return {}
     return found

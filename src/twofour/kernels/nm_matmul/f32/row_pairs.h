@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "pair_check.h"
 #include "panels.h"
 
 namespace {
@@ -92,6 +93,7 @@ struct PairWeights {
     const auto* head = reinterpret_cast<const uint8_t*>(packed);
     const char* record = packed + kPairHead;
     for (int64_t p = 0; p < pairs; p++, head += 4, record += kPairRecord) {
+      if (!sound_pair<V>(head, record, pairs)) return report(moves->a.damaged);
       float *ya = y + head[0] * stride, *yb = y + head[1] * stride;
       const char* ahead = record + kPairsAhead * kPairRecord;
       for (int64_t line = 0; line < kPairRecord; line += 64) __builtin_prefetch(ahead + line);

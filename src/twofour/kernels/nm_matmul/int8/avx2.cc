@@ -49,8 +49,8 @@ struct Vec {
     ints zero;
     TWOFOUR_INLINE Rounder(float f, int32_t z, int low, int high)
         : factor(_mm256_set1_ps(f)),
-          least(_mm256_set1_ps(static_cast<float>(low - z))),
-          most(_mm256_set1_ps(static_cast<float>(high - z))),
+          least(_mm256_set1_ps(static_cast<float>(low) - static_cast<float>(z))),
+          most(_mm256_set1_ps(static_cast<float>(high) - static_cast<float>(z))),
           zero(_mm256_set1_epi32(z)) {}
     TWOFOUR_INLINE ints operator()(reg v) const {
       const reg inside = _mm256_min_ps(_mm256_max_ps(_mm256_mul_ps(v, factor), least), most);

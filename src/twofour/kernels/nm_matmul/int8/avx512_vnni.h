@@ -40,8 +40,8 @@ struct Vec {
     ints zero;
     TWOFOUR_INLINE Rounder(float f, int32_t z, int low, int high)
         : factor(_mm512_set1_ps(f)),
-          least(_mm512_set1_ps(static_cast<float>(low - z))),
-          most(_mm512_set1_ps(static_cast<float>(high - z))),
+          least(_mm512_set1_ps(static_cast<float>(low) - static_cast<float>(z))),
+          most(_mm512_set1_ps(static_cast<float>(high) - static_cast<float>(z))),
           zero(_mm512_set1_epi32(z)) {}
     TWOFOUR_INLINE ints operator()(reg v) const {
       const reg inside = _mm512_min_ps(_mm512_max_ps(_mm512_mul_ps(v, factor), least), most);

@@ -8,6 +8,7 @@ namespace {
 struct Vec {
   typedef float reg __attribute__((vector_size(16)));
   typedef int32_t ints __attribute__((vector_size(16)));
+  typedef uint32_t uints __attribute__((vector_size(16)));
   static constexpr int width = 4;
   static constexpr int row_halves = 1, row_tokens = 4, row_sums = 4;
 
@@ -48,10 +49,11 @@ struct Vec {
     reg factor, least, most;
     ints zero;
     Rounder(float f, int32_t z, int low, int high)
-        : factor(set(f)), least(set(static_cast<float>(low - z))), most(set(static_cast<float>(high - z))),
+        : factor(set(f)), least(set(static_cast<float>(low) - static_cast<float>(z))),
+          most(set(static_cast<float>(high) - static_cast<float>(z))),
           zero(ints{z, z, z, z}) {}
     ints operator()(reg v) const {
-      return __builtin_convertvector(to_even(min(max(v * factor, least), most)), ints) + zero;
+      return add(__builtin_convertvector(to_even(min(max(v * factor, least), most)), ints), zero);
     }
   };
   static void store_x(ints q, uint8_t* to, int64_t k, int64_t stride) {
@@ -65,8 +67,11 @@ struct Vec {
     return v;
   }
   static void store_ints(int32_t* p, ints v) { std::memcpy(p, &v, 16); }
-  static ints add(ints a, ints b) { return a + b; }
-  static ints minus_product(ints a, ints b, int32_t c) { return a - b * c; }
+  // Unsigned: sums of weights and zero points come from bytes that anybody may have written, and may wrap around.
+  static ints add(ints a, ints b) { return reinterpret_cast<ints>(reinterpret_cast<uints>(a) + reinterpret_cast<uints>(b)); }
+  static ints minus_product(ints a, ints b, int32_t c) {
+    return reinterpret_cast<ints>(reinterpret_cast<uints>(a) - reinterpret_cast<uints>(b) * static_cast<uint32_t>(c));
+  }
   static reg to_real(ints v) { return __builtin_convertvector(v, reg); }
 
   struct Octet {

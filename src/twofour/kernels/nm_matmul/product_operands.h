@@ -1,0 +1,50 @@
+// What a product is handed beside its weight, sparse or dense: checked at the border and put into one call.
+#pragma once
+
+#include <cstring>
+
+#include "nm_matmul.h"
+#include "packed_weight.h"
+
+namespace twofour {
+
+constexpr Types kInt8Reads{Type::f32, Type::bf16, Type::u8};
+constexpr Types kInt8Writes{Type::f32, Type::bf16, Type::u8, Type::s8};
+
+// The types of x that rows of a computing type read.
+inline Types reads(const char* dtype) { return std::strcmp(dtype, "float32") == 0 ? Types{Type::f32} : kReal; }
+
+struct ProductOperands {
+  Rows from, to;
+  Numbers bias;
+  Epilogue epilogue;
+
+  // x (..., in) of one of `reads`; y (..., out), contiguous, of one of `writes` (none: of x's type); `other` as y,
+  // float32 where that is of whole numbers, or None where `codes` (activation, combine) combine nothing.
+  ProductOperands(const Border& border, const Operand& x, const Operand& given_bias, const Operand& y, Types reads,
+                  Types writes, const int (&codes)[2], const Operand& other)
+      : from(border.rows(x, "input", reads)),
+        to(border.rows(y, "answer", writes.has(Type::f32) ? writes : Types{from.type})),
+        bias(border.numbers(given_bias, "bias", to.width)) {
+    border.require(to.rows == from.rows && (to.stride == to.width || to.rows <= 1), y, "answer",
+                   "contiguous, as many rows as the input");
+    if (codes[0] < 0 || codes[0] > static_cast<int>(Activation::silu) || codes[1] < 0 ||
+        codes[1] > static_cast<int>(Combine::multiply))
+      throw nanobind::value_error("no such epilogue");
+    epilogue = {static_cast<Activation>(codes[0]), static_cast<Combine>(codes[1]), nullptr, 0};
+    if (epilogue.combine == Combine::none) return;
+    const Type type = to.type == Type::bf16 ? Type::bf16 : Type::f32;
+    const Rows second = border.rows(other, "second operand", {type});
+    border.require(second.rows == to.rows && second.width == to.width, other, "second operand", "the answer's shape");
+    epilogue.other = second.data;
+    epilogue.other_stride = second.stride;
+  }
+
+  NmMatmul call(const PackedWeight& packed, const Quantization& quantization, int threads) const {
+    return {from.data, from.type, from.stride, packed.bytes(), bias.data(), to.data, to.type, to.width,
+            from.rows, to.width, from.width, packed.group(), packed.zeros(), epilogue, quantization, threads,
+            nullptr, nullptr};
+  }
+};
+
+}  // namespace twofour

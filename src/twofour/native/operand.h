@@ -1,0 +1,124 @@
+// The border between tensors and kernels: what a native call is handed is looked at here before a pointer is taken.
+//
+// Bound functions take tensors, not addresses. A tensor is read through DLPack's exchange table, which torch offers on
+// its type: data, device, dtype, shape and strides in some 60 ns, about what `tensor.data_ptr()` alone costs, and
+// without the ABI of libtorch. DLPack does not tell how many bytes stand behind a tensor: one whose storage was shrunk
+// to something under it, which torch's own operators read past too, is not seen.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "type.h"
+
+namespace twofour {
+
+// A refusal by the border; it leaves C++ as twofour.errors.KernelError with these four parts.
+struct Refusal {
+  std::string what, got, wanted, remedy;
+};
+void translate_refusals();
+
+// An argument as Python passed it. None is a null handle.
+struct Operand {
+  nanobind::handle tensor;
+  bool given() const { return tensor.is_valid(); }
+};
+
+// Types that a call takes of one operand.
+class Types {
+ public:
+  constexpr Types(std::initializer_list<Type> types) {
+    for (const Type type : types) bits_ |= 1u << static_cast<int>(type);
+  }
+  constexpr bool has(Type type) const { return bits_ >> static_cast<int>(type) & 1; }
+  std::string text() const;
+
+ private:
+  unsigned bits_ = 0;
+};
+constexpr Types kAnyType{Type::f32, Type::bf16, Type::u8, Type::s8, Type::boolean, Type::s64, Type::other};
+constexpr Types kReal{Type::f32, Type::bf16};
+
+// A tensor on the CPU with memory of its own. `shape` and `strides` (in numbers) stand in the tensor.
+struct View {
+  char* data;
+  Type type;
+  int64_t width;  // bytes of a number
+  int ndim;
+  const int64_t *shape, *strides;
+
+  int64_t count() const;
+  bool contiguous() const;
+};
+
+// (..., width) as rows: numbers of a row stand together, rows `stride` apart.
+struct Rows {
+  char* data;
+  Type type;
+  int64_t rows, width, stride;
+};
+
+// `count` numbers in a row, copied where the tensor has them apart; null where none were given.
+class Numbers {
+ public:
+  Numbers() = default;
+  Numbers(const View& from, int64_t count);
+  const float* data() const { return copy_.empty() ? data_ : copy_.data(); }
+
+ private:
+  const float* data_ = nullptr;
+  std::vector<float> copy_;
+};
+
+// One native call, named for messages: every operand goes through one of its functions, which throw a Refusal.
+class Border {
+ public:
+  explicit Border(const char* call) : call_(call) {}
+
+  // Any strides.
+  View strided(const Operand& operand, const char* role, Types types) const;
+  // Without gaps, in the order of its shape.
+  View dense(const Operand& operand, const char* role, Types types) const;
+  // At least one axis, the last one contiguous, the others at one distance.
+  Rows rows(const Operand& operand, const char* role, Types types) const;
+  // float32 (count,) or None.
+  Numbers numbers(const Operand& operand, const char* role, int64_t count) const;
+  // dense, and `count` numbers of it.
+  View exactly(const Operand& operand, const char* role, Types types, int64_t count) const;
+
+  // Throws where `fits` is false.
+  void require(bool fits, const Operand& operand, const char* role, const std::string& wanted) const {
+    if (!fits) refuse(operand, role, wanted);
+  }
+  [[noreturn]] void refuse(const Operand& operand, const char* role, const std::string& wanted,
+                           const std::string& remedy = "") const;
+  // The bytes of a weight say what no packing writes.
+  [[noreturn]] void damaged() const;
+
+ private:
+  const char* call_;
+};
+
+}  // namespace twofour
+
+namespace nanobind::detail {
+
+template <>
+struct has_arg_defaults<twofour::Operand> : std::true_type {};  // None is passed on
+
+template <>
+struct type_caster<twofour::Operand> {
+  NB_TYPE_CASTER(twofour::Operand, const_name("torch.Tensor | None"))
+  bool from_python(handle src, uint32_t, cleanup_list*) noexcept {
+    value.tensor = src.is_none() ? handle() : src;
+    return true;
+  }
+};
+
+}  // namespace nanobind::detail

@@ -1,0 +1,242 @@
+"""The child of test_border: each row of each native operation, its tensors replaced by what no kernel reads.
+
+One process imports torch, on one thread, and forks for every row: a crash ends that child alone and is named.
+Prints how many calls and how many refusals there were.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+from twofour import native, packing
+from twofour.errors import KernelError
+from twofour.kernels.conv import Geometry
+from twofour.kernels.dense_matmul.int4_rows import native_dense_rows
+from twofour.kernels.nm_conv.layout import to_conv_layout
+from twofour.kernels.nm_matmul import native_rows
+from twofour.packing import layout_header
+
+Call = tuple[str, Callable[..., Any], list[Any]]
+
+EXT = native.extension()
+
+
+class Wrapper(Tensor):
+    """A tensor whose numbers stand elsewhere."""
+
+    @staticmethod
+    def __new__(cls, like: Tensor) -> Wrapper:
+        """Make one of that shape and dtype."""
+        return Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype)  # pyright: ignore
+
+    @classmethod
+    def __torch_dispatch__(cls, *arguments: Any) -> Any:
+        """Refuse every operator."""
+        raise NotImplementedError
+
+
+def freed(tensor: Tensor) -> Tensor:
+    """Return a copy whose storage was given back, as FSDP and offloading do."""
+    copy = tensor.clone()
+    copy.untyped_storage().resize_(0)
+    return copy
+
+
+BAD: dict[str, Callable[[Tensor], Any]] = {
+    "meta": lambda t: t.to("meta"),
+    "fake": lambda t: FakeTensorMode().from_tensor(t),
+    "functional": torch._to_functional_tensor,  # pyright: ignore[reportPrivateImportUsage]
+    "zero": lambda t: torch._efficientzerotensor(t.shape, dtype=t.dtype),  # pyright: ignore
+    "wrapper": Wrapper,
+    "freed": freed,
+    "of complex numbers": lambda t: t.to(torch.complex128),
+    "sparse": lambda t: t.to_sparse(),
+    "a number": lambda t: 5,
+    "an address": lambda t: t.data_ptr(),
+    "small": lambda t: t.flatten()[: t.numel() // 2].clone(),
+    "empty": lambda t: t.flatten()[:0],
+    "a scalar": lambda t: t.flatten()[0],
+}
+"""Kinds of tensors that every operand of every call is refused in."""
+
+SIZES = ("small", "empty", "a scalar")
+
+ANY_SIZE = {("nm_nonzero", 1), ("nm_stripes_refine", 2), ("nm_stripes_assign", 2)}
+"""Operands that may be shorter: pieces of a weight, and of an order of columns."""
+
+ODD: dict[str, Callable[[Tensor], Any]] = {
+    "spread": lambda t: t.repeat_interleave(2, -1)[..., ::2],
+    "turned": lambda t: t.transpose(0, -1).contiguous().transpose(0, -1),
+    "expanded": lambda t: t.flatten()[:1].expand(t.shape),
+}
+"""Kinds that are read as they stand or refused."""
+
+
+def header(dtype: str, layout: str, rows: int, columns: int, size: int) -> Tensor:
+    """Return a buffer of a layout, to be written."""
+    head = torch.frombuffer(bytearray(layout_header("2:4", dtype, layout, rows, columns)), dtype=torch.uint8)
+    return torch.cat([head, torch.zeros(size, dtype=torch.uint8)])
+
+
+def sparse(rows: int, columns: int) -> Tensor:
+    """Return a 2:4 weight."""
+    return torch.randn(rows, columns) * (torch.arange(columns) % 4 < 2)
+
+
+def products(scale: int) -> Iterator[Call]:
+    """Calls of the products, each with a bias and a second operand."""
+    rows, tokens = 32 * scale, 3 * scale
+    x, bias = torch.randn(tokens, 128), torch.randn(rows)
+    other, y = torch.randn(tokens, rows), torch.empty(tokens, rows)
+    for row in native_rows():
+        packed = row.prepare(packing.pack(sparse(rows, 128), "2:4", dtype=row.dtype))
+        yield row.isa, EXT.nm_matmul, [row.index, x, packed, bias, y, 1, 1, other, True, 1.0, 0, 1.0, 0, 1]
+        if row.layout in ("panels", "pairs", "bf16_panels"):
+            yield row.isa, EXT.nm_matmul_columns, [row.index, x.T.contiguous(), packed, y.T.contiguous(), 1]
+    for row in native_dense_rows():
+        yield row.isa, EXT.dense_matmul, [row.index, x, row.prepare(torch.randn(rows, 128)), bias, y, 1, 1, other, 1]
+    geometry = Geometry.of(torch.nn.Conv2d(8, 12, 3))
+    weight = sparse(12 * 9, 8).view(12, 3, 3, 8).permute(0, 3, 1, 2)
+    image, answer = (
+        torch.randn(size).contiguous(memory_format=torch.channels_last)
+        for size in ((2 * scale, 8, 6, 6), (2 * scale, 12, 4, 4))
+    )
+    axes = ((3, 1, 0, 1), (3, 1, 0, 1))
+    for index, (_, isa) in enumerate(EXT.nm_conv_rows()):
+        yield (
+            isa,
+            EXT.nm_conv,
+            [index, image, to_conv_layout(weight, geometry), bias[:12], answer.clone(), answer, 1, *axes, True, 1],
+        )
+
+
+def layouts(scale: int) -> Iterator[Call]:
+    """Calls that write, read and refill layouts."""
+    for layout, dtype in {(row.layout, row.dtype) for row in native_rows()}:
+        weight = sparse(32 * scale, 128)
+        packed = packing.pack(weight, "2:4", dtype=dtype)
+        buffer = next(row for row in native_rows() if row.layout == layout).prepare(packed)
+        parts = [packed.values, packed.indices, packed.scales, packed.zeros]
+        yield "scalar", EXT.layout_pack, [buffer, *parts]
+        yield "scalar", EXT.layout_unpack, [buffer, *parts]
+        if EXT.layout_refills(layout):
+            yield "scalar", EXT.layout_refill, [buffer, weight, 1]
+    dense = native_dense_rows()[0].prepare(torch.randn(32, 128))
+    yield "scalar", EXT.dense_int4_pack, [dense, torch.zeros(32, 64, dtype=torch.uint8), torch.ones(32, 2), None]
+
+
+def models(scale: int) -> Iterator[Call]:
+    """Calls of attention and norm."""
+    for index, (_, isa, dtype) in enumerate(EXT.attention_rows()):
+        q, k, v, out, more = (torch.randn(2 * scale, 2, n, 8, dtype=getattr(torch, dtype)) for n in (3, 4, 4, 3, 2))
+        mask = torch.randn(2 * scale, 2, 3, 6)
+        yield isa, EXT.attention, [index, q, k, v, out, mask, more, more.clone(), 1.0, False, 1]
+        q, k, v, out = (torch.randn(2 * scale, n, 16, dtype=q.dtype) for n in (3, 4, 4, 3))
+        columns = (0, 0, 0), (16, 16, 16), 8
+        yield isa, EXT.attention_of_columns, [index, q, k, v, out, mask[..., :4], *columns, 1.0, False, 1]
+    for index, (_, isa, dtype) in enumerate(EXT.norm_rows()):
+        x = torch.randn(4 * scale, 32, dtype=getattr(torch, dtype))
+        yield isa, EXT.norm, [index, x, torch.randn(32), torch.randn(32), x.clone(), 1e-5, True, 1]
+
+
+def training(scale: int) -> Iterator[Call]:
+    """Calls that prune gradients and pack."""
+    rows = 8 * scale
+    gradient = torch.randn(2 * scale, 4, 64)
+    for index, (_, isa) in enumerate(EXT.nm_gradient_rows()):
+        panels = header("float32", "panels", rows, 64, EXT.layout_bytes("panels", rows, 64, 0, False))
+        yield isa, EXT.nm_gradient, [index, gradient, 0, 0.0, 0, torch.empty(2 * scale, 4, 64), False, 1]
+        yield isa, EXT.nm_gradient, [index, gradient, 0, 0.0, 0, panels, True, 1]
+    for index, (_, isa) in enumerate(EXT.nm_unbiased_rows()):
+        panels = header("float32", "panels", 64, rows, EXT.layout_bytes("panels", 64, rows, 0, False))
+        yield isa, EXT.nm_unbiased, [index, gradient.view(rows, 64), 0, panels, 1]
+    for index, (_, isa) in enumerate(EXT.nm_compress_rows()):
+        kept, codes = torch.empty(rows, 32), torch.empty(rows, 8, dtype=torch.uint8)
+        yield isa, EXT.nm_compress, [index, sparse(rows, 64), kept, codes, 1]
+
+
+def patterns(scale: int) -> Iterator[Call]:
+    """Calls that make and check masks, and search orders."""
+    scores, keep = torch.randn(8 * scale, 64), torch.zeros(8 * scale, 64, dtype=torch.bool)
+    for index, (_, isa, n, m) in enumerate(EXT.nm_mask_rows()):
+        yield isa, EXT.nm_mask, [index, scores, keep, n or 2, m or 4, True, 1]
+    for index, (_, isa) in enumerate(EXT.nm_tiles_rows()):
+        yield isa, EXT.nm_tiles, [index, scores, keep, True, 1]
+    widths = {1: torch.int8, 2: torch.float16, 4: torch.float32, 8: torch.float64}
+    bits = torch.zeros(64 * scale + 8, dtype=torch.uint8)
+    for index, (_, isa, width) in enumerate(EXT.nm_nonzero_rows()):
+        yield isa, EXT.nm_nonzero, [index, scores.to(widths[width]), bits, 0, -1, -1, 1]
+    for index, (_, isa, width, n, m) in enumerate(EXT.nm_ties_rows()):
+        yield isa, EXT.nm_ties, [index, scores.to(widths[width]), 1, 8 * scale, 64, 1, n or 2, m or 4]
+    yield "scalar", EXT.nm_groups, [bits, 8 * scale, 64, 1, 2, 4, False, False]
+    memory = torch.zeros(16 * 16 + 16)
+    held = memory[-memory.data_ptr() // 4 % 16 :][:256].view(16, 16)
+    for index, (_, isa) in enumerate(EXT.nm_stripes_rows()):
+        yield isa, EXT.nm_stripes_refine, [index, held, torch.arange(16), 2, 4, 0, 1, 8, 0, lambda done, of: None]
+        yield isa, EXT.nm_stripes_assign, [index, held, torch.arange(16), 2, 4, 0, 1, 2, 1, 1]
+
+
+def calls(scale: int = 1) -> Iterator[tuple[Callable[..., Any], list[Any]]]:
+    """Calls of every row that this processor has, of operands so many times as long."""
+    for make in (products, layouts, models, training, patterns):
+        for isa, function, arguments in make(scale):
+            if native.supports(isa):
+                yield function, arguments
+
+
+def refusals(function: Callable[..., Any], arguments: list[Any]) -> int:
+    """Return how many bad operands the call refused; ends the process where one was taken."""
+    assert function(*arguments) is not False or function.__name__ == "nm_mask", "the call itself is refused"
+    count = 0
+    for place, given in enumerate(arguments):
+        if not isinstance(given, Tensor):
+            continue
+        for kind, make in (BAD | ODD).items():
+            print(f"{function.__name__}, argument {place}, {kind}", file=sys.stderr, flush=True)
+            bad = make(given)
+            try:
+                taken = function(*arguments[:place], bad, *arguments[place + 1 :]) is not False
+            except KernelError as error:
+                assert error.got and error.wanted, str(error)
+                taken = False
+            except ValueError:  # numbers that the operand does not agree with
+                taken = False
+            allowed = kind in ODD or (kind in SIZES and (function.__name__, place) in ANY_SIZE)
+            assert not taken or allowed, "a bad operand was taken"
+            count += not taken
+    return count
+
+
+def main() -> None:
+    """Fork for every call."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    for make in BAD.values():
+        make(torch.zeros(2, 2))  # what their first use imports is imported once
+    called = total = 0
+    for function, arguments in calls():
+        called += 1
+        reading, writing = os.pipe()
+        if (child := os.fork()) == 0:
+            os.write(writing, str(refusals(function, arguments)).encode())
+            os._exit(0)
+        os.close(writing)
+        status = os.waitpid(child, 0)[1]
+        found = os.read(reading, 100)
+        os.close(reading)
+        if status != 0 or not found:
+            sys.exit(f"{function.__name__} {arguments[0] if isinstance(arguments[0], int) else ''} ended with {status}")
+        total += int(found)
+    print(called, total)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""No native call reads or writes what is not there: every operand of every row through tensors that are none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from twofour import packing
+from twofour.compiler.layer import CompiledLinear, PreparedWeights
+from twofour.errors import KernelError
+from twofour.kernels.attention import attention
+from twofour.kernels.conv import Geometry
+from twofour.kernels.ladder import read
+from twofour.kernels.nm_conv.cpu import native_conv_rows
+from twofour.kernels.nm_matmul import native_rows
+from twofour.packing import HEADER_BYTES
+
+CASES = Path(__file__).with_name("border_cases.py")
+
+
+def test_every_row_refuses_operands_that_no_kernel_can_read() -> None:
+    run = subprocess.run([sys.executable, str(CASES)], capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr[-2000:]
+    calls, refused = map(int, run.stdout.split()[-2:])
+    assert calls >= 40 and refused >= 1500, run.stdout
+
+
+def linear(bias: torch.Tensor) -> tuple[CompiledLinear, torch.Tensor]:
+    """Return a compiled layer (64 -> 32) of the scalar row, and its weight."""
+    weight = torch.randn(32, 64)
+    weight *= torch.arange(64) % 4 < 2
+    row = next(row for row in native_rows() if row.name == "nm_matmul_2x4_f32_rows__scalar")
+    prepared = PreparedWeights({row.layout: row.prepare(packing.pack(weight, "2:4"))})
+    return CompiledLinear("fc", 64, 32, read(f"*={row.name}"), prepared, bias), weight
+
+
+def test_a_refused_operand_names_its_layer_and_the_way_out() -> None:
+    layer, _ = linear(torch.zeros(32))
+    with pytest.raises(KernelError) as error:
+        layer(torch._efficientzerotensor((3, 64)))  # pyright: ignore[reportPrivateImportUsage]
+    for part in ("layer `fc`", "cannot read its input", "torch.float32 (3, 64)", "memory of its own", "freed storage"):
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize("bias", [torch.randn(64)[::2], torch.full((1,), 2.0).expand(32), torch.randn(32, 3)[:, 1]])
+def test_a_bias_of_any_strides_is_added_as_it_stands(bias: torch.Tensor) -> None:
+    layer, weight = linear(torch.zeros(32))
+    layer.load_state_dict({"bias": bias}, strict=False, assign=True)
+    x = torch.randn(5, 64)
+    torch.testing.assert_close(layer(x), x @ weight.T + bias)
+
+
+@pytest.mark.parametrize("kernel", [row for row in native_rows() if not row.unavailable()], ids=lambda row: row.name)
+def test_a_damaged_weight_gives_an_error_or_numbers(kernel) -> None:
+    weight = torch.randn(100, 128)
+    weight *= torch.arange(128) % 4 < 2
+    good = kernel.prepare(packing.pack(weight, "2:4", dtype=kernel.dtype))
+    generator = torch.Generator().manual_seed(0)
+    for tokens in (1, 3, 40):
+        bad = good.clone()
+        noise = torch.randint(256, bad.shape, dtype=torch.uint8, generator=generator)
+        bad[HEADER_BYTES:] = noise[HEADER_BYTES:]
+        x = torch.randn(tokens, 128)
+        if kernel.layout == "pairs":
+            with pytest.raises(
+                KernelError, match=r"damaged weight[\s\S]*behind a sound header[\s\S]*load the weight again"
+            ):
+                kernel.run(x, bad, None, 100)
+        elif kernel.dtype == "int8":
+            with pytest.raises(KernelError, match="zero points of bytes"):
+                kernel.run(x, bad, None, 100)
+        else:
+            assert kernel.run(x, bad, None, 100).shape == (tokens, 100)
+        kernel.run(x, good, None, 100)
+
+
+@pytest.mark.parametrize(
+    "kernel", [row for row in native_conv_rows() if not row.unavailable()], ids=lambda row: row.name
+)
+def test_a_convolution_says_that_its_weight_is_damaged(kernel) -> None:
+    conv = torch.nn.Conv2d(8, 12, 3)
+    conv.weight.data *= (torch.arange(8) % 4 < 2)[:, None, None]
+    geometry = Geometry.of(conv)
+    bad = kernel.prepare(conv.weight, geometry)
+    bad[HEADER_BYTES + 200 :] = 255
+    with pytest.raises(KernelError, match="damaged weight"):
+        kernel.run(torch.randn(2, 8, 6, 6), bad, None, geometry)
+
+
+def test_bytes_that_are_fewer_than_their_header_says_are_refused() -> None:
+    for kernel in native_rows():
+        if not kernel.unavailable():
+            good = kernel.prepare(packing.pack(torch.zeros(64, 128), "2:4", dtype=kernel.dtype))
+            with pytest.raises(KernelError, match="as many bytes as its header says"):
+                kernel.run(torch.randn(2, 128), good[:-64].clone(), None, 64)
+
+
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 4, 4), (2, 0, 4), (2, 4, 0), (0, 0, 0)])
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+def test_attention_of_nothing_is_nothing(batch: int, queries: int, keys: int, kind: torch.dtype) -> None:
+    q, k, v = torch.randn(batch, 2, queries, 8), torch.randn(batch, 2, keys, 8), torch.randn(batch, 2, keys, 8)
+    found = attention(q, k, v, torch.ones(1, 1, 1, keys).to(kind))
+    assert found.shape == q.shape and not found.any()
