@@ -22,6 +22,7 @@ import twofour
 from tasks.base import Batches, accuracy, one_cycle
 from tasks.cifar10 import Cifar10
 from twofour import training
+from twofour.checkpoints import write_tensors
 from twofour.files import replacing
 from twofour.measure import gpu_facts, machine
 from twofour.native import gpu
@@ -131,10 +132,8 @@ def run_arm(arm: str, task: OnDevice, out: Path, epochs: int, seed: int) -> None
         report = twofour.check(model)
         assert report.ok, report
     if arm == "dense":
-        from safetensors.torch import save_file
-
         with replacing(start) as temporary:
-            save_file({name: part.contiguous() for name, part in model.state_dict().items()}, temporary)
+            write_tensors(temporary, model.state_dict(), {})
     with replacing(out / f"{arm}-{seed}.json") as temporary:
         temporary.write_text(json.dumps({**found, "gpu": facts(task.device), "machine": machine()}, indent=1))
 

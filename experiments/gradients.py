@@ -21,7 +21,7 @@ class Rule:
     Attributes:
         pattern: Of dL/dz; "" for the control.
         mode: As in `sdgp.attach`.
-        published: Top-1 (%) on CIFAR-10 at full size, from the authors' repository (PAPERS.md 2.3); None where they
+        published: Top-1 (%) on CIFAR-10 at full size, from the authors' repository; None where they
             have none.
     """
 

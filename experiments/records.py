@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from twofour import measure
-from twofour.files import replacing
+from twofour.errors import DataError
+from twofour.files import locked, replacing
 
 ROOT = Path(__file__).resolve().parent
 TRACKED, SCRATCH = ROOT / "records", ROOT.parent / "runs" / "experiments"
 FORMAT = 1
+PATIENCE = 30.0
+"""Seconds to wait for another process that writes records."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,19 @@ class Records(Generic[R]):
             self.rows = {(row.key, row.seed): row for row in load(self.path, kind)[1]}
 
     def add(self, row: R) -> None:
-        """Add a row and write the file."""
-        self.rows[row.key, row.seed] = row
+        """Add a row and write the file, with the rows that another process has added meanwhile.
+
+        Raises:
+            DataError: Another process writes records for `PATIENCE` seconds.
+        """
+        remedy = "run one task at a time, or give the same command again: finished rows are kept"
+        with locked(self.path.parent, DataError, remedy=remedy, wait=PATIENCE):
+            if self.path.exists():
+                self.rows = {(found.key, found.seed): found for found in load(self.path, type(row))[1]} | self.rows
+            self.rows[row.key, row.seed] = row
+            self._write()
+
+    def _write(self) -> None:
         content = {
             "format": FORMAT,
             "task": self.task,
@@ -112,7 +126,6 @@ class Records(Generic[R]):
             "machine": measure.machine(),
             "rows": [asdict(row) for row in self.rows.values()],
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(self.path) as temporary:
             temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 import gradients as pruned_gradients
@@ -22,6 +22,7 @@ from arms import AGAIN, FOLLOW_LOSS, ONE_SHOT, Arm, built
 from records import SCRATCH, Nearness, Records, Row, Run, version
 from tasks import GRADIENTS, TASKS, Task
 from twofour import training
+from twofour.checkpoints import write_tensors
 from twofour.errors import TwofourError
 from twofour.files import replacing
 
@@ -148,7 +149,7 @@ def dense_model(subject: Task, seed: int) -> nn.Module:
         _trained(subject, model, seed + 1000, "dense")
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
-            save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, temporary)
+            write_tensors(temporary, model.state_dict(), {})
     model.load_state_dict(load_file(path))
     return model
 

@@ -184,7 +184,7 @@ def compared(layers: tuple[GraphLayer, ...], data: Data) -> dict[str, Any]:
 
 
 def packing(matrix: Sparse) -> dict[str, Any]:
-    """Slots of a matrix at each height, the counts of PAPERS.md's reference."""
+    """Slots of a matrix at each height, the counts of the paper's reference."""
     found = {}
     for height in HEIGHTS:
         plain, natural = versagnn.strips(matrix, height), versagnn.condense(matrix, height)

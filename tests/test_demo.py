@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import signal
 import struct
 import tomllib
 
@@ -13,6 +15,7 @@ from safetensors import safe_open
 from twofour import measure
 from twofour.demo import data as datasets
 from twofour.demo import demo
+from twofour.demo.folder import run_folder
 from twofour.demo.network import VisionTransformer
 from twofour.demo.settings import SETTINGS, quick
 from twofour.demo.summary import BEST_DENSE, EAGER, OURS, Difference
@@ -176,3 +179,55 @@ def test_idx_that_is_not_gzip_or_is_cut(tmp_path):
         path.write_bytes(content)
         with pytest.raises(DataError, match="cannot be read as an IDX file"):
             datasets.read_idx(path)
+
+
+def asked(seed: int = 0) -> dict:
+    return {"data": "digits", "seed": seed, "quick": True}
+
+
+def killed_in(folder, seed: int = 0) -> None:
+    """Leave what a demo leaves that is killed after its first file."""
+    child = os.fork()
+    if child == 0:
+        with run_folder(folder, asked(seed)):
+            (folder / "records.json").write_text("[]")
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def test_a_run_that_was_killed_starts_again_in_its_folder(tmp_path):
+    killed_in(tmp_path)
+    (tmp_path / "thesis.txt").write_text("mine")
+    with run_folder(tmp_path, asked()) as folder:
+        assert folder == tmp_path
+    assert {path.name for path in tmp_path.iterdir()} == {"records.json", "thesis.txt"}
+    with pytest.raises(DataError, match="never overwritten"), run_folder(tmp_path, asked()):
+        pass
+
+
+def test_another_run_does_not_start_in_the_folder_of_a_killed_one(tmp_path):
+    killed_in(tmp_path, seed=1)
+    with pytest.raises(DataError, match="holds another run of the demo") as caught, run_folder(tmp_path, asked()):
+        pass
+    assert '"seed": 1' in str(caught.value) and "give the command that was stopped" in str(caught.value)
+    (tmp_path / "unfinished.json").write_text("{")
+    with pytest.raises(DataError, match="holds another run"), run_folder(tmp_path, asked(1)):
+        pass
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    with run_folder(tmp_path / "run", asked()):
+        child = os.fork()
+        if child == 0:
+            try:
+                with run_folder(tmp_path / "run", asked()):
+                    os._exit(0)
+            except DataError as error:
+                os._exit(7 if "another process is writing" in str(error) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be made"), run_folder(tmp_path / "file" / "run", asked()):
+        pass

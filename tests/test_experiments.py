@@ -231,3 +231,16 @@ def test_a_narrow_resnet9_is_the_authors_network():
     convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
     assert [layer.out_channels for layer in convolutions] == [16, 32, 32, 32, 64, 64, 64, 32]
     assert twofour.training.sdgp.attach(model, "2:4").skipped == {"stem.0": "3 inputs"}
+
+
+def test_two_processes_that_add_rows_keep_those_of_both(here):
+    from records import Records, Row, load
+
+    def row(key: str) -> Row:
+        return Row(key, 0, 1.0, 1.0, 1.0, 0.1, 0, "none")
+
+    one, other = Records("toy", {}, True), Records("toy", {}, True)
+    one.add(row("a"))
+    other.add(row("b"))
+    one.add(row("c"))
+    assert [found.key for found in load(one.path)[1]] == ["a", "b", "c"]

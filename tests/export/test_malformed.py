@@ -97,6 +97,10 @@ CASES |= {
         lambda path: path.write_bytes(path.read_bytes().replace(b'"dtype":"F32"', b'"dtype":"F33"', 1)),
         lambda path: path.write_bytes(path.read_bytes().replace(b'"data_offsets":[0', b'"data_offsets":[4', 1)),
     ],
+    "limit": [
+        lambda path: path.write_bytes(raw({"x": ("F32", [1] * 65, 4)})),
+        lambda path: path.write_bytes(raw({"x" * 4097: ("F32", [1], 4)})),
+    ],
     "no-dtype": [lambda path: path.write_bytes(raw({"x": ("F8_E8M0", [4], 4)}))],
     "metadata-json": [
         lambda path: change(path, lambda *_: "{"),
@@ -291,4 +295,4 @@ def test_every_code_is_in_the_table_and_has_a_case() -> None:
     page = (ROOT / "docs" / "formats.md").read_text()
     table = re.findall(r"^\| `([a-z]+(?:-[a-z]+)*)` \|", page.partition("### Malformed files")[2], re.M)
     assert len(table) == len(set(table))
-    assert set(table) == {*CASES, *FOLDERS, *MODELS, "file-shorter", "scales-unwanted"}
+    assert set(table) == {*CASES, *FOLDERS, *MODELS, "file-shorter", "file-changed", "scales-unwanted"}

@@ -229,7 +229,7 @@ def test_the_plan_knows_the_size_of_the_file(tmp_path: Path, dtype: str, memory:
     weights = ("conv.weight", "fc.weight", "head.weight")
     stored = [(contents.packed | contents.plain)[name].nbytes for name in weights]
     assert [layer.bytes_in_file for layer in fast.plan.layers] == stored
-    assert f"{sum(stored) / 1e6:.2f} MB in a file" in str(fast.plan)
+    assert f"{sum(stored) / 1e6:.2f} MB of a file" in str(fast.plan)
     dense = [layer for layer in fast.plan.layers if layer.kind == "Linear" and "nm_" not in layer.ladder]
     assert all(("a file holds it as float32" in layer.reason) == (dtype in ("int8", "int4")) for layer in dense)
     assert "head" in [layer.name for layer in dense]
@@ -261,3 +261,11 @@ def test_files_without_usable_counts_are_read(tmp_path: Path, counts: object) ->
     write(path, Contents(contents.plain, contents.packed, contents.aliases, settings))
     back = twofour.load(path, Net())
     assert not back.plan.counts and [layer.tokens for layer in back.plan.layers[1:]] == [2, 2]
+
+
+def test_a_plan_says_that_the_whole_model_takes_an_example(tmp_path: Path) -> None:
+    model = twofour.prune(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), "2:4")
+    twofour.save(twofour.compile(model, tokens=(2,)), tmp_path / "m.safetensors")
+    loaded = twofour.load(tmp_path / "m.safetensors", model)
+    assert "whole model: layers (a file holds no graph; load(..., example=...)" in str(loaded.plan)
+    assert twofour.load(tmp_path / "m.safetensors", model, graph=False).plan.account is None

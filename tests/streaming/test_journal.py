@@ -166,7 +166,7 @@ def test_another_run_does_not_go_on_with_it(tmp_path: Path, source: Path):
         (tmp_path / "out.journal.json").write_text(text)
         refused(plan(source), out, "cannot be gone on with")
     (tmp_path / "out.journal.json").unlink()
-    refused(plan(source), out, "files in", "no journal beside it")
+    refused(plan(source), out, "files in", "no journal beside it", "move what is yours in it elsewhere")
 
 
 def test_a_journal_that_names_files_elsewhere_counts_none_of_them(tmp_path: Path, source: Path):
@@ -227,3 +227,31 @@ def test_a_source_that_changed_after_the_plan(tmp_path: Path, source: Path):
     with pytest.raises(FormatError, match="changed after the plan was made"):
         streaming.prune(made, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_resumed_run_that_fails_takes_no_file_of_the_user_with_it(tmp_path: Path, source: Path):
+    out, journal = tmp_path / "out", tmp_path / "out.journal.json"
+    die = KILLED.replace("c.1.weight", "a.1.weight")  # before any file is finished
+    done = subprocess.run([sys.executable, "-c", die, source, out], capture_output=True, timeout=300, check=False)
+    assert done.returncode == -signal.SIGKILL and json.loads(journal.read_text())["done"] == {}
+    (out / "thesis.txt").write_text("mine")
+    with pytest.raises(Stop):
+        streaming.prune(plan(source), out, progress=stop_at("a.1.weight"))
+    assert [path.name for path in out.iterdir()] == ["thesis.txt"] and journal.exists()
+    assert streaming.prune(plan(source), out).resumed == 0
+    assert (out / "thesis.txt").read_text() == "mine" and len(list(out.glob("*.safetensors"))) == 4
+
+
+def test_a_file_of_the_user_under_the_name_of_a_companion_is_not_overwritten(tmp_path: Path, source: Path):
+    out = tmp_path / "out"
+    (source / "notes.txt").write_text("theirs")
+    with pytest.raises(Stop):
+        streaming.prune(plan(source), out, progress=stop_at("c.0.weight"))
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(SourceError, match=r"notes.txt is in the way(.|\n)*move it elsewhere") as error:
+        streaming.prune(plan(source), out)
+    assert "finished files are kept" in str(error.value) and (out / "notes.txt").read_text() == "mine"
+    (out / "notes.txt").unlink()
+    streaming.prune(plan(source), out)
+    assert (out / "notes.txt").read_text() == "theirs"
+    streaming.prune(plan(source), out)  # written by this run: written again

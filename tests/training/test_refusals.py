@@ -121,3 +121,11 @@ def test_a_weight_that_comes_alive_behind_the_optimisers_back():
         finetune(model, noisy_loader(), **{**recipe(), "schedule": Meddling})
     assert "layer `0.weight`" in str(caught.value) and "after epoch 1" in str(caught.value)
     assert "256 non-zero entries" in str(caught.value)
+
+
+@pytest.mark.parametrize("norm", [-1.0, 0, float("nan"), "1"])
+def test_a_norm_that_would_turn_the_gradients_round(norm):
+    model, _ = pair_of_models()
+    before = copy.deepcopy(model.state_dict())
+    assert "`clip_norm` is impossible" in refusal(model, clip_norm=norm)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

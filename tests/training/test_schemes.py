@@ -311,6 +311,9 @@ def test_what_cannot_be_trained_so_is_refused():
         lora.attach(network())
     with pytest.raises(TrainingError, match="rank is impossible"):
         lora.attach(masked, rank=0)
+    for alpha in (float("nan"), float("inf"), 0.0, -1.0, "16"):  # finish() would merge NaN, or nothing
+        with pytest.raises(TrainingError, match="scale of the adapters is impossible"):
+            lora.attach(masked, alpha=alpha)  # type: ignore[arg-type]
     tied = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
     tied[1].weight = tied[0].weight
     with pytest.raises(TrainingError, match="nothing to make sparse"):

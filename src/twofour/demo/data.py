@@ -118,7 +118,7 @@ def _digits(train: int, test: int, seed: int) -> Images:
             remedy='`pip install ".[demo]"` in a checkout of twofour',
         ) from error
     pixels, target = load_digits(return_X_y=True)
-    order = torch.randperm(len(target), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(target), generator=torch.Generator().manual_seed(seed), device="cpu")
     held, used = order[:test], order[test : test + train]
     images, labels = torch.from_numpy(pixels).float().unflatten(1, (8, 8)), torch.from_numpy(target).long()
     return _normalised("digits", images[used], labels[used], images[held], labels[held])
@@ -136,7 +136,7 @@ def _fashion_mnist(train: int, test: int, seed: int) -> Images:
                 got=f"{part}: images {images.shape}, labels {labels.shape} up to {labels.max()}",
                 wanted="images (n, 28, 28), labels (n,) from 0 to 9",
             )
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[:count].numpy()
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed), device="cpu")[:count].numpy()
         parts += [torch.from_numpy(images[order]).float(), torch.from_numpy(labels[order]).long()]
     return _normalised("fashion-mnist", *parts)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -53,7 +52,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.patch = patch
         self.embed = nn.Linear(patch * patch, width)
-        self.position = nn.Parameter(0.3 * torch.randn((side // patch) ** 2, width))
+        self.position = nn.Parameter(0.3 * self.embed.weight.new_empty((side // patch) ** 2, width).normal_())
         self.layers = nn.Sequential(*(Layer(width, hidden, heads) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 

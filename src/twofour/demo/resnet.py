@@ -52,4 +52,5 @@ class ResNet20(nn.Module):
 def normalise(pixels: Tensor) -> Tensor:
     """RGB bytes (n, 32, 32, 3) -> float32 images (n, 3, 32, 32) as the checkpoint was trained on."""
     images = pixels.permute(0, 3, 1, 2).float() / 255
-    return (images - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(DEVIATION).view(3, 1, 1)
+    mean, deviation = torch.tensor([MEAN, DEVIATION], dtype=images.dtype, device=images.device).view(2, 3, 1, 1)
+    return (images - mean) / deviation

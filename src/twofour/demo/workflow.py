@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import datetime
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,13 +20,16 @@ from twofour import measure
 from twofour.compiler import compile as compile_model
 from twofour.demo import data as datasets
 from twofour.demo.data import Images
+from twofour.demo.folder import run_folder
 from twofour.demo.network import VisionTransformer
 from twofour.demo.settings import SETTINGS, Settings
 from twofour.demo.settings import quick as quickened
 from twofour.demo.summary import BEST_DENSE, EAGER, OURS, Difference, Summary
 from twofour.errors import DataError
 from twofour.export import load, save
+from twofour.files import replacing
 from twofour.measure import Record
+from twofour.progress import Progress
 from twofour.pruning import prune
 from twofour.recipe import Recipe
 from twofour.training import Result, Run, finetune, train
@@ -82,29 +84,36 @@ def demo(
 
     Args:
         data: "digits" (scikit-learn's 8x8 handwritten digits) or "fashion-mnist" (IDX files in a data folder).
-        out: New or empty folder for model.safetensors, records.json, recipe.toml, summary.json and summary.txt;
-            runs/demo-<data>-<time> when None.
+        out: New or empty folder for model.safetensors, records.json, recipe.toml, summary.json and summary.txt, or one
+            that the same run left when it was stopped: it starts again there; runs/demo-<data>-<time> when None.
         seed: Seed of the split, the weights and the data order.
         quick: A few seconds instead of a minute, with a network too small to judge.
         progress: Show progress on standard error.
 
     Raises:
-        DataError: The data is unknown, missing or malformed, or `out` is not empty.
+        DataError: The data is unknown, missing or malformed, or `out` holds something else.
     """
     started = time.perf_counter()
     if data not in SETTINGS:
         raise DataError("the demo does not know this data", got=repr(data), wanted=" or ".join(SETTINGS))
     settings = quickened(SETTINGS[data]) if quick else SETTINGS[data]
     images = datasets.load(data, train=settings.train, test=settings.test, seed=seed)
-    job = Job(images, settings, seed, run_folder(out, data), progress)
+    with run_folder(out, {"data": data, "seed": seed, "quick": quick}) as folder:
+        summary = run_all(Job(images, settings, seed, folder, progress), data, quick, started)
+        finish(summary)
+    return summary
 
+
+def run_all(job: Job, data: str, quick: bool, started: float) -> Summary:
+    """Every step but the last, which writes the summary."""
+    images = job.images
     model, control, dense, result = train_models(job)
     fast, latency = compile_and_measure(job, model, control)
     file = job.folder / "model.safetensors"
     loaded = save_and_load(job, model, file)
     answers = {name: predict(m, images.test) for name, m in (("sparse", model), ("control", control))}
     right = {name: (answer == images.test_labels).tolist() for name, answer in answers.items()}
-    summary = Summary(
+    return Summary(
         data=data,
         accuracy=accuracies(dense, result),
         test=len(images.test),
@@ -116,12 +125,10 @@ def demo(
         training=result,
         plan=str(fast.plan),
         seconds=time.perf_counter() - started,
-        seed=seed,
+        seed=job.seed,
         folder=job.folder,
         quick=quick,
     )
-    finish(summary)
-    return summary
 
 
 def save_and_load(job: Job, model: nn.Module, file: Path) -> nn.Module:
@@ -158,9 +165,11 @@ def train_models(job: Job) -> tuple[nn.Module, nn.Module, Run, Result]:
 def compile_and_measure(job: Job, model: nn.Module, control: nn.Module) -> tuple[Any, dict[int, Record]]:
     """The compiled sparse model, and the comparison of the three models at each batch size."""
     test = job.images.test
-    with job.step("[3/5] compiling: every kernel is measured at every layer's shape"):
-        fast = compile_model(model, test[:1], tokens=job.tokens)
-        best_dense = compile_model(control, test[:1], tokens=job.tokens)
+    with job.step("[3/5] compiling: every kernel is measured at every layer's shape"), Progress(job.progress) as shown:
+        shown.begin("compiling the sparse model, layers")
+        fast = compile_model(model, test[:1], tokens=job.tokens, progress=shown.move)
+        shown.begin("compiling the dense model, layers")
+        best_dense = compile_model(control, test[:1], tokens=job.tokens, progress=shown.move)
     models = {EAGER: control.eval(), BEST_DENSE: best_dense, OURS: fast}
     latency = {}
     with job.step("[4/5] measuring the three models side by side"), torch.inference_mode():
@@ -211,28 +220,6 @@ def accuracies(dense: Run, result: Result) -> Mapping[str, float]:
     return {name: value for name, value in values.items() if isinstance(value, float)}
 
 
-def run_folder(out: str | Path | None, data: str) -> Path:
-    """Make the folder that the run writes into.
-
-    Raises:
-        DataError: It exists and is not empty, or cannot be made.
-    """
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
-    folder = Path(out) if out is not None else Path("runs") / f"demo-{data}-{stamp}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        filled = any(folder.iterdir())
-    except OSError as error:
-        raise DataError(f"the folder {folder} cannot be made", got=str(error), remedy="pass another out") from error
-    if filled:
-        raise DataError(
-            f"the folder {folder} is not empty, and earlier results are never overwritten",
-            wanted="a new or an empty folder",
-            remedy="pass another out, or none for runs/demo-<data>-<time>",
-        )
-    return folder
-
-
 def finish(summary: Summary) -> None:
     """Print the table and write recipe, summary.json and summary.txt, the last with the plan below the table."""
     from rich.console import Console
@@ -241,7 +228,7 @@ def finish(summary: Summary) -> None:
     table = summary.table()
     RECIPE.save(folder / "recipe.toml")
     measure.write_json(folder / "summary.json", summary.to_dict())
-    with open(folder / "summary.txt", "w", encoding="utf-8") as file:
+    with replacing(folder / "summary.txt") as temporary, open(temporary, "w", encoding="utf-8") as file:
         Console(file=file, width=120).print(table)
         file.write(f"{summary.notes()}\n\n{summary.plan}\n")
     console = Console(highlight=False)

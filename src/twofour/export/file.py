@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
-from twofour.checkpoints import Checkpoint, read_promise
+from twofour.checkpoints import Checkpoint, read_promise, write_tensors
 from twofour.errors import FormatError, PackingError
 from twofour.export.metadata import KEY, Description, malformed, read_description
 from twofour.files import replacing
@@ -73,16 +69,15 @@ def write(path: str | os.PathLike[str], contents: Contents) -> None:
     """
     target = Path(path)
     require_distinct(contents)
-    tensors = {name: tensor.detach().contiguous() for name, tensor in contents.plain.items()}
+    tensors = dict(contents.plain)
     for name, packed in contents.packed.items():
-        tensors |= {part: tensor.contiguous() for part, tensor in parts_of(name, packed).items()}
+        tensors |= parts_of(name, packed)
     headers = {name: packed.header.to_dict() for name, packed in contents.packed.items()}
     text = Description(headers, contents.aliases, contents.settings).to_text()
     try:
         with replacing(target) as temporary:
-            save_file(tensors, temporary, metadata={"format": "pt", KEY: text})
-            order_metadata(temporary)
-    except (OSError, SafetensorError) as error:
+            write_tensors(temporary, tensors, {"format": "pt", KEY: text})
+    except OSError as error:
         raise FormatError(
             "the file cannot be written",
             got=f"{target}: {error}",
@@ -91,32 +86,19 @@ def write(path: str | os.PathLike[str], contents: Contents) -> None:
         ) from error
 
 
-def order_metadata(path: Path) -> None:
-    """Order the header's metadata by key: safetensors writes it in random order, and one model gives several files."""
-    with open(path, "r+b") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        assert len(text) <= length, (len(text), length)  # the same JSON; spaces behind it are part of the format
-        file.seek(8)
-        file.write(text.ljust(length))
-
-
 def read(path: str | os.PathLike[str]) -> Contents:
     """Read and validate a file or a folder: headers, sizes and every index; plain safetensors are read too.
 
-    Tensors are mapped into memory: their pages are read when they are used. A folder holds model.safetensors, or
-    model.safetensors.index.json (whose path is taken too) and the files it names.
+    Tensors are read into memory of their own: a file may be cut, overwritten or removed afterwards. A folder holds
+    model.safetensors, or model.safetensors.index.json (whose path is taken too) and the files it names.
 
     Raises:
         FormatError: Something is missing, truncated, malformed, of another version, or holds an illegal index; its
             `code` names the row of the table in docs/formats.md.
     """
     target = Path(path)
-    found = Checkpoint.open(target)
+    found, tensors = Checkpoint.open_all(target)
     texts = {file: found.metadata[file].get(KEY) for file in found.files}
-    tensors = found.read_all()
     described = {file: read_description(file, text) for file, text in texts.items() if text is not None}
     if not described:
         said = [read_promise(found.metadata[file], file) for file in found.files]

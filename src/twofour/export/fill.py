@@ -8,16 +8,19 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from twofour import masks
 from twofour.compiler import DEFAULT_TOKENS, CompiledConv, CompiledLinear
-from twofour.compiler.build import Terms, build
+from twofour.compiler.account import Account
+from twofour.compiler.build import Terms, build, concluded
 from twofour.compiler.build_conv import ConvWeight, conv_weight
 from twofour.compiler.compile import with_plan
 from twofour.compiler.conv import conv_refusal
 from twofour.compiler.encoding import Encoding
 from twofour.compiler.inductor import fastest_engine
+from twofour.compiler.plan import Plan
 from twofour.compiler.replaceable import (
     LayerWeight,
     attention_parts,
@@ -27,7 +30,9 @@ from twofour.compiler.replaceable import (
     refusal,
     require_cpu,
 )
+from twofour.compiler.travelling import read_machines
 from twofour.errors import CompileError, FormatError, KernelError, TwofourError
+from twofour.export.buffers import fill_buffers
 from twofour.export.file import Contents
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
 from twofour.layers import PrunableWeight, walk
@@ -43,6 +48,8 @@ Stored = Packed | Tensor
 
 COMPILED = (CompiledLinear, CompiledConv)
 
+NO_EXAMPLE = "a file holds no graph; load(..., example=...) captures the whole model again"
+
 
 def fill_masked(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
     """Fill `model` with plain weights and attach a mask to each that the file calls sparse; all or nothing.
@@ -57,6 +64,7 @@ def fill_masked(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
     state = _dense(_all(contents), model)
     if any(parameter.is_meta for parameter in model.parameters()):
         _assign(model, state)  # nothing to lose there, and weights without values are not prunable
+        fill_buffers(model)
     plan = _plan(path, model, state, patterns)
     masks.detach(model)
     _assign(model, state)
@@ -110,12 +118,14 @@ def fill_compiled(
     contents: Contents,
     memory: str | None,
     tokens: Sequence[int] | None,
-    graph: bool | str = False,
+    graph: bool | str = "auto",
     example: Any = None,
+    measure: bool = False,
 ) -> nn.Module:
     """Return a compiled copy of `model` with the file's weights; its own are not read.
 
-    With `graph` it runs as a whole on the example's fastest engine, as in `compile`.
+    With `graph` it runs as a whole on the example's fastest engine, as in `compile`. What a CPU of this one's
+    instruction sets measured is in the file and is not measured again, unless `measure` asks for it.
 
     Raises:
         FormatError: A tensor that no checkpoint holds is on the meta device.
@@ -124,16 +134,18 @@ def fill_compiled(
     require_cpu(model, meta=True)
     stored = _all(contents)
     parts = attention_parts(model)
-    terms = _terms(contents.settings, memory, tokens)
+    terms = _terms(model, contents.settings, memory, tokens, measure)
     weights: dict[str, LayerWeight] = {}
+    kept = _kept_dense(contents.settings)
     for layer, module in model.named_modules():
-        if is_linear(module) and refusal(module, layer in parts, terms.encoding) is None:
+        if layer not in kept and is_linear(module) and refusal(module, layer in parts, terms.encoding) is None:
             weights[layer] = _layer_weight(stored, layer, module, terms.encoding)
     weights = {
         layer: replace(weight, quantization=_range(path, contents.settings, layer)) for layer, weight in weights.items()
     }
     convs = dict(_convs(stored, model, contents.settings)) if terms.encoding.dtype == "float32" else {}
-    left = left_alone(model, terms.encoding, convs)
+    convs = {layer: conv for layer, conv in convs.items() if layer not in kept}
+    left = left_alone(model, terms.encoding, convs, kept)
     counts = dict(_counts(contents.settings, weights))
     fast, plan = build(model, weights, counts, terms, convs=convs, left=left)
     compiled = {name for name, module in fast.named_modules(remove_duplicate=False) if isinstance(module, COMPILED)}
@@ -142,16 +154,42 @@ def fill_compiled(
     if isinstance(fast, COMPILED):
         state = {}
     _assign(fast, state)
+    fill_buffers(fast)
     _require_values(path, fast)
     fast = fast.eval().requires_grad_(False)
-    return with_plan(fast, fastest_engine(fast, plan, example, terms, graph) if graph else plan)
+    plan = _engine(fast, replace(plan, kept_dense=tuple(kept)), example, terms, graph)
+    return with_plan(fast, concluded(plan, terms))
+
+
+def _engine(fast: nn.Module, plan: Plan, example: Any, terms: Terms, graph: bool | str) -> Plan:
+    """Let the loaded model run as a whole where it is asked for and can be; return the plan with what became of it."""
+    if not graph:
+        return plan
+    if example is None:
+        logger.info("each layer is compiled by itself: %s", NO_EXAMPLE)
+        return replace(plan, account=Account("layers", NO_EXAMPLE))
+    return fastest_engine(fast, plan, example, terms, graph)
+
+
+def _kept_dense(settings: Mapping[str, Any]) -> list[str]:
+    """Return the layers that `compile` kept dense since the whole model was faster so."""
+    found = settings.get("kept_dense")
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
 
 
 def _layer_weight(stored: Mapping[str, Stored], layer: str, module: nn.Linear, encoding: Encoding) -> LayerWeight:
     weight = stored[f"{layer}.weight".lstrip(".")]
     bias = stored.get(f"{layer}.bias".lstrip("."))
     bias = bias if isinstance(bias, Tensor) else None
+    weight = _like(weight, module)
     return layer_weight(layer, module, weight, bias, encoding, module.weight.dtype)
+
+
+def _like(weight: Stored, module: nn.Linear | nn.Conv1d | nn.Conv2d) -> Stored:
+    """Return a dense weight in the model's type, as loading a state dict does: kernels take no other."""
+    if isinstance(weight, Tensor) and weight.is_floating_point():
+        return weight.to(module.weight.dtype)
+    return weight
 
 
 def _convs(
@@ -168,7 +206,7 @@ def _convs(
         if prod(found) * max(module.in_channels, module.out_channels) > LARGEST_INPUT:
             logger.warning("layer `%s`: images of %s in the file are not measured: too large", name, found)
             continue
-        weight, bias = stored[f"{name}.weight".lstrip(".")], stored.get(f"{name}.bias".lstrip("."))
+        weight, bias = _like(stored[f"{name}.weight".lstrip(".")], module), stored.get(f"{name}.bias".lstrip("."))
         bias = bias if isinstance(bias, Tensor) else None
         yield name, conv_weight(name, module, weight, bias, (found[0], found[1], found[2]))
 
@@ -227,9 +265,12 @@ def _tied(model: nn.Module) -> list[list[str]]:
     return [found for found in names.values() if len(found) > 1]
 
 
-def _terms(settings: Mapping[str, Any], memory: str | None, tokens: Sequence[int] | None) -> Terms:
+def _terms(
+    model: nn.Module, settings: Mapping[str, Any], memory: str | None, tokens: Sequence[int] | None, measure: bool
+) -> Terms:
     stored = "small" if settings.get("memory") == "small" else "fast"
-    return Terms(_encoding(settings), memory or stored, tuple(tokens or _tokens(settings)))
+    given = read_machines(settings.get("times"))
+    return Terms(_encoding(model, settings), memory or stored, tuple(tokens or _tokens(settings)), given, measure)
 
 
 def _range(path: Any, settings: Mapping[str, Any], layer: str) -> Quantization:
@@ -247,12 +288,15 @@ def _range(path: Any, settings: Mapping[str, Any], layer: str) -> Quantization:
         raise _no_layer("settings-range", path, layer, f"has an impossible input range {found!r:.40}") from error
 
 
-def _encoding(settings: Mapping[str, Any]) -> Encoding:
+def _encoding(model: nn.Module, settings: Mapping[str, Any]) -> Encoding:
+    """Return the file's encoding; of a file that was not compiled, that of the model's own type."""
     fields = {key: settings[key] for key in ("dtype", "group", "symmetric") if key in settings}
+    own = {module.weight.dtype for module in model.modules() if is_linear(module)}
+    fitting = Encoding("bfloat16") if own == {torch.bfloat16} else Encoding()
     try:
-        return Encoding(**fields)
+        return Encoding(**fields) if "dtype" in fields else fitting
     except (CompileError, TypeError):  # unknown or unhashable: the settings are advice, the tensors decide
-        return Encoding()
+        return fitting
 
 
 def _tokens(settings: Mapping[str, Any]) -> Sequence[int]:

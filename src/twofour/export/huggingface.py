@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import shutil
-import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,11 @@ from twofour.errors import ExportError
 from twofour.export.card import Accuracy, card
 from twofour.export.kept import require_kept
 from twofour.export.plain import write_plain
+from twofour.files import LARGEST_LIST, making, read_json
 from twofour.layers import walk, whole
 from twofour.recipe import Recipe
-from twofour.streaming.prune import copy_companions, write_note
+from twofour.streaming.companions import companions, copy_companions
+from twofour.streaming.prune import write_note
 
 logger = logging.getLogger("twofour.export")
 
@@ -58,23 +58,19 @@ def to_huggingface(
     Raises:
         ExportError: The model is none of transformers, a weight does not keep its mask's pattern, or the folder holds
             something or cannot be written.
+        SourceError: Something in `source` cannot be copied, such as a link out of it.
         CompileError: The model is compiled already.
     """
     require_plain(model)
     require_kept(model)
     save, target = _saver(model), Path(folder)
     _require_free(target)
+    beside = companions(Path(source)) if source is not None else {}
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-        try:
-            made = work / "new"
-            made.mkdir()
-            names = _write(model, made, save, source, recipe, accuracy, max_shard_bytes)
+        with making(target, lambda made: os.replace(made, target)) as made:  # takes the place of an empty folder
+            names = _write(model, made, save, beside, recipe, accuracy, max_shard_bytes)
             made.chmod(0o755)
-            os.replace(made, target)  # takes the place of an empty folder
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         raise ExportError(
             "the folder cannot be written",
@@ -111,16 +107,15 @@ def _write(
     model: nn.Module,
     made: Path,
     save: Any,
-    source: str | os.PathLike[str] | None,
+    beside: Mapping[str, Path],
     recipe: Recipe | None,
     accuracy: Accuracy | None,
     max_shard_bytes: int,
 ) -> list[str]:
-    if source is not None:
-        copy_companions(Path(source), made)
-        if (made / CARD).exists():
-            (made / CARD).rename(made / BASE_CARD)
-        _drop_report(made / REPORT)
+    copy_companions(beside, made)
+    if (made / CARD).exists():
+        (made / CARD).rename(made / BASE_CARD)
+    _drop_report(made / REPORT)
     save(made, max_shard_size=max_shard_bytes)
     patterns, axes, zeros = _promised(model, Checkpoint.open(made))
     for file in sorted(made.glob("*.safetensors")):
@@ -129,7 +124,7 @@ def _write(
         recipe.save(made / RECIPE)
     write_note(made / CONFIG, patterns, recipe.criterion.name if recipe else None)
     dense = sum(parameter.ndim > 1 for _, parameter in model.named_parameters()) - len(zeros)
-    name = json.loads((made / CONFIG).read_text()).get("_name_or_path") or type(model).__name__
+    name = read_json(made / CONFIG).get("_name_or_path") or type(model).__name__
     text = card(Path(name).name, _loader(model), patterns, zeros, dense, recipe, accuracy)
     (made / CARD).write_text(text, encoding="utf-8")
     return list(patterns)
@@ -144,8 +139,8 @@ def _loader(model: nn.Module) -> str:
 def _drop_report(path: Path) -> None:
     """Remove what `twofour prune` reported: it names folders of the machine that it ran on."""
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        said = read_json(path, LARGEST_LIST)
+    except (OSError, ValueError):
         return
     if isinstance(said, dict) and {"source", "out", "files"} <= said.keys():
         path.unlink()
@@ -176,7 +171,7 @@ def _promise(file: Path, patterns: dict[str, str], axes: dict[str, int]) -> None
     """Write a file again with the promise for its own tensors in the metadata."""
     with safe_open(file, framework="pt") as opened:
         metadata = dict(opened.metadata() or {})
-    found = Checkpoint.open(file)
-    tensors = next(iter(found.read_all().values()))
+    _, read = Checkpoint.open_all(file)
+    tensors = read[file]
     own = {name: pattern for name, pattern in patterns.items() if name in tensors}
     write_plain(file, tensors, own, {name: axes[name] for name in own}, metadata)

@@ -6,15 +6,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from twofour import masks
-from twofour.checkpoints import describe
+from twofour.checkpoints import describe, write_tensors
 from twofour.compiler.replaceable import require_plain
 from twofour.errors import FormatError
-from twofour.export.file import order_metadata, untie
 from twofour.export.kept import require_kept
 from twofour.files import replacing
 
@@ -54,13 +51,10 @@ def write_plain(
     Raises:
         FormatError: The file cannot be written.
     """
-    kept, aliases = untie({name: tensor.detach().cpu() for name, tensor in tensors.items()})
-    whole = {name: (kept[aliases[name]].clone() if name in aliases else kept[name]).contiguous() for name in tensors}
     try:
         with replacing(Path(path)) as temporary:
-            save_file(whole, temporary, metadata={"format": "pt", **(metadata or {}), **describe(patterns, axes)})
-            order_metadata(temporary)
-    except (OSError, SafetensorError) as error:
+            write_tensors(temporary, tensors, {"format": "pt", **(metadata or {}), **describe(patterns, axes)})
+    except OSError as error:
         raise FormatError(
             "the file cannot be written",
             got=f"{path}: {error}",

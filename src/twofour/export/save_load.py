@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from twofour import masks
+from twofour import masks, native
 from twofour.compiler import CompiledConv, CompiledLinear
 from twofour.compiler.graph import require_graph
 from twofour.errors import FormatError, PackingError, TwofourError
@@ -30,8 +30,9 @@ def save(
 ) -> None:
     """Write a masked or compiled model to one safetensors file, or into a folder as one or several.
 
-    A compiled model's sparse layers are written in the canonical packed form and its dense ones as plain tensors; any
-    machine that loads the file chooses its own kernels. A masked model's masked weights are packed.
+    A compiled model's sparse layers are written in the canonical packed form and its dense ones as plain tensors, with
+    the times that its kernels were chosen by: a machine with other instruction sets chooses its own, and a file that it
+    saves carries both machines' times. A masked model's masked weights are packed.
 
     Args:
         model: From `twofour.prune` or `twofour.compile`; a dense model is written plainly.
@@ -87,8 +88,9 @@ def load(
     masked: bool = False,
     memory: str | None = None,
     tokens: Sequence[int] | None = None,
-    graph: bool | str = False,
+    graph: bool | str = "auto",
     example: Any = None,
+    measure: bool = False,
 ) -> nn.Module:
     """Read a file that `save` wrote into a model of the same architecture.
 
@@ -101,19 +103,28 @@ def load(
         memory: "fast" or "small"; default: what the file was compiled with, else "fast".
         tokens: Token counts to measure besides those that each layer saw in the example of `compile`, which are in the
             file; default: those it was compiled with.
-        graph: As in `twofour.compile`; the graph is not in the file, so it takes an example.
+        graph: As in `twofour.compile`; the graph is not in the file, so it takes an example: without one "auto" leaves
+            the layers by themselves.
         example: As in `twofour.compile`; read for `graph` alone.
+        measure: Measure every kernel here once more. False takes the times that the file carries from this machine, or
+            from another one with the same instruction sets and as many threads, and measures what they leave open.
 
     Raises:
         FormatError: The file is damaged, does not fit the model, or (`masked`) says of no weight that it is sparse.
         CompileError: The model is on a device without kernels, or `graph` has no example.
     """
     require_graph(graph, example)
-    contents = with_ties(model, read(path))
-    require_fit(path, model, contents)
-    if masked:
-        return fill_masked(path, model, contents)
-    return fill_compiled(path, model, contents, memory, tokens, graph, example)
+
+    def filled() -> nn.Module:  # `contents` is gone when it ends
+        contents = with_ties(model, read(path))
+        require_fit(path, model, contents)
+        if masked:
+            return fill_masked(path, model, contents)
+        return fill_compiled(path, model, contents, memory, tokens, graph, example, measure)
+
+    loaded = filled()
+    native.release_free_memory()  # the file's bytes lay between the layouts made from them: as much again
+    return loaded
 
 
 def _is_folder(path: Path, max_shard_bytes: int | None) -> bool:
@@ -156,8 +167,6 @@ def _sparse(plain: dict[str, Tensor], name: str, mask: Mask, packed: bool) -> di
     """Move a masked weight from `plain` into packed form, or only check it when it stays plain."""
     pattern = mask.pattern
     try:
-        if packed:
-            return {name: pack(plain.pop(name), pattern, axis=mask.axis.axis)}
         if not (found := pattern.check(mask.axis.last(plain[name]))).ok:
             raise PackingError(
                 f"the weight does not obey {pattern.name}",
@@ -165,9 +174,9 @@ def _sparse(plain: dict[str, Tensor], name: str, mask: Mask, packed: bool) -> di
                 wanted="a weight that keeps its mask",
                 remedy="twofour.masks.enforce(model) applies the masks again",
             )
+        return {name: pack(plain.pop(name), pattern, axis=mask.axis.axis)} if packed else {}
     except TwofourError as error:
         raise error.for_layer(name) from None
-    return {}
 
 
 def _add_compiled(
@@ -196,6 +205,10 @@ def _settings(model: nn.Module) -> dict[str, Any]:
         settings = {"kind": "compiled", "memory": plan.memory, "tokens": list(plan.tokens), "dtype": plan.dtype}
         if plan.counts:
             settings["counts"] = dict(plan.counts)
+        if plan.kept_dense:
+            settings["kept_dense"] = list(plan.kept_dense)
+        if plan.machines:
+            settings["times"] = [machine.to_json() for machine in plan.machines]
         if plan.dtype == "int4":
             settings |= {"group": plan.group, "symmetric": plan.symmetric}
         layers = [(name, m.quantization) for name, m in model.named_modules() if isinstance(m, CompiledLinear)]

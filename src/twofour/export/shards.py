@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
 
-from twofour.checkpoints import INDEX, WEIGHTS
+from twofour.checkpoints import INDEX, WEIGHTS, read_header
 from twofour.checkpoints.checkpoint import read_index
 from twofour.errors import FormatError
 from twofour.export.file import Contents, parts_of, require_distinct, write
-from twofour.files import replacing
+from twofour.export.metadata import KEY
+from twofour.files import locked, remove_left, replacing
+
+PATIENCE = 30.0
+"""Seconds to wait for another save into the same folder."""
+
+_SHARD = re.compile(r"model(\.(?P<save>\d{1,18}))?-\d{5,}-of-\d{5,}\.safetensors")
 
 
 def write_folder(folder: str | os.PathLike[str], contents: Contents, max_shard_bytes: int | None = None) -> None:
     """Write contents into a folder: model.safetensors, or several files and model.safetensors.index.json.
 
     New files stand beside the old ones until the index (or model.safetensors) is replaced, which is one rename; then
-    the old ones go. A process killed at any moment leaves the old model or the new one.
+    the old ones go, and what killed saves left. A process killed at any moment leaves the old model or the new one,
+    and one that reads meanwhile gets the old one or the new one. Of the files that were there only those of ours go.
 
     Args:
         folder: Made when missing; other files in it stay.
@@ -30,23 +38,15 @@ def write_folder(folder: str | os.PathLike[str], contents: Contents, max_shard_b
             file.
 
     Raises:
-        FormatError: Two tensors have one name, or the folder cannot be written to.
+        FormatError: Two tensors have one name, the folder cannot be written to, or another process still saves into it
+            after `PATIENCE` seconds.
     """
     target = Path(folder)
     require_distinct(contents)
     shards = list(_split(contents, max_shard_bytes))
-    old = _old(target)
     try:
-        if len(shards) == 1:
-            new = [WEIGHTS]
-            write(target / WEIGHTS, contents)
-            (target / INDEX).unlink(missing_ok=True)
-        else:
-            new = _write_shards(target, shards)
-            (target / WEIGHTS).unlink(missing_ok=True)  # readers prefer it to the index
-        for name in old:
-            if name not in new:  # an index may name model.safetensors
-                (target / name).unlink(missing_ok=True)
+        with locked(target, FormatError, remedy="save into another folder, or again a little later", wait=PATIENCE):
+            _replace(target, shards)
     except OSError as error:
         raise FormatError(
             "the folder cannot be written",
@@ -56,8 +56,32 @@ def write_folder(folder: str | os.PathLike[str], contents: Contents, max_shard_b
         ) from error
 
 
-def _write_shards(target: Path, shards: list[Contents]) -> list[str]:
-    names = _free_names(target, len(shards))
+def _replace(target: Path, shards: list[Contents]) -> None:
+    """Write the new model beside the old one, switch, and remove what is left of the old one and of killed saves."""
+    named = _named(target)
+    if len(shards) == 1:
+        new = [WEIGHTS]
+        write(target / WEIGHTS, shards[0])
+        (target / INDEX).unlink(missing_ok=True)
+    else:
+        new = _write_shards(target, shards, named)
+        (target / WEIGHTS).unlink(missing_ok=True)  # readers prefer it to the index
+    remove_left(target, lambda name: name in (WEIGHTS, INDEX) or _SHARD.fullmatch(name) is not None)
+    for path in target.iterdir():
+        if path.name not in new and (_SHARD.fullmatch(path.name) or path.name in named) and _is_ours(path):
+            path.unlink(missing_ok=True)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file was written by `save`: a user's own, whatever its name, is not removed."""
+    try:
+        return path.is_file() and not path.is_symlink() and KEY in read_header(path).metadata
+    except FormatError:
+        return False
+
+
+def _write_shards(target: Path, shards: list[Contents], named: Collection[str]) -> list[str]:
+    names = _free_names(target, len(shards), named)
     places: dict[str, str] = {}
     total = 0
     for name, shard in zip(names, shards, strict=True):
@@ -98,23 +122,20 @@ def _tensors(contents: Contents) -> list[tuple[str, Tensor]]:
     return [*contents.plain.items(), *parts]
 
 
-def _free_names(target: Path, count: int) -> list[str]:
-    """Return names for the files, of which none is taken: those of the hub, else with a number behind "model"."""
-    for number in range(10_000):
-        stem = "model" if number == 0 else f"model.{number}"
-        names = [f"{stem}-{index + 1:05}-of-{count:05}.safetensors" for index in range(count)]
-        if not any((target / name).exists() for name in names):
-            return names
-    raise FormatError(
-        "the folder is full of earlier models",
-        got=str(target),
-        wanted="a new or tidied folder",
-        remedy="name another folder",
-    )
+def _free_names(target: Path, count: int, named: Collection[str]) -> list[str]:
+    """Return names for the files, which no file has or had: those of the hub, else with a number behind "model".
+
+    The number is one above the last save's, so that a reader with the old index never finds a new file under an old
+    name.
+    """
+    found = (_SHARD.fullmatch(name) for name in {*named, *(path.name for path in target.iterdir())})
+    last = max((int(shard["save"] or 0) for shard in found if shard), default=-1)
+    stem = "model" if last < 0 else f"model.{last + 1}"
+    return [f"{stem}-{index + 1:05}-of-{count:05}.safetensors" for index in range(count)]
 
 
-def _old(target: Path) -> list[str]:
+def _named(target: Path) -> set[str]:
     """Return the files that the folder's index names; a malformed one names none."""
     with suppress(FormatError):
-        return sorted(set(read_index(target / INDEX).values()))
-    return []
+        return set(read_index(target / INDEX).values())
+    return set()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,10 @@ from torch.sparse import (
 )
 
 from twofour.checkpoints import Checkpoint, read_promise
+from twofour.checkpoints.kinds import PICKLED
 from twofour.errors import FormatError
+from twofour.files import is_archive, read_json, require_sound, unreadable
 from twofour.importing.base import Source, shown
-
-PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".chkp", ".tar")
-"""Endings of files that torch.save writes."""
 
 INSIDE = ("model_state_dict", "state_dict", "model", "module", "net", "weights")
 """Names under which training scripts store the model's state dict, the first one found being taken."""
@@ -49,7 +46,7 @@ def opened(path: str | os.PathLike[str]) -> Source:
         FormatError: There is nothing that can be read, or it is a file of ours.
     """
     path = Path(path)
-    if not path.is_dir() and (path.suffix.lower() in PICKLED or zipfile.is_zipfile(path)):
+    if not path.is_dir() and (path.suffix.lower() in PICKLED or is_archive(path)):
         return Source(path, _without_module(_state(path, _unpickled(path))))
     checkpoint = Checkpoint.open(path)
     metadata = {key: text for found in checkpoint.metadata.values() for key, text in found.items()}
@@ -70,8 +67,8 @@ def opened(path: str | os.PathLike[str]) -> Source:
 
 def _config(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        found = read_json(path)
+    except (OSError, ValueError) as error:
         raise FormatError(
             "the folder's config.json cannot be read", got=f"{path}: {error}", wanted="a JSON object"
         ) from error
@@ -83,18 +80,11 @@ def _unpickled(path: Path) -> Any:
     names: Any = [SparseSemiStructuredTensorCUTLASS, SparseSemiStructuredTensorCUSPARSELT]
     names += [(Inert, name) for name in _INERT]
     try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-                    raise zipfile.BadZipFile(
-                        "a compressed entry: torch.save stores them, and a small one can fill memory"
-                    )
-                if (damaged := archive.testzip()) is not None:  # torch.load does not look at the checksums
-                    raise zipfile.BadZipFile(f"the checksum of {damaged} does not match")
+        require_sound(path)
         with torch.serialization.safe_globals(names):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise FormatError("there is no such file", got=str(path), wanted="a checkpoint") from error
+    except OSError as error:
+        raise unreadable(path, error, "checkpoint") from error
     except Exception as error:  # torch.load raises a dozen kinds for broken files
         raise FormatError(
             "the file cannot be read as a state dict",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from twofour.errors import SourceError, TwofourError
+from twofour.errors import SourceError, TwofourError, explained
 from twofour.streaming.shard import Shard, Written, write_shard
 
 LOCAL = "local"
@@ -64,7 +64,7 @@ def _result(ray: ModuleType, task: Any) -> Written:
     except ray.exceptions.RayError as error:
         raise SourceError(
             "a worker of the Ray cluster did not finish its file",
-            got=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+            got=explained(error),
             wanted="workers that live until the end",
             remedy="give the same command again: the finished files are kept",
         ) from error
@@ -83,7 +83,7 @@ def _connect(ray: ModuleType, address: str) -> None:
     except Exception as error:  # ray raises what its parts raise: of sockets, of values, of its own
         raise SourceError(
             f"the Ray cluster {address!r} does not answer",
-            got=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+            got=explained(error),
             wanted='"auto" on a machine of a running cluster, its address as "HOST:6379", or "local"',
             remedy="`ray start --head` starts one; `ray status` says whether it runs",
         ) from error

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from twofour.errors import SourceError
-from twofour.files import is_temporary, replacing
+from twofour.files import LARGEST_LIST, locked, read_json, remove_left, replacing
 from twofour.streaming.shard import Outcome, Written, checksum
 
 logger = logging.getLogger("twofour.streaming")
@@ -35,29 +33,30 @@ class Journal:
         self.folder = folder
         self.asked = json.loads(json.dumps(asked))  # as it will be read back: lists for tuples
         self._done: dict[str, dict[str, Any]] = {}
+        self._claimed: list[str] = []
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Read what an earlier run finished and keep other processes out while the block runs.
 
-        A run that finished no file leaves nothing.
+        A run that finished no file leaves nothing; what is not ours in the folder stays, and the journal with it.
 
         Raises:
             SourceError: The journal belongs to another run, another process works on it, or files lie in the folder
                 without a journal.
         """
         self._load(summed=False)  # refuses before anything is made
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with _locked(self.folder):
+        with locked(self.folder, SourceError, remedy="wait for it, or choose another --out"):
             self._load(summed=True)  # another process may have gone on meanwhile
             self._write()
-            self._clear()
+            remove_left(self.folder)
             try:
                 yield
             finally:
                 if not self._done:
-                    shutil.rmtree(self.folder, ignore_errors=True)
-                    self.path.unlink(missing_ok=True)
+                    with suppress(OSError):  # something of the user's lies there
+                        self.folder.rmdir()
+                        self.path.unlink(missing_ok=True)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -74,6 +73,38 @@ class Journal:
         self._done[file] = {"bytes": size, "crc32": written.checksum, "weights": weights}
         self._write()
 
+    @property
+    def claimed(self) -> tuple[str, ...]:
+        """The names of the files beside the weights."""
+        return tuple(self._claimed)
+
+    @staticmethod
+    def is_one(path: Path) -> bool:
+        """Tell whether a file is the journal of a run, whatever the run was asked."""
+        try:
+            found = read_json(path, LARGEST_LIST)
+        except (OSError, ValueError, RecursionError):
+            return False
+        return isinstance(found, dict) and {"format", "asked", "done"} <= found.keys()
+
+    def claim(self, files: Iterable[str]) -> None:
+        """Note which other files are about to be written, so that none of the user's is taken for one of ours.
+
+        Raises:
+            SourceError: A file of such a name lies there, and no run has written it.
+        """
+        files = sorted(files)
+        for file in files:
+            if file not in self._claimed and os.path.lexists(self.folder / file):
+                raise SourceError(
+                    f"{self.folder / file} is in the way",
+                    got="a file that this run and those before it did not write",
+                    wanted="room for the file of that name beside the weights",
+                    remedy="move it elsewhere and give the same command again: finished files are kept",
+                )
+        self._claimed = files
+        self._write()
+
     def _load(self, *, summed: bool) -> None:
         if self.path.exists():
             self._read(summed)
@@ -81,22 +112,23 @@ class Journal:
             self._require_empty()
 
     def _write(self) -> None:
+        content = {"format": FORMAT, "asked": self.asked, "done": self._done, "claimed": self._claimed}
         with replacing(self.path) as temporary:
-            temporary.write_text(json.dumps({"format": FORMAT, "asked": self.asked, "done": self._done}))
+            temporary.write_text(json.dumps(content))
 
     def _read(self, summed: bool) -> None:
         try:
-            found = json.loads(self.path.read_text())
+            found = read_json(self.path, LARGEST_LIST)
             done = {file: noted for file, noted in found["done"].items() if self._is_whole(file, noted, summed)}
             for noted in done.values():
                 _outcomes(noted)
-            asked = found["asked"]
-        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            asked, claimed = found["asked"], [str(file) for file in found.get("claimed", ())]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _unusable(self, f"{type(error).__name__}: {error}") from error
         if asked != self.asked or found.get("format") != FORMAT:
             keys = [key for key in self.asked if not isinstance(asked, dict) or asked.get(key) != self.asked[key]]
             raise _unusable(self, f"another {' and another '.join(keys) or 'format'}")
-        self._done = done
+        self._done, self._claimed = done, claimed
 
     def _is_whole(self, file: str, noted: Mapping[str, Any], summed: bool) -> bool:
         """Whether a file's bytes are those that were written; journals of old had no checksums: such files are not."""
@@ -111,40 +143,21 @@ class Journal:
 
     def _require_empty(self) -> None:
         if self.folder.exists() and any(self.folder.iterdir()):
-            raise _unusable(self, f"files in {self.folder} and no journal beside it")
-
-    def _clear(self) -> None:
-        """Remove what a killed run left half-written; whatever else lies there may be the user's."""
-        for entry in self.folder.iterdir():
-            if is_temporary(entry.name) and not entry.is_dir():
-                entry.unlink()
+            raise _unusable(
+                self,
+                f"files in {self.folder} and no journal beside it",
+                remedy="move what is yours in it elsewhere, or choose another folder for the result",
+            )
 
 
 def _outcomes(noted: Mapping[str, Any]) -> tuple[Outcome, ...]:
     return tuple(Outcome(**{**found, "shape": tuple(found["shape"])}) for found in noted["weights"])
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise SourceError(
-            "another process is writing the same result",
-            got=str(folder),
-            wanted="one process at a time",
-            remedy="wait for it, or choose another --out",
-        ) from error
-    finally:
-        os.close(handle)
-
-
-def _unusable(journal: Journal, got: str) -> SourceError:
+def _unusable(journal: Journal, got: str, remedy: str = "") -> SourceError:
     return SourceError(
         "an unfinished run with the same result cannot be gone on with",
         got=f"{journal.path}: {got}",
         wanted="the command that was stopped, on the same files and by the same release",
-        remedy=f"give that command, or remove {journal.path.name} and {journal.folder.name} to start anew",
+        remedy=remedy or f"give that command, or remove {journal.path.name} and {journal.folder.name} to start anew",
     )

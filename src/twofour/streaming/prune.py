@@ -11,8 +11,9 @@ from typing import Any
 from twofour import __version__
 from twofour.checkpoints import CONFIG, INDEX, WEIGHTS, describe
 from twofour.errors import SourceError
-from twofour.files import replacing
+from twofour.files import read_json, replacing
 from twofour.streaming.cluster import run_on_cluster
+from twofour.streaming.companions import companions, copy_companions
 from twofour.streaming.journal import Journal
 from twofour.streaming.plan import Plan, axes_by_name, patterns_by_name
 from twofour.streaming.report import Report
@@ -20,12 +21,6 @@ from twofour.streaming.shard import Shard, Written, write_shard
 
 NOTE = "twofour"
 """Key of the note in config.json."""
-
-FOREIGN = (
-    *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt", "*.h5"),
-    *("*.onnx", "*.onnx_data", "*.onnx.data", "*.msgpack", "*.gguf"),
-)
-"""Files beside a checkpoint that hold weights, which would stay dense: they are not copied."""
 
 Progress = Callable[[int, int, str], None]
 """Told of the megabytes done, of all to do, and of the tensor at hand."""
@@ -57,10 +52,12 @@ def prune(
     Raises:
         FormatError: A file is not what the plan was made for.
         PatternError: A weight holds NaN or infinity.
-        SourceError: A file cannot be written, an unfinished run was asked something else, or the cluster fails.
+        SourceError: A file cannot be written, an unfinished run was asked something else, another process writes the
+            same result, something beside the weights cannot be copied, or the cluster fails.
     """
     notes = Journal(journal or folder.with_name(f"{folder.name}.journal.json"), folder, _asked(plan))
     try:
+        beside = companions(plan.checkpoint.path) if plan.checkpoint.path.is_dir() else {}
         with notes.opened():
             shards = [_shard(plan, file, folder) for file in plan.checkpoint.files]
             resumed = len(notes.files)
@@ -68,7 +65,7 @@ def prune(
             _require_room(folder, todo)
             for shard, written in _run(todo, cluster, progress):
                 notes.add(shard.target.name, written)
-            _companions(plan, folder)
+            _finish(plan, beside, notes)
             found = [outcome for shard in shards for outcome in notes.outcomes(shard.target.name)]
     except OSError as error:
         raise SourceError(
@@ -77,7 +74,7 @@ def prune(
             wanted="a folder that can be written to, with room for the checkpoint",
             remedy="make room and give the same command again: finished files are kept",
         ) from error
-    return Report(tuple(found), plan.skipped, resumed)
+    return Report(tuple(found), plan.skipped, resumed, (*notes.files, *notes.claimed))
 
 
 def _require_room(folder: Path, todo: Sequence[Shard]) -> None:
@@ -132,34 +129,19 @@ def _asked(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _companions(plan: Plan, folder: Path) -> None:
+def _finish(plan: Plan, found: Mapping[str, Path], notes: Journal) -> None:
     """Copy what lies beside a folder's weights, write the index, and the note into config.json."""
-    checkpoint = plan.checkpoint
+    checkpoint, folder = plan.checkpoint, notes.folder
     if not checkpoint.path.is_dir():
         return
-    copy_companions(checkpoint.path, folder)
-    if WEIGHTS not in [file.name for file in checkpoint.files]:
-        shutil.copyfile(checkpoint.path / INDEX, folder / INDEX)
+    indexed = WEIGHTS not in [file.name for file in checkpoint.files]
+    notes.claim([*found, *([INDEX] if indexed else [])])
+    copy_companions(found, folder)
+    if indexed:
+        with replacing(folder / INDEX) as temporary:
+            shutil.copyfile(checkpoint.path / INDEX, temporary)
     if checkpoint.config is not None:
         write_note(folder / CONFIG, patterns_by_name(plan.weights), plan.recipe.criterion.name)
-
-
-def copy_companions(source: Path, folder: Path) -> None:
-    """Copy a folder's files but for those that hold weights."""
-    for entry in source.iterdir():
-        if any(entry.match(pattern) for pattern in FOREIGN):
-            continue
-        if entry.is_dir():
-            ignored = shutil.ignore_patterns(*FOREIGN)
-            shutil.copytree(entry, folder / entry.name, ignore=ignored, dirs_exist_ok=True, copy_function=_copy_over)
-        else:
-            _copy_over(entry, folder / entry.name)
-
-
-def _copy_over(source: str | Path, target: str | Path) -> str | Path:
-    """Copy a file; one that an interrupted run left may be read-only."""
-    Path(target).unlink(missing_ok=True)
-    return shutil.copy2(source, target)
 
 
 def write_note(config: Path, patterns: Mapping[str, str], criterion: str | None) -> None:
@@ -167,7 +149,7 @@ def write_note(config: Path, patterns: Mapping[str, str], criterion: str | None)
     names = list(patterns.values())
     known = {"criterion": criterion} if criterion else {}
     said = {"patterns": {name: names.count(name) for name in names}, **known, "version": __version__}
-    content = json.loads(config.read_text(encoding="utf-8"))
+    content = read_json(config)
     with replacing(config) as temporary:
         text = json.dumps({**content, NOTE: said}, indent=2, ensure_ascii=False)
         temporary.write_text(text + "\n", encoding="utf-8")

@@ -16,11 +16,13 @@ class Report:
         layers: One entry per sparse weight.
         skipped: (name, reason) of the weights that stayed dense.
         resumed: Files that an earlier, interrupted run had finished.
+        files: Every file that was written.
     """
 
     layers: tuple[Outcome, ...]
     skipped: tuple[tuple[str, str], ...]
     resumed: int = 0
+    files: tuple[str, ...] = ()
 
     @property
     def summary(self) -> str:

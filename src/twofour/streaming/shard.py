@@ -6,7 +6,6 @@ written as soon as it is known.
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,16 +17,17 @@ import torch
 from torch import Tensor
 
 from twofour.checkpoints import Entry, read_header
+from twofour.checkpoints.write import header_bytes
 from twofour.criteria import Magnitude, Scored
 from twofour.errors import FormatError, TwofourError
-from twofour.files import replacing
-from twofour.masks.link import fill_pruned
+from twofour.files import opened, replacing
+from twofour.masks.rule import fill_pruned
 from twofour.patterns import VNM, Pattern
 from twofour.patterns.base import is_finite, non_finite
 from twofour.streaming.plan import Sparse
 
-PART = 1 << 22
-"""Values of a weight that are worked on at a time: 16 MB as the float32 that masks are made from."""
+PART = 1 << 21
+"""Values of a weight that are worked on at a time: 8 MB as the float32 that masks are made from."""
 COPIED = 1 << 24
 """Bytes that are copied at a time."""
 
@@ -115,7 +115,7 @@ def write_shard(shard: Shard, advance: Advance = lambda count, name: None) -> Wr
             remedy="run the command again; machines of a cluster must share the file system",
         )
     outcomes: list[Outcome] = []
-    with replacing(shard.target) as temporary, open(temporary, "wb") as target, open(shard.source, "rb") as source:
+    with replacing(shard.target) as temporary, open(temporary, "wb") as target, opened(shard.source) as source:
         file = _Summed(target)
         file.write(_header(shard))
         for entry in shard.entries:
@@ -129,7 +129,7 @@ def write_shard(shard: Shard, advance: Advance = lambda count, name: None) -> Wr
 def checksum(path: Path) -> int:
     """Return the CRC-32 of a file's bytes, read a part at a time."""
     found = 0
-    with open(path, "rb") as file:
+    with opened(path) as file:
         while data := file.read(COPIED):
             found = zlib.crc32(data, found)
     return found
@@ -148,15 +148,8 @@ class _Summed:
 
 
 def _header(shard: Shard) -> bytes:
-    """Return the first bytes of the file, the header filled up to a multiple of 8 with spaces, as safetensors does."""
-    table: dict[str, object] = {"__metadata__": dict(sorted(shard.metadata.items()))} if shard.metadata else {}
-    at = 0
-    for entry in shard.entries:
-        offsets = [at, at := at + entry.nbytes]
-        table[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": offsets}
-    text = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    """Return the first bytes of the file: the tensors of the source in their order, and more metadata."""
+    return header_bytes(((e.name, e.dtype, e.shape, e.nbytes) for e in shard.entries), shard.metadata)
 
 
 def _copy(source: BinaryIO, target: _Summed, entry: Entry, advance: Advance) -> None:

@@ -7,15 +7,16 @@ moment the named file is either the previous checkpoint or the next one, whole.
 from __future__ import annotations
 
 import collections
-import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from twofour.errors import FormatError, TrainingError
-from twofour.files import replacing
+from twofour.errors import FormatError, TrainingError, explained
+from twofour.files import locked, remove_left, replacing, require_sound
 
 FORMAT = "twofour training checkpoint"
 VERSION = 1
@@ -30,6 +31,26 @@ PARTS: dict[str, type | tuple[type, ...]] = {
     "schedule": (dict, type(None)),
     "random": dict,
 }
+
+
+@contextmanager
+def alone(path: Path | None) -> Iterator[None]:
+    """Keep other runs out of a checkpoint's folder while the block runs; None for a run without checkpoints.
+
+    Raises:
+        TrainingError: Another run uses it, or it cannot be made.
+    """
+    if path is None:
+        yield
+        return
+    with ExitStack() as stack:
+        try:
+            remedy = "wait for the other run, or pass another `checkpoint` folder"
+            stack.enter_context(locked(path, TrainingError, remedy=remedy))
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        remove_left(path, lambda name: name.endswith(".pt"))
+        yield
 
 
 def write(path: Path, state: dict[str, Any]) -> None:
@@ -48,16 +69,16 @@ def write(path: Path, state: dict[str, Any]) -> None:
         with replacing(path) as temporary:
             torch.save(content, temporary)
     except (OSError, RuntimeError) as error:  # RuntimeError is what torch's own writer says of a full disk
-        raise TrainingError(
-            f"checkpoint `{path}` cannot be written",
-            got=_first_line(error),
-            wanted="a folder that may be written to, with room for model, masks and optimiser state",
-            remedy="free some space or pass another `checkpoint` folder; an earlier checkpoint there is still whole",
-        ) from error
+        raise _unwritable(path, error) from error
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+def _unwritable(path: Path, error: Exception) -> TrainingError:
+    return TrainingError(
+        f"checkpoint `{path}` cannot be written",
+        got=explained(error),
+        wanted="a folder that may be written to, with room for model, masks and optimiser state",
+        remedy="free some space or pass another `checkpoint` folder; an earlier checkpoint there is still whole",
+    )
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -70,13 +91,10 @@ def read(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # torch.load does not check the zip's checksums
-        if damaged is not None:
-            raise zipfile.BadZipFile(f"checksum of {damaged} does not match")
+        require_sound(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises a dozen kinds for broken files
-        raise _malformed(path, _first_line(error)) from error
+        raise _malformed(path, explained(error)) from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise _malformed(path, "a file of another program")
     if state.get("version") != VERSION:

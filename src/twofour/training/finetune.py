@@ -15,9 +15,10 @@ from torch import nn
 
 from twofour import masks
 from twofour.errors import TrainingError
+from twofour.progress import Progress
+from twofour.training import checkpoint as checkpoints
 from twofour.training import loop
 from twofour.training.batches import Loader
-from twofour.training.display import Display
 from twofour.training.plan import Evaluate, Loss, OptimizerFactory, Plan, ScheduleFactory
 from twofour.training.result import Result, Run
 
@@ -74,7 +75,7 @@ def finetune(
     Raises:
         TrainingError: The model has no masks, the optimiser does not hold them all, the control is not a
             dense model of the same shapes, the loader is empty or yields no pairs, the loss is not finite, or
-            the checkpoint is of another run.
+            the checkpoint is of another run, or another process or thread uses its folder.
         FormatError: The checkpoint is truncated, damaged or foreign. The file is left untouched.
         MaskError: A pruned weight is no longer zero after an epoch.
     """
@@ -84,7 +85,7 @@ def finetune(
     if control is not None:
         check_control(control, model)
     folder = Path(checkpoint) if checkpoint is not None else None
-    with Display(progress) as display:
+    with checkpoints.alone(folder), Progress(progress, stays=True) as display:
         sparse_run = loop.run(model, plan, "sparse", folder and folder / "sparse.pt", display)
         control_run = None
         if control is not None:
@@ -115,9 +116,9 @@ def train(
     """
     plan = Plan(loader, loss, optimizer, schedule, epochs, evaluate, seed, schedule_every, clip_norm, checkpoint_every)
     plan.check()
-    file = Path(checkpoint) / f"{name}.pt" if checkpoint is not None else None
-    with Display(progress) as display:
-        return loop.run(model, plan, name, file, display)
+    folder = Path(checkpoint) if checkpoint is not None else None
+    with checkpoints.alone(folder), Progress(progress, stays=True) as display:
+        return loop.run(model, plan, name, folder and folder / f"{name}.pt", display)
 
 
 def check_masked(model: nn.Module) -> None:

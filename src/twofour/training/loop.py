@@ -14,8 +14,8 @@ from torch import nn
 from twofour import calls, masks
 from twofour.errors import MaskError, TrainingError
 from twofour.layers import whole
+from twofour.progress import Progress
 from twofour.training import batches, randomness
-from twofour.training.display import Display
 from twofour.training.plan import Plan, empty_loader
 from twofour.training.result import Epoch, Evaluation, Run
 from twofour.training.trainee import Trainee
@@ -23,7 +23,7 @@ from twofour.training.trainee import Trainee
 log = logging.getLogger("twofour.training")
 
 
-def run(model: nn.Module, plan: Plan, name: str, file: Path | None, display: Display) -> Run:
+def run(model: nn.Module, plan: Plan, name: str, file: Path | None, display: Progress) -> Run:
     """Train `model` in place as `plan` says; continue from `file` when it holds a checkpoint of this run.
 
     Args:
@@ -41,7 +41,9 @@ def run(model: nn.Module, plan: Plan, name: str, file: Path | None, display: Dis
     """
     with calls.keeping_modes(model), randomness.undisturbed(plan.loader):
         trainee = Trainee.start(name, model, plan, file)
-        display.begin(name, plan.epochs, batches.length(plan.loader), trainee.epoch, trainee.step)
+        steps = batches.length(plan.loader)
+        done = 0 if steps is None else trainee.epoch * steps + trainee.step
+        display.begin(f"training {name}, steps", None if steps is None else plan.epochs * steps, done)
         if not trainee.begun:
             trainee.before = evaluate(model, plan, -1)
         while trainee.epoch < plan.epochs:
@@ -50,7 +52,7 @@ def run(model: nn.Module, plan: Plan, name: str, file: Path | None, display: Dis
     return Run(name, trainee.before, tuple(Epoch(**epoch) for epoch in trainee.history), trainee.seconds)
 
 
-def train_epoch(trainee: Trainee, plan: Plan, display: Display) -> None:
+def train_epoch(trainee: Trainee, plan: Plan, display: Progress) -> None:
     """The steps of one epoch, or those that are left of it."""
     model, optimizer, schedule = trainee.model, trainee.optimizer, trainee.schedule
     device = next(model.parameters()).device
@@ -76,7 +78,7 @@ def train_epoch(trainee: Trainee, plan: Plan, display: Display) -> None:
             schedule.step()
         trainee.step += 1
         trainee.loss_sum += value
-        display.advance(value)
+        display.advance(f"loss {value:.4f}")
         if plan.checkpoint_every and trainee.step % plan.checkpoint_every == 0:
             trainee.save()
     if trainee.step == 0:

@@ -48,6 +48,13 @@ class Plan:
                 wanted='"step" or "epoch"',
                 remedy="say how often the original training called schedule.step()",
             )
+        if self.clip_norm is not None and (not isinstance(self.clip_norm, int | float) or not self.clip_norm > 0):
+            raise TrainingError(
+                "`clip_norm` is impossible",
+                got=repr(self.clip_norm),
+                wanted="a number over 0: torch turns gradients round with a negative one, and clears them with 0",
+                remedy="clip_norm=1.0 is usual; leave it out not to clip",
+            )
         if isinstance(self.loader, Iterator):
             raise TrainingError(
                 "the loader can be walked only once",

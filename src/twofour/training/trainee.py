@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from twofour import masks
 from twofour.errors import FormatError, TrainingError
 from twofour.training import checkpoint, randomness
 from twofour.training.plan import Plan
-from twofour.training.result import Evaluation
+from twofour.training.result import Epoch, Evaluation
+from twofour.training.stored import require_optimizer_state, require_schedule_state
 
 log = logging.getLogger("twofour.training")
 
@@ -96,17 +98,23 @@ class Trainee:
             position, random = state["position"], randomness.from_plain(state["random"])
             if not 0 <= position["epoch"] <= self.fingerprint["epochs"] or len(state["history"]) != position["epoch"]:
                 raise ValueError(f"epoch {position['epoch']} with {len(state['history'])} finished")
+            if position["step"] < 0 or not math.isfinite(position["loss_sum"] + position["lr"] + position["seconds"]):
+                raise ValueError(f"position {position}")
+            for epoch in state["history"]:
+                Epoch(**epoch)
+            with randomness.undisturbed():
+                randomness.restore(random)  # numpy and torch look at their states themselves
+            require_optimizer_state(self.optimizer, state["optimizer"])
             self.optimizer.load_state_dict(state["optimizer"])
             if self.schedule is not None:
-                if state["schedule"].keys() != self.schedule.state_dict().keys():  # loading takes any keys
-                    raise ValueError(f"a schedule's state with {', '.join(state['schedule']) or 'nothing'}")
+                require_schedule_state(self.schedule.state_dict(), state["schedule"])
                 self.schedule.load_state_dict(state["schedule"])
             self.epoch, self.step = int(position["epoch"]), int(position["step"])
             self.loss_sum, self.lr = float(position["loss_sum"]), float(position["lr"])
             self.earlier, threads = float(position["seconds"]), position["threads"]
             self.history, self.before, self.begun = list(state["history"]), state["before"], True
             self.model.load_state_dict(state["model"])
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        except Exception as error:  # each part says in its own way that it cannot be what it is said to be
             raise FormatError(
                 f"checkpoint `{self.file}` cannot be continued; it is left as it is",
                 got=f"{type(error).__name__}: {str(error)[:200]}",

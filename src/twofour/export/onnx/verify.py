@@ -92,7 +92,7 @@ def output_leaves(output: Any) -> list[Any]:
 def resized(example: Any, batch: int) -> Any:
     """Return the example with `batch` samples: its own, again and again."""
     size = batch_of(example)
-    order = torch.arange(batch) % max(size or 1, 1)
+    order = torch.arange(batch, device="cpu") % max(size or 1, 1)
     return tree_map(lambda leaf: leaf[order] if is_batched(leaf, size) else leaf, example)
 
 
@@ -114,7 +114,11 @@ def _distance(got: Tensor, want: Tensor) -> float:
     got, want = got.double(), want.double()
     same = (got == want) | (got.isnan() & want.isnan())  # infinities of a mask
     off = torch.where(same, torch.zeros_like(want), (got - want).abs())
-    size = want[want.isfinite()].abs().max() if want.isfinite().any() else torch.ones(())
+    size = (
+        want[want.isfinite()].abs().max()
+        if want.isfinite().any()
+        else torch.ones((), dtype=torch.float32, device="cpu")
+    )
     worst = float(off.max() / size.clamp(min=1.0))
     return worst if worst == worst else float("inf")
 

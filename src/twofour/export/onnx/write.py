@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
-import tempfile
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from twofour.errors import ExportError
 from twofour.export.kept import require_kept
 from twofour.export.onnx import gemm, quantize, verify, weights
 from twofour.export.onnx.weights import SparseWeight
-from twofour.files import replacing
+from twofour.files import locked, making, replacing
 
 logger = logging.getLogger("twofour.export")
 
@@ -39,6 +38,9 @@ OLDEST = 7
 
 LARGEST_MODEL = 1_500_000_000
 """Bytes of constants up to which they stand in the .onnx file itself, of which protobuf takes 2 GB."""
+
+_PATIENCE = 30.0
+"""Seconds to wait for another model of more than `LARGEST_MODEL` that is written into the same folder."""
 
 OTHER_BATCHES = (1, 3)
 """Batches that a graph with a dynamic batch is compared on besides the example's."""
@@ -258,19 +260,20 @@ def _written(exported: Any, path: Path) -> Iterator[Path]:
                 ir.save(exported, temporary)
                 yield temporary
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = _free_name(path)
-        folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-        try:
-            ir.save(exported, folder / path.name, external_data=beside.name)
-            yield folder / path.name
-            os.replace(folder / beside.name, beside)
-            os.replace(folder / path.name, path)  # the switch: until here the old file has its own data
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        for old in path.parent.glob(f"{path.name}*.data"):
-            if old != beside:
-                old.unlink()
+        with locked(path.parent, ExportError, remedy="write into another folder", wait=_PATIENCE):
+            beside = _free_name(path)
+
+            def put(made: Path) -> None:
+                os.replace(made / beside.name, beside)
+                os.replace(made / path.name, path)  # the switch: until here the old file has its own data
+
+            with making(path, put) as folder:
+                ir.save(exported, folder / path.name, external_data=beside.name)
+                yield folder / path.name
+            ours = re.compile(re.escape(path.name) + r"(\.\d+)?\.data")  # as `_free_name` makes them
+            for old in path.parent.iterdir():
+                if ours.fullmatch(old.name) and old != beside:
+                    old.unlink()
     except OSError as error:
         raise ExportError(
             "the file cannot be written",

@@ -85,10 +85,13 @@ def dense(case: Case, seconds: float) -> dict[str, Choice]:
 class _Measured:
     def __init__(self, case: Case, every: int | None, seconds: float) -> None:
         generator = torch.Generator().manual_seed(0)
-        weight = torch.randn(case.out, case.columns, generator=generator) * case.columns**-0.5
+        weight = (
+            torch.randn(case.out, case.columns, generator=generator, dtype=torch.float32, device="cpu")
+            * case.columns**-0.5
+        )
         keep = Transposable().project(weight, absolute=True)
-        x = torch.randn(case.tokens, case.columns, generator=generator)
-        gradient = torch.randn(case.tokens, case.out, generator=generator)
+        x = torch.randn(case.tokens, case.columns, generator=generator, dtype=torch.float32, device="cpu")
+        gradient = torch.randn(case.tokens, case.out, generator=generator, dtype=torch.float32, device="cpu")
         self.keep = keep.to(case.device)
         self.weight, self.x, self.gradient = (
             tensor.to(case.device, case.dtype) for tensor in (weight * keep, x, gradient)

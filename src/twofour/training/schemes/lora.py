@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from fnmatch import fnmatchcase
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ def attach(model: nn.Module, *, rank: int = 8, alpha: float = 16.0, layers: str 
 
     Raises:
         TrainingError: The model has no masks, no layer fits the glob or all that do are tied, another scheme is
-            attached, or the rank is not positive.
+            attached, or rank or alpha is not positive.
     """
     require_free(model)
     if type(rank) is not int or rank < 1:
@@ -45,6 +46,13 @@ def attach(model: nn.Module, *, rank: int = 8, alpha: float = 16.0, layers: str 
             got=f"rank={rank!r}",
             wanted="a whole number, at least 1",
             remedy="rank=8 is usual",
+        )
+    if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 < alpha < math.inf:
+        raise TrainingError(
+            "the scale of the adapters is impossible",
+            got=f"alpha={alpha!r}",
+            wanted="a finite number over 0: the merged weight is w + mask * (alpha / rank) B A",
+            remedy="alpha=16.0 is usual",
         )
     return LoRA(model, _adaptable(model, layers), rank, alpha, seed)
 
@@ -81,7 +89,7 @@ class _Adapter(nn.Module):
     def __init__(self, weight: Tensor, keep: Tensor, rank: int, scale: float, generator: torch.Generator) -> None:
         super().__init__()
         out, size = weight.shape[0], weight[0].numel()
-        first = torch.empty(rank, size)
+        first = torch.empty(rank, size, dtype=torch.float32, device="cpu")
         # kaiming_uniform_ with a = sqrt(5), as the authors' code initialises A: uniform within 1 / sqrt(inputs).
         first.uniform_(-1 / math.sqrt(size), 1 / math.sqrt(size), generator=generator)
         self.a = nn.Parameter(first.to(weight))

@@ -145,7 +145,7 @@ def pruned(gradient: Tensor, rule: Rule, *, parts: int = 1, generator: torch.Gen
         return result.flatten(-2)
     scores = groups
     if rule.mode == "random":
-        scores = torch.rand(groups.shape, generator=generator, device=gradient.device)
+        scores = torch.rand(groups.shape, generator=generator, device=gradient.device, dtype=torch.float32)
     keep = largest(scores, rule.n).flatten(-2)
     if whole < split.shape[-1]:
         keep = torch.cat([keep, keep.new_ones(()).expand(*keep.shape[:-1], split.shape[-1] - whole)], -1)
@@ -166,7 +166,7 @@ def packed(gradient: Tensor, rule: Rule, *, generator: torch.Generator | None, o
 
 
 def _seed(rule: Rule, generator: torch.Generator | None) -> int:
-    return int(torch.randint(2**32, (), generator=generator)) if rule.draws else 0
+    return int(torch.randint(2**32, (), generator=generator, device="cpu")) if rule.draws else 0
 
 
 def largest(scores: Tensor, n: int) -> Tensor:
@@ -176,10 +176,9 @@ def largest(scores: Tensor, n: int) -> Tensor:
     """
     if scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.bfloat16, torch.float16):
         ranked = scores.float().contiguous()
-        keep = torch.empty(ranked.shape, dtype=torch.bool)
+        keep = torch.empty(ranked.shape, dtype=torch.bool, device="cpu")
         m = ranked.shape[-1]
-        at = (ranked.data_ptr(), keep.data_ptr())
-        if native.extension().nm_mask(mask_row(n, m), *at, ranked.numel() // m, n, m, True, native.threads()):
+        if native.extension().nm_mask(mask_row(n, m), ranked, keep, n, m, True, native.threads()):
             return keep
     if scores.is_cuda and (n, scores.shape[-1]) == (2, 4) and scores.dtype in HALF_OR_SINGLE and gpu.runs(scores):
         from twofour.patterns.nm_mask_triton import mask

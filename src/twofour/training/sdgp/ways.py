@@ -53,7 +53,7 @@ class Shared:
         """Return this thread's buffer of at least `size` bytes: fresh pages would cost as much as the packing."""
         found: Tensor | None = getattr(self._threads, "buffer", None)
         if found is None or len(found) < size:
-            self._threads.buffer = found = torch.empty(size, dtype=torch.uint8)
+            self._threads.buffer = found = torch.empty(size, dtype=torch.uint8, device="cpu")
         return found
 
     def __getstate__(self) -> dict[str, Any]:  # choices hold for this machine, buffers for this process

@@ -1,3 +1,5 @@
+import errno
+import fcntl
 import os
 import stat
 import subprocess
@@ -106,21 +108,51 @@ with replacing({os.fspath(target)!r}) as temporary:
     return left
 
 
-def test_what_a_killed_process_left_is_removed_an_hour_later(tmp_path: Path) -> None:
+def others_than(left: Path, target: Path) -> list[Path]:
+    names = (
+        f".other{left.name.removeprefix(f'.{target.stem}')}",
+        f".{target.name}{left.name}",
+        f".{target.name}.abcdefgh",
+        f"{target.name}.twofour-abcdefgh.tmp",
+        f".{target.name}.twofour-abcdefgh.tmp.bak",
+    )
+    found = [target.parent / name for name in names]
+    for path in found:
+        path.write_text("not ours")
+    return found
+
+
+def test_what_a_killed_process_left_goes_with_the_next_write(tmp_path: Path) -> None:
+    target = tmp_path / "file.txt"
+    others = others_than(killed_write(target), target)
+    with replacing(target) as temporary:
+        temporary.write_text("new")
+    assert target.read_text() == "new" and all(path.exists() for path in others)
+    assert len(list(tmp_path.iterdir())) == 1 + len(others)
+
+
+def test_a_write_that_is_going_on_is_left_alone_however_long_it_takes(tmp_path: Path) -> None:
+    target = tmp_path / "file.txt"
+    with replacing(target) as slow:
+        slow.write_text("slow")
+        os.utime(slow, (time.time() - 7200,) * 2)
+        with replacing(target) as quick:
+            quick.write_text("quick")
+        assert target.read_text() == "quick"
+    assert target.read_text() == "slow" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_where_the_file_system_has_no_locks_it_goes_an_hour_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tmp_path / "file.txt"
     left, hour = killed_write(target), 3600
-    others = [
-        tmp_path / name
-        for name in (
-            f".other{left.name.removeprefix('.file')}",
-            f".file.txt{left.name}",
-            ".file.txt.abcdefgh",
-            "file.txt.twofour-abcdefgh.tmp",
-            ".file.txt.twofour-abcdefgh.tmp.bak",
-        )
-    ]
-    for path in others:
-        path.write_text("not ours")
+    others = others_than(left, target)
+
+    def without(handle: int, flags: int) -> None:
+        raise OSError(errno.ENOTSUP, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", without)
     for age, gone in ((hour - 60, False), (hour + 60, True)):
         for path in (left, *others):
             os.utime(path, (time.time() - age,) * 2)

@@ -8,14 +8,18 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-STALE_SECONDS = 3600
-"""Age at which a temporary file is taken for one of a killed process: longer than any write goes without progress."""
+from twofour.files.hold import hold, is_at
 
-_OURS, _SUFFIX = ".twofour-", ".tmp"
+STALE_SECONDS = 3600
+"""Age at which a temporary file is taken for one of a killed process where the file system has no locks."""
+
+PREFIX, SUFFIX = ".twofour-", ".tmp"
+_TEMPORARY = re.compile(rf"\.(.+){re.escape(PREFIX)}[a-z0-9_]{{8}}{re.escape(SUFFIX)}", re.DOTALL)
 
 _log = logging.getLogger("twofour.files")
 _UMASK = os.umask(0o022)
@@ -28,8 +32,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     The content is flushed to the disk before the rename and the folder after it, so that a process killed or a machine
     switched off at any moment leaves the old file or the new one. When the block raises, the old file stays and the
-    temporary one is removed; what a killed process left goes with the next write of the same file, an hour later at the
-    earliest.
+    temporary one is removed; what a killed process left goes with the next write of the same file.
 
     Args:
         path: File to write; its folder is made when missing. A link stays, and what it points to is replaced. A file
@@ -41,11 +44,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(os.path.realpath(path))
     mode = _mode(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}{_OURS}", suffix=_SUFFIX)
-    os.close(handle)
-    temporary = Path(name)
+    handle, temporary = _made(target)
     try:
-        _remove_stale(target, temporary)
+        remove_left(target.parent, target.name.__eq__)
         yield temporary
         temporary.chmod(mode)  # mkstemp makes it private
         _flush(temporary)
@@ -53,28 +54,29 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    finally:
+        os.close(handle)
     with suppress(OSError):  # some file systems do not let a folder be flushed
         _flush(target.parent)
 
 
 def is_temporary(name: str) -> bool:
     """Tell whether a file's name is one that `replacing` gives to what is not whole yet."""
-    return re.fullmatch(rf"\..+{re.escape(_OURS)}[a-z0-9_]{{8}}{re.escape(_SUFFIX)}", name, re.DOTALL) is not None
+    return _TEMPORARY.fullmatch(name) is not None
 
 
-def cache_folder() -> Path | None:
-    """Return where measured times are kept: $TWOFOUR_CACHE, else $XDG_CACHE_HOME/twofour, else ~/.cache/twofour.
+def remove_left(folder: Path, ours: Callable[[str], bool] = lambda name: True) -> None:
+    """Remove what killed processes left of writes into a folder.
 
-    None where TWOFOUR_CACHE is "off" or there is no home folder.
+    Args:
+        folder: Where `replacing` wrote.
+        ours: Tells by the name of the file that was to be written whether its temporary file may go.
     """
-    setting = os.environ.get("TWOFOUR_CACHE", "")
-    if setting:
-        return None if setting == "off" else Path(setting)
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twofour"
-    except RuntimeError as error:
-        _log.warning("measured times are not kept: %s; set TWOFOUR_CACHE to a folder", error)
-        return None
+    with suppress(OSError):  # a folder that may be written to, but not listed
+        for entry in os.scandir(folder):
+            found = _TEMPORARY.fullmatch(entry.name)
+            if found and ours(found[1]) and entry.is_file(follow_symlinks=False):
+                _remove_dead(entry.path)
 
 
 def _mode(target: Path) -> int:
@@ -92,17 +94,28 @@ def _mode(target: Path) -> int:
     return stat.S_IMODE(found)
 
 
-def _remove_stale(target: Path, temporary: Path) -> None:
-    """Remove what killed processes left of earlier writes of `target`; a running one's file is younger."""
-    ours = re.compile(re.escape(f".{target.name}{_OURS}") + "[a-z0-9_]{8}" + re.escape(_SUFFIX))
-    with suppress(OSError):  # a folder that may be written to, but not listed
-        oldest = temporary.stat().st_mtime - STALE_SECONDS  # the file system's own clock
-        for entry in os.scandir(target.parent):
-            if ours.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                with suppress(OSError):  # another process may have removed it
-                    if entry.stat(follow_symlinks=False).st_mtime < oldest:
-                        os.unlink(entry.path)
-                        _log.info("removed %s, left by a write that was killed", entry.path)
+def _made(target: Path) -> tuple[int, Path]:
+    """Make a temporary file and hold it, so that it can be told from one whose process was killed."""
+    while True:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}{PREFIX}", suffix=SUFFIX)
+        if hold(handle) is not False and is_at(handle, name):
+            return handle, Path(name)
+        os.close(handle)  # another write took it for a dead one before it was held
+
+
+def _remove_dead(path: str) -> None:
+    """Remove a temporary file that no process holds; without locks, one that is an hour old."""
+    with suppress(OSError):  # another process may have removed it
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            free = hold(handle)
+            if free is None:
+                free = os.fstat(handle).st_mtime < time.time() - STALE_SECONDS
+            if free and is_at(handle, path):
+                os.unlink(path)
+                _log.info("removed %s, left by a write that was killed", path)
+        finally:
+            os.close(handle)
 
 
 def _flush(path: Path) -> None:

@@ -1,0 +1,42 @@
+"""Files: whole or not there, in folders that one process writes at a time, and read within limits."""
+
+from twofour.files.archive import is_archive, require_sound
+from twofour.files.cache import cache_folder
+from twofour.files.folder import making, names_in, remove_known
+from twofour.files.lock import locked
+from twofour.files.reading import (
+    LARGEST_LIST,
+    LARGEST_TEXT,
+    opened,
+    read_bytes,
+    read_json,
+    read_text,
+    reason,
+    require_plain,
+    unreadable,
+)
+from twofour.files.replacing import is_temporary, remove_left, replacing
+from twofour.files.toml import read_toml
+
+__all__ = [
+    "LARGEST_LIST",
+    "LARGEST_TEXT",
+    "cache_folder",
+    "is_archive",
+    "is_temporary",
+    "locked",
+    "making",
+    "names_in",
+    "opened",
+    "read_bytes",
+    "read_json",
+    "read_text",
+    "read_toml",
+    "reason",
+    "remove_known",
+    "remove_left",
+    "replacing",
+    "require_plain",
+    "require_sound",
+    "unreadable",
+]

@@ -1,0 +1,105 @@
+"""One writer of a folder at a time: across processes and across threads."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from twofour.errors import TwofourError
+from twofour.files.hold import hold, is_at
+
+_POLL = 0.01
+"""Seconds between two looks at a lock that another holds."""
+
+_log = logging.getLogger("twofour.files")
+_held: dict[tuple[int, int], tuple[int, int]] = {}
+"""Folder held by this process, by device and inode -> the thread that holds it, and the open folder."""
+
+
+@contextmanager
+def locked(
+    folder: str | os.PathLike[str], kind: type[TwofourError], *, remedy: str, wait: float = 0.0
+) -> Iterator[None]:
+    """Keep other processes and threads from writing into `folder` while the block runs.
+
+    Everything of ours that fills a folder in several steps takes this lock: streaming, saves of several files, run
+    checkpoints, the demo, the experiments' records. The lock lies on the folder itself (flock), so nothing is left
+    behind when the process is killed, and a renamed folder stays locked. A thread that holds it may take it again.
+    Child processes do not inherit it. Where the file system has no locks, a warning says so and the block runs.
+
+    Args:
+        folder: Made when missing; removed again when the block leaves it empty.
+        kind: Error to raise.
+        remedy: What a second writer can do.
+        wait: Seconds to wait for the other writer.
+
+    Raises:
+        TwofourError: Of `kind`: another process or thread still writes there.
+        OSError: The folder cannot be made or opened.
+    """
+    path = Path(folder)
+    made = not path.is_dir()
+    handle = _opened(path, time.monotonic() + wait)
+    if handle is None:
+        raise kind(
+            "another process is writing the same result",
+            got=str(path) + (f", still after {wait:g} s" if wait else ""),
+            wanted="one process or thread at a time",
+            remedy=remedy,
+        )
+    key = _key(handle)
+    again = key in _held
+    if not again:
+        _held[key] = threading.get_ident(), handle
+    try:
+        yield
+    finally:
+        if made:
+            with suppress(OSError):  # something lies there: the usual case
+                path.rmdir()
+        if again or _held.pop(key, None) is not None:
+            os.close(handle)
+
+
+def _opened(path: Path, until: float) -> int | None:
+    """Open and lock the folder; None when another writer still holds it at the time `until`."""
+    while True:
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue  # the writer before has just removed or renamed it
+        try:
+            mine = _held.get(_key(handle), (0, 0))[0] == threading.get_ident() or hold(handle)
+            if mine is None:
+                _log.warning("%s is not kept from other writers: its file system has no locks", path)
+            if mine is not False and is_at(handle, os.path.realpath(path)):
+                return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+        if mine is False:
+            if time.monotonic() >= until:
+                return None
+            time.sleep(_POLL)
+
+
+def _key(handle: int) -> tuple[int, int]:
+    found = os.fstat(handle)
+    return found.st_dev, found.st_ino
+
+
+def _forget() -> None:
+    """Close what the parent holds: a worker that outlives it would keep the lock."""
+    for _, handle in _held.values():
+        os.close(handle)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

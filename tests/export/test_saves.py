@@ -1,0 +1,129 @@
+"""Saves into one folder: killed on the way, several at once, read meanwhile, beside files of others."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import twofour
+from tests.export.small import Net, masked
+from twofour.checkpoints import INDEX, Checkpoint
+from twofour.errors import FormatError
+from twofour.export import shards
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def stored(folder: Path) -> set[str]:
+    return set(json.loads((folder / INDEX).read_text())["weight_map"].values())
+
+
+def killed_save(folder: Path, seed: int, at: int) -> None:
+    """Let a process be killed when it is about to write its file number `at`, the index being the last."""
+    child = os.fork()
+    if child == 0:
+        write, replace, calls = shards.write, shards.replacing, []
+
+        def counted(real):
+            def call(*arguments):
+                calls.append(1)
+                if len(calls) > at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*arguments)
+
+            return call
+
+        shards.write, shards.replacing = counted(write), counted(replace)
+        twofour.save(masked(seed), folder, max_shard_bytes=30_000)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_the_next_save_removes_what_killed_ones_left_and_nothing_of_the_user(tmp_path: Path) -> None:
+    folder = tmp_path / "hub"
+    twofour.save(masked(0), folder, max_shard_bytes=30_000)
+    for at in (1, 2, 3):
+        killed_save(folder, 1, at)
+        assert torch.equal(twofour.load(folder, Net(), masked=True).fc.weight, masked(0).fc.weight)
+    assert len([name for name in names(folder) if name.endswith(".safetensors")]) > len(stored(folder))
+    mine = {"model-00001-of-00009.safetensors": b"weights of another program", "model.bin": b"mine"}
+    for name, content in mine.items():
+        (folder / name).write_bytes(content)
+    save_file({"w": torch.ones(2)}, folder / "model.7-00001-of-00002.safetensors")
+    twofour.save(masked(2), folder, max_shard_bytes=30_000)
+    kept = {*mine, "model.7-00001-of-00002.safetensors", INDEX}
+    assert set(names(folder)) == kept | stored(folder)
+    assert all((folder / name).read_bytes() == content for name, content in mine.items())
+    assert torch.equal(twofour.load(folder, Net(), masked=True).fc.weight, masked(2).fc.weight)
+
+
+def test_files_that_a_foreign_index_names_stay(tmp_path: Path) -> None:
+    save_file({"fc.weight": torch.ones(64, 64)}, tmp_path / "precious.safetensors")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"fc.weight": "precious.safetensors"}}))
+    twofour.save(masked(0), tmp_path, max_shard_bytes=30_000)
+    assert (tmp_path / "precious.safetensors").exists() and "precious.safetensors" not in stored(tmp_path)
+
+
+def test_a_name_is_never_given_to_files_of_two_saves(tmp_path: Path) -> None:
+    seen: list[str] = []
+    for seed in range(3):
+        twofour.save(masked(seed), tmp_path, max_shard_bytes=30_000)
+        assert not set(seen) & stored(tmp_path)
+        seen += stored(tmp_path)
+
+
+def test_readers_get_the_old_model_or_the_new_one_while_others_save(tmp_path: Path) -> None:
+    wanted = [masked(seed).fc.weight.detach() for seed in range(3)]
+    twofour.save(masked(0), tmp_path, max_shard_bytes=30_000)
+    writers = []
+    for seed in (1, 2):
+        if (child := os.fork()) == 0:
+            for _ in range(3):
+                twofour.save(masked(seed), tmp_path, max_shard_bytes=30_000)
+            os._exit(0)
+        writers.append(child)
+    reads = 0
+    while writers:
+        weight = twofour.export.read(tmp_path).packed["fc.weight"].unpack()
+        assert any(torch.equal(weight, one) for one in wanted)
+        reads += 1
+        writers = [child for child in writers if os.waitpid(child, os.WNOHANG)[0] == 0]
+    assert reads and set(names(tmp_path)) == {INDEX} | stored(tmp_path)
+
+
+def test_a_reader_whose_files_go_after_the_index_was_read_reads_the_new_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twofour.save(masked(0), tmp_path, max_shard_bytes=30_000)
+    real, calls = Checkpoint.read_all, []
+
+    def late(self):
+        if not calls:
+            calls.append(1)
+            twofour.save(masked(1), tmp_path, max_shard_bytes=30_000)
+        return real(self)
+
+    monkeypatch.setattr(Checkpoint, "read_all", late)
+    weight = twofour.export.read(tmp_path).packed["fc.weight"].unpack()
+    assert calls and torch.equal(weight, masked(1).fc.weight.detach())
+
+
+def test_a_second_writer_waits_and_is_refused_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "PATIENCE", 0.02)
+    handle = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(FormatError, match="another process is writing the same result") as caught:
+            twofour.save(masked(), tmp_path, max_shard_bytes=30_000)
+        assert "still after 0.02 s" in str(caught.value) and not names(tmp_path)
+    finally:
+        os.close(handle)
