@@ -52,10 +52,11 @@ def check_fully_shard(prune_first: bool) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
     train(model, optimizer)
     train(reference, torch.optim.AdamW(reference.parameters(), lr=0.01, weight_decay=0.1))
-    for weight, mask, plain in zip(weights(model), keep, (reference[0], reference[3]), strict=True):
-        assert torch.equal(mask, plain.weight_mask)
+    plainly = masks.of(reference).values()
+    for weight, mask, plain in zip(weights(model), keep, plainly, strict=True):
+        assert torch.equal(mask, plain.keep)
         assert (weight[~mask] == 0).all() and (weight[mask] != 0).all()
-        torch.testing.assert_close(weight, plain.weight.detach())
+        torch.testing.assert_close(weight, plain.module.weight.detach())
     for parameter, mask in zip((model[0].weight, model[3].weight), keep, strict=True):
         for state in ("exp_avg", "exp_avg_sq"):
             assert (optimizer.state[parameter][state].full_tensor()[~mask] == 0).all()
@@ -77,10 +78,10 @@ def check_parts(model: nn.Module) -> None:
     found = masks.of(model)
     assert list(found) == ["0.weight", "3.weight"]
     for mask in found.values():
-        weight, buffer = getattr(mask.module, mask.attribute), mask.module.get_buffer("weight_mask")
-        assert mask.keep is buffer and type(buffer) is DTensor and type(weight.data) is DTensor
-        assert (buffer.placements, buffer.device_mesh) == (weight.placements, weight.device_mesh)
-        mine = buffer.to_local()
+        weight, keep = getattr(mask.module, mask.attribute), mask.keep
+        assert type(keep) is DTensor and type(weight.data) is DTensor
+        assert (keep.placements, keep.device_mesh) == (weight.placements, weight.device_mesh)
+        mine = keep.to_local()
         assert mine.shape == weight.to_local().shape and mine.shape[0] < weight.shape[0]
         assert mine.dtype == torch.bool and mine.untyped_storage().nbytes() == mine.numel()
         assert not weight.to_local()[~mine].any()
@@ -145,8 +146,12 @@ def check_flat_parameters(use_orig_params: bool, message: str) -> None:
     model = twofour.prune(network(), "2:4")
     flat = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=use_orig_params)
     optimizer = torch.optim.SGD(flat.parameters(), lr=0.1)
-    with pytest.raises(MaskError, match=message):
-        train(flat, optimizer)
+    other = twofour.prune(network(), "2:4")
+    for _ in range(2):
+        with pytest.raises(MaskError, match=message):
+            train(flat, optimizer)
+        train(other, torch.optim.SGD(other.parameters(), lr=0.1))
+    assert twofour.check(other).ok
     masks.detach(model)
 
 

@@ -91,10 +91,6 @@ def other_mask(layer: nn.Linear, optimizer: Optimizer) -> None:
     masks.attach(prunable, ~mask.keep, mask.pattern)
 
 
-def replace_mask(layer: nn.Linear, optimizer: Optimizer) -> None:
-    layer._buffers["weight_mask"] = ~masks.of(layer)["weight"].keep
-
-
 def hook_before(layer: nn.Linear, optimizer: Optimizer) -> None:
     def hook(*_: object) -> None:
         assert layer.weight.grad is not None
@@ -121,7 +117,6 @@ TOUCHES = [
     move_weight,
     write_mask,
     other_mask,
-    replace_mask,
     mask_anew,
     hook_before,
     hook_after,

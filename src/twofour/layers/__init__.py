@@ -5,7 +5,7 @@ from twofour.layers.compiled import CompiledLayer, compiled_parts, mark_compiled
 from twofour.layers.globs import ELIGIBILITIES, matches, nearest, require_eligibility, require_matches, require_module
 from twofour.layers.kinds import KINDS, SUPPORTED, Feed, Kind, is_hugging_face_conv1d, kind_of
 from twofour.layers.reasons import DTYPES, way_out
-from twofour.layers.schemes import attached, describe_attached, describe_schemes, hold, let_go
+from twofour.layers.schemes import MASKED, attached, describe_attached, describe_schemes, hold, is_masked, let_go
 from twofour.layers.sharded import is_distributed, local, placed, whole
 from twofour.layers.walk import Skipped, Walk, reduction_axes, walk
 from twofour.layers.weight import PrunableWeight
@@ -14,6 +14,7 @@ __all__ = [
     "DTYPES",
     "ELIGIBILITIES",
     "KINDS",
+    "MASKED",
     "SUPPORTED",
     "CompiledLayer",
     "Feed",
@@ -29,6 +30,7 @@ __all__ = [
     "hold",
     "is_distributed",
     "is_hugging_face_conv1d",
+    "is_masked",
     "kind_of",
     "let_go",
     "local",

@@ -44,7 +44,8 @@ class CompiledLayer(nn.Module):
                 raise _stays(tensor, found).for_layer(self.name)
             return found if found.dtype is tensor.dtype else tensor
 
-        kept(torch.zeros(1, device=self.placed))  # a layer without a bias moves no more than one with
+        # a layer without a bias moves no more than one with
+        kept(torch.zeros(1, device=self.placed, dtype=torch.float32))
         return super()._apply(kept, recurse)
 
 

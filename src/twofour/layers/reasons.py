@@ -158,12 +158,18 @@ def tensor_reason(parameter: Tensor, empty: bool = False) -> str | None:
     """Say why no pattern can be laid over a tensor, whatever layer it belongs to; `empty` allows the meta device."""
     if parameter.is_meta and not empty:
         return "on the meta device: it has no values"
+    if parameter.is_nested:
+        return "a nested tensor"
     if parameter.layout != torch.strided:
         return f"stored as {parameter.layout}"
     if parameter.dtype not in DTYPES:
         return f"dtype {str(parameter.dtype).removeprefix('torch.')} is not a real floating type that can be ranked"
     if type(parameter) not in (Tensor, nn.Parameter) and not is_distributed(parameter):
         return f"held in a tensor subclass, {type(parameter).__name__}"
+    if parameter.is_neg():
+        return "a view that torch negates on reading: assign a clone of it"
+    if any(step == 0 and size > 1 for size, step in zip(parameter.shape, parameter.stride(), strict=True)):
+        return "expanded, several of its values share one place in memory: assign a clone of it"
     if parameter.ndim < 2 or parameter.numel() == 0:
         return f"shape {tuple(parameter.shape)} has no values" if parameter.numel() == 0 else "a single axis"
     return None

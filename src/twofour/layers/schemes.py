@@ -21,6 +21,15 @@ def let_go(module: nn.Module, by: object) -> None:
         del _HELD[module]
 
 
+MASKED = "_twofour_links"
+"""Attribute of a masked module, in which `masks` keeps what holds there; it goes along with copies and pickles."""
+
+
+def is_masked(module: nn.Module) -> bool:
+    """Return whether a parameter of the module itself is under a mask."""
+    return bool(module.__dict__.get(MASKED))
+
+
 ATTACHED = "twofour_attached"
 """Attribute of a class that takes a layer's place for a while without touching its weights: what it is called."""
 

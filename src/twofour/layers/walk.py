@@ -58,7 +58,7 @@ def walk(
     globs, asked = ((given,) if isinstance(given, str) else tuple(given) for given in (skip, tied))
     require_matches(model, globs, "a glob in `skip`")
     places_of = _places(model)
-    shared = _shared_memory(places_of)
+    overlapping = _shared_memory(places_of)
     weights: list[PrunableWeight] = []
     skipped: list[Skipped] = []
     for key, places in places_of.items():
@@ -67,11 +67,13 @@ def walk(
         others = [place for place in places if place is not first]
         parameter = first.module._parameters[first.attribute]
         assert parameter is not None
-        why = reason([first, *others], parameter, globs, eligibility, asked, empty) or shared.get(key)
+        why = reason([first, *others], parameter, globs, eligibility, asked, empty) or overlapping.get(key)
         if why is None:
             assert first.kind is not None, first
             aliases = tuple(place.name for place in others)
-            weights.append(PrunableWeight(first.name, first.layer, first.module, first.attribute, first.kind, aliases))
+            shared = tuple((place.module, place.attribute, place.name) for place in others if not place.embeds)
+            at = (first.name, first.layer, first.module, first.attribute)
+            weights.append(PrunableWeight(*at, first.kind, aliases, shared))
         elif is_lazy(parameter) or parameter.ndim >= 2:
             skipped.append(Skipped(first.name, first.layer, why))
     return Walk(tuple(weights), tuple(skipped))

@@ -21,6 +21,7 @@ class PrunableWeight:
         attribute: Name of the parameter in the module.
         of: Kind of weight: its reduction axis, its inputs.
         aliases: Further names of the same (tied) parameter.
+        shared: The other modules that multiply by it, each with the parameter's name there and in full.
     """
 
     name: str
@@ -29,6 +30,7 @@ class PrunableWeight:
     attribute: str
     of: Kind
     aliases: tuple[str, ...] = ()
+    shared: tuple[tuple[nn.Module, str, str], ...] = ()
 
     @property
     def kind(self) -> str:

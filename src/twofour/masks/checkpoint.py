@@ -203,7 +203,7 @@ def _to_bits(keep: Tensor) -> Tensor:
 def _packed(keep: Tensor) -> Tensor:
     rows = keep.reshape(len(keep), -1).to("cpu", torch.uint8)
     padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % 8)).unflatten(1, (-1, 8))
-    return (padded << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
+    return (padded << torch.arange(8, dtype=torch.uint8, device="cpu")).sum(-1, dtype=torch.uint8)
 
 
 def _from_bits(bits: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -211,12 +211,12 @@ def _from_bits(bits: Tensor, shape: tuple[int, ...]) -> Tensor:
     if bits.dtype != torch.uint8 or tuple(bits.shape) != (shape[0], -(-width // 8)):
         raise ValueError(f"bits {tuple(bits.shape)} of {bits.dtype} for the shape {shape}")
     part = local(bits)
-    values = (part.unsqueeze(-1).cpu() >> torch.arange(8, dtype=torch.uint8)) & 1
+    values = (part.unsqueeze(-1).cpu() >> torch.arange(8, dtype=torch.uint8, device="cpu")) & 1
     keep = values.flatten(1)[:, :width].bool().reshape(len(part), *shape[1:])
     if not is_distributed(bits):
         return keep
     sharded: Any = bits
-    stride = torch.empty(shape, device="meta").stride()
+    stride = torch.empty(shape, device="meta", dtype=torch.float32).stride()
     return type(sharded).from_local(
         keep.to(part.device), sharded.device_mesh, sharded.placements, run_check=False, shape=shape, stride=stride
     )

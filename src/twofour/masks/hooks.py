@@ -8,63 +8,44 @@ known to be zero there (zeros.py) is left alone.
 
 from __future__ import annotations
 
-import gc
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial, wraps
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from twofour.errors import MaskError, PatternError
-from twofour.layers import is_distributed, local, placed, whole
+from twofour.layers import MASKED, is_distributed, is_masked
+from twofour.masks import rule as rules
 from twofour.masks import zeros
-from twofour.masks.link import Link, fill_pruned, keeps, links_of, living, unpickled
-
-_log = logging.getLogger("twofour.masks")
+from twofour.masks.link import Changes, Link, links_of, unpickled
+from twofour.masks.loaded import reconcile
+from twofour.masks.rule import Rule, fill_pruned
+from twofour.masks.stepped import looked_up, stepped
 
 
 @cache
 def install() -> None:
-    """Register the two optimiser hooks, once per process; with no masked parameter they cost one look at a set."""
+    """Register the optimiser hooks and the one on parameters that are assigned to a module, once per process."""
     # A traced hook would be recompiled for each new masked model until torch.compile gives up on the step.
     untraced = partial(torch.compiler.disable, reason="twofour masks: looks models up while it runs")
     register_optimizer_step_pre_hook(cast(Any, untraced(_before_step)))
     register_optimizer_step_post_hook(cast(Any, untraced(_after_step)))
+    register_module_parameter_registration_hook(cast(Any, _registered))
 
 
 unpickled.append(install)
-
-
-def _masked_parameters(optimizer: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield each masked parameter that `optimizer` steps, with its mask."""
-    links = living()
-    if not links:
-        return
-    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for link in links:
-        try:
-            parameter = link.parameter()
-        except MaskError:
-            parameter = None
-        if parameter is None:
-            # Which optimiser a lost weight belongs to cannot be known, so any step says it; dropped models are excused.
-            gc.collect()
-            if link.module is None:
-                continue
-            parameter = link.parameter()
-        if id(parameter) in stepped:
-            yield parameter, link.keep
 
 
 def _before_step(
     optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     closure = callable(kwargs.get("closure", args[1] if len(args) > 1 else None))
-    for parameter, keep in _masked_parameters(optimizer):
+    for masked in stepped(optimizer):
+        parameter, keep = masked.parameter, masked.keep
         _mask_gradient(parameter, keep)
         for state in _states(optimizer, parameter):
             zeros.review(optimizer, state, parameter, keep, closure=closure)
@@ -81,8 +62,8 @@ def _masked_closure(optimizer: Optimizer, closure: Callable[[], Any]) -> Callabl
     @wraps(closure)
     def evaluate() -> Any:
         loss = closure()
-        for parameter, keep in _masked_parameters(optimizer):
-            _mask_gradient(parameter, keep)
+        for masked in stepped(optimizer):
+            _mask_gradient(masked.parameter, masked.keep)
         return loss
 
     return evaluate
@@ -94,14 +75,18 @@ def _mask_gradient(parameter: Tensor, keep: Tensor) -> None:
         fill_pruned(parameter.grad, keep)
 
 
-@torch.no_grad()
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    for parameter, keep in _masked_parameters(optimizer):
-        fill_pruned(parameter, keep)
-        for state in _states(optimizer, parameter):
-            if not zeros.known(state, keep):
-                fill_pruned(state, keep)
-            zeros.note(state, parameter, keep)
+    for masked in looked_up(optimizer):
+        _fill(optimizer, masked.parameter, masked.keep)
+
+
+@torch.no_grad()
+def _fill(optimizer: Optimizer, parameter: Tensor, keep: Tensor) -> None:
+    fill_pruned(parameter, keep)
+    for state in _states(optimizer, parameter):
+        if not zeros.known(state, keep):
+            fill_pruned(state, keep)
+        zeros.note(state, parameter, keep)
 
 
 def _states(optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
@@ -119,29 +104,43 @@ def _is_plain_state(state: Any) -> bool:
 
 @torch.no_grad()
 def after_load(module: nn.Module, incompatible_keys: object) -> None:
-    """Reconcile the masks of a module with weights that `load_state_dict` has just written into it.
-
-    Weights that obey the mask keep it. Weights that obey the pattern with other zeros bring a new mask. Dense weights
-    are masked again, with a warning.
-    """
+    """Reconcile the masks of a module with weights that `load_state_dict` has just written into it."""
     for link in links_of(module).values():
         parameter = link.parameter()
-        if parameter.is_meta:
-            continue
-        weight = whole(parameter)
-        if keeps(weight, whole(link.keep)):
-            continue
-        if link.pattern.check(link.axis.last(weight)).ok:
-            _adopt(link, weight)
-            continue
-        _log.warning("`%s`: the loaded weight is not %s; its mask was applied again", link.name, link.pattern.name)
-        fill_pruned(parameter, link.keep)
+        link.settle()
+        if not parameter.is_meta:
+            reconcile(link.rule, parameter)
 
 
-def _adopt(link: Link, weight: Tensor) -> None:
-    try:
-        keep = link.pattern.project(link.axis.last(weight), absolute=True)
-    except PatternError as error:
-        raise error.for_layer(link.name) from None
-    local(link.keep).copy_(local(placed(link.axis.restore(keep), link.keep)))
-    _log.info("`%s`: the loaded weight is %s with other zeros; its mask follows", link.name, link.pattern.name)
+def _registered(module: nn.Module, attribute: str, parameter: Tensor | None) -> None:
+    """Have a masked parameter bring its mask to the module that it is assigned to, and note one that is replaced."""
+    if parameter is not None and not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        rule = rules.of_parameter(parameter)
+        if rule is not None and parameter.shape == rule.keep.shape and attribute not in links_of(module):
+            place(module, attribute, rule.name, rule)
+            return
+    if is_masked(module):
+        Changes.note()
+
+
+def place(module: nn.Module, attribute: str, name: str, rule: Rule) -> None:
+    """Have a rule hold in a place of a module."""
+    links = links_of(module)
+    if attribute in links:
+        links[attribute].obey(rule)
+        Changes.note()
+    else:
+        module.__dict__.setdefault(MASKED, {})[attribute] = Link(module, attribute, name, rule)
+    if after_load not in module._load_state_dict_post_hooks.values():
+        module.register_load_state_dict_post_hook(after_load)
+
+
+def leave(module: nn.Module) -> None:
+    """Have no rule hold in any place of a module."""
+    if is_masked(module):
+        for link in links_of(module).values():
+            link.dissolve()
+        del module.__dict__[MASKED]
+        hooks_of = module._load_state_dict_post_hooks
+        for key in [key for key, hook in hooks_of.items() if hook is after_load]:
+            del hooks_of[key]

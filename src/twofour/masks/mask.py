@@ -1,4 +1,4 @@
-"""Attach, list and remove masks. A mask is a non-persistent buffer, so the state dict keeps the dense model's keys."""
+"""Attach, list and remove masks. A mask is no part of the state dict, which keeps the dense model's keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from twofour.errors import MaskError, PatternError
 from twofour.layers import PrunableWeight, Reduction, is_distributed, local, placed, whole
 from twofour.masks import hooks
-from twofour.masks.link import LINKS, Link, buffer_name, fill_pruned, links_of
+from twofour.masks import rule as rules
+from twofour.masks.link import Changes, links_of
+from twofour.masks.rule import Rule, fill_pruned
 from twofour.patterns import Pattern, parse
 
 
@@ -26,7 +28,7 @@ class Mask:
         module: That module.
         attribute: Name of the parameter in the module.
         pattern: The pattern it obeys.
-        keep: Bool tensor of the weight's shape, True where a value is kept; the buffer itself, not a copy. A DTensor
+        keep: Bool tensor of the weight's shape, True where a value is kept; the mask in force, not a copy. A DTensor
             with the weight's placements where the weight is sharded over processes (FSDP2).
         axis: The axis that the pattern lies along.
     """
@@ -59,7 +61,7 @@ def attach(prunable: PrunableWeight, keep: Tensor, pattern: Pattern | str) -> Ma
         pattern: The pattern that `keep` obeys along the reduction axis.
 
     Raises:
-        MaskError: `keep` does not fit the weight or breaks the pattern, or the module has another `weight_mask`.
+        MaskError: `keep` does not fit the weight or breaks the pattern.
     """
     return attach_all([(prunable, keep, pattern)])[0]
 
@@ -81,39 +83,32 @@ def attach_all(plan: Sequence[tuple[PrunableWeight, Tensor, Pattern | str]]) -> 
 
 
 def _attach(prunable: PrunableWeight, keep: Tensor, pattern: Pattern) -> Mask:
-    module, attribute = prunable.module, prunable.attribute
-    name = buffer_name(attribute)
-    buffer, keep = module._buffers.get(name), placed(keep, prunable.parameter)
-    if buffer is not None and _alike(buffer, keep):
+    module, attribute, parameter = prunable.module, prunable.attribute, prunable.parameter
+    keep, link = placed(keep, parameter), links_of(module).get(attribute)
+    old = link.keep if link is not None else None
+    if old is not None and _alike(old, keep):
         # In place, so that a Mask handed out earlier shows the mask in force.
-        local(buffer).copy_(local(keep))
+        local(old).copy_(local(keep))
+        keep = old
     else:
-        buffer = keep.clone(memory_format=torch.contiguous_format)
-        module.register_buffer(name, buffer, persistent=False)
-    module.__dict__.setdefault(LINKS, {})[attribute] = Link(module, attribute, prunable.name, pattern, prunable.axis)
-    if hooks.after_load not in module._load_state_dict_post_hooks.values():
-        module.register_load_state_dict_post_hook(hooks.after_load)
+        keep = keep.clone(memory_format=torch.contiguous_format)
+    rule = Rule(prunable.name, pattern, prunable.axis, keep)
+    rules.put(parameter, rule)
+    for shares, name, full in ((module, attribute, prunable.name), *prunable.shared):
+        hooks.place(shares, name, full, rule)
     with torch.no_grad():
-        fill_pruned(prunable.parameter, buffer)
-    return Mask(prunable.name, prunable.layer, module, attribute, pattern, buffer, prunable.axis)
+        fill_pruned(parameter, keep)
+    return Mask(prunable.name, prunable.layer, module, attribute, pattern, keep, prunable.axis)
 
 
-def _alike(buffer: Tensor, keep: Tensor) -> bool:
-    if buffer.shape != keep.shape or buffer.device != keep.device or is_distributed(buffer) != is_distributed(keep):
+def _alike(old: Tensor, keep: Tensor) -> bool:
+    if old.shape != keep.shape or old.device != keep.device or is_distributed(old) != is_distributed(keep):
         return False
-    return not is_distributed(keep) or cast(Any, buffer).placements == cast(Any, keep).placements
+    return not is_distributed(keep) or cast(Any, old).placements == cast(Any, keep).placements
 
 
 def _require_fit(prunable: PrunableWeight, keep: Tensor, pattern: Pattern) -> None:
     weight = prunable.parameter
-    name = buffer_name(prunable.attribute)
-    if prunable.attribute not in links_of(prunable.module) and name in dir(prunable.module):
-        raise MaskError(
-            f"the module already has a `{name}` that is not ours",
-            got=type(getattr(prunable.module, name)).__name__,
-            wanted=f"a module without `{name}`",
-            remedy="make torch.nn.utils.prune permanent with prune.remove(module, name), or rename the attribute",
-        )
     if keep.dtype != torch.bool or keep.shape != weight.shape:
         raise MaskError(
             "the mask does not fit the weight",
@@ -145,23 +140,31 @@ def _require_fit(prunable: PrunableWeight, keep: Tensor, pattern: Pattern) -> No
 def of(model: nn.Module) -> dict[str, Mask]:
     """Return the masks attached in `model`, by full parameter name; a tied weight is listed once."""
     found: dict[str, Mask] = {}
+    seen: set[int] = set()
     for layer, module in model.named_modules():
         for attribute, link in links_of(module).items():
-            name = f"{layer}.{attribute}" if layer else attribute
-            found[name] = Mask(name, layer, module, attribute, link.pattern, link.keep, link.axis)
+            parameter = link.settle()
+            if parameter is not None and id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            name, rule = f"{layer}.{attribute}" if layer else attribute, link.rule
+            found[name] = Mask(name, layer, module, attribute, rule.pattern, link.keep, rule.axis)
     return found
 
 
 def detach(model: nn.Module) -> None:
     """Remove all masks from `model`; the weights stay as they are, zeros included, and are free to move."""
+    let_go: dict[int, Rule] = {}
     for module in model.modules():
-        for attribute in links_of(module):
-            module._buffers.pop(buffer_name(attribute), None)
-            module._non_persistent_buffers_set.discard(buffer_name(attribute))
-        if module.__dict__.pop(LINKS, None) is not None:
-            hooks_of = module._load_state_dict_post_hooks
-            for key in [key for key, hook in hooks_of.items() if hook is hooks.after_load]:
-                del hooks_of[key]
+        for link in links_of(module).values():
+            link.settle()
+            let_go[id(link.rule)] = link.rule
+        hooks.leave(module)
+    for parameter in model.parameters():
+        rules.forget(parameter)
+    for rule in let_go.values():
+        rule.released = not rule.links
+    Changes.note()
 
 
 @torch.no_grad()
@@ -174,6 +177,7 @@ def enforce(model: nn.Module) -> None:
     for module in model.modules():
         for link in links_of(module).values():
             parameter = link.parameter()
+            link.settle()
             fill_pruned(parameter, link.keep)
             if parameter.grad is not None:
                 fill_pruned(parameter.grad, link.keep)
