@@ -15,10 +15,8 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -26,7 +24,7 @@ from torch import nn
 from twofour import criteria, patterns
 from twofour.criteria import Criterion
 from twofour.errors import LayerError, PatternError, RecipeError
-from twofour.files import replacing
+from twofour.files import read_toml, reason, replacing
 from twofour.layers import PrunableWeight, Skipped, matches, require_eligibility, require_matches, walk, way_out
 from twofour.patterns import Pattern
 
@@ -76,7 +74,7 @@ class Recipe:
         cls,
         source: str | Pattern | Mapping[str, str | Pattern] | Recipe,
         *,
-        criterion: str | Criterion = "magnitude",
+        criterion: str | Criterion | None = None,
         skip: str | Sequence[str] = (),
         eligibility: str = "asp",
     ) -> Recipe:
@@ -85,7 +83,7 @@ class Recipe:
         Args:
             source: A pattern for every eligible layer; a mapping from globs to patterns or "dense", first match wins;
                 or a recipe.
-            criterion: Name of a criterion, or one.
+            criterion: Name of a criterion, or one. Default: the recipe's own, else "magnitude".
             skip: Further globs of layers to leave dense.
             eligibility: "asp" or "any".
 
@@ -94,10 +92,10 @@ class Recipe:
             PatternError: A pattern does not parse.
         """
         globs = (skip,) if isinstance(skip, str) else tuple(skip)
-        chosen = criteria.parse(criterion)
+        chosen = None if criterion is None else criteria.parse(criterion)
         if isinstance(source, Recipe):
             for name, value, default, own in (
-                ("criterion", chosen, criteria.parse("magnitude"), source.criterion),
+                ("criterion", chosen, None, source.criterion),
                 ("eligibility", eligibility, "asp", source.eligibility),
             ):
                 if value not in (default, own):
@@ -112,7 +110,7 @@ class Recipe:
             rules = tuple((_glob(glob), _pattern(text, glob)) for glob, text in source.items())
         else:
             rules = (("*", patterns.parse(source)),)
-        return cls(rules, chosen, globs, eligibility)
+        return cls(rules, chosen or criteria.Magnitude(), globs, eligibility)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Recipe:
@@ -122,11 +120,11 @@ class Recipe:
             RecipeError: The file is missing, no TOML, or not a recipe.
         """
         try:
-            table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            table = read_toml(path)
+        except (OSError, ValueError) as error:
             raise RecipeError(
                 f"the recipe {os.fspath(path)!r} cannot be read",
-                got=str(error),
+                got=reason(error) if isinstance(error, OSError) else str(error),
                 wanted="a TOML file in UTF-8, as Recipe.save writes it",
                 remedy="look at the file: Recipe.parse(...).save(path) writes one",
             ) from error

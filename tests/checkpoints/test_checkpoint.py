@@ -78,6 +78,17 @@ def test_a_tensor_that_is_not_aligned(tmp_path: Path):
     assert torch.equal(found, values) and found.data_ptr() % 8 == 0
 
 
+def test_an_empty_tensor_where_the_last_begins(tmp_path: Path):
+    header = {"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}
+    header["b"] = {"dtype": "F32", "shape": [0, 3], "data_offsets": [0, 0]}
+    text = json.dumps(header).encode()
+    (tmp_path / "e.safetensors").write_bytes(
+        len(text).to_bytes(8, "little") + text + torch.arange(4.0).numpy().tobytes()
+    )
+    (found,) = Checkpoint.open(tmp_path / "e.safetensors").read_all().values()
+    assert torch.equal(found["a"], torch.arange(4.0)) and found["b"].shape == (0, 3)
+
+
 def test_a_type_without_a_name_in_torch_is_listed_and_not_read(tmp_path: Path):
     text = json.dumps({"x": {"dtype": "F8_E8M0", "shape": [4], "data_offsets": [0, 4]}}).encode()
     (tmp_path / "f8.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"1234")
@@ -119,6 +130,7 @@ def test_files_that_are_none(tmp_path: Path):
         ('{"weight_map": {"a": "../a.safetensors"}}', "no .safetensors file beside it"),
         ('{"weight_map": {"a": "/etc/passwd"}}', "no .safetensors file beside it"),
         ('{"weight_map": {"a": "model.bin"}}', "no .safetensors file beside it"),
+        (json.dumps({"weight_map": {"a": "x" * 300 + ".safetensors"}}), "no .safetensors file beside it"),
     ],
 )
 def test_an_index_that_is_none(tmp_path: Path, text: str, got: str):

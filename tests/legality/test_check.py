@@ -262,7 +262,9 @@ def test_what_the_caller_expects_stands_above_masks_and_packed_forms(monkeypatch
     packed = finding(legality.check(fast, expect="1:4"), "0.weight")
     assert packed.promised_by == "expect" and packed.verdict.startswith("1:4 broken")
     with torch.no_grad():
-        net[0].weight.add_(~net[0].weight_mask)  # forgotten by an optimiser that the hooks do not see
+        net[0].weight.add_(
+            ~twofour.masks.of(net)["0.weight"].keep
+        )  # forgotten by an optimiser that the hooks do not see
     assert finding(legality.check(net, expect="3:4"), "0.weight").outside == 64 * 64
 
 

@@ -1,16 +1,19 @@
 """Weights on disk: what a safetensors file or a Hugging Face folder holds, read one tensor at a time."""
 
 from twofour.checkpoints.checkpoint import INDEX, WEIGHTS, Checkpoint
-from twofour.checkpoints.configuration import CONFIG, architectures, empty_model, model_class, transformers_for
-from twofour.checkpoints.entry import DTYPES, Entry, Header, read_header
+from twofour.checkpoints.configuration import CONFIG, architectures, empty_model, transformers_for
+from twofour.checkpoints.entry import DTYPES, MOST_AXES, MOST_LETTERS, Entry, Header, read_header
 from twofour.checkpoints.promise import AXES, PROMISE, Promise, describe, read_promise
 from twofour.checkpoints.structure import Structure, structure
+from twofour.checkpoints.write import write_tensors
 
 __all__ = [
     "AXES",
     "CONFIG",
     "DTYPES",
     "INDEX",
+    "MOST_AXES",
+    "MOST_LETTERS",
     "PROMISE",
     "WEIGHTS",
     "Checkpoint",
@@ -21,9 +24,9 @@ __all__ = [
     "architectures",
     "describe",
     "empty_model",
-    "model_class",
     "read_header",
     "read_promise",
     "structure",
     "transformers_for",
+    "write_tensors",
 ]

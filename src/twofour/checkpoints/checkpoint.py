@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,11 +10,15 @@ from pathlib import Path
 from torch import Tensor
 
 from twofour.checkpoints.configuration import CONFIG
-from twofour.checkpoints.entry import Entry, map_file, read_header
+from twofour.checkpoints.entry import ENTRIES, Entry, opened, read_header
+from twofour.checkpoints.settled import settled
 from twofour.errors import FormatError
+from twofour.files import LARGEST_LIST, read_json, unreadable
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+LONGEST_NAME = 255
+"""Bytes of a file's name: what file systems take, and the system's error is no answer to an index."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +49,31 @@ class Checkpoint:
         Raises:
             FormatError: Nothing is there, a file is truncated or malformed, or the index and the files disagree.
         """
-        path = Path(path)
+        return settled(path, (WEIGHTS, INDEX), lambda: cls._found(Path(path)))
+
+    @classmethod
+    def open_all(cls, path: str | os.PathLike[str]) -> tuple[Checkpoint, dict[Path, dict[str, Tensor]]]:
+        """Open a file or folder and read all its tensors, of one save where another process saves it again meanwhile.
+
+        Raises:
+            FormatError: As `open` and `read_all`, or it is saved again and again.
+        """
+
+        def read() -> tuple[Checkpoint, dict[Path, dict[str, Tensor]]]:
+            found = cls._found(Path(path))
+            return found, found.read_all()
+
+        return settled(path, (WEIGHTS, INDEX), read)
+
+    @classmethod
+    def _found(cls, path: Path) -> Checkpoint:
+        try:
+            return cls._placed(path)
+        except OSError as error:  # a folder that may not be looked into, a path that is too long
+            raise unreadable(path, error, ".safetensors") from error
+
+    @classmethod
+    def _placed(cls, path: Path) -> Checkpoint:
         indexed = path.name == INDEX and path.is_file()
         path = path.parent if indexed else path
         if not path.is_dir():
@@ -65,7 +92,7 @@ class Checkpoint:
         return found
 
     def read(self, name: str) -> Tensor:
-        """Map one tensor into memory; see `Entry.read`.
+        """Read one tensor into memory; see `Entry.read`.
 
         Raises:
             FormatError: There is no such tensor, or it cannot be read.
@@ -79,16 +106,16 @@ class Checkpoint:
         return self.entries[name].read()
 
     def read_all(self) -> dict[Path, dict[str, Tensor]]:
-        """Map each file into memory once; return its tensors, whose pages are read when they are used.
+        """Read all tensors into memory, each into its own, so that each goes when nothing needs it any more.
 
         Raises:
-            FormatError: torch has no type for a tensor, or a file cannot be read.
+            FormatError: torch has no type for a tensor, or a file cannot be read or changes meanwhile.
         """
-        found: dict[Path, dict[str, Tensor]] = {file: {} for file in self.files}
-        ends = {entry.file: entry.start + entry.nbytes for entry in self.entries.values()}  # in the order of bytes
-        mapped = {file: map_file(file, end) for file, end in ends.items()}
-        for name, entry in self.entries.items():
-            found[entry.file][name] = entry.read_in(mapped[entry.file])
+        found: dict[Path, dict[str, Tensor]] = {}
+        for path in self.files:
+            with opened(path) as file:
+                entries = [entry for entry in self.entries.values() if entry.file == path]
+                found[path] = {entry.name: entry.read_from(file) for entry in entries}
         return found
 
     @property
@@ -109,20 +136,28 @@ def read_index(path: Path) -> dict[str, str]:
         FormatError: The index cannot be read, is no such index, or names something other than a file beside it.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        found = read_json(path, LARGEST_LIST)
+    except (OSError, ValueError) as error:
         raise _malformed("json", path, f"{type(error).__name__}: {error}") from error
     places = found.get("weight_map") if isinstance(found, dict) else None
     if not isinstance(places, dict) or not places:
         raise _malformed("map", path, "no `weight_map`, or an empty one")
+    if len(places) > ENTRIES:
+        raise _malformed("map", path, f"{len(places)} tensors, at most {ENTRIES} are read")
     for name, file in places.items():
         if not isinstance(file, str):
             raise _malformed("place", path, f"the file of `{name:.80}` is {file!r:.40}")
-        if not file.endswith(".safetensors") or Path(file).name != file or "\\" in file or "\0" in file:
+        if not _may_lie_beside(file):
             raise _malformed(
                 "place", path, f"`{name:.80}` lies in {file!r:.120}, which is no .safetensors file beside it"
             )
     return places
+
+
+def _may_lie_beside(file: str) -> bool:
+    """Tell whether a text is the name of a .safetensors file, and of nothing in another folder."""
+    short = len(file.encode("utf-8", "surrogatepass")) <= LONGEST_NAME
+    return short and file.endswith(".safetensors") and Path(file).name == file and "\\" not in file and "\0" not in file
 
 
 def _opened(path: Path, files: tuple[Path, ...], config: Path | None) -> Checkpoint:

@@ -1,4 +1,4 @@
-"""A tensor in a safetensors file: found by the header, read by memory map.
+"""A tensor in a safetensors file: found by the header, read when it is asked for.
 
 The layout is that of safetensors: 8 bytes with the header's length (little endian), the header as JSON, the tensors'
 bytes one after the other without gaps.
@@ -7,18 +7,20 @@ bytes one after the other without gaps.
 from __future__ import annotations
 
 import json
-import mmap
 import os
-import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from twofour import files
 from twofour.errors import FormatError
+from twofour.files import LARGEST_LIST, unreadable
 
 DTYPES = {
     "F64": torch.float64,
@@ -41,6 +43,13 @@ DTYPES = {
     "C64": torch.complex64,
 }
 """The names of safetensors and torch's types; of others an entry tells the name, shape and place alone."""
+
+MOST_AXES = 64
+"""Axes of a tensor at most, as torch has them."""
+ENTRIES = 1 << 20
+"""Tensors of a file, or of an index, at most; ten times those of the largest models."""
+MOST_LETTERS = 4096
+"""Letters of a tensor's name at most."""
 
 _METADATA = "__metadata__"
 
@@ -77,36 +86,21 @@ class Entry:
         return replace(self, shape=shape, start=self.start + first * row, nbytes=(last - first) * row)
 
     def bytes(self) -> Tensor:
-        """Map the tensor's bytes into memory, uint8 of shape (nbytes,); as `read`."""
-        if not self.nbytes:
-            return torch.empty(0, dtype=torch.uint8)
-        before = self.start % mmap.ALLOCATIONGRANULARITY
-        try:
-            with open(self.file, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < self.start + self.nbytes:  # reading beyond its end would kill the process
-                    raise _shorter(self, size)
-                # Private: who writes into the tensor changes a copy of the page, not the file.
-                mapped = mmap.mmap(
-                    file.fileno(), before + self.nbytes, offset=self.start - before, access=mmap.ACCESS_COPY
-                )
-        except OSError as error:
-            raise FormatError(
-                "a tensor's file cannot be read", got=f"`{self.name}`: {error}", code="no-file"
-            ) from error
-        return torch.frombuffer(mapped, dtype=torch.uint8, offset=before)
+        """Read the tensor's bytes, uint8 of shape (nbytes,); as `read`."""
+        with opened(self.file) as file:
+            return _bytes(file, self)
 
     def read(self) -> Tensor:
-        """Map the tensor into memory: its pages are read when they are used and given back with the tensor.
+        """Read the tensor into memory of its own: what becomes of the file later does not matter to it.
 
         Raises:
             FormatError: torch has no such type, or the file has become shorter or cannot be read.
         """
         return self._typed(self.bytes)
 
-    def read_in(self, mapped: Tensor) -> Tensor:
-        """Return the tensor as a view of its file, which `map_file` mapped; as `read`."""
-        return self._typed(lambda: mapped[self.start : self.start + self.nbytes])
+    def read_from(self, file: BinaryIO) -> Tensor:
+        """Read the tensor from its file, which is open already; as `read`."""
+        return self._typed(lambda: _bytes(file, self))
 
     def _typed(self, read: Callable[[], Tensor]) -> Tensor:
         dtype = self.torch_dtype
@@ -118,31 +112,48 @@ class Entry:
                 code="no-dtype",
             )
         if not self.nbytes:
-            return torch.empty(self.shape, dtype=dtype)
-        stored = read()
-        if self.start % dtype.itemsize:
-            stored = stored.clone()  # a writer that did not align its tensors; kernels take aligned ones
-        return stored.view(dtype).view(self.shape)
+            return torch.empty(self.shape, dtype=dtype, device="cpu")
+        return read().view(dtype).view(self.shape)
 
 
-def map_file(path: Path, nbytes: int) -> Tensor:
-    """Map a whole file into memory, uint8 (nbytes,); who writes into it changes a copy of the page, not the file.
-
-    One map for all tensors of a file: each map of Python's own keeps a descriptor open, of which a process has 1024.
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file of tensors, which must not change while the block reads.
 
     Raises:
-        FormatError: The file cannot be read or has become shorter.
+        FormatError: It cannot be read, or was written to meanwhile.
     """
     try:
-        return torch.from_file(os.fspath(path), shared=False, size=nbytes, dtype=torch.uint8)
-    except (OSError, RuntimeError) as error:
+        with files.opened(path, buffering=0) as file:
+            before = os.fstat(file.fileno())
+            yield cast(BinaryIO, file)
+            after = os.fstat(file.fileno())
+    except OSError as error:
+        raise FormatError("a tensor's file cannot be read", got=f"{path}: {error}", code="no-file") from error
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise FormatError(
-            "a file became shorter while it was read",
-            got=f"{path}: {str(error).partition(chr(10))[0]}",
-            wanted=f"a file of {nbytes} bytes that nobody writes to",
+            "a file was written to while it was read",
+            got=f"{path}: {before.st_size} bytes, then {after.st_size}",
+            wanted="a file that nobody writes to",
             remedy="wait until its download or copy is complete",
-            code="file-shorter",
-        ) from error
+            code="file-changed",
+        )
+
+
+def _bytes(file: BinaryIO, entry: Entry) -> Tensor:
+    """Read, rather than map: a mapped file that another program cuts ends the process that looks at it."""
+    size = os.fstat(file.fileno()).st_size
+    if size < entry.start + entry.nbytes:  # before the memory is asked for
+        raise _shorter(entry, size)
+    stored = torch.empty(entry.nbytes, dtype=torch.uint8, device="cpu")
+    room, done = stored.numpy().data, 0
+    file.seek(entry.start)
+    while done < entry.nbytes:  # the system reads 2 GB at a time at most
+        count = cast(Any, file).readinto(room[done:])
+        if not count:
+            raise _shorter(entry, entry.start + done)
+        done += count
+    return stored
 
 
 @dataclass(frozen=True)
@@ -165,15 +176,15 @@ def read_header(path: Path) -> Header:
         FormatError: The file is missing, truncated or no safetensors.
     """
     try:
+        with files.opened(path) as file:
+            length, text = _text(path, file)
+    except OSError as error:
+        raise unreadable(path, error, ".safetensors") from error
+    try:
         with safe_open(path, framework="numpy") as file:  # validates names, types, sizes and offsets
             metadata = dict(file.metadata() or {})
-        with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            table = json.loads(file.read(length))
-    except FileNotFoundError as error:
-        what = "there is no such file"
-        raise FormatError(what, got=str(path), wanted="a .safetensors file", code="no-file") from error
-    except (OSError, SafetensorError, ValueError, RecursionError, struct.error) as error:
+        table = json.loads(text)
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise FormatError(
             "the file is not readable as safetensors",
             got=f"{path}: {error}",
@@ -181,12 +192,41 @@ def read_header(path: Path) -> Header:
             remedy="compare its size with the original's: a broken copy or download is the usual cause",
             code="not-safetensors",
         ) from error
+    for name, of in table.items():
+        if name != _METADATA and (len(of["shape"]) > MOST_AXES or len(name) > MOST_LETTERS):
+            raise _beyond(
+                path,
+                f"`{name:.80}`: {len(of['shape'])} axes and a name of {len(name)} letters",
+                f"at most {MOST_AXES} axes and {MOST_LETTERS} letters",
+            )
     entries = [
         Entry(name, tuple(of["shape"]), of["dtype"], path, 8 + length + of["data_offsets"][0], _size(of))
         for name, of in table.items()
         if name != _METADATA
     ]
     return Header(tuple(sorted(entries, key=lambda entry: (entry.start, entry.name))), metadata)
+
+
+def _text(path: Path, file: BinaryIO) -> tuple[int, bytes]:
+    """Return the length of a header and the header; one cut short is left to safetensors to refuse."""
+    head = file.read(8)
+    length = int.from_bytes(head, "little") if len(head) == 8 else 0
+    if LARGEST_LIST < length <= os.fstat(file.fileno()).st_size - 8:
+        raise _beyond(path, f"a header of {length} bytes", f"at most {LARGEST_LIST} bytes")
+    text = file.read(min(length, LARGEST_LIST))
+    if (count := text.count(b'"data_offsets"')) > ENTRIES:
+        raise _beyond(path, f"{count} tensors", f"at most {ENTRIES} tensors in a file")
+    return length, text
+
+
+def _beyond(path: Path, got: str, wanted: str) -> FormatError:
+    return FormatError(
+        "the file holds more than a checkpoint can need",
+        got=f"{path}: {got}",
+        wanted=wanted,
+        remedy="a damaged or hostile file is the usual cause; write the model again with save_pretrained, in shards",
+        code="limit",
+    )
 
 
 def _size(of: dict[str, list[int]]) -> int:

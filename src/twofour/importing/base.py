@@ -123,7 +123,7 @@ def require_finite(source: Source, layer: str, values: Tensor) -> None:
 
 def spread(values: Tensor, keep: Tensor) -> Tensor:
     """Return a dense tensor that holds `values` in order where `keep` is True, and 0 elsewhere."""
-    dense = torch.zeros(keep.shape, dtype=values.dtype)
+    dense = torch.zeros(keep.shape, dtype=values.dtype, device="cpu")
     bits = _BITS[
         values.itemsize
     ]  # as bits, since numpy has neither bfloat16 nor float8; its masks are 5 times as quick
@@ -140,5 +140,5 @@ def packed_whole(dense: Tensor) -> Packed:
 def kept_of(packed: Packed) -> Tensor:
     """Return where a packed (out, in) weight keeps values: bool of its shape."""
     positions = packed.positions()
-    keep = torch.zeros(*positions.shape[:2], packed.header.parsed().group, dtype=torch.bool)
+    keep = torch.zeros(*positions.shape[:2], packed.header.parsed().group, dtype=torch.bool, device="cpu")
     return keep.scatter_(-1, positions, True).view(packed.header.shape)

@@ -90,15 +90,15 @@ def permutation(bits: int) -> Tensor:
     rows that `mma` gives lane i % 4. In each word the even ones come before the odd ones, so that one shift and mask
     unpacks two (Sparse-Marlin; compressed-tensors' get_permutations_24).
     """
-    lane = torch.arange(32)
+    lane = torch.arange(32, device="cpu")
     column, pair = lane // 4, lane % 4
     start = column // 2 * 256 + column % 2 * 8
     rows = torch.stack([2 * pair, 2 * pair + 1, 2 * pair + 8, 2 * pair + 9], -1)  # (lane, 4)
-    block = torch.tensor([0, 4]).view(1, 1, 2, 1)
-    step = torch.arange(4).view(1, 4, 1, 1)
+    block = torch.tensor([0, 4], dtype=torch.long, device="cpu").view(1, 1, 2, 1)
+    step = torch.arange(4, device="cpu").view(1, 4, 1, 1)
     order = (start.view(32, 1, 1, 1) + step + block + 16 * rows.view(32, 1, 1, 4)).flatten()
     together = 32 // bits
-    interleaved = torch.cat([torch.arange(0, together, 2), torch.arange(1, together, 2)])
+    interleaved = torch.cat([torch.arange(0, together, 2, device="cpu"), torch.arange(1, together, 2, device="cpu")])
     return order.view(-1, together)[:, interleaved].flatten()
 
 
@@ -145,7 +145,7 @@ def _indices(stored: _Layer) -> Tensor:
     exchanged the off-diagonal entries of each 2 x 2 block, and stored two columns interleaved, pair after pair
     (CUTLASS's `ColumnMajorInterleaved<2>`).
     """
-    row, column = torch.arange(stored.rows).unsqueeze(1), torch.arange(stored.columns // 16)
+    row, column = torch.arange(stored.rows, device="cpu").unsqueeze(1), torch.arange(stored.columns // 16, device="cpu")
     within = row % 2 * 2 + row % 4 // 2 * 32 + row % 8 // 4 + row % META_ROWS // 8 * 4
     row = row // META_ROWS * META_ROWS + within
     across = column % 2 - row % 2  # +1 at the top right of a block, -1 at the bottom left

@@ -171,7 +171,7 @@ def _of_bitmask(source: Source, name: str, parts: _Parts) -> Tensor:
     assert bitmask is not None
     if bitmask.dtype != torch.uint8 or rows % 8 or columns % 8 or bitmask.numel() != rows * columns // 8:
         raise malformed(source, name, f"bitmask {shown(bitmask)}", f"{rows * columns // 8} torch.uint8")
-    bits = (bitmask.reshape(-1, 1) >> torch.arange(8, dtype=torch.uint8)) & 1
+    bits = (bitmask.reshape(-1, 1) >> torch.arange(8, dtype=torch.uint8, device="cpu")) & 1
     tiles = bits.bool().view(rows // 8, columns // 8, 2, 2, 4, 4)
     return tiles.permute(0, 2, 4, 1, 3, 5).reshape(rows, columns)
 

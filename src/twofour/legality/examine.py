@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from twofour.checkpoints.kinds import remedy_for
 from twofour.errors import FormatError, LayerError
 from twofour.layers import Reduction
 from twofour.legality.expectation import Expect, Expectation
@@ -89,7 +90,7 @@ def _in_file(
             f"{path} is not a kind of file that can be checked",
             got=f"a {path.suffix or 'nameless'} file" if path.exists() else "no such file or folder",
             wanted="a .safetensors or .onnx file, or a folder with config.json and .safetensors files",
-            remedy="a pickled checkpoint can run code when loaded: write it with safetensors.torch.save_file",
+            remedy=remedy_for(path, "a .safetensors or .onnx file, or a Hugging Face folder"),
         )
     return subjects_in(path, expectation, include, axes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -129,7 +130,7 @@ def _along(shape: tuple[int, ...], values: Tensor, census: Census, pattern: Patt
     if tally.first is None:
         return _Along(axis, tally.groups, tally.groups, tally.spare)
     group = values.flatten()[tally.first : tally.first + pattern.m * lie.inner : lie.inner].to(torch.float64)
-    first = tuple(int(index) for index in torch.unravel_index(torch.tensor(tally.first), shape))
+    first = tuple(int(index) for index in np.unravel_index(tally.first, shape))
     legal = tally.groups - tally.offending
     return _Along(axis, tally.groups, legal, tally.spare, first, tuple(group.tolist()))
 

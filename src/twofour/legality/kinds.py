@@ -19,6 +19,17 @@ _EMBEDDING = re.compile(
 _CONV1D = re.compile(r"(^|\.)(c_attn|c_proj|c_fc|q_attn)\.weight$")
 """Names that Hugging Face's Conv1D (in, out) has in GPT-2 and its kin, and Linear (out, in) in others."""
 
+_HWIO = (
+    "by its shape a kernel of Keras or TensorFlow, (height, width, in, out), whose products sum over axis 2; "
+    "it was judged as (out, in, height, width): transpose it with permute(3, 2, 0, 1) first"
+)
+_LARGEST_KERNEL = 11
+
+
+def _looks_hwio(shape: tuple[int, ...]) -> bool:
+    """Tell whether four axes are a small window first and channels last."""
+    return len(shape) == 4 and max(shape[:2]) <= _LARGEST_KERNEL < min(shape[2:])
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -94,9 +105,10 @@ class ByName:
         kind = KINDS[len(shape)] if axis else FIRST[len(shape)]
         known = given is not None or name in self._said
         rows, columns = shape[1 - axis], shape[axis]
+        notes = (_HWIO,) if given is None and _looks_hwio(shape) else ()
         small = "" if rows % 8 == 0 and columns % 16 == 0 else f"{shape} is not a multiple of (8, 16) (ASP's rule)"
         if known or len(shape) > 2 or not (_EMBEDDING.search(name) or _CONV1D.search(name)):
-            return Layer(kind, Reduction(axis), eligible=small)
+            return Layer(kind, Reduction(axis), eligible=small, notes=notes)
         if _CONV1D.search(name):
             return Layer(kind, Reduction(1), Reduction(0), small, ("by its name a Linear or Hugging Face's Conv1D",))
         looked_up = "by its name it may be an embedding, which is looked up and not multiplied"

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twofour.checkpoints import read_promise
-from twofour.errors import FormatError, SourceError
+from twofour.checkpoints import MOST_LETTERS, read_promise
+from twofour.errors import FormatError, SourceError, explained
+from twofour.files import read_bytes, unreadable
 from twofour.layers import Reduction
 from twofour.legality.expectation import Expectation
 from twofour.legality.included import LEFT_OUT, Included
@@ -21,6 +22,15 @@ from twofour.legality.promises import known
 from twofour.legality.subject import Subject
 
 _QDQ = "behind Q/DQ: TensorRT may keep dense tactics there (NVIDIA/TensorRT#4694); look at its build log"
+
+LARGEST = (1 << 31) - 1
+"""Bytes of a file at most, as protobuf has it."""
+PARTS = 1 << 21
+"""Nodes, their operands and attributes, and constants of all graphs at most; large models have some 100,000."""
+NESTING = 30
+"""Graphs inside one another at most; protobuf itself reads no deeper than 100 messages, three a graph."""
+WAYS = 64
+"""Ways in which one constant is multiplied with at most: axes and zero points."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,7 @@ def subjects_in_onnx(
     uses: dict[str, list[_Use]] = {}
     reasons: dict[str, str] = {}
     constants: dict[str, Initializer] = {}
+    _require_few(model.graph, path)
     for scope, nodes in _scopes(model.graph, path, None):
         constants |= scope.constants
         for node in nodes:
@@ -64,6 +75,8 @@ def subjects_in_onnx(
             skipped.append((name, LEFT_OUT))
             continue
         distinct = {(use.axis, use.outputs, use.zero and use.zero.name): use for use in found}
+        if len(distinct) > WAYS:  # each is read and judged
+            raise _beyond(path, f"`{name:.80}` is multiplied with in {len(distinct)} ways", f"at most {WAYS}")
         for use in distinct.values():
             called = name if len(distinct) == 1 else f"{name} ({use.node})"
             subject = _subject(called, use, promises, expectation, bool(include))
@@ -71,7 +84,8 @@ def subjects_in_onnx(
                 subjects.append(subject)
             else:
                 skipped.append((called, subject))
-    promises.require_known({use for use in uses if use not in dict(skipped) or dict(skipped)[use] == LEFT_OUT})
+    why = dict(skipped)
+    promises.require_known({use for use in uses if why.get(use, LEFT_OUT) == LEFT_OUT})
     rest = [c for c in constants.values() if c.name not in uses and len(c.shape) > 1]
     skipped += [(c.name, reasons.get(c.name, "no operand of Conv, Gemm or MatMul")) for c in rest]
     return subjects, skipped
@@ -84,16 +98,16 @@ def _model(path: Path) -> Any:
     except ImportError as error:
         raise SourceError(
             f"{path} needs the package onnx to be read",
-            got=str(error),
+            got=explained(error),
             wanted="the package onnx",
             remedy='`pip install ".[onnx]"` in a checkout of twofour',
         ) from error
     try:
-        model = onnx.load_model(path, load_external_data=False)
+        model = onnx.load_model_from_string(read_bytes(path, LARGEST))
         found = len(model.graph.node), model.ir_version
-    except FileNotFoundError as error:
-        raise FormatError("there is no such file", got=str(path), wanted="an .onnx file") from error
-    except (OSError, DecodeError, ValueError) as error:
+    except OSError as error:
+        raise unreadable(path, error, ".onnx") from error
+    except (DecodeError, ValueError) as error:
         raise _malformed(path, f"{type(error).__name__}: {error}") from error
     if found == (0, 0):  # bytes that parse as a message without one field that a model has
         raise _malformed(path, "no graph and no version")
@@ -109,6 +123,15 @@ def _malformed(path: Path, got: str) -> FormatError:
     )
 
 
+def _beyond(path: Path, got: str, wanted: str) -> FormatError:
+    return FormatError(
+        "the ONNX file holds more than a model can need",
+        got=f"{path}: {got}",
+        wanted=wanted,
+        remedy="export the model again; onnx.checker.check_model says more",
+    )
+
+
 def _said(model: Any, path: Path) -> Expectation:
     """Return what the model's own metadata promises, under the key that our safetensors files use."""
     properties = {entry.key: entry.value for entry in model.metadata_props if isinstance(entry.value, str)}
@@ -116,24 +139,46 @@ def _said(model: Any, path: Path) -> Expectation:
     return Expectation({name: known(path, text) for name, text in said.patterns.items()})
 
 
+def _require_few(graph: Any, path: Path, depth: int = 1, before: int = 0) -> int:
+    """Count the parts of a graph and of those inside it.
+
+    Raises:
+        FormatError: There are more than `PARTS`, or graphs stand inside one another more than `NESTING` deep.
+    """
+    if depth > NESTING:
+        raise _beyond(path, f"graphs inside graphs, {depth} deep", f"at most {NESTING}")
+    parts = before + len(graph.initializer) + len(graph.node)
+    for node in graph.node:
+        parts += len(node.input) + len(node.output) + len(node.attribute)
+        if parts > PARTS:
+            raise _beyond(path, f"more than {PARTS} nodes, operands, attributes and constants", f"at most {PARTS}")
+        for found in _inner(node):
+            parts = _require_few(found, path, depth + 1, parts)
+    return parts
+
+
+def _inner(node: Any) -> Iterator[Any]:
+    """Yield the graphs inside a node."""
+    for attribute in node.attribute:
+        yield from [attribute.g] if attribute.type == attribute.GRAPH else attribute.graphs
+
+
 def _scopes(graph: Any, path: Path, around: Scope | None) -> Iterator[tuple[Scope, Sequence[Any]]]:
     """Yield a graph and those inside its nodes (If, Loop, Scan), each with what its names mean."""
     _require_text(graph, path)
-    constants = {proto.name: Initializer.of(proto, path.parent) for proto in graph.initializer if proto.name}
+    constants = {proto.name: Initializer.of(proto, path) for proto in graph.initializer if proto.name}
     makers = {}
     for node in graph.node:
         value = next((a.t for a in node.attribute if node.op_type == "Constant" and a.name == "value"), None)
         for output in node.output:
             makers[output] = node
         if value is not None and value.dims and node.output:
-            constants[node.output[0]] = Initializer.of(value, path.parent, node.output[0])
+            constants[node.output[0]] = Initializer.of(value, path, node.output[0])
     scope = Scope(constants, makers, around)
     yield scope, graph.node
     for node in graph.node:
-        for attribute in node.attribute:
-            inner = [attribute.g] if attribute.type == attribute.GRAPH else attribute.graphs
-            for found in inner:
-                yield from _scopes(found, path, scope)
+        for found in _inner(node):
+            yield from _scopes(found, path, scope)
 
 
 def _require_text(graph: Any, path: Path) -> None:
@@ -150,6 +195,8 @@ def _require_text(graph: Any, path: Path) -> None:
         texts += [text for entry in proto.external_data for text in (entry.key, entry.value)]
     if wrong := [text for text in texts if not isinstance(text, str)]:
         raise _malformed(path, f"a name that is no UTF-8: {wrong[0]!r:.80}")
+    if (longest := max(map(len, texts), default=0)) > MOST_LETTERS:
+        raise _beyond(path, f"a name of {longest} letters", f"at most {MOST_LETTERS}")
 
 
 def _uses(node: Any, scope: Scope, reasons: dict[str, str]) -> Iterator[_Use]:

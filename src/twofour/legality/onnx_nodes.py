@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from twofour.checkpoints import MOST_AXES
 from twofour.layers import Reduction
 from twofour.legality.onnx_values import Initializer
 
@@ -188,5 +189,5 @@ def attributes_of(node: Any) -> dict[str, Any]:
         if attribute.type == attribute.INT:
             found[attribute.name] = attribute.i
         elif attribute.type == attribute.INTS:
-            found[attribute.name] = list(attribute.ints)
+            found[attribute.name] = list(attribute.ints[: 2 * MOST_AXES])  # pads have two numbers an axis
     return found

@@ -12,19 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twofour.checkpoints import Entry
+from twofour.checkpoints import MOST_AXES, Entry
 from twofour.errors import FormatError
+from twofour.files import reason, require_plain
 from twofour.packing import LARGEST_WEIGHT
 
 _FLOATS = {
-    "FLOAT": ("F32", torch.float32),
-    "DOUBLE": ("F64", torch.float64),
-    "FLOAT16": ("F16", torch.float16),
-    "BFLOAT16": ("BF16", torch.bfloat16),
-    "FLOAT8E4M3FN": ("F8_E4M3", torch.float8_e4m3fn),
-    "FLOAT8E5M2": ("F8_E5M2", torch.float8_e5m2),
+    "FLOAT": torch.float32,
+    "DOUBLE": torch.float64,
+    "FLOAT16": torch.float16,
+    "BFLOAT16": torch.bfloat16,
+    "FLOAT8E4M3FN": torch.float8_e4m3fn,
+    "FLOAT8E5M2": torch.float8_e5m2,
 }
-_WHOLE = {"INT8": ("I8", torch.int8), "UINT8": ("U8", torch.uint8)}
+_WHOLE = {"INT8": torch.int8, "UINT8": torch.uint8}
 _HALVES = {"INT4": torch.int8, "UINT4": torch.uint8}
 """Two values a byte, the first in the low half."""
 
@@ -38,17 +39,17 @@ class Initializer:
         shape: Its shape.
         kind: Its type by ONNX's name, "FLOAT16".
         proto: The message that holds it.
-        folder: The folder that external data is beside.
+        file: The model's file, which external data is beside.
     """
 
     name: str
     shape: tuple[int, ...]
     kind: str
     proto: Any
-    folder: Path
+    file: Path
 
     @classmethod
-    def of(cls, proto: Any, folder: Path, name: str = "") -> Initializer:
+    def of(cls, proto: Any, file: Path, name: str = "") -> Initializer:
         """Describe a TensorProto.
 
         Raises:
@@ -56,12 +57,15 @@ class Initializer:
         """
         from onnx import TensorProto  # pyright: ignore[reportMissingImports]
 
+        called = name or proto.name
+        if len(proto.dims) > MOST_AXES:  # before their product, which takes time quadratic in their number
+            raise _malformed(called, f"{len(proto.dims)} axes", f"at most {MOST_AXES}")
         shape = tuple(proto.dims)
         if min(shape, default=0) < 0 or prod(shape) > LARGEST_WEIGHT:
-            raise _malformed(name or proto.name, f"shape {shape}", "dimensions of 0 or more, at most 2^40 values")
+            raise _malformed(called, f"shape {shape}", "dimensions of 0 or more, at most 2^40 values")
         if proto.data_type not in TensorProto.DataType.values():
-            raise _malformed(name or proto.name, f"data type {proto.data_type}", "a type of onnx.proto")
-        return cls(name or proto.name, shape, TensorProto.DataType.Name(proto.data_type), proto, folder)
+            raise _malformed(called, f"data type {proto.data_type}", "a type of onnx.proto")
+        return cls(called, shape, TensorProto.DataType.Name(proto.data_type), proto, file)
 
     @property
     def is_weight(self) -> bool:
@@ -74,16 +78,16 @@ class Initializer:
         return self.kind in _WHOLE or self.kind in _HALVES
 
     def read(self) -> Tensor:
-        """Return its values; external ones are mapped into memory, of 4-bit ones each takes a byte.
+        """Return its values; each 4-bit one takes a byte.
 
         Raises:
             FormatError: The values are not there, or fewer or more than its shape says.
         """
-        code, dtype = {**_FLOATS, **_WHOLE}.get(self.kind) or ("U8", _HALVES[self.kind])
+        dtype = {**_FLOATS, **_WHOLE, **_HALVES}[self.kind]
         count = prod(self.shape)
         nbytes = (count + 1) // 2 if self.kind in _HALVES else count * dtype.itemsize
         if self.proto.data_location == self.proto.EXTERNAL:
-            stored = self._external(code, nbytes)
+            stored = self._external(nbytes)
         elif self.proto.HasField("raw_data"):
             if len(self.proto.raw_data) != nbytes:
                 raise _malformed(self.name, f"{len(self.proto.raw_data)} bytes", f"{nbytes} for shape {self.shape}")
@@ -94,7 +98,7 @@ class Initializer:
             return _apart(stored, dtype, count).view(self.shape)
         return stored.view(dtype).view(self.shape)
 
-    def _external(self, code: str, nbytes: int) -> Tensor:
+    def _external(self, nbytes: int) -> Tensor:
         said = {entry.key: entry.value for entry in self.proto.external_data}
         offset, length = _number(self.name, said, "offset", 0), _number(self.name, said, "length", nbytes)
         location = said.get("location", "")
@@ -103,11 +107,26 @@ class Initializer:
             raise _malformed(self.name, f"external data in {location!r:.120}", "a file beside the model, or below")
         if length != nbytes:
             raise _malformed(self.name, f"{length} bytes of external data", f"{nbytes} for shape {self.shape}")
-        if not (self.folder / place).is_file():  # opening a pipe would wait for ever
-            raise _malformed(self.name, f"external data in {location!r:.120}, which is no file", "a file")
-        mapped = Entry(self.name, (nbytes,), "U8", self.folder / place, offset, nbytes).bytes()
-        width = 1 if self.kind in _HALVES else {**_FLOATS, **_WHOLE}[self.kind][1].itemsize
-        return mapped.clone() if offset % width else mapped  # kernels take aligned values
+        self._require_beside(location)
+        return Entry(self.name, (nbytes,), "U8", self.file.parent / place, offset, nbytes).bytes()
+
+    def _require_beside(self, location: str) -> None:
+        """Refuse external data that is no plain file, or that a link takes out of the folders of the model.
+
+        The hub's cache has links in one folder to files in another: those beside the file that the model's own link
+        stands for are taken.
+        """
+        file = self.file.parent / location
+        try:
+            require_plain(file)
+            real, folders = file.resolve(), (self.file.parent.resolve(), self.file.resolve().parent)
+        except (OSError, RuntimeError) as error:
+            why = reason(error) if isinstance(error, OSError) else str(error)
+            raise _malformed(
+                self.name, f"external data in {location!r:.120}: {why}", "a file that can be read"
+            ) from error
+        if not any(real.is_relative_to(folder) for folder in folders):
+            raise _malformed(self.name, f"external data in {location!r:.120}, a link to elsewhere", "a file beside it")
 
     def _fields(self, nbytes: int) -> Tensor:
         """Read values that stand in the message's typed fields, each type in its own."""
@@ -146,7 +165,7 @@ def _together(values: Tensor) -> Tensor:
 
 
 def _none() -> Tensor:
-    return torch.empty(0, dtype=torch.uint8)
+    return torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def _malformed(name: str, got: str, wanted: str) -> FormatError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from twofour.checkpoints import Checkpoint, read_promise
 from twofour.errors import FormatError, PatternError
+from twofour.files import read_json
 from twofour.importing.asp import BUFFER, weight_names
 from twofour.patterns import Pattern, parse
 
@@ -110,8 +110,8 @@ def from_config(config: Path | None) -> ConfigPromise | None:
 def _sparsity_configs(config: Path | None) -> Iterator[Mapping[str, Any]]:
     """Yield the places where releases of compressed-tensors have written it, the newest first."""
     try:
-        content = json.loads(config.read_text(encoding="utf-8")) if config is not None else {}
-    except (OSError, ValueError, RecursionError):
+        content = read_json(config) if config is not None else {}
+    except (OSError, ValueError):
         return  # who needs config.json for the layers says what is wrong with it
     if not isinstance(content, dict):
         return

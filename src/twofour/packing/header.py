@@ -167,7 +167,7 @@ def read_layout_header(data: bytes) -> Header:
     """Read what `layout_header` wrote.
 
     Raises:
-        PackingError: The bytes are no such header, or one of another version.
+        PackingError: The bytes are no such header, or one of another version, type or impossible size.
     """
     if len(data) != HEADER_BYTES or data[:4] != _MAGIC:
         raise _malformed("layout", f"{data[:8]!r} ...", f"{HEADER_BYTES} bytes that start with {_MAGIC!r}")
@@ -175,6 +175,10 @@ def read_layout_header(data: bytes) -> Header:
     if version != FORMAT_VERSION:
         raise _malformed("version", f"version {version}", f"version {FORMAT_VERSION}")
     text = [field.rstrip(b"\0").decode("ascii", "replace") for field in (pattern, dtype, layout)]
+    if text[1] not in DTYPES:
+        raise _malformed("dtype", f"dtype {text[1]!r}", ", ".join(DTYPES))
+    if min(rows, columns) < 1 or rows * columns > LARGEST_WEIGHT:
+        raise _malformed("shape", f"shape {(rows, columns)}", "positive sizes of at most 2^40 values")
     return Header(text[0], text[1], (rows, columns), 1, text[2], version, scaled & ~ZEROS_BIT)
 
 

@@ -42,7 +42,7 @@ def encode(positions: Tensor, units: int, tf32: bool = False) -> Tensor:
     """
     rows = positions.shape[0]
     if tf32:
-        fields, bits = torch.tensor(TF32_CODES)[positions.long()], 4
+        fields, bits = torch.tensor(TF32_CODES, dtype=torch.long, device=positions.device)[positions.long()], 4
     else:
         fields, bits = positions, index_bits(units)
     stream = fields.reshape(rows, -1, 1).numpy().astype(np.uint8)

@@ -15,7 +15,7 @@ from twofour.packing.indices import decode, encode, row_bytes
 from twofour.packing.quantize import GROUPS, dequantize, to_int4, to_int8
 from twofour.packing.validate import ascending, require_scales, require_sizes, require_values
 from twofour.patterns import NM, VNM, PairedNM, Pattern, Transposable, parse
-from twofour.patterns.base import is_finite, non_finite, require_groups
+from twofour.patterns.base import is_finite, non_finite, require_groups, require_memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Packed:
         found = decode(self.indices, geometry.groups, geometry.kept_units, geometry.units, geometry.tf32)
         if geometry.width == 1:
             return found
-        return (found.unsqueeze(-1) * 2 + torch.arange(2)).flatten(-2)
+        return (found.unsqueeze(-1) * 2 + torch.arange(2, device=found.device)).flatten(-2)
 
     def validate(self) -> None:
         """Check sizes, every value and every index, without building positions where the pattern is 2:4.
@@ -91,7 +91,7 @@ class Packed:
         values = _read_int4(self.values, geometry.kept) if header.dtype == "int4" else self.values
         if self.scales is not None:
             values = dequantize(values, self.scales, self.zeros)
-        dense = torch.zeros(header.rows, geometry.groups, geometry.group, dtype=values.dtype)
+        dense = torch.zeros(header.rows, geometry.groups, geometry.group, dtype=values.dtype, device=values.device)
         dense.scatter_(-1, positions, values.view(positions.shape))
         last = [size for axis, size in enumerate(header.shape) if axis != header.axis]
         return dense.view(*last, header.reduction).movedim(-1, header.axis).contiguous()
@@ -130,7 +130,8 @@ def pack(
     """
     rule = parse(pattern)
     rule = rule.rows if isinstance(rule, Transposable) else rule
-    moved = weight.detach().movedim(axis, -1) if weight.ndim else weight
+    require_memory(weight, "a weight")
+    moved = weight.detach().resolve_neg().movedim(axis, -1) if weight.ndim else weight
     require_groups(rule, moved, "a weight")
     if moved.device.type != "cpu":
         moved = moved.cpu()
@@ -157,14 +158,11 @@ def pack(
 
 def _compress_native(flat: Tensor, moved: Tensor, rule: Pattern) -> tuple[Tensor, Tensor]:
     rows, columns = flat.shape
-    values = torch.empty(rows, columns // 2, dtype=torch.float32)
-    indices = torch.empty(rows, row_bytes(columns // 4, 2, 4), dtype=torch.uint8)
+    values = torch.empty(rows, columns // 2, dtype=torch.float32, device="cpu")
+    indices = torch.empty(rows, row_bytes(columns // 4, 2, 4), dtype=torch.uint8, device="cpu")
     extension = native.extension()
     row = next(i for i, (_, isa) in enumerate(extension.nm_compress_rows()) if native.supports(isa))
-    dropped = extension.nm_compress(
-        row, flat.data_ptr(), columns, rows, columns, values.data_ptr(), indices.data_ptr(), native.threads()
-    )
-    if dropped:
+    if extension.nm_compress(row, flat, values, indices, native.threads()):
         raise _not_legal(moved, rule)
     return values, indices
 

@@ -183,16 +183,30 @@ class _Window:
         self.ahead = min(len(self.parts) - self.active, -(-(total - active) // size))
         self.start = 0
         self.held = np.zeros(space, np.int64)
-        for part in self.parts[: self.active]:
-            self.held[part] += 1
+        self._count(1)
+        if self.ahead:  # which parts hold an address: those of the addresses before it stand before its own
+            where = np.repeat(np.arange(len(self.parts)), [len(part) for part in self.parts])
+            addresses = np.concatenate(self.parts)
+            self.where = where[np.argsort(addresses, kind="stable")]
+            self.first = np.concatenate(([0], np.cumsum(np.bincount(addresses, minlength=space))))
 
-    def turn(self) -> None:
-        """Give the oldest parts up for those that were fetched meanwhile."""
+    def turn(self, address: int) -> int:
+        """Give the oldest parts up for those fetched meanwhile until an address is held; return how many times over.
+
+        The window moves by no more than its width, so the first part that it reaches tells.
+        """
         count = len(self.parts)
-        for index in range(self.start, self.start + self.ahead):
-            self.held[self.parts[index % count]] -= 1
-            self.held[self.parts[(index + self.active) % count]] += 1
-        self.start = (self.start + self.ahead) % count
+        places = self.where[self.first[address] : self.first[address + 1]]
+        away = int(((places - self.start) % count).min())
+        turns = -(-(away - self.active + 1) // self.ahead)
+        self._count(-1)
+        self.start = (self.start + turns * self.ahead) % count
+        self._count(1)
+        return turns
+
+    def _count(self, by: int) -> None:
+        for index in range(self.start, self.start + self.active):
+            self.held[self.parts[index % len(self.parts)]] += by
 
     def misses(self, stream: Stream) -> Iterator[tuple[int, int]]:
         """Tell at which lines, and how often, the window turns until it holds what is asked for."""
@@ -203,8 +217,4 @@ class _Window:
                 at, span = at + span, 2 * span
                 continue
             at, span = at + int(missed.argmax()), 1 << 10
-            turns = 0
-            while not self.held[stream.addresses[at]]:
-                self.turn()
-                turns += 1
-            yield int(stream.lines[at]), turns
+            yield int(stream.lines[at]), self.turn(int(stream.addresses[at]))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twofour.errors import HardwareError
+from twofour.files import read_text, reason
 from twofour.hardware.systolic.array import SystolicArray
 
 REPRESENTATIONS = ("csr", "csc", "ellpack_block")
@@ -52,8 +53,10 @@ def read_settings(path: str | os.PathLike[str]) -> Settings:
     source = Path(path)
     parser = configparser.ConfigParser(interpolation=None)
     try:
-        parser.read_string(source.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, configparser.Error) as error:
+        parser.read_string(read_text(source))
+    except OSError as error:
+        raise _wrong(source, reason(error), "a SCALE-Sim .cfg") from error
+    except (ValueError, configparser.Error) as error:
         raise _wrong(source, str(error), "a SCALE-Sim .cfg") from error
     return _Reader(source, parser).settings()
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from twofour.errors import HardwareError
+from twofour.files import read_text, reason
 from twofour.hardware.systolic.layer import Layer
 
 FORMS = ("gemm", "conv")
@@ -34,8 +35,10 @@ def read_topology(path: str | os.PathLike[str], form: str | None = None) -> tupl
     """
     source = Path(path)
     try:
-        lines = source.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(source).splitlines()
+    except OSError as error:
+        raise _wrong(source, reason(error)) from error
+    except ValueError as error:
         raise _wrong(source, str(error)) from error
     rows = [(number, _fields(line)) for number, line in enumerate(lines[1:], 2) if line.strip()]
     if not rows:

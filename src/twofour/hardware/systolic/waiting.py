@@ -11,6 +11,9 @@ from twofour.hardware.systolic.memory import LATENCY, Ahead, Traffic
 from twofour.hardware.systolic.operands import Addresses
 from twofour.hardware.systolic.streams import Stream
 
+_SETTLED = 4
+"""Fetches of a miss after which two of them add the time of two, whatever came before: the wait alternates."""
+
 
 @dataclass
 class Waiting:
@@ -84,9 +87,13 @@ def _late(read: Ahead, cycle: int, before: int, fetches: int) -> int:
     Where a fetch has ended long ago the operand is early: its trace says so, and the array does not wait.
     """
     late = LATENCY
-    for fetch in range(before + 1, before + fetches + 1):
-        wait = read.done(fetch) - cycle - late
+    skipped = max(0, fetches - _SETTLED) // 2 * 2
+    for step in range(1, fetches - skipped + 1):
+        at = step + skipped if step > _SETTLED else step
+        wait = read.done(before + at) - cycle - late
         late += wait + max(wait, 0)
+        if step == _SETTLED:
+            late += skipped * (read.done(1) - read.done(0))
     return late - LATENCY
 
 
