@@ -73,8 +73,9 @@ def test_wanda_stays_sparse_while_it_trains() -> None:
 
 
 def test_wanda_refuses_what_it_cannot_do() -> None:
-    with pytest.raises(PatternError, match="unstructured"):
-        ao.WandaSparsifier(sparsity_level=0.6)
+    for given in ({}, {"sparsity_level": 0.6}):
+        with pytest.raises(PatternError, match=r"unstructured(.|\n)*WandaSparsifier\(semi_structured_block_size=4\)"):
+            ao.WandaSparsifier(**given)
     for given in ({"sparsity_level": 0.7, "semi_structured_block_size": 4}, {"semi_structured_block_size": 5}):
         with pytest.raises(PatternError, match="half of each block"):
             ao.WandaSparsifier(**given)
@@ -138,6 +139,20 @@ def test_semi_sparse_activations_are_pruned_both_ways() -> None:
     torch.testing.assert_close(layer(x), nn.functional.linear(pruned, layer.weight, layer.bias).view(2, 4, 8))
     layer(x).sum().backward()
     torch.testing.assert_close(x.grad, layer.weight.sum(0).expand(2, 4, 16).detach())
+
+
+def test_swapped_layers_are_traced_as_one_graph() -> None:
+    model = net()
+    ao.swap_linear_with_semi_sparse_linear(model, {"0": ao.SemiSparseLinear, "2.0": ao.SemiSparseActivationLinear})
+    x = torch.randn(8, 32)
+    grads = []
+    for call in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+        model.zero_grad()
+        out = call(x)
+        out.square().sum().backward()
+        grads.append((out, *(parameter.grad for parameter in model.parameters())))
+    for got, want in zip(grads[1], grads[0], strict=True):
+        torch.testing.assert_close(got, want)
 
 
 def test_swapping_a_layer_that_is_not_there_is_refused() -> None:

@@ -25,6 +25,7 @@ def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     def first(kernels: list[Kernel], *_: object) -> tuple[dict[str, float], bool]:
         return {kernel.name: 1.0 + index for index, kernel in enumerate(kernels)}, False
 
+    monkeypatch.setenv("TWOFOUR_CACHE", "off")  # these times are for no other test
     monkeypatch.setattr(choose, "_measure", first)
-    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: {"layers": 2.0, "graph": 1.0})
-    monkeypatch.setattr(products, "together_and_apart", lambda *_: (1.0, 2.0))
+    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, True))
+    monkeypatch.setattr(products, "together_and_apart", lambda *_: ({"together": 1.0, "apart": 2.0}, True))

@@ -149,6 +149,16 @@ def test_candidates_and_choices() -> None:
     assert (choice.pick("fast"), choice.pick("small")) == ("dense_conv_x", "nm_conv_x")
 
 
+def test_the_plan_says_that_onednn_was_left_out() -> None:
+    model = nn.Sequential(nn.Conv2d(32, 68, (5, 1), stride=(1, 2), padding=(0, 1), dilation=(1, 3), groups=4)).eval()
+    x = image(1, 32, 5, 1)
+    fast = quick(twofour.prune(model, "2:4", eligibility="any"), x)
+    (layer,) = fast.plan.layers
+    assert "oneDNN is left out channels last: in groups with dilation and stride" in layer.reason
+    assert not any("onednn" in name for times in layer.times.values() for name in times)
+    torch.testing.assert_close(fast(x), model(x), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize(("product", "chosen"), [(0.95, "nm_conv_blocks"), (0.85, "nm_conv_1x1_pairs")])
 def test_a_product_must_lead_to_run_a_1x1_convolution(product: float, chosen: str) -> None:
     choice = ConvChoice({"nm_conv_blocks": 1.0, "nm_conv_1x1_pairs": product, "dense_conv_x": 1.2}, "")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import twofour
 from tests.compiler.small import mlp, quick
 from twofour import calls
-from twofour.compiler.graph import distance
+from twofour.compiler.agreement import distance
 from twofour.errors import CompileError
 
 pytestmark = pytest.mark.usefixtures("no_measuring")

@@ -15,8 +15,8 @@ from tests.compiler.small import mlp, quick
 from tests.graph.small import Encoder, GatedBlock, PreNormBlock
 from twofour.compiler import graph as compiled_graph
 from twofour.compiler import products
-from twofour.compiler.graph import WholeModel
 from twofour.compiler.layer import PreparedWeights
+from twofour.compiler.whole import WholeModel
 from twofour.errors import CompileError
 from twofour.packing import pack
 from twofour.patterns import parse
@@ -125,7 +125,7 @@ def test_the_plan_accounts_for_the_time() -> None:
 def test_products_that_are_faster_apart_are_not_joined(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(products, "together_and_apart", lambda *_: (2.0, 1.0))
+    monkeypatch.setattr(products, "together_and_apart", lambda *_: ({"together": 2.0, "apart": 1.0}, True))
     model = pruned(Encoder(layers=1))
     example = torch.randint(0, 50, (2, 16)), torch.ones(2, 16)
     fast = whole(model, example)
@@ -135,7 +135,7 @@ def test_products_that_are_faster_apart_are_not_joined(
 
 
 def test_slower_graphs_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: {"layers": 1.0, "graph": 1.2})
+    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: ({"layers": 1.0, "graph": 1.2}, True))
     fast = quick(pruned(mlp()), torch.randn(4, 64), graph=True)
     assert "forward" not in fast.__dict__
     assert fast.plan.account.engine == "layers" and "faster" in fast.plan.account.reason
@@ -303,9 +303,9 @@ def test_joined_products_are_timed_in_the_type_of_the_model(monkeypatch: pytest.
     seen: list[torch.dtype] = []
     chosen = products.choose
 
-    def timed(layer: nn.Module, parts: object, tokens: int, activations: torch.dtype) -> tuple[float, float]:
+    def timed(layer: nn.Module, parts: object, tokens: int, activations: torch.dtype) -> object:
         seen.append(activations)
-        return 1.0, 2.0
+        return {"together": 1.0, "apart": 2.0}, True
 
     def measured(*args: object, **options: object) -> object:
         seen.append(options["activations"])  # type: ignore[arg-type]

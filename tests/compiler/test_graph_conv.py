@@ -54,14 +54,14 @@ def test_what_follows_a_convolution_runs_in_its_pass() -> None:
     for other in (x, x[:1], torch.randn(3, 3, 20, 12), x.to(memory_format=torch.channels_last)):
         torch.testing.assert_close(fast(other), model(other), atol=1e-4, rtol=1e-4)
     assert len({layer.name for layer in fast.plan.layers}) == len(fast.plan.layers) == 8, "each is listed once"
-    alone = {layer.name: layer.bytes_after for layer in quick(model, x).plan.layers}
+    alone = {layer.name: layer.bytes_after for layer in quick(model, x, graph=False).plan.layers}
     folded = [layer for layer in fast.plan.layers if "normalisation folded in" in layer.reason]
     assert len(folded) == 7
     assert all(layer.bytes_after == 2 * alone[layer.name] and layer.kind == "Conv2d" for layer in folded)
 
 
 def test_small_memory_keeps_no_folded_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: {"layers": 2.0, "graph": 1.0})
+    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, True))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten()).eval()
     nn.init.uniform_(model[1].running_var, 0.5, 1.5)

@@ -245,3 +245,10 @@ def test_tracing_leaves_the_mode_of_the_model() -> None:
     weights = layers.walk(model, eligibility="any").weights
     coupling.trace(model, {"x": rows}, weights)
     assert model.training and not model.norm.training
+
+
+def test_channels_that_local_response_norm_sums_keep_their_order_and_the_reason_names_it() -> None:
+    model = nn.Sequential(nn.Conv2d(16, 16, 1), nn.LocalResponseNorm(5), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1))
+    found = traced(model, torch.randn(1, 16, 4, 4))
+    assert reasons(found)["2.weight"] == "neighbours that a pooling or LocalResponseNorm takes together"
+    assert [group.consumers for group in found.groups] == [("3.weight",)]

@@ -31,6 +31,9 @@ __all__ = [
     "swap_semi_sparse_linear_with_linear",
 ]
 
+_LIBRARY = torch.library.Library("twofour", "FRAGMENT")
+_LIBRARY.define("project_tiles(Tensor scores) -> Tensor")
+
 Filter = Callable[[nn.Module, str], bool]
 _L = TypeVar("_L", bound=nn.Linear)
 
@@ -157,8 +160,9 @@ class WandaSparsifier:
         if semi_structured_block_size is None:
             raise PatternError(
                 "unstructured sparsity is not built: no kernel here would run it faster",
-                got=f"sparsity_level={sparsity_level}",
+                got=f"sparsity_level={sparsity_level}, semi_structured_block_size=None",
                 wanted="semi_structured_block_size=4",
+                remedy="WandaSparsifier(semi_structured_block_size=4) prunes to 2:4",
             )
         if sparsity_level != 0.5 or semi_structured_block_size % 2:
             raise PatternError(
@@ -299,8 +303,18 @@ def _with_parameters_of(linear: nn.Linear, kind: type[_L]) -> _L:
 
 def _pruned(dense: Tensor) -> Tensor:
     """Prune to 2:4 both ways; the gradient goes straight through."""
-    keep = parse("2:4-transposable").project(dense, absolute=True)
+    keep = torch.ops.twofour.project_tiles(dense.detach())  # registered: torch.compile cannot trace a native call
     return dense + (dense * keep - dense).detach()
+
+
+def _project_tiles(scores: Tensor) -> Tensor:
+    return parse("2:4-transposable").project(scores, absolute=True)
+
+
+_LIBRARY.impl("project_tiles", _project_tiles, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "twofour::project_tiles", lambda scores: torch.empty_like(scores, dtype=torch.bool), lib=_LIBRARY
+)
 
 
 @torch.no_grad()

@@ -23,14 +23,15 @@ class OperatorTime:
 
 @dataclass(frozen=True)
 class Account:
-    """What became of `compile(..., graph=True)`.
+    """What became of the graph of a model that was compiled with an example.
 
     Attributes:
         engine: What runs the example's sizes: "graph", "layers" or "inductor".
         reason: Why that engine, and which calls the other one still serves.
         engine_ms: Median milliseconds of the whole model on the example, by engine.
         rewrites: Places changed, by rule.
-        before: The model as it was captured, its layers as given, slowest first; run operator by operator.
+        before: The model as it was captured, its layers as given, slowest first; run operator by operator; empty where
+            the engines' times came with a file, so that nothing was timed.
         after: The rewritten graph, likewise, also where another engine is faster.
     """
 

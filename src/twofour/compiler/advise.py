@@ -145,7 +145,7 @@ def advise(
             progress(done, len(chosen), entry.layer)
         choice = _measure(entry, tokens, footprint, cache)
         rows += [_row(entry.layer, (entry.rows, entry.reduction), count, choice) for count in tokens]
-    cache.save()
+    cache.finish()
     if progress is not None:
         progress(len(chosen), len(chosen), "")
     return Advice(tuple(rows), tuple(skipped), tuple(tokens), native.threads(), native.isa())

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -18,10 +19,11 @@ from twofour.compiler.encoding import Encoding
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.plan import LayerPlan, Plan
 from twofour.compiler.replaceable import LayerWeight
+from twofour.compiler.travelling import MachineTimes
+from twofour.compiler.unpacked import Reads, WeightedLayer
 from twofour.errors import TwofourError
 from twofour.kernels.dense_matmul import PLAIN
 from twofour.kernels.dense_matmul.cuda import CublasMatmul
-from twofour.layers import CompiledLayer
 from twofour.native import gpu
 from twofour.packing import Packed, pack
 
@@ -34,11 +36,20 @@ class Terms:
         encoding: Computing type and how weights are written.
         memory: "fast" or "small".
         tokens: Token counts to measure besides the example's.
+        given: Times that a saved model carries.
+        fresh: Measure everything once more.
     """
 
     encoding: Encoding
     memory: str
     tokens: tuple[int, ...]
+    given: tuple[MachineTimes, ...] = ()
+    fresh: bool = False
+
+    @cached_property
+    def cache(self) -> Cache:
+        """The times that everything in this compilation is chosen by."""
+        return Cache.for_this_machine(self.encoding.device, given=self.given, fresh=self.fresh)
 
 
 def build(
@@ -68,7 +79,7 @@ def build(
     """
     convs = convs or {}
     footprint = sum(entry.nbytes for entry in (*weights.values(), *convs.values()))
-    chooser = _Chooser(Cache.for_this_machine(terms.encoding.device), terms, footprint)
+    chooser = _Chooser(terms.cache, terms, footprint)
     seen: set[object] = set()
     for done, (name, entry) in enumerate(weights.items()):
         if progress is not None:
@@ -85,7 +96,7 @@ def build(
         replacements |= {} if layer is None else {name: layer}
         native.release_free_memory()
     fast = copy_with(model, replacements)
-    layers = _in_order(model, _masked_sizes(fast, [*plans.values(), *conv_plans, *left]))
+    layers = _in_order(model, masked_sizes(fast, [*plans.values(), *conv_plans, *left]))
     encoding = terms.encoding
     here = native.threads(), gpu.name() if encoding.device == "cuda" else native.isa()
     plan = Plan(layers, encoding.dtype, terms.memory, terms.tokens, *here)
@@ -94,7 +105,13 @@ def build(
     return fast, plan
 
 
-def _masked_sizes(fast: nn.Module, layers: Sequence[LayerPlan]) -> list[LayerPlan]:
+def concluded(plan: Plan, terms: Terms) -> Plan:
+    """Keep the times, say in one line if the machine was busy, and let the plan carry them to a file."""
+    terms.cache.finish()
+    return replace(plan, machines=terms.cache.machines()) if terms.encoding.device == "cpu" else plan
+
+
+def masked_sizes(fast: nn.Module, layers: Sequence[LayerPlan]) -> list[LayerPlan]:
     """Correct the bytes in a file of layers that stayed torch's own and carry masks: `save` packs those weights."""
     masked = masks.of(fast)
     sizes: dict[str, int] = {}
@@ -143,7 +160,7 @@ class _Chooser:
             known = shared.setdefault(entry.identity, prepared)
             prepared = known if known.layouts == choice.ladder.layouts else prepared
         layer = CompiledLinear(entry.name, entry.columns, entry.rows, choice.ladder, prepared, entry.bias)
-        layer.quantization, layer.axis = entry.quantization, entry.axis
+        layer.quantization, layer.axis, layer.weight_dtype = entry.quantization, entry.axis, entry.activations
         packed = choice.ladder.sparse and isinstance(source, Packed)
         stored = source.nbytes if packed else entry.rows * entry.columns * self.terms.encoding.plain_itemsize
         return layer, _describe(entry, choice, tokens, prepared.nbytes, stored, self.terms, because)
@@ -183,6 +200,8 @@ def _describe(
     reason = why(choice, tokens, because, terms.memory)
     if terms.encoding.dtype in ("int8", "int4") and not choice.ladder.sparse:
         reason += "; a file holds it as float32"
+    if remark := choice.ladder.at(tokens)[0].remark(entry.columns):
+        reason += f"; {remark}"
     return LayerPlan(
         entry.name,
         entry.kind,
@@ -207,9 +226,11 @@ def _in_order(model: nn.Module, layers: Sequence[LayerPlan]) -> tuple[LayerPlan,
 
 def copy_with(model: nn.Module, replacements: Mapping[str, nn.Module]) -> nn.Module:
     """Deep-copy `model` with layers replaced, under every name they have; they answer for the settings of the old."""
+    reads = Reads()
     for name, layer in replacements.items():
-        if isinstance(layer, CompiledLayer):
+        if isinstance(layer, WeightedLayer):
             layer.take_settings(model.get_submodule(name))
+            layer.weight_reads = reads
     if "" in replacements:
         return replacements[""].eval()
     # What the memo of deepcopy has is not copied: neither the old weights nor their masks are in memory twice.

@@ -16,7 +16,7 @@ from twofour.compiler.conv import CompiledConv, PreparedConv, conv_refusal, imag
 from twofour.compiler.plan import LayerPlan
 from twofour.errors import TwofourError
 from twofour.kernels import find_convolution
-from twofour.kernels.conv import Geometry, Images
+from twofour.kernels.conv import SCATTERED, Geometry, Images
 from twofour.packing import Packed
 from twofour.patterns.base import non_finite
 
@@ -145,7 +145,9 @@ def _describe(entry: ConvWeight, choice: ConvChoice, kernel: str, nbytes: int, m
         f"*={kernel}",
         dense and dense * 1e3,
         sparse and sparse * 1e3,
-        _why(choice, kernel, memory),
+        _why(choice, kernel, memory)
+        + (f"; {SCATTERED}" if entry.geometry.scattered else "")
+        + (f" ({choice.origin})" if choice.origin else ""),
         entry.nbytes,
         nbytes,
         entry.packed_nbytes if kernel.startswith("nm_conv") else entry.nbytes,

@@ -1,10 +1,9 @@
-"""Times measured on this machine, kept between processes so that a second compile is quick.
+"""Times that choices are made by: out of a saved model, kept between processes, or measured now.
 
-One JSON file per machine, kernel set and version, in $TWOFOUR_CACHE, else $XDG_CACHE_HOME/twofour, else
-~/.cache/twofour. TWOFOUR_CACHE=off measures anew each time.
-
-What slows a machine evenly (a busy sibling core, a throttled clock) spreads no times. A small product that is timed
-beside every case, the anchor, shows it: times are kept with their anchor, while that is near the best one ever seen.
+What is kept between processes is one JSON file per machine, kernel set and version, in $TWOFOUR_CACHE, else
+$XDG_CACHE_HOME/twofour, else ~/.cache/twofour. TWOFOUR_CACHE=off measures anew each time. Times whose order was not
+settled when they were taken, on a busy machine, are kept too: the next compile takes them once more, and of each kernel
+the lower time counts from then on.
 """
 
 from __future__ import annotations
@@ -12,144 +11,190 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from twofour import native
+from twofour.compiler.travelling import MachineTimes, extended, is_time, this_machine
 from twofour.errors import MeasureError
-from twofour.files import cache_folder
+from twofour.files import cache_folder, read_json
 from twofour.kernels import rows
-from twofour.measure import compare, gpu_facts, machine, write_json
+from twofour.measure import gpu_facts, machine, write_json
 
 logger = logging.getLogger("twofour.compiler")
 
-ANCHOR = "anchor"
-"""Stands among the kernels of a case for the fixed product that was timed beside it."""
+MOST_LOOKS = 2
+"""Times a case is measured at most: the second look settles it, so that measuring ends on a busy machine too."""
 
-ANCHOR_SIZE = 128
-"""Rows and columns of both factors of the anchor: 4 MFLOP, some 40 microseconds on one core, in its own caches."""
+DIGITS = 4
+"""Significant digits of a time that is kept: a file and a process that read it choose alike."""
 
-SLOWED = 1.5
-"""Anchor over best known one from which times are not kept: clocks alone differ by a third between idle and busy."""
+
+@dataclass(frozen=True)
+class Entry:
+    """What is kept of one case.
+
+    Attributes:
+        seconds: Seconds of each kernel.
+        looks: How often it was measured; `MOST_LOOKS` where the order was settled at once.
+    """
+
+    seconds: Mapping[str, float]
+    looks: int = MOST_LOOKS
+
+    @property
+    def settled(self) -> bool:
+        """Whether it need not be measured again."""
+        return self.looks >= MOST_LOOKS
+
+    def with_look(self, seconds: Mapping[str, float], settled: bool) -> Entry:
+        """Return it with another look: of each kernel the lower time, which others disturbed least."""
+        lower = {name: min(s, self.seconds.get(name, s)) for name, s in seconds.items()}
+        return Entry({**self.seconds, **lower}, MOST_LOOKS if settled else min(self.looks + 1, MOST_LOOKS))
 
 
 class Cache:
-    """Medians by case; a damaged or unwritable file is reported and ignored, never fatal."""
+    """Seconds by case and kernel; a damaged or unwritable file is reported and ignored, never fatal.
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self._times: dict[str, dict[str, float]] = {}
-        self._passing: dict[str, dict[str, float]] = {}
-        self._changed = False
-        self._last: float | None = None
-        if path is not None:
-            self._times = _read(path)
+    Args:
+        path: The file; None keeps nothing.
+        given: Times out of a saved model; those of a machine with this one's instruction sets are taken.
+        fresh: Measure every case once more, whatever the file has.
+    """
+
+    def __init__(self, path: Path | None, given: Sequence[MachineTimes] = (), fresh: bool = False) -> None:
+        self.path, self.given, self._fresh = path, tuple(given), fresh
+        self._new: dict[str, Entry] = {}
+        self._used: dict[str, Mapping[str, float]] = {}
+        self._origins: dict[str, str] = {}
+        self._written = 0
+        self._measured = 0
 
     @classmethod
-    def for_this_machine(cls, device: str = "cpu") -> Cache:
+    def for_this_machine(cls, device: str = "cpu", *, given: Sequence[MachineTimes] = (), fresh: bool = False) -> Cache:
         """Open the cache of this machine, this torch and these kernels; of its GPU for "cuda"."""
         folder = cache_folder()
-        return cls(None if folder is None else folder / f"times-{_identity(device)}.json")
+        return cls(None if folder is None else folder / f"times-{_identity(device)}.json", given, fresh)
 
-    def key(self, case: str, copies: int) -> str:
+    def key(self, case: str, copies: int = 1) -> str:
         """Name a case with threads of our kernels and of torch's, and copies of the weight rotated over."""
         return f"{case}/{native.threads()}/{torch.get_num_threads()}t/{copies}c/{native.isa()}"
 
     def times(
         self, key: str, names: Sequence[str], measure: Callable[[], tuple[dict[str, float], bool]]
     ) -> dict[str, float]:
-        """Return the seconds of each kernel, from the cache where it has them all.
+        """Return the seconds of each kernel: out of the saved model, from the file, or measured now.
 
         Args:
             key: From `key`.
             names: Of the kernels.
-            measure: Returns the seconds of each, and whether they were steady; times that were not serve this process
-                alone, as do those taken while the machine was slow.
+            measure: Returns the seconds of each, and whether their order is settled.
         """
-        known = self.get(key)
-        if not all(name in known for name in names):
-            before = self._anchor() if self._last is None else self._last
-            known, steady = measure()
-            self.put(key, known, steady=steady, anchor=max(before, self._anchor()) if steady else before)
+        if (known := self._known(key, names)) is None:
+            found, settled = measure()
+            self.put(key, found, settled=settled)
+            known = self.get(key)
         return {name: known[name] for name in names}
 
-    def get(self, key: str) -> dict[str, float]:
-        """Return the seconds of each kernel measured for this case, possibly none."""
-        found = self._times.get(key, {})
-        if found.get(ANCHOR, 0.0) > SLOWED * self._best():
-            logger.info("%s: its times were taken while the machine was slow; it is measured again", key)
-            found = {}
-        found = found or self._passing.get(key, {})
-        return {name: seconds for name, seconds in found.items() if name != ANCHOR}
+    def _known(self, key: str, names: Sequence[str]) -> Mapping[str, float] | None:
+        """Return the known seconds of all these kernels, None where one is missing or a second look is due."""
 
-    def put(self, key: str, seconds: dict[str, float], *, steady: bool = True, anchor: float = 0.0) -> None:
-        """Remember the seconds of each kernel for this case.
+        def whole(seconds: Mapping[str, float]) -> bool:
+            return all(name in seconds for name in names)
+
+        if key in self._new and whole(self._new[key].seconds):
+            return self._new[key].seconds
+        here, alike = self._machines
+        if here is not None and whole(times := here.seconds.get(key, {})):
+            return self._from(here, key, times)
+        kept = None if self._fresh else self._kept.get(key)
+        if kept is not None and kept.settled and whole(kept.seconds):
+            self._used[key] = kept.seconds
+            return kept.seconds
+        found = next((one for one in alike if whole(one.seconds.get(key, {}))), None)
+        return None if found is None else self._from(found, key, found.seconds[key])
+
+    def carries(self, key: str, names: Sequence[str]) -> bool:
+        """Tell whether the saved model has the seconds of all these kernels, so that nothing need be measured."""
+        return self._known(key, names) is not None and key in self._origins
+
+    def _from(self, source: MachineTimes, key: str, seconds: Mapping[str, float]) -> Mapping[str, float]:
+        self._origins[key] = f"measured on {source.cpu or 'an unnamed CPU'}, {source.date}"
+        return seconds
+
+    @cached_property
+    def _machines(self) -> tuple[MachineTimes | None, tuple[MachineTimes, ...]]:
+        """This machine among those given, and the others with its instruction sets, its own processor first."""
+        if not self.given or self._fresh:
+            return None, ()
+        here = this_machine()
+        own = next((one for one in self.given if one.identity() == here.identity()), None)
+        alike = [one for one in self.given if one.instructions() == here.instructions() and one is not own]
+        return own, tuple(sorted(alike, key=lambda one: one.cpu != here.cpu))
+
+    @cached_property
+    def _kept(self) -> dict[str, Entry]:
+        return {} if self.path is None else _read(self.path)
+
+    def get(self, key: str) -> Mapping[str, float]:
+        """Return the seconds of each kernel known for this case, possibly none."""
+        entry = self._new.get(key) or self._kept.get(key)
+        return {} if entry is None else entry.seconds
+
+    def put(self, key: str, seconds: Mapping[str, float], *, settled: bool = True) -> None:
+        """Remember the seconds of each kernel for this case, beside what an earlier look has found.
 
         Args:
             key: From `key`.
             seconds: Of each kernel.
-            steady: Whether they may be kept; else they serve until the process ends.
-            anchor: Seconds of the anchor, the slower one of those before and after; 0: not timed.
+            settled: Whether their order is; else the next process looks once more.
         """
-        self._best(anchor)
-        if steady and anchor > SLOWED * self._best():
-            logger.warning(
-                "%s: the machine is %.1f times slower than it was at best; these times serve now and are not kept",
-                *(key, anchor / self._best()),
-            )
-            steady = False
-        if steady:
-            self._times[key] = {**seconds, ANCHOR: anchor} if anchor else seconds
-            self._changed = True
-        else:
-            self._passing[key] = seconds
+        seconds = {name: float(f"{s:.{DIGITS}g}") for name, s in seconds.items()}
+        before = self._new.get(key) or (None if self._fresh else self._kept.get(key)) or Entry({}, 0)
+        self._new[key] = before.with_look(seconds, settled)
+        self._used[key] = self._new[key].seconds
+        self._measured += 1
 
-    def _best(self, new: float = 0.0) -> float:
-        """Return the best known time of the anchor, with a new one unless that is 0."""
-        best = self._times.get(_anchor_key(), {}).get(ANCHOR, math.inf)
-        if 0 < new < best:
-            self._times[_anchor_key()] = {ANCHOR: new}
-            return new
-        return best
+    def origin(self, keys: Sequence[str]) -> str:
+        """Say which times of a saved model served these cases, "" where none did."""
+        found = list(dict.fromkeys(self._origins[key] for key in keys if key in self._origins))
+        some = "" if all(key in self._origins for key in keys) else "in part "
+        return f"{some}from the file, {' and '.join(found)}" if found else ""
 
-    def _anchor(self) -> float:
-        """Time the anchor, unless no times are kept anyway."""
-        self._last = anchor_seconds() if self.path is not None else 0.0
-        self._best(self._last)
-        return self._last
+    def machines(self) -> tuple[MachineTimes, ...]:
+        """Return the times that a saved model is to carry: those given, and those taken here."""
+        return extended(self.given, self._used)
 
     def save(self) -> None:
         """Write the file if anything is new, keeping what another process has added meanwhile."""
-        if self.path is None or not self._changed:
+        if self.path is None or len(self._new) == self._written:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             others = _read(self.path)
-            anchors = {
-                key: min(others[key], self._times[key], key=lambda times: times.get(ANCHOR, math.inf))
-                for key in others.keys() & self._times.keys()
-                if key.startswith(f"{ANCHOR}/")
-            }
-            write_json(self.path, {**others, **self._times, **anchors})
-            self._changed = False
+            write_json(self.path, {case: _json(entry) for case, entry in {**others, **self._new}.items()})
+            self._written = len(self._new)
         except (OSError, MeasureError) as error:
             logger.warning("the measured times could not be kept in %s: %s", self.path, error)
 
+    def finish(self) -> None:
+        """Write what is new, and say in one line where the times come from that were not taken on a quiet machine."""
+        self.save()
+        unsettled = [case for case, entry in self._new.items() if not entry.settled]
+        for case in unsettled:
+            logger.info("%s: the order of its kernels is not settled", case)
+        if unsettled:
+            what = "serve now" if self.path is None else "serve now, and the next compile takes them once more"
+            logger.warning("%d of %d times were taken on a busy machine: they %s", len(unsettled), self._measured, what)
 
-def _anchor_key() -> str:
-    return f"{ANCHOR}/{native.threads()}/{torch.get_num_threads()}t"
 
-
-def anchor_seconds() -> float:
-    """Return the median seconds of a dense product that nothing but the speed of the machine changes."""
-    generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(ANCHOR_SIZE, ANCHOR_SIZE, generator=generator, dtype=torch.float32) for _ in range(2))
-    clock = "thread" if native.threads() == 1 else "wall"
-    with torch.inference_mode():
-        return compare({ANCHOR: [lambda: a @ b]}, repeats=5, seconds=0.05, weights="hot", clock=clock).median(ANCHOR)
+def _json(entry: Entry) -> dict[str, Any]:
+    return {"looks": entry.looks, "seconds": dict(entry.seconds)}
 
 
 def _identity(device: str = "cpu") -> str:
@@ -166,14 +211,17 @@ def _identity(device: str = "cpu") -> str:
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]
 
 
-def _read(path: Path) -> dict[str, dict[str, float]]:
+def _read(path: Path) -> dict[str, Entry]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not all(isinstance(s, float) and s > 0 for times in found.values() for s in times.values()):
+        found = read_json(path)
+        entries = {case: Entry(entry["seconds"], entry["looks"]) for case, entry in found.items()}
+        if not all(is_time(s) for entry in entries.values() for s in entry.seconds.values()):
             raise ValueError("a time is not a positive number")
+        if not all(type(entry.looks) is int for entry in entries.values()):
+            raise ValueError("a count of looks is not a whole number")
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, AttributeError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
         logger.warning("the cache of measured times %s is not readable and is not used: %s", path, error)
         return {}
-    return found
+    return entries

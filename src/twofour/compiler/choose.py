@@ -15,6 +15,7 @@ from twofour import native
 from twofour.compiler.cache import Cache
 from twofour.compiler.choose_gpu import on_gpu, times_on_gpu
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
+from twofour.compiler.race import race
 from twofour.errors import KernelError
 from twofour.kernels import Kernel, available
 from twofour.kernels.cuda import CudaKernel
@@ -22,7 +23,6 @@ from twofour.kernels.dense_matmul import PLAIN, MklMatmul, OneDnnInt8Matmul
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.ladder import Ladder, climb
 from twofour.kernels.nm_matmul import DYNAMIC, NativeMatmul, Quantization
-from twofour.measure import compare
 from twofour.native import gpu, pages
 from twofour.packing import Packed
 
@@ -37,9 +37,6 @@ ROTATED_BYTES = 64 << 20
 PACKED_APART = 1 << 18
 """Numbers in a weight from which MKL may pack it for the example's token count: that adds 8 MB and more, so it is done
 for one count, not for each, and not for small layers."""
-
-STEADY = 0.25
-"""Interquartile range over median up to which times are kept: a busy machine must not decide for a quiet one."""
 
 WORTH_A_COPY = 1.05
 """A further copy of a weight, in another layout, must save at least 5 % of the time at some token count."""
@@ -59,11 +56,13 @@ class Choice:
         ladder: Kernels by token count.
         times: Median seconds of every candidate at every measured token count.
         layouts: The weight in each layout the ladder needs.
+        origin: Where the times come from that were not taken on this machine, "" where all were.
     """
 
     ladder: Ladder
     times: Times
     layouts: dict[str, Tensor]
+    origin: str = ""
 
     def at(self, tokens: int, operation: str) -> float | None:
         """Return seconds at `tokens` of the chosen kernel if it is of `operation`, else of the fastest one that is."""
@@ -101,10 +100,11 @@ class Case:
     def operands(self, device: torch.device | str = "cpu") -> tuple[Tensor, ...]:
         """Return random input, and the epilogue's second operand where it has one."""
         generator = torch.Generator().manual_seed(0)
-        x = torch.randn(self.tokens, self.columns, generator=generator).to(device, self.activations)
-        if self.epilogue.combine == "none":
-            return (x,)
-        return x, torch.randn(self.tokens, self.rows, generator=generator).to(device, self.activations)
+        features = (self.columns,) if self.epilogue.combine == "none" else (self.columns, self.rows)
+        drawn = (
+            torch.randn(self.tokens, size, generator=generator, dtype=torch.float32, device="cpu") for size in features
+        )
+        return tuple(x.to(device, self.activations) for x in drawn)
 
 
 def candidates(weight: Packed | Tensor, dtype: str = "float32", device: str = "cpu") -> tuple[Kernel, ...]:
@@ -186,19 +186,19 @@ def choose(
     rows, columns = weight.header.shape if isinstance(weight, Packed) else weight.shape
     copies = _copies(rows, columns, footprint, device)
     timed = _times if device == "cpu" else partial(times_on_gpu, weight)
-    held = dtype if quantization.dynamic else f"{dtype}/static"
+    held, small = dtype if quantization.dynamic else f"{dtype}/static", memory == "small"
     times: Times = {}
+    keys: list[str] = []
     for count in sorted(set(tokens)):
         # One layout has to serve every count, so "small" measures each kernel everywhere.
         alone = count == example and memory == "fast" and rows * columns >= PACKED_APART
-        measured = [kernel for kernel in kernels if _promising(kernel, count, memory == "small", alone)]
+        measured = [kernel for kernel in kernels if _promising(kernel, count, small, alone)]
         case = Case(rows, columns, bias, count, activations, epilogue)
-        times[count] = timed(measured, layout, case, copies, cache, cache.key(case.text(held, weight), copies))
-    ladder = _few_layouts(kernels, times)
-    if memory == "small":
-        ladder = _one_layout(kernels, times, (rows, columns), example)
+        keys.append(cache.key(case.text(held, weight), copies))
+        times[count] = timed(measured, layout, case, copies, cache, keys[-1])
+    ladder = _one_layout(kernels, times, (rows, columns), example) if small else _few_layouts(kernels, times)
     kept = {kernel.layout: layout(kernel) for kernel in ladder.kernels}
-    return Choice(ladder, times, kept)
+    return Choice(ladder, times, kept, cache.origin(keys))
 
 
 def _copies(rows: int, columns: int, footprint: int, device: str) -> int:
@@ -285,7 +285,7 @@ def _one_layout(kernels: Sequence[Kernel], times: Times, shape: tuple[int, int],
 def _measure(
     kernels: Sequence[Kernel], layout: Callable[[Kernel], Tensor], case: Case, copies: int
 ) -> tuple[dict[str, float], bool]:
-    """Return the median seconds of each kernel, and whether they are steady enough to be kept for later."""
+    """Return the seconds of each kernel, and whether their order is settled."""
     operands = case.operands()
     copied: dict[str, list[Tensor]] = {}
 
@@ -297,24 +297,11 @@ def _measure(
         return [partial(_layer(kernel, weight, case), *operands) for weight in copied[kernel.layout]]
 
     with torch.inference_mode():
-        record = compare(
-            {kernel.name: calls(kernel) for kernel in kernels},
-            repeats=7,
-            seconds=0.3,
-            weights="hot" if copies == 1 else "cold",
-            clock="thread" if native.threads() == 1 else "wall",  # the thread's own time is honest on a shared machine
-        )
-    found = {kernel.name: record.median(kernel.name) for kernel in kernels}
+        found, settled = race({kernel.name: calls(kernel) for kernel in kernels}, cold=copies > 1)
     best = min(found, key=found.__getitem__)
-    steady = record.spread(best) <= STEADY
     size = case.rows, case.columns
-    if not steady:
-        logger.warning(
-            "%s at %d tokens: times spread by %.0f %%, the machine is busy; they serve now and are not kept",
-            *(size, case.tokens, 100 * record.spread(best)),
-        )
     logger.info("%s at %d tokens: %s, %.4f ms", size, case.tokens, best, found[best] * 1e3)
-    return found, steady
+    return found, settled
 
 
 def _layer(kernel: Kernel, weight: Tensor, case: Case) -> nn.Module:
@@ -336,6 +323,11 @@ def _copy(kernel: Kernel, prepared: Tensor) -> Tensor:
 
 def why(choice: Choice, tokens: int, dense_because: str, memory: str) -> str:
     """Say in a few words why the layer runs as it does at `tokens`; `dense_because`: why it is not packed, or ""."""
+    reason = _why(choice, tokens, dense_because, memory)
+    return f"{reason} ({choice.origin})" if choice.origin else reason
+
+
+def _why(choice: Choice, tokens: int, dense_because: str, memory: str) -> str:
     if dense_because:
         return f"dense: {dense_because}"
     kernel, _ = choice.ladder.at(tokens)

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from twofour import native
 from twofour.compiler.cache import Cache
-from twofour.compiler.choose import ROTATED_BYTES, STEADY, logger
+from twofour.compiler.choose import ROTATED_BYTES, logger
 from twofour.compiler.conv import CompiledConv, PreparedConv
+from twofour.compiler.race import race
 from twofour.errors import PackingError
 from twofour.kernels import convolutions
 from twofour.kernels.conv import ConvKernel, Geometry, Images, channels_last
 from twofour.kernels.conv_operator import to_numbers
 from twofour.kernels.nm_conv import CONV_REFERENCE
-from twofour.measure import compare
 from twofour.packing import pack
 
 MOST_COPIES = 16
@@ -37,10 +37,12 @@ class ConvChoice:
     Attributes:
         times: Median seconds of every candidate.
         dense_because: Why no sparse kernel was measured, "" when one was.
+        origin: Where the times come from that were not taken on this machine, "" where they were.
     """
 
     times: dict[str, float]
     dense_because: str
+    origin: str = ""
 
     def pick(self, memory: str) -> str:
         """Return the kernel to use: the fastest, or with memory="small" the fastest sparse one where there is one.
@@ -99,7 +101,7 @@ def choose_conv(
     key = cache.key(f"conv/{numbers}{'+bias' if bias is not None else ''}@{size}", copies)
     names = [kernel.name for kernel in kernels]
     times = cache.times(key, names, lambda: _measure(kernels, weight, bias, geometry, shape, copies))
-    return ConvChoice(times, because)
+    return ConvChoice(times, because, cache.origin([key]))
 
 
 def _measure(
@@ -110,8 +112,9 @@ def _measure(
     shape: Images,
     copies: int,
 ) -> tuple[dict[str, float], bool]:
-    """Return the median seconds of each kernel, and whether they are steady enough to be kept for later."""
-    x = torch.randn(shape[0], geometry.in_channels, *shape[1:], generator=torch.Generator().manual_seed(0))
+    """Return the seconds of each kernel, and whether their order is settled."""
+    size, draw = (shape[0], geometry.in_channels, *shape[1:]), torch.Generator().manual_seed(0)
+    x = torch.randn(size, generator=draw, dtype=torch.float32, device="cpu")
     x, prepared = channels_last(x), {}
 
     def calls(kernel: ConvKernel) -> list[Callable[[], object]]:
@@ -124,17 +127,7 @@ def _measure(
         return [partial(CompiledConv("measured", one, bias), x) for one in held]
 
     with torch.inference_mode():
-        record = compare(
-            {kernel.name: calls(kernel) for kernel in kernels},
-            repeats=7,
-            seconds=0.3,
-            weights="hot" if copies == 1 else "cold",
-            clock="thread" if native.threads() == 1 else "wall",
-        )
-    found = {kernel.name: record.median(kernel.name) for kernel in kernels}
+        found, settled = race({kernel.name: calls(kernel) for kernel in kernels}, cold=copies > 1)
     best = min(found, key=found.__getitem__)
-    steady = record.spread(best) <= STEADY
-    if not steady:
-        logger.warning("%s on %s: times spread, the machine is busy; they serve now and are not kept", geometry, shape)
     logger.info("%s on %s: %s, %.4f ms", geometry, shape, best, found[best] * 1e3)
-    return found, steady
+    return found, settled

@@ -130,7 +130,7 @@ def times_on_gpu(
     if not (known := cache.get(name)):
         known = _measured(source, kernels, layout, case, copies)
         cache.put(name, known)
-    return known
+    return dict(known)
 
 
 def _measured(

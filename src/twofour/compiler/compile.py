@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from twofour import calls
-from twofour.compiler.build import Terms, build
+from twofour.compiler.against_dense import never_slower
+from twofour.compiler.agreement import distance, is_real
+from twofour.compiler.build import Terms, build, concluded
 from twofour.compiler.build_conv import replaceable_convs
 from twofour.compiler.choose import DEFAULT_TOKENS, Progress
 from twofour.compiler.choose_gpu import GPU_TOKENS, require_for_gpu
 from twofour.compiler.conv import images_of
 from twofour.compiler.encoding import Encoding, dtype_name
-from twofour.compiler.graph import distance, is_real, require_graph, split
+from twofour.compiler.graph import require_graph, split
 from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.plan import Plan
 from twofour.compiler.ranges import observe
@@ -55,7 +57,7 @@ def compile(
     group: int | None = None,
     symmetric: bool | None = None,
     data: Iterable[Any] | None = None,
-    graph: bool | str = False,
+    graph: bool | str = "auto",
     progress: Progress | None = None,
 ) -> nn.Module:
     """Return a copy of `model` for inference whose layers run on the fastest measured kernels.
@@ -81,11 +83,12 @@ def compile(
         symmetric: For int4: False adds zero points; default True.
         data: For int8: inputs, or pairs (input, target), from which each layer's input range is taken once. Without
             data every token gets its own range while the model runs.
-        graph: Capture the whole model on the example and run it as one rewritten graph, where that can be done and is
-            faster: linear layers with what follows them, attention and normalisation become single calls. The plan
-            accounts for the time per operator; calls the graph does not hold for run layer by layer. "inductor" also
-            measures torch.compile around the compiled layers, which needs a C++ compiler and up to a minute, and keeps
-            the fastest of the three; `plan.account` has their times.
+        graph: "auto" captures the whole model on the example, where there is one, and runs it as one rewritten graph
+            where that can be done and is faster: linear layers with what follows them, attention and normalisation
+            become single calls. The plan accounts for the time per operator; calls the graph does not hold for run
+            layer by layer. True does the same and warns where there is no graph, False leaves the layers by themselves.
+            "inductor" also measures torch.compile around the compiled layers, which needs a C++ compiler and up to a
+            minute, and keeps the fastest of the three; `plan.account` has their times.
         progress: Called with layers done, layers in all and the next layer's name.
 
     Raises:
@@ -99,6 +102,7 @@ def compile(
     encoding = Encoding.of(dtype_name(dtype), device_of(model), group=group, symmetric=symmetric)
     dtype, device = encoding.dtype, encoding.device
     if device == "cuda":
+        graph = False if graph == "auto" else graph  # planned there
         require_for_gpu(data, graph)
         tokens = GPU_TOKENS if tokens is DEFAULT_TOKENS else tokens
     _require_data(data, dtype)
@@ -112,11 +116,14 @@ def compile(
         convs = dict(replaceable_convs(model, images)) if (dtype, device) == ("float32", "cpu") else {}
         left = left_alone(model, encoding, convs)
         fast, plan = build(model, weights, counts, terms, convs=convs, left=left, progress=progress)
-        if graph:
+        layers = plan
+        if graph and example is not None:
             plan = fastest_engine(fast, plan, example, terms, graph, model)
+        if example is not None and memory == "fast" and device == "cpu":
+            plan = never_slower(fast, plan, layers, model, lambda module: _call(module, example))
         if example is not None:
             plan = _verified(fast, plan, example, reference)
-    return with_plan(fast, plan)
+    return with_plan(fast, concluded(plan, terms))
 
 
 def with_plan(fast: nn.Module, plan: Plan) -> nn.Module:
@@ -257,7 +264,7 @@ def _incomparable(reference: Sequence[Any]) -> str:
         return f"the model answers with {kinds}, not with tensors"
     if not any(leaf.numel() for leaf in tensors):
         return f"the example is empty, and so is the answer, {tuple(tensors[0].shape)}"
-    if not any((torch.isfinite(leaf) if is_real(leaf) else torch.ones(1)).any() for leaf in tensors):
+    if not any(not is_real(leaf) or torch.isfinite(leaf).any() for leaf in tensors):
         return "all of them are NaN or infinite"
     return ""
 

@@ -6,18 +6,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _is_tracing
 from torch.compiler import is_compiling
 
-from twofour.capture import outside_tracing
+from twofour.compiler.unpacked import WeightedLayer
 from twofour.errors import KernelError
 from twofour.kernels import find_convolution
 from twofour.kernels.conv import Geometry, Images
 from twofour.kernels.conv_operator import to_numbers
 from twofour.kernels.dense_conv import ONEDNN_CONV
 from twofour.kernels.nm_conv import from_conv_layout
-from twofour.kernels.operator import inference_only, unreadable
-from twofour.layers import CompiledLayer, attached
+from twofour.kernels.operator import inference_only
+from twofour.layers import attached
+from twofour.native.surroundings import STRANGE, by_operators, followed, has_tangent, unreadable
 from twofour.packing import Packed, pack
 
 
@@ -78,7 +78,7 @@ def _unpickle(kernel: str, geometry: Geometry, plain: Tensor, dimensions: int, i
     return PreparedConv(kernel, geometry, tensor, dimensions, images)
 
 
-class CompiledConv(CompiledLayer):
+class CompiledConv(WeightedLayer):
     """A Conv1d or Conv2d for inference on one measured kernel, with what follows it done in the same pass.
 
     Args:
@@ -88,6 +88,8 @@ class CompiledConv(CompiledLayer):
         activation: A key of `epilogue.ACTIVATIONS`.
         images: The input its kernel was chosen for; it runs every other size too.
     """
+
+    prepared: PreparedConv
 
     def __init__(
         self,
@@ -123,7 +125,7 @@ class CompiledConv(CompiledLayer):
         Raises:
             KernelError: Shape, dtype or device of an operand do not fit, or a gradient is asked for.
         """
-        if not isinstance(x, Tensor) or not self.dimensions < x.ndim < self.dimensions + 3:
+        if not isinstance(x, Tensor) or x.is_nested or not self.dimensions < x.ndim < self.dimensions + 3:
             raise self._unfit(x)
         single, missing = x.ndim == self.dimensions + 1, 2 - self.dimensions
         x = x.unsqueeze(0) if single else x
@@ -137,39 +139,38 @@ class CompiledConv(CompiledLayer):
 
     def _image(self, x: Tensor, other: Tensor | None) -> Tensor:
         prepared = self.prepared
-        if is_compiling() or _is_tracing():
-            numbers = to_numbers(prepared.geometry)
-            return torch.ops.twofour.conv(
-                x, prepared.tensor, self.bias, prepared.kernel, numbers, self.activation, other
-            )
-        if x.requires_grad and torch.is_grad_enabled():
-            raise inference_only().for_layer(self.name)
+        if by_operators():
+            return self._by_operator(x, other)
         try:
+            if (x.requires_grad and torch.is_grad_enabled()) or has_tangent(x):
+                raise inference_only()
+            x = x.resolve_neg()
             run = find_convolution(prepared.kernel).run
             weight = prepared.fitting((x.shape[0], x.shape[2], x.shape[3]))
             return run(x, weight, self.bias, prepared.geometry, self.activation, other)
         except KernelError as error:
             raise error.for_layer(self.name) from None
-        except RuntimeError as error:
+        except STRANGE as error:
             if unreadable(x) is None:
                 raise
             raise self._unfit(x) from error
 
-    @property
-    def weight(self) -> Tensor:
-        """The dense weight, unpacked at each call: for code that looks at it, not for computing."""
-        with outside_tracing():
-            source = self.source()
-            return source.unpack() if isinstance(source, Packed) else source
+    def _by_operator(self, x: Tensor, other: Tensor | None) -> Tensor:
+        """Return the answer of the registered operator, which whatever follows the call sees."""
+        prepared = self.prepared
+        numbers = to_numbers(prepared.geometry)
+        arguments = x, prepared.tensor, self.bias, prepared.kernel, numbers, self.activation, other
+        if is_compiling():
+            return torch.ops.twofour.conv(*arguments)
+        with followed():
+            return torch.ops.twofour.conv(*arguments)
 
     @property
-    def axis(self) -> int:
-        """Reduction axis of the weight."""
-        return 1
-
-    def source(self) -> Packed | Tensor:
-        """Return the weight as the model has it, in its canonical packed form or dense."""
-        return self.prepared.source()
+    def weight_shape(self) -> tuple[int, ...]:
+        """Shape of the weight in the model that was compiled."""
+        geometry = self.geometry
+        taps = geometry.kernel if self.dimensions == 2 else geometry.kernel[1:]
+        return geometry.out_channels, geometry.in_channels // geometry.groups, *taps
 
     def extra_repr(self) -> str:
         """Describe the layer in the printed model."""

@@ -1,8 +1,8 @@
-"""compile(..., graph=True): the model with compiled layers captured, rewritten and, where it is faster, run so."""
+"""The model with compiled layers as one graph: captured, rewritten and, where it is faster, run so."""
 
 from __future__ import annotations
 
-import inspect
+import hashlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,33 +11,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _is_tracing
-from torch._C._functorch import peek_interpreter_stack
-from torch.compiler import is_compiling
 from torch.utils._pytree import tree_flatten
 
-from twofour import native
-from twofour.capture import Graph, Guard, arguments, bind, capture
+from twofour.capture import Graph, Guard, arguments, capture
 from twofour.compiler.account import Account, by_operator
+from twofour.compiler.agreement import agreement, distance
 from twofour.compiler.build import Terms
 from twofour.compiler.conv import CompiledConv
 from twofour.compiler.graph_conv import kept_convs, place_convs
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.plan import Plan, with_products
 from twofour.compiler.products import most_tokens, place
+from twofour.compiler.race import race
+from twofour.compiler.whole import WholeModel, by_layers, hooked
 from twofour.errors import CompileError
 from twofour.graph import Program, arrange, fuse, lower_activations, simplify
-from twofour.kernels.operator import inference_only
-from twofour.measure import compare
 
 logger = logging.getLogger("twofour.compiler")
-
-AGREEMENT = {torch.float32: 1e-4, torch.bfloat16: 0.05}
-"""Computing type -> relative difference beyond which a graph does not compute what the layers do: fusion changes the
-order of sums and leaves out roundings, which bfloat16 and whole numbers magnify."""
-
-NOISE = 1e-3
-"""Size of an output, as a part of the largest output, below which its error is taken relative to that part."""
 
 LOWERED = ("bfloat16", "int8")
 """Computing types whose graphs hand bfloat16 from layer to layer: their products round what they read to no more than
@@ -48,6 +38,9 @@ BETWEEN = "activations between layers in bfloat16"
 
 LEAST_LOWERED = 16
 """Tokens from which they do: with fewer the weights take the time, and conversions at the graph's edges are calls."""
+
+ENGINES = ("layers", "graph")
+"""What a whole model is timed as."""
 
 TIE = 1.05
 """The layers' time over which the graph's must be for it to be given up: it computes the same with fewer calls, so that
@@ -60,14 +53,14 @@ def require_graph(graph: bool | str, example: Any) -> None:
     Raises:
         CompileError: As above.
     """
-    if not isinstance(graph, bool) and graph != "inductor":
+    if not isinstance(graph, bool) and graph not in ("auto", "inductor"):
         raise CompileError(
             "the graph is not known",
             got=repr(graph),
-            wanted="False, True or 'inductor'",
-            remedy="graph=True: the model captured once and rewritten",
+            wanted="'auto', False, True or 'inductor'",
+            remedy="leave it out: with an example the model is captured, and run as a graph where that is faster",
         )
-    if graph and example is None:
+    if graph and graph != "auto" and example is None:
         raise CompileError(
             f"graph={graph!r} needs an example",
             got="none",
@@ -76,7 +69,15 @@ def require_graph(graph: bool | str, example: Any) -> None:
         )
 
 
-def whole(fast: nn.Module, plan: Plan, example: Any, terms: Terms, original: nn.Module | None = None) -> Plan:
+def whole(
+    fast: nn.Module,
+    plan: Plan,
+    example: Any,
+    terms: Terms,
+    original: nn.Module | None = None,
+    *,
+    asked: bool = True,
+) -> Plan:
     """Let `fast` run as one rewritten graph, where it can be captured and that is faster; returns the plan with why.
 
     Args:
@@ -85,75 +86,115 @@ def whole(fast: nn.Module, plan: Plan, example: Any, terms: Terms, original: nn.
         example: As in `compile`.
         terms: What held for every layer.
         original: The model with plain layers, for the account of the time before; None: it has no weights.
+        asked: Whether the caller asked for a graph: without, that there is none is not worth a warning.
     """
     args, kwargs = split(example)
     given = arguments(fast, args, kwargs)
-    if reason := impossible(fast, given):
-        logger.warning("each layer is compiled by itself: %s", reason)
-        return replace(plan, account=Account("layers", reason))
-    layers = {name: module for name, module in fast.named_modules() if isinstance(module, CompiledLinear)}
-    convs = {name: module for name, module in fast.named_modules() if isinstance(module, CompiledConv)}
+    refused = impossible(fast, given)
     try:
-        if "" in layers or "" in convs:
-            raise CompileError(
-                "the model is a single layer",
-                wanted="a model with operators around its layers",
-                remedy="leave graph out",
-            )
-        kept = {name: layer.out_features for name, layer in layers.items()}
-        graph = capture(fast, given, kept, kept_convs(convs))
+        if refused:
+            raise _RefusedError(refused)
+        leaves = tree_flatten(dict(given))[0]
+        graph = _captured(fast, given)
+        with torch.inference_mode():
+            return _rewritten(fast, plan, graph, leaves, terms, original or fast)
+    except _RefusedError as error:
+        reason, account = str(error), error.account
+    except Exception as error:  # a rewrite that fails on a model never seen must not cost the layers
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}, please report it"
+        account, asked = None, True
+        logger.debug("the graph failed", exc_info=error)
+    logger.log(logging.WARNING if asked else logging.INFO, "each layer is compiled by itself: %s", reason)
+    return replace(plan, account=replace(account or Account("layers", ""), reason=reason))
+
+
+class _RefusedError(Exception):
+    """A model stays layer by layer for a reason that the plan states, with the account as far as it went."""
+
+    def __init__(self, reason: str, account: Account | None = None) -> None:
+        super().__init__(reason)
+        self.account = account
+
+
+def _captured(fast: nn.Module, given: Mapping[str, Any]) -> Graph:
+    layers, convs = _compiled(fast)
+    if "" in layers or "" in convs:
+        raise _RefusedError("the model is a single layer: a model with operators around its layers gains from a graph")
+    try:
+        return capture(fast, given, {name: layer.out_features for name, layer in layers.items()}, kept_convs(convs))
     except CompileError as error:
         why = _cache_in(fast, given, error) or next(iter(error.reasons), error.wanted)
-        reason = str(error).partition("\n")[0] + f": {why}"
-        logger.warning("each layer is compiled by itself: %s", reason)
-        return replace(plan, account=Account("layers", reason))
-    with torch.inference_mode():
-        return _rewritten(fast, plan, given, graph, terms, original or fast, layers, convs)
+        raise _RefusedError(str(error).partition("\n")[0] + f": {why}") from error
+
+
+def _compiled(fast: nn.Module) -> tuple[dict[str, CompiledLinear], dict[str, CompiledConv]]:
+    modules = list(fast.named_modules())
+    layers = {name: module for name, module in modules if isinstance(module, CompiledLinear)}
+    return layers, {name: module for name, module in modules if isinstance(module, CompiledConv)}
 
 
 def _rewritten(
-    fast: nn.Module,
-    plan: Plan,
-    given: Mapping[str, Any],
-    graph: Graph,
-    terms: Terms,
-    original: nn.Module,
-    layers: Mapping[str, CompiledLinear],
-    convs: Mapping[str, CompiledConv],
+    fast: nn.Module, plan: Plan, graph: Graph, leaves: Sequence[Any], terms: Terms, original: nn.Module
 ) -> Plan:
-    leaves = tree_flatten(dict(given))[0]
+    layers, convs = _compiled(fast)
+    guard = Guard(graph)
+    written = _written(fast, guard, leaves)
     plain = {name: original.get_submodule(name) for name in (*layers, *convs)}
-    before = by_operator(Program(graph.module, plain, timed=True).seconds(leaves))
+    case = terms.cache.key(_case(graph, leaves, layers, convs))
+    carried = terms.cache.carries(case, ENGINES)  # then nothing is timed, the operators neither
+    before = () if carried else by_operator(Program(graph.module, plain, timed=True).seconds(leaves))
     rewrites = rewritten(graph, plan.dtype, leaves, copies=terms.memory == "fast")
     folded = place_convs(graph.module, convs, {layer.name: layer for layer in plan.layers})
     added = (*folded, *place(graph, leaves, layers, terms, lowered=rewrites.get(BETWEEN, 0) > 0))
     rewrites |= arrange(graph.module)
     program = Program(graph.module)
-    after = by_operator(Program(graph.module, timed=True).seconds(leaves))
-    guard = Guard(graph)
+    after = () if carried else by_operator(Program(graph.module, timed=True).seconds(leaves))
     runner = WholeModel(fast, guard, program, graph)
-    runner.agreement = agreement(fast, plan.dtype, leaves)
-    if plan.dtype == "int8" and original is not fast:  # where rounding costs much, other roundings cost as much
-        lost = distance(tree_flatten(by_layers(fast, given))[0], tree_flatten(by_layers(original, given))[0])
-        runner.agreement += lost if math.isfinite(lost) else 0.0
+    runner.written = written
+    runner.agreement = agreement(
+        fast, plan.dtype, leaves, lambda: tree_flatten(by_layers(fast, guard.inputs.value(leaves)))[0]
+    )
+    account = Account("layers", "", {}, rewrites, before, after)
     if not (error := _probe(runner, graph, leaves)) <= runner.agreement:
         reason = f"the rewritten graph differs from the layers by {error:.1e} on the example, please report it"
-        logger.warning("each layer is compiled by itself: %s", reason)
-        return replace(plan, account=Account("layers", reason, {}, rewrites, before, after))
-    times = _engines(runner, given)
+        raise _RefusedError(reason, account)
+    raced = terms.cache.times(case, ENGINES, lambda: _engines(runner, leaves))
+    times = {name: 1e3 * seconds for name, seconds in raced.items()}
     served = "other sizes too" if guard.dynamic else f"the example's sizes alone: {graph.reason or 'they differ'}"
-    better = "faster than" if times["graph"] < times["layers"] else "within 5 % of"
-    account = Account("graph", f"{better} layer by layer, in fewer calls; {served}", times, rewrites, before, after)
+    engine, reason = _faster(times, served, terms.cache.origin([case]))
+    if engine == "graph":
+        object.__setattr__(fast, "forward", runner)
+        plan = replace(plan, layers=with_products(plan.layers, added))
+    return replace(plan, account=replace(account, engine=engine, reason=reason, engine_ms=times))
+
+
+def _faster(times: Mapping[str, float], served: str, origin: str) -> tuple[str, str]:
+    """Return the engine to run and why; `served`: which sizes a graph holds for; `origin`: of times of a file."""
+    whence = f" ({origin})" if origin else ""
     if times["graph"] > TIE * times["layers"]:
-        account = replace(account, engine="layers", reason="layer by layer is faster on the example")
-        return replace(plan, account=account)
-    object.__setattr__(fast, "forward", runner)
-    return replace(plan, layers=with_products(plan.layers, added), account=account)
+        return "layers", f"layer by layer is faster on the example{whence}"
+    better = "faster than" if times["graph"] < times["layers"] else "within 5 % of"
+    return "graph", f"{better} layer by layer, in fewer calls{whence}; {served}"
+
+
+def _written(fast: nn.Module, guard: Guard, leaves: Sequence[Any]) -> tuple[str, ...]:
+    """Return the argument, a mapping, that a model writes its outputs into and answers with, as a tuple, or none.
+
+    SentenceTransformer's modules hand on one dict of features.
+    """
+    given = guard.inputs.value(leaves)
+    answer = by_layers(fast, given)
+    written = tuple(name for name, value in given.items() if isinstance(value, dict) and answer is value)
+    rest = guard.inputs.value(leaves)
+    changed = [name for name, value in rest.items() if tree_flatten(value)[1] != tree_flatten(given[name])[1]]
+    if other := [name for name in changed if name not in written]:
+        raise _RefusedError(f"the forward changes `{other[0]}`, which it is given, and answers with something else")
+    return written
 
 
 def impossible(fast: nn.Module, given: Mapping[str, Any]) -> str:
     """Return why no engine but the layers can be tried, "" where one can."""
-    if names := _hooked(fast):
+    if names := hooked(fast):
         listed = f"{', '.join(names[:4])}{' and more' if len(names) > 4 else ''}"
         return f"forward hooks on {listed} would not run in a graph"
     empty = [name for name, value in given.items() if any(_is_empty(leaf) for leaf in tree_flatten(value)[0])]
@@ -176,20 +217,6 @@ def _cache_in(fast: nn.Module, given: Mapping[str, Any], error: CompileError) ->
     return f"it answers with a cache; pass {example}: calls with use_cache=False are then a graph, others layers"
 
 
-def _hooked(model: nn.Module) -> list[str]:
-    """Return the inner modules with forward hooks, which run when their module is called: a graph calls none."""
-    return [f"`{name}`" for name, module in model.named_modules() if name and any(_hooks(module))]
-
-
-def _hooks(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
-    return module._forward_hooks, module._forward_pre_hooks
-
-
-def all_hooks(model: nn.Module) -> list[Mapping[int, Any]]:
-    """Return the forward hooks of every inner module: torch keeps these mappings and fills them when one is added."""
-    return [hooks for name, module in model.named_modules() if name for hooks in _hooks(module)]
-
-
 def rewritten(graph: Graph, dtype: str, leaves: Sequence[Any], *, copies: bool = True) -> dict[str, int]:
     """Rewrite the graph up to its products, which have no kernels yet; returns how many places each rewrite changed.
 
@@ -199,67 +226,6 @@ def rewritten(graph: Graph, dtype: str, leaves: Sequence[Any], *, copies: bool =
     if dtype in LOWERED and most_tokens(graph.module, leaves) >= LEAST_LOWERED:
         counts[BETWEEN] = lower_activations(graph.module)
     return counts
-
-
-def agreement(fast: nn.Module, dtype: str, leaves: Sequence[Any]) -> float:
-    """Return the relative difference from the layers beyond which an engine is not used."""
-    tensors = [leaf for leaf in (*leaves, *fast.parameters()) if isinstance(leaf, Tensor)]
-    low = dtype != "float32" or any(leaf.dtype in (torch.bfloat16, torch.float16) for leaf in tensors)
-    return AGREEMENT[torch.bfloat16 if low else torch.float32]
-
-
-def by_operators() -> bool:
-    """Tell whether something follows a call operator by operator: another capture, jit.trace, vmap and its like."""
-    return is_compiling() or _is_tracing() or peek_interpreter_stack() is not None
-
-
-class WholeModel:
-    """The forward of a model compiled as a graph; calls the graph does not hold for run layer by layer.
-
-    Args:
-        model: The model with compiled layers.
-        guard: Which calls the graph holds for.
-        program: The rewritten graph.
-        graph: As captured: the structure of its outputs.
-    """
-
-    def __init__(self, model: nn.Module, guard: Guard, program: Program, graph: Graph) -> None:
-        self.model, self.guard, self.program, self.outputs = model, guard, program, graph.outputs
-        self.agreement = AGREEMENT[torch.float32]
-        self._said: set[str] = set()
-        self._hooks: list[Mapping[int, Any]] | None = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the model's own forward returns."""
-        kind = type(self.model)
-        if by_operators():
-            return kind.forward(self.model, *args, **kwargs)
-        given = bind(_signature(kind), self.model, args, kwargs)
-        if self._hooks is None:
-            self._hooks = all_hooks(self.model)
-        own = "in training mode" if self.model.training else "with forward hooks" if any(self._hooks) else ""
-        leaves = None if own else self.guard.leaves(given)
-        if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves or ()):
-            raise inference_only()
-        if leaves is not None:
-            return self.outputs.value(self.program(*leaves))
-        why = own or "that the captured graph does not hold for"
-        if why not in self._said:
-            self._said.add(why)
-            logger.warning("a call %s runs layer by layer (said once)", why)
-        return kind.forward(self.model, *args, **kwargs)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_hooks": None}  # a copy has modules of its own
-
-
-_signatures: dict[type, inspect.Signature] = {}
-
-
-def _signature(kind: type) -> inspect.Signature:
-    if kind not in _signatures:
-        _signatures[kind] = inspect.signature(kind.forward)  # type: ignore[attr-defined]
-    return _signatures[kind]
 
 
 def split(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -297,12 +263,12 @@ def _probe(runner: WholeModel, graph: Graph, leaves: Sequence[Any]) -> float:
 
 def _difference(runner: WholeModel, leaves: Sequence[Any]) -> float | None:
     """Return the relative difference of graph and layers, or None where the model itself takes no such sizes."""
-    given = runner.guard.inputs.value(leaves)
+    value = runner.guard.inputs.value
     try:
-        want = tree_flatten(by_layers(runner.model, given))[0]
+        want = tree_flatten(by_layers(runner.model, value(leaves)))[0]
     except Exception:  # a model may refuse sizes in any way it likes
         return None
-    if runner.guard.leaves(given) is None:
+    if runner.guard.leaves(value(leaves)) is None:
         return None
     try:
         found = runner.program(*leaves)
@@ -311,61 +277,21 @@ def _difference(runner: WholeModel, leaves: Sequence[Any]) -> float | None:
     return distance(found, want)
 
 
-def distance(found: Sequence[Any], want: Sequence[Any]) -> float:
-    """Return the largest relative difference of output leaves; infinite where shapes or whole numbers differ.
-
-    NaN and infinities must stand where they are wanted, and count as equal there.
-    A leaf smaller than `NOISE` of the largest one is compared with that, so that what cancels to nearly zero counts as
-    zero.
-    """
-    pairs = [(got, wanted) for got, wanted in zip(found, want, strict=True) if isinstance(wanted, Tensor)]
-    if any(got.shape != wanted.shape or not (is_real(wanted) or torch.equal(got, wanted)) for got, wanted in pairs):
-        return math.inf
-    if any(is_real(wanted) and not _finite_alike(got, wanted) for got, wanted in pairs):
-        return math.inf
-    finite = [(got[(at := wanted.isfinite())], wanted[at]) for got, wanted in pairs if is_real(wanted)]
-    real = [(got.double(), wanted.double()) for got, wanted in finite if wanted.numel()]
-    sizes = [float(wanted.square().mean()) ** 0.5 for _, wanted in real]
-    least = NOISE * max(sizes, default=0.0)
-    errors = [float((got - wanted).square().mean()) ** 0.5 for got, wanted in real]
-    ratios = [error / (max(size, least) or 1.0) for error, size in zip(errors, sizes, strict=True)]
-    return max(ratios, default=0.0) if all(map(math.isfinite, ratios)) else math.inf
+def _case(
+    graph: Graph, leaves: Sequence[Any], layers: Mapping[str, CompiledLinear], convs: Mapping[str, CompiledConv]
+) -> str:
+    """Name what the engines are timed on: the captured graph, the example's sizes, and what runs its layers."""
+    kernels = [layer.ladder_text for layer in layers.values()] + [layer.prepared.kernel for layer in convs.values()]
+    sizes = [(tuple(leaf.shape), str(leaf.dtype)) for leaf in leaves if isinstance(leaf, Tensor)]
+    facts = repr((graph.module.code, kernels, sizes))
+    return f"engines/{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
 
-def _finite_alike(got: Tensor, wanted: Tensor) -> bool:
-    """Tell whether NaN, inf and -inf stand in the same places."""
-    odd = [torch.where(leaf.isfinite(), 0.0, leaf.double()).nan_to_num(2.0, 1.0, -1.0) for leaf in (got, wanted)]
-    return torch.equal(*odd)
-
-
-def is_real(leaf: Any) -> bool:
-    """Tell whether an output is a tensor of rounded numbers, which no other engine computes to the last bit."""
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
-
-
-def by_layers(model: nn.Module, given: Mapping[str, Any], forward: Callable[..., Any] | None = None) -> Any:
-    """Return what the forward of the model's class answers, or `forward`, with what a call gives to its parameters."""
-    signature = _signature(type(model))
-    known = {name: value for name, value in given.items() if name in signature.parameters}
-    extra = {name: value for name, value in given.items() if name not in known}
-    bound = signature.bind_partial(model)
-    bound.arguments.update(known)
-    if forward is not None:
-        return forward(*bound.args[1:], **bound.kwargs, **extra)
-    return type(model).forward(*bound.args, **bound.kwargs, **extra)
-
-
-def _engines(runner: WholeModel, given: Mapping[str, Any]) -> dict[str, float]:
-    """Return the median milliseconds of the whole model on the example, by engine."""
+def _engines(runner: WholeModel, leaves: Sequence[Any]) -> tuple[dict[str, float], bool]:
+    """Race the engines on the example."""
+    value = runner.guard.inputs.value  # a forward may write into the containers it is given
     calls: dict[str, Callable[[], object]] = {
-        "layers": lambda: by_layers(runner.model, given),
-        "graph": lambda: runner.outputs.value(runner.program(*(runner.guard.leaves(given) or ()))),
+        "layers": lambda: by_layers(runner.model, value(leaves)),
+        "graph": lambda: runner.outputs.value(runner.program(*(runner.guard.leaves(value(leaves)) or ()))),
     }
-    return milliseconds(calls)
-
-
-def milliseconds(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the median milliseconds of each call, interleaved."""
-    clock = "thread" if native.threads() == 1 else "wall"  # the thread's own time is honest on a shared machine
-    record = compare({name: [call] for name, call in calls.items()}, repeats=9, seconds=0.5, weights="hot", clock=clock)
-    return {name: 1e3 * record.median(name) for name in calls}
+    return race(calls, repeats=9, seconds=0.5)

@@ -15,21 +15,13 @@ from torch.utils._pytree import tree_leaves
 from twofour import calls
 from twofour.capture import arguments
 from twofour.compiler.account import Account
+from twofour.compiler.agreement import agreement, distance
 from twofour.compiler.build import Terms
-from twofour.compiler.graph import (
-    TIE,
-    agreement,
-    all_hooks,
-    by_layers,
-    by_operators,
-    distance,
-    impossible,
-    milliseconds,
-    split,
-    whole,
-)
+from twofour.compiler.graph import TIE, impossible, split, whole
 from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.plan import Plan
+from twofour.compiler.race import milliseconds
+from twofour.compiler.whole import all_hooks, by_layers, layers_alone, own_signature
 from twofour.kernels.operator import inference_only
 
 logger = logging.getLogger("twofour.compiler")
@@ -47,12 +39,12 @@ def fastest_engine(
         plan: What was decided for the layers.
         example: As in `compile`.
         terms: What held for every layer.
-        graph: True: the rewritten graph or the layers; "inductor": or Inductor around the layers.
+        graph: True or "auto": the rewritten graph or the layers; "inductor": or Inductor around the layers.
         original: As in `whole`.
     """
     example = calls.fresh(example)
     given = arguments(fast, *split(example))
-    found = whole(fast, plan, example, terms, original)
+    found = whole(fast, plan, example, terms, original, asked=graph != "auto")
     if graph != "inductor" or impossible(fast, given):
         return found
     account = found.account or Account("layers", "")
@@ -65,7 +57,8 @@ def fastest_engine(
         )
         logger.warning("Inductor is not used: %s", reason)
         return replace(found, account=replace(account, reason=f"{account.reason}; {reason}"))
-    if not error <= agreement(fast, plan.dtype, tree_leaves(given)):
+    allowed = agreement(fast, plan.dtype, tree_leaves(given), lambda: tree_leaves(by_layers(fast, calls.fresh(given))))
+    if not error <= allowed:
         reason = f"Inductor differs from the layers by {error:.1e} on the example"
         logger.warning("Inductor is not used: %s", reason)
         return replace(found, account=replace(account, reason=f"{account.reason}; {reason}"))
@@ -85,10 +78,10 @@ def _tried(engine: InductorModel, given: Mapping[str, Any], known: dict[str, flo
     """
     model = engine.model
     graph = model.__dict__.get("forward")
-    engines: dict[str, Callable[[], object]] = {"layers": lambda: by_layers(model, given)}
+    engines: dict[str, Callable[[], object]] = {"layers": lambda: by_layers(model, calls.fresh(given))}
     if graph is not None:
-        engines["graph"] = lambda: by_layers(model, given, graph)
-    engines["inductor"] = lambda: by_layers(model, given, engine)
+        engines["graph"] = lambda: by_layers(model, calls.fresh(given), graph)
+    engines["inductor"] = lambda: by_layers(model, calls.fresh(given), engine)
     with torch.no_grad():
         logger.info("Inductor compiles the model; this takes up to a minute")
         found = tree_leaves(by_layers(model, calls.fresh(given), engine))
@@ -111,11 +104,12 @@ class InductorModel:
         self.ready, self._said = False, False
         self._hooks: list[Mapping[int, Any]] | None = None
         self._run: Callable[..., Any] | None = None
+        self.__signature__ = own_signature(model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model's own forward returns."""
         forward: Callable[..., Any] = type(self.model).forward
-        if by_operators():
+        if layers_alone():
             return forward(self.model, *args, **kwargs)
         leaves = tree_leaves((args, kwargs))
         if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
@@ -142,6 +136,10 @@ class InductorModel:
 
     def __getstate__(self) -> dict[str, Any]:
         return {"model": self.model, "ready": True, "_said": False, "_hooks": None, "_run": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__signature__ = own_signature(self.model)
 
 
 def _keep_sizes(model: nn.Module) -> None:

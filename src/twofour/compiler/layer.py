@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left
 from collections.abc import Callable
 from math import prod
@@ -10,21 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _is_tracing
+from torch._C import _is_tracing, _len_torch_dispatch_stack
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from twofour.capture import outside_tracing
+from twofour.compiler.unpacked import WeightedLayer
 from twofour.errors import KernelError
 from twofour.kernels import Kernel, rows
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.ladder import Ladder, read
 from twofour.kernels.nm_matmul import DYNAMIC, NativeMatmul
-from twofour.kernels.operator import convert, inference_only, through_packed, unreadable
-from twofour.layers import CompiledLayer
+from twofour.kernels.operator import convert, inference_only, through_packed
+from twofour.native.surroundings import STRANGE, followed, has_tangent, unreadable
 from twofour.packing import Packed
-
-logger = logging.getLogger("twofour.compiler")
-
 
 Step = tuple[Callable[[Tensor, Tensor, Tensor | None, int, Epilogue, Tensor | None], Tensor], Tensor, bool]
 """A kernel's `run`, the weight in its layout, and whether it takes contiguous inputs of more than two axes."""
@@ -57,7 +54,7 @@ class PreparedWeights:
     def __reduce__(self) -> tuple[object, ...]:
         pairs = tuple(zip(self.layouts, self.tensors, strict=True))
         plain = {layout: tensor for layout, tensor in pairs if not tensor.is_mkldnn}
-        opaque = {layout: _of(layout).restore(tensor) for layout, tensor in pairs if tensor.is_mkldnn}
+        opaque = {layout: _of(layout, tensor).restore(tensor) for layout, tensor in pairs if tensor.is_mkldnn}
         return _unpickle, (self.layouts, plain, opaque)
 
     @property
@@ -68,29 +65,26 @@ class PreparedWeights:
 
     def source(self) -> Packed | Tensor:
         """Return the weight in its canonical packed form, or dense (out, in) where no layout is packed."""
-        weights = [_of(layout).restore(tensor) for layout, tensor in zip(self.layouts, self.tensors, strict=True)]
+        pairs = zip(self.layouts, self.tensors, strict=True)
+        weights = [_of(layout, tensor).restore(tensor) for layout, tensor in pairs]
         return next((weight for weight in weights if isinstance(weight, Packed)), weights[0])
 
 
-def exchanged(weight: Packed | Tensor, axis: int) -> Packed | Tensor:
-    """Return a weight (out, in) as a model has it whose reduction axis is `axis`, or the other way round."""
-    if axis == 1:
-        return weight
-    return weight.transposed() if isinstance(weight, Packed) else weight.t()
-
-
-def _of(layout: str) -> Kernel:
-    return next(kernel for kernel in rows() if kernel.layout == layout)
+def _of(layout: str, weight: Packed | Tensor) -> Kernel:
+    """Return a kernel of the layout: that of the weight's own type where rows of several types share it."""
+    found = [kernel for kernel in rows() if kernel.layout == layout]
+    held = str(weight.dtype).removeprefix("torch.") if isinstance(weight, Tensor) else ""
+    return next((kernel for kernel in found if kernel.dtype == held), found[0])
 
 
 def _unpickle(
     layouts: tuple[str, ...], plain: dict[str, Tensor], opaque: dict[str, Packed | Tensor]
 ) -> PreparedWeights:
-    made = plain | {layout: _of(layout).prepare(weight) for layout, weight in opaque.items()}
+    made = plain | {layout: _of(layout, weight).prepare(weight) for layout, weight in opaque.items()}
     return PreparedWeights({layout: made[layout] for layout in layouts})
 
 
-class CompiledLinear(CompiledLayer):
+class CompiledLinear(WeightedLayer):
     """A Linear for inference whose kernel is chosen by token count.
 
     Args:
@@ -104,10 +98,10 @@ class CompiledLinear(CompiledLayer):
 
     Attributes:
         quantization: int8: the input's static range, which the prepared weights carry; else dynamic.
-        axis: Reduction axis of the weight in the model that was compiled: 1, or 0 where it stands as (in, out).
     """
 
     bias: nn.Parameter | None
+    prepared: PreparedWeights
 
     def __init__(
         self,
@@ -127,14 +121,12 @@ class CompiledLinear(CompiledLayer):
         self.prepared = prepared
         self.epilogue = epilogue
         self.quantization = DYNAMIC
-        self.axis = 1
         self.ladder_text = ladder.to_text()
         self.reads = ladder.reads
         self.placed = prepared.tensors[0].device
         self.on_cpu = self.placed.type == "cpu"
         kept = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
         self.register_parameter("bias", kept)
-        self._warned = False
 
     @property
     def ladder(self) -> Ladder:
@@ -151,15 +143,17 @@ class CompiledLinear(CompiledLayer):
         Raises:
             KernelError: Shape, dtype or device of `x` or `other` do not fit, or a gradient is asked for.
         """
-        if is_compiling() or _is_tracing():  # neither sees what is written through an address
-            tensors, options = self.prepared.tensors, (self.epilogue.activation, self.epilogue.combine, other)
-            return torch.ops.twofour.linear(x, tensors, self.bias, self.ladder_text, self.out_features, *options)
+        # `by_operators` and `has_tangent` written out: two calls of Python are a tenth of a microsecond.
+        if is_compiling() or _is_tracing() or _len_torch_dispatch_stack():
+            return self._by_operator(x, other)
         try:  # costs nothing where nothing is raised
             shape = x.shape
             if x.dtype not in self.reads or not shape or shape[-1] != self.in_features or x.is_cpu is not self.on_cpu:
                 raise self._unfit(x)
             if x.requires_grad and torch.is_grad_enabled():
                 return self._differentiable(x, other)
+            if x.is_neg() or forward_ad._current_level >= 0:
+                x = self._plain(x)
             # A small product takes ten microseconds, and Python's share of it counts: steps are looked up once per
             # layer, and Module.__getattr__, which finds parameters, takes half a microsecond.
             limits, steps = self.prepared.steps.get(self.ladder_text) or self.prepared.bound(self.ladder_text)
@@ -170,10 +164,27 @@ class CompiledLinear(CompiledLayer):
             flat = x.reshape(tokens, self.in_features)
             other = None if other is None else other.reshape(tokens, self.out_features)
             return run(flat, weight, bias, self.out_features, self.epilogue, other).view(*shape[:-1], self.out_features)
-        except (AttributeError, RuntimeError) as error:
-            if isinstance(error, KernelError) or unreadable(x) is None:
+        except KernelError as error:  # of what a tensor is, the layer knows more to say than a kernel
+            raise (error.for_layer(self.name) if unreadable(x) is None else self._unfit(x)) from None
+        except STRANGE as error:
+            if unreadable(x) is None:
                 raise
             raise self._unfit(x) from error
+
+    def _by_operator(self, x: Tensor, other: Tensor | None) -> Tensor:
+        """Return the answer of the registered operator, which whatever follows the call sees."""
+        tensors, options = self.prepared.tensors, (self.epilogue.activation, self.epilogue.combine, other)
+        arguments = x, tensors, self.bias, self.ladder_text, self.out_features, *options
+        if is_compiling():
+            return torch.ops.twofour.linear(*arguments)
+        with followed():
+            return torch.ops.twofour.linear(*arguments)
+
+    def _plain(self, x: Tensor) -> Tensor:
+        """Return x as its memory says it, or refuse what its memory does not hold."""
+        if has_tangent(x):
+            raise inference_only()
+        return x.resolve_neg()
 
     def _differentiable(self, x: Tensor, other: Tensor | None) -> Tensor:
         if self.ladder.device == "cpu" or not self.epilogue.plain or other is not None:
@@ -181,22 +192,10 @@ class CompiledLinear(CompiledLayer):
         return through_packed(x, self.prepared.tensors, self.bias, self.ladder, self.out_features)
 
     @property
-    def weight(self) -> Tensor:
-        """The dense weight, unpacked at each call: for code that looks at it, not for computing."""
-        if not self._warned:
-            self._warned = True
-            logger.warning(
-                "layer `%s`: something reads the dense weight of a compiled layer; it is unpacked at each read, and "
-                "a product computed with it does not use the compiled kernels",
-                self.name,
-            )
-        with outside_tracing():
-            source = self.source()
-            return source.unpack() if isinstance(source, Packed) else source
-
-    def source(self) -> Packed | Tensor:
-        """Return the weight as the model has it, in its canonical packed form or dense."""
-        return exchanged(self.prepared.source(), self.axis)
+    def weight_shape(self) -> tuple[int, ...]:
+        """Shape of the weight in the model that was compiled."""
+        shape = self.out_features, self.in_features
+        return shape if self.axis == 1 else shape[::-1]
 
     def extra_repr(self) -> str:
         """Describe the layer in the printed model."""

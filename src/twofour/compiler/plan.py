@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from twofour.compiler.account import Account
 from twofour.compiler.choose import Times
+from twofour.compiler.travelling import MachineTimes
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,10 @@ class Plan:
         group: Inputs that share a scale in int4.
         symmetric: Whether int4 has no zero points.
         counts: Tokens that each compiled Linear saw in the example; empty without one.
-        account: What became of graph=True, and where the whole model's time goes; None without it.
+        account: What became of the graph, and where the whole model's time goes; None without one.
+        whole_ms: Median milliseconds of the whole model on the example, "dense" and "compiled"; empty without one.
+        kept_dense: Layers that are dense since the whole model is faster so, whatever their own times say.
+        machines: The times these decisions rest on and those of other machines, which `twofour.save` writes.
     """
 
     layers: tuple[LayerPlan, ...]
@@ -82,6 +86,9 @@ class Plan:
     symmetric: bool = True
     counts: Mapping[str, int] = field(default_factory=dict)
     account: Account | None = None
+    whole_ms: Mapping[str, float] = field(default_factory=dict)
+    kept_dense: tuple[str, ...] = ()
+    machines: tuple[MachineTimes, ...] = field(default=(), repr=False)
 
     @property
     def bytes_before(self) -> int:
@@ -106,6 +113,8 @@ class Plan:
         ]
         account = self.account and self.account.to_dict()
         listed = {"layers": layers, "tokens": list(self.tokens), "counts": dict(self.counts), "account": account}
+        listed |= {"whole_ms": dict(self.whole_ms), "kept_dense": list(self.kept_dense)}
+        listed |= {"machines": [machine.to_json() for machine in self.machines]}
         return {**self.__dict__, **listed}
 
     def __str__(self) -> str:
@@ -116,9 +125,12 @@ class Plan:
         error = "" if self.error is None else f", error on the example {self.error:.1e}"
         lines.append(
             f"{sparse} of {len(whole)} layers run sparse ({self.dtype}, {self.threads} threads, {self.isa}); "
-            f"weights {self.bytes_before / 1e6:.2f} MB dense, {self.bytes_after / 1e6:.2f} MB as kept "
-            f'(memory="{self.memory}"), {self.bytes_in_file / 1e6:.2f} MB in a file{error}'
+            f"their weights {self.bytes_before / 1e6:.2f} MB dense, {self.bytes_after / 1e6:.2f} MB as kept "
+            f'(memory="{self.memory}"), {self.bytes_in_file / 1e6:.2f} MB of a file{error}'
         )
+        if self.whole_ms:
+            times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in self.whole_ms.items())
+            lines.append(f"one call on the example: {times}")
         return "\n".join([*lines, *(self.account.lines() if self.account else [])])
 
 

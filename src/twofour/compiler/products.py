@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,18 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from twofour import native
 from twofour.capture import Graph
 from twofour.compiler.build import Terms
-from twofour.compiler.cache import Cache
 from twofour.compiler.choose import Choice, choose, why
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.plan import LayerPlan
+from twofour.compiler.race import race
 from twofour.errors import TwofourError
 from twofour.graph import Product, Source
 from twofour.graph.base import insert, product, value
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
-from twofour.measure import compare
 from twofour.packing import Header, Packed
 
 logger = logging.getLogger("twofour.compiler")
@@ -73,7 +72,6 @@ def place(
         new.meta = {"val": node.meta["val"]}
         node.replace_all_uses_with(new)
         module.graph.erase_node(node)
-    placer.cache.save()
     _drop_unused(module)
     module.graph.lint()
     return tuple(placer.plans)
@@ -109,8 +107,7 @@ class _Placer:
         lowered: bool,
     ) -> None:
         self.module, self.layers, self.terms, self.lowered = module, layers, terms, lowered
-        self.compared: dict[tuple[Any, ...], tuple[float, float]] = {}
-        self.cache = Cache.for_this_machine()
+        self.cache = terms.cache
         self.footprint = sum(4 * layer.in_features * layer.out_features for layer in layers.values())
         self.plans: list[LayerPlan] = []
 
@@ -212,11 +209,15 @@ class _Placer:
     def together_and_apart(
         self, layer: CompiledLinear, parts: Sequence[CompiledLinear], tokens: int, activations: torch.dtype
     ) -> tuple[float, float]:
-        """Return what the function of this name measures, once for layers of one kind."""
-        shape = layer.out_features, layer.in_features
-        key = (*(part.ladder_text for part in parts), *shape, tokens, activations)
-        self.compared[key] = self.compared.get(key) or together_and_apart(layer, parts, tokens, activations)
-        return self.compared[key]
+        """Return the seconds of a joined product and of its parts, measured once for layers of one kind."""
+        ladders = " ".join(one.ladder_text for one in (layer, *parts))
+        digest = hashlib.sha256(ladders.encode()).hexdigest()[:16]
+        held = str(activations).removeprefix("torch.")
+        key = self.cache.key(f"joined/{layer.out_features}x{layer.in_features}@{tokens}/{held}/{digest}")
+        found = self.cache.times(
+            key, ("together", "apart"), lambda: together_and_apart(layer, parts, tokens, activations)
+        )
+        return found["together"], found["apart"]
 
     def own_bytes(self, product: Product, prepared: PreparedWeights) -> tuple[int, int]:
         """Return the bytes of a product's weight that the model holds, and those with what the graph adds to it.
@@ -234,14 +235,11 @@ class _Placer:
 
 def together_and_apart(
     layer: CompiledLinear, parts: Sequence[CompiledLinear], tokens: int, activations: torch.dtype
-) -> tuple[float, float]:
-    """Return the median seconds of a joined product, and of its parts one after the other, measured in turns."""
+) -> tuple[dict[str, float], bool]:
+    """Race a joined product against its parts one after the other."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(tokens, layer.in_features, generator=generator, dtype=torch.float32).to(activations)
-    clock = "thread" if native.threads() == 1 else "wall"
-    calls = {"together": [lambda: layer(x)], "apart": [lambda: [part(x) for part in parts]]}
-    record = compare(calls, repeats=7, seconds=0.2, weights="hot", clock=clock)
-    return record.median("together"), record.median("apart")
+    x = torch.randn(tokens, layer.in_features, generator=generator, dtype=torch.float32, device="cpu").to(activations)
+    return race({"together": lambda: layer(x), "apart": lambda: [part(x) for part in parts]}, seconds=0.2)
 
 
 def _described(
@@ -251,6 +249,7 @@ def _described(
     kernel, ladder = choice.ladder.at(tokens)[0].name, choice.ladder.to_text()
     ms = (dense and dense * 1e3, sparse and sparse * 1e3)
     parts = tuple(names) if len(names) > 1 else ()
+    reason = "; ".join(filter(None, (reason, choice.ladder.at(tokens)[0].remark(shape[1]))))
     plan = LayerPlan(_name(names), "product", shape, tokens, kernel, ladder, *ms, reason, *sizes, times=choice.times)
     return replace(plan, parts=parts, bytes_in_file=sizes[0])
 
@@ -294,7 +293,12 @@ def _joined_bias(biases: Sequence[Tensor | None], product: Product) -> Tensor | 
     if all(bias is None for bias in biases):
         return None
     rows = [source.rows for source in product.sources]
-    return torch.cat([torch.zeros(n) if b is None else b.detach() for n, b in zip(rows, biases, strict=True)])
+    return torch.cat(
+        [
+            torch.zeros(n, dtype=torch.float32, device="cpu") if b is None else b.detach()
+            for n, b in zip(rows, biases, strict=True)
+        ]
+    )
 
 
 class _Sizes:

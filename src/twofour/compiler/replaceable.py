@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from twofour.compiler.build_conv import NO_IMAGES
 from twofour.compiler.conv import conv_refusal, unread
 from twofour.compiler.encoding import Encoding
-from twofour.compiler.layer import exchanged
 from twofour.compiler.plan import LayerPlan
+from twofour.compiler.unpacked import exchanged
 from twofour.errors import CompileError
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
 from twofour.layers import attached, compiled_parts, is_hugging_face_conv1d, kind_of
@@ -25,7 +25,7 @@ FLOAT32 = Encoding()
 _SHOWN = ("weight", "in_proj_weight", "q_proj_weight", "weight_ih_l0", "weight_ih")
 """Names of the weight whose shape the plan shows, of the layers of a kind that a pattern can be laid over."""
 
-_PLACED = "nn.MultiheadAttention reads its weights without calling a layer; graph=True runs its projections packed"
+_PLACED = "nn.MultiheadAttention reads its weights without calling a layer; a graph runs its projections packed"
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +154,10 @@ def attention_parts(model: nn.Module) -> set[str]:
 
 
 def left_alone(
-    model: nn.Module, encoding: Encoding = FLOAT32, convs: Mapping[str, object] | None = None
+    model: nn.Module,
+    encoding: Encoding = FLOAT32,
+    convs: Mapping[str, object] | None = None,
+    kept: Collection[str] = (),
 ) -> list[LayerPlan]:
     """Return a plan entry for every layer that stays and that a pattern could be laid over, with its reason.
 
@@ -162,6 +165,7 @@ def left_alone(
         model: Any module.
         encoding: How the compiled layers write their weights.
         convs: The convolutions that are replaced, by name.
+        kept: Layers that were kept dense when the model was compiled.
     """
     inside_attention = attention_parts(model)
     entries = []
@@ -169,6 +173,7 @@ def left_alone(
         if name in (convs or {}) or kind_of(module) is None:
             continue
         reason = refusal(module, name in inside_attention, encoding)
+        reason = "the whole model was faster so where it was compiled" if name in kept else reason
         weight = next((w for shown in _SHOWN if isinstance(w := getattr(module, shown, None), Tensor)), None)
         if reason and weight is not None:
             kind, size = type(module).__name__, sum(p.nbytes for p in module._parameters.values() if _has_axes(p))

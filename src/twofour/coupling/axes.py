@@ -261,15 +261,15 @@ def coordinates(axis: Axis) -> dict[Atom, Coordinates]:
 
 def _of_atom(atom: Atom) -> dict[Atom, Coordinates]:
     if atom.segments is None:
-        return {atom: Coordinates(torch.arange(atom.size), torch.ones(atom.size, dtype=torch.long))}
+        index = torch.arange(atom.size, device="cpu")
+        return {atom: Coordinates(index, torch.ones_like(index))}
     found: dict[Atom, Coordinates] = {}
     offset = 0
     for segment in segments(atom):
         stop = offset + size(segment)
         for leaf, own in coordinates(segment).items():
-            here = found.setdefault(
-                leaf, Coordinates(torch.full((atom.size,), -1), torch.zeros(atom.size, dtype=torch.long))
-            )
+            nowhere = torch.full((atom.size,), -1, dtype=torch.long, device="cpu")
+            here = found.setdefault(leaf, Coordinates(nowhere, torch.zeros_like(nowhere)))
             here.index[offset:stop], here.stride[offset:stop] = own.index, own.stride
         offset = stop
     return found

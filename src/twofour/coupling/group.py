@@ -29,7 +29,7 @@ class Place:
 
     def blocks(self, ndim: int) -> Tensor:
         """Return the number of the block of each value, of a shape that broadcasts to the tensor's."""
-        total = torch.zeros([1] * ndim, dtype=torch.long)
+        total = torch.zeros([1] * ndim, dtype=torch.long, device="cpu")
         for axis, numbers in self.block:
             total = total + along(numbers, axis, ndim)
         return total
@@ -42,7 +42,7 @@ class Place:
             orders: (blocks, size), new position -> old channel.
         """
         index, stride = along(self.index, self.axis, tensor.ndim), along(self.stride, self.axis, tensor.ndim)
-        here = along(torch.arange(len(self.index)), self.axis, tensor.ndim)
+        here = along(torch.arange(len(self.index), device="cpu"), self.axis, tensor.ndim)
         old = orders[self.blocks(tensor.ndim), index.clamp(min=0)]
         source = torch.where(index < 0, here, here + (old - index) * stride).to(tensor.device)
         return tensor.gather(self.axis, source.expand_as(tensor))

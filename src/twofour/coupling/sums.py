@@ -215,9 +215,10 @@ def pooling(call: Call) -> Value:
     x = call.axes("self" if "self" in call.named else "input")
     name = call.node.target._schema.name  # type: ignore[union-attr]
     spatial = next(n for n in (1, 2, 3) if f"{n}d" in name)
+    apart = "neighbours that a pooling or LocalResponseNorm takes together"
     for axis in x[-spatial:]:
-        fix(axis, "places of a pooling")
-    answer = [*x[:-spatial], *(fresh(size, "places of a pooling") for size in call.shape[-spatial:])]
+        fix(axis, apart)
+    answer = [*x[:-spatial], *(fresh(size, apart) for size in call.shape[-spatial:])]
     return answer if len(call.shapes) == 1 else [answer, [fresh(n, "indices") for n in call.shapes[1]]]
 
 

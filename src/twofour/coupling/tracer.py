@@ -200,7 +200,11 @@ def reduction_leaves(weight: PrunableWeight, axes: Axes) -> list[Atom]:
     shape = weight.parameter.shape
     found: list[Atom] = []
     for index, axis in enumerate(axes):
-        here = torch.arange(shape[index]).view([-1 if i == index else 1 for i in range(len(shape))]).expand(shape)
+        here = (
+            torch.arange(shape[index], device="cpu")
+            .view([-1 if i == index else 1 for i in range(len(shape))])
+            .expand(shape)
+        )
         last = weight.reduction_last(here)
         line = last[(0,) * (last.ndim - 1)]
         if line.numel() > 1 and int(line[0]) != int(line[-1]):

@@ -55,6 +55,17 @@ def machine() -> dict[str, object]:
     }
 
 
+def processor() -> str:
+    """Return the processor's name with its family, model and stepping, where they are known."""
+    found = _hardware()
+    return " ".join(str(found[part]) for part in ("cpu", "cpu_identity") if found[part])
+
+
+def software() -> dict[str, str | None]:
+    """Return the versions of what computes: torch and twofour."""
+    return {name: _version(name) for name in ("torch", "twofour")}
+
+
 @functools.cache
 def last_level_cache_bytes() -> int | None:
     """Return the size in bytes of the largest cache that the operating system reports, or None."""
@@ -102,7 +113,8 @@ def _software() -> dict[str, str | None]:
     config = torch.__config__.show()
     return {
         "python": sys.version.split()[0],
-        **{name: _version(name) for name in ("torch", "numpy", "twofour")},
+        **software(),
+        "numpy": _version("numpy"),
         "mkl": _first(r"(oneAPI Math Kernel Library Version \S+|Math Kernel Library Version \S+)", config),
         "onednn": _first(r"MKL-DNN (v\S+)|oneDNN (v\S+)", config),
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),

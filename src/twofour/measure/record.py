@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from twofour.errors import MeasureError
-from twofour.files import replacing
+from twofour.files import LARGEST_LIST, read_json, replacing
 
 FORMAT = "twofour-records"
 VERSION = 1
@@ -42,6 +43,18 @@ class Timing:
         return (self.upper - self.lower) / self.median
 
 
+def undisturbed(samples: Sequence[float], wall: bool) -> float:
+    """Return what a call takes where other processes disturb it least.
+
+    They only add to wall time, and to most samples of several threads, of which the slowest counts: the first quartile.
+    Processor time does not see them but in the caches: the median.
+    """
+    if len(samples) < 2:
+        return samples[0]
+    lower, median, _ = statistics.quantiles(samples, n=4, method="inclusive")
+    return lower if wall else median
+
+
 @dataclass(frozen=True)
 class Record:
     """Result of one comparison.
@@ -58,6 +71,8 @@ class Record:
         meta: Facts about the case: shape, dtype, tokens.
         machine: Output of `machine()`.
         created: UTC time, ISO 8601.
+        doubt: How much slower than the fastest, in one half of the rounds, the candidate is that the other half calls
+            the fastest; the worse of both ways round. 0.0 means that the choice does not depend on the rounds.
         load_average: Processes that wanted to run in the last minute, this one included; None where not reported.
     """
 
@@ -72,6 +87,7 @@ class Record:
     meta: Mapping[str, object] = field(default_factory=dict)
     machine: Mapping[str, object] = field(default_factory=dict)
     created: str = ""
+    doubt: float | None = None
     load_average: float | None = None
 
     def timing(self, name: str) -> Timing:
@@ -91,6 +107,11 @@ class Record:
     def median(self, name: str) -> float:
         """Return the median seconds per call of a candidate."""
         return self.timing(name).median
+
+    def undisturbed(self, name: str) -> float:
+        """Return the seconds per call of a candidate as other processes change them least; see `undisturbed`."""
+        timing = self.timing(name)
+        return timing.lower if self.clock == "wall" else timing.median
 
     def spread(self, name: str) -> float:
         """Return the interquartile range of a candidate over its median."""
@@ -198,7 +219,7 @@ def load(path: str | os.PathLike[str]) -> list[Record]:
         MeasureError: The file is missing, truncated, of another format or version, or a record is malformed.
     """
     try:
-        content = json.loads(Path(path).read_text())
+        content = read_json(path, LARGEST_LIST)
     except (OSError, ValueError) as error:
         raise MeasureError(f"{path} cannot be read as records", got=f"{type(error).__name__}: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("version") != VERSION:

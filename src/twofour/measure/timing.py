@@ -16,7 +16,7 @@ import torch
 
 from twofour.errors import MeasureError
 from twofour.measure.machine import free_memory_bytes, last_level_cache_bytes, machine
-from twofour.measure.record import Record, Timing
+from twofour.measure.record import Record, Timing, undisturbed
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "thread": time.thread_time}
 AGAIN = " (again)"
@@ -26,6 +26,8 @@ SAMPLE_SECONDS = 1e-3
 LONG_CALL_SECONDS = 0.05
 LONG_SAMPLE_SECONDS = 0.02
 MIN_ROUNDS = 3
+FURTHER = 3
+"""Times the rounds and seconds asked for that are spent at most where the fastest candidate is in doubt."""
 
 Candidate: TypeAlias = Callable[[], object] | Sequence[Callable[[], object]]
 
@@ -151,6 +153,7 @@ def compare(
     weights: str | Cold = "hot",
     noise: bool = False,
     pin: bool = False,
+    sure: float | None = None,
     note: str | None = None,
     meta: Mapping[str, object] | None = None,
 ) -> Record:
@@ -165,8 +168,9 @@ def compare(
             on different copies of the weights: consecutive calls use the next copy.
         baseline: Name or names that `Record.ratio` compares with.
         repeats: Rounds at most.
-        seconds: Wall time after which no further round starts; three rounds are made all the same (two when they
-            take more than four times as long, `repeats` if fewer).
+        seconds: Time on `clock` after which no further round starts, so that a busy machine makes as many rounds of
+            processor time as a quiet one; three rounds are made all the same (two when they take more than four times
+            as long, `repeats` if fewer).
         warmup: Untimed calls of each candidate at the start.
         threads: Threads for torch during the comparison; the current number when None.
         clock: "wall", or "thread": processor time of the calling thread, honest for one thread on a shared
@@ -175,6 +179,7 @@ def compare(
             none does.
         noise: Also time the fastest baseline a second time as its own candidate (A/A).
         pin: Keep the calling thread on one core meanwhile (one thread only).
+        sure: Go on, up to three times `repeats` and `seconds`, until `Record.doubt` is at most this; None: never.
         note: One line stored in the record.
         meta: Facts about the case, stored in the record; JSON-ready values.
 
@@ -186,11 +191,8 @@ def compare(
     count = torch.get_num_threads() if threads is None else threads
     _refuse(candidates, names, repeats, seconds, count, clock, weights, noise, pin)
     with _conditions(count, pin):
-        for runner in runners:
-            runner.calibrate(warmup)
-        if noise:
-            runners.append(_twin(runners, names))
-        _rounds(runners, repeats, seconds, weights == "hot")
+        _calibrate(runners, warmup, names if noise else ())
+        _rounds(runners, repeats, seconds, weights == "hot", sure)
     timings = {runner.name: runner.timing() for runner in runners}
     return Record(
         timings={name: timing for name, timing in timings.items() if not name.endswith(AGAIN)},
@@ -200,6 +202,7 @@ def compare(
         weights="hot" if weights == "hot" else "cold",
         cold=_rotation(weights, runners),
         noise=_noise(timings) if noise else None,
+        doubt=_doubt(runners),
         note=note,
         meta=dict(meta or {}),
         machine=machine(),
@@ -299,6 +302,14 @@ def _conditions(threads: int, pin: bool) -> Iterator[None]:
             gc.enable()
 
 
+def _calibrate(runners: list[_Runner], warmup: int, twice: tuple[str, ...]) -> None:
+    """Find how many calls make a sample; the fastest of the names in `twice` gets a twin."""
+    for runner in runners:
+        runner.calibrate(warmup)
+    if twice:
+        runners.append(_twin(runners, twice))
+
+
 def _twin(runners: Sequence[_Runner], baseline: tuple[str, ...]) -> _Runner:
     best = min((runner for runner in runners if runner.name in baseline), key=lambda runner: runner.seconds)
     # The twin starts half the copies away: right behind its sibling it would find that copy in the cache.
@@ -306,15 +317,30 @@ def _twin(runners: Sequence[_Runner], baseline: tuple[str, ...]) -> _Runner:
     return _Runner(best.name + AGAIN, best.copies, best.clock, best.calls, best.seconds, best.next_copy + away)
 
 
-def _rounds(runners: Sequence[_Runner], repeats: int, seconds: float, hot: bool) -> None:
+def _rounds(runners: Sequence[_Runner], repeats: int, seconds: float, hot: bool, sure: float | None) -> None:
     orders = balanced_orders(len(runners))
-    start = time.perf_counter()
-    for index in range(repeats):
-        elapsed = time.perf_counter() - start
-        if elapsed > seconds and (index >= MIN_ROUNDS or (index >= 2 and elapsed > 4 * seconds)):
+    clock = runners[0].clock
+    start = clock()
+    for index in range(repeats if sure is None else FURTHER * repeats):
+        elapsed = clock() - start
+        late = elapsed > seconds and (index >= MIN_ROUNDS or (index >= 2 and elapsed > 4 * seconds))
+        enough = sure is None or elapsed > FURTHER * seconds
+        if (late or index >= repeats) and (enough or _doubt(runners) <= (sure or 0.0)):
             return
         for position in orders[index % len(orders)]:
             runners[position].sample(hot)
+
+
+def _doubt(runners: Sequence[_Runner]) -> float:
+    """Take the fastest by every other round: return how much slower than the fastest it is in the other rounds."""
+    halves = [
+        {runner.name: undisturbed(runner.samples[begin::2], runner.clock is CLOCKS["wall"]) for runner in runners}
+        for begin in (0, 1)
+    ]
+    return max(
+        max(there[min(here, key=here.__getitem__)], 1e-10) / max(min(there.values()), 1e-10) - 1
+        for here, there in (halves, halves[::-1])
+    )
 
 
 def _rotation(weights: str | Cold, runners: Sequence[_Runner]) -> dict[str, object] | None:

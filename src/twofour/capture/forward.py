@@ -5,19 +5,20 @@ The graph comes from torch.export without decompositions, so that linear, attent
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
@@ -47,16 +48,17 @@ def _kept_conv(x: Tensor, name: str, channels: int, axes: Sequence[int]) -> Tens
 torch.library.register_fake("twofour::kept_conv", _kept_conv, lib=_LIBRARY)
 
 
+SYMBOL_SECONDS = 15
+"""Processor time for one attempt with sizes as symbols. A model that pads by its input's size nests them ever deeper:
+80 s for a net that is captured with fixed sizes in 3."""
+
 _ONE_AT_A_TIME = threading.RLock()
 """torch.export's modes belong to the process: captures of two threads disturb each other."""
 
 
 @contextmanager
 def outside_tracing() -> Iterator[None]:
-    """Compute on real tensors although a model may be under capture: for a compiled layer whose weight is looked at.
-
-    Hugging Face's models ask `layer.weight.dtype` in their forward.
-    """
+    """Compute on real tensors although a model may be under capture: for a compiled layer whose weight is read."""
     with _disable_current_modes():
         yield
 
@@ -107,32 +109,6 @@ class Graph:
     reason: str
 
 
-def arguments(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a call gives to each parameter of `model.forward`; None where None is the default counts as nothing.
-
-    Raises:
-        TypeError: The call does not fit the signature.
-    """
-    return bind(inspect.signature(type(model).forward), model, args, kwargs)
-
-
-def bind(
-    signature: inspect.Signature, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return what a call gives to each parameter of `signature`, whose first one is the model."""
-    found = signature.bind(model, *args, **kwargs).arguments
-    given: dict[str, Any] = {}
-    for index, (name, value) in enumerate(found.items()):
-        parameter = signature.parameters[name]
-        if index == 0:
-            continue
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            given |= value
-        elif value is not None or parameter.default is not None:
-            given[name] = value
-    return given
-
-
 def _first_line(error: Exception) -> str:
     line = next(iter(str(error).strip().splitlines()), "without a message")
     return re.sub(r"\s*(See )?https?://\S*", "", line)[:200]
@@ -157,7 +133,8 @@ def capture(
         dynamic: Try to serve other sizes than the example's; without, all sizes in the graph are whole numbers.
 
     Returns:
-        The graph, for every batch size and sequence length that torch can express, else for the example's sizes.
+        The graph, for every batch size and sequence length that torch can express within `SYMBOL_SECONDS`, else for
+        every batch size, else for the example's sizes.
 
     Raises:
         CompileError: The model cannot be captured: torch's reason follows.
@@ -171,41 +148,59 @@ def capture(
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # of torch's own deprecations: whatever fails raises
-        for sizes, attempt in _attempts(example, dynamic):
+        late: set[str] = set()
+        for name, sizes, attempt in _attempts(example, dynamic):
+            if name in late:
+                continue
+            leaves, spec = tree_flatten(attempt)  # before the forward, which may write into what it is given
             try:
-                program = torch.export.export(model, (), attempt, dynamic_shapes=sizes, strict=False)
-                if any(_changes(node) for node in program.graph.nodes):
-                    program = program.run_decompositions({})  # the same operators, without changes in place
-                return _graph(program, attempt, sizes is not None, "; ".join(reasons[:1]))
+                with _Deadline(name) if sizes is not None else nullcontext():
+                    program = torch.export.export(model, (), attempt, dynamic_shapes=sizes, strict=False)
+                    if any(_changes(node) for node in program.graph.nodes):
+                        program = program.run_decompositions({})  # the same operators, without changes in place
+                return _graph(program, leaves, spec, sizes is not None, "; ".join(reasons[:1]))
             except Exception as error:  # whatever a model's own code raises under tracing
-                reasons.append(f"{type(error).__name__}: {_first_line(error)}")
-                logger.info("capture with %s sizes failed: %s", "any" if sizes else "fixed", reasons[-1])
+                late |= {name} if isinstance(error, _TooLateError) else set()
+                reasons.append(f"{type(error).__name__}: {_first_line(error)}".removeprefix("_TooLateError: "))
+                logger.info("capture with %s failed: %s", name, reasons[-1])
     raise CompileError(
         "the model cannot be captured as a graph",
         reasons=reasons,
         wanted="a forward that torch.export can follow: no branch on a tensor's values, no code outside torch",
-        remedy="compile without graph=True: each layer is compiled by itself",
+        remedy="compile with graph=False: each layer is compiled by itself",
     )
 
 
-def _attempts(example: Mapping[str, Any], dynamic: bool) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield inputs with their dynamic sizes: any sizes first, then those of the example alone.
+def _attempts(example: Mapping[str, Any], dynamic: bool) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Yield what may differ, how torch is told, and inputs: any sizes first, then the first axes, then none.
 
-    torch takes a size of 1 as fixed, so a batch of one is doubled for the capture.
+    torch takes a size of 1 as fixed, so a batch of one is doubled for the capture. It also marks the tensors it is
+    given, and a forward may write into the containers, so that each attempt gets its own.
     """
     tensors = [leaf for leaf in tree_flatten(dict(example))[0] if isinstance(leaf, Tensor) and leaf.ndim]
-    doubled = tree_map(
-        lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == 1 else leaf,
-        dict(example),
-    )
-    auto = tree_map(
-        lambda leaf: (torch.export.Dim.AUTO,) * leaf.ndim if isinstance(leaf, Tensor) else None, dict(example)
-    )
-    if dynamic and any(len(leaf) == 1 for leaf in tensors):
-        yield auto, doubled
+    single = any(len(leaf) == 1 for leaf in tensors)
+
+    def fresh(double: bool) -> dict[str, Any]:
+        def copied(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            return torch.cat([leaf, leaf]) if double and leaf.ndim and len(leaf) == 1 else leaf.clone()
+
+        return tree_map(copied, dict(example))
+
+    def marks(axes: int | None) -> Any:
+        def of(leaf: Any) -> Any:
+            return (
+                {axis: torch.export.Dim.AUTO for axis in range(leaf.ndim)[:axes]} if isinstance(leaf, Tensor) else None
+            )
+
+        return tree_map(of, dict(example))
+
     if dynamic and tensors:
-        yield auto, dict(example)
-    yield None, dict(example)
+        for name, axes in (("any sizes", None), ("any batch", 1)):
+            for double in (True, False) if single else (False,):
+                yield name, marks(axes), fresh(double)
+    yield "fixed sizes", None, fresh(False)
 
 
 Answer = Callable[[Tensor], Tensor]
@@ -244,7 +239,24 @@ def _no_fast_paths() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def _graph(program: Any, example: Mapping[str, Any], dynamic: bool, reason: str) -> Graph:
+class _TooLateError(Exception):
+    """A capture with sizes as symbols takes longer than it may."""
+
+
+class _Deadline(TorchFunctionMode):
+    """End a capture whose symbols grow with every layer: each operator inside looks at the processor time used."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.end = name, time.thread_time() + SYMBOL_SECONDS
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if time.thread_time() > self.end:
+            raise _TooLateError(f"a graph for {self.name} takes more than {SYMBOL_SECONDS} s to capture")
+        return func(*args, **(kwargs or {}))
+
+
+def _graph(program: Any, leaves: Sequence[Any], spec: TreeSpec, dynamic: bool, reason: str) -> Graph:
     signature = program.graph_signature
     odd = {spec.kind.name for spec in signature.output_specs} - {OutputKind.USER_OUTPUT.name}
     if odd:
@@ -252,9 +264,8 @@ def _graph(program: Any, example: Mapping[str, Any], dynamic: bool, reason: str)
             "the forward changes the model or its input",
             got=", ".join(sorted(odd)),
             wanted="a forward that computes outputs and leaves buffers and inputs as they are",
-            remedy="compile without graph=True: each layer is compiled by itself",
+            remedy="compile with graph=False: each layer is compiled by itself",
         )
-    leaves, spec = tree_flatten(dict(example))
     constants = {index: leaf for index, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
     guards = getattr(program, "_guards_code", None)  # torch's own name for it: there is no public one
     if dynamic and guards is None:
@@ -262,7 +273,7 @@ def _graph(program: Any, example: Mapping[str, Any], dynamic: bool, reason: str)
             "the conditions on sizes are unknown",
             got=f"torch {torch.__version__}",
             wanted="a torch whose exported programs carry their guards, such as 2.13",
-            remedy="install that torch, or compile without graph=True",
+            remedy="install that torch, or compile with graph=False",
         )
     reason = reason if not dynamic else ""
     return Graph(
@@ -311,64 +322,3 @@ def attribute(graph: fx.Graph, root: nn.Module, name: str, value: Any) -> fx.Nod
     node = graph.create_node("get_attr", flat)
     node.meta["weight"] = name
     return node
-
-
-class Guard:
-    """Tells whether a captured graph holds for given leaves: same structure and constants, sizes within its guards.
-
-    Attributes:
-        inputs: Structure of what a call gives.
-        free: (leaf, axis) of the sizes that may differ from the example's.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self.inputs, self.constants = graph.inputs, graph.constants
-        nodes = [node.meta.get("val") for node in graph.module.graph.nodes if node.op == "placeholder"]
-        tensors = [(index, value) for index, value in enumerate(nodes) if isinstance(value, Tensor)]
-        self.kinds = [(index, value.dtype, value.ndim) for index, value in tensors]
-        axes = [(index, axis, size) for index, value in tensors for axis, size in enumerate(value.shape)]
-        self.fixed = [(index, axis, size) for index, axis, size in axes if isinstance(size, int)]
-        self.free = {(index, axis) for index, axis, size in axes if not isinstance(size, int)}
-        self.more_than_one: list[tuple[int, int]] = []
-        self.text = " and ".join(f"({guard})" for guard in graph.guards) or "True"
-        self._test: Callable[[dict[str, Any]], bool] | None = None
-
-    @property
-    def dynamic(self) -> bool:
-        """Whether any size may differ from the example's."""
-        return bool(self.free)
-
-    def free_axes(self) -> list[int]:
-        """Return the axes on which some size may differ."""
-        return sorted({axis for _, axis in self.free})
-
-    def refuse_ones(self, axis: int) -> None:
-        """Refuse sizes of 1 on an axis from now on."""
-        self.more_than_one += [(index, a) for index, a in sorted(self.free) if a == axis]
-
-    def freeze(self, leaves: Sequence[Any]) -> None:
-        """Refuse sizes other than those of `leaves` from now on."""
-        self.fixed += [(index, axis, leaves[index].size(axis)) for index, axis in sorted(self.free)]
-        self.free = set()
-
-    def leaves(self, given: Mapping[str, Any]) -> list[Any] | None:
-        """Return the leaves of what a call gives, or None where the graph does not hold for them."""
-        leaves, spec = tree_flatten(given)
-        if spec != self.inputs.spec or any(leaves[index] != value for index, value in self.constants.items()):
-            return None
-        for index, dtype, ndim in self.kinds:
-            leaf = leaves[index]
-            if not isinstance(leaf, Tensor) or leaf.dtype != dtype or leaf.ndim != ndim or not leaf.is_cpu:
-                return None
-            if not leaf.numel() or leaf.layout is not torch.strided:
-                return None
-        if any(leaves[index].size(axis) != size for index, axis, size in self.fixed):
-            return None
-        if any(leaves[index].size(axis) == 1 for index, axis in self.more_than_one):
-            return None
-        if self._test is None:
-            self._test = eval(f"lambda L: {self.text}", {"torch": torch, "min": min, "max": max})
-        return leaves if self._test(given) else None  # type: ignore[arg-type]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_test": None}

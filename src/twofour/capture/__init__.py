@@ -1,0 +1,18 @@
+"""capture: a model's forward as a graph of torch operators, and which calls that graph holds for."""
+
+from twofour.capture.call import arguments, bind
+from twofour.capture.forward import KEPT, KEPT_CONV, Graph, Structure, attribute, capture, outside_tracing
+from twofour.capture.guard import Guard
+
+__all__ = [
+    "KEPT",
+    "KEPT_CONV",
+    "Graph",
+    "Guard",
+    "Structure",
+    "arguments",
+    "attribute",
+    "bind",
+    "capture",
+    "outside_tracing",
+]

@@ -1,0 +1,140 @@
+"""Which calls a captured graph holds for, and which argument of another call is why not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
+
+from twofour.capture.forward import Graph
+
+
+class Guard:
+    """Tells whether a captured graph holds for given leaves: same structure and constants, sizes within its guards.
+
+    Attributes:
+        inputs: Structure of what a call gives.
+        free: (leaf, axis) of the sizes that may differ from the example's.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.inputs, self.constants = graph.inputs, graph.constants
+        nodes = [node.meta.get("val") for node in graph.module.graph.nodes if node.op == "placeholder"]
+        tensors = [(index, value) for index, value in enumerate(nodes) if isinstance(value, Tensor)]
+        self.kinds = [(index, value.dtype, value.ndim) for index, value in tensors]
+        axes = [(index, axis, size) for index, value in tensors for axis, size in enumerate(value.shape)]
+        self.fixed = [(index, axis, size) for index, axis, size in axes if isinstance(size, int)]
+        self.free = {(index, axis) for index, axis, size in axes if not isinstance(size, int)}
+        self.more_than_one: list[tuple[int, int]] = []
+        self.text = " and ".join(f"({guard})" for guard in graph.guards) or "True"
+        self._test: Callable[[dict[str, Any]], bool] | None = None
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether any size may differ from the example's."""
+        return bool(self.free)
+
+    def free_axes(self) -> list[int]:
+        """Return the axes on which some size may differ."""
+        return sorted({axis for _, axis in self.free})
+
+    def refuse_ones(self, axis: int) -> None:
+        """Refuse sizes of 1 on an axis from now on."""
+        self.more_than_one += [(index, a) for index, a in sorted(self.free) if a == axis]
+
+    def freeze(self, leaves: Sequence[Any]) -> None:
+        """Refuse sizes other than those of `leaves` from now on."""
+        self.fixed += [(index, axis, leaves[index].size(axis)) for index, axis in sorted(self.free)]
+        self.free = set()
+
+    def _holds(self, given: Mapping[str, Any]) -> bool:
+        """Tell whether sizes are within the guards."""
+        test = self._test
+        if test is None:
+            known = {"torch": torch, "math": math, "min": min, "max": max}
+            test = self._test = eval(f"lambda L: {self.text}", known)
+        return test is not None and bool(test({**given}))
+
+    def leaves(self, given: Mapping[str, Any]) -> list[Any] | None:
+        """Return the leaves of what a call gives, or None where the graph does not hold for them."""
+        leaves, spec = tree_flatten(given)
+        if spec != self.inputs.spec:
+            leaves, spec = tree_flatten(_alike(given, self._held()))
+        if spec != self.inputs.spec or any(leaves[index] != value for index, value in self.constants.items()):
+            return None
+        for index, dtype, ndim in self.kinds:
+            leaf = leaves[index]
+            if not isinstance(leaf, Tensor) or leaf.dtype != dtype or leaf.ndim != ndim or not leaf.is_cpu:
+                return None
+            if not leaf.numel() or leaf.layout is not torch.strided:
+                return None
+        if any(leaves[index].size(axis) != size for index, axis, size in self.fixed):
+            return None
+        if any(leaves[index].size(axis) == 1 for index, axis in self.more_than_one):
+            return None
+        return leaves if self._holds(given) else None
+
+    def unlike(self, given: Mapping[str, Any]) -> tuple[str, str]:
+        """Return which argument of a call the graph does not hold for, and what it is against what the graph holds."""
+        given = _alike(given, self._held())
+        leaves, spec = tree_flatten(given)
+        names = _names(given)
+        if spec != self.inputs.spec:
+            return self._structure_unlike(given, names, leaves)
+        for index, value in self.constants.items():
+            if leaves[index] != value:
+                return names[index], f"{_shown(leaves[index])}, and the graph holds for {_shown(value)}"
+        for index, dtype, ndim in self.kinds:
+            leaf = leaves[index]
+            if not isinstance(leaf, Tensor) or leaf.dtype != dtype or leaf.ndim != ndim or not leaf.is_cpu:
+                return names[index], f"{_shown(leaf)}, and the graph holds for {dtype} of {ndim} axes on the CPU"
+            if not leaf.numel() or leaf.layout is not torch.strided:
+                return names[index], f"{_shown(leaf)}: empty, or not strided"
+        for index, axis, size in self.fixed:
+            if leaves[index].size(axis) != size:
+                return names[index], f"{_shown(leaves[index])}, and the graph holds for a size of {size} on axis {axis}"
+        for index, axis in self.more_than_one:
+            if leaves[index].size(axis) == 1:
+                return names[index], f"{_shown(leaves[index])}, and the graph holds for sizes over 1 on axis {axis}"
+        shown = ", ".join(_shown(leaf) for leaf in leaves if isinstance(leaf, Tensor))
+        return ", ".join(names), f"{shown}: sizes outside of what the graph holds for"
+
+    def _held(self) -> dict[str, Any]:
+        """Return what the graph takes, built as it takes it, without values."""
+        return self.inputs.value([None] * self.inputs.spec.num_leaves)
+
+    def _structure_unlike(self, given: Mapping[str, Any], names: list[str], leaves: list[Any]) -> tuple[str, str]:
+        held = self._held()
+        if more := [name for name in given if name not in held]:
+            return more[0], f"{_shown(given[more[0]])}, and the graph was captured without it or with its default"
+        if fewer := [name for name in held if name not in given]:
+            return fewer[0], "left out, or its default, and the graph was captured with another value"
+        known = _names(held)
+        unlike = [name for name in (*names, *known) if (name in names) != (name in known)]
+        return ", ".join(unlike[:2]) or ", ".join(given), "built otherwise than what the graph was captured with"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_test": None}
+
+
+def _alike(value: Any, held: Any) -> Any:
+    """Return a call's mappings as dicts in the order of those of the graph, where they have the same keys."""
+    if isinstance(held, dict) and isinstance(value, Mapping) and held.keys() == value.keys():
+        return {key: _alike(value[key], held[key]) for key in held}
+    return value
+
+
+def _names(given: Mapping[str, Any]) -> list[str]:
+    """Return a name for each leaf: `input['input_ids']`."""
+    return [f"{getattr(path[0], 'key', '')}{keystr(path[1:])}" for path, _ in tree_flatten_with_path(given)[0]]
+
+
+def _shown(leaf: Any) -> str:
+    if isinstance(leaf, Tensor):
+        where = "" if leaf.is_cpu else f" on {leaf.device.type}"
+        return f"{leaf.dtype} {tuple(leaf.shape)}{where}"
+    return f"{leaf!r:.40}"

@@ -1,0 +1,62 @@
+"""What a captured graph took from its model: what is changed later in the model is not in the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_version = attrgetter("_version")
+_PLAIN = (Tensor, nn.Parameter)
+
+
+class Held:
+    """The modules, parameters and buffers of a model at one moment, by identity, and how often they were written to.
+
+    A look costs about 30 ns for each of them. What is written through `.data` or numpy leaves no trace and is not seen.
+
+    Args:
+        model: Any module; nothing of it is copied.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        named = [(name, held) for name, module in model.named_modules() for held in _places(module) if held]
+        self._prefixes, self._places = [name for name, _ in named], [held for _, held in named]
+        self._names = self._listed()
+        self._values = [*self._present()]
+        self._ids = [*map(id, self._values)]
+        # a stand-in for a packed weight refuses writes by itself; inference tensors count none
+        self._written = [(n, v) for n, v in zip(self._names, self._values, strict=True) if _counts(v)]
+        self._tensors = [value for _, value in self._written]
+        self._versions = [*map(_version, self._tensors)]
+
+    def changed(self) -> str:
+        """Return the name of something that was replaced, removed, added or written to since, "" where nothing was."""
+        if [*map(id, self._present())] != self._ids:
+            before, now = dict(zip(self._names, self._ids, strict=True)), self._listed()
+            after = {name: id(value) for name, value in zip(now, self._present(), strict=True)}
+            return next(name for name in (*before, *after) if before.get(name) != after.get(name))
+        if [*map(_version, self._tensors)] != self._versions:
+            pairs = zip(self._written, self._versions, strict=True)
+            return next(name for (name, value), version in pairs if value._version != version)
+        return ""
+
+    def _present(self) -> Iterator[Any]:
+        return chain.from_iterable(map(dict.values, self._places))
+
+    def _listed(self) -> list[str]:
+        pairs = zip(self._prefixes, self._places, strict=True)
+        return [f"{name}.{key}".lstrip(".") for name, held in pairs for key in held]
+
+
+def _places(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    """Return the mappings in which torch keeps what a module holds: assignment fills the same ones."""
+    return module._parameters, module._buffers, module._modules
+
+
+def _counts(value: Any) -> bool:
+    return type(value) in _PLAIN and not torch.is_inference(value)

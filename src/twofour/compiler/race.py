@@ -1,0 +1,49 @@
+"""Candidates of one case timed against each other for their order, which a busy machine can keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from twofour import native
+from twofour.measure import compare
+from twofour.measure.timing import Candidate
+
+SURE = 0.05
+"""How much slower than the fastest, judged by half of the rounds, the fastest of the other half may be before more
+rounds are made: as much as a further copy of a weight must save (`choose.WORTH_A_COPY`)."""
+
+SETTLED = 0.1
+"""The same, after these rounds, up to which the order counts as settled: beyond, the next compile looks once more."""
+
+
+def clock() -> str:
+    """Return the clock that sees all of a call's work: the calling thread's own, or wall time where others help."""
+    return "thread" if native.threads() == torch.get_num_threads() == 1 else "wall"
+
+
+def race(
+    calls: Mapping[str, Candidate], *, repeats: int = 7, seconds: float = 0.3, cold: bool = False
+) -> tuple[dict[str, float], bool]:
+    """Time the candidates of one case, interleaved; return seconds by name and whether their order is settled.
+
+    On one thread processor time is taken: what others do meanwhile reaches it through the caches alone, and what slows
+    a core evenly slows every candidate of a round. Several threads wait for the slowest of them, so that wall time is
+    taken, of which the first quartile counts. Where half of the rounds would choose otherwise, more are made.
+
+    Args:
+        calls: Name to a callable, or to callables on copies of the weight.
+        repeats: Rounds.
+        seconds: Time box, on the clock that is read; both are spent three times at most where the order is in doubt.
+        cold: The copies are rotated over without warming one up.
+    """
+    weights = "cold" if cold else "hot"
+    record = compare(calls, repeats=repeats, seconds=seconds, weights=weights, clock=clock(), sure=SURE)
+    return {name: record.undisturbed(name) for name in calls}, (record.doubt or 0.0) <= SETTLED
+
+
+def milliseconds(calls: Mapping[str, Candidate]) -> dict[str, float]:
+    """Return the milliseconds of each of several whole models, raced."""
+    seconds, _ = race(calls, repeats=9, seconds=0.5)
+    return {name: 1e3 * s for name, s in seconds.items()}

@@ -1,0 +1,148 @@
+"""The forward of a model that runs as one graph, and of the layers beside it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
+
+from twofour.capture import Graph, Guard, bind
+from twofour.compiler.agreement import AGREEMENT
+from twofour.compiler.held import Held
+from twofour.graph import Program
+from twofour.kernels.operator import inference_only
+from twofour.native.surroundings import by_operators
+
+logger = logging.getLogger("twofour.compiler")
+
+
+def hooked(model: nn.Module) -> list[str]:
+    """Return the inner modules with forward hooks, which run when their module is called: a graph calls none."""
+    return [f"`{name}`" for name, module in model.named_modules() if name and any(_hooks(module))]
+
+
+def _hooks(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
+    return module._forward_hooks, module._forward_pre_hooks
+
+
+def all_hooks(model: nn.Module) -> list[Mapping[int, Any]]:
+    """Return the forward hooks of every inner module: torch keeps these mappings and fills them when one is added."""
+    return [hooks for name, module in model.named_modules() if name for hooks in _hooks(module)]
+
+
+def layers_alone() -> bool:
+    """Tell whether no engine but the layers may run: what follows a call, or vmap and its like, must see them."""
+    return by_operators() or peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+class WholeModel:
+    """The forward of a model compiled as a graph; calls the graph does not hold for run layer by layer.
+
+    Args:
+        model: The model with compiled layers.
+        guard: Which calls the graph holds for.
+        program: The rewritten graph.
+        graph: As captured: the structure of its outputs.
+
+    Attributes:
+        agreement: Relative difference from the layers that is allowed.
+        written: Name of the argument, a mapping, that the model writes its outputs into and answers with; or none.
+    """
+
+    def __init__(self, model: nn.Module, guard: Guard, program: Program, graph: Graph) -> None:
+        self.model, self.guard, self.program, self.outputs = model, guard, program, graph.outputs
+        self.agreement = AGREEMENT[torch.float32]
+        self.written: tuple[str, ...] = ()
+        self._said: set[str] = set()
+        self._hooks: list[Mapping[int, Any]] | None = None
+        self._held: Held | None = Held(model)
+        self._changed = ""
+        self.__signature__ = own_signature(model)
+
+    @property
+    def __code__(self) -> CodeType:
+        """Code of the model's own forward, which torch.export names its frames by."""
+        return inspect.unwrap(type(self.model).forward).__code__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the model's own forward returns."""
+        kind = type(self.model)
+        if layers_alone():
+            return kind.forward(self.model, *args, **kwargs)
+        given = bind(_signature(kind), self.model, args, kwargs)
+        if self._hooks is None:
+            self._hooks = all_hooks(self.model)
+        own = "in training mode" if self.model.training else "with forward hooks" if any(self._hooks) else ""
+        own = own or self._after_a_change()
+        leaves = None if own else self.guard.leaves(given)
+        if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves or ()):
+            raise inference_only()
+        if leaves is not None:
+            return self.answer(given, self.outputs.value(self.program(*leaves)))
+        self._say(own, given)
+        return kind.forward(self.model, *args, **kwargs)
+
+    def answer(self, given: Mapping[str, Any], found: Any) -> Any:
+        """Return what the graph found, in the mapping of the call's own where the model answers with that."""
+        for name in self.written:
+            given[name].update(found)
+            return given[name]
+        return found
+
+    def _after_a_change(self) -> str:
+        """Return why the graph is not what the model has become, "" where it still is."""
+        if self._held is None:
+            self._held = Held(self.model)
+        self._changed = self._changed or self._held.changed()
+        return f"after a change of `{self._changed}`, of which the graph has a copy," if self._changed else ""
+
+    def _say(self, own: str, given: Mapping[str, Any]) -> None:
+        """Log, once for each reason, why a call runs layer by layer."""
+        name, why = ("", own) if own else self.guard.unlike(given)
+        if own + name not in self._said:
+            self._said.add(own + name)
+            shown = own or f"with `{name}` ({why})"
+            logger.warning("a call %s runs layer by layer (said once)", shown)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._held is not None:
+            self._changed = self._changed or self._held.changed()
+        return {**self.__dict__, "_hooks": None, "_held": None, "__signature__": None}  # a copy has its own modules
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__signature__ = own_signature(self.model)
+
+
+def own_signature(model: nn.Module) -> inspect.Signature:
+    """Return the signature of a model's own forward: torch.export reads it off whatever stands in its place."""
+    signature = _signature(type(model))
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+_signatures: dict[type, inspect.Signature] = {}
+
+
+def _signature(kind: type) -> inspect.Signature:
+    if kind not in _signatures:
+        _signatures[kind] = inspect.signature(kind.forward)  # type: ignore[attr-defined]
+    return _signatures[kind]
+
+
+def by_layers(model: nn.Module, given: Mapping[str, Any], forward: Callable[..., Any] | None = None) -> Any:
+    """Return what the forward of the model's class answers, or `forward`, with what a call gives to its parameters."""
+    signature = _signature(type(model))
+    known = {name: value for name, value in given.items() if name in signature.parameters}
+    extra = {name: value for name, value in given.items() if name not in known}
+    bound = signature.bind_partial(model)
+    bound.arguments.update(known)
+    if forward is not None:
+        return forward(*bound.args[1:], **bound.kwargs, **extra)
+    return type(model).forward(*bound.args, **bound.kwargs, **extra)

@@ -1,0 +1,112 @@
+"""Which times are remembered, for how long, and what is said of those that a busy machine disturbed."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import twofour
+from tests.compiler.small import mlp, quick
+from twofour.compiler.cache import Cache
+
+
+class Kernels:
+    """Two kernels whose times are given, measured as often as they are asked for."""
+
+    def __init__(self, *looks: tuple[float, float, bool]) -> None:
+        self.looks = list(looks)
+
+    def measure(self) -> tuple[dict[str, float], bool]:
+        a, b, settled = self.looks.pop(0)
+        return {"a": a, "b": b}, settled
+
+    def times(self, cache: Cache, key: str = "case") -> dict[str, float]:
+        return cache.times(key, ["a", "b"], self.measure)
+
+
+def test_a_settled_case_is_measured_once(own_cache: Path) -> None:
+    kernels = Kernels((1.0, 2.0, True))
+    first = Cache.for_this_machine()
+    assert kernels.times(first) == kernels.times(first) == {"a": 1.0, "b": 2.0}
+    first.save()
+    assert kernels.times(Cache.for_this_machine()) == {"a": 1.0, "b": 2.0}
+
+
+def test_what_a_busy_machine_measured_is_kept_after_a_second_look(own_cache: Path) -> None:
+    kernels = Kernels((1.0, 3.0, False), (4.0, 2.0, False))
+    first = Cache.for_this_machine()
+    assert kernels.times(first) == kernels.times(first) == {"a": 1.0, "b": 3.0}, "one process looks once"
+    first.save()
+    second = Cache.for_this_machine()
+    assert kernels.times(second) == {"a": 1.0, "b": 2.0}, "of each kernel the time that was disturbed less"
+    second.save()
+    assert kernels.times(Cache.for_this_machine()) == {"a": 1.0, "b": 2.0} and not kernels.looks
+
+
+def test_a_kernel_that_is_new_is_measured(own_cache: Path) -> None:
+    cache = Cache.for_this_machine()
+    cache.put("case", {"a": 1.0})
+    cache.save()
+    assert Kernels((3.0, 2.0, True)).times(Cache.for_this_machine()) == {"a": 1.0, "b": 2.0}
+
+
+def test_processes_add_to_one_file(own_cache: Path) -> None:
+    one, other = Cache.for_this_machine(), Cache.for_this_machine()
+    one.put("a", {"kernel": 1.0})
+    other.put("b", {"kernel": 2.0})
+    one.save()
+    other.save()
+    both = Cache.for_this_machine()
+    assert both.get("a") == {"kernel": 1.0} and both.get("b") == {"kernel": 2.0}
+
+
+def test_a_busy_machine_is_told_of_in_one_line(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("twofour.compiler.race.SETTLED", -1.0)
+    with caplog.at_level(logging.WARNING, logger="twofour"):
+        quick(twofour.prune(mlp(), "2:4"))
+    (said,) = [record.message for record in caplog.records if "busy" in record.message]
+    assert (
+        said == "6 of 6 times were taken on a busy machine: they serve now, and the next compile takes them once more"
+    )
+    caplog.clear()
+    for _ in range(2):
+        quick(twofour.prune(mlp(), "2:4"))
+    assert "busy" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *("{", "[]", "\xff", "[" * 100_000, '{"a": {"kernel": 1.0}}', '{"a": {"seconds": {"k": -1.0}, "looks": 2}}'),
+        *('{"a": {"seconds": {"k": "fast"}, "looks": 2}}', '{"a": {"seconds": {"k": 1.0}, "looks": "two"}}'),
+        *('{"a": {"seconds": [1.0], "looks": 2}}', '{"a": {"seconds": {"k": NaN}, "looks": 2}}'),
+    ],
+)
+def test_a_damaged_cache_is_reported_and_ignored(
+    own_cache: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    cache = Cache.for_this_machine()
+    cache.put("case", {"kernel": 1.0})
+    cache.save()
+    assert Cache.for_this_machine().get("case") == {"kernel": 1.0}
+    (file,) = own_cache.glob("*.json")
+    file.write_text(damage, encoding="latin-1")
+    with caplog.at_level(logging.WARNING, logger="twofour"):
+        assert Cache.for_this_machine().get("case") == {}
+    assert "not readable" in caplog.text
+
+
+def test_the_cache_can_be_off_or_unwritable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TWOFOUR_CACHE", "off")
+    quick(twofour.prune(nn.Linear(64, 64), "2:4"))
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TWOFOUR_CACHE", str(tmp_path / "file" / "below"))
+    with caplog.at_level(logging.WARNING, logger="twofour"):
+        quick(twofour.prune(nn.Linear(64, 64), "2:4"))
+    assert "could not be kept" in caplog.text

@@ -1,0 +1,125 @@
+"""Which calls run as the graph that compile makes where an example is given."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import twofour
+from twofour.compiler import graph as compiled_graph
+from twofour.compiler.whole import WholeModel
+
+from .small import mlp, quick
+
+pytestmark = pytest.mark.usefixtures("no_measuring")
+
+
+class Embeds(nn.Module):
+    """Writes what it computes into the features it was given, as the modules of a SentenceTransformer do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
+
+    def forward(self, features: dict[str, Tensor], **options: object) -> dict[str, Tensor]:
+        features["embedding"] = self.down(torch.relu(self.up(features["values"])))
+        return features
+
+
+def _served(fast: nn.Module, monkeypatch: pytest.MonkeyPatch, **call: object) -> bool:
+    """Tell whether a call runs as the graph."""
+    ran: list[bool] = []
+    program = fast.forward.program
+    monkeypatch.setattr(fast.forward, "program", lambda *leaves: ran.append(True) or program(*leaves))
+    fast(**call)
+    return bool(ran)
+
+
+def test_an_example_is_enough_for_a_graph() -> None:
+    fast = quick(twofour.prune(mlp(), "2:4"), torch.randn(4, 64))
+    assert isinstance(fast.forward, WholeModel) and fast.plan.account.engine == "graph"
+    assert "forward" not in quick(twofour.prune(mlp(), "2:4")).__dict__
+    assert "forward" not in quick(twofour.prune(mlp(), "2:4"), torch.randn(4, 64), graph=False).__dict__
+
+
+def test_no_graph_is_no_warning_unless_it_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) if x.sum() > 0 else x
+
+    model = twofour.prune(Branching(), "2:4")
+    for graph, warned in (("auto", False), (True, True)):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "twofour.compiler"):
+            fast = quick(model, torch.ones(4, 64), graph=graph)
+        assert ("cannot be captured" in caplog.text) is warned
+        assert "cannot be captured" in fast.plan.account.reason and fast.plan.account.engine == "layers"
+
+
+def test_a_rewrite_that_fails_leaves_the_layers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise NameError("name 'math' is not defined")
+
+    monkeypatch.setattr(compiled_graph, "rewritten", fail)
+    with caplog.at_level(logging.WARNING, "twofour.compiler"):
+        fast = quick(twofour.prune(mlp(), "2:4"), torch.ones(4, 64))
+    assert "NameError: name 'math' is not defined, please report it" in fast.plan.account.reason
+    assert "please report it" in caplog.text and "forward" not in fast.__dict__
+
+
+def test_a_model_that_writes_into_its_features_runs_as_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = twofour.prune(Embeds(), "2:4").eval()
+    fast = quick(model, ({"values": torch.randn(3, 64), "kind": "text"},))
+    assert isinstance(fast.forward, WholeModel)
+    features = {"kind": "text", "values": torch.randn(5, 64)}
+    assert _served(fast, monkeypatch, features=features)
+    answer = fast(features := {"values": torch.randn(5, 64), "kind": "text"})
+    assert answer is features and list(features) == ["values", "kind", "embedding"]
+    torch.testing.assert_close(answer["embedding"], model({"values": features["values"]})["embedding"].detach())
+
+
+def test_a_model_that_changes_its_features_and_answers_otherwise_says_so() -> None:
+    class Pops(Embeds):
+        def forward(self, features: dict[str, Tensor], **options: object) -> Tensor:
+            return super().forward(features)["embedding"]
+
+    fast = quick(twofour.prune(Pops(), "2:4"), ({"values": torch.randn(3, 64)},))
+    assert "the forward changes `features`, which it is given" in fast.plan.account.reason
+
+
+def test_a_call_that_leaves_the_graph_names_the_argument(caplog: pytest.LogCaptureFixture) -> None:
+    fast = quick(twofour.prune(Embeds(), "2:4"), ({"values": torch.randn(3, 64)},))
+    with caplog.at_level(logging.WARNING, "twofour.compiler"):
+        for _ in range(2):
+            fast({"values": torch.randn(3, 64)}, normalize=True)
+        fast({"values": torch.randn(3, 64).expand(2, 3, 64)})
+    assert caplog.text.count("a call with `normalize` (True, and the graph was captured without it") == 1
+    assert "a call with `features['values']` (torch.float32 (2, 3, 64), and the graph holds for" in caplog.text
+
+
+def test_an_int8_graph_survives_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graph and layers round apart from each other: what the layers lose is allowed, also without the model."""
+    model, example = twofour.prune(mlp(), "2:4"), torch.randn(32, 64)
+    allowed: list[float] = []
+    monkeypatch.setattr(
+        compiled_graph, "_probe", lambda runner, *_: allowed.append(runner.agreement) or runner.agreement
+    )
+    twofour.save(quick(model, example, dtype="int8"), tmp_path / "int8.safetensors")
+    loaded = twofour.load(tmp_path / "int8.safetensors", mlp(1), graph=True, example=example, tokens=(1, 32))
+    assert loaded.plan.account.engine == "graph"
+    assert allowed[0] == pytest.approx(allowed[1], rel=0.2) and min(allowed) > 0.05
+
+
+def test_the_graph_has_the_signature_of_the_model() -> None:
+    example = torch.randn(4, 64)
+    fast = quick(twofour.prune(mlp(), "2:4"), example)
+    program = torch.export.export(fast, (example,), dynamic_shapes={"input": {0: torch.export.Dim("batch")}})
+    torch.testing.assert_close(program.module()(torch.randn(7, 64)).shape, torch.Size((7, 10)))
