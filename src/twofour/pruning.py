@@ -31,12 +31,12 @@ def prune(
     model: nn.Module,
     pattern: str | Pattern | Mapping[str, str | Pattern] | Recipe,
     *,
-    criterion: str | Criterion = "magnitude",
+    criterion: str | Criterion | None = None,
     skip: str | Sequence[str] = (),
     eligibility: str = "asp",
     data: Any = None,
     loss: Callable[[Any, Any], Tensor] | None = None,
-    samples: int = criteria.SAMPLES,
+    samples: int | None = None,
     progress: bool = True,
     permute: bool = False,
     example: Any = None,
@@ -51,16 +51,18 @@ def prune(
         pattern: "2:4" or another N:M for every eligible layer, a mapping from layer globs to patterns or "dense"
             (first match wins), or a `Recipe`.
         criterion: Which values of a group stay: "magnitude", "random", "wanda", "ria", "sparsegpt", "sparsegpt-mask",
-            "admm", "taylor" or "learned", with options as in "sparsegpt:dampening=0.05"; or an object.
+            "admm", "taylor" or "learned", with options as in "sparsegpt:dampening=0.05"; or an object. Default: a
+            recipe's own; else "admm" with data, and "magnitude" for weights whose inputs the data do not show; else
+            "magnitude". The log says which was taken.
         skip: Globs of layers to leave dense.
         eligibility: "asp" prunes a weight only if its rows are a multiple of 8 and its reduction axis is one of 16;
             "any" prunes whatever the pattern's group divides.
-        data: Calibration data, for all criteria but "magnitude" and "random", which with data report what the outputs
-            lose: an iterable of inputs (a tensor, a tuple of positional or a dict of keyword arguments) or of pairs
-            (input, target). A tuple of two is a pair if there is a loss, or if the model's forward can be called with
-            one argument; else its entries are two arguments. Tokens that an attention mask hides do not count.
+        data: Calibration data, for all criteria but "magnitude" and "random", which with data only report what the
+            outputs lose: an iterable of inputs (a tensor, a tuple of positional or a dict of keyword arguments) or of
+            pairs (input, target). A tuple of two is a pair if there is a loss, or if the model's forward can be called
+            with one argument; else its entries are two arguments. Tokens that an attention mask hides do not count.
         loss: `loss(output, target)`, for "taylor" and "learned".
-        samples: How many samples of `data` are used.
+        samples: How many samples of `data` are used. Default: 128, and a warning says what was not used.
         progress: Show a progress bar while calibrating, on a terminal.
         permute: Search for an order of the channels that the patterns fit better and put the model in it first; its
             outputs stay what they were. `permutation_report` tells what that won. See docs/permutation.md.
@@ -80,29 +82,29 @@ def prune(
         PatternError: A pattern does not parse, or a weight holds NaN or infinity.
         RecipeError: A rule or option is malformed, planned, or matches no layer; data or a loss are missing.
         PermutationError: The model cannot be traced, or its outputs changed with the order of its channels.
-        MaskError: A layer already carries a mask that is not ours.
     """
     _require_dense(model)
     _require_example(permute, example, data)
-    recipe = Recipe.parse(pattern, criterion=criterion, skip=skip, eligibility=eligibility)
+    unnamed = criterion is None and not isinstance(pattern, Recipe)
+    chosen = criteria.default(data) if unnamed else criterion
+    recipe = Recipe.parse(pattern, criterion=chosen, skip=skip, eligibility=eligibility)
     criteria.require_given(recipe.criterion, data, loss)
     assignment = recipe.assign(model)
     _log_plan(model, assignment)
     if not assignment.weights:
         raise _nothing_to_prune(assignment)
     if data is not None:
-        criteria.require_whole(assignment.weights)
+        data = _taken(model, assignment, data, samples, loss)
     if permute:
         _require_unmasked(model)
         permutation.require_whole(assignment.weights)
-        # Walked twice: to search for an order, and to prune.
-        data = None if data is None else calibration.take(model, data, samples, paired=loss is not None)
         example = _first(model, data) if example is None else example
-    scores = partial(criteria.importance, model, criterion=recipe.criterion, data=data, samples=samples)
+    _log_criterion(recipe.criterion, unnamed=unnamed, data=data)
+    given: dict[str, Any] = {"data": data, "samples": samples or criteria.SAMPLES}
+    scores = partial(criteria.importance, model, criterion=recipe.criterion, **given)
+    given |= {"loss": loss, "progress": progress, "unseen": criteria.Magnitude() if unnamed else None}
     with _permuted(model, assignment, scores if permute else None, example):
-        solved = criteria.solve(
-            model, assignment.weights, recipe.criterion, data=data, loss=loss, samples=samples, progress=progress
-        )
+        solved = criteria.solve(model, assignment.weights, recipe.criterion, **given)
         _attach(solved)
     model.__dict__[_OUTCOMES] = tuple(choice.outcome for choice in solved.choices)
     _log_summary(assignment, solved)
@@ -145,6 +147,21 @@ def _permuted(model: nn.Module, assignment: Assignment, scores: _Importance | No
 def _permute(model: nn.Module, assignment: Assignment, scores: _Importance, example: Any) -> permutation.Report:
     found = scores([weight for weight, _ in assignment.weights])
     return permutation.permute(model, example, assignment.weights, scores=found)
+
+
+def _taken(
+    model: nn.Module, assignment: Assignment, data: Any, samples: int | None, loss: Any
+) -> list[calibration.Batch]:
+    """Return the samples that are used, and say which are not: aloud where nobody asked for a number."""
+    criteria.require_whole(assignment.weights)
+    tell, count = (_log.warning, criteria.SAMPLES) if samples is None else (_log.info, samples)
+    return calibration.take(model, data, count, paired=loss is not None, tell=tell)
+
+
+def _log_criterion(criterion: Criterion, *, unnamed: bool, data: Any) -> None:
+    """Say which criterion decides, and why where nobody named it."""
+    best = f"the best of one shot {'without' if data is None else 'with'} data; criterion= names another"
+    _log.info("criterion: %s (%s)", criterion.name, best if unnamed else "as asked")
 
 
 def _log_plan(model: nn.Module, assignment: Assignment) -> None:

@@ -36,3 +36,5 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         criteria.parse("magnitud")
     with pytest.raises(RecipeError, match=r"not a criterion\n  got +3"):
         criteria.parse(3)  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match=r"not a criterion\n  got +{'name': \[\]}"):
+        criteria.parse({"name": []})  # type: ignore[arg-type]

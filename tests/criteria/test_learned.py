@@ -86,6 +86,19 @@ def test_the_same_seed_learns_the_same_masks() -> None:
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
 
+def test_training_that_ends_worse_than_it_started_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+    """A rate far too large scatters the masks: those of magnitude, where the logits start, are kept."""
+    model = network()
+    pairs = [pair for x, y in data(model) for pair in zip(x.split(8), y.split(8), strict=True)]
+    best = copy.deepcopy(model)
+    twofour.prune(best, "2:4")
+    criterion = Learned(steps=4, rate=50.0, temperature=0.1)
+    twofour.prune(model, "2:4", criterion=criterion, data=pairs, loss=squared)
+    for name, mask in masks.of(model).items():
+        assert torch.equal(mask.keep, masks.of(best)[name].keep)
+    assert "the first ones are kept" in caplog.text
+
+
 class Twice(nn.Module):
     """One module under two names, and one parameter in two modules."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from twofour.errors import FormatError, RecipeError
+from twofour.files import read_json
 from twofour.measure import write_json
 from twofour.recipe import DENSE
 
@@ -171,8 +171,8 @@ class Sensitivities:
             FormatError: The file is missing, no JSON, or no such record.
         """
         try:
-            return _from_table(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            return _from_table(read_json(path))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise FormatError(
                 f"{os.fspath(path)} does not hold sensitivities",
                 got=f"{type(error).__name__}: {error}",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from twofour import calibration, criteria, masks, patterns
 from twofour.allocation.records import DENSE, Candidate, LayerSensitivity, Sensitivities
-from twofour.calibration import Batch, Display, Statistics
+from twofour.calibration import Batch, Statistics
 from twofour.calibration.gradients import computed, require_function
 from twofour.calibration.passes import explained, observing
 from twofour.criteria import Criterion, Layerwise
@@ -21,6 +21,7 @@ from twofour.errors import DataError, LayerError, PatternError, RecipeError
 from twofour.layers import PrunableWeight, compiled_parts, describe_attached, is_distributed, walk, way_out
 from twofour.patterns import Pattern
 from twofour.patterns.base import is_finite, non_finite
+from twofour.progress import Progress
 
 _log = logging.getLogger("twofour.allocation")
 
@@ -85,7 +86,8 @@ def sensitivity(
     if not fitting:
         raise _nothing("no layer of the model is eligible", skipped)
     batches = calibration.take(model, data, samples, paired=loss is not None)
-    with Display(len(fitting), progress) as display, observing(model), torch.no_grad():
+    with Progress(progress) as display, observing(model), torch.no_grad():
+        display.begin("sensitivity of weights", len(fitting))
         run, refused = _run(model, fitting, chosen, batches, loss, evaluate, display)
     weights = [weight for weight, _ in fitting]
     refused = _whole_layers(weights, refused)
@@ -105,7 +107,7 @@ def _run(
     batches: Sequence[Batch],
     loss: Callable[[Any, Any], Tensor] | None,
     evaluate: Callable[[nn.Module], float] | None,
-    display: Display,
+    display: Progress,
 ) -> tuple[_Run, dict[str, str]]:
     """Try every pattern on every weight; return what was found, and the weights left out with their reasons."""
     weights = [weight for weight, _ in fitting]
@@ -130,7 +132,7 @@ class _Run:
     score: Score | None
     baseline: float | None
     slopes: dict[str, Tensor]
-    display: Display
+    display: Progress
     found: dict[str, list[Candidate]] = field(default_factory=dict)
 
     def visit(self, weight: PrunableWeight, statistics: Statistics) -> None:

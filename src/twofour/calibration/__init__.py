@@ -1,7 +1,6 @@
 """What calibration data say about each weight's inputs: a streaming pass, block by block where there are blocks."""
 
 from twofour.calibration.batches import Batch, call, take, to_device
-from twofour.calibration.display import Display
 from twofour.calibration.gradients import gradients
 from twofour.calibration.inputs import from_matrix, matrix
 from twofour.calibration.passes import calibrate
@@ -9,7 +8,6 @@ from twofour.calibration.statistics import Need, Statistics
 
 __all__ = [
     "Batch",
-    "Display",
     "Need",
     "Statistics",
     "calibrate",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,9 @@ def to_device(value: Any, device: torch.device) -> Any:
             return value
 
 
-def take(model: nn.Module, data: Any, samples: int, *, paired: bool = False) -> list[Batch]:
+def take(
+    model: nn.Module, data: Any, samples: int, *, paired: bool = False, tell: Callable[[str], object] | None = None
+) -> list[Batch]:
     """Return the first `samples` samples (entries of the leading axis) of `data` as batches, the last one cut to fit.
 
     A tuple or list of two is a pair (input, target) if `paired`, or if the model's forward can be called with one
@@ -85,6 +87,7 @@ def take(model: nn.Module, data: Any, samples: int, *, paired: bool = False) -> 
         data: A batch (tensor or dict) or an iterable of batches.
         samples: At least 1.
         paired: A tuple of two always is (input, target), because a loss wants the target.
+        tell: Called with a sentence that says which data are not used, where some are not.
 
     Raises:
         DataError: There is no batch, one without samples or that is no tensor, tuple, dict or pair of them, or one that
@@ -115,7 +118,17 @@ def take(model: nn.Module, data: Any, samples: int, *, paired: bool = False) -> 
             wanted=PAIRS,
             remedy="an iterator can be walked only once: pass a list or a DataLoader",
         )
+    if tell is not None and (rest := _unused(data, len(batches), -left)):
+        tell(f"calibrated on the first {samples} samples; not used: {rest}. `samples` takes another number")
     return batches
+
+
+def _unused(data: Any, taken: int, cut: int) -> str:
+    """Say what is left of the data after `taken` batches, of the last of which `cut` samples were not used."""
+    parts = [f"{cut} samples of batch {taken}"] if cut > 0 else []
+    if isinstance(data, Sized) and not isinstance(data, Tensor | Mapping) and len(data) > taken:
+        parts.append(f"{len(data) - taken} of {len(data)} batches")
+    return " and ".join(parts)
 
 
 def holding_nan(batches: Sequence[Batch]) -> DataError | None:

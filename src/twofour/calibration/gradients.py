@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from twofour.calibration.batches import Batch, call, holding_nan, to_device
-from twofour.calibration.display import Display
 from twofour.calibration.passes import explained, observing
 from twofour.errors import DataError, RecipeError, TwofourError
 from twofour.layers import PrunableWeight
+from twofour.progress import Progress
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -23,7 +23,7 @@ def gradients(
     weights: Sequence[PrunableWeight],
     batches: Sequence[Batch],
     loss: Loss,
-    display: Display | None = None,
+    display: Progress | None = None,
 ) -> dict[str, Tensor]:
     """Return the root mean square over the batches of the loss's gradient at each weight, in float32, by name.
 
@@ -39,7 +39,7 @@ def gradients(
     Raises:
         DataError: The model does not run on the data, or the loss is no finite number.
     """
-    display = display or Display(0, shown=False)
+    display = display or Progress(shown=False)
     with observing(model), trainable(model, weights), torch.enable_grad():
         parameters = [weight.parameter for weight in weights]
         sums: dict[str, Tensor] = {}

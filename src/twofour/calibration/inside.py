@@ -74,7 +74,7 @@ def _padded(layer: nn.RNNBase, x: Any) -> tuple[Tensor, Tensor | float]:
         return x, 1.0
     values, lengths = pad_packed_sequence(x, batch_first=layer.batch_first)
     count = values.shape[1 if layer.batch_first else 0]
-    valid = (torch.arange(count) < lengths.unsqueeze(1)).to(values.device, values.dtype)
+    valid = (torch.arange(count, device="cpu") < lengths.unsqueeze(1)).to(values.device, values.dtype)
     return values, (valid if layer.batch_first else valid.T).unsqueeze(-1)
 
 

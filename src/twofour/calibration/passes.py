@@ -16,11 +16,11 @@ from twofour.calibration import blocks
 from twofour.calibration.batches import Batch, call, holding_nan, to_device
 from twofour.calibration.blocks import Chain, Stop, Survey
 from twofour.calibration.collector import Collector, Unshared
-from twofour.calibration.display import Display
 from twofour.calibration.inputs import caller, groups, unsupported
 from twofour.calibration.statistics import Need, Statistics
 from twofour.errors import DataError
 from twofour.layers import PrunableWeight
+from twofour.progress import Progress
 
 _log = logging.getLogger("twofour.calibration")
 
@@ -38,7 +38,7 @@ def calibrate(
     need: Need,
     visit: Visit,
     *,
-    display: Display | None = None,
+    display: Progress | None = None,
     budget: int = BUDGET,
 ) -> dict[str, str]:
     """Collect the statistics of each weight's inputs and hand them to `visit`, in the order the layers are called.
@@ -61,7 +61,7 @@ def calibrate(
     Raises:
         DataError: The model does not run on the data, or an input of a layer holds NaN or infinity.
     """
-    display = display or Display(0, shown=False)
+    display = display or Progress(shown=False)
     refused = {weight.name: reason for weight in weights if (reason := unsupported(weight))}
     weights = [weight for weight in weights if weight.name not in refused]
     if not weights:
@@ -98,7 +98,7 @@ class _Run:
         batches: Sequence[Batch],
         need: Need,
         visit: Visit,
-        display: Display,
+        display: Progress,
         device: torch.device,
         found: Survey,
     ) -> None:

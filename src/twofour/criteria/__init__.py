@@ -6,7 +6,7 @@ from twofour.criteria.base import Criterion, Layerwise, Scored, Solution
 from twofour.criteria.importance import importance
 from twofour.criteria.learned import Learned
 from twofour.criteria.magnitude import Magnitude
-from twofour.criteria.parse import NAMES, parse
+from twofour.criteria.parse import NAMES, default, parse
 from twofour.criteria.random import Random
 from twofour.criteria.solver import NO_GRADIENT, SAMPLES, Choice, Outcome, Solved, require_given, require_whole, solve
 from twofour.criteria.sparsegpt import SparseGPT, SparseGPTMask
@@ -32,6 +32,7 @@ __all__ = [
     "SparseGPTMask",
     "Taylor",
     "Wanda",
+    "default",
     "importance",
     "parse",
     "require_given",

@@ -6,14 +6,17 @@ has a logit for each of its candidates, 6 for 2:4. A training step multiplies th
     softmax((scale * logits + Gumbel noise) / temperature) @ candidates
 
 and the logits follow the gradient of the loss. The temperature falls and the scale grows, so that the soft masks become
-hard; at the end each group takes its largest logit. The logits start with magnitude's mask ahead.
+hard; at the end each group takes its largest logit. The logits start with magnitude's mask ahead. A short training may
+end worse than it started: the masks with the smaller loss on batches held back from it are kept.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -22,19 +25,25 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from twofour import calibration
-from twofour.calibration import Batch, Display, Need
+from twofour.calibration import Batch, Need
 from twofour.calibration.gradients import Loss, computed, require_loss, trainable
 from twofour.calibration.passes import explained, observing
 from twofour.criteria.base import Criterion
 from twofour.errors import RecipeError
 from twofour.layers import PrunableWeight
 from twofour.patterns import NM, PairedNM, Pattern
+from twofour.progress import Progress
+
+_log = logging.getLogger("twofour.criteria")
 
 MOST_CANDIDATES = 256
 """4:8 has 70, 8:16 has 12870: a logit for each would be 800 times the weight."""
 
 SCALE = (1.0, 5.0)
 LAST_TEMPERATURE = 0.05
+
+HELD_BACK = 5
+"""One batch in so many is not trained on and decides; of fewer batches all serve for both."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +89,12 @@ class Learned(Criterion):
         weights: Sequence[tuple[PrunableWeight, Pattern]],
         batches: Sequence[Batch],
         loss: Loss,
-        display: Display | None = None,
+        display: Progress | None = None,
     ) -> dict[str, Tensor]:
         """Return the learned masks as matrices (groups, rows, in), by the weights' names; the model is unchanged.
 
-        A weight that the loss of no step depends on has no entry: there is nothing to learn from.
+        They are the masks that the training started from, with a warning, where those lose less on the batches held
+        back. A weight that the loss of no step depends on has no entry: there is nothing to learn from.
 
         Args:
             model: Runs in evaluation mode; its own modes and `requires_grad` come back.
@@ -97,15 +107,17 @@ class Learned(Criterion):
             RecipeError: A pattern has too many candidates.
             DataError: The model does not run on the data, or the loss is no finite number.
         """
-        display = display or Display(0, shown=False)
+        display = display or Progress(shown=False)
         choices = [_Choice(weight, pattern, self.prior) for weight, pattern in weights]
         optimizer = torch.optim.Adam([choice.logits for choice in choices], lr=self.rate)
         device, followed = choices[0].logits.device, set[str]()
         noise = torch.Generator(device).manual_seed(self.seed)
         places = _places(model, weights)
+        first = {choice.weight.name: choice.hard() for choice in choices}
+        trained = batches[: len(batches) - len(batches) // HELD_BACK]
         with observing(model), trainable(model, []), torch.enable_grad():
             for step in range(self.steps):
-                batch, share = batches[step % len(batches)], step / max(self.steps - 1, 1)
+                batch, share = trained[step % len(trained)], step / max(self.steps - 1, 1)
                 temperature = self.temperature + (LAST_TEMPERATURE - self.temperature) * share
                 scale = SCALE[0] + (SCALE[1] - SCALE[0]) * share
                 soft = [(choice.weight.name, choice.soft(scale, temperature, noise)) for choice in choices]
@@ -117,7 +129,9 @@ class Learned(Criterion):
                 followed |= {choice.weight.name for choice in choices if _has_slope(choice.logits)}
                 optimizer.step()
                 display.say(f"learning masks, step {step + 1} of {self.steps}, loss {value.item():.4f}")
-        return {choice.weight.name: choice.hard() for choice in choices if choice.weight.name in followed}
+        choices = [choice for choice in choices if choice.weight.name in followed]
+        judge = partial(_loss_under, model, choices, places, batches[len(trained) :] or batches, loss)
+        return _better(judge, first, {choice.weight.name: choice.hard() for choice in choices})
 
 
 class _Choice:
@@ -135,11 +149,13 @@ class _Choice:
 
     def soft(self, scale: float, temperature: float, noise: torch.Generator) -> Tensor:
         """Return the weight under a soft mask with fresh noise, in its own shape and dtype."""
-        uniform = torch.rand(self.logits.shape, generator=noise, device=self.logits.device)
+        uniform = torch.rand(self.logits.shape, generator=noise, device=self.logits.device, dtype=torch.float32)
         gumbel = -(-uniform.clamp_(1e-20, 1 - 1e-7).log()).log()
-        mask = ((scale * self.logits + gumbel) / temperature).softmax(-1) @ self.candidates
-        masked = calibration.from_matrix(self.weight, self.dense * mask.flatten(-2))
-        return masked.to(self.weight.parameter.dtype)
+        return self.under((((scale * self.logits + gumbel) / temperature).softmax(-1) @ self.candidates).flatten(-2))
+
+    def under(self, mask: Tensor) -> Tensor:
+        """Return the weight times a mask (groups, rows, in), in its own shape and dtype."""
+        return calibration.from_matrix(self.weight, self.dense * mask).to(self.weight.parameter.dtype)
 
     def hard(self) -> Tensor:
         """Return the mask of the largest logits."""
@@ -162,10 +178,46 @@ def candidates(pattern: Pattern, name: str) -> Tensor:
             remedy='another pattern for this layer, or the criterion "sparsegpt"',
             layer=name,
         )
-    found = torch.zeros(count, pattern.m // unit, dtype=torch.bool)
+    found = torch.zeros(count, pattern.m // unit, dtype=torch.bool, device="cpu")
     for index, kept in enumerate(combinations(range(pattern.m // unit), pattern.n // unit)):
         found[index, list(kept)] = True
     return found.repeat_interleave(unit, dim=1)
+
+
+@torch.no_grad()
+def _loss_under(
+    model: nn.Module,
+    choices: Sequence[_Choice],
+    places: Mapping[str, Sequence[str]],
+    batches: Sequence[Batch],
+    loss: Loss,
+    masks: Mapping[str, Tensor],
+) -> float:
+    """Return the mean loss over the batches with the weights under hard masks."""
+    hard = {choice.weight.name: choice.under(masks[choice.weight.name]) for choice in choices}
+    masked = {place: weight for name, weight in hard.items() for place in places[name]}
+    device = choices[0].logits.device
+    with observing(model):
+        outputs = (_output(model, masked, calibration.to_device(batch.inputs, device)) for batch in batches)
+        values = [float(computed(loss, output, batch, device)) for output, batch in zip(outputs, batches, strict=True)]
+    return sum(values) / len(values)
+
+
+def _better(
+    judge: Callable[[Mapping[str, Tensor]], float], first: Mapping[str, Tensor], last: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the last masks, or the first ones of the same weights where those lose less."""
+    if not last:
+        return last
+    before, after = judge(first), judge(last)
+    if after <= before:
+        return last
+    _log.warning(
+        "the masks that were learned lose more than those they started from, %.4g against %.4g on batches held back; "
+        "the first ones are kept: more steps or a smaller rate may help",
+        *(after, before),
+    )
+    return {name: first[name] for name in last}
 
 
 def _places(model: nn.Module, weights: Sequence[tuple[PrunableWeight, Pattern]]) -> dict[str, list[str]]:

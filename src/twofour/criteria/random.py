@@ -41,4 +41,4 @@ class Random(Scored):
         """Return uniform random float32 scores of the weight's shape."""
         digest = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-        return torch.rand(weight.shape, generator=generator).to(weight.device)
+        return torch.rand(weight.shape, generator=generator, dtype=torch.float32, device="cpu").to(weight.device)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour import calibration
-from twofour.calibration import Batch, Display, Statistics
+from twofour.calibration import Batch, Statistics
 from twofour.calibration.gradients import Loss, require_function
 from twofour.criteria.base import Criterion, Layerwise, Solution
 from twofour.criteria.learned import Learned
@@ -19,6 +19,7 @@ from twofour.errors import DataError, LayerError, PatternError, RecipeError
 from twofour.layers import PrunableWeight, is_distributed, whole
 from twofour.patterns import Pattern
 from twofour.patterns.base import is_finite, non_finite
+from twofour.progress import Progress
 
 _log = logging.getLogger("twofour.criteria")
 
@@ -98,14 +99,16 @@ def solve(
     loss: Loss | None = None,
     samples: int = SAMPLES,
     progress: bool = True,
+    unseen: Layerwise | None = None,
 ) -> Solved:
     """Choose the mask of every weight, and its new values if the criterion updates them.
 
     With data, each weight is pruned as soon as its inputs are known, so that those after it see what the pruned model
     puts out. An error or interruption brings all values back; to that end the old values are kept until the end.
 
-    A weight whose inputs are not seen stays dense, its reason in `Solved.refused`, if the criterion ranks by inputs;
-    the others prune it and report no error. "taylor" and "learned" leave dense what the loss does not depend on.
+    A weight whose inputs are not seen stays dense, its reason in `Solved.refused`, if the criterion ranks by inputs and
+    there is no other for such weights; else it is pruned and no error reported. "taylor" and "learned" leave dense what
+    the loss does not depend on.
 
     Args:
         model: The dense model.
@@ -114,7 +117,8 @@ def solve(
         data: Calibration data: inputs, or pairs (input, target); see `calibration.take`.
         loss: `loss(output, target)`, for criteria that follow a loss.
         samples: How many samples of the data are used.
-        progress: Show a bar on a terminal.
+        progress: Show how far it is on standard error.
+        unseen: Prunes weights whose inputs are not seen, by their values alone.
 
     Raises:
         RecipeError: The criterion needs data or a loss that are missing.
@@ -131,8 +135,10 @@ def solve(
     require_whole(weights)
     batches = calibration.take(model, data, samples, paired=loss is not None)
     try:
-        with Display(len(weights), progress) as display:
-            _calibrated(model, weights, criterion, batches, loss, display, solved)
+        with Progress(progress) as display:
+            display.begin("pruning weights", len(weights))
+            run = _Run(criterion, {weight.name: pattern for weight, pattern in weights}, solved, unseen)
+            _calibrated(model, run, [weight for weight, _ in weights], batches, loss, display)
     except BaseException:
         solved.undo()
         raise
@@ -165,17 +171,16 @@ def _solve(
 
 def _calibrated(
     model: nn.Module,
-    weights: Sequence[tuple[PrunableWeight, Pattern]],
-    criterion: Criterion,
+    run: _Run,
+    listed: list[PrunableWeight],
     batches: Sequence[Batch],
     loss: Loss | None,
-    display: Display,
-    solved: Solved,
+    display: Progress,
 ) -> None:
-    run = _Run(criterion, {weight.name: pattern for weight, pattern in weights}, solved)
-    listed = [weight for weight, _ in weights]
+    criterion, solved = run.criterion, run.solved
     if loss is not None:
         if isinstance(criterion, Learned):
+            weights = [(weight, run.patterns[weight.name]) for weight in listed]
             run.learned = criterion.learn(model, weights, batches, loss, display)
         else:
             run.slopes = calibration.gradients(model, listed, batches, loss, display)
@@ -184,8 +189,15 @@ def _calibrated(
     need = criterion.need if criterion.need in ("norms", "hessian") else "sample"
     unseen = calibration.calibrate(model, listed, batches, need, run.visit, display=display)
     if criterion.need in ("sample", "norms", "hessian"):
-        solved.refused |= unseen
-        return
+        if run.unseen is None:
+            solved.refused |= unseen
+            return
+        names = ", ".join(f"`{name}`" for name in unseen)
+        if unseen:
+            _log.warning(
+                'by "%s", since the data do not show what they are multiplied with: %s', run.unseen.kind, names
+            )
+        run.criterion = run.unseen
     for weight in listed:
         if weight.name in unseen:
             run.decide(weight, unseen[weight.name])
@@ -198,6 +210,7 @@ class _Run:
     criterion: Criterion
     patterns: dict[str, Pattern]
     solved: Solved
+    unseen: Layerwise | None = None
     slopes: dict[str, Tensor] = field(default_factory=dict)
     learned: dict[str, Tensor] = field(default_factory=dict)
 
