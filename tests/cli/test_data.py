@@ -85,6 +85,16 @@ def test_every_kind_of_data_gives_what_python_gives(zoo, data: str):
     assert all(torch.equal(written[name], value) for name, value in model.state_dict().items())
 
 
+def test_without_a_criterion_data_bring_the_best_and_what_is_left_out_is_said(zoo) -> None:
+    np.savez("many.npz", x=np.random.default_rng(0).standard_normal((150, 64), dtype=np.float32))
+    result = zoo("prune", "zoo_cli:small", "--out", "best", "--data", "many.npz")
+    assert result.exit_code == 0, result.output
+    assert "criterion: admm" in result.stdout and "first 128 samples; not used: 3 of 19 batches" in result.stdout
+    assert 'criterion = "admm"' in Path("best/recipe.toml").read_text()
+    assert zoo("prune", "zoo_cli:small", "--out", "plain").exit_code == 0
+    assert 'criterion = "magnitude"' in Path("plain/recipe.toml").read_text()
+
+
 def test_several_arrays_are_arguments_by_name(zoo):
     np.savez("xy.npz", x=inputs().numpy(), y=inputs().flip(0).numpy())
     result = zoo("prune", "zoo_cli:two", "--out", "out", "--criterion", "wanda", "--data", "xy.npz")

@@ -13,7 +13,7 @@ from torch import nn
 import twofour
 import twofour.layers
 from tests.cli.small import refused
-from twofour.cli import source
+from twofour.cli import output, source
 
 
 def test_prune_then_check_a_function(run, tmp_path: Path):
@@ -203,3 +203,34 @@ def test_a_file_with_bad_values_names_the_weight(run):
         "NaN",
     )
     assert not Path("out").exists()
+
+
+def test_what_the_user_put_into_an_unfinished_result_is_never_taken_for_ours(run, tmp_path: Path):
+    run("prune", "zoo_cli:small", "--out", "out")
+    Path("out/thesis.txt").write_text("mine")
+    assert run("prune", "zoo_cli:small", "--out", "out", "--force").exit_code != 0
+    assert Path("out/thesis.txt").read_text() == "mine"
+
+
+def test_what_appears_in_the_result_while_a_new_one_is_made_stays(run, monkeypatch):
+    run("prune", "zoo_cli:small", "--out", "out")
+    write = output.write_model
+
+    def slow(*arguments):
+        Path("out/thesis.txt").write_text("mine")
+        return write(*arguments)
+
+    monkeypatch.setattr(output, "write_model", slow)
+    result = run("prune", "zoo_cli:small", "--out", "out", "--force", "--pattern", "1:4")
+    assert result.exit_code != 0 and "thesis.txt" in result.output
+    assert Path("out/thesis.txt").read_text() == "mine" and Path("out/model.safetensors").exists()
+
+
+def test_a_replacement_killed_between_its_renames_is_cleared_up_by_the_next_run(run):
+    run("prune", "zoo_cli:small", "--out", "out")
+    Path("out").rename("out.replaced")  # the new result had not come yet: the old one comes back
+    assert run("prune", "zoo_cli:small", "--out", "out").exit_code != 0 and Path("out/report.json").exists()
+    run("prune", "zoo_cli:small", "--out", "other")
+    Path("other").rename("out.replaced")  # it had: the old one goes
+    assert run("prune", "zoo_cli:small", "--out", "out", "--force", "--pattern", "1:4").exit_code == 0
+    assert not list(Path().glob("out.*")) and not list(Path().glob(".out*"))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import sys
+import traceback
 from typing import Annotated, Any
 
 import typer
@@ -10,19 +13,38 @@ from typer.core import TyperGroup
 
 from twofour.cli import advise, check, demo, estimate, export, importing, kernels, prune, simulate
 from twofour.cli.screen import print_error
-from twofour.errors import TwofourError
+from twofour.errors import SourceError, TwofourError, explained
 
 UNREADABLE = 2
+_USAGE: tuple[type[Exception], ...] = tuple(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+"""What a wrong option raises: typer's own class since it has no click any more, click's before."""
 
 
 class _Group(TyperGroup):
-    """Prints a TwofourError in its own form and exits with 2, instead of a traceback."""
+    """Prints an error in its own form and exits with 2; 1 stays the verdict that something is not sparse."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except TwofourError as error:
             print_error(error)
+            raise typer.Exit(UNREADABLE) from error
+        except (typer.Exit, typer.Abort, *_USAGE):
+            raise
+        except BrokenPipeError as error:  # who read the output wanted no more of it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(UNREADABLE) from error
+        except (OSError, MemoryError) as error:
+            print_error(SourceError("the command cannot go on", got=explained(error), wanted="files and memory enough"))
+            raise typer.Exit(UNREADABLE) from error
+        except SystemExit as error:  # of a model's own code: its number would pass for a verdict
+            print_error(SourceError("code that the command runs asked to exit", got=f"SystemExit({error.code!r})"))
+            raise typer.Exit(UNREADABLE) from error
+        except Exception as error:  # 1 is a verdict: that something is not sparse
+            traceback.print_exc()
+            print_error(SourceError("this is a fault of twofour", got=explained(error), remedy="please report it"))
             raise typer.Exit(UNREADABLE) from error
 
 

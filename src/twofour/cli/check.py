@@ -57,7 +57,7 @@ def show(report: Report, runtimes: bool = False) -> None:
 
 def _report(source: str, expect: str | None, include: Sequence[str], axes: dict[str, int], advance: Advance) -> Report:
     path = Path(source)
-    if not (path.suffix == ".onnx" and path.is_file()):
+    if path.suffix != ".onnx" or path.is_dir():
         found = sources.resolve(source)
         if found.kind == "function":
             if include or axes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ BATCH = 8
 
 @dataclass(frozen=True)
 class FromFile:
-    """Batches read from a file: tensors, or dicts of them."""
+    """Batches read from a file: tensors, or dicts of them; and how many texts more it holds."""
 
     batches: list[Any]
+    rest: int = 0
 
 
 def read(text: str, source: sources.Source, samples: int, length: int) -> Any:
@@ -49,7 +51,7 @@ def read(text: str, source: sources.Source, samples: int, length: int) -> Any:
     if path.suffix in ARRAYS and path.is_file():
         return FromFile(_batches(_arrays(path)))
     if path.suffix in TEXTS and path.is_file():
-        return FromFile(_tokens(path, source, samples, length))
+        return FromFile(*_tokens(path, source, samples, length))
     if ":" in text and not path.exists():
         return sources.returned(text, FORMS)
     raise SourceError(
@@ -60,18 +62,22 @@ def read(text: str, source: sources.Source, samples: int, length: int) -> Any:
     )
 
 
-def fitted(data: Any, model: nn.Module, samples: int) -> list[Any]:
+def fitted(data: Any, model: nn.Module, samples: int, *, tell: Callable[[str], object] | None = None) -> list[Any]:
     """Return the first samples as a list, in which files' floating values have the model's dtype.
 
-    Arrays of NumPy are float64 unless somebody cared. What a function returned is left as it is.
+    Arrays of NumPy are float64 unless somebody cared. What a function returned is left as it is. `tell` is called with
+    a sentence about data that are not used.
 
     Raises:
         DataError: There is no batch, or one that is no tensor, tuple, dict or pair of them.
     """
+    rest = 0
     if isinstance(data, FromFile):
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-        data = [_cast(batch, dtype) for batch in data.batches]
-    taken = take(model, data, samples)
+        data, rest = [_cast(batch, dtype) for batch in data.batches], data.rest
+    taken = take(model, data, samples, tell=tell)
+    if rest and tell is not None:
+        tell(f"calibrated on the first {samples} texts; not used: {rest} more. --samples takes another number")
     return [batch.inputs if batch.target is None else (batch.inputs, batch.target) for batch in taken]
 
 
@@ -119,7 +125,7 @@ def _batches(arrays: dict[str, Tensor]) -> list[Any]:
     return [dict(zip(parts, group, strict=True)) for group in zip(*parts.values(), strict=True)]
 
 
-def _tokens(path: Path, source: sources.Source, samples: int, length: int) -> list[Any]:
+def _tokens(path: Path, source: sources.Source, samples: int, length: int) -> tuple[list[Any], int]:
     if source.kind != "folder" or source.path is None:
         raise SourceError(
             f"the texts of --data {path} need a tokenizer",
@@ -128,25 +134,28 @@ def _tokens(path: Path, source: sources.Source, samples: int, length: int) -> li
             remedy="write its inputs as arrays, .npz or .safetensors, or name a function that returns them",
         )
     tokenizer = huggingface.tokenizer(source.path)
-    texts = _texts(path, samples)
+    texts, rest = _texts(path, samples)
     # A tokenizer that cannot pad takes one text at a time.
     size = BATCH if tokenizer.pad_token is not None else 1
     options = {"padding": size > 1, "truncation": True, "max_length": length, "return_tensors": "pt"}
-    return [dict(tokenizer(texts[at : at + size], **options)) for at in range(0, len(texts), size)]
+    return [dict(tokenizer(texts[at : at + size], **options)) for at in range(0, len(texts), size)], rest
 
 
-def _texts(path: Path, samples: int) -> list[str]:
+def _texts(path: Path, samples: int) -> tuple[list[str], int]:
     texts: list[str] = []
+    rest = 0
     try:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
-                if line.strip() and len(texts) < samples:
+                if line.strip() and len(texts) >= samples:
+                    rest += 1
+                elif line.strip():
                     texts.append(line.rstrip("\n") if path.suffix == ".txt" else _text(path, number, line))
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"--data {path} cannot be read", got=str(error), wanted="a text file in UTF-8") from error
     if not texts:
         raise SourceError(f"--data {path} holds no text", got="an empty file", wanted="one text a line")
-    return texts
+    return texts, rest
 
 
 def _text(path: Path, number: int, line: str) -> str:

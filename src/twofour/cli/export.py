@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json as json_text
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +22,7 @@ from twofour.errors import SourceError
 from twofour.export.onnx import OPSET, Exported
 from twofour.export.onnx.write import OLDEST, OPSETS
 from twofour.export.plain import write_plain
+from twofour.files import read_json
 from twofour.recipe import Recipe
 
 FORMATS = ("safetensors", "onnx", "huggingface")
@@ -196,11 +196,11 @@ def _example(
         return calibration.example(model, batches), batches
     draw = torch.Generator().manual_seed(0)
     if (size := parsed(given)) is not None:
-        return torch.randn(2, *size, generator=draw), None
+        return torch.randn(2, *size, generator=draw, dtype=torch.float32, device="cpu"), None
     names = inspect.signature(model.forward).parameters
     if "input_ids" in names:
         words = int(getattr(getattr(model, "config", None), "vocab_size", 100))
-        ids = torch.randint(0, words, (2, length), generator=draw)
+        ids = torch.randint(0, words, (2, length), generator=draw, device="cpu")
         mask = {"attention_mask": torch.ones_like(ids)} if "attention_mask" in names else {}
         return {"input_ids": ids, **mask}, None
     raise SourceError(
@@ -215,8 +215,8 @@ def _accuracy(path: Path | None) -> exporting.Accuracy | None:
     if path is None:
         return None
     try:
-        content = json_text.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = read_json(path)
+    except (OSError, ValueError) as error:
         raise SourceError(
             f"--accuracy {path} cannot be read",
             got=f"{type(error).__name__}: {error}",

@@ -7,9 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from twofour.checkpoints import CONFIG, architectures, model_class, transformers_for
-from twofour.errors import SourceError
-from twofour.streaming.prune import copy_companions
+from twofour.checkpoints import CONFIG, Checkpoint, architectures, empty_model, transformers_for
+from twofour.checkpoints.configuration import described, reading
+from twofour.checkpoints.limits import size_of
+from twofour.errors import SourceError, explained
+from twofour.streaming.companions import companions, copy_companions
+
+GROWTH, SLACK = 8, 1 << 30
+"""A model may be eight times its files, 4 bits there and float32 here, and a gigabyte: a head that is not there."""
 
 
 def is_model(folder: Path) -> bool:
@@ -45,19 +50,40 @@ def _lacking(folder: Path) -> str:
 def load(folder: Path) -> nn.Module:
     """Load the model with transformers, in the class that its config names, on the CPU and in evaluation mode.
 
+    No connection is opened, and no code of the folder is run.
+
     Raises:
-        SourceError: transformers is not installed, or it cannot load the folder.
+        SourceError: transformers is not installed, it cannot load the folder, or the model is far larger than its
+            files.
+        FormatError: The files of weights are damaged.
     """
     transformers = transformers_for(folder)
+    _require_filled(folder)
     try:
-        model = model_class(transformers, folder).from_pretrained(folder, local_files_only=True, use_safetensors=True)
+        with reading(folder):
+            config, cls = described(transformers, folder)
+            model = cls.from_pretrained(
+                folder, config=config, local_files_only=True, use_safetensors=True, trust_remote_code=False
+            )
     except Exception as error:  # every kind of trouble in a foreign folder ends in the same sentence
         raise SourceError(
             f"transformers cannot load {folder}",
-            got=f"{type(error).__name__}: {error}",
+            got=explained(error),
             wanted="config.json and safetensors weights of one model",
         ) from error
     return model.eval()
+
+
+def _require_filled(folder: Path) -> None:
+    """Refuse a config.json of a model far larger than its weights: what the files lack is made at random values."""
+    stored, made = Checkpoint.open(folder).nbytes, size_of(empty_model(folder))
+    if made > (most := GROWTH * stored + SLACK):
+        raise SourceError(
+            f"{folder / CONFIG} describes a far larger model than its weights are of",
+            got=f"a model of {made} bytes, {stored} bytes in the files",
+            wanted=f"at most {most} bytes: {GROWTH} times those of the files, and a gigabyte",
+            remedy="put the config.json beside the weights that they were saved with",
+        )
 
 
 def tokenizer(folder: Path) -> Any:
@@ -68,11 +94,12 @@ def tokenizer(folder: Path) -> Any:
     """
     transformers = transformers_for(folder)
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        with reading(folder):
+            return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # every kind of trouble in a foreign folder ends in the same sentence
         raise SourceError(
             f"{folder} has no tokenizer that can be loaded",
-            got=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+            got=explained(error),
             wanted="tokenizer.json or what the model's tokenizer needs",
             remedy="write inputs as arrays, .npz or .safetensors, or name a function that returns them",
         ) from error
@@ -80,7 +107,7 @@ def tokenizer(folder: Path) -> Any:
 
 def save(model: nn.Module, source: Path, target: Path) -> Path:
     """Write the model in Hugging Face form with the tokenizer files of `source`; return the weights' path."""
-    copy_companions(source, target)
+    copy_companions(companions(source), target)
     # One file: the promise in its metadata is then in one place too.
     model.save_pretrained(target, max_shard_size="1000GB")  # pyright: ignore[reportCallIssue]
     return target / "model.safetensors"

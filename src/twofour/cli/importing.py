@@ -16,10 +16,10 @@ from twofour.cli import source as sources
 from twofour.cli.screen import JsonFile, progress, say, write
 from twofour.errors import FormatError
 from twofour.export.file import untie
-from twofour.files import replacing
+from twofour.files import read_json, replacing
 from twofour.importing import Imported
 from twofour.legality import Report
-from twofour.streaming.prune import copy_companions
+from twofour.streaming.companions import companions, copy_companions
 
 FOREIGN = ("quantization_config", "compression_config")
 """Entries of config.json that would have a library look for its own format again."""
@@ -74,11 +74,11 @@ def _write(imported: Imported, path: Path, packed: bool) -> Report:
 
 def _write_companions(folder: Path, target: Path) -> None:
     """Copy what stands beside the weights, config.json without the foreign format."""
-    copy_companions(folder, target)
+    copy_companions(companions(folder), target)
     if (target / CONFIG).is_file():
         try:
-            config = dict(json_text.loads((target / CONFIG).read_text(encoding="utf-8")))
-        except (ValueError, TypeError, RecursionError) as error:
+            config = dict(read_json(target / CONFIG))
+        except (OSError, ValueError, TypeError) as error:
             raise FormatError(
                 "the folder's config.json cannot be read", got=str(error), wanted="a JSON object"
             ) from error

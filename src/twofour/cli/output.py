@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import errno
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file, save_model
+from safetensors.torch import save_model
 from torch import Tensor, nn
 
 from twofour import export, layers, masks, measure
-from twofour.checkpoints import CONFIG, WEIGHTS, describe
+from twofour.checkpoints import CONFIG, WEIGHTS, describe, write_tensors
 from twofour.cli import huggingface
-from twofour.cli.screen import without_nan
+from twofour.cli.screen import warn, without_nan
 from twofour.cli.source import Source, read_metadata
 from twofour.errors import SourceError
-from twofour.export.file import order_metadata
+from twofour.files import LARGEST_LIST, locked, making, names_in, read_json, remove_known, replacing
+from twofour.streaming import Journal
 from twofour.streaming.prune import write_note
 
 RECIPE = "recipe.toml"
@@ -33,30 +33,37 @@ def require_free(out: Path, force: bool) -> None:
         SourceError: It exists and is not empty; with `force`, it is not exactly what `twofour prune` wrote.
     """
     with _writing(out):
-        here, place = Path.cwd(), out.resolve()
-        if place == here or place in here.parents:
-            raise SourceError(
-                f"{out} cannot become the result's folder",
-                got="the current folder" if place == here else "a folder around the current one",
-                wanted="a folder that can be replaced as a whole",
-                remedy="name a new folder inside it, for example --out pruned",
-            )
-        if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-            return
-        if not force:
-            raise SourceError(
-                f"{out} exists already and is not overwritten",
-                got=f"a folder of {len(list(out.iterdir()))} entries" if out.is_dir() else "a file",
-                wanted="a new or empty folder",
-                remedy="choose another --out, or pass --force to replace an earlier result",
-            )
-        if reason := _foreign(out):
-            raise SourceError(
-                f"{out} is not just the result of an earlier `twofour prune` and is not replaced",
-                got=reason,
-                wanted="a folder with nothing but what `twofour prune` wrote, or a new one",
-                remedy="choose another --out, or move what is yours elsewhere",
-            )
+        if _replaced(out).is_dir() or (journal_of(out).exists() and not unfinished(out).exists()):
+            with _alone(out):  # a run that was killed at its very end
+                pass
+        _require_free(out, force)
+
+
+def _require_free(out: Path, force: bool) -> None:
+    here, place = Path.cwd(), out.resolve()
+    if place == here or place in here.parents:
+        raise SourceError(
+            f"{out} cannot become the result's folder",
+            got="the current folder" if place == here else "a folder around the current one",
+            wanted="a folder that can be replaced as a whole",
+            remedy="name a new folder inside it, for example --out pruned",
+        )
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not force:
+        raise SourceError(
+            f"{out} exists already and is not overwritten",
+            got=f"a folder of {len(list(out.iterdir()))} entries" if out.is_dir() else "a file",
+            wanted="a new or empty folder",
+            remedy="choose another --out, or pass --force to replace an earlier result",
+        )
+    if reason := _foreign(out):
+        raise SourceError(
+            f"{out} is not just the result of an earlier `twofour prune` and is not replaced",
+            got=reason,
+            wanted="a folder with nothing but what `twofour prune` wrote, or a new one",
+            remedy="choose another --out, or move what is yours elsewhere",
+        )
 
 
 def require_apart(out: Path, source: Source) -> None:
@@ -88,24 +95,15 @@ def require_apart(out: Path, source: Source) -> None:
 def folder(out: Path, force: bool) -> Iterator[Path]:
     """Give a temporary folder beside `out`; it becomes `out` when the block ends without an error.
 
-    An earlier result is moved aside first and removed last: whatever goes wrong in between, it comes back.
-
     Raises:
-        SourceError: As `require_free`, or the place cannot be written to.
+        SourceError: As `require_free`, the place cannot be written to, or another process writes the same result.
     """
     require_free(out, force)
     out = out.absolute()  # the model's own code may change the current folder
     with _writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name[:100]}."))
-        made = temporary / "new"
-        made.mkdir()
-    try:
-        with _writing(out):
+        with _alone(out), making(out, lambda made: _put(made, out, force)) as made:
             yield made
-        _put(made, out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager
@@ -115,16 +113,17 @@ def resumed(out: Path, force: bool, journal: Path) -> Iterator[Path]:
     What the block leaves there stays when it fails, for the next run; the journal is removed last.
 
     Raises:
-        SourceError: As `require_free`, or the place cannot be written to.
+        SourceError: As `require_free`, the place cannot be written to, or another process writes the same result.
     """
     require_free(out, force)
     out = out.absolute()
     made = unfinished(out)
     with _writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        yield made
-    _put(made, out)
-    journal.unlink(missing_ok=True)
+        with _alone(out):
+            yield made
+            _put(made, out, force)
+            journal.unlink(missing_ok=True)
 
 
 def unfinished(out: Path) -> Path:
@@ -132,25 +131,78 @@ def unfinished(out: Path) -> Path:
     return out.absolute().with_name(f"{out.name}.unfinished")
 
 
-def _put(made: Path, out: Path) -> None:
-    """Let a folder take the place of `out`, which comes back where that fails."""
-    with _writing(out):
-        temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name[:100]}."))
-    old = temporary / "old"
+def journal_of(out: Path) -> Path:
+    """Return where the journal of a result lies: beside it."""
+    return out.absolute().with_name(f"{out.name}.journal.json")
+
+
+def _replaced(out: Path) -> Path:
+    """Return where an earlier result lies while the new one takes its place."""
+    return out.absolute().with_name(f"{out.name}.replaced")
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Keep other processes from making the same result, and clear up after one that was killed."""
+    with locked(unfinished(out), SourceError, remedy="wait for it, or choose another --out"):
+        _recover(out)
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # a run that can go on left its files there, or it has become the result
+                unfinished(out).rmdir()
+
+
+def _recover(out: Path) -> None:
+    """Bring an earlier result back, or remove what is left of it; and the journal of a run that had ended."""
+    old, journal = _replaced(out), journal_of(out)
+    if old.is_dir() and _foreign(old) is None:
+        if out.exists():
+            _remove_result(old)
+        else:
+            old.rename(out)
+    if (out / REPORT).is_file() and not any(unfinished(out).iterdir()) and Journal.is_one(journal):
+        journal.unlink(missing_ok=True)
+
+
+def _put(made: Path, out: Path, force: bool) -> None:
+    """Let a folder take the place of `out`; an earlier result is moved aside first and removed last.
+
+    Whatever goes wrong in between, it comes back: here, or where the process was killed, with the next run.
+    """
+    _require_free(out, force)  # the user may have put something there since the run began
+    old = _replaced(out)
     try:
-        with _writing(out):
-            if out.exists():
-                out.rename(old)
-            made.rename(out)
+        if out.exists() and any(out.iterdir()):
+            if old.exists():
+                raise FileExistsError(errno.EEXIST, "in the way of the earlier result", os.fspath(old))
+            out.rename(old)
+        made.rename(out)  # takes the place of an empty folder
     finally:
         _bring_back(old, out)  # what it raises keeps the old result where it is
-        shutil.rmtree(temporary, ignore_errors=True)
+    if old.is_dir():
+        _remove_result(old)
 
 
-def write_report(target: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Write report.json last, with the names of all files of the result, and return what it holds."""
-    files = {path.relative_to(target).as_posix() for path in target.rglob("*") if not path.is_dir()}
-    whole = without_nan({**content, "files": sorted({*files, REPORT})})
+def _remove_result(old: Path) -> None:
+    """Remove the files that an earlier result's report names; others stay, and a warning says so."""
+    names = set(read_json(old / REPORT, LARGEST_LIST)["files"])
+    for name in (names - {REPORT}, {REPORT}):  # the report last: with it a killed removal goes on
+        remove_known(old, name)
+    if old.exists():
+        warn(f"{old} stays: there are files in it that `twofour prune` did not write")
+
+
+def write_report(target: Path, content: Mapping[str, Any], files: Iterable[str] | None = None) -> dict[str, Any]:
+    """Write report.json last, with the names of all files of the result, and return what it holds.
+
+    Args:
+        target: The folder.
+        content: What to report.
+        files: What was written beside recipe and report; None: all that is there, in a folder of this run alone.
+    """
+    found = names_in(target) if files is None else {*files, RECIPE}
+    whole = without_nan({**content, "files": sorted({*found, REPORT})})
     measure.write_json(target / REPORT, whole)
     return whole
 
@@ -184,9 +236,8 @@ def write_weights(
     axes: Mapping[str, int] | None = None,
 ) -> None:
     """Write named weights as safetensors, with the promise, and reduction axes other than 1, in the metadata."""
-    save_file(dict(weights), path, metadata={**metadata, **describe(promise, axes or {})})
-    order_metadata(path)
-    path.chmod(0o644)
+    with replacing(path) as temporary:
+        write_tensors(temporary, weights, {**metadata, **describe(promise, axes or {})})
 
 
 @contextmanager
@@ -208,10 +259,10 @@ def _foreign(out: Path) -> str | None:
     if not out.is_dir():
         return "a file"
     try:
-        report = json.loads((out / REPORT).read_text())
+        report = read_json(out / REPORT, LARGEST_LIST)
     except FileNotFoundError:
         return f"no {REPORT} in it"
-    except (ValueError, RecursionError):
+    except (OSError, ValueError):
         report = None
     if not isinstance(report, dict) or not isinstance(report.get("files"), list) or "source" not in report:
         return f"a {REPORT} that `twofour prune` did not write"

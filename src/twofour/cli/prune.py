@@ -16,10 +16,11 @@ from twofour.cli import output, streamed
 from twofour.cli import source as sources
 from twofour.cli.screen import JsonFile, progress, say, warn, write
 from twofour.cli.spoken import spoken
-from twofour.criteria import SAMPLES
+from twofour.criteria import SAMPLES, default
 from twofour.errors import SourceError
 from twofour.legality import Report
 from twofour.recipe import Recipe
+from twofour.streaming.companions import companions
 
 REMEDIES = {'eligibility="any"': "--eligibility any lifts ASP's rule of 8 x 16 multiples"}
 
@@ -27,12 +28,20 @@ Globs = list[str] | None
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The dense model or weights.")]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; must not exist.")]
 PatternText = Annotated[str, typer.Option(metavar="PATTERN", help="2:4 or another N:M.")]
-CriterionText = Annotated[str, typer.Option(help="Which values of a group stay; see docs/criteria.md.")]
+CriterionText = Annotated[
+    str | None,
+    typer.Option(
+        help="Which values of a group stay; see docs/criteria.md.", show_default="admm with --data, else magnitude"
+    ),
+]
 Data = Annotated[
     str | None,
     typer.Option(metavar="DATA", help="Calibration data: module:function, .npz, .npy, .safetensors, .txt or .jsonl."),
 ]
-Samples = Annotated[int, typer.Option(help="Samples of the calibration data that are used.", min=1)]
+Samples = Annotated[
+    int | None,
+    typer.Option(help="Samples of the calibration data that are used.", min=1, show_default=f"the first {SAMPLES}"),
+]
 Length = Annotated[int, typer.Option(help="Tokens at most of a text of the calibration data.", min=1)]
 Permute = Annotated[
     bool, typer.Option("--permute", help="Order the channels so that the pattern fits better; needs --data.")
@@ -57,9 +66,9 @@ def prune(
     source: Source,
     out: Out,
     pattern: PatternText = "2:4",
-    criterion: CriterionText = "magnitude",
+    criterion: CriterionText = None,
     data: Data = None,
-    samples: Samples = SAMPLES,
+    samples: Samples = None,
     length: Length = 512,
     permute: Permute = False,
     include: Include = None,
@@ -77,8 +86,10 @@ def prune(
     output.require_free(out, force)
     found = sources.resolve(source)
     output.require_apart(out, found)
+    if found.kind == "folder" and found.path is not None:
+        companions(found.path)  # refuses what cannot be copied before any long work
     rules: Any = {glob: pattern for glob in include} if include else pattern
-    recipe = Recipe.parse(rules, criterion=criterion, skip=skip or (), eligibility=eligibility)
+    recipe = Recipe.parse(rules, criterion=criterion or default(data), skip=skip or (), eligibility=eligibility)
     streamed.require_axes(found, include, axis)
     _require_usable(found, recipe, data, permute)
     with spoken(REMEDIES):
@@ -86,8 +97,9 @@ def prune(
             content = _prune_files(found, recipe, out, axis or (), ray, force)
         else:
             _require_one_machine(ray)
-            given = None if data is None else calibration.read(data, found, samples, length)
-            content = _prune_loaded(found, recipe, out, given, samples, permute, force)
+            count = samples or SAMPLES
+            given = None if data is None else calibration.read(data, found, count, length)
+            content = _prune_loaded(found, recipe, out, given, count, permute, force)
     say(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     write(json, content)
 
@@ -95,14 +107,16 @@ def prune(
 def _prune_files(
     source: sources.Source, recipe: Recipe, out: Path, axes: Sequence[str], ray: str | None, force: bool
 ) -> dict[str, Any]:
-    plan, journal = streamed.plan(source, recipe, axes), streamed.journal_of(out)
+    plan, journal = streamed.plan(source, recipe, axes), output.journal_of(out)
     earlier = streamed.written(journal)
     try:
         with output.resumed(out, force, journal) as target:
             with progress(f"pruning {source.text} (MB)") as advance:
                 report = streamed.prune(plan, target, journal, ray, advance)
             recipe.save(target / output.RECIPE)
-            content = output.write_report(target, {"source": source.text, "out": str(out), **report.to_dict()})
+            content = output.write_report(
+                target, {"source": source.text, "out": str(out), **report.to_dict()}, report.files
+            )
     except BaseException:
         if streamed.written(journal) not in (None, earlier):  # a journal that was refused is as it was
             warn(streamed.kept(out))
@@ -118,9 +132,11 @@ def _prune_loaded(
     with output.folder(out, force) as target:
         # Calibration has a bar of its own.
         with progress(f"pruning {source.text}") if data is None else nullcontext():
-            report, permuted = _prune_model(source, recipe, target, data, samples, permute)
+            report, permuted, told = _prune_model(source, recipe, target, data, samples, permute)
         recipe.save(target / output.RECIPE)
         content = output.write_report(target, {"source": source.text, "out": str(out), **permuted, **report.to_dict()})
+    for sentence in told:
+        say(sentence)
     if permuted:
         shares = permuted["permutation"]
         say(f"permuted: magnitude kept {shares['magnitude_before']:.2%} -> {shares['magnitude_after']:.2%}")
@@ -163,17 +179,19 @@ def _require_usable(source: sources.Source, recipe: Recipe, data: str | None, pe
 
 def _prune_model(
     source: sources.Source, recipe: Recipe, target: Path, data: Any, samples: int, permute: bool
-) -> tuple[Report, dict[str, Any]]:
+) -> tuple[Report, dict[str, Any], list[str]]:
     model = source.model()
     options: dict[str, Any] = {}
+    told: list[str] = []
     if data is not None:
-        options = {"data": calibration.fitted(data, model, samples), "samples": samples}
+        told.append(f"criterion: {recipe.criterion.name}")
+        options = {"data": calibration.fitted(data, model, samples, tell=told.append), "samples": samples}
     if permute:
         options |= {"permute": True, "example": calibration.example(model, options["data"])}
     with calls.without_cache(model):
         pruning.prune(model, recipe, **options)
     output.write_model(model, source, target, recipe.criterion.name)
-    return legality.check(model), _permutation(pruning.permutation_report(model))
+    return legality.check(model), _permutation(pruning.permutation_report(model)), told
 
 
 def _permutation(found: permutation.Report | None) -> dict[str, Any]:

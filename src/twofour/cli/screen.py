@@ -11,25 +11,49 @@ from typing import Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
 from twofour import measure
 from twofour.errors import MeasureError, SourceError, TwofourError
+from twofour.files import LARGEST_LIST, read_json
+from twofour.progress import Progress
 
 # Without a terminal rich assumes 80 columns and would cut the tables that scripts read.
 PIPED_WIDTH = 200
 
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE as JSON.")]
+_OF_MODELS = ("model_type", "architectures", "weight_map", "added_tokens", "tokenizer_class")
+"""What the JSON files beside a model's weights hold at their top, and no report does."""
+
+
+def _replaceable(path: Path | None) -> Path | None:
+    """Refuse, before any work, to write a report over a file that is no report: SOURCE itself is the likely one."""
+    try:
+        if path is None or not path.is_file() or not path.stat().st_size:
+            return path
+    except OSError:  # a name that no file can have: writing it says so
+        return path
+    try:
+        content = read_json(path, LARGEST_LIST)
+    except (OSError, ValueError):
+        got = "a file that holds no JSON"
+    else:
+        known = next((key for key in _OF_MODELS if key in content), "") if isinstance(content, dict) else "a list"
+        if not known:
+            return path
+        got = "a JSON list" if known == "a list" else f"a JSON file of a model: it has `{known}`"
+    raise SourceError(
+        f"--json {path} exists already and is not overwritten",
+        got=got,
+        wanted="a new file, or an earlier report",
+        remedy="choose another --json",
+    )
+
+
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Also write the result to FILE as JSON.", callback=_replaceable),
+]
 
 
 class Advance(Protocol):
@@ -108,20 +132,7 @@ def without_nan(content: Any) -> Any:
 
 @contextmanager
 def progress(title: str) -> Iterator[Advance]:
-    """Show a spinner, and a bar with the time left once the number of steps is known."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=errors(), transient=True) as bar:
-        task = bar.add_task(title, total=None)
-
-        def advance(done: int, total: int, what: str = "") -> None:
-            bar.update(task, completed=done, total=total, description=f"{title} {what}".rstrip())
-
-        yield advance
+    """Show how far a step is: a bar with the time left on a terminal, plain lines elsewhere."""
+    with Progress() as shown:
+        shown.begin(title)
+        yield lambda done, total, what="": shown.move(done, total, what)

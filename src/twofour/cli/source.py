@@ -13,8 +13,9 @@ from typing import Any, Literal
 from safetensors import safe_open
 from torch import nn
 
+from twofour.checkpoints.kinds import remedy_for
 from twofour.cli import huggingface
-from twofour.errors import SourceError
+from twofour.errors import SourceError, explained
 
 FORMS = (
     "package.module:function that returns a torch.nn.Module",
@@ -67,7 +68,14 @@ def resolve(text: str) -> Source:
     """
     try:
         path = Path(text).expanduser()
-        folder, file = path.is_dir(), path.is_file()
+        folder, file = path.is_dir(), path.exists() and not path.is_dir()
+    except PermissionError as error:
+        raise SourceError(
+            f"{text} cannot be looked at",
+            got="permission denied",
+            wanted="a path that this user may read",
+            remedy="ask its owner to let you read it",
+        ) from error
     except (OSError, ValueError, RuntimeError):  # too long for a path, or the home of somebody unknown
         path, folder, file = Path(), False, False
     if folder:
@@ -81,7 +89,7 @@ def resolve(text: str) -> Source:
                 f"{text} is not a kind of file that can be read",
                 got=f"a {path.suffix or 'nameless'} file",
                 wanted="a .safetensors file",
-                remedy="a pickled checkpoint can run code when loaded: write it with safetensors.torch.save_file",
+                remedy=remedy_for(path, "a .safetensors file or a Hugging Face folder"),
             )
         return Source(text, "file", path)
     if ":" in text and os.path.sep + ":" not in text:
@@ -130,10 +138,10 @@ def returned(text: str, wanted: str) -> Any:
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # an exit with 0 would pass for a verdict
         raise SourceError(
             f"the module `{module_name}` cannot be imported",
-            got=f"{type(error).__name__}: {error}",
+            got=explained(error),
             wanted=wanted,
             remedy="run from the folder that holds the module, or install its package",
         ) from error
@@ -147,5 +155,5 @@ def returned(text: str, wanted: str) -> Any:
         )
     try:
         return function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SourceError(f"{text} raised {type(error).__name__}", got=str(error), wanted=wanted) from error

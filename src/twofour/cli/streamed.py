@@ -111,11 +111,6 @@ def require_memory(source: Source) -> None:
         )
 
 
-def journal_of(out: Path) -> Path:
-    """Return where the journal of a result lies: beside it."""
-    return out.absolute().with_name(f"{out.name}.journal.json")
-
-
 def written(journal: Path) -> int | None:
     """Return when a journal was last written, in ns; None where there is none."""
     return journal.stat().st_mtime_ns if journal.exists() else None
