@@ -1,0 +1,106 @@
+"""The child of test_threads: each row of each native operation from several threads of Python at once, then by a team.
+
+All threads read the same operands and write answers of their own, which must be, bit for bit, those of a call alone.
+`make sanitize-threads` runs it under the thread sanitizer, which sees what calls share and what a team shares. Prints
+how many calls were made by how many threads, and how many by a team.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from border_cases import calls
+from torch import Tensor
+
+THREADS, ROUNDS = 4, 2
+
+Call = tuple[Callable[..., Any], list[Any]]
+
+WRITTEN = {
+    **{"nm_matmul": (4,), "nm_matmul_columns": (3,), "dense_matmul": (4,), "nm_conv": (5,), "dense_int4_pack": (0,)},
+    **{"layout_pack": (0,), "layout_unpack": (1, 2, 3, 4), "layout_refill": (0,), "attention": (4,), "norm": (4,)},
+    **{"attention_of_columns": (4,), "nm_gradient": (5,), "nm_unbiased": (3,), "nm_compress": (2, 3), "nm_mask": (2,)},
+    **{"nm_tiles": (2,), "nm_nonzero": (2,), "nm_ties": (), "nm_groups": ()},
+    **{"nm_stripes_refine": (2,), "nm_stripes_assign": (2,)},
+}
+"""Places of the operands that a function writes."""
+
+ALONE = {"layout_pack", "layout_unpack", "dense_int4_pack", "nm_ties", "nm_groups"}
+"""Functions that take no number of threads."""
+
+
+def answers(call: Call) -> list[Any]:
+    """Make a call with its answers in memory of their own; return them and what the call returned."""
+    function, given = call
+    arguments = list(given)
+    for place in WRITTEN[function.__name__]:
+        if isinstance(given[place], Tensor):
+            arguments[place] = given[place].clone()
+    returned = function(*arguments)
+    return [returned, *(arguments[place] for place in WRITTEN[function.__name__])]
+
+
+def require_same(call: Call, found: list[Any], alone: list[Any], how: str) -> None:
+    """Raise where an answer is another than that of a call alone."""
+    for one, other in zip(found, alone, strict=True):
+        same = torch.equal(bits(one), bits(other)) if isinstance(one, Tensor) else one == other
+        assert same, f"{call[0].__name__} {call[1][0] if isinstance(call[1][0], int) else ''} differs {how}"
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor, so that NaN equals itself."""
+    return tensor.contiguous().view(torch.uint8)
+
+
+def together(made: list[Call], alone: list[list[Any]]) -> None:
+    """Call every row from all threads: in the same order, then each thread in its own."""
+    gate = threading.Barrier(THREADS)
+
+    def one(me: int) -> None:
+        order = list(range(len(made)))
+        for step in range(ROUNDS):
+            if step:
+                random.Random(me).shuffle(order)
+            for place in order:
+                if not step:
+                    gate.wait(60)
+                require_same(made[place], answers(made[place]), alone[place], f"in thread {me} of {THREADS}")
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for done in [pool.submit(one, me) for me in range(THREADS)]:
+            done.result()
+
+
+def shared_out(made: list[Call], alone: list[list[Any]]) -> int:
+    """Make every call by a team of its own; return how many there were."""
+    count = 0
+    for call, expected in zip(made, alone, strict=True):
+        function, arguments = call
+        if function.__name__ in ALONE:
+            continue
+        place = 6 if function.__name__.startswith("nm_stripes") else len(arguments) - 1
+        assert arguments[place] == 1, f"{function.__name__} takes its threads elsewhere"
+        team = function, [*arguments[:place], THREADS - 1, *arguments[place + 1 :]]
+        require_same(team, answers(team), expected, f"by a team of {THREADS - 1}")
+        count += 1
+    return count
+
+
+def main() -> None:
+    """Call everything, of short operands and of longer ones."""
+    torch.set_num_threads(1)
+    sys.setswitchinterval(1e-6)
+    made = [*calls(), *calls(scale=5)]
+    alone = [answers(call) for call in made]
+    together(made, alone)
+    print(len(made), "calls by", THREADS, "threads,", shared_out(made, alone), "by a team")
+
+
+if __name__ == "__main__":
+    main()
