@@ -21,6 +21,7 @@ from cases import mask as mask_case
 from cases import memory as memory_case
 from cases import models_table, records, shapes, table
 from cases import permutation as permutation_case
+from cases import serving as serving_case
 from twofour.errors import DataError, TwofourError
 from twofour.measure import Record
 
@@ -198,6 +199,18 @@ def files(
     """`twofour prune` on a sharded checkpoint of 3 GB, whole, and killed half-way and resumed: seconds and memory."""
     path = _path(json, "files", record)
     files_case.show(files_case.run(layers, path), _console())
+    _console().print(f"record: {path}", highlight=False)
+
+
+@app.command()
+def serving(
+    starts: Annotated[int, typer.Option(help="Starts of each server, idle and busy.")] = 5,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Two uvicorn workers of a saved MiniLM: seconds until both answer, against eager, with busy neighbours too."""
+    path = _path(json, "serving-float32", record)
+    serving_case.show(serving_case.run(starts, path), _console())
     _console().print(f"record: {path}", highlight=False)
 
 

@@ -28,7 +28,7 @@ from twofour.measure import Cold, Record
 from twofour.native import pages
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
-# DESIGN.md: |err| <= 4 eps K^0.5 |x||w| in norm; against an fp32 reference both sides may be off by that much.
+# Each product: |err| <= 4 eps K^0.5 |x||w| in norm; against an fp32 reference both sides may be off by that much.
 TOLERANCE = 8 * torch.finfo(torch.float32).eps
 # Against the product in float32, in norm: what the rounding of weights and activations to the dtype may cost.
 ROUNDING = {"bfloat16": 0.01, "int8": 0.03, "int4": 0.2}

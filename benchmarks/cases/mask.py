@@ -62,8 +62,7 @@ def compress(weight: Tensor) -> tuple[int, Tensor, Tensor]:
     (rows, columns), extension = weight.shape, native.extension()
     values, indices = torch.empty(rows, columns // 2), torch.empty(rows, (columns + 7) // 8, dtype=torch.uint8)
     row = next(i for i, (_, isa) in enumerate(extension.nm_compress_rows()) if native.supports(isa))
-    addresses = values.data_ptr(), indices.data_ptr()
-    dropped = extension.nm_compress(row, weight.data_ptr(), columns, rows, columns, *addresses, native.threads())
+    dropped = extension.nm_compress(row, weight, values, indices, native.threads())
     return dropped, values, indices
 
 
