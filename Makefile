@@ -6,8 +6,12 @@
 # make bench   OP=linear|grid|conv|mask|models|memory: timings; ARGS=--record keeps the records in git
 # make records measures what is kept in benchmarks/records, in order of interest; it goes on where it stopped
 # make figures draws docs/figures from the records kept, and those of Sparse Tensor Cores from their tables
-# make fuzz   twice ten minutes of hostile files against the loader, at last under the sanitizers; ARGS="--seconds 60"
+# make fuzz   a minute of hostile input for each reader and for the native calls, then under the sanitizers;
+#             ARGS="--seconds 600 --target load"
+# make fuzz-quick ten seconds of it for each, two at a time
+# make kill   prune, save, shards, finetune and experiments killed at 200 random moments each; ARGS="--kills 10"
 # make sanitize the native part under the address and undefined-behaviour sanitizers, in a build folder of its own
+# make sanitize-threads  the same under the thread sanitizer: native calls from several threads, and by teams of them
 # make test-gpu  the tests that need an NVIDIA GPU, and those of its kernels; says so where there is none
 # make bench-gpu OUT=dir   the GPU benchmarks, a JSON record a case; run again, it goes on where it stopped
 # make kernels every kernel: available here, or the reason it is not
@@ -24,7 +28,7 @@ NATIVE := $(shell find src -name '*.cc' -o -name '*.h' -o -name '*.inc') CMakeLi
 OP ?= linear
 JOBS ?= 2
 
-.PHONY: demo tiny test test-gpu bench-gpu test-ray check bench records figures sanitize fuzz kernels build clean
+.PHONY: demo tiny test test-gpu bench-gpu test-ray check bench records figures sanitize sanitize-threads fuzz fuzz-quick kill kernels build clean
 
 demo: $(VENV)/demo.stamp $(VENV)/package.stamp
 	$(BIN)/twofour demo $(ARGS)
@@ -48,7 +52,7 @@ check: $(VENV)/check.stamp $(VENV)/test.stamp $(VENV)/package.stamp
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
-bench: $(if $(filter linear grid models,$(OP)),$(VENV)/peers.stamp) $(if $(filter models,$(OP)),$(VENV)/weights.stamp) $(VENV)/package.stamp
+bench: $(if $(filter linear grid models serving,$(OP)),$(VENV)/peers.stamp) $(if $(filter models serving,$(OP)),$(VENV)/weights.stamp) $(VENV)/package.stamp
 	$(BIN)/python benchmarks/run.py $(OP) $(ARGS)
 
 # The records in git, most wanted first, about 35 minutes on two quiet cores; run again, it goes on where it stopped.
@@ -89,28 +93,45 @@ figures: $(VENV)/figures.stamp $(VENV)/package.stamp
 # its .pth files. libstdc++ is preloaded because the sanitizers must find the real __cxa_throw when Python starts.
 SANITIZED := build/sanitize
 SANITIZERS = $(foreach name,libasan.so libubsan.so libstdc++.so,$(shell $(or $(CC),cc) -print-file-name=$(name)))
+NATIVE_TESTS := tests/native tests/patterns tests/packing tests/kernels tests/permutation tests/training/sdgp tests/training/test_both_ways.py
 sanitize: $(SANITIZED)/ready
-	$(SANITIZED_RUN) -m pytest -p no:cacheprovider $(or $(ARGS),tests/native tests/patterns tests/packing tests/kernels)
+	OMP_NUM_THREADS=1 $(SANITIZED_RUN) tests/native/sanitize.py $(or $(ARGS),$(NATIVE_TESTS))
 
-# Hostile files against the loader and the kernels behind it; it keeps tests/fuzz/corpus and writes records. First led by
-# coverage; then under the sanitizers, whose runtime takes the counters away from the fuzzer: those inputs are blind.
+# Python and torch are not instrumented, and races of theirs alone are left out.
+RACES := build/sanitize-tsan
+sanitize-threads: $(RACES)/ready
+	OMP_NUM_THREADS=1 LD_PRELOAD="$(foreach name,libtsan.so libstdc++.so,$(shell $(or $(CC),cc) -print-file-name=$(name)))" \
+	  TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
+	  $(RACES)/venv/bin/python tests/native/sanitize.py $(or $(ARGS),tests/native/test_threads.py)
+
+# Hostile input for each target of tests/fuzz/targets; it keeps tests/fuzz/corpus and writes records. First led by
+# coverage; then under the sanitizers, whose runtime takes the counters away: those inputs are the first run's, changed.
 fuzz: $(SANITIZED)/ready $(VENV)/fuzz.stamp $(VENV)/package.stamp
-	$(BIN)/python -m tests.fuzz.run --record tests/fuzz/records/loader.json $(ARGS)
-	$(SANITIZED_RUN) -m tests.fuzz.run --record tests/fuzz/records/loader-sanitized.json $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.run --record $(ARGS)
+	OMP_NUM_THREADS=1 $(SANITIZED_RUN) -m tests.fuzz.run --record $(ARGS)
+
+fuzz-quick: $(VENV)/test.stamp $(VENV)/fuzz.stamp $(VENV)/package.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.run --seconds 10 --jobs 2 $(ARGS)
+
+# Runs that write files, killed at random moments, with records: about twenty minutes.
+kill: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.kill.run --records tests/kill/records $(ARGS)
 
 SANITIZED_RUN = LD_PRELOAD="$(SANITIZERS)" ASAN_OPTIONS=detect_leaks=0 \
   UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(SANITIZED)/venv/bin/python
-.PHONY: $(SANITIZED)/ready
-$(SANITIZED)/ready: $(VENV)/test.stamp
-	$(BIN)/cmake -S . -B $(SANITIZED)/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DTWOFOUR_SANITIZE=address,undefined \
+$(SANITIZED)/ready: KINDS = address,undefined
+$(RACES)/ready: KINDS = thread
+.PHONY: $(SANITIZED)/ready $(RACES)/ready
+$(SANITIZED)/ready $(RACES)/ready: $(VENV)/test.stamp
+	$(BIN)/cmake -S . -B $(@D)/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DTWOFOUR_SANITIZE=$(KINDS) \
 	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python) \
 	  -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)
-	$(BIN)/cmake --build $(SANITIZED)/cmake
-	rm -rf $(SANITIZED)/package && mkdir -p $(SANITIZED)/package && cp -R src/twofour $(SANITIZED)/package
-	rm -f $(SANITIZED)/package/twofour/native/_ext*.so && cp $(SANITIZED)/cmake/_ext*.so $(SANITIZED)/package/twofour/native
-	$(BIN)/python -m venv --without-pip $(SANITIZED)/venv
-	printf '%s\n' $(abspath $(SANITIZED)/package) $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])') \
-	  > $$($(SANITIZED)/venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/packages.pth
+	$(BIN)/cmake --build $(@D)/cmake
+	rm -rf $(@D)/package && mkdir -p $(@D)/package && cp -R src/twofour $(@D)/package
+	rm -f $(@D)/package/twofour/native/_ext*.so && cp $(@D)/cmake/_ext*.so $(@D)/package/twofour/native
+	$(BIN)/python -m venv --without-pip $(@D)/venv
+	printf '%s\n' $(abspath $(@D)/package) $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])') \
+	  > $$($(@D)/venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/packages.pth
 
 kernels: $(VENV)/package.stamp
 	$(BIN)/twofour kernels
