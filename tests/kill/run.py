@@ -82,7 +82,8 @@ def killed(target: Target, place: Path, kind: str, kills: int, seed: int, runs: 
         try:
             found = _trial(target, folder, signal.Signals[kind], share * whole, wanted)
         except Exception:
-            failures.append(f"{share:.4f} of {whole:.3f} s: {traceback.format_exc()[-1500:]}")
+            said = traceback.format_exc(chain=False)
+            failures.append(f"{share:.4f} of {whole:.3f} s: {said[-1500:]}")
             found = "failed"
         if found == "late":
             late += 1
@@ -110,7 +111,7 @@ def _uninterrupted(target: Target, folder: Path, runs: int) -> tuple[object, flo
         target.begin(one)
         planted = _planted(target, one, killed=False)
         begin = time.perf_counter()
-        assert os.waitstatus_to_exitcode(os.waitpid(_started(target, one), 0)[1]) == 0, (one / "log").read_text()
+        assert os.waitstatus_to_exitcode(os.waitpid(_started(target, one), 0)[1]) == 0, _said(one)
         seconds.append(time.perf_counter() - begin)
         wanted = target.result(one)
         _require_tidy(target, one, planted)
@@ -127,13 +128,13 @@ def _trial(target: Target, folder: Path, kind: signal.Signals, delay: float, wan
     os.kill(child, kind)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status != -kind:
-        assert status == 0, (folder / "log").read_text()
+        assert status == 0, _said(folder)
         return "late"
     found = target.require_whole(folder)
     _require_planted(planted)
     planted |= _planted(target, folder, killed=True)
     status = os.waitstatus_to_exitcode(os.waitpid(_started(target, folder), 0)[1])
-    assert status == 0, (folder / "log").read_text()
+    assert status == 0, _said(folder)
     assert target.result(folder) == wanted, "another result than that of a run that nothing interrupted"
     _require_tidy(target, folder, planted)
     return found
@@ -154,6 +155,12 @@ def _started(target: Target, folder: Path) -> int:
         sys.stderr.flush()
         os._exit(1)
     os._exit(0)
+
+
+def _said(folder: Path) -> str:
+    """Return what a run said before it failed, and the end of its traceback."""
+    said, _, trace = (folder / "log").read_text().partition("Traceback")
+    return f"{said[-700:]} ... {trace[-300:]}"
 
 
 def _planted(target: Target, folder: Path, killed: bool) -> dict[Path, bytes]:

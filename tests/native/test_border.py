@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from twofour import packing
+from twofour import native, packing
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import KernelError
 from twofour.kernels.attention import attention
@@ -17,8 +17,10 @@ from twofour.kernels.conv import Geometry
 from twofour.kernels.ladder import read
 from twofour.kernels.nm_conv.cpu import native_conv_rows
 from twofour.kernels.nm_matmul import native_rows
+from twofour.kernels.nm_matmul.layout import refill
 from twofour.packing import HEADER_BYTES
 
+EXT = native.extension()
 CASES = Path(__file__).with_name("border_cases.py")
 
 
@@ -97,6 +99,27 @@ def test_bytes_that_are_fewer_than_their_header_says_are_refused() -> None:
             good = kernel.prepare(packing.pack(torch.zeros(64, 128), "2:4", dtype=kernel.dtype))
             with pytest.raises(KernelError, match="as many bytes as its header says"):
                 kernel.run(torch.randn(2, 128), good[:-64].clone(), None, 64)
+
+
+def test_an_answer_without_a_place_for_each_number_is_refused() -> None:
+    q = torch.randn(2, 4, 3, 8)
+    index = next(index for index, (_, isa, dtype) in enumerate(EXT.attention_rows()) if dtype == "float32")
+    for axis in range(3):
+        out = torch.empty(q.shape).narrow(axis, 0, 1).expand_as(q)
+        with pytest.raises(KernelError, match="a place of their own in memory"):
+            EXT.attention(index, q, q, q, out, None, None, None, 1.0, False, 1)
+        held = torch.full((*q.shape, 2), float("nan"))[..., 0].movedim(axis, 0).contiguous().movedim(0, axis)
+        EXT.attention(index, q, q, q, held, None, None, None, 1.0, False, 1)
+        assert held.isfinite().all()
+
+
+def test_a_layout_that_cannot_be_written_anew_refuses_new_values() -> None:
+    layouts = {row.layout: row for row in native_rows() if not EXT.layout_refills(row.layout)}
+    assert layouts
+    for row in layouts.values():
+        buffer = row.prepare(packing.pack(torch.zeros(32, 128), "2:4", dtype=row.dtype))
+        with pytest.raises(KernelError, match="written anew in place"):
+            refill(buffer, row.layout, torch.zeros(32, 128))
 
 
 @pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 4, 4), (2, 0, 4), (2, 4, 0), (0, 0, 0)])

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "attention.h"
 #include "native/binding.h"
@@ -77,6 +78,21 @@ void add_mask(const Border& border, const Operand& mask, Attention* args) {
   args->mask_strides = {v.strides[0], v.strides[1], v.strides[2]};
 }
 
+// Whether no number of a tensor that is written stands twice in memory, as those of an expanded one do.
+bool is_apart(const Heads& out) {
+  if (out.batch == 0 || out.heads == 0 || out.rows == 0) return true;
+  std::array<std::pair<int64_t, int64_t>, 3> axes{
+      {{out.strides.batch, out.batch}, {out.strides.head, out.heads}, {out.strides.row, out.rows}}};
+  std::sort(axes.begin(), axes.end());
+  int64_t extent = out.width;
+  for (const auto& [stride, size] : axes) {
+    if (size == 1) continue;
+    if (stride < extent) return false;
+    extent += stride * (size - 1);
+  }
+  return true;
+}
+
 // The call, but for its mask and what stands behind k and v.
 Attention call_of(const Border& border, const Heads& q, const Heads& k, const Heads& v, const Heads& out,
                   const Operand& answer, float scale, bool causal) {
@@ -84,6 +100,7 @@ Attention call_of(const Border& border, const Heads& q, const Heads& k, const He
                      q.rows == out.rows && v.width == out.width && q.width == k.width && k.heads == v.heads &&
                      k.rows == v.rows && k.heads > 0 && q.heads % k.heads == 0 && q.width > 0,
                  answer, "answer", "(batch, heads, queries, value width) of q, k and v that belong together");
+  border.require(is_apart(out), answer, "answer", "numbers that each have a place of their own in memory");
   return {q.data, k.data, v.data, out.data, q.strides, k.strides, v.strides, out.strides,
           nullptr, AttentionMask::none, {}, q.batch, q.heads, k.heads, q.rows, k.rows, q.width, v.width,
           scale, causal, nullptr, nullptr, {}, {}, k.rows};

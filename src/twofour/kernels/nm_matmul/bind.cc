@@ -40,7 +40,7 @@ void bind_refill(nb::module_& m) {
     const Border border("layout_refill");
     const PackedWeight to(border, packed, "packed weight");
     const Layout& kind = layout_of(to);
-    if (kind.refill == nullptr) throw nb::value_error("no refill for this layout");
+    border.require(kind.refill != nullptr, packed, "packed weight", "a layout whose values can be written anew in place");
     const WeightShape shape = to.shape();
     const View weight = border.strided(from, "weight", kReal);
     border.require(weight.ndim == 2 && weight.shape[0] == shape.out && weight.shape[1] == shape.in &&
