@@ -2,7 +2,7 @@
 //
 // Cores that start two multiply-adds per cycle also load two vectors per cycle at best, and on Intel a 512-bit load
 // takes half an arithmetic slot as well, so a product of registers and memory is bound by its loads. Two rows of a 2:4
-// weight keep 16 of 64 inputs in common by chance and about 20 after matching (layout.cc): a third fewer loads.
+// weight keep 16 of 64 inputs in common by chance and about 20 after matching (f32_layout.cc): a third fewer loads.
 #pragma once
 
 #include <cstdint>
