@@ -24,7 +24,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
-NATIVE := $(shell find src -name '*.cc' -o -name '*.h' -o -name '*.inc') CMakeLists.txt pyproject.toml
+NATIVE := $(shell find src -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name '*.def') CMakeLists.txt pyproject.toml
 OP ?= linear
 JOBS ?= 2
 

@@ -47,7 +47,7 @@ def no_whole_timing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def isa_levels() -> list[str]:
     """Instruction-set levels of this CPU, slowest first."""
-    return [level for level in native.ISA_LEVELS if native.extension().cpu_has(level)]
+    return [level for level in native.isa_levels() if native.extension().cpu_has(level)]
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def runs(instruction_set: str) -> bool:
     return native.extension().cpu_has(instruction_set)
 
 
-@pytest.fixture(params=native.ISA_LEVELS)
+@pytest.fixture(params=native.isa_levels())
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Run the test once for each instruction set; those this CPU lacks are skipped with the reason."""
     if request.param not in isa_levels():

@@ -123,7 +123,7 @@ def test_escapes_that_are_asked_for_are_made_beyond_64_stripes() -> None:
 def test_every_instruction_set_and_thread_count_finds_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = torch.rand(300, 320, generator=torch.Generator().manual_seed(2))
     orders = []
-    for level in native.ISA_LEVELS:
+    for level in native.isa_levels():
         monkeypatch.setenv("TWOFOUR_ISA", level)
         for count in (1, 2):
             with threads(count):

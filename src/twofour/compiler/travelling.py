@@ -61,7 +61,9 @@ class MachineTimes:
 
 def this_machine(seconds: Seconds | None = None) -> MachineTimes:
     """Describe this machine as it may use its kernels now, with times it measured today."""
-    extras = tuple(name for name in native.ISA_EXTRAS if native.supports(name))
+    extras = tuple(
+        name for name, one in native.instruction_sets().items() if name != one.level and native.supports(name)
+    )
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return MachineTimes(native.isa(), extras, _processor(), _software(), today, seconds or {})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -11,15 +12,10 @@ import torch
 
 from twofour.errors import KernelError
 
-ISA_LEVELS = ("scalar", "avx2", "avx512", "amx")
-"""Instruction-set levels, slowest first: what TWOFOUR_ISA caps."""
-
-ISA_EXTRAS = {"avx512_bf16": "avx512", "avx512_vnni": "avx512"}
-"""Instruction sets that some CPUs of a level have and others lack, and their level."""
-
 FUNCTIONS = (
     *("advise_huge_pages", "attention", "attention_of_columns", "attention_rows", "collapse_huge_pages", "conv_block"),
     *("conv_taps", "cpu_has", "dense_int4_bytes", "dense_int4_pack", "dense_matmul", "dense_matmul_rows"),
+    "instruction_sets",
     *("layout_bytes", "layout_dtype", "layout_pack", "layout_refill", "layout_refills", "layout_unpack", "nm_compress"),
     *("nm_compress_rows", "nm_conv", "nm_conv_rows", "nm_gradient", "nm_gradient_rows", "nm_groups", "nm_mask"),
     *("nm_mask_rows", "nm_matmul", "nm_matmul_columns", "nm_matmul_rows", "nm_nonzero", "nm_nonzero_rows"),
@@ -64,34 +60,76 @@ def _require_functions(built: ModuleType) -> None:
         )
 
 
+@dataclass(frozen=True)
+class InstructionSet:
+    """One row of isa.def.
+
+    Attributes:
+        name: As rows of the kernel tables give it.
+        level: What TWOFOUR_ISA calls it: its own name, or of the set that it extends on some CPUs.
+        parents: Names of the sets it contains.
+    """
+
+    name: str
+    level: str
+    parents: tuple[str, ...]
+
+
+@cache
+def instruction_sets() -> dict[str, InstructionSet]:
+    """Return every instruction set there are kernels for, of any architecture, by name, parents first."""
+    return {
+        name: InstructionSet(name, level, tuple(parents.split()))
+        for name, level, parents in extension().instruction_sets()
+    }
+
+
+def isa_levels() -> tuple[str, ...]:
+    """Return what TWOFOUR_ISA may name: instruction sets, slower ones first."""
+    return tuple(one.name for one in instruction_sets().values() if one.name == one.level)
+
+
+@cache
+def _levels_within(name: str) -> frozenset[str]:
+    """Return the levels that TWOFOUR_ISA=`name` allows: those of the set and of all that it contains."""
+    own = instruction_sets()[name]
+    return frozenset({own.level}).union(
+        *(_levels_within(parent) for parent in (*own.parents, own.level) if parent != name)
+    )
+
+
 def isa() -> str:
-    """Return the level kernels may use: what the CPU has, capped by the environment variable TWOFOUR_ISA.
+    """Return the level kernels may use: the highest that the CPU has and TWOFOUR_ISA, where it is set, contains.
 
     Raises:
-        KernelError: TWOFOUR_ISA is not one of `ISA_LEVELS`.
+        KernelError: TWOFOUR_ISA is not one of `isa_levels`.
     """
-    detected = max((level for level in ISA_LEVELS if _cpu_has(level)), key=ISA_LEVELS.index)
-    cap = os.environ.get("TWOFOUR_ISA", "")
-    if not cap:
-        return detected
-    if cap not in ISA_LEVELS:
+    return _isa(os.environ.get("TWOFOUR_ISA", ""))
+
+
+@cache
+def _isa(cap: str) -> str:
+    if cap and cap not in isa_levels():
         raise KernelError(
             "the environment variable TWOFOUR_ISA names no instruction set",
             got=f"TWOFOUR_ISA={cap!r}",
-            wanted=f"one of {', '.join(ISA_LEVELS)}",
+            wanted=f"one of {', '.join(isa_levels())}",
             remedy="unset TWOFOUR_ISA to use everything this CPU has",
         )
-    return min(detected, cap, key=ISA_LEVELS.index)
+    within = [name for name in isa_levels() if not cap or name in _levels_within(cap)]
+    return max((name for name in within if _cpu_has(name)), key=level)
 
 
+@cache
 def level(instruction_set: str) -> int:
-    """Return the rank of an instruction set's level in `ISA_LEVELS`."""
-    return ISA_LEVELS.index(ISA_EXTRAS.get(instruction_set, instruction_set))
+    """Return the rank of an instruction set's level: how many levels, one inside the next, it contains."""
+    own = instruction_sets()[instruction_set].level
+    return max((level(name) + 1 for name in _levels_within(own) if name != own), default=0)
 
 
 def supports(instruction_set: str) -> bool:
     """Tell whether kernels of this instruction set may run here and now."""
-    return level(instruction_set) <= ISA_LEVELS.index(isa()) and _cpu_has(instruction_set)
+    return instruction_sets()[instruction_set].level in _levels_within(isa()) and _cpu_has(instruction_set)
 
 
 def best_row(table: str, dtype: str = "float32") -> int:

@@ -18,6 +18,11 @@ NB_MODULE(_ext, m) {
   using namespace twofour;
   translate_refusals();
   m.def("cpu_has", [](const std::string& name) { return cpu_has(name.c_str()); });
+  m.def("instruction_sets", [] {
+    nanobind::list sets;
+    for (const InstructionSet& set : kInstructionSets) sets.append(nanobind::make_tuple(set.name, set.level, set.parents));
+    return sets;
+  });
   m.def("threads_backend", [] { return std::string(threads_backend()); });
   // Addresses, since oneDNN's opaque tensors are none that DLPack describes; nothing is read or written there, and the
   // system refuses what is not mapped.

@@ -1,0 +1,93 @@
+"""The partial order of instruction sets: what a level contains, and what TWOFOUR_ISA allows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from twofour import native
+from twofour.errors import KernelError
+from twofour.native import InstructionSet
+
+DEF = Path(native.__file__).parent / "isa.def"
+CACHED = (native._isa, native._levels_within, native.level)
+
+TWO_BRANCHES = {
+    name: InstructionSet(name, level, tuple(parents.split()))
+    for name, level, parents in (
+        ("scalar", "scalar", ""),
+        ("avx2", "avx2", "scalar"),
+        ("avx512", "avx512", "avx2"),
+        ("avx512_vnni", "avx512", "avx512"),
+        ("amx", "amx", "avx512_vnni"),
+        ("neon", "neon", "scalar"),
+        ("neon_i8mm", "neon", "neon"),
+    )
+}
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """A CPU with the sets named, among those of two architectures."""
+
+    def forget() -> None:
+        for function in CACHED:
+            function.cache_clear()
+
+    def make(*has: str, cap: str = "") -> None:
+        monkeypatch.setattr(native, "instruction_sets", lambda: TWO_BRANCHES)
+        monkeypatch.setattr(native, "_cpu_has", has.__contains__)
+        monkeypatch.setenv("TWOFOUR_ISA", cap)
+        forget()
+
+    forget()
+    yield make
+    forget()
+
+
+def usable() -> list[str]:
+    return [name for name in TWO_BRANCHES if native.supports(name)]
+
+
+def test_a_level_contains_its_ancestors_and_their_extensions_and_no_other_branch(machine) -> None:
+    x86 = ("scalar", "avx2", "avx512", "avx512_vnni", "amx")
+    for cap, allowed in (("", x86), ("amx", x86), ("avx512", x86[:4]), ("avx2", x86[:2]), ("neon", x86[:1])):
+        machine(*x86, cap=cap)
+        assert usable() == list(allowed), cap
+        assert native.isa() == ([name for name in allowed if TWO_BRANCHES[name].level == name])[-1]
+    arm = ("scalar", "neon", "neon_i8mm")
+    for cap, allowed in (("", arm), ("neon", arm), ("scalar", arm[:1]), ("amx", arm[:1])):
+        machine(*arm, cap=cap)
+        assert usable() == list(allowed), cap
+
+
+def test_what_the_cpu_lacks_is_never_used(machine) -> None:
+    machine("scalar", "avx2", "avx512")
+    assert usable() == ["scalar", "avx2", "avx512"] and native.isa() == "avx512"
+
+
+def test_ranks_count_the_levels_inside_one_another(machine) -> None:
+    machine("scalar")
+    ranks = [native.level(name) for name in TWO_BRANCHES]
+    assert ranks == [0, 1, 2, 2, 3, 1, 1]
+
+
+def test_a_level_that_is_none_is_refused(machine) -> None:
+    machine("scalar", cap="avx512_vnni")
+    with pytest.raises(KernelError, match="names no instruction set") as error:
+        native.isa()
+    assert "one of scalar, avx2, avx512, amx, neon" in str(error.value)
+
+
+def test_the_extension_has_the_rows_of_the_file_parents_first() -> None:
+    found = native.instruction_sets()
+    rows = re.findall(r'^TWOFOUR_ISA\((\w+), \w+, (\w+), "([\w ]*)", "', DEF.read_text(), re.M)
+    assert [(one.name, one.level, " ".join(one.parents)) for one in found.values()] == rows and rows
+    names = list(found)
+    for one in found.values():
+        assert one.level in found and all(names.index(parent) < names.index(one.name) for parent in one.parents)
+        for parent in one.parents:
+            assert native.extension().cpu_has(parent) or not native.extension().cpu_has(one.name)
