@@ -317,9 +317,9 @@ def test_a_model_under_a_training_scheme_is_refused_until_it_is_finished(attach,
 
 def test_a_scheme_that_is_gone_or_removed_holds_nothing() -> None:
     model = network()
-    twofour.training.gradual.attach(model, "2:4", end=0)  # nobody keeps it
+    twofour.training.gradual.attach(model, "2:4", end=1)  # nobody keeps it
     assert twofour.check(twofour.prune(model, "2:4")).ok
-    twofour.training.gradual.attach(network(), "2:4", end=0)
+    twofour.training.gradual.attach(network(), "2:4", end=1)
     dense = network()
     scheme = twofour.training.sr_ste.attach(dense, "2:4")
     scheme.remove()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from twofour import calibration, criteria, masks, permutation
 from twofour.criteria import Criterion, Outcome, Solved
 from twofour.errors import LayerError, RecipeError
-from twofour.layers import SUPPORTED, PrunableWeight, compiled_parts, describe_attached, way_out
+from twofour.layers import SUPPORTED, PrunableWeight, compiled_parts, describe_attached, require_module, way_out
 from twofour.patterns import Pattern
 from twofour.recipe import Assignment, Recipe
 
@@ -122,12 +122,22 @@ def _attach(solved: Solved) -> None:
 
 
 def outcomes(model: nn.Module) -> tuple[Outcome, ...]:
-    """Return what the last `prune` of this model did to each weight, the error of its output included."""
+    """Return what the last `prune` of this model did to each weight, the error of its output included.
+
+    Raises:
+        LayerError: `model` is no module.
+    """
+    require_module(model)
     return model.__dict__.get(_OUTCOMES, ())
 
 
 def permutation_report(model: nn.Module) -> permutation.Report | None:
-    """Return what `permute=True` won in the last `prune` of this model, None where it was not asked for."""
+    """Return what `permute=True` won in the last `prune` of this model, None where it was not asked for.
+
+    Raises:
+        LayerError: `model` is no module.
+    """
+    require_module(model)
     return model.__dict__.get(_REPORT)
 
 

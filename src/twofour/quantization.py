@@ -68,6 +68,13 @@ def attach(
 
 def _roundable(model: nn.Module, dtype: str, group: int, layers: str) -> dict[str, Mask]:
     """Return the masks whose weights are rounded; the others that fit the glob get a log line."""
+    if not isinstance(layers, str):
+        raise TrainingError(
+            "`layers` is no glob",
+            got=repr(layers)[:80],
+            wanted='one text, such as "encoder.*"',
+            remedy='leave it out for every masked Linear layer: "*"',
+        )
     found: dict[str, Mask] = {}
     left: dict[str, str] = {}
     shared = tied(model)
@@ -75,7 +82,7 @@ def _roundable(model: nn.Module, dtype: str, group: int, layers: str) -> dict[st
         if not fnmatchcase(mask.layer, layers):
             continue
         cut = "tied to another, which would not be rounded"
-        reason = cut if id(mask.module.get_parameter(mask.attribute)) in shared else _unfit(mask, dtype, group)
+        reason = cut if id(mask.parameter) in shared else _unfit(mask, dtype, group)
         if reason:
             left[name] = reason
             _log.info("`%s` is not rounded: %s", name, reason)

@@ -24,8 +24,17 @@ from torch import nn
 from twofour import criteria, patterns
 from twofour.criteria import Criterion
 from twofour.errors import LayerError, PatternError, RecipeError
-from twofour.files import read_toml, reason, replacing
-from twofour.layers import PrunableWeight, Skipped, matches, require_eligibility, require_matches, walk, way_out
+from twofour.files import named, read_toml, reason, replacing
+from twofour.layers import (
+    PrunableWeight,
+    Skipped,
+    matches,
+    parse_globs,
+    require_eligibility,
+    require_matches,
+    walk,
+    way_out,
+)
 from twofour.patterns import Pattern
 
 FORMAT = 1
@@ -91,7 +100,7 @@ class Recipe:
             RecipeError: A rule is malformed, or an argument contradicts the recipe given.
             PatternError: A pattern does not parse.
         """
-        globs = (skip,) if isinstance(skip, str) else tuple(skip)
+        globs = parse_globs(skip, kind=RecipeError)
         chosen = None if criterion is None else criteria.parse(criterion)
         if isinstance(source, Recipe):
             for name, value, default, own in (
@@ -119,6 +128,7 @@ class Recipe:
         Raises:
             RecipeError: The file is missing, no TOML, or not a recipe.
         """
+        path = named(path, RecipeError, "the path of a recipe")
         try:
             table = read_toml(path)
         except (OSError, ValueError) as error:
@@ -140,6 +150,7 @@ class Recipe:
         Raises:
             RecipeError: The file cannot be written: `path` is a folder, say, or the disk is full.
         """
+        path = named(path, RecipeError, "the path of a recipe")
         try:
             with replacing(path) as temporary:
                 temporary.write_text(self.to_toml(), encoding="utf-8")

@@ -21,6 +21,22 @@ def build():
     return Leaves(16, 16)
 """
 
+BUILDS = """import twofour
+from torch import nn
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+    def forward(self, input_ids):
+        return self.fc(input_ids)
+def build():
+    return nn.Linear(16, 16)
+def sparse():
+    return twofour.prune(build(), "2:4")
+def words():
+    return twofour.prune(Words(), "2:4")
+"""
+
 
 def run(*words: object):
     return CliRunner().invoke(app, [str(word) for word in words])
@@ -141,3 +157,31 @@ def test_a_report_replaces_an_earlier_one(weights: Path) -> None:
     assert [run("check", weights, "--expect", "2:4", "--json", report).exit_code for _ in range(2)] == [1, 1]
     report.write_text("")
     assert run("check", weights, "--expect", "2:4", "--json", report).exit_code == 1 and report.stat().st_size
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["advise", "leaves:build", "--threads", 99999999], "threads=99999999"),
+        (["advise", "leaves:build", "--batch", 10**14], "a token count does not fit into memory"),
+        (["estimate", "leaves:build", "--machine", "h200", "--input", "9" * 30], "the input is larger than memory"),
+        (["estimate", "leaves:build", "--machine", "h200", "--length", 10**20], "the input is larger than memory"),
+        (["estimate", "leaves:build", "--machine", "h200", "--batch", 10**20], "the input is larger than memory"),
+        (["export", "leaves:sparse", "--to", "onnx", "--out", "x", "--input", f"{10**11}x16"], "larger than memory"),
+        (["export", "leaves:sparse", "--to", "onnx", "--out", "x", "--input", "9" * 30], "larger than memory"),
+        (["export", "leaves:words", "--to", "onnx", "--out", "x", "--length", 10**14], "larger than memory"),
+        (["prune", "leaves:build", "--out", "/", "--force"], "/ cannot become the result's folder"),
+        (["import", "leaves", "--out", "/", "--force"], "/ cannot become the result's folder"),
+        (["demo", "--quick", "--seed", 10**30, "--out", "runs"], "the seed is impossible"),
+    ],
+)
+def test_sizes_and_places_that_cannot_be_are_2_and_named(tmp_path: Path, monkeypatch, words, said: str) -> None:
+    (tmp_path / "leaves.py").write_text(BUILDS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "leaves", raising=False)
+    found = run(*words)
+    sys.modules.pop("leaves", None)
+    assert found.exit_code == 2, found.output
+    assert said in found.stderr and "fault of twofour" not in found.stderr
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".py") in ([], ["__pycache__"])

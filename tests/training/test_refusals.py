@@ -81,11 +81,36 @@ def test_batches_that_are_no_pairs(batch):
         ({"schedule_every": "batch"}, '"step" or "epoch"'),
         ({"schedule": torch.optim.lr_scheduler.ReduceLROnPlateau}, "waits for a metric"),
         ({"evaluate": lambda m: "good"}, "must return a number"),
+        ({"evaluate": 3}, "`evaluate` cannot be called"),
+        ({"loss": None}, "`loss` cannot be called"),
+        ({"optimizer": None}, "`optimizer` cannot be called"),
+        ({"optimizer": "SGD"}, "lambda params: torch.optim.SGD"),
+        ({"optimizer": lambda params: None}, "NoneType, which has no `param_groups`"),
+        ({"schedule": 3}, "`schedule` cannot be called"),
+        ({"schedule": lambda optimizer: 3}, "int, which has no `step`"),
+        ({"seed": "x"}, "`seed` cannot be used"),
+        ({"seed": 1.5}, "`seed` cannot be used"),
+        ({"seed": None}, "`seed` cannot be used"),
+        ({"checkpoint": 3}, "`checkpoint` names no file or folder"),
+        ({"checkpoint": ""}, "`checkpoint` names no file or folder"),
     ],
 )
 def test_arguments_that_cannot_be_used(changes, words):
     model, _ = pair_of_models()
     assert words in refusal(model, **changes)
+
+
+@pytest.mark.parametrize("loader", [None, 3])
+def test_what_is_no_loader(loader):
+    model, _ = pair_of_models()
+    with pytest.raises(TrainingError, match="there is no loader"):
+        finetune(model, loader, **recipe())
+
+
+@pytest.mark.parametrize("control", [5, {}, nn.Linear])
+def test_a_control_that_is_no_module(control):
+    model, _ = pair_of_models()
+    assert "the control cannot be compared" in refusal(model, control=control)
 
 
 def test_workers_that_outlive_the_epoch():

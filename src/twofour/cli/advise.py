@@ -26,6 +26,7 @@ def advise(
     """Measure per layer what 2:4 would bring on this machine: best dense kernel against best sparse one."""
     tokens = _tokens(batch)
     if threads is not None:
+        measure.require_threads(threads)
         torch.set_num_threads(threads)
     with progress(f"reading {source}"):
         model = sources.resolve(source).model()

@@ -12,7 +12,7 @@ from torch import nn
 from twofour import hardware
 from twofour.cli import source as sources
 from twofour.cli.screen import JsonFile, print_table, progress, say, write
-from twofour.cli.shapes import parsed
+from twofour.cli.shapes import parsed, require_room
 from twofour.cli.spoken import spoken
 from twofour.hardware import Estimate, Row
 from twofour.hardware.machine import SPARSE_DTYPES
@@ -85,6 +85,8 @@ def _cells(rows: list[Row]) -> tuple[str, ...]:
 
 
 def _example(model: nn.Module, batch: int, shape: tuple[int, ...] | None, length: int | None) -> Any:
+    sizes = (batch, *(shape or (length or 1,)))
+    require_room(*sizes, item=8, virtual=True)
     if shape is not None:
         kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
         return torch.empty((batch, *shape), dtype=kind, device="meta")

@@ -15,7 +15,7 @@ from twofour.cli import data as calibration
 from twofour.cli import source as sources
 from twofour.cli import sparse
 from twofour.cli.screen import JsonFile, progress, say, write
-from twofour.cli.shapes import parsed
+from twofour.cli.shapes import parsed, require_room
 from twofour.cli.spoken import spoken
 from twofour.criteria import SAMPLES
 from twofour.errors import SourceError
@@ -196,9 +196,11 @@ def _example(
         return calibration.example(model, batches), batches
     draw = torch.Generator().manual_seed(0)
     if (size := parsed(given)) is not None:
+        require_room(2, *size, item=4)
         return torch.randn(2, *size, generator=draw, dtype=torch.float32, device="cpu"), None
     names = inspect.signature(model.forward).parameters
     if "input_ids" in names:
+        require_room(2, length, item=2 * 8)  # the ids and their mask
         words = int(getattr(getattr(model, "config", None), "vocab_size", 100))
         ids = torch.randint(0, words, (2, length), generator=draw, device="cpu")
         mask = {"attention_mask": torch.ones_like(ids)} if "attention_mask" in names else {}

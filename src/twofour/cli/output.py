@@ -33,13 +33,15 @@ def require_free(out: Path, force: bool) -> None:
         SourceError: It exists and is not empty; with `force`, it is not exactly what `twofour prune` wrote.
     """
     with _writing(out):
+        _require_own(out)
         if _replaced(out).is_dir() or (journal_of(out).exists() and not unfinished(out).exists()):
             with _alone(out):  # a run that was killed at its very end
                 pass
         _require_free(out, force)
 
 
-def _require_free(out: Path, force: bool) -> None:
+def _require_own(out: Path) -> None:
+    """Refuse a folder that holds what no run may replace: the current folder, and those around it up to the root."""
     here, place = Path.cwd(), out.resolve()
     if place == here or place in here.parents:
         raise SourceError(
@@ -48,6 +50,10 @@ def _require_free(out: Path, force: bool) -> None:
             wanted="a folder that can be replaced as a whole",
             remedy="name a new folder inside it, for example --out pruned",
         )
+
+
+def _require_free(out: Path, force: bool) -> None:
+    _require_own(out)
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not force:

@@ -2,7 +2,41 @@
 
 from __future__ import annotations
 
+import math
+
 import typer
+
+from twofour.errors import SourceError
+from twofour.measure.machine import free_memory_bytes
+
+LARGEST = 2**63 - 1
+"""Bytes that torch can count."""
+
+
+def require_room(*sizes: int, item: int, virtual: bool = False) -> None:
+    """Refuse an example of sizes that memory does not hold.
+
+    Args:
+        sizes: Its axes, the batch first.
+        item: Bytes of a value.
+        virtual: It has no values (meta device): torch only has to count its bytes.
+
+    Raises:
+        SourceError: It does not fit.
+    """
+    need, free = math.prod(sizes) * item, LARGEST if virtual else free_memory_bytes() or LARGEST
+    if need > free:
+        raise SourceError(
+            "the input is larger than memory",
+            got=f"{' x '.join(map(str, sizes))}: {_gigabytes(need)} GB; {_gigabytes(free)} GB "
+            + ("are what an address reaches" if virtual else "are free"),
+            wanted="the input of one forward pass",
+            remedy="give the shape of one sample, such as --input 3x224x224 or --length 128, and a smaller --batch",
+        )
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count // 10**9}" if count >= 10**10 else f"{count / 1e9:.3g}"
 
 
 def parsed(given: str | None) -> tuple[int, ...] | None:

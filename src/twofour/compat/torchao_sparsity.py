@@ -14,7 +14,7 @@ from twofour import compiler, masks, pruning
 from twofour.calibration import Statistics
 from twofour.criteria import Wanda
 from twofour.errors import LayerError, MaskError, PatternError
-from twofour.layers import PrunableWeight, nearest, walk
+from twofour.layers import PrunableWeight, nearest, require_module, walk
 from twofour.patterns import Pattern, parse
 
 __all__ = [
@@ -266,6 +266,7 @@ def swap_linear_with_semi_sparse_linear(
     Raises:
         LayerError: A name is none of a Linear inside the model.
     """
+    require_module(model)
     for name, kind in config.items():
         inside = name.removeprefix(f"{current}.") if current else name
         layers = _linears(model, None)
@@ -277,12 +278,14 @@ def swap_linear_with_semi_sparse_linear(
 
 def swap_semi_sparse_linear_with_linear(model: nn.Module, current: str = "") -> None:
     """Replace them by plain Linear layers again, in place; the parameters stay what they are, dense."""
+    require_module(model)
     for name, layer in list(model.named_modules()):
         if name and isinstance(layer, _Swapped):
             model.set_submodule(name, type(layer).to_dense(layer))
 
 
 def _linears(model: nn.Module, filter_fn: Filter | None) -> dict[str, nn.Linear]:
+    require_module(model)
     modules = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     found = {name: module for name, module in modules if filter_fn is None or filter_fn(module, name)}
     if not found or "" in found:

@@ -9,9 +9,9 @@ from torch import nn
 
 from twofour import native
 from twofour.compiler.cache import Cache
-from twofour.compiler.choose import Choice, Progress, choose
+from twofour.compiler.choose import Choice, Progress, choose, require_room
 from twofour.compiler.plan import aligned
-from twofour.compiler.replaceable import attention_parts, impossible_tokens, refusal, require_cpu, require_plain
+from twofour.compiler.replaceable import attention_parts, refusal, require_cpu, require_plain, require_tokens
 from twofour.errors import CompileError
 from twofour.layers import PrunableWeight, walk
 from twofour.packing import pack
@@ -120,8 +120,7 @@ def advise(
             eligible.
         PatternError: A weight holds NaN or infinity.
     """
-    if not tokens or any(type(count) is not int or count < 1 for count in tokens):
-        raise impossible_tokens(tokens)
+    require_tokens(tokens)
     require_plain(model)
     require_cpu(model)
     found = walk(model, skip=skip)
@@ -137,6 +136,7 @@ def advise(
             wanted="at least one float32 Linear on the CPU whose sizes suit the pattern",
             remedy="model.float() where the weights are of another dtype; skip fewer layers",
         )
+    require_room(tokens, max(entry.rows + entry.reduction for entry in chosen))
     cache = Cache.for_this_machine()
     footprint = sum(entry.parameter.numel() * 4 for entry in chosen)
     rows: list[AdviceRow] = []

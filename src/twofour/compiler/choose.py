@@ -16,13 +16,14 @@ from twofour.compiler.cache import Cache
 from twofour.compiler.choose_gpu import on_gpu, times_on_gpu
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.race import race
-from twofour.errors import KernelError
+from twofour.errors import CompileError, KernelError
 from twofour.kernels import Kernel, available
 from twofour.kernels.cuda import CudaKernel
 from twofour.kernels.dense_matmul import PLAIN, MklMatmul, OneDnnInt8Matmul
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.ladder import Ladder, climb
 from twofour.kernels.nm_matmul import DYNAMIC, NativeMatmul, Quantization
+from twofour.measure.machine import free_memory_bytes
 from twofour.native import gpu, pages
 from twofour.packing import Packed
 
@@ -174,6 +175,7 @@ def choose(
 
     Raises:
         KernelError: No kernel of that type takes the weight here.
+        CompileError: A count of tokens does not fit into memory.
     """
     kernels = candidates(weight, dtype, device)
     layouts: dict[str, Tensor] = {}
@@ -189,7 +191,7 @@ def choose(
     held, small = dtype if quantization.dynamic else f"{dtype}/static", memory == "small"
     times: Times = {}
     keys: list[str] = []
-    for count in sorted(set(tokens)):
+    for count in require_room(tokens, rows + columns):
         # One layout has to serve every count, so "small" measures each kernel everywhere.
         alone = count == example and memory == "fast" and rows * columns >= PACKED_APART
         measured = [kernel for kernel in kernels if _promising(kernel, count, small, alone)]
@@ -199,6 +201,29 @@ def choose(
     ladder = _one_layout(kernels, times, (rows, columns), example) if small else _few_layouts(kernels, times)
     kept = {kernel.layout: layout(kernel) for kernel in ladder.kernels}
     return Choice(ladder, times, kept, cache.origin(keys))
+
+
+def require_room(tokens: Iterable[int], features: int) -> list[int]:
+    """Return token counts in order; refuse one whose input and output do not fit into memory.
+
+    Args:
+        tokens: Token counts to measure.
+        features: Inputs and outputs of the layer together, in float32.
+
+    Raises:
+        CompileError: The largest count does not fit.
+    """
+    counts = sorted(set(tokens))
+    most = max(counts, default=0)
+    need, free = 4 * most * features, free_memory_bytes()
+    if free is not None and need > free:
+        raise CompileError(
+            "a token count does not fit into memory",
+            got=f"{most} tokens, {need / 1e9:.4g} GB of inputs and outputs of a layer; {free / 1e9:.4g} GB are free",
+            wanted="token counts that are measured with real inputs",
+            remedy="tokens=(1, 8, 128): batch times sequence length of the calls to come",
+        )
+    return counts
 
 
 def _copies(rows: int, columns: int, footprint: int, device: str) -> int:

@@ -28,11 +28,12 @@ from twofour.compiler.plan import Plan
 from twofour.compiler.ranges import observe
 from twofour.compiler.replaceable import (
     device_of,
-    impossible_tokens,
     is_linear,
     left_alone,
     replaceable,
+    require_memory_mode,
     require_plain,
+    require_tokens,
 )
 from twofour.errors import CompileError
 from twofour.kernels.conv import Images
@@ -139,20 +140,8 @@ def with_plan(fast: nn.Module, plan: Plan) -> nn.Module:
 def _require(model: nn.Module, memory: str, tokens: Sequence[int]) -> None:
     if not isinstance(model, nn.Module):
         raise _no_model(model)
-    if memory not in ("fast", "small"):
-        raise CompileError(
-            "the memory is not known",
-            got=repr(memory),
-            wanted="'fast' or 'small'",
-            remedy="'fast' keeps what is fastest, 'small' packed weights alone",
-        )
-    if (
-        not isinstance(tokens, Sequence)
-        or isinstance(tokens, str)
-        or not tokens
-        or any(type(count) is not int or count < 1 for count in tokens)
-    ):
-        raise impossible_tokens(tokens)
+    require_memory_mode(memory)
+    require_tokens(tokens)
     require_plain(model)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -16,7 +16,7 @@ from twofour.compiler.plan import LayerPlan
 from twofour.compiler.unpacked import exchanged
 from twofour.errors import CompileError
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
-from twofour.layers import attached, compiled_parts, is_hugging_face_conv1d, kind_of
+from twofour.layers import attached, compiled_parts, is_hugging_face_conv1d, kind_of, require_module
 from twofour.packing import Packed
 from twofour.patterns.base import is_finite, non_finite
 
@@ -187,22 +187,44 @@ def _has_axes(parameter: Tensor | None) -> TypeGuard[Tensor]:
     return parameter is not None and parameter.ndim >= 2
 
 
-def impossible_tokens(tokens: object) -> CompileError:
-    """Build the error for token counts that cannot be measured."""
-    return CompileError(
-        "the token counts are impossible",
-        got=repr(tokens),
-        wanted="a sequence of positive whole numbers",
-        remedy="tokens=(1, 8, 32, 128): batch times sequence length of the calls to come",
-    )
+def require_tokens(tokens: object) -> None:
+    """Refuse token counts that cannot be measured.
+
+    Raises:
+        CompileError: They are no sequence of positive whole numbers.
+    """
+    counts = tokens if isinstance(tokens, Sequence) and not isinstance(tokens, str) else ()
+    if not counts or any(type(count) is not int or count < 1 for count in counts):
+        raise CompileError(
+            "the token counts are impossible",
+            got=repr(tokens),
+            wanted="a sequence of positive whole numbers",
+            remedy="tokens=(1, 8, 32, 128): batch times sequence length of the calls to come",
+        )
+
+
+def require_memory_mode(memory: object) -> None:
+    """Refuse a mode that decides which layouts stay in memory.
+
+    Raises:
+        CompileError: It is none.
+    """
+    if memory not in ("fast", "small"):
+        raise CompileError(
+            "the memory is not known",
+            got=repr(memory),
+            wanted="'fast' or 'small'",
+            remedy="'fast' keeps what is fastest, 'small' packed weights alone",
+        )
 
 
 def require_plain(model: nn.Module) -> None:
     """Refuse a model that is compiled already.
 
     Raises:
-        CompileError: It is, or some of its layers are.
+        CompileError: It is, or some of its layers are, or `model` is no module.
     """
+    require_module(model, CompileError)
     if found := compiled_parts(model):
         raise CompileError(
             "the model is compiled already",

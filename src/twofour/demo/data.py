@@ -53,6 +53,13 @@ def load(name: str, *, train: int, test: int, seed: int = 0) -> Images:
     Raises:
         DataError: The name is unknown, or the data is missing or malformed.
     """
+    if type(seed) is not int or not -(2**63) <= seed < 2**64:
+        raise DataError(
+            "the seed is impossible",
+            got=f"seed={seed!r:.80}",
+            wanted="a whole number of 64 bits",
+            remedy="leave it out for 0",
+        )
     if name == "digits":
         return _digits(train, test, seed)
     if name == "fashion-mnist":

@@ -18,7 +18,7 @@ from twofour.errors import ExportError
 from twofour.export.card import Accuracy, card
 from twofour.export.kept import require_kept
 from twofour.export.plain import write_plain
-from twofour.files import LARGEST_LIST, making, read_json
+from twofour.files import LARGEST_LIST, making, named, read_json
 from twofour.layers import walk, whole
 from twofour.recipe import Recipe
 from twofour.streaming.companions import companions, copy_companions
@@ -62,8 +62,9 @@ def to_huggingface(
         CompileError: The model is compiled already.
     """
     require_plain(model)
+    target = named(folder, ExportError, "the path of the folder")
     require_kept(model)
-    save, target = _saver(model), Path(folder)
+    save = _saver(model)
     _require_free(target)
     beside = companions(Path(source)) if source is not None else {}
     try:

@@ -15,6 +15,7 @@ def require_kept(model: nn.Module) -> None:
 
     Raises:
         ExportError: One does not.
+        MaskError: A masked module has lost its weight.
     """
     for name, mask in masks.of(model).items():
         require_obeys(name, "the weight", mask.pattern, mask.axis.last(dense(mask)))
@@ -39,4 +40,4 @@ def require_obeys(name: str, what: str, pattern: Pattern, values: Tensor) -> Non
 
 def dense(mask: masks.Mask) -> Tensor:
     """Return a masked weight whole and on the CPU."""
-    return whole(mask.module.get_parameter(mask.attribute).detach()).cpu().contiguous()
+    return whole(mask.parameter.detach()).cpu().contiguous()

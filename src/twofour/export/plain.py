@@ -13,7 +13,7 @@ from twofour.checkpoints import describe, write_tensors
 from twofour.compiler.replaceable import require_plain
 from twofour.errors import FormatError
 from twofour.export.kept import require_kept
-from twofour.files import replacing
+from twofour.files import named, replacing
 
 
 def to_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
@@ -30,6 +30,7 @@ def to_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
         ExportError: A weight does not keep its mask's pattern.
         FormatError: The file cannot be written.
     """
+    path = named(path, FormatError)
     require_plain(model)
     require_kept(model)
     tensors = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}

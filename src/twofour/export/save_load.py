@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from twofour import masks, native
 from twofour.compiler import CompiledConv, CompiledLinear
 from twofour.compiler.graph import require_graph
+from twofour.compiler.replaceable import require_memory_mode, require_tokens
 from twofour.errors import FormatError, PackingError, TwofourError
 from twofour.export.file import Contents, read, untie, write
 from twofour.export.fill import fill_compiled, fill_masked
 from twofour.export.fit import require_fit, with_ties
 from twofour.export.shards import write_folder
-from twofour.layers import describe_schemes
+from twofour.files import named
+from twofour.layers import describe_schemes, require_module
 from twofour.masks import Mask
 from twofour.packing import Packed, pack
 
@@ -44,11 +46,14 @@ def save(
             of its own.
 
     Raises:
-        FormatError: The file cannot be written, `max_shard_bytes` is impossible, the model has no values (meta
-            device), or a training scheme is at work in it.
+        FormatError: The file cannot be written, `max_shard_bytes` is impossible, `model` is no module, it has no values
+            (meta device), or a training scheme is at work in it.
         PackingError: A masked weight does not keep its pattern, or its dtype or pattern has no packed form.
+        MaskError: A masked module has lost its weight.
     """
-    folder = _is_folder(Path(path), max_shard_bytes)
+    require_module(model, FormatError)
+    path = named(path, FormatError)
+    folder = _is_folder(path, max_shard_bytes)
     if found := describe_schemes(model):
         raise FormatError(
             "a model in the middle of its training cannot be saved",
@@ -63,6 +68,7 @@ def save(
     for name, mask in masks.of(model).items():
         stored = aliases.get(name, name)
         if stored not in patterns:
+            _ = mask.parameter  # refuses a module that has lost it
             patterns[stored] = mask.pattern.name
             axes |= {stored: mask.axis.axis} if mask.axis.axis != 1 else {}
             weights |= _sparse(plain, stored, mask, packed)
@@ -111,9 +117,16 @@ def load(
 
     Raises:
         FormatError: The file is damaged, does not fit the model, or (`masked`) says of no weight that it is sparse.
-        CompileError: The model is on a device without kernels, or `graph` has no example.
+        CompileError: The model is on a device without kernels, `memory` or `tokens` is impossible, or `graph` has no
+            example.
     """
+    require_module(model, FormatError)
+    path = named(path, FormatError)
     require_graph(graph, example)
+    if memory is not None:
+        require_memory_mode(memory)
+    if tokens not in (None, (), []):
+        require_tokens(tokens)
 
     def filled() -> nn.Module:  # `contents` is gone when it ends
         contents = with_ties(model, read(path))

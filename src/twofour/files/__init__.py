@@ -4,6 +4,7 @@ from twofour.files.archive import is_archive, require_sound
 from twofour.files.cache import cache_folder
 from twofour.files.folder import making, names_in, remove_known
 from twofour.files.lock import locked
+from twofour.files.named import named
 from twofour.files.reading import (
     LARGEST_LIST,
     LARGEST_TEXT,
@@ -26,6 +27,7 @@ __all__ = [
     "is_temporary",
     "locked",
     "making",
+    "named",
     "names_in",
     "opened",
     "read_bytes",

@@ -80,7 +80,7 @@ def machine(name: str | Machine) -> Machine:
     """
     if isinstance(name, Machine):
         return name
-    if name not in MACHINES:
+    if not isinstance(name, str) or name not in MACHINES:
         near = difflib.get_close_matches(str(name), MACHINES, 1)
         raise HardwareError(
             f"the machine {name!r} is unknown",

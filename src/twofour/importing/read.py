@@ -15,6 +15,7 @@ from twofour.export.file import Contents, untie
 from twofour.export.file import write as write_file
 from twofour.export.fill import fill_masked
 from twofour.export.fit import require_fit, with_ties
+from twofour.files import named
 from twofour.importing.asp import ASP
 from twofour.importing.base import Format, Source, Sparse
 from twofour.importing.bitmask import Bitmask
@@ -168,14 +169,27 @@ def convert(
         FormatError: The checkpoint is damaged, or the file cannot be written.
         PackingError: A weight has no packed form.
     """
+    out = named(out, FormatError)
     imported = decode(path, format=format)
     write(imported, out, packed=packed)
     return imported
 
 
 def write(imported: Imported, out: str | os.PathLike[str], *, packed: bool = True) -> None:
-    """Write what was decoded as a file of ours; see `convert`."""
-    write_file(out, imported.contents(packed))
+    """Write what was decoded as a file of ours; see `convert`.
+
+    Raises:
+        FormatError: `imported` was not decoded, or the file cannot be written.
+        PackingError: A weight has no packed form.
+    """
+    if not isinstance(imported, Imported):
+        raise FormatError(
+            "there is nothing that was decoded",
+            got=type(imported).__name__,
+            wanted="what twofour.importing.decode returned",
+            remedy="twofour.importing.convert(path, out) decodes and writes",
+        )
+    write_file(named(out, FormatError), imported.contents(packed))
 
 
 def _transforms(source: Source) -> bool:

@@ -18,7 +18,7 @@ from torch.sparse import (
 from twofour.checkpoints import Checkpoint, read_promise
 from twofour.checkpoints.kinds import PICKLED
 from twofour.errors import FormatError
-from twofour.files import is_archive, read_json, require_sound, unreadable
+from twofour.files import is_archive, named, read_json, require_sound, unreadable
 from twofour.importing.base import Source, shown
 
 INSIDE = ("model_state_dict", "state_dict", "model", "module", "net", "weights")
@@ -45,7 +45,7 @@ def opened(path: str | os.PathLike[str]) -> Source:
     Raises:
         FormatError: There is nothing that can be read, or it is a file of ours.
     """
-    path = Path(path)
+    path = named(path, FormatError)
     if not path.is_dir() and (path.suffix.lower() in PICKLED or is_archive(path)):
         return Source(path, _without_module(_state(path, _unpickled(path))))
     checkpoint = Checkpoint.open(path)

@@ -2,7 +2,15 @@
 
 from twofour.layers.axis import Reduction
 from twofour.layers.compiled import CompiledLayer, compiled_parts, mark_compiled
-from twofour.layers.globs import ELIGIBILITIES, matches, nearest, require_eligibility, require_matches, require_module
+from twofour.layers.globs import (
+    ELIGIBILITIES,
+    matches,
+    nearest,
+    parse_globs,
+    require_eligibility,
+    require_matches,
+    require_module,
+)
 from twofour.layers.kinds import KINDS, SUPPORTED, Feed, Kind, is_hugging_face_conv1d, kind_of
 from twofour.layers.reasons import DTYPES, way_out
 from twofour.layers.schemes import MASKED, attached, describe_attached, describe_schemes, hold, is_masked, let_go
@@ -37,6 +45,7 @@ __all__ = [
     "mark_compiled",
     "matches",
     "nearest",
+    "parse_globs",
     "placed",
     "reduction_axes",
     "require_eligibility",

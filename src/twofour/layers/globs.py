@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn
 
@@ -24,6 +25,32 @@ def nearest(glob: str, names: Iterable[str]) -> str:
     names = list(dict.fromkeys(name for name in names if name))
     found = difflib.get_close_matches(glob, names, n=3, cutoff=0.3) or names[:3]
     return "nearest names: " + ", ".join(f"`{name}`" for name in found) if found else "the model has no named layers"
+
+
+def parse_globs(given: object, option: str = "skip", kind: type[TwofourError] = LayerError) -> tuple[str, ...]:
+    """Return the globs that a caller gave as one text or as several.
+
+    Args:
+        given: Text, or an iterable of texts.
+        option: Name of the argument, for messages.
+        kind: Error to raise.
+
+    Raises:
+        TwofourError: Of `kind`: it is neither.
+    """
+    if isinstance(given, str):
+        return (given,)
+    globs: tuple[Any, ...] = (given,)
+    if isinstance(given, Iterable) and not isinstance(given, bytes | bytearray):
+        globs = tuple(given)
+    if wrong := [glob for glob in globs if not isinstance(glob, str)]:
+        raise kind(
+            f"`{option}` names no layers",
+            got=f"{wrong[0]!r:.80}, of type {type(wrong[0]).__name__}",
+            wanted='a layer name or glob such as "encoder.*.fc1", or a sequence of them',
+            remedy=f"leave `{option}` out to name none",
+        )
+    return globs
 
 
 def require_module(model: object, kind: type[TwofourError] = LayerError) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from twofour.layers.axis import Reduction
-from twofour.layers.globs import require_eligibility, require_matches, require_module
+from twofour.layers.globs import parse_globs, require_eligibility, require_matches, require_module
 from twofour.layers.reasons import Place, reason
 from twofour.layers.weight import PrunableWeight
 
@@ -52,10 +52,10 @@ def walk(
         empty: Take weights on the meta device too: their values are elsewhere, in a file.
 
     Raises:
-        LayerError: `model` is no module, `eligibility` is unknown, or a glob in `skip` matches no layer.
+        LayerError: `model` is no module, `eligibility` is unknown, `skip` is no glob or globs, or one matches no layer.
     """
     require_eligibility(eligibility)
-    globs, asked = ((given,) if isinstance(given, str) else tuple(given) for given in (skip, tied))
+    globs, asked = parse_globs(skip), parse_globs(tied, "tied")
     require_matches(model, globs, "a glob in `skip`")
     places_of = _places(model)
     overlapping = _shared_memory(places_of)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from twofour.checkpoints.kinds import remedy_for
 from twofour.errors import FormatError, LayerError
-from twofour.layers import Reduction
+from twofour.files import named
+from twofour.layers import Reduction, parse_globs
 from twofour.legality.expectation import Expect, Expectation
 from twofour.legality.files import subjects_in
 from twofour.legality.judge import judge
@@ -56,7 +57,7 @@ def check(
         SourceError: A folder's model or an ONNX file needs a package that is not installed.
     """
     expectation = Expectation.of(expect)
-    include = (include,) if isinstance(include, str) else tuple(include)
+    include, axes = parse_globs(include, "include"), _axes(axes)
     if isinstance(model, nn.Module):
         if include or axes:
             raise LayerError(
@@ -73,7 +74,21 @@ def check(
             wanted="a torch.nn.Module, or the path of a file or folder",
             remedy="for a dict of tensors use twofour.legality.check_weights",
         )
-    return _report(*_in_file(Path(model), expectation, include, axes or {}), progress)
+    return _report(*_in_file(named(model, FormatError), expectation, include, axes), progress)
+
+
+def _axes(axes: object) -> dict[str, int]:
+    """Return axes by globs, {} for None."""
+    if axes is None:
+        return {}
+    if not isinstance(axes, Mapping) or not all(isinstance(name, str) for name in axes):
+        raise LayerError(
+            "`axes` names no reduction axes",
+            got=f"{axes!r:.80}",
+            wanted='names or globs of weights and 0 or 1, such as {"*.c_attn.weight": 0}',
+            remedy="leave it out: axis 1 is that of a Linear and a convolution",
+        )
+    return dict(axes)
 
 
 def _in_file(
@@ -113,9 +128,11 @@ def check_weights(
 
     Raises:
         PatternError: `expect` does not parse.
-        LayerError: `expect` names a tensor that is not among `weights`, or a tensor has no values (meta).
+        LayerError: `expect` names a tensor that is not among `weights`, these are no named tensors, an axis is none of
+            a layer, or a tensor has no values (meta).
     """
-    expectation = Expectation.of(expect)
+    expectation, axes = Expectation.of(expect), _axes(axes)
+    _require_tensors(weights, axes)
     subjects: list[Subject] = []
     skipped: list[tuple[str, str]] = []
     for name, tensor in weights.items():
@@ -124,13 +141,34 @@ def check_weights(
         elif tensor.dtype not in JUDGED:
             skipped.append((name, f"dtype {tensor.dtype} is not floating"))
         else:
-            axis = (axes or {}).get(name, 1)
+            axis = axes.get(name, 1)
             kind, promise = KINDS[tensor.ndim] if axis else FIRST[tensor.ndim], expectation.find(name)
             promise = promise or expectation.everywhere
             shape, by = tuple(tensor.shape), "expect" if promise else None
             subjects.append(Subject(name, kind, shape, Reduction(axis), tensor.detach, promise, by=by))
     expectation.require_known({subject.name for subject in subjects})
     return _report(subjects, skipped, None)
+
+
+def _require_tensors(weights: object, axes: Mapping[str, int]) -> None:
+    found = weights.items() if isinstance(weights, Mapping) else [("", weights)]
+    for name, tensor in found:
+        if not isinstance(weights, Mapping) or not isinstance(tensor, Tensor) or not isinstance(name, str):
+            raise LayerError(
+                "there are no named tensors to check",
+                got=f"{type(tensor).__name__} under {name!r:.80}"
+                if isinstance(weights, Mapping)
+                else type(tensor).__name__,
+                wanted="a dict of names and tensors, as model.state_dict() returns",
+                remedy="twofour.check takes a module or a path",
+            )
+    if wrong := [f"{name}={axis}" for name, axis in axes.items() if axis not in (0, 1)]:
+        raise LayerError(
+            "a reduction axis is given that no layer has",
+            got=", ".join(wrong[:5]),
+            wanted="1 for a Linear or a convolution, 0 for Hugging Face's Conv1D or a transposed convolution",
+            remedy="leave it out for axis 1",
+        )
 
 
 def _report(subjects: Sequence[Subject], skipped: Iterable[tuple[str, str]], progress: Progress | None) -> Report:

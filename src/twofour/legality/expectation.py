@@ -29,10 +29,18 @@ class Expectation:
 
         Raises:
             PatternError: A pattern does not parse.
+            LayerError: A name is no text.
         """
         if expect is None:
             return cls()
         if isinstance(expect, Mapping):
+            if wrong := [name for name in expect if not isinstance(name, str)]:
+                raise LayerError(
+                    "a promise names no weight",
+                    got=f"{wrong[0]!r:.80}, of type {type(wrong[0]).__name__}",
+                    wanted='names of weights, such as "encoder.fc1.weight", and their patterns',
+                    remedy="the report of check(model) lists the names",
+                )
             return cls({name: parse(text) for name, text in expect.items()})
         return cls(everywhere=parse(expect))
 

@@ -21,6 +21,7 @@ def subjects_of(model: nn.Module, expectation: Expectation) -> tuple[list[Subjec
 
     Raises:
         LayerError: A promise names a weight that the model does not have.
+        MaskError: A masked module has lost its weight.
     """
     walk = layers.walk(model)
     eligible = {weight.name for weight in walk.weights}
@@ -60,7 +61,9 @@ def _plain(weight: PrunableWeight, promise: Pattern | None) -> Subject:
 
 def _masked(name: str, kind: str | None, mask: Mask, promise: Pattern | None) -> Subject:
     """Hold a weight to what the caller promises, else to its mask's pattern, and to its mask in both cases."""
-    weight: Tensor = getattr(mask.module, mask.attribute)
+    weight = getattr(mask.module, mask.attribute, None)  # the value, where something is put over the parameter
+    if not isinstance(weight, Tensor):
+        weight = mask.parameter
     return Subject(
         name,
         kind or KINDS[weight.ndim],

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour.errors import MaskError, PatternError
-from twofour.layers import PrunableWeight, is_distributed, local, nearest, walk, whole
+from twofour.layers import PrunableWeight, is_distributed, local, nearest, parse_globs, walk, whole
 from twofour.masks.mask import Mask, attach_all, of
 from twofour.patterns import Pattern, parse
 
@@ -67,16 +67,23 @@ def load_state_dict(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Mas
         MaskError: A name or shape does not fit the model, an entry is malformed, or the model has a mask that the
             state lacks.
     """
+    if not isinstance(state, Mapping):
+        raise MaskError(
+            "the masks are no state dict",
+            got=type(state).__name__,
+            wanted="what twofour.masks.state_dict returned: a dict of names and their masks",
+            remedy="twofour.masks.derive(model, pattern) finds masks in a model's zeros",
+        )
     weights = _by_name(model)
     plan: list[tuple[PrunableWeight, Tensor, Pattern | str]] = []
     for name, saved in state.items():
-        if name not in weights:
+        if not isinstance(name, str) or name not in weights:
             raise MaskError(
                 "the checkpoint holds a mask for a weight the model lacks",
                 got=f"`{name}`",
                 wanted="the masks of this model",
-                remedy=nearest(name, weights) or "build the model that the masks were saved from",
-                layer=name,
+                remedy=nearest(str(name), weights) or "build the model that the masks were saved from",
+                layer=str(name),
             )
         plan.append(_restore(weights[name], saved))
     names = {prunable.name for prunable, _, _ in plan}
@@ -115,7 +122,7 @@ def derive(
     """
     plan: list[tuple[PrunableWeight, Tensor, Pattern | str]] = []
     reasons: list[str] = []
-    for prunable, chosen in _candidates(model, pattern, (skip,) if isinstance(skip, str) else tuple(skip), eligibility):
+    for prunable, chosen in _candidates(model, pattern, parse_globs(skip), eligibility):
         try:
             plan.append((prunable, _derive_one(prunable, chosen), chosen))
         except PatternError as error:

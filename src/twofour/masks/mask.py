@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour.errors import MaskError, PatternError
-from twofour.layers import PrunableWeight, Reduction, is_distributed, local, placed, whole
+from twofour.layers import PrunableWeight, Reduction, is_distributed, local, placed, require_module, whole
 from twofour.masks import hooks
 from twofour.masks import rule as rules
 from twofour.masks.link import Changes, links_of
@@ -45,6 +45,23 @@ class Mask:
     def density(self) -> float:
         """Fraction of values that are kept; of a sharded mask every process must ask together."""
         return whole(self.keep.sum()).item() / max(self.keep.numel(), 1)
+
+    @property
+    def parameter(self) -> Tensor:
+        """The parameter that the module has now.
+
+        Raises:
+            MaskError: The mask is detached, or the module has no such parameter any more, or one of another shape.
+        """
+        link = links_of(self.module).get(self.attribute)
+        if link is None:
+            raise MaskError(
+                "the mask is attached no more",
+                got=f"`{self.name}`, detached since",
+                wanted="a mask that holds",
+                remedy="ask again: twofour.masks.of(model)",
+            )
+        return link.parameter()
 
 
 def attach(prunable: PrunableWeight, keep: Tensor, pattern: Pattern | str) -> Mask:
@@ -138,7 +155,12 @@ def _require_fit(prunable: PrunableWeight, keep: Tensor, pattern: Pattern) -> No
 
 
 def of(model: nn.Module) -> dict[str, Mask]:
-    """Return the masks attached in `model`, by full parameter name; a tied weight is listed once."""
+    """Return the masks attached in `model`, by full parameter name; a tied weight is listed once.
+
+    Raises:
+        LayerError: `model` is no module.
+    """
+    require_module(model)
     found: dict[str, Mask] = {}
     seen: set[int] = set()
     for layer, module in model.named_modules():
@@ -153,7 +175,12 @@ def of(model: nn.Module) -> dict[str, Mask]:
 
 
 def detach(model: nn.Module) -> None:
-    """Remove all masks from `model`; the weights stay as they are, zeros included, and are free to move."""
+    """Remove all masks from `model`; the weights stay as they are, zeros included, and are free to move.
+
+    Raises:
+        LayerError: `model` is no module.
+    """
+    require_module(model)
     let_go: dict[int, Rule] = {}
     for module in model.modules():
         for link in links_of(module).values():
@@ -173,7 +200,9 @@ def enforce(model: nn.Module) -> None:
 
     Raises:
         MaskError: A masked module has lost its parameter.
+        LayerError: `model` is no module.
     """
+    require_module(model)
     for module in model.modules():
         for link in links_of(module).values():
             parameter = link.parameter()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twofour.measure.gpu import Board, compare_on_gpu, device_seconds, gpu_facts
-from twofour.measure.machine import last_level_cache_bytes, machine, processor, software
+from twofour.measure.machine import last_level_cache_bytes, machine, processor, require_threads, software
 from twofour.measure.record import Record, Timing, geometric_mean, load, save, write_json
 from twofour.measure.timing import Cold, compare, copies_for_cold
 
@@ -22,6 +22,7 @@ __all__ = [
     "load",
     "machine",
     "processor",
+    "require_threads",
     "save",
     "software",
     "write_json",

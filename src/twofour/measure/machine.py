@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from twofour import native
-from twofour.errors import TwofourError
+from twofour.errors import MeasureError, TwofourError
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -70,6 +70,22 @@ def software() -> dict[str, str | None]:
 def last_level_cache_bytes() -> int | None:
     """Return the size in bytes of the largest cache that the operating system reports, or None."""
     return max(_caches().values(), default=None)
+
+
+def require_threads(threads: object) -> None:
+    """Refuse a number of threads that OpenMP would end the process over, or that only waits for processors.
+
+    Raises:
+        MeasureError: It is no whole number from 1 to the machine's processors, or to what torch has if that is more.
+    """
+    most = max(os.cpu_count() or 1, torch.get_num_threads())
+    if type(threads) is not int or not 1 <= threads <= most:
+        raise MeasureError(
+            "so many threads cannot be measured",
+            got=f"threads={threads!r}",
+            wanted=f"a whole number from 1 to {most}, the processors of this machine",
+            remedy="leave it out to use torch's default",
+        )
 
 
 def free_memory_bytes() -> int | None:

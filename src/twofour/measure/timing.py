@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch
 
 from twofour.errors import MeasureError
-from twofour.measure.machine import free_memory_bytes, last_level_cache_bytes, machine
+from twofour.measure.machine import free_memory_bytes, last_level_cache_bytes, machine, require_threads
 from twofour.measure.record import Record, Timing, undisturbed
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "thread": time.thread_time}
@@ -267,6 +267,7 @@ def _refuse(
             got=f"threads={threads}, repeats={repeats}, seconds={seconds}",
             wanted="threads >= 1, repeats >= 2 (for a spread), seconds > 0",
         )
+    require_threads(threads)
     if threads > 1 and (clock == "thread" or pin):
         raise MeasureError(
             "the thread clock and pinning see one thread only",

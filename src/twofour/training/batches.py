@@ -9,7 +9,7 @@ from twofour.calibration.batches import call, to_device
 from twofour.errors import TrainingError
 from twofour.training import randomness
 
-__all__ = ["Loader", "call", "epoch_batches", "length", "pair", "to_device"]
+__all__ = ["Loader", "call", "epoch_batches", "length", "pair", "require_loader", "to_device"]
 
 Loader = Iterable[Any]
 _END = object()
@@ -21,6 +21,21 @@ def length(loader: Loader) -> int | None:
         return len(loader)  # type: ignore[arg-type]
     except TypeError:  # no __len__, or an IterableDataset without one
         return None
+
+
+def require_loader(loader: object) -> None:
+    """Refuse what cannot be walked over.
+
+    Raises:
+        TrainingError: `loader` yields nothing.
+    """
+    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
+        raise TrainingError(
+            "there is no loader",
+            got=type(loader).__name__,
+            wanted="something that yields (input, target) pairs, anew each epoch",
+            remedy="pass a DataLoader or a list of batches",
+        )
 
 
 def epoch_batches(loader: Loader, seed: int, epoch: int, skip: int = 0) -> Iterator[tuple[Any, Any]]:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from twofour import calls
 from twofour.errors import TrainingError
-from twofour.training.batches import Loader, call, length, pair, to_device
+from twofour.training.batches import Loader, call, length, pair, require_loader, to_device
 from twofour.training.plan import Loss
 
 Answer = Callable[[Any], Tensor]
@@ -65,7 +65,7 @@ class Taught:
         answer: Takes the tensor that the student is to match out of the teacher's output; default: `answer_of`.
 
     Raises:
-        TrainingError: The teacher is no module.
+        TrainingError: The teacher is no module, or the loader or `answer` cannot be used.
     """
 
     def __init__(self, loader: Loader, teacher: nn.Module, *, answer: Answer = answer_of) -> None:
@@ -76,6 +76,8 @@ class Taught:
                 wanted="a torch.nn.Module, the dense model",
                 remedy="twofour.training.Taught(loader, dense_model)",
             )
+        require_loader(loader)
+        _require_called("answer", answer)
         self.loader, self.teacher, self.answer = loader, teacher, answer
 
     def __len__(self) -> int:
@@ -117,10 +119,13 @@ def distilled(
         >>> twofour.finetune(model, taught, loss=twofour.training.distilled(F.cross_entropy), ...)
 
     Raises:
-        TrainingError: `weight`, `temperature` or `kind` is impossible. The loss raises it where the two answers differ
+        TrainingError: An argument is impossible. The loss raises it where the two answers differ
             in shape, or "classes" are asked for and there are no two scores on a last axis.
     """
-    if not 0 <= weight <= 1 or not temperature > 0 or kind not in ("classes", "values"):
+    _require_called("loss", loss)
+    _require_called("answer", answer)
+    numbers = isinstance(weight, int | float) and isinstance(temperature, int | float)
+    if not numbers or not 0 <= weight <= 1 or not temperature > 0 or kind not in ("classes", "values"):
         raise TrainingError(
             "the distillation is impossible",
             got=f"weight={weight}, temperature={temperature}, kind={kind!r}",
@@ -142,6 +147,16 @@ def distilled(
         return (1 - weight) * loss(output, truth) + weight * taught
 
     return combined
+
+
+def _require_called(name: str, given: object) -> None:
+    if not callable(given):
+        raise TrainingError(
+            f"`{name}` cannot be called",
+            got=type(given).__name__,
+            wanted="a function of output and target" if name == "loss" else "a function of a model's output",
+            remedy="loss=torch.nn.functional.cross_entropy" if name == "loss" else "leave it out for `logits`",
+        )
 
 
 def _require_comparable(found: Tensor, wanted: Tensor, kind: str) -> None:

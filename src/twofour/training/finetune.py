@@ -15,6 +15,8 @@ from torch import nn
 
 from twofour import masks
 from twofour.errors import TrainingError
+from twofour.files import named
+from twofour.layers import require_module
 from twofour.progress import Progress
 from twofour.training import checkpoint as checkpoints
 from twofour.training import loop
@@ -73,18 +75,19 @@ def finetune(
         The histories of both runs and the difference of their final evaluations.
 
     Raises:
-        TrainingError: The model has no masks, the optimiser does not hold them all, the control is not a
-            dense model of the same shapes, the loader is empty or yields no pairs, the loss is not finite, or
-            the checkpoint is of another run, or another process or thread uses its folder.
+        TrainingError: An argument is impossible, the model has no masks, the optimiser does not hold them all, the
+            control is not a dense model of the same shapes, the loader is empty or yields no pairs, the loss is not
+            finite, or the checkpoint is of another run, or another process or thread uses its folder.
         FormatError: The checkpoint is truncated, damaged or foreign. The file is left untouched.
         MaskError: A pruned weight is no longer zero after an epoch.
     """
     plan = Plan(loader, loss, optimizer, schedule, epochs, evaluate, seed, schedule_every, clip_norm, checkpoint_every)
     plan.check()
+    require_module(model, TrainingError)
     check_masked(model)
     if control is not None:
         check_control(control, model)
-    folder = Path(checkpoint) if checkpoint is not None else None
+    folder = named(checkpoint, TrainingError, "`checkpoint`") if checkpoint is not None else None
     with checkpoints.alone(folder), Progress(progress, stays=True) as display:
         sparse_run = loop.run(model, plan, "sparse", folder and folder / "sparse.pt", display)
         control_run = None
@@ -116,7 +119,8 @@ def train(
     """
     plan = Plan(loader, loss, optimizer, schedule, epochs, evaluate, seed, schedule_every, clip_norm, checkpoint_every)
     plan.check()
-    folder = Path(checkpoint) if checkpoint is not None else None
+    require_module(model, TrainingError)
+    folder = named(checkpoint, TrainingError, "`checkpoint`") if checkpoint is not None else None
     with checkpoints.alone(folder), Progress(progress, stays=True) as display:
         return loop.run(model, plan, name, folder and folder / f"{name}.pt", display)
 
@@ -133,7 +137,9 @@ def check_masked(model: nn.Module) -> None:
 
 
 def check_control(control: nn.Module, model: nn.Module) -> None:
-    """Refuse a control that is masked, shares weights with the model, or is another network."""
+    """Refuse a control that is no module, masked, shares weights with the model, or is another network."""
+    if not isinstance(control, nn.Module):
+        raise _bad_control(type(control).__name__)
     if masks.of(control):
         got = "the pruned model itself" if control is model else f"{len(masks.of(control))} masked weights"
         raise _bad_control(got)

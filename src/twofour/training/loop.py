@@ -152,7 +152,7 @@ def evaluate(model: nn.Module, plan: Plan, epoch: int) -> Evaluation | None:
 def assert_masks_hold(model: nn.Module, epoch: int) -> None:
     """Raise MaskError unless every pruned entry of every masked weight is zero."""
     for name, mask in masks.of(model).items():
-        weight = whole(getattr(mask.module, mask.attribute).detach())
+        weight = whole(mask.parameter.detach())
         revived = int((weight[~whole(mask.keep)] != 0).sum())
         if revived:
             raise MaskError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -13,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from twofour.errors import TrainingError
 from twofour.masks import Mask
-from twofour.training.batches import Loader, length
+from twofour.training.batches import Loader, length, require_loader
 
 Loss = Callable[[Any, Any], torch.Tensor]
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
@@ -55,6 +56,20 @@ class Plan:
                 wanted="a number over 0: torch turns gradients round with a negative one, and clears them with 0",
                 remedy="clip_norm=1.0 is usual; leave it out not to clip",
             )
+        if type(self.seed) is bool or not isinstance(self.seed, Integral):
+            raise TrainingError(
+                "`seed` cannot be used",
+                got=repr(self.seed),
+                wanted="a whole number: the order of the data follows from it and the epoch",
+                remedy="leave it out for 0",
+            )
+        for name in ("loss", "optimizer", "schedule", "evaluate"):
+            _callable(name, getattr(self, name))
+        require_loader(self.loader)
+        self._require_repeatable()
+
+    def _require_repeatable(self) -> None:
+        """Refuse a loader whose epochs would not follow from (seed, epoch) alone, or has none."""
         if isinstance(self.loader, Iterator):
             raise TrainingError(
                 "the loader can be walked only once",
@@ -76,11 +91,13 @@ class Plan:
         """A fresh optimiser, whose state is empty as the paper asks, and its schedule at its beginning.
 
         Raises:
-            TrainingError: The optimiser does not hold every masked parameter, or the schedule needs a metric.
+            TrainingError: A factory returns something else, the optimiser does not hold every masked parameter, or the
+                schedule needs a metric.
+            MaskError: A masked module has lost its weight.
         """
-        optimizer = self.optimizer(list(model.parameters()))
+        optimizer = _made("optimizer", self.optimizer(list(model.parameters())), ("param_groups", "step", "zero_grad"))
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        missing = [name for name, mask in masks.items() if id(getattr(mask.module, mask.attribute)) not in held]
+        missing = [name for name, mask in masks.items() if id(mask.parameter) not in held]
         if missing:
             raise TrainingError(
                 "the optimiser does not hold every masked weight, so some would never be trained",
@@ -89,6 +106,8 @@ class Plan:
                 remedy="write the factory as `lambda params: torch.optim.SGD(params, lr=0.1)`",
             )
         schedule = self.schedule(optimizer) if self.schedule is not None else None
+        if schedule is not None:
+            _made("schedule", schedule, ("step", "state_dict"))
         if isinstance(schedule, ReduceLROnPlateau):
             raise TrainingError(
                 "the schedule waits for a metric, so the control run would not follow the same schedule",
@@ -122,6 +141,40 @@ def empty_loader() -> TrainingError:
         wanted="at least one (input, target) pair per epoch",
         remedy="look at the dataset's length, and at `drop_last` with a batch size beyond it",
     )
+
+
+_CALLED = {
+    "loss": ("a function of output and target", "loss=torch.nn.functional.cross_entropy"),
+    "optimizer": (
+        "a function that builds the optimiser from the parameters",
+        "optimizer=lambda params: torch.optim.SGD(params, lr=0.1)",
+    ),
+    "schedule": (
+        "a function that builds the schedule from the optimiser, or None",
+        "schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)",
+    ),
+    "evaluate": ("a function of the model, or None", "evaluate=lambda model: accuracy(model, test_loader)"),
+}
+"""Arguments that are called: what they may be, and an example."""
+
+
+def _callable(name: str, given: object) -> None:
+    if not callable(given) and not (given is None and name in ("schedule", "evaluate")):
+        wanted, remedy = _CALLED[name]
+        raise TrainingError(f"`{name}` cannot be called", got=type(given).__name__, wanted=wanted, remedy=remedy)
+
+
+def _made(name: str, found: Any, needs: tuple[str, ...]) -> Any:
+    """Return what a factory made, unless it lacks what the loop calls."""
+    if lacking := [need for need in needs if not hasattr(found, need)]:
+        wanted, remedy = _CALLED[name]
+        raise TrainingError(
+            f"`{name}` returns something else",
+            got=f"{type(found).__name__}, which has no `{lacking[0]}`",
+            wanted=wanted,
+            remedy=remedy,
+        )
+    return found
 
 
 def _positive(name: str, value: object) -> None:

@@ -23,7 +23,7 @@ from twofour.errors import ExportError
 from twofour.export.kept import require_kept
 from twofour.export.onnx import gemm, quantize, verify, weights
 from twofour.export.onnx.weights import SparseWeight
-from twofour.files import locked, making, replacing
+from twofour.files import locked, making, named, replacing
 
 logger = logging.getLogger("twofour.export")
 
@@ -110,9 +110,10 @@ def to_onnx(
             is not as sparse, or computes something else.
         CompileError: The model is compiled already.
     """
+    path = named(path, ExportError)
     _require(model, matmul, dtype, data)
     _require_opset(opset)
-    limit = tolerance if tolerance is not None else {"float32": 1e-4, "int8": 0.2}[dtype]
+    limit = _limit(tolerance, dtype)
     with calls.evaluating(model), calls.without_cache(model), torch.no_grad():
         ranges = quantize.observe(model, data) if dtype == "int8" else {}
         exported = _captured(model, example, dynamic, opset)
@@ -132,11 +133,24 @@ def to_onnx(
         exported.metadata_props.update(describe(weights.by_initializer(found), {}))
         exported.producer_name = "twofour"
         batches = OTHER_BATCHES if dynamic is True else ()
-        with _written(exported, Path(path)) as temporary:
+        with _written(exported, path) as temporary:
             error = _verified(temporary, model, example, batches, limit)
     size = verify.batch_of(example)
     every = (*([size] if size is not None else []), *batches)
-    return Exported(Path(path), opset, error, every, tuple(found), tuple(lost), dtype)
+    return Exported(path, opset, error, every, tuple(found), tuple(lost), dtype)
+
+
+def _limit(tolerance: object, dtype: str) -> float:
+    if tolerance is None:
+        return {"float32": 1e-4, "int8": 0.2}[dtype]
+    if not isinstance(tolerance, int | float) or not tolerance >= 0:
+        raise ExportError(
+            "`tolerance` is impossible",
+            got=repr(tolerance),
+            wanted="a number of at least 0, or None",
+            remedy="leave it out for 1e-4, or 0.2 for int8",
+        )
+    return tolerance
 
 
 def _require(model: nn.Module, matmul: str, dtype: str, data: Any) -> None:

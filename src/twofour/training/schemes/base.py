@@ -18,7 +18,16 @@ from torch.nn.utils import parametrize
 
 from twofour import masks
 from twofour.errors import PatternError, TrainingError
-from twofour.layers import PrunableWeight, attached, describe_attached, hold, is_distributed, let_go, way_out
+from twofour.layers import (
+    PrunableWeight,
+    attached,
+    describe_attached,
+    hold,
+    is_distributed,
+    let_go,
+    require_module,
+    way_out,
+)
 from twofour.patterns import Pattern
 from twofour.recipe import Recipe
 from twofour.training.schemes.slots import Slot, parametrise_all
@@ -160,8 +169,9 @@ def require_free(model: nn.Module) -> None:
     """Refuse a model that a training scheme is at work in.
 
     Raises:
-        TrainingError: One is.
+        TrainingError: One is, or `model` is no module.
     """
+    require_module(model, TrainingError)
     if found := describe_attached(model):
         raise TrainingError(
             "something is attached to the model already",

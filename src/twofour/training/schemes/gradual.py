@@ -48,8 +48,8 @@ def attach(
         >>> for x, y in loader: ...; optimizer.step(); schedule.step()
 
     Raises:
-        TrainingError: The model is masked already, nothing can be pruned, not 0 <= begin <= end, or the criterion needs
-            data.
+        TrainingError: The model is masked already, nothing can be pruned, not 0 <= begin <= end, end is 0, or the
+            criterion needs data.
         RecipeError: The text is not a criterion.
     """
     final = parse(pattern)
@@ -60,12 +60,13 @@ def attach(
             wanted='"2:4", "1:4", ...',
             remedy="twofour.training.sr_ste takes every pattern",
         )
-    if type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
+    if type(begin) is not int or type(end) is not int or not 0 <= begin <= end or not end:
         raise TrainingError(
             "the schedule's steps are impossible",
             got=f"begin={begin!r}, end={end!r}",
-            wanted="whole numbers, 0 <= begin <= end",
-            remedy="count optimiser steps: end=len(loader) * epochs // 2 leaves half of the training to recover",
+            wanted="whole numbers, 0 <= begin <= end and end >= 1: with end=0 all goes at once, before any step",
+            remedy="twofour.prune prunes at once; else count optimiser steps: end=len(loader) * epochs // 2 leaves "
+            "half of the training to recover",
         )
     chosen = criteria.parse(criterion)
     if chosen.need is not None:

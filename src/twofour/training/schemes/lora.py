@@ -30,14 +30,14 @@ def attach(model: nn.Module, *, rank: int = 8, alpha: float = 16.0, layers: str 
 
     Args:
         model: A model from `twofour.prune`.
-        rank: Rank of each adapter.
+        rank: Rank of each adapter, at most the smaller side of its weight as a matrix.
         alpha: The adapter's product is scaled by alpha / rank.
         layers: Glob of the layers that get one; weights that are tied to others are left out, with a log line.
         seed: Of the random first factor.
 
     Raises:
         TrainingError: The model has no masks, no layer fits the glob or all that do are tied, another scheme is
-            attached, or rank or alpha is not positive.
+            attached, or rank, alpha or seed is impossible.
     """
     require_free(model)
     if type(rank) is not int or rank < 1:
@@ -54,14 +54,44 @@ def attach(model: nn.Module, *, rank: int = 8, alpha: float = 16.0, layers: str 
             wanted="a finite number over 0: the merged weight is w + mask * (alpha / rank) B A",
             remedy="alpha=16.0 is usual",
         )
-    return LoRA(model, _adaptable(model, layers), rank, alpha, seed)
+    if type(seed) is not int or not -(2**63) <= seed < 2**64:
+        raise TrainingError(
+            "the seed is impossible",
+            got=f"seed={seed!r}",
+            wanted="a whole number of 64 bits",
+            remedy="leave it out for 0",
+        )
+    found = _adaptable(model, layers)
+    _require_low(found, rank)
+    return LoRA(model, found, rank, alpha, seed)
+
+
+def _require_low(found: dict[str, Mask], rank: int) -> None:
+    """Refuse a rank that no product of the adapter's factors can have."""
+    sides = {name: min(mask.keep.shape[0], mask.keep[0].numel()) for name, mask in found.items()}
+    least = min(sides, key=sides.__getitem__)
+    if rank > sides[least]:
+        raise TrainingError(
+            "the rank is larger than the weight's smaller side, which no product can exceed",
+            got=f"rank={rank} for a weight {tuple(found[least].keep.shape)}",
+            wanted=f"at most {sides[least]}",
+            remedy=f"rank={min(8, sides[least])}, or `layers` without this one",
+            layer=least,
+        )
 
 
 def _adaptable(model: nn.Module, layers: str) -> dict[str, Mask]:
     """Return the masks whose weights get an adapter."""
+    if not isinstance(layers, str):
+        raise TrainingError(
+            "`layers` is no glob",
+            got=repr(layers)[:80],
+            wanted='one text, such as "encoder.*"',
+            remedy='leave it out for every masked layer: "*"',
+        )
     listed = {name: mask for name, mask in masks.of(model).items() if fnmatchcase(mask.layer, layers)}
     shared = tied(model)
-    cut = [name for name, mask in listed.items() if id(mask.module.get_parameter(mask.attribute)) in shared]
+    cut = [name for name, mask in listed.items() if id(mask.parameter) in shared]
     for name in cut:
         _log.info("`%s` gets no adapter: it is tied to another, which would go without", name)
     found = {name: mask for name, mask in listed.items() if name not in cut}
@@ -114,7 +144,7 @@ class LoRA(Scheme):
         generator = torch.Generator().manual_seed(seed)
         adapters = []
         for mask in found.values():
-            weight = mask.module.get_parameter(mask.attribute)
+            weight = mask.parameter
             adapters.append(_Adapter(weight, mask.keep, rank, alpha / rank, generator))
         # A parametrised weight has no parameter of its own for a mask to hold; it is frozen, so nothing moves it.
         masks.detach(model)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from twofour.errors import TrainingError
-from twofour.layers import kind_of, matches, require_matches, require_module
+from twofour.layers import kind_of, matches, parse_globs, require_matches, require_module
 from twofour.patterns import Pattern
 from twofour.training.choice import PRODUCTS, Choice, LayerPlan, Plan
 from twofour.training.sdgp.modules import STATE, is_on, on_top, put_on, take_off
@@ -154,7 +154,7 @@ def attach(
     """
     rule = Rule.parse(pattern, mode, eps)
     _require_options(model, product, seconds, seed)
-    globs = (skip,) if isinstance(skip, str) else tuple(skip)
+    globs = parse_globs(skip)
     require_matches(model, globs, "a glob in `skip`")
     modules, skipped = _chosen(model, rule, globs)
     shared = Shared(product, seconds)

@@ -66,7 +66,7 @@ class Rule:
                 wanted=" or ".join(map(repr, MODES)),
                 remedy='leave it out: mode="rescaled" is the default',
             )
-        if not 0 <= self.eps < float("inf"):
+        if not isinstance(self.eps, int | float) or not 0 <= self.eps < float("inf"):
             raise PatternError(
                 "`eps` is impossible",
                 got=repr(self.eps),

@@ -1,0 +1,30 @@
+"""The name of a file or folder, checked where a caller gives it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from twofour.errors import TwofourError
+
+
+def named(path: object, kind: type[TwofourError], what: str = "the path") -> Path:
+    """Return a path that a caller gave; "" is none, though `Path("")` would be the current folder.
+
+    Args:
+        path: Text, or an object such as `pathlib.Path`.
+        kind: Error to raise.
+        what: What it is called in messages.
+
+    Raises:
+        TwofourError: Of `kind`: it is no text, is empty, or holds a zero byte.
+    """
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if isinstance(text, str) and text and "\0" not in text:
+        return Path(text)
+    raise kind(
+        f"{what} names no file or folder",
+        got=repr(path) if isinstance(path, str | bytes | int | None) else type(path).__name__,
+        wanted="text that is not empty, or a pathlib.Path",
+        remedy='"." is the current folder; os.fsdecode makes text of bytes',
+    )
