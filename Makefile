@@ -5,7 +5,7 @@
 # make check   formatting, lint, types
 # make bench   OP=linear|grid|conv|mask|models|memory: timings; ARGS=--record keeps the records in git
 # make records measures what is kept in benchmarks/records, in order of interest; it goes on where it stopped
-# make figures draws docs/figures from the records kept, and those of Sparse Tensor Cores from their tables
+# make figures draws docs/figures from records and tables, and writes the tables of README.md and docs/benchmarks.md
 # make fuzz   a minute of hostile input for each reader and for the native calls, then under the sanitizers;
 #             ARGS="--seconds 600 --target load"
 # make fuzz-quick ten seconds of it for each, two at a time
@@ -88,6 +88,7 @@ bench-gpu: $(GPU_NEEDS)
 figures: $(VENV)/figures.stamp $(VENV)/package.stamp
 	$(BIN)/python benchmarks/run.py figures
 	$(BIN)/python -c 'from twofour.tensor_core.plot import plot_all; plot_all("docs/figures")'
+	$(BIN)/python experiments/versagnn.py figure
 
 # A package of its own, found before the one in .venv: an environment inside build/ that reads .venv's packages but not
 # its .pth files. libstdc++ is preloaded because the sanitizers must find the real __cxa_throw when Python starts.

@@ -1,4 +1,7 @@
-"""docs/figures/*.svg and the tables of docs/benchmarks.md from the records in benchmarks/records."""
+"""docs/figures/*.svg and the tables of docs/benchmarks.md from the records in benchmarks/records.
+
+Git keeps the figure of README.md alone (`readme.py`); the others are drawn where somebody wants to see them.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "figures"
 PAGE = FOLDER.parent / "benchmarks.md"
 START, END = "<!-- drawn by `make figures` -->", "<!-- end of what is drawn -->"
 DTYPES = ("float32", "bfloat16", "int8", "int4")
+STATES = ("hot", "cold")
 BARS = (EAGER, INDUCTOR, ORT, OPENVINO, DENSE, SPARSE)
 COLOURS = ("#b3b3b3", "#8c8c8c", "#c9b37e", "#7ea6c9", "#9bc98a", "#2f7d32")
 PART_COLOURS = ("#b3541e", "#2f7d32", "#6fae5c", "#b9dba8", "#c8c8c8", "#9a9a9a", "#7ea6c9")
@@ -33,7 +37,8 @@ def draw_all() -> list[Path]:
         figures = draw(machine)
         every = [r for dtype in DTYPES for name in ("linear", "models") for r in _load(f"{name}-{dtype}", machine)]
         blocks += [f"### {every[0].machine['cpu']}, {every[0].machine['software']['native_isa']} kernels"]  # pyright: ignore
-        blocks += [f"![{path.stem}](figures/{path.name})" for path in figures]
+        blocks += [f"`make figures` draws these records as `docs/figures/*-{machine}.svg`."]
+        blocks += [_ratio_table(state, machine) for state in STATES if any(_linear(d, state, machine) for d in DTYPES)]
         blocks += [_table(records) for dtype in DTYPES if (records := _load(f"models-{dtype}", machine))]
         blocks += [f"Measured on: {line}." for line in dict.fromkeys(machine_line(record) for record in every)]
         drawn += figures
@@ -63,6 +68,32 @@ def _table(records: Sequence[Record]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def _ratio_table(state: str, machine: str) -> str:
+    """Best dense over best 2:4 of a Linear by token count: geometric mean over the shapes, least and most."""
+    groups = {dtype: records for dtype in DTYPES if (records := _linear(dtype, state, machine))}
+    counts = sorted({int(str(record.meta["tokens"])) for records in groups.values() for record in records})
+    head = [f"Linear, 1 thread, weights {state}", *(f"{count} tokens" for count in counts)]
+    lines = [head, ["---"] * len(head)]
+    for dtype, records in groups.items():
+        ratios = [[best_ratio(r) for r in records if r.meta["tokens"] == count] for count in counts]
+        cells = [f"{geometric_mean(v):.2f} ({min(v):.2f} to {max(v):.2f})" if v else "-" for v in ratios]
+        lines.append([dtype, *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def predicted() -> Path:
+    """Draw the predicted roofline of an A100 SXM, with the products of BERT-base at batch 8 and 128 tokens on it."""
+    import torch
+    from torch import nn
+
+    import twofour
+
+    layer = nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False).eval()
+    rows = twofour.estimate(encoder, torch.zeros(8, 128, 768), machine="a100-sxm")
+    return twofour.hardware.plot("a100-sxm", FOLDER / "hardware-a100-sxm.svg", rows=rows)
+
+
 def draw(machine: str) -> list[Path]:
     """Draw every figure that has records of one machine; return the files."""
     import matplotlib
@@ -71,7 +102,7 @@ def draw(machine: str) -> list[Path]:
     matplotlib.rcParams.update(SETTINGS)  # names and text that do not change from one drawing to the next
     FOLDER.mkdir(parents=True, exist_ok=True)
     drawn = []
-    for state in ("hot", "cold"):
+    for state in STATES:
         found = {dtype: _linear(dtype, state, machine) for dtype in DTYPES}
         if any(found.values()):
             drawn.append(_ratios({dtype: group for dtype, group in found.items() if group}, state, machine))

@@ -254,10 +254,11 @@ def training(
 
 @app.command()
 def figures() -> None:
-    """Draw docs/figures from the records in benchmarks/records; needs matplotlib (requirements/figures.txt)."""
+    """Draw docs/figures and write the tables made from records; needs matplotlib (requirements/figures.txt)."""
     import figures as drawing
+    import readme
 
-    for path in drawing.draw_all():
+    for path in (*drawing.draw_all(), drawing.predicted(), readme.draw(), readme.write()):
         _console().print(str(path), highlight=False)
 
 

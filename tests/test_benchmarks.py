@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ def cases(monkeypatch: pytest.MonkeyPatch):
         module.__name__.split(".")[1]: module
         for module in (grid, linear, mask, models, models_table, records, shapes, table)
     }
-    for name in [name for name in sys.modules if name.split(".")[0] in ("cases", "models", "figures")]:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("cases", "models", "figures", "readme")]:
         del sys.modules[name]
 
 
@@ -304,8 +305,27 @@ def test_figures_are_drawn_from_records(cases, tmp_path: Path, monkeypatch: pyte
         assert [path.read_text() for path in drawn] == first
         shown = page.read_text()
         assert shown.startswith("before\n") and shown.endswith("after\n") and "old" not in shown
-        assert "(figures/linear-hot-here.svg)" in shown and "| tiny, None | 1 | 1 |" in shown
+        assert (
+            "| float32 | 1.00 (1.00 to 1.00) | 1.00 (1.00 to 1.00) |" in shown and "`docs/figures/*-here.svg`" in shown
+        )
+        assert "| tiny, None | 1 | 1 |" in shown
         assert shown.count("Measured on: ") == 1
+
+
+def test_the_readme_is_written_from_the_records(cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import readme
+
+    page, results = readme.PAGE.read_text(), (readme.ROOT / "docs" / "results.md").read_text()
+    monkeypatch.setattr(readme, "PAGE", tmp_path / "README.md")
+    readme.PAGE.write_text(page)
+    assert readme.write().read_text() == page, "run `make figures`"
+    assert "| MiniLM-L6 | 0.46 ± 0.24 of" in page and "-0.46 ± 0.24" in results  # two programs, one interval
+    assert "| ResNet-50 | not measured (random weights) |" in page
+    pytest.importorskip("matplotlib", reason="needs requirements/figures.txt")
+    kept = readme.FIGURE.read_text()
+    monkeypatch.setattr(readme, "FIGURE", tmp_path / "models.svg")
+    labels = re.findall(r">(\d+\.\d)<", readme.draw().read_text())
+    assert labels == re.findall(r">(\d+\.\d)<", kept) and len(labels) >= 2 * 3 * 4
 
 
 def test_training_times_whole_steps_and_their_parts(

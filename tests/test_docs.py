@@ -13,7 +13,7 @@ from twofour.kernels import convolutions, rows
 from twofour.kernels.table import GPU_STEPS
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += sorted((ROOT / "src").rglob("README.md"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -46,12 +46,12 @@ def test_every_kernel_row_is_documented() -> None:
     assert known == set(names), "the page names kernels that do not exist"
 
 
-def test_every_command_is_documented_in_the_cli_page_and_readme() -> None:
+def test_every_command_is_documented() -> None:
     commands = [info.name or (info.callback.__name__ if info.callback else "") for info in app.registered_commands]
     assert set(commands) == {"demo", "prune", "check", "import", "export", "advise", "estimate", "simulate", "kernels"}
     for command in commands:
         assert f"`twofour {command}" in text("docs/cli.md")
-        assert f"twofour {command}" in text("README.md")
+    assert set(re.findall(r"`twofour (\w+)", text("README.md"))) <= set(commands)
 
 
 def test_every_environment_variable_is_documented() -> None:
@@ -74,6 +74,20 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_the_index_has_every_page_and_the_readme_the_index() -> None:
+    links = re.findall(r"\]\(([\w./]+\.md)\)", text("docs/index.md"))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} == {n for n in links if "/" not in n}
+    assert "](docs/index.md)" in text("README.md")
+
+
+def test_figures_that_pages_name_are_drawn_by_a_program() -> None:
+    folders = (ROOT / "src", ROOT / "benchmarks", ROOT / "experiments")
+    programs = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
+    names = {name for page in PAGES for name in re.findall(r"docs/figures/([\w-]+\.svg)", page.read_text())}
+    assert "hardware-a100-sxm.svg" in names
+    assert [name for name in sorted(names) if f'{name}"' not in programs] == []
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
 def test_examples_run(example: Path, times_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(example.read_text().splitlines()) < 60
@@ -93,3 +107,22 @@ def test_the_readme_code_runs(times_cache: Path, monkeypatch: pytest.MonkeyPatch
         [sys.executable, script], capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path
     )
     assert run.returncode == 0, run.stderr
+    (plan,) = re.findall(r"^```\n(layer .*?)^```", text("README.md"), re.S | re.M)
+    shown, printed = plan.splitlines(), run.stdout.splitlines()
+    assert shown[0].split() == printed[0].split(), "the plan in README has other columns than a plan has"
+    assert [line.split()[:3] for line in shown[1:3]] == [line.split()[:3] for line in printed[1:3]]
+    assert len(text("README.md").splitlines()) <= 80
+
+
+def test_versions_agree() -> None:
+    ruff = re.findall(r"ruff==([\d.]+)", text("requirements/check.txt"))
+    assert set(re.findall(r"ruff==([\d.]+)", text(".pre-commit-config.yaml"))) == set(ruff) != set()
+    version = re.findall(r'^version = "(.+)"', text("pyproject.toml"), re.M)
+    assert re.findall(r"^version: (.+)", text("CITATION.cff"), re.M) == version != []
+    assert f"## {version[0]}" in text("CHANGELOG.md")
+
+
+def test_the_workflow_says_what_is_not_run_and_runs_what_contributing_says() -> None:
+    workflow, steps = text(".github/workflows/ci.yml"), re.findall(r"^make (\w+)", text(".ci/run"), re.M)
+    assert workflow.startswith("# NOT RUN YET") and "run: .ci/run" in workflow
+    assert steps == ["test", "check"] and "`make test`, then `make check`, nothing else" in text("CONTRIBUTING.md")
