@@ -5,6 +5,7 @@ import torch
 
 from tests.conftest import threads
 from twofour import native, packing, patterns
+from twofour.errors import KernelError
 from twofour.kernels import available
 from twofour.kernels.nm_matmul import NativeMatmul, refill
 from twofour.kernels.nm_matmul.layout import to_layout
@@ -52,7 +53,7 @@ def test_refilling_equals_packing_anew(
 
 def test_layouts_without_a_refill_say_so() -> None:
     assert not native.extension().layout_refills("rows")
-    with pytest.raises(ValueError, match="no refill"):
-        native.extension().layout_refill(
-            to_layout(packing.pack(torch.zeros(4, 4), "2:4"), "rows"), torch.zeros(4, 4), 1
-        )
+    packed = to_layout(packing.pack(torch.zeros(4, 4), "2:4"), "rows")
+    with pytest.raises(KernelError, match="layout_refill cannot read its packed weight") as error:
+        refill(packed, "rows", torch.zeros(4, 4))
+    assert "a layout whose values can be written anew in place" in str(error.value)
