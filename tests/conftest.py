@@ -1,5 +1,6 @@
 """Shared by all tests: poisoned outputs, where data lives, and each instruction set this machine has."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,27 @@ def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_whole_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a whole model of a few microseconds beats the dense one is for a quiet machine to say: here they tie."""
     monkeypatch.setattr("twofour.compiler.against_dense.milliseconds", lambda calls: dict.fromkeys(calls, 1.0))
+
+
+def loggers() -> dict[str, tuple[int, bool, bool, list[logging.Handler]]]:
+    """Return what each logger of twofour, by its name, lets pass and where it sends it."""
+    found = {"twofour": logging.getLogger("twofour"), **logging.Logger.manager.loggerDict}
+    return {
+        name: (one.level, one.disabled, one.propagate, list(one.handlers))
+        for name, one in found.items()
+        if isinstance(one, logging.Logger) and name.partition(".")[0] == "twofour"
+    }
+
+
+@pytest.fixture(autouse=True)
+def loggers_stay() -> Iterator[None]:
+    """Fail the test that leaves a logger of twofour, or logging as a whole, changed: later ones would hear nothing."""
+    before, root = loggers(), logging.getLogger()
+    general = (root.level, root.disabled, logging.root.manager.disable)
+    yield
+    left = {name: state for name, state in loggers().items() if state != before.get(name, (0, False, True, []))}
+    assert not left, f"loggers were left changed (level, disabled, propagate, handlers): {left}"
+    assert (root.level, root.disabled, logging.root.manager.disable) == general, "logging was left changed for all"
 
 
 def isa_levels() -> list[str]:

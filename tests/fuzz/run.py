@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -44,6 +45,7 @@ def main() -> None:
     options.add_argument("--record", action="store_true", help="keep a record and the corpus in git")
     options.add_argument("--child", help=argparse.SUPPRESS)
     given = options.parse_args()
+    logging.getLogger("twofour.streaming").setLevel(logging.ERROR)  # a warning for each damaged journal of thousands
     if given.child:
         _child(given)
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import zlib
 from typing import Any
 
@@ -53,7 +52,6 @@ def build(data: bytes) -> tuple[bytes, dict[str, bytes]]:
 
 def run(built: tuple[bytes, dict[str, bytes]]) -> str:
     """Go on with it; the files it calls finished are those that were written, and all others stay."""
-    logging.getLogger("twofour.streaming").setLevel(logging.ERROR)
     text, files = built
     folder = shelf() / "out"
     folder.mkdir(exist_ok=True)
