@@ -12,6 +12,7 @@ from twofour.cli import source as sources
 from twofour.cli.screen import JsonFile, print_table, progress, say, write
 from twofour.compiler import Advice, AdviceRow
 from twofour.compiler.advise import WORTH
+from twofour.compiler.grouped import grouped
 
 
 def advise(
@@ -37,27 +38,27 @@ def advise(
 
 
 def show(advice: Advice) -> None:
-    """Print one row per layer, then the sum of all layers at each token count."""
+    """Print one row for all layers that are alike, then the sum of all layers at each token count."""
     layers: dict[str, list[AdviceRow]] = {}
     for row in advice.rows:
         layers.setdefault(row.layer, []).append(row)
-    head = ("layer", "shape", *(f"{count} token{'s'[: count > 1]}" for count in advice.tokens), "verdict")
+    head = ("layer", "count", "shape", *(f"{count} token{'s'[: count > 1]}" for count in advice.tokens), "verdict")
+    cells = [
+        (
+            "x".join(map(str, rows[0].shape)),
+            *(f"{row.dense_ms:.3f} {row.sparse_ms:.3f} {row.ratio:.2f}x" for row in rows),
+            _verdict(rows),
+        )
+        for rows in layers.values()
+    ]
     print_table(
-        "each cell: best dense ms, best 2:4 ms, ratio",
+        "each cell: best dense ms, best 2:4 ms, ratio, of one layer",
         head,
-        [
-            (
-                name,
-                "x".join(map(str, rows[0].shape)),
-                *(f"{row.dense_ms:.3f} {row.sparse_ms:.3f} {row.ratio:.2f}x" for row in rows),
-                _verdict(rows),
-            )
-            for name, rows in layers.items()
-        ],
-        right=range(2, 2 + len(advice.tokens)),
+        [(group.pattern, group.count, *cells[group.members[0]]) for group in grouped(list(layers), cells)],
+        right=range(3, 3 + len(advice.tokens)),
     )
     if advice.skipped:
-        print_table("", ("left dense", "reason"), advice.skipped)
+        print_table("", ("left dense", "count", "reason"), advice.left_dense())
     for count in advice.tokens:
         dense, best = advice.total(count)
         say(

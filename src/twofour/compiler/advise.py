@@ -10,6 +10,7 @@ from torch import nn
 from twofour import native
 from twofour.compiler.cache import Cache
 from twofour.compiler.choose import Choice, Progress, choose, require_room
+from twofour.compiler.grouped import grouped
 from twofour.compiler.plan import aligned
 from twofour.compiler.replaceable import attention_parts, refusal, require_cpu, require_plain, require_tokens
 from twofour.errors import CompileError
@@ -74,10 +75,9 @@ class Advice:
         return sum(row.dense_ms for row in rows), sum(min(row.dense_ms, row.sparse_ms) for row in rows)
 
     def __str__(self) -> str:
-        head = ("layer", "shape", "tokens", "dense ms", "2:4 ms", "ratio", "verdict")
-        rows = [
+        head = ("layer", "count", "shape", "tokens", "dense ms", "2:4 ms", "ratio", "verdict")
+        cells = [
             (
-                row.layer,
                 "x".join(map(str, row.shape)),
                 str(row.tokens),
                 *(f"{ms:.4f}" for ms in (row.dense_ms, row.sparse_ms)),
@@ -86,11 +86,18 @@ class Advice:
             )
             for row in self.rows
         ]
-        lines = [aligned(head, rows)]
+        groups = grouped([row.layer for row in self.rows], cells)
+        lines = [aligned(head, [(group.pattern, group.count, *cells[group.members[0]]) for group in groups])]
         for count in self.tokens:
             dense, best = self.total(count)
             lines.append(f"{count} tokens: {dense:.3f} ms dense, {best:.3f} ms with the better in each layer")
-        return "\n".join([*lines, *(f"dense: {name}: {reason}" for name, reason in self.skipped)])
+        left = (f"dense: {name}{f' {count}' if count else ''}: {reason}" for name, count, reason in self.left_dense())
+        return "\n".join([*lines, *left])
+
+    def left_dense(self) -> list[tuple[str, str, str]]:
+        """Return `skipped` in one row per reason: the pattern of the names, their count ("" for one), the reason."""
+        names, reasons = [name for name, _ in self.skipped], [reason for _, reason in self.skipped]
+        return [(g.pattern, g.count, reasons[g.members[0]]) for g in grouped(names, reasons)]
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON-ready fields."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from twofour.compiler.account import Account
 from twofour.compiler.choose import Times
+from twofour.compiler.grouped import grouped, one_text, without_numbers
 from twofour.compiler.travelling import MachineTimes
 
 
@@ -118,8 +119,8 @@ class Plan:
         return {**self.__dict__, **listed}
 
     def __str__(self) -> str:
-        head = ("layer", "shape", "tokens", "kernel", "dense ms", "sparse ms", "why")
-        lines = [aligned(head, [_row(layer) for layer in self.layers])]
+        head = ("layer", "count", "shape", "tokens", "kernel", "dense ms", "sparse ms", "why")
+        lines = [aligned(head, _rows(self.layers))]
         whole = [layer for layer in self.layers if not layer.parts]
         sparse = sum(layer.sparse for layer in whole)
         error = "" if self.error is None else f", error on the example {self.error:.1e}"
@@ -178,10 +179,35 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _row(layer: LayerPlan) -> tuple[str, ...]:
-    def ms(value: float | None) -> str:
-        return "-" if value is None else f"{value:.4f}"
+def _rows(layers: Sequence[LayerPlan]) -> list[tuple[str, ...]]:
+    """Return the cells of a table: a row per layer, one for all that run alike for one reason."""
+    names = [layer.name or "(model)" for layer in layers]
+    rows = []
+    for group in grouped(names, [_key(layer) for layer in layers]):
+        alike = [layers[index] for index in group.members]
+        first = alike[0]
+        rows.append(
+            (
+                group.pattern,
+                group.count,
+                "x".join(str(size) for size in first.shape),
+                "-" if first.tokens is None else str(first.tokens),
+                first.kernel,
+                _span([layer.dense_ms for layer in alike]),
+                _span([layer.sparse_ms for layer in alike]),
+                one_text([layer.reason for layer in alike]),
+            )
+        )
+    return rows
 
-    shape = "x".join(str(size) for size in layer.shape)
-    tokens = "-" if layer.tokens is None else str(layer.tokens)
-    return (layer.name or "(model)", shape, tokens, layer.kernel, ms(layer.dense_ms), ms(layer.sparse_ms), layer.reason)
+
+def _key(layer: LayerPlan) -> tuple[object, ...]:
+    """Return what layers on one line share; their times may differ, but not in that there are some."""
+    timed = layer.dense_ms is None, layer.sparse_ms is None
+    return layer.kind, layer.shape, layer.tokens, layer.kernel, *timed, without_numbers(layer.reason)
+
+
+def _span(ms: Sequence[float | None]) -> str:
+    """Return milliseconds of equal layers: one figure, or the least and the largest."""
+    known = [value for value in ms if value is not None]
+    return "-".join(dict.fromkeys(f"{value:.4f}" for value in (min(known), max(known)))) if known else "-"
