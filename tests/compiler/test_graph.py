@@ -131,7 +131,18 @@ def test_products_that_are_faster_apart_are_not_joined(
     fast = whole(model, example)
     assert {entry.operator: entry.calls for entry in fast.plan.account.after}["linear"] == 3
     assert not any(entry.kind == "product" for entry in fast.plan.layers)
+    assert not any("in the graph" in entry.reason for entry in fast.plan.layers)
+    assert fast.plan.account.rewrites["products of one input joined"] == 0
+    assert "products of one input joined" not in str(fast.plan), "what was measured away does not run"
     close(served(fast, caplog, *example), model(*example))
+
+
+def test_the_plan_counts_the_joins_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([{"together": 2.0, "apart": 1.0}, {"together": 1.0, "apart": 2.0}])
+    monkeypatch.setattr(products._Placer, "together_and_apart", lambda *_: next(times).values())
+    fast = whole(pruned(Encoder(layers=2)), (torch.randint(0, 50, (2, 16)), torch.ones(2, 16)))
+    joined = [entry for entry in fast.plan.layers if entry.parts]
+    assert len(joined) == fast.plan.account.rewrites["products of one input joined"] == 1
 
 
 def test_slower_graphs_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

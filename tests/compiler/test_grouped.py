@@ -3,8 +3,10 @@
 import itertools
 import random
 import re
+from dataclasses import replace
 
 from twofour.compiler import LayerPlan, Plan
+from twofour.compiler.account import Account, OperatorTime
 from twofour.compiler.advise import Advice, AdviceRow
 from twofour.compiler.grouped import grouped, one_text, without_numbers
 
@@ -102,3 +104,18 @@ def test_advice_prints_a_row_per_kind_of_layer_and_token_count() -> None:
     assert [line.split()[:4] for line in lines[1:3]] == [["layer.{0-2}", "x3", "8x16", n] for n in ("1", "8")]
     assert lines[3].startswith("1 tokens: 6.000 ms dense") and lines[-1] == "dense: norm.{0-2}.weight x3: no Linear"
     assert len(advice.rows) == 6
+
+
+def test_a_layer_counts_as_sparse_where_the_product_that_holds_it_is() -> None:
+    product = replace(entry("(q + k)", kernel="dense_b"), kind="product", parts=("q", "k"))
+    plan = Plan((entry("q"), entry("k"), entry("v"), product), "float32", "fast", (), 1, "avx2")
+    assert "1 of 3 layers run sparse" in str(plan)
+
+
+def test_an_account_says_which_rewrites_do_not_run() -> None:
+    account = Account("graph", "faster", {}, {"joined": 2}, (), (OperatorTime("linear", 1, 1.0),))
+    assert account.lines()[1:] == ["rewrites: joined 2", "after: 1.000 ms = linear 1.000 ms (1)"]
+    idle = replace(account, engine="layers").lines()[1:]
+    assert [line.partition(":")[0] for line in idle] == [
+        f"{name} (of the graph, which does not run)" for name in ("rewrites", "after")
+    ]

@@ -29,7 +29,7 @@ class Account:
         engine: What runs the example's sizes: "graph", "layers" or "inductor".
         reason: Why that engine, and which calls the other one still serves.
         engine_ms: Median milliseconds of the whole model on the example, by engine.
-        rewrites: Places changed, by rule.
+        rewrites: Places changed, by rule, as they are in the graph that is timed: a join measured away is none.
         before: The model as it was captured, its layers as given, slowest first; run operator by operator; empty where
             the engines' times came with a file, so that nothing was timed.
         after: The rewritten graph, likewise, also where another engine is faster.
@@ -56,10 +56,11 @@ class Account:
         """Return the account as text: engines, rewrites, and the `shown` slowest operators before and after."""
         engines = ", ".join(f"{name} {ms:.3f} ms" for name, ms in self.engine_ms.items())
         found = [f"whole model: {self.engine} ({self.reason}){'; ' if engines else ''}{engines}"]
+        idle = "" if self.engine == "graph" else " (of the graph, which does not run)"
         if self.rewrites:
             done = ", ".join(f"{name} {count}" for name, count in self.rewrites.items() if count)
-            found.append(f"rewrites: {done or 'none'}")
-        for name, times in (("before", self.before), ("after", self.after)):
+            found.append(f"rewrites{idle}: {done or 'none'}")
+        for name, times in (("before", self.before), (f"after{idle}", self.after)):
             if times:
                 listed = [f"{entry.operator} {entry.ms:.3f} ms ({entry.calls})" for entry in times[:shown]]
                 rest = sum(entry.ms for entry in times[shown:])

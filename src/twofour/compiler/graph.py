@@ -25,7 +25,7 @@ from twofour.compiler.products import most_tokens, place
 from twofour.compiler.race import race
 from twofour.compiler.whole import WholeModel, by_layers, hooked
 from twofour.errors import CompileError
-from twofour.graph import Program, arrange, fuse, lower_activations, simplify
+from twofour.graph import JOINS, Program, arrange, fuse, lower_activations, simplify
 
 logger = logging.getLogger("twofour.compiler")
 
@@ -145,7 +145,9 @@ def _rewritten(
     before = () if carried else by_operator(Program(graph.module, plain, timed=True).seconds(leaves))
     rewrites = rewritten(graph, plan.dtype, leaves, copies=terms.memory == "fast")
     folded = place_convs(graph.module, convs, {layer.name: layer for layer in plan.layers})
-    added = (*folded, *place(graph, leaves, layers, terms, lowered=rewrites.get(BETWEEN, 0) > 0))
+    placed, apart = place(graph, leaves, layers, terms, lowered=rewrites.get(BETWEEN, 0) > 0)
+    if apart:  # the rule joined them; measuring took them apart
+        rewrites[JOINS.name] -= apart
     rewrites |= arrange(graph.module)
     program = Program(graph.module)
     after = () if carried else by_operator(Program(graph.module, timed=True).seconds(leaves))
@@ -164,7 +166,7 @@ def _rewritten(
     engine, reason = _faster(times, served, terms.cache.origin([case]))
     if engine == "graph":
         object.__setattr__(fast, "forward", runner)
-        plan = replace(plan, layers=with_products(plan.layers, added))
+        plan = replace(plan, layers=with_products(plan.layers, (*folded, *placed)))
     return replace(plan, account=replace(account, engine=engine, reason=reason, engine_ms=times))
 
 

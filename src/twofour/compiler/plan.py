@@ -122,7 +122,8 @@ class Plan:
         head = ("layer", "count", "shape", "tokens", "kernel", "dense ms", "sparse ms", "why")
         lines = [aligned(head, _rows(self.layers))]
         whole = [layer for layer in self.layers if not layer.parts]
-        sparse = sum(layer.sparse for layer in whole)
+        holding = {part: layer for layer in self.layers for part in layer.parts}
+        sparse = sum(holding.get(layer.name, layer).sparse for layer in whole)  # a part runs as its product does
         error = "" if self.error is None else f", error on the example {self.error:.1e}"
         lines.append(
             f"{sparse} of {len(whole)} layers run sparse ({self.dtype}, {self.threads} threads, {self.isa}); "

@@ -44,8 +44,8 @@ def place(
     terms: Terms,
     *,
     lowered: bool = False,
-) -> tuple[LayerPlan, ...]:
-    """Replace every marked product of the graph by a layer; returns plan entries for weights that are kept besides.
+) -> tuple[tuple[LayerPlan, ...], int]:
+    """Replace every marked product of the graph by a layer.
 
     Args:
         graph: Rewritten; it is changed.
@@ -53,18 +53,21 @@ def place(
         layers: The compiled layers by name.
         terms: What holds for every layer.
         lowered: Whether activations are bfloat16 that are not in the model: the layers were measured on others.
+
+    Returns:
+        Plan entries for weights that are kept besides, and how many joined products are apart again.
     """
     module = graph.module
     sizes = _Sizes(module, leaves)
     placer = _Placer(module, layers, terms, lowered)
-    waiting = [node for node in module.graph.nodes if "product" in node.meta]
+    waiting, apart = [node for node in module.graph.nodes if "product" in node.meta], 0
     for index in count():
         if not waiting:
             break
         node = waiting.pop(0)
         layer = placer.layer(node.meta["product"], sizes.tokens(node), value(node.args[0]).dtype)
         if layer is None:
-            waiting = _separate(node) + waiting
+            waiting, apart = _separate(node) + waiting, apart + 1
             continue
         module.add_submodule(f"product_{index}", layer)
         with module.graph.inserting_before(node):
@@ -74,7 +77,7 @@ def place(
         module.graph.erase_node(node)
     _drop_unused(module)
     module.graph.lint()
-    return tuple(placer.plans)
+    return tuple(placer.plans), apart
 
 
 def most_tokens(module: fx.GraphModule, leaves: Sequence[Any]) -> int:

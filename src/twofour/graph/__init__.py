@@ -2,6 +2,7 @@
 
 from twofour.graph.base import Product, Rule, Source
 from twofour.graph.convolutions import Convolution, Norm
+from twofour.graph.joins import JOINS
 from twofour.graph.precision import lower_activations
 from twofour.graph.program import Program
 from twofour.graph.rules import ARRANGEMENTS, FUSIONS, SIMPLIFICATIONS, arrange, fuse, simplify
@@ -9,6 +10,7 @@ from twofour.graph.rules import ARRANGEMENTS, FUSIONS, SIMPLIFICATIONS, arrange,
 __all__ = [
     "ARRANGEMENTS",
     "FUSIONS",
+    "JOINS",
     "SIMPLIFICATIONS",
     "Convolution",
     "Norm",
