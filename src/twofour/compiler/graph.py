@@ -210,13 +210,20 @@ def _is_empty(leaf: Any) -> bool:
 
 
 def _cache_in(fast: nn.Module, given: Mapping[str, Any], error: CompileError) -> str:
-    """Return what to do where a Hugging Face model answers with a cache, which no graph can hold, "" elsewhere."""
+    """Return what to do where a Hugging Face model answers with a cache, which no graph can hold, "" elsewhere.
+
+    transformers' `generate` passes a cache whatever the example was, so that no example makes a graph of it.
+    """
     asked = getattr(getattr(fast, "config", None), "use_cache", False) and given.get("use_cache") is not False
     if not asked or "Cache'>" not in str(error):
         return ""
     names = ", ".join(f'"{name}": {name}' for name in given if name not in ("use_cache", "past_key_values"))
     example = f'example={{{names}, "use_cache": False}}'
-    return f"it answers with a cache; pass {example}: calls with use_cache=False are then a graph, others layers"
+    return (
+        "it answers with a cache, which no graph holds: `generate` needs one and calls the compiled layers one by one, "
+        f"so that nothing needs to be done for it; for single calls pass {example}: those with use_cache=False are "
+        "then a graph"
+    )
 
 
 def rewritten(graph: Graph, dtype: str, leaves: Sequence[Any], *, copies: bool = True) -> dict[str, int]:
