@@ -9,13 +9,11 @@ from typing import Any, Generic, TypeVar
 
 from twofour import measure
 from twofour.errors import DataError
-from twofour.files import locked, replacing
+from twofour.files import PATIENCE, locked, replacing
 
 ROOT = Path(__file__).resolve().parent
 TRACKED, SCRATCH = ROOT / "records", ROOT.parent / "runs" / "experiments"
 FORMAT = 1
-PATIENCE = 30.0
-"""Seconds to wait for another process that writes records."""
 
 
 @dataclass(frozen=True)

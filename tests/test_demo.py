@@ -229,5 +229,5 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot be made"), run_folder(tmp_path / "file" / "run", asked()):
+    with pytest.raises(DataError, match="cannot be written"), run_folder(tmp_path / "file" / "run", asked()):
         pass

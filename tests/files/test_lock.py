@@ -114,6 +114,13 @@ def test_a_folder_that_was_made_for_nothing_goes_again(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "file").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_an_error_of_the_kind_and_the_block_keeps_its_own(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "cannot be written\n  got     NotADirectoryError" in refused(tmp_path / "file" / "folder")
+    with pytest.raises(OSError, match="disk"), locked(tmp_path, SourceError, remedy="-"):
+        raise OSError("disk")
+
+
 def test_a_renamed_folder_stays_locked_and_its_name_is_free(tmp_path: Path) -> None:
     with locked(tmp_path / "a", SourceError, remedy="-"):
         (tmp_path / "a" / "file").write_text("")

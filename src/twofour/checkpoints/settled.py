@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from twofour.errors import FormatError
+from twofour.files import PATIENCE
 
 Result = TypeVar("Result")
 Stamp = tuple[int, ...] | None
 
-PATIENCE = 30.0
-"""Seconds within which there must be a moment long enough to read the model in."""
 _PAUSE = 0.001
 
 

@@ -150,7 +150,7 @@ def _replaced(out: Path) -> Path:
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
     """Keep other processes from making the same result, and clear up after one that was killed."""
-    with locked(unfinished(out), SourceError, remedy="wait for it, or choose another --out"):
+    with locked(unfinished(out), SourceError, remedy="choose another --out, or wait for the other run"):
         _recover(out)
         try:
             yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,8 @@ def run_folder(out: str | Path | None, asked: Mapping[str, Any]) -> Iterator[Pat
     """
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
     folder = Path(out) if out is not None else Path("runs") / f"demo-{asked['data']}-{stamp}"
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(folder, DataError, remedy="wait for it, or pass another out"))
-            _require_own(folder, asked)
-        except OSError as error:
-            raise DataError(f"the folder {folder} cannot be made", got=str(error), remedy="pass another out") from error
+    with locked(folder, DataError, remedy="pass another out, or wait for the other run"):
+        _require_own(folder, asked)
         measure.write_json(folder / UNFINISHED, asked)
         remove_left(folder, lambda name: name in RESULTS)
         yield folder
@@ -56,7 +52,7 @@ def _require_own(folder: Path, asked: Mapping[str, Any]) -> None:
         return
     try:
         stored = read_json(folder / UNFINISHED)
-    except ValueError:
+    except (OSError, ValueError):
         stored = None
     if stored != asked:
         raise DataError(

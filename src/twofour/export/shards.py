@@ -16,10 +16,7 @@ from twofour.checkpoints.checkpoint import read_index
 from twofour.errors import FormatError
 from twofour.export.file import Contents, parts_of, require_distinct, write
 from twofour.export.metadata import KEY
-from twofour.files import locked, remove_left, replacing
-
-PATIENCE = 30.0
-"""Seconds to wait for another save into the same folder."""
+from twofour.files import PATIENCE, locked, remove_left, replacing
 
 _SHARD = re.compile(r"model(\.(?P<save>\d{1,18}))?-\d{5,}-of-\d{5,}\.safetensors")
 

@@ -3,7 +3,7 @@
 from twofour.files.archive import is_archive, require_sound
 from twofour.files.cache import cache_folder
 from twofour.files.folder import making, names_in, remove_known
-from twofour.files.lock import locked
+from twofour.files.lock import PATIENCE, locked
 from twofour.files.named import named
 from twofour.files.reading import (
     LARGEST_LIST,
@@ -22,6 +22,7 @@ from twofour.files.toml import read_toml
 __all__ = [
     "LARGEST_LIST",
     "LARGEST_TEXT",
+    "PATIENCE",
     "cache_folder",
     "is_archive",
     "is_temporary",

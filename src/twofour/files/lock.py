@@ -13,6 +13,8 @@ from pathlib import Path
 from twofour.errors import TwofourError
 from twofour.files.hold import hold, is_at
 
+PATIENCE = 30.0
+"""Seconds that one who reads or writes a model waits for another process that writes it."""
 _POLL = 0.01
 """Seconds between two looks at a lock that another holds."""
 
@@ -35,16 +37,24 @@ def locked(
     Args:
         folder: Made when missing; removed again when the block leaves it empty.
         kind: Error to raise.
-        remedy: What a second writer can do.
+        remedy: What a second writer can do, and one whose folder cannot be made.
         wait: Seconds to wait for the other writer.
 
     Raises:
-        TwofourError: Of `kind`: another process or thread still writes there.
-        OSError: The folder cannot be made or opened.
+        TwofourError: Of `kind`: another process or thread still writes there, or the folder cannot be made or opened.
+            An error of the block passes as it is.
     """
     path = Path(folder)
-    made = not path.is_dir()
-    handle = _opened(path, time.monotonic() + wait)
+    try:
+        made = not path.is_dir()
+        handle = _opened(path, time.monotonic() + wait)
+    except OSError as error:
+        raise kind(
+            f"the folder {path} cannot be written",
+            got=f"{type(error).__name__}: {error}",
+            wanted="a folder that may be made and written to, with room on its disk",
+            remedy=remedy,
+        ) from error
     if handle is None:
         raise kind(
             "another process is writing the same result",

@@ -46,7 +46,7 @@ class Journal:
                 without a journal.
         """
         self._load(summed=False)  # refuses before anything is made
-        with locked(self.folder, SourceError, remedy="wait for it, or choose another --out"):
+        with locked(self.folder, SourceError, remedy="choose another --out, or wait for the other run"):
             self._load(summed=True)  # another process may have gone on meanwhile
             self._write()
             remove_left(self.folder)

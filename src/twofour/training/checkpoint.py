@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,7 @@ def alone(path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    with ExitStack() as stack:
-        try:
-            remedy = "wait for the other run, or pass another `checkpoint` folder"
-            stack.enter_context(locked(path, TrainingError, remedy=remedy))
-        except OSError as error:
-            raise _unwritable(path, error) from error
+    with locked(path, TrainingError, remedy="pass another `checkpoint` folder, or wait for the other run"):
         remove_left(path, lambda name: name.endswith(".pt"))
         yield
 

@@ -23,7 +23,7 @@ from twofour.errors import ExportError
 from twofour.export.kept import require_kept
 from twofour.export.onnx import gemm, quantize, verify, weights
 from twofour.export.onnx.weights import SparseWeight
-from twofour.files import locked, making, named, replacing
+from twofour.files import PATIENCE, locked, making, named, replacing
 
 logger = logging.getLogger("twofour.export")
 
@@ -38,9 +38,6 @@ OLDEST = 7
 
 LARGEST_MODEL = 1_500_000_000
 """Bytes of constants up to which they stand in the .onnx file itself, of which protobuf takes 2 GB."""
-
-_PATIENCE = 30.0
-"""Seconds to wait for another model of more than `LARGEST_MODEL` that is written into the same folder."""
 
 OTHER_BATCHES = (1, 3)
 """Batches that a graph with a dynamic batch is compared on besides the example's."""
@@ -274,7 +271,7 @@ def _written(exported: Any, path: Path) -> Iterator[Path]:
                 ir.save(exported, temporary)
                 yield temporary
             return
-        with locked(path.parent, ExportError, remedy="write into another folder", wait=_PATIENCE):
+        with locked(path.parent, ExportError, remedy="write into another folder", wait=PATIENCE):
             beside = _free_name(path)
 
             def put(made: Path) -> None:
