@@ -188,3 +188,11 @@ def test_options_that_mean_nothing_are_refused(zoo) -> None:
         refused(zoo(*words, *option), f"{option[0]} means nothing for --to safetensors")
     onnx = ("export", "zoo_more:pruned", "--out", "x.onnx", "--to", "onnx", "--input", "64")
     refused(zoo(*onnx, "--data", "zoo_more:inputs"), "leave --input out")
+
+
+def test_missing_packages_are_named_before_a_model_is_read(zoo, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    words = ("--to", "onnx", "--input", "64", "--out", "x.onnx")
+    result = zoo("export", "zoo_more:not_there", *words)
+    refused(result, "packages that are not installed", ".[onnx]")
+    assert "not_there" not in result.output and "reading" not in result.output

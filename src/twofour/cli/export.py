@@ -20,7 +20,7 @@ from twofour.cli.spoken import spoken
 from twofour.criteria import SAMPLES
 from twofour.errors import SourceError
 from twofour.export.onnx import OPSET, Exported
-from twofour.export.onnx.write import OLDEST, OPSETS
+from twofour.export.onnx.write import OLDEST, OPSETS, require_packages
 from twofour.export.plain import write_plain
 from twofour.files import read_json
 from twofour.recipe import Recipe
@@ -94,6 +94,8 @@ def export(
     _require_meant(context, to)
     _require_data(to, given, data, dtype)
     _require_free(out, force)
+    if to == "onnx":
+        require_packages()
     found = sources.resolve(source)
     with progress(f"exporting {source}"):
         if to == "safetensors" and found.kind == "file" and model is None:

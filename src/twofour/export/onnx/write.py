@@ -150,7 +150,12 @@ def _limit(tolerance: object, dtype: str) -> float:
     return tolerance
 
 
-def _require(model: nn.Module, matmul: str, dtype: str, data: Any) -> None:
+def require_packages() -> None:
+    """Refuse to write ONNX without what writes and runs it.
+
+    Raises:
+        ExportError: A package of the extra [onnx] is missing.
+    """
     try:
         import onnx  # noqa: F401  # pyright: ignore[reportMissingImports]
         import onnx_ir  # noqa: F401  # pyright: ignore[reportMissingImports]
@@ -163,6 +168,10 @@ def _require(model: nn.Module, matmul: str, dtype: str, data: Any) -> None:
             wanted="onnx, onnxscript and onnxruntime",
             remedy='`pip install ".[onnx]"` in a checkout of twofour',
         ) from error
+
+
+def _require(model: nn.Module, matmul: str, dtype: str, data: Any) -> None:
+    require_packages()
     for what, given, known in (("matmul", matmul, ("matmul", "gemm")), ("dtype", dtype, ("float32", "int8"))):
         if given not in known:
             raise ExportError(
