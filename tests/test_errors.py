@@ -75,3 +75,9 @@ def test_what_is_refused_before_compiling_says_got_wanted_and_what_to_try() -> N
                 incomplete.append(f"{path.relative_to(package)}:{node.lineno} lacks {', '.join(map(str, lacking))}")
     assert not incomplete, "\n".join(incomplete)
     assert seen > 80, "errors of these folders are no longer found"
+
+
+def test_a_value_that_is_cut_says_so() -> None:
+    assert errors.cut("a" * 40, 40) == "a" * 40
+    assert errors.cut("a" * 41, 40) == "a" * 37 + "..."
+    assert errors.explained(ValueError("b" * 500)) == f"ValueError: {'b' * 397}..."

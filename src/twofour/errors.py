@@ -61,6 +61,11 @@ class TwofourError(Exception):
         return self
 
 
+def cut(text: str, most: int) -> str:
+    """Return a text of at most `most` letters for a message; one that is longer ends in "..."."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def explained(error: BaseException) -> str:
     """Return an error's kind and first line, and those of the error at the root of it where that is another.
 
@@ -74,7 +79,7 @@ def explained(error: BaseException) -> str:
 
 def _line(error: BaseException) -> str:
     text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text:.400}" if text else type(error).__name__
+    return f"{type(error).__name__}: {cut(text, 400)}" if text else type(error).__name__
 
 
 class PatternError(TwofourError, ValueError):

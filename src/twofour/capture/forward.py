@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
-from twofour.errors import CompileError
+from twofour.errors import CompileError, cut
 
 logger = logging.getLogger("twofour.capture")
 
@@ -111,7 +111,7 @@ class Graph:
 
 def _first_line(error: Exception) -> str:
     line = next(iter(str(error).strip().splitlines()), "without a message")
-    return re.sub(r"\s*(See )?https?://\S*", "", line)[:200]
+    return cut(re.sub(r"\s*(See )?https?://\S*", "", line), 200)
 
 
 def capture(

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
 
 from twofour.capture.forward import Graph
+from twofour.errors import cut
 
 
 class Guard:
@@ -137,4 +138,4 @@ def _shown(leaf: Any) -> str:
     if isinstance(leaf, Tensor):
         where = "" if leaf.is_cpu else f" on {leaf.device.type}"
         return f"{leaf.dtype} {tuple(leaf.shape)}{where}"
-    return f"{leaf!r:.40}"
+    return cut(repr(leaf), 40)

@@ -12,7 +12,7 @@ from torch import Tensor
 from twofour.checkpoints.configuration import CONFIG
 from twofour.checkpoints.entry import ENTRIES, Entry, opened, read_header
 from twofour.checkpoints.settled import settled
-from twofour.errors import FormatError
+from twofour.errors import FormatError, cut
 from twofour.files import LARGEST_LIST, read_json, unreadable
 
 WEIGHTS = "model.safetensors"
@@ -146,10 +146,12 @@ def read_index(path: Path) -> dict[str, str]:
         raise _malformed("map", path, f"{len(places)} tensors, at most {ENTRIES} are read")
     for name, file in places.items():
         if not isinstance(file, str):
-            raise _malformed("place", path, f"the file of `{name:.80}` is {file!r:.40}")
+            raise _malformed("place", path, f"the file of `{cut(name, 80)}` is {cut(repr(file), 40)}")
         if not _may_lie_beside(file):
             raise _malformed(
-                "place", path, f"`{name:.80}` lies in {file!r:.120}, which is no .safetensors file beside it"
+                "place",
+                path,
+                f"`{cut(name, 80)}` lies in {cut(repr(file), 120)}, which is no .safetensors file beside it",
             )
     return places
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from twofour.checkpoints.limits import limited, require_modest
 from twofour.checkpoints.offline import Refused, offline
-from twofour.errors import SourceError, explained
+from twofour.errors import SourceError, cut, explained
 from twofour.files import read_json, require_plain
 
 CONFIG = "config.json"
@@ -149,7 +149,7 @@ def _model_class(transformers: ModuleType, names: tuple[str, ...]) -> Any:
             return found
         packages = ", ".join(getattr(found, "_backends", ()))
         raise ValueError(
-            f"`{name:.80}` in `architectures` " + (f"needs {packages}" if packages else "is no class of a model")
+            f"`{cut(name, 80)}` in `architectures` " + (f"needs {packages}" if packages else "is no class of a model")
         )
     return transformers.AutoModel
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from twofour import files
-from twofour.errors import FormatError
+from twofour.errors import FormatError, cut
 from twofour.files import LARGEST_LIST, unreadable
 
 DTYPES = {
@@ -196,7 +196,7 @@ def read_header(path: Path) -> Header:
         if name != _METADATA and (len(of["shape"]) > MOST_AXES or len(name) > MOST_LETTERS):
             raise _beyond(
                 path,
-                f"`{name:.80}`: {len(of['shape'])} axes and a name of {len(name)} letters",
+                f"`{cut(name, 80)}`: {len(of['shape'])} axes and a name of {len(name)} letters",
                 f"at most {MOST_AXES} axes and {MOST_LETTERS} letters",
             )
     entries = [

@@ -13,6 +13,8 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as registration
 
+from twofour.errors import cut
+
 LAYERS = 2048
 """Layers that a config.json may ask for by one of its numbers."""
 COUNT = 1 << 20
@@ -48,12 +50,12 @@ def require_modest(content: Any, key: str = "") -> None:
         for value in content:
             require_modest(value, key)
         if _LAYERS.search(key) and (total := sum(value for value in content if type(value) is int)) > LAYERS:
-            raise ValueError(f"`{key:.80}` of {total} in all, at most {LAYERS} are made")
+            raise ValueError(f"`{cut(key, 80)}` of {total} in all, at most {LAYERS} are made")
     elif type(content) is int:
         limits = ((_LAYERS, LAYERS), (_POSITIONS, POSITIONS), (_COUNTS, COUNT))
         most = next((most for names, most in limits if names.search(key)), content)
         if content > most:
-            raise ValueError(f"`{key:.80}` of {content}, at most {most} are made")
+            raise ValueError(f"`{cut(key, 80)}` of {content}, at most {most} are made")
 
 
 @contextmanager

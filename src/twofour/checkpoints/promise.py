@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from twofour.errors import FormatError
+from twofour.errors import FormatError, cut
 
 PROMISE = "twofour.patterns"
 AXES = "twofour.axes"
@@ -43,7 +43,7 @@ def read_promise(metadata: Mapping[str, str], path: Path) -> Promise:
     if not isinstance(patterns, dict) or not all(isinstance(value, str) for value in patterns.values()):
         raise FormatError(
             f"the metadata of {path} is malformed",
-            got=text[:120],
+            got=cut(text, 120),
             wanted=f"{PROMISE}: a JSON object of weight names and patterns",
             remedy="write the file again with `twofour prune`",
             code="promise",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from twofour.calibration import take
 from twofour.cli import huggingface
 from twofour.cli import source as sources
-from twofour.errors import SourceError
+from twofour.errors import SourceError, cut
 
 ARRAYS, TEXTS = (".safetensors", ".npz", ".npy"), (".txt", ".jsonl")
 FORMS = "package.module:function that returns calibration data, or a file: " + ", ".join((*ARRAYS, *TEXTS))
@@ -167,7 +167,7 @@ def _text(path: Path, number: int, line: str) -> str:
     if not isinstance(text, str):
         raise SourceError(
             f"line {number} of --data {path} is no text",
-            got=line.strip()[:80],
+            got=cut(line.strip(), 80),
             wanted='a JSON text, or an object with one under "text", on every line',
         )
     return text

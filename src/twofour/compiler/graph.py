@@ -24,7 +24,7 @@ from twofour.compiler.plan import Plan, with_products
 from twofour.compiler.products import most_tokens, place
 from twofour.compiler.race import race
 from twofour.compiler.whole import WholeModel, by_layers, hooked
-from twofour.errors import CompileError
+from twofour.errors import CompileError, cut
 from twofour.graph import JOINS, Program, arrange, fuse, lower_activations, simplify
 
 logger = logging.getLogger("twofour.compiler")
@@ -101,7 +101,7 @@ def whole(
     except _RefusedError as error:
         reason, account = str(error), error.account
     except Exception as error:  # a rewrite that fails on a model never seen must not cost the layers
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}, please report it"
+        reason = f"{type(error).__name__}: {cut(' '.join(str(error).split()), 200)}, please report it"
         account, asked = None, True
         logger.debug("the graph failed", exc_info=error)
     logger.log(logging.WARNING if asked else logging.INFO, "each layer is compiled by itself: %s", reason)

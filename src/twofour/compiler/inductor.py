@@ -22,6 +22,7 @@ from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.plan import Plan
 from twofour.compiler.race import milliseconds
 from twofour.compiler.whole import all_hooks, by_layers, layers_alone, own_signature
+from twofour.errors import cut
 from twofour.kernels.operator import inference_only
 
 logger = logging.getLogger("twofour.compiler")
@@ -52,9 +53,8 @@ def fastest_engine(
         engine = InductorModel(fast)
         error, times = _tried(engine, given, {**account.engine_ms})
     except Exception as failure:  # Inductor, the C++ compiler and what they run raise whatever they like
-        reason = (
-            f"Inductor failed: {type(failure).__name__}: {' '.join(str(failure).split('Set TORCH')[0].split())[:300]}"
-        )
+        said = cut(" ".join(str(failure).split("Set TORCH")[0].split()), 300)
+        reason = f"Inductor failed: {type(failure).__name__}: {said}"
         logger.warning("Inductor is not used: %s", reason)
         return replace(found, account=replace(account, reason=f"{account.reason}; {reason}"))
     allowed = agreement(fast, plan.dtype, tree_leaves(given), lambda: tree_leaves(by_layers(fast, calls.fresh(given))))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from twofour import measure
-from twofour.errors import DataError
+from twofour.errors import DataError, cut
 from twofour.files import is_temporary, locked, read_json, remove_left
 
 RESULTS = ("model.safetensors", "records.json", "recipe.toml", "summary.json", "summary.txt")
@@ -57,7 +57,7 @@ def _require_own(folder: Path, asked: Mapping[str, Any]) -> None:
     if stored != asked:
         raise DataError(
             f"the folder {folder} holds another run of the demo, which was stopped",
-            got=f"{UNFINISHED}: {json.dumps(stored):.200}",
+            got=f"{UNFINISHED}: {cut(json.dumps(stored), 200)}",
             wanted=f"the same run: {json.dumps(asked)}",
             remedy="give the command that was stopped, or pass another out",
         )

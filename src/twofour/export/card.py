@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from twofour.errors import ExportError
+from twofour.errors import ExportError, cut
 from twofour.recipe import Recipe
 
 FIELDS = ("metric", "data", "sparse", "dense", "control", "note")
@@ -49,7 +49,7 @@ class Accuracy:
         except (AssertionError, TypeError, ValueError) as error:
             raise ExportError(
                 "the accuracy is malformed",
-                got=f"{given!r:.200}",
+                got=cut(repr(given), 200),
                 wanted='{"metric": "accuracy, %", "data": "...", "sparse": 91.4, "dense": 91.7, "control": 91.8}',
                 remedy="metric and sparse are needed; dense, control, data and note may be left out",
             ) from error

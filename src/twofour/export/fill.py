@@ -31,7 +31,7 @@ from twofour.compiler.replaceable import (
     require_cpu,
 )
 from twofour.compiler.travelling import read_machines
-from twofour.errors import CompileError, FormatError, KernelError, TwofourError
+from twofour.errors import CompileError, FormatError, KernelError, TwofourError, cut
 from twofour.export.buffers import fill_buffers
 from twofour.export.file import Contents
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
@@ -285,7 +285,9 @@ def _range(path: Any, settings: Mapping[str, Any], layer: str) -> Quantization:
             raise TypeError(type(scale), type(zero))
         return Quantization(scale, zero)
     except (KernelError, TypeError, ValueError) as error:
-        raise _no_layer("settings-range", path, layer, f"has an impossible input range {found!r:.40}") from error
+        raise _no_layer(
+            "settings-range", path, layer, f"has an impossible input range {cut(repr(found), 40)}"
+        ) from error
 
 
 def _encoding(model: nn.Module, settings: Mapping[str, Any]) -> Encoding:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from twofour.errors import FormatError, TwofourError
+from twofour.errors import FormatError, TwofourError, cut
 from twofour.export.file import Contents
 from twofour.layers import reduction_axes
 from twofour.patterns import parse
@@ -75,7 +75,7 @@ def _require_patterns(path: Any, contents: Contents) -> None:
         try:
             parse(text)
         except TwofourError as error:
-            got = f"the pattern {text!r:.40} in its settings is not known"
+            got = f"the pattern {cut(repr(text), 40)} in its settings is not known"
             raise _misfit("settings-pattern", path, got) from error
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from twofour.errors import FormatError
+from twofour.errors import FormatError, cut
 
 FILE_VERSION = 1
 KEY = "twofour"
@@ -44,14 +44,16 @@ def read_description(path: Path, text: str) -> Description:
     try:
         found = json.loads(text, object_pairs_hook=_once)
     except KeyError as error:
-        raise malformed("metadata-keys", path, f"the metadata has the key {error.args[0]!r:.80} twice") from error
+        raise malformed(
+            "metadata-keys", path, f"the metadata has the key {cut(repr(error.args[0]), 80)} twice"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise malformed("metadata-json", path, f"the metadata is no JSON: {error}") from error
     version = found.get("version") if isinstance(found, dict) else found
     if type(version) is not int or version != FILE_VERSION:
         raise FormatError(
             "the file is of another version",
-            got=f"{path}: version {version!r:.40}",
+            got=f"{path}: version {cut(repr(version), 40)}",
             wanted=f"version {FILE_VERSION}",
             remedy="use the release of twofour that wrote it",
             code="version",

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 from typing import BinaryIO
 
+from twofour.errors import cut
 from twofour.files.pickled import require_small
 from twofour.files.reading import opened
 
@@ -76,14 +77,14 @@ def _require_archive(file: BinaryIO) -> None:
         for entry, end in zip(entries, ends, strict=True):
             name = len(entry.filename.encode())
             if entry.file_size != entry.compress_size or entry.header_offset + _LOCAL + name + entry.file_size > end:
-                raise ValueError(f"entries that overlap: {entry.filename:.80} reaches over another")
+                raise ValueError(f"entries that overlap: {cut(entry.filename, 80)} reaches over another")
         for entry in entries:
             if entry.filename.lower().endswith(".pkl"):
                 if entry.file_size > LARGEST_PICKLE:
                     raise ValueError(f"a pickle of {entry.file_size} bytes, at most {LARGEST_PICKLE} are read")
                 require_small(io.BytesIO(archive.read(entry)))
         if (damaged := archive.testzip()) is not None:
-            raise ValueError(f"the checksum of {damaged:.80} does not match")
+            raise ValueError(f"the checksum of {cut(damaged, 80)} does not match")
 
 
 def _directory(file: BinaryIO) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
-from twofour.errors import FormatError
+from twofour.errors import FormatError, cut
 
 LARGEST_TEXT = 1 << 24
 """Bytes of a text that a person could have written: a configuration, a recipe, a list of layers, a record."""
@@ -103,7 +103,9 @@ def unreadable(path: str | os.PathLike[str], error: OSError, wanted: str) -> For
     """Build the error for a file that cannot be opened; `wanted` is its kind, ".safetensors"."""
     return FormatError(
         "there is no such file" if isinstance(error, FileNotFoundError) else "the file cannot be opened",
-        got=os.fspath(path) if isinstance(error, FileNotFoundError) else f"{os.fspath(path)!s:.400}: {reason(error)}",
+        got=os.fspath(path)
+        if isinstance(error, FileNotFoundError)
+        else f"{cut(os.fspath(path), 400)}: {reason(error)}",
         wanted=f"a {wanted} file",
         remedy="ask its owner to let you read it" if isinstance(error, PermissionError) else None,
         code="no-file",

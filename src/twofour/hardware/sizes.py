@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from twofour.errors import HardwareError
+from twofour.errors import HardwareError, cut
 
 
 def whole(size: Any, *, arrays: bool = False) -> Any:
@@ -34,7 +34,9 @@ def require_whole(what: str, remedy: str, *, arrays: bool = False, **sizes: Any)
         HardwareError: One is not a whole number from 1.
     """
     found = [whole(size, arrays=arrays) for size in sizes.values()]
-    wrong = [f"{name}={str(size)[:40]}" for (name, size), fit in zip(sizes.items(), found, strict=True) if fit is None]
+    wrong = [
+        f"{name}={cut(str(size), 40)}" for (name, size), fit in zip(sizes.items(), found, strict=True) if fit is None
+    ]
     if wrong:
         raise HardwareError(what, got=", ".join(wrong), wanted="whole numbers from 1", remedy=remedy)
     return found

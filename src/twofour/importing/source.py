@@ -17,7 +17,7 @@ from torch.sparse import (
 
 from twofour.checkpoints import Checkpoint, read_promise
 from twofour.checkpoints.kinds import PICKLED
-from twofour.errors import FormatError
+from twofour.errors import FormatError, cut
 from twofour.files import is_archive, named, read_json, require_sound, unreadable
 from twofour.importing.base import Source, shown
 
@@ -88,7 +88,7 @@ def _unpickled(path: Path) -> Any:
     except Exception as error:  # torch.load raises a dozen kinds for broken files
         raise FormatError(
             "the file cannot be read as a state dict",
-            got=f"{path}: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}",
+            got=f"{path}: {type(error).__name__}: {cut(str(error).strip().partition(chr(10))[0], 200)}",
             wanted="tensors in plain containers, as torch.save(model.state_dict(), path) writes them",
             remedy="where you trust the file, load it in Python and save its state dict alone",
         ) from error
@@ -103,9 +103,10 @@ def _state(path: Path, content: Any) -> dict[str, Any]:
         if isinstance(candidate, Mapping) and any(isinstance(value, Tensor) for value in candidate.values()):
             found = {name: value for name, value in candidate.items() if isinstance(name, str)}
             return {name: _sound(path, name, value) for name, value in found.items() if isinstance(value, Tensor)}
+    held = cut(", ".join(map(str, content)), 120) if isinstance(content, Mapping) else type(content).__name__
     raise FormatError(
         "the file holds no state dict",
-        got=f"{path}: {', '.join(map(str, content))[:120] if isinstance(content, Mapping) else type(content).__name__}",
+        got=f"{path}: {held}",
         wanted=f"names and tensors, or a dict that has them under {', '.join(INSIDE)}",
         remedy="save the state dict alone: torch.save(model.state_dict(), path)",
     )

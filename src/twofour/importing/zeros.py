@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from twofour.errors import FormatError, TwofourError
+from twofour.errors import FormatError, TwofourError, cut
 from twofour.importing.base import REAL, Found, Source, Sparse, malformed, require_finite
 from twofour.layers import Reduction
 from twofour.patterns import Conformity, Pattern, parse
@@ -70,7 +70,7 @@ def _pattern(source: Source, name: str, weight: Tensor, axis: Reduction) -> str 
         rule = parse(promised)
         legal = rule.check(axis.last(weight))
     except TwofourError as error:
-        raise malformed(source, name, error.got or error.what, f"a weight that {promised:.40} divides") from error
+        raise malformed(source, name, error.got or error.what, f"a weight that {cut(promised, 40)} divides") from error
     if not legal.ok:
         got = f"{legal.groups - legal.legal} of {legal.groups} groups break {promised}, the first at {legal.first}"
         raise malformed(source, name, got, f"a weight that keeps the {promised} that the file promises")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from twofour.checkpoints import MOST_LETTERS, read_promise
-from twofour.errors import FormatError, SourceError, explained
+from twofour.errors import FormatError, SourceError, cut, explained
 from twofour.files import read_bytes, unreadable
 from twofour.layers import Reduction
 from twofour.legality.expectation import Expectation
@@ -76,7 +76,7 @@ def subjects_in_onnx(
             continue
         distinct = {(use.axis, use.outputs, use.zero and use.zero.name): use for use in found}
         if len(distinct) > WAYS:  # each is read and judged
-            raise _beyond(path, f"`{name:.80}` is multiplied with in {len(distinct)} ways", f"at most {WAYS}")
+            raise _beyond(path, f"`{cut(name, 80)}` is multiplied with in {len(distinct)} ways", f"at most {WAYS}")
         for use in distinct.values():
             called = name if len(distinct) == 1 else f"{name} ({use.node})"
             subject = _subject(called, use, promises, expectation, bool(include))
@@ -194,7 +194,7 @@ def _require_text(graph: Any, path: Path) -> None:
     for proto in (*graph.initializer, *(attribute.t for node in graph.node for attribute in node.attribute)):
         texts += [text for entry in proto.external_data for text in (entry.key, entry.value)]
     if wrong := [text for text in texts if not isinstance(text, str)]:
-        raise _malformed(path, f"a name that is no UTF-8: {wrong[0]!r:.80}")
+        raise _malformed(path, f"a name that is no UTF-8: {cut(repr(wrong[0]), 80)}")
     if (longest := max(map(len, texts), default=0)) > MOST_LETTERS:
         raise _beyond(path, f"a name of {longest} letters", f"at most {MOST_LETTERS}")
 
@@ -280,7 +280,7 @@ def _spread(zero: Tensor, use: _Use, shape: Sequence[int]) -> Tensor:
         return zero.repeat_interleave(block, use.per).narrow(use.per, 0, length)
     raise FormatError(
         "the zero points of an ONNX weight do not fit it",
-        got=f"`{use.way.constant.name:.120}`: shape {tuple(shape)}, zero points {tuple(zero.shape)}",
+        got=f"`{cut(use.way.constant.name, 120)}`: shape {tuple(shape)}, zero points {tuple(zero.shape)}",
         wanted="one, or one for each place along an axis, or one for each block",
         remedy="export the model again; onnx.checker.check_model says more",
     )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from twofour.checkpoints import MOST_AXES, Entry
-from twofour.errors import FormatError
+from twofour.errors import FormatError, cut
 from twofour.files import reason, require_plain
 from twofour.packing import LARGEST_WEIGHT
 
@@ -104,7 +104,9 @@ class Initializer:
         location = said.get("location", "")
         place = Path(location)
         if not location or place.is_absolute() or ".." in place.parts or "\0" in location:
-            raise _malformed(self.name, f"external data in {location!r:.120}", "a file beside the model, or below")
+            raise _malformed(
+                self.name, f"external data in {cut(repr(location), 120)}", "a file beside the model, or below"
+            )
         if length != nbytes:
             raise _malformed(self.name, f"{length} bytes of external data", f"{nbytes} for shape {self.shape}")
         self._require_beside(location)
@@ -123,10 +125,12 @@ class Initializer:
         except (OSError, RuntimeError) as error:
             why = reason(error) if isinstance(error, OSError) else str(error)
             raise _malformed(
-                self.name, f"external data in {location!r:.120}: {why}", "a file that can be read"
+                self.name, f"external data in {cut(repr(location), 120)}: {why}", "a file that can be read"
             ) from error
         if not any(real.is_relative_to(folder) for folder in folders):
-            raise _malformed(self.name, f"external data in {location!r:.120}, a link to elsewhere", "a file beside it")
+            raise _malformed(
+                self.name, f"external data in {cut(repr(location), 120)}, a link to elsewhere", "a file beside it"
+            )
 
     def _fields(self, nbytes: int) -> Tensor:
         """Read values that stand in the message's typed fields, each type in its own."""
@@ -149,7 +153,7 @@ class Initializer:
 def _number(name: str, said: Mapping[str, str], key: str, default: int) -> int:
     text = said.get(key, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise _malformed(name, f"external data with {key} {text!r:.40}", "a whole number of bytes")
+        raise _malformed(name, f"external data with {key} {cut(repr(text), 40)}", "a whole number of bytes")
     return int(text)
 
 
@@ -171,7 +175,7 @@ def _none() -> Tensor:
 def _malformed(name: str, got: str, wanted: str) -> FormatError:
     return FormatError(
         "an initialiser of the ONNX file is malformed",
-        got=f"`{name:.120}`: {got}",
+        got=f"`{cut(name, 120)}`: {got}",
         wanted=wanted,
         remedy="export the model again; onnx.checker.check_model says more",
     )

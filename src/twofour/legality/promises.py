@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from twofour.checkpoints import Checkpoint, read_promise
-from twofour.errors import FormatError, PatternError
+from twofour.errors import FormatError, PatternError, cut
 from twofour.files import read_json
 from twofour.importing.asp import BUFFER, weight_names
 from twofour.patterns import Pattern, parse
@@ -81,7 +81,7 @@ def known(path: Path, text: str) -> Pattern:
     except PatternError as error:
         raise FormatError(
             f"{path} promises a pattern that does not exist",
-            got=repr(text[:80]),
+            got=cut(repr(text), 80),
             wanted=error.wanted,
             remedy="check it with a pattern of your own: --expect 2:4",
         ) from error
@@ -101,7 +101,7 @@ def from_config(config: Path | None) -> ConfigPromise | None:
     if not isinstance(structure, str):
         raise FormatError(
             f"the sparsity_config of {config} is malformed",
-            got=f"sparsity_structure {structure!r:.80}",
+            got=f"sparsity_structure {cut(repr(structure), 80)}",
             wanted='the text of a pattern, "2:4"',
         )
     return ConfigPromise(known(config, structure), targets or ("Linear",), ignore)
@@ -126,7 +126,7 @@ def _texts(given: object, config: Path) -> tuple[str, ...]:
         if text.startswith(_EXPRESSION) and (why := _unfit(text.removeprefix(_EXPRESSION))):
             raise FormatError(
                 f"an expression in {config} is not used",
-                got=f"{text!r:.80}: {why}",
+                got=f"{cut(repr(text), 80)}: {why}",
                 wanted=f"a regular expression of at most {_REPEATS} repetitions, none of them of a group",
                 remedy="name the layers in `targets` and `ignore`, or take the sparsity_config out",
             )

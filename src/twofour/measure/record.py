@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from twofour.errors import MeasureError
+from twofour.errors import MeasureError, cut
 from twofour.files import LARGEST_LIST, read_json, replacing
 
 FORMAT = "twofour-records"
@@ -292,4 +292,4 @@ def _checked(values: object, cls: type[Record] | type[Timing], what: str) -> dic
 
 
 def _malformed(what: str, got: object) -> MeasureError:
-    return MeasureError(f"malformed record: {what}", got=repr(got)[:200], wanted="a record written by measure.save")
+    return MeasureError(f"malformed record: {what}", got=cut(repr(got), 200), wanted="a record written by measure.save")

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import torch
 
-from twofour.errors import MeasureError
+from twofour.errors import MeasureError, cut
 from twofour.measure.machine import free_memory_bytes, last_level_cache_bytes, machine, require_threads
 from twofour.measure.record import Record, Timing, undisturbed
 
@@ -234,7 +234,7 @@ def _runners(candidates: Mapping[str, Candidate], clock: str) -> list[_Runner]:
         if not copies or not all(callable(copy) for copy in copies):
             raise MeasureError(
                 f"candidate `{name}` cannot be called",
-                got=repr(candidate)[:120],
+                got=cut(repr(candidate), 120),
                 wanted="a callable, or several",
             )
         # Candidates may share copies: one right behind another would find what that one read in the cache.

@@ -8,7 +8,7 @@ from math import prod
 
 import torch
 
-from twofour.errors import PackingError, PatternError
+from twofour.errors import PackingError, PatternError, cut
 from twofour.packing.quantize import GROUPS
 from twofour.patterns import NM, VNM, PairedNM, Pattern, parse
 
@@ -94,43 +94,45 @@ class Header:
             PackingError: A field is missing, of the wrong type, or names something this version cannot read.
         """
         if not isinstance(fields, dict) or set(fields) - {"group"} != _FIELDS:
-            got = f"{fields!r:.200}"
+            got = cut(repr(fields), 200)
             raise _malformed("fields", got, "an object with pattern, dtype, shape, axis, layout and version")
         if type(fields["version"]) is not int or fields["version"] != FORMAT_VERSION:
-            raise _malformed("version", f"version {fields['version']!r:.40}", f"version {FORMAT_VERSION}")
+            raise _malformed("version", f"version {cut(repr(fields['version']), 40)}", f"version {FORMAT_VERSION}")
         if fields["layout"] != "canonical":
-            raise _malformed("layout", f"layout {fields['layout']!r:.40}", 'layout "canonical"')
+            raise _malformed("layout", f"layout {cut(repr(fields['layout']), 40)}", 'layout "canonical"')
         shape, axis, group = _shape(fields["shape"]), fields["axis"], fields.get("group", 0)
         if type(axis) is not int or not 0 <= axis < len(shape):
-            raise _malformed("axis", f"shape {shape}, axis {axis!r:.40}", "an axis of the shape")
+            raise _malformed("axis", f"shape {shape}, axis {cut(repr(axis), 40)}", "an axis of the shape")
         rule = _form(fields["pattern"], fields["dtype"])
         if shape[axis] % rule.group:
             wanted = f"a reduction axis that is a multiple of {rule.group}"
             raise _malformed("reduction", f"shape {shape}, axis {axis}", wanted)
         if refusal := _group_refusal(group, fields["dtype"], rule, shape[axis]):
-            got = f"group {group!r:.20}, {fields['dtype']}, pattern {rule.name}, reduction {shape[axis]}"
+            got = f"group {cut(repr(group), 20)}, {fields['dtype']}, pattern {rule.name}, reduction {shape[axis]}"
             raise _malformed("group", got, refusal)
         return cls(rule.name, fields["dtype"], shape, axis, group=group)
 
 
 def _shape(found: object) -> tuple[int, ...]:
     if not isinstance(found, list) or not 1 <= len(found) <= 5 or not all(type(n) is int and n > 0 for n in found):
-        raise _malformed("shape", f"shape {found!r:.80}", "1 to 5 positive whole numbers")
+        raise _malformed("shape", f"shape {cut(repr(found), 80)}", "1 to 5 positive whole numbers")
     if max(found) > LARGEST_WEIGHT or prod(found) > LARGEST_WEIGHT:
-        raise _malformed("size", f"shape {found!r:.80}", "at most 2^40 values")
+        raise _malformed("size", f"shape {cut(repr(found), 80)}", "at most 2^40 values")
     return tuple(found)
 
 
 def _form(text: object, dtype: object) -> Pattern:
     """Read the pattern of a header, and refuse a dtype that it has no packed form in."""
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise _malformed("dtype", f"dtype {dtype!r:.40}", ", ".join(DTYPES))
+        raise _malformed("dtype", f"dtype {cut(repr(dtype), 40)}", ", ".join(DTYPES))
     try:
         if not isinstance(text, str):
             raise PatternError("a pattern is text")
         rule = parse(text)
     except PatternError as error:
-        raise _malformed("pattern", f"pattern {text!r:.40}", "the text of a pattern this version knows") from error
+        raise _malformed(
+            "pattern", f"pattern {cut(repr(text), 40)}", "the text of a pattern this version knows"
+        ) from error
     if not has_form(rule, dtype):
         raise _malformed("form", f"pattern {rule.name}, dtype {dtype}", FORMS)
     return rule

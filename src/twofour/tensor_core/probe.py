@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from twofour.errors import KernelError
+from twofour.errors import KernelError, cut
 from twofour.tensor_core.element import to_words
 from twofour.tensor_core.instruction import Instruction
 
@@ -188,7 +188,8 @@ def _function(text: str) -> ctypes.c_void_p:
     options = (ctypes.c_int * 2)(5, 6)  # CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES
     values = (ctypes.c_void_p * 2)(ctypes.addressof(log), len(log))
     status = driver.cuModuleLoadDataEx(ctypes.byref(module), text.encode(), 2, options, values)
-    _require(driver, status, f"the driver does not take the probe: {log.value.decode(errors='replace').strip()[:400]}")
+    said = cut(log.value.decode(errors="replace").strip(), 400)
+    _require(driver, status, f"the driver does not take the probe: {said}")
     _require(driver, driver.cuModuleGetFunction(ctypes.byref(function), module, b"probe"), "the module has no probe")
     return function
 

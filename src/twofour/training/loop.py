@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from twofour import calls, masks
-from twofour.errors import MaskError, TrainingError
+from twofour.errors import MaskError, TrainingError, cut
 from twofour.layers import whole
 from twofour.progress import Progress
 from twofour.training import batches, randomness
@@ -143,7 +143,7 @@ def evaluate(model: nn.Module, plan: Plan, epoch: int) -> Evaluation | None:
     except (TypeError, ValueError) as error:
         raise TrainingError(
             "`evaluate(model)` must return a number, or a dict of numbers",
-            got=repr(answer)[:80],
+            got=cut(repr(answer), 80),
             wanted="what float() takes, or a dict of such",
             remedy="return for example the accuracy: (output.argmax(1) == target).float().mean()",
         ) from error

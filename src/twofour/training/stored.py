@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from twofour.errors import cut
+
 MOVED = ("lr", "momentum", "betas")
 """Settings of an optimiser that a schedule moves; the others are those of the interrupted run."""
 MOST_STEPS = 1 << 53
@@ -83,9 +85,9 @@ def _require_settings(group: Mapping[str, Any], kept: Mapping[str, Any]) -> None
             raise ValueError(f"no setting `{name}` of the optimiser")
         _require_like(f"setting `{name}`", value, kept[name])
         if name not in MOVED and not isinstance(value, Tensor) and kept[name] != value:
-            raise ValueError(f"setting `{name}` is {kept[name]!r:.40}, wanted {value!r:.40}")
+            raise ValueError(f"setting `{name}` is {cut(repr(kept[name]), 40)}, wanted {cut(repr(value), 40)}")
         if name == "betas" and not all(0 <= float(beta) < 1 for beta in kept[name]):
-            raise ValueError(f"setting `betas` is {kept[name]!r:.40}")
+            raise ValueError(f"setting `betas` is {cut(repr(kept[name]), 40)}")
 
 
 def _require_like(what: str, wanted: Any, found: Any) -> None:
@@ -96,7 +98,7 @@ def _require_like(what: str, wanted: Any, found: Any) -> None:
                 raise ValueError(f"{what}: no `{name}`")
             _require_like(f"{what}, `{name}`", value, found[name])
             if name in ("step", "last_epoch", "_step_count") and not 0 <= float(found[name]) < MOST_STEPS:
-                raise ValueError(f"{what}: `{name}` is {found[name]!r:.40}")
+                raise ValueError(f"{what}: `{name}` is {cut(repr(found[name]), 40)}")
     elif isinstance(wanted, Tensor):
         if not isinstance(found, Tensor) or found.shape != wanted.shape or not _same_kind(wanted, found):
             shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
@@ -107,13 +109,13 @@ def _require_like(what: str, wanted: Any, found: Any) -> None:
             raise ValueError(f"{what} is not finite")
     elif isinstance(wanted, bool | str) or wanted is None:
         if type(found) is not type(wanted) and wanted is not None:
-            raise ValueError(f"{what} is {found!r:.40}, wanted something like {wanted!r:.40}")
+            raise ValueError(f"{what} is {cut(repr(found), 40)}, wanted something like {cut(repr(wanted), 40)}")
     elif isinstance(wanted, int | float):
         if isinstance(found, Tensor | bool) or not math.isfinite(float(found)):
-            raise ValueError(f"{what} is {found!r:.40}, wanted a finite number")
+            raise ValueError(f"{what} is {cut(repr(found), 40)}, wanted a finite number")
     elif isinstance(wanted, Sequence):
         if not isinstance(found, Sequence) or len(found) != len(wanted):
-            raise ValueError(f"{what} is {found!r:.40}, wanted {len(wanted)} values")
+            raise ValueError(f"{what} is {cut(repr(found), 40)}, wanted {len(wanted)} values")
         for one, other in zip(wanted, found, strict=True):
             _require_like(what, one, other)
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from twofour import masks
-from twofour.errors import FormatError, TrainingError
+from twofour.errors import FormatError, TrainingError, cut
 from twofour.training import checkpoint, randomness
 from twofour.training.plan import Plan
 from twofour.training.result import Epoch, Evaluation
@@ -117,7 +117,7 @@ class Trainee:
         except Exception as error:  # each part says in its own way that it cannot be what it is said to be
             raise FormatError(
                 f"checkpoint `{self.file}` cannot be continued; it is left as it is",
-                got=f"{type(error).__name__}: {str(error)[:200]}",
+                got=f"{type(error).__name__}: {cut(str(error), 200)}",
                 wanted="the state of this run, as it was written",
                 remedy="move the file away to start the run anew",
             ) from error

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from twofour import calls
-from twofour.errors import ExportError
+from twofour.errors import ExportError, cut
 
 
 def session(path: Path) -> Any:
@@ -31,7 +31,7 @@ def session(path: Path) -> Any:
     except Exception as error:  # its errors have no common base
         raise ExportError(
             "ONNX Runtime does not take the exported graph",
-            got=str(error).partition("\n")[0][:300],
+            got=cut(str(error).partition("\n")[0], 300),
             wanted="a graph that it runs on the CPU",
             remedy="an older `opset=`, or a newer onnxruntime",
         ) from error
@@ -61,7 +61,7 @@ def difference(runner: Any, model: nn.Module, example: Any, batch: int | None) -
     except Exception as error:
         raise ExportError(
             "the exported graph does not run",
-            got=f"{str(error).partition(chr(10))[0][:300]}, inputs {_shapes(feed.values())}",
+            got=f"{cut(str(error).partition(chr(10))[0], 300)}, inputs {_shapes(feed.values())}",
             wanted="outputs in ONNX Runtime for any batch",
             remedy="dynamic=False, where the model is for one batch only",
         ) from error

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from twofour import calls
 from twofour.checkpoints import describe
 from twofour.compiler.replaceable import require_plain
-from twofour.errors import ExportError
+from twofour.errors import ExportError, cut
 from twofour.export.kept import require_kept
 from twofour.export.onnx import gemm, quantize, verify, weights
 from twofour.export.onnx.weights import SparseWeight
@@ -249,7 +249,7 @@ def _reason(error: BaseException) -> str:
     while error.__cause__ is not None and error.__cause__ is not error:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+    return f"{type(error).__name__}: {cut(lines[0], 300) if lines else ''}"
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from twofour.errors import HardwareError
+from twofour.errors import HardwareError, cut
 from twofour.files import read_text, reason
 from twofour.hardware.systolic.array import SystolicArray
 
@@ -114,7 +114,7 @@ class _Reader:
         reads = [self.whole("layout", f"{kind}SRAMBankBandwidth", 10) for kind in ("Ifmap", "Filter")]
         given = self.word("architecture_presets", "Bandwidth").split(",")[0].strip()
         if not re.fullmatch("[0-9]{1,9}", given) or int(given) < 1:
-            raise _wrong(self.path, f"Bandwidth: {given[:40]}", "values a cycle, from 1")
+            raise _wrong(self.path, f"Bandwidth: {cut(given, 40)}", "values a cycle, from 1")
         return reads[0], reads[1], int(given)
 
     def word(self, section: str, key: str, default: str | None = None) -> str:
@@ -126,7 +126,7 @@ class _Reader:
     def whole(self, section: str, key: str, default: int | None = None, least: int = 1) -> int:
         found = self.word(section, key, None if default is None else str(default))
         if not re.fullmatch("[0-9]{1,9}", found) or int(found) < least:
-            raise _wrong(self.path, f"{key}: {found[:40]}", f"a whole number from {least}, of nine digits at most")
+            raise _wrong(self.path, f"{key}: {cut(found, 40)}", f"a whole number from {least}, of nine digits at most")
         return int(found)
 
     def flag(self, section: str, key: str) -> bool:

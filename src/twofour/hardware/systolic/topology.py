@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from twofour.errors import HardwareError
+from twofour.errors import HardwareError, cut
 from twofour.files import read_text, reason
 from twofour.hardware.systolic.layer import Layer
 
@@ -70,7 +70,7 @@ def _layers(source: Path, number: int, fields: list[str], form: str) -> list[Lay
         or len(ratio) != 2
         or not all(re.fullmatch("[0-9]{1,9}", text) for text in numbers)
     ):
-        raise _wrong(source, f"line {number}: {', '.join(fields)[:80]}")
+        raise _wrong(source, f"line {number}: {cut(', '.join(fields), 80)}")
     values = [int(text) for text in numbers]
     layer = Layer.gemm(fields[0], *values) if form == "gemm" else Layer(fields[0], *values)
     if form == "conv" and "DP" in layer.name:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from twofour import masks
-from twofour.errors import PatternError, TrainingError
+from twofour.errors import PatternError, TrainingError, cut
 from twofour.kernels import available
 from twofour.layers import PrunableWeight, hold, let_go
 from twofour.patterns import Transposable
@@ -147,8 +147,8 @@ class BothWays:
         ):
             raise TrainingError(
                 "the state is of another model",
-                got=f"layers {', '.join(sorted(calls))[:200]}" if isinstance(calls, Mapping) else f"{state!r:.200}",
-                wanted=", ".join(sorted(names))[:200],
+                got=cut(f"layers {', '.join(sorted(calls))}" if isinstance(calls, Mapping) else repr(state), 200),
+                wanted=cut(", ".join(sorted(names)), 200),
                 remedy="attach with the arguments of the interrupted run, then load what its state_dict() returned",
             )
 
