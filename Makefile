@@ -14,6 +14,7 @@
 # make sanitize-threads  the same under the thread sanitizer: native calls from several threads, and by teams of them
 # make test-gpu  the tests that need an NVIDIA GPU, and those of its kernels; says so where there is none
 # make bench-gpu OUT=dir   the GPU benchmarks, a JSON record a case; run again, it goes on where it stopped
+# make tables  the table of docs/kernels.md from the list of kernels
 # make kernels every kernel: available here, or the reason it is not
 # make build   rebuild the native part after a change of C++
 #
@@ -28,7 +29,7 @@ NATIVE := $(shell find src -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name
 OP ?= linear
 JOBS ?= 2
 
-.PHONY: demo tiny test test-gpu bench-gpu test-ray check bench records figures sanitize sanitize-threads fuzz fuzz-quick kill kernels build clean
+.PHONY: demo tiny test test-gpu bench-gpu test-ray check bench records figures sanitize sanitize-threads fuzz fuzz-quick kill kernels tables build clean
 
 demo: $(VENV)/demo.stamp $(VENV)/package.stamp
 	$(BIN)/twofour demo $(ARGS)
@@ -136,6 +137,9 @@ $(SANITIZED)/ready $(RACES)/ready: $(VENV)/test.stamp
 
 kernels: $(VENV)/package.stamp
 	$(BIN)/twofour kernels
+
+tables: $(VENV)/package.stamp
+	$(BIN)/python docs/tables.py
 
 build: $(VENV)/package.stamp
 

@@ -1,5 +1,6 @@
 """Documentation has tests: what exists is documented, and what is shown runs."""
 
+import importlib
 import re
 import subprocess
 import sys
@@ -7,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from twofour import criteria, native
+from twofour import criteria
 from twofour.cli import app
-from twofour.kernels import convolutions, rows
-from twofour.kernels.table import GPU_STEPS
+from twofour.kernels.table import listing
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -22,28 +22,25 @@ def text(*names: str) -> str:
     return "\n".join((ROOT / name).read_text() for name in names)
 
 
-def test_every_kernel_row_is_documented() -> None:
+def test_the_table_of_kernels_is_written_from_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    tables = importlib.import_module("tables")
+    if not any(kernel.isa == "avx2" for kernel in listing()):
+        pytest.skip("the page lists the kernels of x86-64")
+    assert f"{tables.START}\n{tables.table()}\n{tables.END}" in text("docs/kernels.md"), "run `make tables`"
+
+
+def test_every_operation_and_design_of_a_kernel_is_documented() -> None:
     page = text("docs/kernels.md")
-    extension = native.extension()
-    names = [row.name for row in (*rows(), *convolutions())]
-    names += [
-        row[0]
-        for row in (
-            *extension.nm_mask_rows(),
-            *extension.nm_tiles_rows(),
-            *extension.nm_compress_rows(),
-            *extension.nm_unbiased_rows(),
-            *extension.nm_gradient_rows(),
-            *extension.nm_stripes_rows(),
-            *extension.nm_nonzero_rows(),
-            *extension.nm_ties_rows(),
-        )
-    ]
-    names += [row[0] for row in (*extension.attention_rows(), *extension.norm_rows())]
-    names += [name for name, _ in GPU_STEPS]
-    assert [name for name in names if f"`{name}`" not in page] == []
-    known = set(re.findall(r"`((?:nm|dense|attention|norm)_\w+__\w+)`", page))
-    assert known == set(names), "the page names kernels that do not exist"
+    operations = {kernel.operation for kernel in listing()} | {"nm_stripes"}
+    assert {name for name in re.findall(r"^\| `(\w+)` \| [^`]", page, re.M) if name in operations} == operations
+    products = ("nm_matmul", "dense_matmul", "nm_conv", "dense_conv")
+    name = re.compile(r"(?:nm_[a-z]+_(?:\dx\d|any)|dense_[a-z]+)_(?:(?:f|bf|int|fp)\d+_)?(\w+?)__")
+    designs = {name.match(kernel.name).group(1) for kernel in listing() if kernel.operation in products}  # pyright: ignore[reportOptionalMemberAccess]
+    documented = set(re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| (`[^|]+`) \|", page, re.M))))
+    assert designs <= documented and len(designs) > 15
+    known = {kernel.name for kernel in listing()}
+    assert set(re.findall(r"`((?:nm|dense|attention|norm)_\w+__\w+)`", page)) <= known
 
 
 def test_every_command_is_documented() -> None:
