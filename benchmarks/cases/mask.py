@@ -61,7 +61,7 @@ def compress(weight: Tensor) -> tuple[int, Tensor, Tensor]:
     """Mask and pack in one pass, into fresh memory, as `twofour.packing` does: dropped, values, indices."""
     (rows, columns), extension = weight.shape, native.extension()
     values, indices = torch.empty(rows, columns // 2), torch.empty(rows, (columns + 7) // 8, dtype=torch.uint8)
-    row = next(i for i, (_, isa) in enumerate(extension.nm_compress_rows()) if native.supports(isa))
+    row = native.best("nm_compress").index
     dropped = extension.nm_compress(row, weight, values, indices, native.threads())
     return dropped, values, indices
 

@@ -137,12 +137,8 @@ def test_advise_measures_each_layer(run):
 def test_kernels_lists_every_row(run, monkeypatch):
     from twofour.kernels.table import GPU_STEPS, convolutions, rows
 
-    extension = native.extension()
-    names = [kernel.name for kernel in (*rows(), *convolutions())]
-    names += [row[0] for row in (*extension.nm_mask_rows(), *extension.nm_tiles_rows(), *extension.nm_compress_rows())]
-    names += [row[0] for row in (*extension.nm_unbiased_rows(), *extension.nm_gradient_rows())]
-    names += [row[0] for row in (*extension.nm_nonzero_rows(), *extension.nm_ties_rows(), *GPU_STEPS)]
-    names += [row[0] for row in (*extension.attention_rows(), *extension.norm_rows())]
+    names = [kernel.name for kernel in (*rows(), *convolutions())] + [name for name, _ in GPU_STEPS]
+    names = list(dict.fromkeys([*names, *(row.name for table in native.tables().values() for row in table)]))
     result = run("kernels", "--json", "k.json")
     assert result.exit_code == 0
     listed = {line.split()[0]: line for line in result.stdout.splitlines()}

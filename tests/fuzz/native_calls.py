@@ -45,7 +45,7 @@ class _Noting:
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(self._extension, name)
-        if not callable(function) or name.endswith("_rows") or name in ("cpu_has", "threads_backend"):
+        if not callable(function) or name in ("cpu_has", "threads_backend"):
             return function
 
         def noted(*arguments: Any) -> Any:

@@ -7,7 +7,7 @@ from tests.conftest import isa_levels
 from twofour import native
 from twofour.kernels.nm_compress import nm_compress_reference
 
-ROWS = native.extension().nm_compress_rows()
+ROWS = native.rows("nm_compress")
 
 
 def compress(index: int, weight: torch.Tensor, threads: int) -> tuple[int, torch.Tensor, torch.Tensor]:
@@ -19,7 +19,7 @@ def compress(index: int, weight: torch.Tensor, threads: int) -> tuple[int, torch
 
 
 @pytest.mark.parametrize(
-    "index", [i for i, (_, isa) in enumerate(ROWS) if isa in isa_levels()], ids=lambda index: ROWS[index][0]
+    "index", [row.index for row in ROWS if row.isa in isa_levels()], ids=lambda index: ROWS[index].name
 )
 @given(rows=st.integers(1, 20), groups=st.integers(1, 20), seed=st.integers(0, 2**31), threads=st.integers(1, 3))
 @settings(max_examples=60, deadline=None)

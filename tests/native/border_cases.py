@@ -110,11 +110,11 @@ def products(scale: int) -> Iterator[Call]:
         for size in ((2 * scale, 8, 6, 6), (2 * scale, 12, 4, 4))
     )
     axes = ((3, 1, 0, 1), (3, 1, 0, 1))
-    for index, (_, isa) in enumerate(EXT.nm_conv_rows()):
+    for row in native.rows("nm_conv"):
         yield (
-            isa,
+            row.isa,
             EXT.nm_conv,
-            [index, image, to_conv_layout(weight, geometry), bias[:12], answer.clone(), answer, 1, *axes, True, 1],
+            [row.index, image, to_conv_layout(weight, geometry), bias[:12], answer.clone(), answer, 1, *axes, True, 1],
         )
 
 
@@ -135,53 +135,57 @@ def layouts(scale: int) -> Iterator[Call]:
 
 def models(scale: int) -> Iterator[Call]:
     """Calls of attention and norm."""
-    for index, (_, isa, dtype) in enumerate(EXT.attention_rows()):
-        q, k, v, out, more = (torch.randn(2 * scale, 2, n, 8, dtype=getattr(torch, dtype)) for n in (3, 4, 4, 3, 2))
+    for row in native.rows("attention"):
+        q, k, v, out, more = (torch.randn(2 * scale, 2, n, 8, dtype=getattr(torch, row.dtype)) for n in (3, 4, 4, 3, 2))
         mask = torch.randn(2 * scale, 2, 3, 6)
-        yield isa, EXT.attention, [index, q, k, v, out, mask, more, more.clone(), 1.0, False, 1]
+        yield row.isa, EXT.attention, [row.index, q, k, v, out, mask, more, more.clone(), 1.0, False, 1]
         q, k, v, out = (torch.randn(2 * scale, n, 16, dtype=q.dtype) for n in (3, 4, 4, 3))
         columns = (0, 0, 0), (16, 16, 16), 8
-        yield isa, EXT.attention_of_columns, [index, q, k, v, out, mask[..., :4], *columns, 1.0, False, 1]
-    for index, (_, isa, dtype) in enumerate(EXT.norm_rows()):
-        x = torch.randn(4 * scale, 32, dtype=getattr(torch, dtype))
-        yield isa, EXT.norm, [index, x, torch.randn(32), torch.randn(32), x.clone(), 1e-5, True, 1]
+        yield row.isa, EXT.attention_of_columns, [row.index, q, k, v, out, mask[..., :4], *columns, 1.0, False, 1]
+    for row in native.rows("norm"):
+        x = torch.randn(4 * scale, 32, dtype=getattr(torch, row.dtype))
+        yield row.isa, EXT.norm, [row.index, x, torch.randn(32), torch.randn(32), x.clone(), 1e-5, True, 1]
 
 
 def training(scale: int) -> Iterator[Call]:
     """Calls that prune gradients and pack."""
     rows = 8 * scale
     gradient = torch.randn(2 * scale, 4, 64)
-    for index, (_, isa) in enumerate(EXT.nm_gradient_rows()):
+    for row in native.rows("nm_gradient"):
         panels = header("float32", "panels", rows, 64, EXT.layout_bytes("panels", rows, 64, 0, False))
-        yield isa, EXT.nm_gradient, [index, gradient, 0, 0.0, 0, torch.empty(2 * scale, 4, 64), False, 1]
-        yield isa, EXT.nm_gradient, [index, gradient, 0, 0.0, 0, panels, True, 1]
-    for index, (_, isa) in enumerate(EXT.nm_unbiased_rows()):
+        yield row.isa, EXT.nm_gradient, [row.index, gradient, 0, 0.0, 0, torch.empty(2 * scale, 4, 64), False, 1]
+        yield row.isa, EXT.nm_gradient, [row.index, gradient, 0, 0.0, 0, panels, True, 1]
+    for row in native.rows("nm_unbiased"):
         panels = header("float32", "panels", 64, rows, EXT.layout_bytes("panels", 64, rows, 0, False))
-        yield isa, EXT.nm_unbiased, [index, gradient.view(rows, 64), 0, panels, 1]
-    for index, (_, isa) in enumerate(EXT.nm_compress_rows()):
+        yield row.isa, EXT.nm_unbiased, [row.index, gradient.view(rows, 64), 0, panels, 1]
+    for row in native.rows("nm_compress"):
         kept, codes = torch.empty(rows, 32), torch.empty(rows, 8, dtype=torch.uint8)
-        yield isa, EXT.nm_compress, [index, sparse(rows, 64), kept, codes, 1]
+        yield row.isa, EXT.nm_compress, [row.index, sparse(rows, 64), kept, codes, 1]
 
 
 def patterns(scale: int) -> Iterator[Call]:
     """Calls that make and check masks, and search orders."""
     scores, keep = torch.randn(8 * scale, 64), torch.zeros(8 * scale, 64, dtype=torch.bool)
-    for index, (_, isa, n, m) in enumerate(EXT.nm_mask_rows()):
-        yield isa, EXT.nm_mask, [index, scores, keep, n or 2, m or 4, True, 1]
-    for index, (_, isa) in enumerate(EXT.nm_tiles_rows()):
-        yield isa, EXT.nm_tiles, [index, scores, keep, True, 1]
-    widths = {1: torch.int8, 2: torch.float16, 4: torch.float32, 8: torch.float64}
+    for row in native.rows("nm_mask"):
+        yield row.isa, EXT.nm_mask, [row.index, scores, keep, 2, 4, True, 1]
+    for row in native.rows("nm_tiles"):
+        yield row.isa, EXT.nm_tiles, [row.index, scores, keep, True, 1]
+    widths = {"8 bits": torch.int8, "16 bits": torch.float16, "32 bits": torch.float32, "64 bits": torch.float64}
     bits = torch.zeros(64 * scale + 8, dtype=torch.uint8)
-    for index, (_, isa, width) in enumerate(EXT.nm_nonzero_rows()):
-        yield isa, EXT.nm_nonzero, [index, scores.to(widths[width]), bits, 0, -1, -1, 1]
-    for index, (_, isa, width, n, m) in enumerate(EXT.nm_ties_rows()):
-        yield isa, EXT.nm_ties, [index, scores.to(widths[width]), 1, 8 * scale, 64, 1, n or 2, m or 4]
+    for row in native.rows("nm_nonzero"):
+        yield row.isa, EXT.nm_nonzero, [row.index, scores.to(widths[row.dtype]), bits, 0, -1, -1, 1]
+    for row in native.rows("nm_ties"):
+        yield row.isa, EXT.nm_ties, [row.index, scores.to(widths[row.dtype]), 1, 8 * scale, 64, 1, 2, 4]
     yield "scalar", EXT.nm_groups, [bits, 8 * scale, 64, 1, 2, 4, False, False]
     memory = torch.zeros(16 * 16 + 16)
     held = memory[-memory.data_ptr() // 4 % 16 :][:256].view(16, 16)
-    for index, (_, isa) in enumerate(EXT.nm_stripes_rows()):
-        yield isa, EXT.nm_stripes_refine, [index, held, torch.arange(16), 2, 4, 0, 1, 8, 0, lambda done, of: None]
-        yield isa, EXT.nm_stripes_assign, [index, held, torch.arange(16), 2, 4, 0, 1, 2, 1, 1]
+    for row in native.rows("nm_stripes"):
+        yield (
+            row.isa,
+            EXT.nm_stripes_refine,
+            [row.index, held, torch.arange(16), 2, 4, 0, 1, 8, 0, lambda done, of: None],
+        )
+        yield row.isa, EXT.nm_stripes_assign, [row.index, held, torch.arange(16), 2, 4, 0, 1, 2, 1, 1]
 
 
 def calls(scale: int = 1) -> Iterator[tuple[Callable[..., Any], list[Any]]]:

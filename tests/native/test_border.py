@@ -103,7 +103,7 @@ def test_bytes_that_are_fewer_than_their_header_says_are_refused() -> None:
 
 def test_an_answer_without_a_place_for_each_number_is_refused() -> None:
     q = torch.randn(2, 4, 3, 8)
-    index = next(index for index, (_, isa, dtype) in enumerate(EXT.attention_rows()) if dtype == "float32")
+    index = next(row.index for row in native.rows("attention") if row.dtype == "float32")
     for axis in range(3):
         out = torch.empty(q.shape).narrow(axis, 0, 1).expand_as(q)
         with pytest.raises(KernelError, match="a place of their own in memory"):

@@ -1,4 +1,4 @@
-"""A compiled extension that is older than the sources is named when it is loaded, not where a function is missing."""
+"""A compiled extension that is older than the sources is named where something is asked of it that it does not have."""
 
 from __future__ import annotations
 
@@ -20,32 +20,34 @@ def called() -> set[str]:
     found: set[str] = set()
     for path in SOURCES:
         text = path.read_text(encoding="utf-8")
-        if path.parent.name == "native" or "extension()" in text or "best_row(" in text:
+        if path.parent.name == "native" or "extension()" in text:
             found |= set(re.findall(r"\bextension(?:\(\))?\.([a-z]\w*)", text))
-            found |= {f"{table}_rows" for table in re.findall(r"best_row\(\"(\w+)\"", text)}
             if "getattr(extension" in text:
                 found |= {name for name in re.findall(r"\"(\w+)\"", text) if name.startswith("nm_stripes_")}
     return found
 
 
-def test_the_list_is_what_the_extension_has():
-    has = {name for name in vars(native.extension()) if not name.startswith("_")}
-    assert set(native.FUNCTIONS) == has and len(native.FUNCTIONS) == len(has)
-
-
-def test_every_function_that_the_package_calls_is_in_the_list():
+def test_the_extension_has_what_the_package_calls():
     names = called()
-    assert {"nm_matmul", "norm_rows", "nm_stripes_assign", "layout_pack", "dense_int4_pack"} <= names
-    assert names <= set(native.FUNCTIONS)
+    assert {"nm_matmul", "table", "nm_stripes_assign", "layout_pack", "dense_int4_pack"} <= names
+    assert names <= set(vars(native.extension()))
 
 
-def test_an_extension_without_a_function_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch):
+def test_every_table_that_the_package_asks_for_has_rows():
+    asked = {
+        name
+        for path in SOURCES
+        for name in re.findall(r"\bnative\.(?:best|rows)\(\s*\"(\w+)\"", path.read_text("utf-8"))
+    }
+    assert asked == set(native.tables())
+
+
+def test_what_an_older_extension_does_not_have_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch):
     old = ModuleType("_ext")
     old.__file__ = "_ext.so"
-    for name in native.FUNCTIONS:
-        if name != "nm_ties":
-            setattr(old, name, None)
     monkeypatch.setattr(native, "import_module", lambda name: old)
+    loaded = native.extension.__wrapped__()
     with pytest.raises(KernelError, match="older than the sources") as error:
-        native.extension.__wrapped__()
+        loaded.nm_ties()
     assert "_ext.so without nm_ties\n" in str(error.value) and "make build" in str(error.value)
+    assert not hasattr(loaded, "_what_tools_look_for")

@@ -127,9 +127,9 @@ def test_check_finds_the_first_offending_group() -> None:
 
 
 def test_mask_rows_cover_every_level(isa: str) -> None:
-    name, level, *_ = native.extension().nm_mask_rows()[mask_row(2, 4)]
-    assert level == min(isa, "avx512", key=native.level)  # masks have no rows above
-    assert name.endswith(f"__{level}")
+    row = native.rows("nm_mask")[mask_row(2, 4)]
+    assert row.isa == min(isa, "avx512", key=native.level)  # masks have no rows above
+    assert row.name.endswith(f"__{row.isa}")
 
 
 # PAPERS: retained L1 and squared-L2 fraction of i.i.d. weights for each pattern.
@@ -164,8 +164,7 @@ def test_retained_magnitude_is_the_published_one(distribution: str, pattern: str
 @pytest.mark.parametrize(("n", "m"), [(4, 512), (2, 65), (0, 4), (5, 4), (1, 0), (1, -4)])
 def test_the_native_kernel_refuses_groups_it_cannot_rank(isa: str, n: int, m: int) -> None:
     scores, keep = torch.randn(512), torch.zeros(512, dtype=torch.bool)
-    rows = native.extension().nm_mask_rows()
-    anything = next(index for index, (*_, row_n, row_m) in enumerate(rows) if (row_n, row_m) == (0, 0))
+    anything = next(row.index for row in native.rows("nm_mask") if row.pattern == "any")
     with pytest.raises(ValueError, match="no such N:M"):
         native.extension().nm_mask(anything, scores, keep, n, m, True, 1)
 
@@ -173,6 +172,6 @@ def test_the_native_kernel_refuses_groups_it_cannot_rank(isa: str, n: int, m: in
 def test_a_kernel_of_one_pattern_refuses_another(isa: str) -> None:
     scores, keep = torch.randn(512), torch.zeros(512, dtype=torch.bool)
     row = mask_row(2, 4)
-    if native.extension().nm_mask_rows()[row][2:] == (2, 4):
+    if native.rows("nm_mask")[row].pattern == "2:4":
         with pytest.raises(ValueError, match="another N:M"):
             native.extension().nm_mask(row, scores, keep, 1, 8, True, 1)

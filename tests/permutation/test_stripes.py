@@ -199,7 +199,7 @@ import resource, sys
 import torch
 from twofour import native
 
-extension, row, rows, columns = native.extension(), native.best_row("nm_stripes"), 1 << 16, 64
+extension, row, rows, columns = native.extension(), native.best("nm_stripes").index, 1 << 16, 64
 memory = torch.rand(columns * rows + 16)
 order = torch.arange(columns)
 

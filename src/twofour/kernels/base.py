@@ -34,11 +34,14 @@ class Row(ABC):
     isa: str
     layout: str
 
+    @property
+    def sparse(self) -> bool:
+        """Whether it leaves out the weights that the pattern prunes."""
+        return self.pattern != "dense"
+
     def unavailable(self) -> str | None:
         """Return why this kernel cannot run here and now, or None when it can."""
-        if self.isa != "any" and not native.supports(self.isa):
-            return f"needs {self.isa}; this CPU and TWOFOUR_ISA allow {native.isa()}"
-        return None
+        return None if self.isa == "any" else native.unavailable(self.isa)
 
 
 @dataclass(frozen=True)

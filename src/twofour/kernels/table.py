@@ -39,8 +39,7 @@ class Listed:
 
     Attributes:
         name: As `Kernel.name`.
-        operation: "nm_mask", "nm_tiles", "nm_compress", "nm_unbiased", "nm_gradient", "nm_nonzero", "nm_ties",
-            "attention", "norm", or as `Kernel.operation`.
+        operation: As `NativeRow.operation` or `Kernel.operation`.
         pattern: Pattern of the weights, "any" for every N:M, "dense" for none.
         dtype: Computing type.
         device: "cpu" or "cuda".
@@ -58,46 +57,30 @@ class Listed:
 
 
 GPU_STEPS = (
-    ("nm_mask_2x4__triton", "2:4"),
-    ("nm_tiles_2x4__triton", "2:4"),
-    ("nm_compress_2x4__triton", "2:4"),
+    ("nm_mask_2x4__triton", "nm_mask"),
+    ("nm_tiles_2x4__triton", "nm_tiles"),
+    ("nm_compress_2x4__triton", "nm_compress"),
 )
-"""Kernels on the GPU that make masks and packed weights, and their pattern."""
+"""Kernels on the GPU that make 2:4 masks and packed weights, and their operation."""
 
 
 def listing() -> tuple[Listed, ...]:
-    """Return every kernel in the order of the pipeline: masks, packing, products, convolutions, the rest of a model."""
-    products = [
+    """Return every kernel in the order of the pipeline: checks, masks, packing, products, convolutions, the rest."""
+    listed = [
+        Listed(row.name, operation, row.pattern, row.dtype, "cpu", row.isa, native.unavailable(row.isa))
+        for operation, table in native.tables().items()
+        for row in table
+    ]
+    reason = gpu.unavailable(triton=True)
+    listed += [Listed(name, operation, "2:4", "float32", "cuda", "sm_80", reason) for name, operation in GPU_STEPS]
+    native_names = {one.name for one in listed}
+    listed += [
         Listed(k.name, k.operation, k.pattern, k.dtype, k.device, k.isa, k.unavailable())
         for k in (*rows(), *convolutions())
+        if k.name not in native_names
     ]
-    reasons = {product.isa: product.reason for product in products}  # each instruction set has products
-    extension = native.extension()
-    steps = [(name, isa, f"{n}:{m}" if n else "any") for name, isa, n, m in extension.nm_mask_rows()]
-    steps += [(name, isa, "2:4") for name, isa in (*extension.nm_tiles_rows(), *extension.nm_compress_rows())]
-    steps += [(name, isa, "2:4") for name, isa in (*extension.nm_unbiased_rows(), *extension.nm_gradient_rows())]
-    checks = [(name, isa, width, "any") for name, isa, width in extension.nm_nonzero_rows()]
-    checks += [(name, isa, width, f"{n}:{m}" if n else "any") for name, isa, width, n, m in extension.nm_ties_rows()]
-    reason = gpu.unavailable(triton=True)
-    return (
-        *(
-            Listed(name, "_".join(name.split("_")[:2]), pattern, f"{8 * width} bits", "cpu", isa, reasons[isa])
-            for name, isa, width, pattern in checks
-        ),
-        *(
-            Listed(name, "_".join(name.split("_")[:2]), pattern, "float32", "cpu", isa, reasons[isa])
-            for name, isa, pattern in steps
-        ),
-        *(
-            Listed(name, "_".join(name.split("_")[:2]), pattern, "float32", "cuda", "sm_80", reason)
-            for name, pattern in GPU_STEPS
-        ),
-        *products,
-        *(
-            Listed(name, name.partition("_")[0], "dense", dtype, "cpu", isa, reasons[isa])
-            for name, isa, dtype in (*extension.attention_rows(), *extension.norm_rows())
-        ),
-    )
+    order = [*native.tables(), *(one.operation for one in listed)]
+    return tuple(sorted(listed, key=lambda one: order.index(one.operation)))
 
 
 @cache

@@ -7,23 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import ModuleType
+from typing import NoReturn
 
 import torch
 
 from twofour.errors import KernelError
-
-FUNCTIONS = (
-    *("advise_huge_pages", "attention", "attention_of_columns", "attention_rows", "collapse_huge_pages", "conv_block"),
-    *("conv_taps", "cpu_has", "dense_int4_bytes", "dense_int4_pack", "dense_matmul", "dense_matmul_rows"),
-    "instruction_sets",
-    *("layout_bytes", "layout_dtype", "layout_pack", "layout_refill", "layout_refills", "layout_unpack", "nm_compress"),
-    *("nm_compress_rows", "nm_conv", "nm_conv_rows", "nm_gradient", "nm_gradient_rows", "nm_groups", "nm_mask"),
-    *("nm_mask_rows", "nm_matmul", "nm_matmul_columns", "nm_matmul_rows", "nm_nonzero", "nm_nonzero_rows"),
-    *("nm_stripes_assign", "nm_stripes_refine", "nm_stripes_rows", "nm_ties", "nm_ties_rows", "nm_tiles"),
-    *("nm_tiles_rows", "nm_unbiased", "nm_unbiased_rows", "norm", "norm_rows", "release_free_memory"),
-    "threads_backend",
-)
-"""Every function of the compiled extension, so that one built from older sources is known before it is called."""
 
 
 @cache
@@ -33,7 +21,8 @@ def extension() -> ModuleType:
     Torch must come first: the extension's OpenMP symbols bind to the runtime that torch has loaded.
 
     Raises:
-        KernelError: The extension is missing, does not load in this environment, or was built from older sources.
+        KernelError: The extension is missing or does not load in this environment; later, where a function is asked for
+            that it does not have.
     """
     assert torch.__version__  # the import above is what matters
     try:
@@ -45,19 +34,20 @@ def extension() -> ModuleType:
             wanted="twofour/native/_ext built for this Python and linked against torch's OpenMP runtime",
             remedy="reinstall with `pip install --no-build-isolation .` in the environment that holds torch",
         ) from error
-    _require_functions(_ext)
+    _ext.__getattr__ = _older  # asked for what the module does not have (PEP 562)
     return _ext
 
 
-def _require_functions(built: ModuleType) -> None:
-    """Raise where the Python side calls what the extension does not have, as after an update without a build."""
-    if missing := [name for name in FUNCTIONS if not hasattr(built, name)]:
-        raise KernelError(
-            "the compiled part is older than the sources",
-            got=f"{built.__file__} without {', '.join(missing)}",
-            wanted="one built from these sources",
-            remedy="`make build` in a checkout, or `pip install` again",
-        )
+def _older(name: str) -> NoReturn:
+    """Say that the Python side asks for what the extension does not have, as after an update without a build."""
+    if name.startswith("_"):  # what tools look for in any module
+        raise AttributeError(name)
+    raise KernelError(
+        "the compiled part is older than the sources",
+        got=f"{import_module('twofour.native._ext').__file__} without {name}",
+        wanted="one built from these sources",
+        remedy="`make build` in a checkout, or `pip install` again",
+    )
 
 
 @dataclass(frozen=True)
@@ -90,12 +80,15 @@ def isa_levels() -> tuple[str, ...]:
 
 
 @cache
+def _contained(name: str) -> frozenset[str]:
+    """Return the names of all sets that a set contains, itself among them."""
+    return frozenset({name}).union(*map(_contained, instruction_sets()[name].parents))
+
+
+@cache
 def _levels_within(name: str) -> frozenset[str]:
     """Return the levels that TWOFOUR_ISA=`name` allows: those of the set and of all that it contains."""
-    own = instruction_sets()[name]
-    return frozenset({own.level}).union(
-        *(_levels_within(parent) for parent in (*own.parents, own.level) if parent != name)
-    )
+    return frozenset(instruction_sets()[each].level for each in _contained(name))
 
 
 def isa() -> str:
@@ -132,21 +125,79 @@ def supports(instruction_set: str) -> bool:
     return instruction_sets()[instruction_set].level in _levels_within(isa()) and _cpu_has(instruction_set)
 
 
-def best_row(table: str, dtype: str = "float32") -> int:
-    """Return the index of the row of the highest level that may run here and now, the last of several.
+def unavailable(instruction_set: str) -> str | None:
+    """Return why kernels of this instruction set cannot run here and now, or None when they can."""
+    return None if supports(instruction_set) else f"needs {instruction_set}; this CPU and TWOFOUR_ISA allow {isa()}"
 
-    Args:
-        table: Operation whose table it is: "norm", "attention", "nm_stripes".
-        dtype: Type of the operands, where the table's rows name one behind the instruction set.
+
+@dataclass(frozen=True)
+class NativeRow:
+    """One row of the native tables (native/table.h).
+
+    Attributes:
+        index: Its place among the rows of its operation: what the operation's function is called with.
+        name: The kernel's symbol.
+        operation: "nm_mask", "nm_matmul", "norm" and so on.
+        isa: Instruction set it needs.
+        pattern: Pattern of the weights, "any" for every N:M, "dense" for none.
+        dtype: Computing type, or the encoding of the weight; "8 bits" and so on where only the size of a value matters.
+        layout: Order of the weight's bytes, "" where the operation has none.
+        least: Fewest tokens for which it is worth measuring.
+        most: Most tokens for which it is worth measuring.
     """
-    return _best_row(table, dtype, os.environ.get("TWOFOUR_ISA"))
+
+    index: int
+    name: str
+    operation: str
+    isa: str
+    pattern: str
+    dtype: str
+    layout: str
+    least: int
+    most: int
+
+    @property
+    def sparse(self) -> bool:
+        """Whether it leaves weights out."""
+        return self.pattern != "dense"
 
 
 @cache
-def _best_row(table: str, dtype: str, cap: str | None) -> int:
-    rows = getattr(extension(), f"{table}_rows")()
-    fitting = [index for index, (_, isa, *types) in enumerate(rows) if types in ([], [dtype]) and supports(isa)]
-    return max(fitting, key=lambda index: (level(rows[index][1]), index))
+def tables() -> dict[str, tuple[NativeRow, ...]]:
+    """Return every native row by its operation, both in the tables' order."""
+    found: dict[str, list[NativeRow]] = {}
+    for name, operation, *fields in extension().table:
+        rows_of = found.setdefault(operation, [])
+        rows_of.append(NativeRow(len(rows_of), name, operation, *fields))
+    return {operation: tuple(rows_of) for operation, rows_of in found.items()}
+
+
+def rows(operation: str) -> tuple[NativeRow, ...]:
+    """Return the native rows of an operation, whether or not they can run here."""
+    return tables()[operation]
+
+
+def best(operation: str, *, pattern: str | None = None, dtype: str | None = None) -> NativeRow:
+    """Return the row of the highest instruction set that may run here and now; of equals the first.
+
+    Args:
+        operation: As `NativeRow.operation`.
+        pattern: What the row must take; rows for any pattern do.
+        dtype: The row's, where the operation has rows of several.
+    """
+    return _best(operation, pattern, dtype, os.environ.get("TWOFOUR_ISA", ""))
+
+
+@cache
+def _best(operation: str, pattern: str | None, dtype: str | None, cap: str) -> NativeRow:
+    fitting = [
+        row
+        for row in rows(operation)
+        if pattern in (None, row.pattern) or row.pattern == "any"
+        if dtype in (None, row.dtype) and supports(row.isa)
+    ]
+    assert fitting, f"no row of {operation} for pattern {pattern} and dtype {dtype}: tables have scalar ones of each"
+    return max(fitting, key=lambda row: len(_contained(row.isa)))
 
 
 @cache

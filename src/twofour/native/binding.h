@@ -9,8 +9,25 @@
 
 #include "isa.h"
 #include "operand.h"
+#include "table.h"
 
 namespace twofour {
+
+// Adds rows to the table that Python reads: what they say, as tuples; a row's index is its place among its operation's.
+template <class Row>
+void bind_table(nanobind::module_& m, const Row* rows, size_t count) {
+  if (!nanobind::hasattr(m, "table")) m.attr("table") = nanobind::list();
+  auto table = nanobind::cast<nanobind::list>(m.attr("table"));
+  for (size_t i = 0; i < count; i++) {
+    const RowBase& row = rows[i];
+    table.append(nanobind::make_tuple(row.name, row.operation, row.isa, row.pattern, row.dtype, row.layout, row.least,
+                                      row.most));
+  }
+}
+template <class Row, size_t kCount>
+void bind_table(nanobind::module_& m, const Row (&rows)[kCount]) {
+  bind_table(m, rows, kCount);
+}
 
 // The row of that index, whose instructions this CPU has. Each table has a type of rows of its own: what the CPU can run
 // is remembered by type.

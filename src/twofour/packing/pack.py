@@ -160,9 +160,8 @@ def _compress_native(flat: Tensor, moved: Tensor, rule: Pattern) -> tuple[Tensor
     rows, columns = flat.shape
     values = torch.empty(rows, columns // 2, dtype=torch.float32, device="cpu")
     indices = torch.empty(rows, row_bytes(columns // 4, 2, 4), dtype=torch.uint8, device="cpu")
-    extension = native.extension()
-    row = next(i for i, (_, isa) in enumerate(extension.nm_compress_rows()) if native.supports(isa))
-    if extension.nm_compress(row, flat, values, indices, native.threads()):
+    row = native.best("nm_compress").index
+    if native.extension().nm_compress(row, flat, values, indices, native.threads()):
         raise _not_legal(moved, rule)
     return values, indices
 

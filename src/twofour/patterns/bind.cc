@@ -1,4 +1,7 @@
 // Masks for Python.
+#include <cstdlib>
+#include <cstring>
+
 #include "native/binding.h"
 #include "native/parallel.h"
 #include "nm_groups.h"
@@ -12,36 +15,41 @@ namespace nb = nanobind;
 namespace twofour {
 namespace {
 
+// Whether a row is for that pattern.
+bool takes(const RowBase& row, int n, int group) {
+  const char* colon = std::strchr(row.pattern, ':');
+  return colon == nullptr || (std::atoi(row.pattern) == n && std::atoi(colon + 1) == group);
+}
+
+// Bytes of a value, of a row whose dtype is a number of bits.
+int width(const RowBase& row) { return std::atoi(row.dtype) / 8; }
+
 constexpr NmMaskKernel kNmMaskKernels[] = {
-#define TWOFOUR_NM_MASK(symbol, isa, n, m) {#symbol, isa, n, m, symbol},
+#define TWOFOUR_ROW(symbol, ...) {{#symbol, "nm_mask", __VA_ARGS__}, symbol},
 #include "nm_mask.inc"
-#undef TWOFOUR_NM_MASK
+#undef TWOFOUR_ROW
 };
 
 constexpr NmTilesKernel kNmTilesKernels[] = {
-#define TWOFOUR_NM_TILES(symbol, isa) {#symbol, isa, symbol},
+#define TWOFOUR_ROW(symbol, ...) {{#symbol, "nm_tiles", __VA_ARGS__}, symbol},
 #include "nm_tiles.inc"
-#undef TWOFOUR_NM_TILES
+#undef TWOFOUR_ROW
 };
 
 constexpr NmNonzeroKernel kNmNonzeroKernels[] = {
-#define TWOFOUR_NM_NONZERO(symbol, isa, width) {#symbol, isa, width, symbol},
+#define TWOFOUR_ROW(symbol, ...) {{#symbol, "nm_nonzero", __VA_ARGS__}, symbol},
 #include "nm_nonzero.inc"
-#undef TWOFOUR_NM_NONZERO
+#undef TWOFOUR_ROW
 };
 
 constexpr NmTiesKernel kNmTiesKernels[] = {
-#define TWOFOUR_NM_TIES(symbol, isa, width, n, m) {#symbol, isa, width, n, m, symbol},
+#define TWOFOUR_ROW(symbol, ...) {{#symbol, "nm_ties", __VA_ARGS__}, symbol},
 #include "nm_ties.inc"
-#undef TWOFOUR_NM_TIES
+#undef TWOFOUR_ROW
 };
 
 void bind_nm_tiles(nb::module_& m) {
-  m.def("nm_tiles_rows", [] {
-    nb::list rows;
-    for (const auto& k : kNmTilesKernels) rows.append(nb::make_tuple(k.name, k.isa));
-    return rows;
-  });
+  bind_table(m, kNmTilesKernels);
   m.def("nm_tiles", [](int index, const Operand& scores, const Operand& keep, bool absolute, int threads) {
     const NmTilesKernel& kernel = row(kNmTilesKernels, index);
     const Border border(kernel.name);
@@ -64,9 +72,10 @@ void bind_nm_tiles(nb::module_& m) {
 NmNonzeroCounts nonzero(const NmNonzeroKernel& kernel, const char* values, char* bits, int64_t count,
                         int64_t magnitude, int64_t finite, int threads) {
   NmNonzeroCounts found = {};
+  const int each = width(kernel);
   // 65536 values a share, a multiple of 8: shares write bytes of their own.
   parallel_for(count, 65536, threads, [&](int64_t begin, int64_t end) {
-    const NmNonzeroCounts part = kernel.run({reinterpret_cast<const uint8_t*>(values) + begin * kernel.width,
+    const NmNonzeroCounts part = kernel.run({reinterpret_cast<const uint8_t*>(values) + begin * each,
                                              reinterpret_cast<uint8_t*>(bits) + begin / 8, end - begin, magnitude, finite});
     __atomic_fetch_add(&found.nonzero, part.nonzero, __ATOMIC_RELAXED);
     __atomic_fetch_add(&found.negative, part.negative, __ATOMIC_RELAXED);
@@ -81,11 +90,7 @@ void require_groups(int64_t length, int n, int group) {
 }
 
 void bind_nm_nonzero(nb::module_& m) {
-  m.def("nm_nonzero_rows", [] {
-    nb::list rows;
-    for (const auto& k : kNmNonzeroKernels) rows.append(nb::make_tuple(k.name, k.isa, k.width));
-    return rows;
-  });
+  bind_table(m, kNmNonzeroKernels);
   // `bits`: one of every value of a weight; those of `values` begin at `first`, a multiple of 8.
   m.def("nm_nonzero", [](int index, const Operand& values, const Operand& bits, int64_t first, int64_t magnitude,
                          int64_t finite, int threads) {
@@ -93,7 +98,7 @@ void bind_nm_nonzero(nb::module_& m) {
     const Border border(kernel.name);
     const View from = border.dense(values, "values", kAnyType), to = border.dense(bits, "bits", {Type::u8});
     const int64_t count = from.count();
-    border.require(from.width == kernel.width, values, "values", std::to_string(kernel.width) + " bytes a value");
+    border.require(from.width == width(kernel), values, "values", std::to_string(width(kernel)) + " bytes a value");
     border.require(first >= 0 && first % 8 == 0 && first / 8 <= to.count() && (count + 7) / 8 <= to.count() - first / 8,
                    bits, "bits", "a bit for every value");
     NmNonzeroCounts found;
@@ -121,21 +126,17 @@ void bind_nm_nonzero(nb::module_& m) {
     }
     return nb::make_tuple(found.offending, found.spare, found.first);
   });
-  m.def("nm_ties_rows", [] {
-    nb::list rows;
-    for (const auto& k : kNmTiesKernels) rows.append(nb::make_tuple(k.name, k.isa, k.width, k.n, k.m));
-    return rows;
-  });
+  bind_table(m, kNmTiesKernels);
   m.def("nm_ties", [](int index, const Operand& values, int sign, int64_t outer, int64_t length, int64_t inner, int n,
                       int group) {
     const NmTiesKernel& kernel = row(kNmTiesKernels, index);
     require_groups(length, n, group);
-    if (kernel.m != 0 && (kernel.n != n || kernel.m != group)) throw nb::value_error("the row is of another N:M");
+    if (!takes(kernel, n, group)) throw nb::value_error("the row is of another N:M");
     if (sign < 0 || sign > 2) throw nb::value_error("no such sign");
     const Border border(kernel.name);
     const View from = border.dense(values, "values", kAnyType);
-    border.require(from.width == kernel.width && product_is(from.count(), outer, length, inner), values, "values",
-                   std::to_string(kernel.width) + " bytes a value, outer * length * inner of them");
+    border.require(from.width == width(kernel) && product_is(from.count(), outer, length, inner), values, "values",
+                   std::to_string(width(kernel)) + " bytes a value, outer * length * inner of them");
     nb::gil_scoped_release release;
     return kernel.run({from.data, static_cast<Sign>(sign), outer, length, inner, n, group});
   });
@@ -144,16 +145,12 @@ void bind_nm_nonzero(nb::module_& m) {
 }  // namespace
 
 void bind_nm_mask(nb::module_& m) {
-  m.def("nm_mask_rows", [] {
-    nb::list rows;
-    for (const auto& k : kNmMaskKernels) rows.append(nb::make_tuple(k.name, k.isa, k.n, k.m));
-    return rows;
-  });
+  bind_table(m, kNmMaskKernels);
   m.def("nm_mask", [](int index, const Operand& scores, const Operand& keep, int n, int group, bool absolute,
                       int threads) {
     const NmMaskKernel& kernel = row(kNmMaskKernels, index);
     if (group < 1 || group > kNmMaskMaxGroup || n < 1 || n > group) throw nb::value_error("no such N:M");
-    if (kernel.m != 0 && (kernel.n != n || kernel.m != group)) throw nb::value_error("the row is of another N:M");
+    if (!takes(kernel, n, group)) throw nb::value_error("the row is of another N:M");
     const Border border(kernel.name);
     const View from = border.dense(scores, "scores", {Type::f32});
     const View to = border.exactly(keep, "mask", {Type::boolean}, from.count());

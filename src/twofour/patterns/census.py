@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 
 import numpy as np
@@ -170,8 +169,9 @@ def ties(values: Tensor, pattern: NM, lie: Lie) -> int:
     assert values.is_contiguous() and values.numel() == lie.outer * lie.length * lie.inner, (values.shape, lie)
     values = values.to(torch.float32) if values.dtype in _BY_FLOAT32 else values
     sign = _SIGN_BIT if values.is_floating_point() else _UNSIGNED if values.dtype is torch.uint8 else _COMPLEMENT
-    row = _ties_row(values.dtype.itemsize, pattern.n, pattern.m, native.isa())
-    return native.extension().nm_ties(row, values, sign, lie.outer, lie.length, lie.inner, pattern.n, pattern.m)
+    size = f"{8 * values.dtype.itemsize} bits"
+    row = native.best("nm_ties", pattern=f"{pattern.n}:{pattern.m}", dtype=size)
+    return native.extension().nm_ties(row.index, values, sign, lie.outer, lie.length, lie.inner, pattern.n, pattern.m)
 
 
 def ties_reference(view: Tensor, n: int, m: int) -> int:
@@ -182,23 +182,4 @@ def ties_reference(view: Tensor, n: int, m: int) -> int:
 
 def nonzero_row(width: int) -> int:
     """Return the index of the fastest kernel for values of `width` bytes that may run here (TWOFOUR_ISA caps it)."""
-    return _nonzero_row(width, native.isa())
-
-
-@cache
-def _nonzero_row(width: int, isa: str) -> int:
-    rows = native.extension().nm_nonzero_rows()
-    return next(
-        index
-        for index, (_, level, bytes_each) in enumerate(rows)
-        if bytes_each == width and native.level(level) <= native.level(isa)
-    )
-
-
-@cache
-def _ties_row(width: int, n: int, m: int, isa: str) -> int:
-    return next(
-        index
-        for index, (_, level, bytes_each, row_n, row_m) in enumerate(native.extension().nm_ties_rows())
-        if bytes_each == width and (row_n, row_m) in ((n, m), (0, 0)) and native.level(level) <= native.level(isa)
-    )
+    return native.best("nm_nonzero", dtype=f"{8 * width} bits").index

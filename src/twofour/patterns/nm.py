@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -102,13 +101,4 @@ def fits_float32(scores: Tensor) -> bool:
 
 def mask_row(n: int, m: int) -> int:
     """Return the index of the fastest native mask kernel for `n`:`m` that may run here (TWOFOUR_ISA caps it)."""
-    return _mask_row(n, m, native.isa())
-
-
-@cache
-def _mask_row(n: int, m: int, isa: str) -> int:
-    return next(
-        index
-        for index, (_, level, row_n, row_m) in enumerate(native.extension().nm_mask_rows())
-        if native.level(level) <= native.level(isa) and (row_n, row_m) in ((n, m), (0, 0))
-    )
+    return native.best("nm_mask", pattern=f"{n}:{m}").index

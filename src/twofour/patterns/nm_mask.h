@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "native/table.h"
+
 namespace twofour {
 
 constexpr int kNmMaskMaxGroup = 64;  // a kernel ranks a group on the stack
@@ -16,15 +18,10 @@ struct NmMask {
 };
 
 // Returns false when a score is NaN or infinite; `keep` is then unspecified.
-struct NmMaskKernel {
-  const char* name;
-  const char* isa;
-  int n, m;  // 0, 0 = any
-  bool (*run)(const NmMask&);
-};
+using NmMaskKernel = KernelRow<bool(const NmMask&)>;
 
-#define TWOFOUR_NM_MASK(symbol, isa, n, m) bool symbol(const NmMask&);
+#define TWOFOUR_ROW(symbol, ...) bool symbol(const NmMask&);
 #include "nm_mask.inc"
-#undef TWOFOUR_NM_MASK
+#undef TWOFOUR_ROW
 
 }  // namespace twofour

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "native/table.h"
+
 namespace twofour {
 
 struct NmNonzero {
@@ -17,15 +19,11 @@ struct NmNonzeroCounts {
   int64_t nonzero, negative, broken;  // values that are not zero, that are -0.0, that are NaN or infinite
 };
 
-struct NmNonzeroKernel {
-  const char* name;
-  const char* isa;
-  int width;  // bytes of a value
-  NmNonzeroCounts (*run)(const NmNonzero&);
-};
+// A row's dtype is "8 bits", "16 bits" and so on: the size of a value.
+using NmNonzeroKernel = KernelRow<NmNonzeroCounts(const NmNonzero&)>;
 
-#define TWOFOUR_NM_NONZERO(symbol, isa, width) NmNonzeroCounts symbol(const NmNonzero&);
+#define TWOFOUR_ROW(symbol, ...) NmNonzeroCounts symbol(const NmNonzero&);
 #include "nm_nonzero.inc"
-#undef TWOFOUR_NM_NONZERO
+#undef TWOFOUR_ROW
 
 }  // namespace twofour

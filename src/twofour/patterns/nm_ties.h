@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "native/table.h"
+
 namespace twofour {
 
 constexpr int kNmTiesMaxGroup = 64;
@@ -17,16 +19,10 @@ struct NmTies {
 };
 
 // Counts the groups whose n-th and (n + 1)-th largest magnitudes are equal and not zero.
-struct NmTiesKernel {
-  const char* name;
-  const char* isa;
-  int width;  // bytes of a value
-  int n, m;   // 0, 0 = any
-  int64_t (*run)(const NmTies&);
-};
+using NmTiesKernel = KernelRow<int64_t(const NmTies&)>;
 
-#define TWOFOUR_NM_TIES(symbol, isa, width, n, m) int64_t symbol(const NmTies&);
+#define TWOFOUR_ROW(symbol, ...) int64_t symbol(const NmTies&);
 #include "nm_ties.inc"
-#undef TWOFOUR_NM_TIES
+#undef TWOFOUR_ROW
 
 }  // namespace twofour

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "native/table.h"
+
 namespace twofour {
 
 struct NmTiles {
@@ -13,14 +15,10 @@ struct NmTiles {
 };
 
 // Returns false when a score is NaN or infinite; `keep` is then unspecified.
-struct NmTilesKernel {
-  const char* name;
-  const char* isa;
-  bool (*run)(const NmTiles&);
-};
+using NmTilesKernel = KernelRow<bool(const NmTiles&)>;
 
-#define TWOFOUR_NM_TILES(symbol, isa) bool symbol(const NmTiles&);
+#define TWOFOUR_ROW(symbol, ...) bool symbol(const NmTiles&);
 #include "nm_tiles.inc"
-#undef TWOFOUR_NM_TILES
+#undef TWOFOUR_ROW
 
 }  // namespace twofour

@@ -191,10 +191,4 @@ def _project_native(scores: Tensor, absolute: bool) -> Tensor:
 
 def tiles_row() -> int:
     """Return the index of the fastest native search that may run here (TWOFOUR_ISA caps it)."""
-    return _tiles_row(native.isa())
-
-
-@cache
-def _tiles_row(isa: str) -> int:
-    rows = native.extension().nm_tiles_rows()
-    return next(index for index, (_, level) in enumerate(rows) if native.level(level) <= native.level(isa))
+    return native.best("nm_tiles").index

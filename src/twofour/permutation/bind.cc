@@ -8,13 +8,10 @@ namespace nb = nanobind;
 namespace twofour {
 namespace {
 
-constexpr struct {
-  const char *name, *isa;
-  StripeKernel (*kernel)();
-} kRows[] = {
-#define TWOFOUR_NM_STRIPES(symbol, isa) {#symbol, isa, symbol},
+constexpr KernelRow<StripeKernel()> kRows[] = {
+#define TWOFOUR_ROW(symbol, ...) {{#symbol, "nm_stripes", __VA_ARGS__}, symbol},
 #include "stripes.inc"
-#undef TWOFOUR_NM_STRIPES
+#undef TWOFOUR_ROW
 };
 
 // Calls a Python function; an interruption comes out as an exception.
@@ -41,16 +38,12 @@ StripeSearch search_of(const Border& border, const Operand& columns, const Opera
 }  // namespace
 
 void bind_nm_stripes(nb::module_& m) {
-  m.def("nm_stripes_rows", [] {
-    nb::list rows;
-    for (const auto& k : kRows) rows.append(nb::make_tuple(k.name, k.isa));
-    return rows;
-  });
+  bind_table(m, kRows);
   // `columns`: (columns, rows), padded; `order`: some of its columns, rearranged in place.
   m.def("nm_stripes_refine", [](int index, const Operand& columns, const Operand& order, int n, int m, uint64_t seed,
                                 int threads, int window, int64_t escapes, nb::object tell) {
     const auto& found = row(kRows, index);
-    const StripeKernel kernel = found.kernel();
+    const StripeKernel kernel = found.run();
     const Border border(found.name);
     StripeSearch search = search_of(border, columns, order, n, m);
     if (window % m || window > kStripeMaxWindow || window < 2 * m || window > search.count)
@@ -63,7 +56,7 @@ void bind_nm_stripes(nb::module_& m) {
   m.def("nm_stripes_assign", [](int index, const Operand& columns, const Operand& order, int n, int m, uint64_t seed,
                                 int threads, int64_t block, int64_t rounds, int64_t patience) {
     const auto& found = row(kRows, index);
-    const StripeKernel kernel = found.kernel();
+    const StripeKernel kernel = found.run();
     const Border border(found.name);
     StripeSearch search = search_of(border, columns, order, n, m);
     if (block < 1) throw nb::value_error("no such search");

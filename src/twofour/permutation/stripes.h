@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "native/table.h"
+
 namespace twofour {
 
 constexpr int64_t kStripeLanes = 16;  // rows are padded with zeros to a multiple of it
@@ -44,16 +46,14 @@ struct MaxSums {
 };
 
 struct StripeKernel {
-  const char* name;
-  const char* isa;
   void (*subsets)(const SubsetSums&);
   double (*rest)(const StripeRest&);
   void (*maxima)(const MaxSums&);
 };
 
-#define TWOFOUR_NM_STRIPES(symbol, isa) StripeKernel symbol();
+#define TWOFOUR_ROW(symbol, ...) StripeKernel symbol();
 #include "stripes.inc"
-#undef TWOFOUR_NM_STRIPES
+#undef TWOFOUR_ROW
 
 // A search over `count` columns in the order `order` (positions -> columns), changed in place to a better one.
 struct StripeSearch {

@@ -203,7 +203,7 @@ def _search(
         return order
     held = _columns(matrix)
     padded = held.shape[1]
-    extension, row = native.extension(), native.best_row("nm_stripes")
+    extension, row = native.extension(), native.best("nm_stripes").index
 
     def call(verb: str, part: Tensor, *options: Any) -> None:
         getattr(extension, verb)(row, held, part, n, m, seed % 2**64, native.threads(), *options)

@@ -3,8 +3,6 @@
 
 namespace twofour {
 
-StripeKernel nm_stripes_any_f32__avx2() {
-  return {"nm_stripes_any_f32__avx2", "avx2", subset_sums, stripe_rest, max_sums};
-}
+StripeKernel nm_stripes_any_f32__avx2() { return {subset_sums, stripe_rest, max_sums}; }
 
 }  // namespace twofour

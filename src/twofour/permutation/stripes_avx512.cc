@@ -3,8 +3,6 @@
 
 namespace twofour {
 
-StripeKernel nm_stripes_any_f32__avx512() {
-  return {"nm_stripes_any_f32__avx512", "avx512", subset_sums, stripe_rest, max_sums};
-}
+StripeKernel nm_stripes_any_f32__avx512() { return {subset_sums, stripe_rest, max_sums}; }
 
 }  // namespace twofour

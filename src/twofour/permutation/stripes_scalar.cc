@@ -3,8 +3,6 @@
 
 namespace twofour {
 
-StripeKernel nm_stripes_any_f32__scalar() {
-  return {"nm_stripes_any_f32__scalar", "scalar", subset_sums, stripe_rest, max_sums};
-}
+StripeKernel nm_stripes_any_f32__scalar() { return {subset_sums, stripe_rest, max_sums}; }
 
 }  // namespace twofour

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "native/table.h"
+
 namespace twofour {
 
 // Where an operand's (batch, head, row) begins, in elements; the last axis is contiguous.
@@ -59,18 +61,15 @@ struct Attention {
 
 // One row of the table. `run` computes items [begin, end) of batch * heads; `workspace` is 64-byte aligned, of
 // workspace_bytes(args) bytes, and may hold garbage: calls with workspaces of their own may run at once.
-struct AttentionKernel {
-  const char* name;
-  const char* isa;
-  const char* dtype;
+struct AttentionKernel : RowBase {
   int64_t (*workspace_bytes)(const Attention&);
   void (*run)(const Attention&, int64_t begin, int64_t end, void* workspace);
 };
 
-#define TWOFOUR_ATTENTION(symbol, isa, dtype)         \
+#define TWOFOUR_ROW(symbol, ...)                      \
   int64_t symbol##__workspace(const Attention& args); \
   void symbol(const Attention& args, int64_t begin, int64_t end, void* workspace);
 #include "attention.inc"
-#undef TWOFOUR_ATTENTION
+#undef TWOFOUR_ROW
 
 }  // namespace twofour

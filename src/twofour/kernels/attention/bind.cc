@@ -17,9 +17,9 @@ namespace twofour {
 namespace {
 
 constexpr AttentionKernel kKernels[] = {
-#define TWOFOUR_ATTENTION(symbol, isa, dtype) {#symbol, isa, dtype, symbol##__workspace, symbol},
+#define TWOFOUR_ROW(symbol, ...) {{#symbol, "attention", __VA_ARGS__}, symbol##__workspace, symbol},
 #include "attention.inc"
-#undef TWOFOUR_ATTENTION
+#undef TWOFOUR_ROW
 };
 
 // Whether a mask of bytes hides nothing: models pass one for every batch, and most batches are not padded. Stops at the
@@ -121,11 +121,7 @@ void run(const AttentionKernel& kernel, Attention args, int threads) {
 }  // namespace
 
 void bind_attention(nb::module_& m) {
-  m.def("attention_rows", [] {
-    nb::list rows;
-    for (const auto& k : kKernels) rows.append(nb::make_tuple(k.name, k.isa, k.dtype));
-    return rows;
-  });
+  bind_table(m, kKernels);
   // Tensors of four axes, as in attention.h; `out` (batch, heads, queries, value width), any strides but the last.
   m.def("attention", [](int index, const Operand& q, const Operand& k, const Operand& v, const Operand& out,
                         const Operand& mask, const Operand& k_added, const Operand& v_added, float scale, bool causal,

@@ -73,7 +73,7 @@ def _attention(
         keys += k_added.shape[2]
     out = torch.empty(batch, queries, heads, value_width, dtype=q.dtype, device="cpu").transpose(1, 2)
     native.extension().attention(
-        native.best_row("attention", DTYPES[q.dtype]),
+        native.best("attention", dtype=DTYPES[q.dtype]).index,
         *(q, k, v, out),
         None if mask is None else _mask(mask, (batch, heads, queries, keys)),
         k_added,
@@ -122,7 +122,7 @@ def attention_of_columns(
         return _attention(split[0], split[1], split[2], mask, scale, causal).transpose(1, 2).reshape(batch, queries, -1)
     out = torch.empty(batch, queries, sizes[0], dtype=q.dtype, device="cpu")
     native.extension().attention_of_columns(
-        native.best_row("attention", DTYPES[q.dtype]),
+        native.best("attention", dtype=DTYPES[q.dtype]).index,
         *(q, k, v, out),
         None if mask is None else _mask(mask, (batch, sizes[0] // width, queries, k.size(1))),
         begins,

@@ -11,10 +11,9 @@ namespace twofour {
 namespace {
 
 constexpr DenseMatmulKernel kDenseMatmulKernels[] = {
-#define TWOFOUR_DENSE_MATMUL_ROW(symbol, isa, dtype, layout) \
-  {#symbol, isa, dtype, layout, symbol##__workspace, symbol},
+#define TWOFOUR_ROW(symbol, ...) {{#symbol, "dense_matmul", __VA_ARGS__}, symbol##__workspace, symbol},
 #include "dense_matmul.inc"
-#undef TWOFOUR_DENSE_MATMUL_ROW
+#undef TWOFOUR_ROW
 };
 
 // A header that packing writes, and as many bytes behind it as it says.
@@ -27,11 +26,7 @@ void require_int4(const PackedWeight& packed) {
 }  // namespace
 
 void bind_dense_matmul(nb::module_& m) {
-  m.def("dense_matmul_rows", [] {
-    nb::list rows;
-    for (const auto& k : kDenseMatmulKernels) rows.append(nb::make_tuple(k.name, k.isa, k.dtype, k.layout));
-    return rows;
-  });
+  bind_table(m, kDenseMatmulKernels);
   m.def("dense_int4_bytes", int4_dense_layout__bytes);
   // `packed`: a header that says what is wanted, and the bytes to be written behind it.
   m.def("dense_int4_pack", [](const Operand& packed, const Operand& values, const Operand& scales, const Operand& zeros) {

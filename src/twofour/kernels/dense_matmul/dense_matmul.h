@@ -7,20 +7,16 @@ namespace twofour {
 
 using DenseMatmul = NmMatmul;  // the same call; `weight` is dense
 
-struct DenseMatmulKernel {
-  const char* name;
-  const char* isa;
-  const char* dtype;
-  const char* layout;
+struct DenseMatmulKernel : RowBase {
   int64_t (*workspace_bytes)(const DenseMatmul&);
   void (*run)(const DenseMatmul&);
 };
 
-#define TWOFOUR_DENSE_MATMUL_ROW(symbol, isa, dtype, layout) \
-  int64_t symbol##__workspace(const DenseMatmul& args);      \
+#define TWOFOUR_ROW(symbol, ...)                        \
+  int64_t symbol##__workspace(const DenseMatmul& args); \
   void symbol(const DenseMatmul& args);
 #include "dense_matmul.inc"
-#undef TWOFOUR_DENSE_MATMUL_ROW
+#undef TWOFOUR_ROW
 
 // The layout "int4_dense" (int4/README.md): its size, a multiple of 64, and packing from rows of two int4 a byte, low
 // first, in -8..7; scales and zeros (or null): out x ceil(in / group) floats.

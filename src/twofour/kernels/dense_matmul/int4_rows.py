@@ -138,6 +138,6 @@ def _quantized(weight: Packed | Tensor) -> tuple[Tensor, Tensor, Tensor | None, 
 def native_dense_rows() -> list[Int4Matmul]:
     """Return the rows of dense_matmul.inc in their order there."""
     return [
-        Int4Matmul(name, "dense_matmul", "dense", dtype, "cpu", isa, layout, index)
-        for index, (name, isa, dtype, layout) in enumerate(native.extension().dense_matmul_rows())
+        Int4Matmul(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index)
+        for row in native.rows("dense_matmul")
     ]

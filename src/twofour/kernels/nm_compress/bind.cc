@@ -8,19 +8,15 @@ namespace twofour {
 namespace {
 
 constexpr NmCompressKernel kNmCompressKernels[] = {
-#define TWOFOUR_NM_COMPRESS(symbol, isa) {#symbol, isa, symbol},
+#define TWOFOUR_ROW(symbol, ...) {{#symbol, "nm_compress", __VA_ARGS__}, symbol},
 #include "nm_compress.inc"
-#undef TWOFOUR_NM_COMPRESS
+#undef TWOFOUR_ROW
 };
 
 }  // namespace
 
 void bind_nm_compress(nb::module_& m) {
-  m.def("nm_compress_rows", [] {
-    nb::list rows;
-    for (const auto& k : kNmCompressKernels) rows.append(nb::make_tuple(k.name, k.isa));
-    return rows;
-  });
+  bind_table(m, kNmCompressKernels);
   m.def("nm_compress", [](int index, const Operand& weight, const Operand& values, const Operand& indices, int threads) {
     const NmCompressKernel& kernel = row(kNmCompressKernels, index);
     const Border border(kernel.name);

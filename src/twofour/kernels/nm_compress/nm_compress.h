@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "native/table.h"
+
 namespace twofour {
 
 struct NmCompress {
@@ -15,14 +17,10 @@ struct NmCompress {
 
 // Keeps the two largest magnitudes of every group (lowest index wins ties) and returns how many non-zero values were
 // dropped: 0 means the weight was 2:4 already. NaN counts as the largest magnitude and is kept as it is.
-struct NmCompressKernel {
-  const char* name;
-  const char* isa;
-  int64_t (*run)(const NmCompress&);
-};
+using NmCompressKernel = KernelRow<int64_t(const NmCompress&)>;
 
-#define TWOFOUR_NM_COMPRESS(symbol, isa) int64_t symbol(const NmCompress&);
+#define TWOFOUR_ROW(symbol, ...) int64_t symbol(const NmCompress&);
 #include "nm_compress.inc"
-#undef TWOFOUR_NM_COMPRESS
+#undef TWOFOUR_ROW
 
 }  // namespace twofour

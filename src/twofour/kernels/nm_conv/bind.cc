@@ -15,9 +15,9 @@ namespace twofour {
 namespace {
 
 constexpr NmConvKernel kNmConvKernels[] = {
-#define TWOFOUR_NM_CONV_ROW(symbol, isa) {#symbol, isa, symbol##__workspace, symbol},
+#define TWOFOUR_ROW(symbol, ...) {{#symbol, "nm_conv", __VA_ARGS__}, symbol##__workspace, symbol},
 #include "nm_conv.inc"
-#undef TWOFOUR_NM_CONV_ROW
+#undef TWOFOUR_ROW
 };
 
 using Axis = std::array<int64_t, 4>;
@@ -68,11 +68,7 @@ bool made_for(const PackedWeight& packed, const NmConv& a) {
 void bind_nm_conv(nb::module_& m) {
   m.attr("conv_block") = kConvBlock;
   m.attr("conv_taps") = kConvTaps;
-  m.def("nm_conv_rows", [] {
-    nb::list rows;
-    for (const auto& k : kNmConvKernels) rows.append(nb::make_tuple(k.name, k.isa));
-    return rows;
-  });
+  bind_table(m, kNmConvKernels);
   // x and y: (images, channels, height, width) with channels densest. `weight`: one header and layout per group, one
   // after the other. Returns false, without touching y, when it was made for another layout or shape. `height` and
   // `width`: taps, stride, padding, dilation.

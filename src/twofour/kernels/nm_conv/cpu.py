@@ -120,8 +120,8 @@ class PointwiseConv(ConvKernel):
 def native_conv_rows() -> list[NativeConv]:
     """Return the rows of nm_conv.inc in their order there."""
     return [
-        NativeConv(name, "nm_conv", "2:4", "float32", "cpu", isa, LAYOUT, index)
-        for index, (name, isa) in enumerate(native.extension().nm_conv_rows())
+        NativeConv(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index)
+        for row in native.rows("nm_conv")
     ]
 
 

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "native/table.h"
+
 #include "kernels/epilogue.h"
 
 namespace twofour {
@@ -39,17 +41,15 @@ constexpr int64_t kConvBlock = 64;   // input channels that stand together in th
 
 // One row of the table. Every kernel is correct for any sizes with in_channels / groups a multiple of 4 and at most
 // kConvTaps taps an axis. Both functions run the row's instructions: ask the CPU first.
-struct NmConvKernel {
-  const char* name;
-  const char* isa;  // an instruction set of native/isa.h
+struct NmConvKernel : RowBase {
   int64_t (*workspace_bytes)(const NmConv&);
   void (*run)(const NmConv&);
 };
 
-#define TWOFOUR_NM_CONV_ROW(symbol, isa)            \
-  int64_t symbol##__workspace(const NmConv& args);  \
+#define TWOFOUR_ROW(symbol, ...)                   \
+  int64_t symbol##__workspace(const NmConv& args); \
   void symbol(const NmConv& args);
 #include "nm_conv.inc"
-#undef TWOFOUR_NM_CONV_ROW
+#undef TWOFOUR_ROW
 
 }  // namespace twofour

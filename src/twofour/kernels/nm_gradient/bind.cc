@@ -11,9 +11,9 @@ namespace twofour {
 namespace {
 
 constexpr NmGradientKernel kNmGradientKernels[] = {
-#define TWOFOUR_NM_GRADIENT(symbol, isa) {#symbol, isa, symbol},
+#define TWOFOUR_ROW(symbol, ...) {{#symbol, "nm_gradient", __VA_ARGS__}, symbol},
 #include "nm_gradient.inc"
-#undef TWOFOUR_NM_GRADIENT
+#undef TWOFOUR_ROW
 };
 
 // Where the answer goes.
@@ -31,11 +31,7 @@ void* answer(const Border& border, const Operand& out, const Rows& from, bool pa
 }  // namespace
 
 void bind_nm_gradient(nb::module_& m) {
-  m.def("nm_gradient_rows", [] {
-    nb::list rows;
-    for (const auto& k : kNmGradientKernels) rows.append(nb::make_tuple(k.name, k.isa));
-    return rows;
-  });
+  bind_table(m, kNmGradientKernels);
   // `out`: of the gradient's type and size; or, `packed`, a header that says what is wanted and the bytes behind it.
   m.def("nm_gradient", [](int index, const Operand& gradient, int mode, float eps, uint32_t seed, const Operand& out,
                           bool packed, int threads) {

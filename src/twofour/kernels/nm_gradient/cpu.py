@@ -78,7 +78,7 @@ def _prune(gradient: Tensor, mode: str, eps: float, seed: int, out: Tensor, *, p
     if beside != 1 or (samples > 1 and across != tokens * along):
         gradient = gradient.contiguous()
     native.extension().nm_gradient(
-        native.best_row("nm_gradient"),
+        native.best("nm_gradient").index,
         gradient,
         MODES.index(mode),
         eps,

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "native/table.h"
+
 namespace twofour {
 
 enum class GradientMode : int { magnitude, rescaled, random, unbiased };
@@ -24,14 +26,10 @@ struct NmGradient {
   int64_t begin, end;  // tasks
 };
 
-struct NmGradientKernel {
-  const char* name;
-  const char* isa;
-  void (*run)(const NmGradient&);
-};
+using NmGradientKernel = KernelRow<void(const NmGradient&)>;
 
-#define TWOFOUR_NM_GRADIENT(symbol, isa) void symbol(const NmGradient&);
+#define TWOFOUR_ROW(symbol, ...) void symbol(const NmGradient&);
 #include "nm_gradient.inc"
-#undef TWOFOUR_NM_GRADIENT
+#undef TWOFOUR_ROW
 
 }  // namespace twofour

@@ -156,14 +156,7 @@ void bind_columns(nb::module_& m) {
 
 void bind_nm_matmul(nb::module_& m) {
   bind_layouts(m);
-  m.def("nm_matmul_rows", [] {
-    nb::list rows;
-    for (int i = 0; i < kNmMatmulKernelCount; ++i) {
-      const NmMatmulKernel& k = kNmMatmulKernels[i];
-      rows.append(nb::make_tuple(k.name, k.isa, k.dtype, k.layout, k.tokens_min, k.tokens_max));
-    }
-    return rows;
-  });
+  bind_table(m, kNmMatmulKernels, static_cast<size_t>(kNmMatmulKernelCount));
   // Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous.
   m.def("nm_matmul", [](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& y,
                         int activation, int combine, const Operand& other, bool dynamic, float x_scale, int x_zero,

@@ -154,8 +154,10 @@ class NativeMatmul(Kernel):
 def native_rows() -> list[NativeMatmul]:
     """Return the rows of nm_matmul.inc in their order there."""
     return [
-        NativeMatmul(name, "nm_matmul", "2:4", dtype, "cpu", isa, layout, index, least, most)
-        for index, (name, isa, dtype, layout, least, most) in enumerate(native.extension().nm_matmul_rows())
+        NativeMatmul(
+            row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index, row.least, row.most
+        )
+        for row in native.rows("nm_matmul")
     ]
 
 

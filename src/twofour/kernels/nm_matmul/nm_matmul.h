@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/epilogue.h"
+#include "native/table.h"
 #include "native/type.h"
 
 namespace twofour {
@@ -46,23 +47,18 @@ struct NmMatmul {
 };
 
 // One row of the table. Every kernel is correct for any tokens >= 0, out_features >= 1, in_features a multiple of 4;
-// tokens_min..tokens_max is where it is worth measuring. Both functions run the row's instructions: ask the CPU first.
-struct NmMatmulKernel {
-  const char* name;
-  const char* isa;     // an instruction set of native/isa.h
-  const char* dtype;   // encoding of the weight, as packing/header.py names it
-  const char* layout;  // a row of layout.inc
-  int64_t tokens_min, tokens_max;
+// Both functions run the row's instructions: ask the CPU first.
+struct NmMatmulKernel : RowBase {
   int64_t (*workspace_bytes)(const NmMatmul&);
   void (*run)(const NmMatmul&);
   const Layout* order;  // the layout of that name
 };
 
-#define TWOFOUR_NM_MATMUL_ROW(symbol, isa, dtype, layout, tokens_min, tokens_max) \
-  int64_t symbol##__workspace(const NmMatmul& args);                              \
+#define TWOFOUR_ROW(symbol, ...)                     \
+  int64_t symbol##__workspace(const NmMatmul& args); \
   void symbol(const NmMatmul& args);
 #include "nm_matmul.inc"
-#undef TWOFOUR_NM_MATMUL_ROW
+#undef TWOFOUR_ROW
 
 extern const NmMatmulKernel kNmMatmulKernels[];
 extern const int kNmMatmulKernelCount;

@@ -23,12 +23,12 @@ const Layout* layout_called(const char* name) {
   return nullptr;
 }
 
-#define TWOFOUR_NM_MATMUL_ROW(symbol, isa, dtype, layout, tokens_min, tokens_max) \
-  {#symbol, isa, dtype, layout, tokens_min, tokens_max, symbol##__workspace, symbol, layout_called(layout)},
+#define TWOFOUR_ROW(symbol, isa, pattern, dtype, layout, least, most)                                   \
+  {{#symbol, "nm_matmul", isa, pattern, dtype, layout, least, most}, symbol##__workspace, symbol, layout_called(layout)},
 const NmMatmulKernel kNmMatmulKernels[] = {
 #include "nm_matmul.inc"
 };
-#undef TWOFOUR_NM_MATMUL_ROW
+#undef TWOFOUR_ROW
 
 const int kNmMatmulKernelCount = static_cast<int>(sizeof(kNmMatmulKernels) / sizeof(kNmMatmulKernels[0]));
 

@@ -11,20 +11,16 @@ namespace twofour {
 namespace {
 
 constexpr NmUnbiasedKernel kNmUnbiasedKernels[] = {
-#define TWOFOUR_NM_UNBIASED(symbol, isa) {#symbol, isa, symbol},
+#define TWOFOUR_ROW(symbol, ...) {{#symbol, "nm_unbiased", __VA_ARGS__}, symbol},
 #include "nm_unbiased.inc"
-#undef TWOFOUR_NM_UNBIASED
+#undef TWOFOUR_ROW
 };
 constexpr int64_t kBlock = 384;  // rows of a block of the panel layouts
 
 }  // namespace
 
 void bind_nm_unbiased(nb::module_& m) {
-  m.def("nm_unbiased_rows", [] {
-    nb::list rows;
-    for (const auto& k : kNmUnbiasedKernels) rows.append(nb::make_tuple(k.name, k.isa));
-    return rows;
-  });
+  bind_table(m, kNmUnbiasedKernels);
   // `packed`: a header that says what is wanted, of a weight (rows, tokens), and the bytes to be written behind it.
   m.def("nm_unbiased", [](int index, const Operand& gradient, uint32_t seed, const Operand& packed, int threads) {
     const NmUnbiasedKernel& kernel = row(kNmUnbiasedKernels, index);

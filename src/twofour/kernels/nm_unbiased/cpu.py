@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -37,16 +35,10 @@ def nm_unbiased(gradient: Tensor, seed: int, dtype: torch.dtype, out: Tensor | N
         head = layout_header("2:4", str(dtype).removeprefix("torch."), layout, columns, tokens)
         out[:HEADER_BYTES] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
     extension.nm_unbiased(
-        _row(native.isa()),
+        native.best("nm_unbiased").index,
         gradient,
         seed & 0xFFFFFFFF,
         out,
         native.threads(),
     )
     return out
-
-
-@cache
-def _row(isa: str) -> int:
-    rows = native.extension().nm_unbiased_rows()
-    return next(index for index, (_, level) in enumerate(rows) if native.level(level) <= native.level(isa))

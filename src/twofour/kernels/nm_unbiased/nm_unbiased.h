@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "native/table.h"
+
 namespace twofour {
 
 // Rows [begin, end) of the estimate S (rows x tokens) of gradient^T, written behind the header of a panel layout of
@@ -17,14 +19,10 @@ struct NmUnbiased {
   int64_t begin, end;
 };
 
-struct NmUnbiasedKernel {
-  const char* name;
-  const char* isa;
-  void (*run)(const NmUnbiased&);
-};
+using NmUnbiasedKernel = KernelRow<void(const NmUnbiased&)>;
 
-#define TWOFOUR_NM_UNBIASED(symbol, isa) void symbol(const NmUnbiased&);
+#define TWOFOUR_ROW(symbol, ...) void symbol(const NmUnbiased&);
 #include "nm_unbiased.inc"
-#undef TWOFOUR_NM_UNBIASED
+#undef TWOFOUR_ROW
 
 }  // namespace twofour

@@ -11,19 +11,15 @@ namespace twofour {
 namespace {
 
 constexpr NormKernel kKernels[] = {
-#define TWOFOUR_NORM(symbol, isa, dtype) {#symbol, isa, dtype, symbol},
+#define TWOFOUR_ROW(symbol, ...) {{#symbol, "norm", __VA_ARGS__}, symbol},
 #include "norm.inc"
-#undef TWOFOUR_NORM
+#undef TWOFOUR_ROW
 };
 
 }  // namespace
 
 void bind_norm(nb::module_& m) {
-  m.def("norm_rows", [] {
-    nb::list rows;
-    for (const auto& k : kKernels) rows.append(nb::make_tuple(k.name, k.isa, k.dtype));
-    return rows;
-  });
+  bind_table(m, kKernels);
   m.def("norm", [](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& y, float eps,
                    bool centred, int threads) {
     const NormKernel& kernel = row(kKernels, index);

@@ -78,7 +78,7 @@ def _norm(
     x = x.contiguous()
     y = torch.empty(x.shape, dtype=dtype, device="cpu") if into is None else into
     native.extension().norm(
-        native.best_row("norm", DTYPES[x.dtype]), x, weight, bias, y, eps, centred, native.threads()
+        native.best("norm", dtype=DTYPES[x.dtype]).index, x, weight, bias, y, eps, centred, native.threads()
     )
     return y
 

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "native/table.h"
+
 namespace twofour {
 
 // One call. x is (rows, width) of the kernel's type, `x_stride` elements from row to row; y is contiguous, float32 or
@@ -21,15 +23,10 @@ struct Norm {
 };
 
 // One row of the table: `run` computes rows [begin, end).
-struct NormKernel {
-  const char* name;
-  const char* isa;
-  const char* dtype;
-  void (*run)(const Norm&, int64_t begin, int64_t end);
-};
+using NormKernel = KernelRow<void(const Norm&, int64_t begin, int64_t end)>;
 
-#define TWOFOUR_NORM(symbol, isa, dtype) void symbol(const Norm& args, int64_t begin, int64_t end);
+#define TWOFOUR_ROW(symbol, ...) void symbol(const Norm& args, int64_t begin, int64_t end);
 #include "norm.inc"
-#undef TWOFOUR_NORM
+#undef TWOFOUR_ROW
 
 }  // namespace twofour
