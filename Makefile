@@ -1,6 +1,7 @@
 # make demo    the whole pipeline on real data, one to four minutes after installation
 # make tiny    the whole pipeline on two layers, a few seconds
 # make test    every test this machine can run, in JOBS=2 processes; what is skipped is printed with its reason
+# make test-isa the same under each TWOFOUR_ISA that this CPU has, in turn: what runs on lesser CPUs is run here
 # make test-ray two Ray workers on this machine, in an environment of its own inside build/ (75 MB to download)
 # make check   formatting, lint, types
 # make bench   OP=linear|grid|conv|mask|models|memory: timings; ARGS=--record keeps the records in git
@@ -29,7 +30,7 @@ NATIVE := $(shell find src -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name
 OP ?= linear
 JOBS ?= 2
 
-.PHONY: demo tiny test test-gpu bench-gpu test-ray check bench records figures sanitize sanitize-threads fuzz fuzz-quick kill kernels tables build clean
+.PHONY: demo tiny test test-isa test-gpu bench-gpu test-ray check bench records figures sanitize sanitize-threads fuzz fuzz-quick kill kernels tables build clean
 
 demo: $(VENV)/demo.stamp $(VENV)/package.stamp
 	$(BIN)/twofour demo $(ARGS)
@@ -39,6 +40,16 @@ tiny: $(VENV)/test.stamp $(VENV)/package.stamp
 
 test: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+# Every level is run, also after one that failed.
+test-isa: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
+	@levels=$$($(BIN)/python -c 'from twofour import native; print(*filter(native.extension().cpu_has, native.isa_levels()))') \
+	  || exit 1; failed=; \
+	for level in $$levels; do \
+	  echo "TWOFOUR_ISA=$$level"; \
+	  TWOFOUR_ISA=$$level OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS) || failed="$$failed $$level"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed under TWOFOUR_ISA =$$failed"; exit 1; fi
 
 # An environment that reads .venv's packages, its .pth files included, so that Ray is not among those of `make test`.
 test-ray: $(VENV)/test.stamp $(VENV)/package.stamp

@@ -2,16 +2,18 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.utils._device import _device_constructors
 
 from twofour import native
+from twofour.kernels.base import Row
 
 ROOT = Path(__file__).parent.parent
 
@@ -68,8 +70,8 @@ def loggers_stay() -> Iterator[None]:
 
 
 def isa_levels() -> list[str]:
-    """Instruction-set levels of this CPU, slowest first."""
-    return [level for level in native.isa_levels() if native.extension().cpu_has(level)]
+    """Instruction-set levels that this CPU has and TWOFOUR_ISA allows, slowest first."""
+    return [level for level in native.isa_levels() if runs(level)]
 
 
 @contextmanager
@@ -96,15 +98,25 @@ def assert_undisturbed(
 
 
 def runs(instruction_set: str) -> bool:
-    """Tell whether this CPU runs the instruction set, whatever TWOFOUR_ISA says."""
-    return native.extension().cpu_has(instruction_set)
+    """Tell whether this CPU has the instruction set and TWOFOUR_ISA allows it."""
+    return native.supports(instruction_set)
+
+
+def case(value: Any, name: str, reason: str | None) -> Any:
+    """Return a case of a test for one kernel, which is skipped where there is a reason that it cannot run."""
+    return pytest.param(value, id=name, marks=() if reason is None else pytest.mark.skip(reason=reason))
+
+
+def each_row(rows: Iterable[Row], argument: str = "row") -> pytest.MarkDecorator:
+    """Run the test for every row: those beyond this CPU or TWOFOUR_ISA are skipped, each with its reason."""
+    return pytest.mark.parametrize(argument, [case(row, row.name, row.unavailable()) for row in rows])
 
 
 @pytest.fixture(params=native.isa_levels())
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run the test once for each instruction set; those this CPU lacks are skipped with the reason."""
-    if request.param not in isa_levels():
-        pytest.skip(f"this CPU has no {request.param}: its levels are {', '.join(isa_levels())}")
+    """Run the test once for each level; those beyond this CPU or TWOFOUR_ISA are skipped with the reason."""
+    if reason := native.unavailable(request.param):
+        pytest.skip(reason)
     monkeypatch.setenv("TWOFOUR_ISA", request.param)
     return request.param
 

@@ -72,6 +72,13 @@ def good_calls() -> tuple[Call, ...]:
     return tuple(found)
 
 
+@cache
+def calls_by_name() -> tuple[tuple[Call, ...], ...]:
+    """Return the good calls of each function, in the order of names: the same functions at every instruction set."""
+    names = sorted({call.name for call in good_calls()})
+    return tuple(tuple(call for call in good_calls() if call.name == name) for name in names)
+
+
 def sparse_weight() -> Tensor:
     """Return a 2:4 weight."""
     weight = torch.randn(ROWS, COLUMNS)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import runs
+from tests.conftest import each_row
 from tests.kernels.bounds import FIXED_POINT, int4_bound
 from twofour.errors import KernelError
 from twofour.kernels import rows
@@ -16,7 +16,6 @@ from twofour.packing.quantize import dequantize, to_int4
 from twofour.patterns import parse
 
 ROWS = [row for row in rows() if isinstance(row, Int4Matmul)]
-HERE = [row for row in ROWS if runs(row.isa)]
 
 
 def assert_close(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -34,7 +33,7 @@ def rounded(weight: torch.Tensor) -> torch.Tensor:
     return dequantize(*to_int4(padded, group, True))[:, : weight.shape[1]]
 
 
-@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+@each_row(ROWS)
 @given(tokens=st.integers(0, 20), out=st.integers(1, 100), columns=st.integers(1, 300), bias=st.booleans(),
        dtype=st.sampled_from([torch.float32, torch.bfloat16]), seed=st.integers(0, 2**31))  # fmt: skip
 @settings(max_examples=25, deadline=None)
@@ -50,7 +49,7 @@ def test_any_float_weight(row: Int4Matmul, tokens: int, out: int, columns: int, 
         assert_close(y, x, rounded(weight), b)
 
 
-@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+@each_row(ROWS)
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_a_packed_weight_keeps_its_numbers(row: Int4Matmul, group: int, symmetric: bool) -> None:
@@ -63,7 +62,7 @@ def test_a_packed_weight_keeps_its_numbers(row: Int4Matmul, group: int, symmetri
         assert_close(row.run(x, prepared, None, 70), x, packed.unpack(), None)
 
 
-@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+@each_row(ROWS)
 def test_epilogues(row: Int4Matmul) -> None:
     weight, x, other, bias = torch.randn(40, 64), torch.randn(3, 64), torch.randn(3, 40), torch.randn(40)
     plain = x @ rounded(weight).T + bias
@@ -74,7 +73,7 @@ def test_epilogues(row: Int4Matmul) -> None:
 
 
 def test_foreign_bytes_and_inputs_are_refused() -> None:
-    row = HERE[0]
+    row = next(row for row in ROWS if row.unavailable() is None)
     prepared = row.prepare(torch.randn(8, 64))
     with pytest.raises(KernelError, match="made for another kernel"):
         row.run(torch.randn(2, 64), prepared, None, 9)

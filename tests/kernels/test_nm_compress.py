@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import isa_levels
+from tests.conftest import case
 from twofour import native
 from twofour.kernels.nm_compress import nm_compress_reference
 
@@ -18,9 +18,7 @@ def compress(index: int, weight: torch.Tensor, threads: int) -> tuple[int, torch
     return dropped, values, indices
 
 
-@pytest.mark.parametrize(
-    "index", [row.index for row in ROWS if row.isa in isa_levels()], ids=lambda index: ROWS[index].name
-)
+@pytest.mark.parametrize("index", [case(row.index, row.name, native.unavailable(row.isa)) for row in ROWS])
 @given(rows=st.integers(1, 20), groups=st.integers(1, 20), seed=st.integers(0, 2**31), threads=st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
 def test_every_row_equals_the_reference(index: int, rows: int, groups: int, seed: int, threads: int) -> None:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import assert_undisturbed, runs, threads
+from tests.conftest import assert_undisturbed, each_row, threads
 from twofour import native
 from twofour.errors import KernelError, PackingError
 from twofour.kernels import find, matmul, rows, select
@@ -16,8 +16,6 @@ from twofour.patterns import parse
 
 EPSILON = torch.finfo(torch.float32).eps
 ROWS = [row for row in rows() if isinstance(row, NativeMatmul) and row.dtype == "float32"]
-HERE = [row for row in ROWS if runs(row.isa)]
-ABSENT = sorted({row.isa for row in ROWS if not runs(row.isa)})
 SHAPES = [(1, 4), (5, 12), (193, 8), (16, 64), (17, 68), (33, 260), (96, 32), (385, 132), (400, 4)]
 
 
@@ -35,14 +33,11 @@ def assert_product(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias:
     assert (y.double() - want).norm() <= bound + EPSILON * want.norm()
 
 
-def test_rows_that_cannot_run_here_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with capsys.disabled():
-        if ABSENT:
-            print(f"\nnot run on this CPU: rows for {', '.join(ABSENT)}")
-    assert any(row.isa == "scalar" for row in HERE)
+def test_a_row_runs_on_every_cpu() -> None:
+    assert any(row.isa == "scalar" and row.unavailable() is None for row in ROWS)
 
 
-@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+@each_row(ROWS)
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_odd_shapes(row: NativeMatmul, count: int) -> None:
     generator = torch.Generator().manual_seed(count)
@@ -56,7 +51,7 @@ def test_odd_shapes(row: NativeMatmul, count: int) -> None:
                 assert_product(matmul(x, packed, bias, kernel=row.name), x, weight, bias)
 
 
-@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+@each_row(ROWS)
 @given(tokens=st.integers(0, 140), out=st.integers(1, 200), groups=st.integers(1, 80), bias=st.booleans(),
        seed=st.integers(0, 2**31))  # fmt: skip
 @settings(max_examples=30, deadline=None)
@@ -70,13 +65,13 @@ def test_any_shape(row: NativeMatmul, tokens: int, out: int, groups: int, bias: 
     assert_product(y, x, weight, b)
 
 
-@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+@each_row(ROWS)
 def test_a_long_reduction_stays_accurate(row: NativeMatmul) -> None:
     weight, x = sparse(64, 4096), torch.randn(40, 4096, generator=torch.Generator().manual_seed(3))
     assert_product(matmul(x, pack(weight, "2:4"), kernel=row.name), x, weight, None)
 
 
-@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+@each_row(ROWS)
 @pytest.mark.parametrize("count", [1, 2])
 def test_several_runs_of_inputs_pieces_of_tokens_and_chunks_of_rows(row: NativeMatmul, count: int) -> None:
     weight, bias = sparse(1990, 300), torch.randn(1990)
@@ -87,7 +82,7 @@ def test_several_runs_of_inputs_pieces_of_tokens_and_chunks_of_rows(row: NativeM
             assert_product(matmul(x, packed, bias, kernel=row.name), x, weight, bias)
 
 
-@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+@each_row(ROWS)
 @pytest.mark.parametrize("tokens", [2, 40])
 def test_a_long_reduction_errs_less_than_twice_onednn(row: NativeMatmul, tokens: int) -> None:
     weight, x = sparse(192, 4096), torch.randn(tokens, 4096, generator=torch.Generator().manual_seed(3))
@@ -102,7 +97,7 @@ def test_a_long_reduction_errs_less_than_twice_onednn(row: NativeMatmul, tokens:
     assert error(matmul(x, pack(weight, "2:4"), kernel=row.name)) <= 2 * dense
 
 
-@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+@each_row(ROWS)
 def test_views_with_strides(row: NativeMatmul) -> None:
     weight = sparse(24, 32)
     packed = pack(weight, "2:4")
@@ -115,7 +110,7 @@ def test_views_with_strides(row: NativeMatmul) -> None:
     assert matmul(torch.randn(3, 5, 32), packed, kernel=row.name).shape == (3, 5, 24)
 
 
-@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+@each_row(ROWS)
 def test_padding_does_not_leak_infinities(row: NativeMatmul) -> None:
     weight = sparse(5, 12)
     x = torch.randn(3, 12)
@@ -124,7 +119,7 @@ def test_padding_does_not_leak_infinities(row: NativeMatmul) -> None:
     assert torch.isfinite(y[[0, 2]]).all()
 
 
-@pytest.mark.parametrize("row", HERE, ids=lambda row: row.name)
+@each_row(ROWS)
 def test_calls_from_several_threads_do_not_disturb_each_other(row: NativeMatmul) -> None:
     weight = sparse(96, 128)
     packed = pack(weight, "2:4")
@@ -197,7 +192,7 @@ def test_a_level_above_the_cap_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_bytes_made_for_another_kernel_are_refused() -> None:
     packed = pack(sparse(16, 32), "2:4")
-    by_layout = {row.layout: row for row in HERE if row.isa == "scalar"}
+    by_layout = {row.layout: row for row in ROWS if row.isa == "scalar"}
     panels, other = by_layout["panels"], by_layout["rows"]
     x, prepared = torch.randn(4, 32), by_layout["panels"].prepare(packed)
     assert torch.isfinite(panels.run(x, prepared, None, 16)).all()

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import runs
+from twofour import native
 from twofour.kernels import rows
 from twofour.kernels.nm_matmul import NativeMatmul, from_layout, nm_matmul_int8_reference, to_layout
 from twofour.packing import HEADER_BYTES, Packed, pack
@@ -13,7 +14,7 @@ from twofour.patterns import parse
 
 ROWS = {row.dtype: row for row in rows() if isinstance(row, NativeMatmul) and row.layout.endswith("_tiles")}
 DTYPES = ("bfloat16", "int8")
-needs_amx = pytest.mark.skipif(not runs("amx"), reason="this CPU has no AMX, or the kernel does not permit it")
+needs_amx = pytest.mark.skipif(not runs("amx"), reason=native.unavailable("amx") or "")
 
 
 def sparse(out: int, columns: int, dtype: str, seed: int = 0) -> Packed:

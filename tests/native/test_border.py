@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.conftest import each_row
 from twofour import native, packing
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import KernelError
@@ -56,7 +57,7 @@ def test_a_bias_of_any_strides_is_added_as_it_stands(bias: torch.Tensor) -> None
     torch.testing.assert_close(layer(x), x @ weight.T + bias)
 
 
-@pytest.mark.parametrize("kernel", [row for row in native_rows() if not row.unavailable()], ids=lambda row: row.name)
+@each_row(native_rows(), "kernel")
 def test_a_damaged_weight_gives_an_error_or_numbers(kernel) -> None:
     weight = torch.randn(100, 128)
     weight *= torch.arange(128) % 4 < 2
@@ -80,9 +81,7 @@ def test_a_damaged_weight_gives_an_error_or_numbers(kernel) -> None:
         kernel.run(x, good, None, 100)
 
 
-@pytest.mark.parametrize(
-    "kernel", [row for row in native_conv_rows() if not row.unavailable()], ids=lambda row: row.name
-)
+@each_row(native_conv_rows(), "kernel")
 def test_a_convolution_says_that_its_weight_is_damaged(kernel) -> None:
     conv = torch.nn.Conv2d(8, 12, 3)
     conv.weight.data *= (torch.arange(8) % 4 < 2)[:, None, None]

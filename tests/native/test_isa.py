@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import each_row
 from twofour import native
 from twofour.errors import KernelError
+from twofour.kernels.nm_matmul import native_rows
 from twofour.native import InstructionSet
 
 DEF = Path(native.__file__).parent / "isa.def"
@@ -91,3 +93,12 @@ def test_the_extension_has_the_rows_of_the_file_parents_first() -> None:
         assert one.level in found and all(names.index(parent) < names.index(one.name) for parent in one.parents)
         for parent in one.parents:
             assert native.extension().cpu_has(parent) or not native.extension().cpu_has(one.name)
+
+
+def test_the_tests_name_rows_above_the_cap_with_the_reason_and_run_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOFOUR_ISA", "scalar")
+    cases = each_row(native_rows()).args[1]
+    assert [case.id for case in cases] == [row.name for row in native_rows()]
+    for case, row in zip(cases, native_rows(), strict=True):
+        reasons = [mark.kwargs["reason"] for mark in case.marks if mark.name == "skip"]
+        assert reasons == ([] if row.isa == "scalar" else [f"needs {row.isa}; this CPU and TWOFOUR_ISA allow scalar"])

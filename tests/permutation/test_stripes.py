@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import threads
-from twofour import native, patterns
+from tests.conftest import isa_levels, threads
+from twofour import patterns
 from twofour.errors import PatternError
 from twofour.permutation import reference, search, stripes
 from twofour.permutation.stripes import kept
@@ -123,7 +123,7 @@ def test_escapes_that_are_asked_for_are_made_beyond_64_stripes() -> None:
 def test_every_instruction_set_and_thread_count_finds_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = torch.rand(300, 320, generator=torch.Generator().manual_seed(2))
     orders = []
-    for level in native.isa_levels():
+    for level in isa_levels():
         monkeypatch.setenv("TWOFOUR_ISA", level)
         for count in (1, 2):
             with threads(count):

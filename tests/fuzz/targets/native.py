@@ -17,11 +17,11 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from tests.fuzz.cursor import NUMBERS, Cursor
-from tests.fuzz.native_calls import Call, good_calls, operations
+from tests.fuzz.native_calls import Call, calls_by_name, good_calls, operations
 from twofour.errors import KernelError
 
 TRACED = ("twofour.native", "tests.fuzz.targets.native")
-SEEDS = tuple(bytes([number, 0]) for number in range(0, 250, 5))
+SEEDS = tuple(bytes([5 * number, number]) for number in range(50))
 
 REFUSED = (TypeError, ValueError, IndexError, OverflowError)
 """What the binding itself raises for arguments of no tensor; operands are refused with a KernelError."""
@@ -63,7 +63,7 @@ class Placed:
 def build(data: bytes) -> tuple[Call, Cursor]:
     """Return a good call, and the choices of what is changed of it."""
     cursor = Cursor(data)
-    return good_calls()[cursor.number(len(good_calls()))], cursor
+    return cursor.pick(cursor.pick(calls_by_name())), cursor
 
 
 def run(built: tuple[Call, Cursor]) -> str:
