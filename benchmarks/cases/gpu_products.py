@@ -74,7 +74,7 @@ def product(dtype: str, rows: int, columns: int, tokens: int, meta: dict[str, ob
     """
     dense = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)) * columns**-0.5
     dense *= parse("2:4").project(dense, absolute=True)
-    source, _ = Encoding.of(dtype, "cuda").encode(dense)
+    source, _ = Encoding.of(dtype, "cuda").encode(dense, parse("2:4"))
     assert isinstance(source, Packed), source
     kernels = [k for k in on_gpu(source, dtype) if isinstance(k, CudaKernel) and tokens <= k.tokens_most]
     layouts: dict[str, Tensor] = {}

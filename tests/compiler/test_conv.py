@@ -18,6 +18,7 @@ from twofour.kernels import convolutions, find_convolution
 from twofour.kernels.conv import Geometry
 from twofour.kernels.conv_operator import from_numbers, to_numbers
 from twofour.kernels.fold import fold_batch_norm
+from twofour.patterns import parse
 
 
 def network(seed: int = 0) -> nn.Sequential:
@@ -142,9 +143,17 @@ def test_the_registered_operator_passes_opcheck_and_torch_compile() -> None:
 def test_candidates_and_choices() -> None:
     geometry = Geometry(16, 8, (3, 3))
     dense = image(8, 16, 3, 3)
-    found, because = conv_candidates(dense, geometry)
+    found, because = conv_candidates(dense, geometry, None, "no pattern was found")
+    assert {kernel.operation for kernel in found} == {"dense_conv"}
+    assert because == "no pattern was found"
+    found, because = conv_candidates(dense, geometry, parse("2:4"), "")
     assert {kernel.operation for kernel in found} == {"dense_conv"}
     assert because.startswith("not 2:4")
+    sparse = dense * parse("1:4").project(dense.movedim(1, -1), absolute=True).movedim(-1, 1)
+    found, because = conv_candidates(sparse, geometry, parse("1:4"), "")
+    assert "nm_conv" in {kernel.operation for kernel in found} and because == ""
+    found, because = conv_candidates(sparse, geometry, parse("4:8"), "")
+    assert because == "4:8: the convolutions' kernels read 2:4"
     choice = ConvChoice({"nm_conv_x": 2.0, "dense_conv_x": 1.0}, "")
     assert (choice.pick("fast"), choice.pick("small")) == ("dense_conv_x", "nm_conv_x")
 

@@ -22,7 +22,7 @@ def source(row: CudaKernel, out: int, columns: int) -> Packed:
     columns += -columns % 64 if row.dtype == "int4" else 0
     dense = torch.randn(out, columns, generator=torch.Generator().manual_seed(0)) * columns**-0.5
     dense *= parse("2:4").project(dense, absolute=True)
-    found, reason = Encoding.of(row.dtype, "cuda").encode(dense)
+    found, reason = Encoding.of(row.dtype, "cuda").encode(dense, parse("2:4"))
     assert isinstance(found, Packed), reason
     return found
 

@@ -10,13 +10,13 @@ from torch import nn
 from twofour import native
 from twofour.compiler.cache import Cache
 from twofour.compiler.choose import Choice, Progress, choose, require_room
+from twofour.compiler.encoding import FLOAT32
 from twofour.compiler.grouped import grouped
 from twofour.compiler.plan import aligned
 from twofour.compiler.replaceable import attention_parts, refusal, require_cpu, require_plain, require_tokens
 from twofour.errors import CompileError
 from twofour.layers import PrunableWeight, walk
 from twofour.packing import pack
-from twofour.patterns import parse
 from twofour.patterns.base import is_finite, non_finite
 
 WORTH = 1.05
@@ -169,10 +169,10 @@ def _measure(entry: PrunableWeight, tokens: Sequence[int], footprint: int, cache
     dense = entry.reduction_last(entry.parameter.detach()).contiguous()
     if not is_finite(dense):
         raise non_finite("a weight", dense).for_layer(entry.layer)
-    pattern = parse("2:4")
-    pruned = dense * pattern.project(dense, absolute=True)
+    (form,) = FLOAT32.forms
+    pruned = dense * form.project(dense, absolute=True)
     bias = None if bias is None else bias.detach()
-    return choose(pack(pruned, pattern), bias, tokens, memory="fast", footprint=footprint, cache=cache)
+    return choose(pack(pruned, form), bias, tokens, memory="fast", footprint=footprint, cache=cache)
 
 
 def _row(layer: str, shape: tuple[int, ...], tokens: int, choice: Choice) -> AdviceRow:

@@ -25,7 +25,7 @@ from twofour.errors import TwofourError
 from twofour.kernels.dense_matmul import PLAIN
 from twofour.kernels.dense_matmul.cuda import CublasMatmul
 from twofour.native import gpu
-from twofour.packing import Packed, pack
+from twofour.packing import Header, Packed, has_form, pack, packed_bytes, packed_rule
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,20 @@ class _Chooser:
             prepared = known if known.layouts == choice.ladder.layouts else prepared
         layer = CompiledLinear(entry.name, entry.columns, entry.rows, choice.ladder, prepared, entry.bias)
         layer.quantization, layer.axis, layer.weight_dtype = entry.quantization, entry.axis, entry.activations
-        packed = choice.ladder.sparse and isinstance(source, Packed)
-        stored = source.nbytes if packed else entry.rows * entry.columns * self.terms.encoding.plain_itemsize
+        layer.pattern = entry.pattern
+        stored = self._stored(entry, choice)
         return layer, _describe(entry, choice, tokens, prepared.nbytes, stored, self.terms, because)
+
+    def _stored(self, entry: LayerWeight, choice: Choice) -> int:
+        """Return the bytes of the layer's weight in a file: packed by its pattern, whole numbers where those run."""
+        encoding, name = self.terms.encoding, "float32"
+        if choice.ladder.sparse or encoding.plain_itemsize == 2:
+            name = encoding.stored
+        group = encoding.group if name == "int4" else 0
+        if entry.pattern is None or not has_form(packed_rule(entry.pattern), name):
+            return entry.rows * entry.columns * encoding.plain_itemsize
+        header = Header(entry.pattern.rows.name, name, (entry.rows, entry.columns), 1, group=group)
+        return packed_bytes(header, zeros=not encoding.symmetric)
 
     def _choose(self, entry: LayerWeight, source: Any, count: int | None) -> Choice:
         terms = self.terms

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
-from twofour import native
+from twofour import masks, native
 from twofour.compiler.cache import Cache
 from twofour.compiler.choose import Progress
 from twofour.compiler.choose_conv import ConvChoice, choose_conv
 from twofour.compiler.conv import CompiledConv, PreparedConv, conv_refusal, image_weight
+from twofour.compiler.encoding import FLOAT32
 from twofour.compiler.plan import LayerPlan
 from twofour.errors import TwofourError
 from twofour.kernels import find_convolution
 from twofour.kernels.conv import SCATTERED, Geometry, Images
-from twofour.packing import Packed
-from twofour.patterns.base import non_finite
+from twofour.packing import Header, Packed, has_form, packed_bytes, packed_rule
+from twofour.patterns import Pattern
+from twofour.patterns.base import is_finite, non_finite
 
 NO_IMAGES = "no example: the size of its images is not known"
 
@@ -35,6 +36,8 @@ class ConvWeight:
         geometry: Strides, padding, dilation and groups.
         images: The input its kernel is chosen for.
         identity: Equal for tied weights.
+        pattern: What the weight obeys along its input channels; None for a dense weight. See `LayerWeight`.
+        dense_because: Why there is no pattern, "" where there is.
     """
 
     name: str
@@ -44,6 +47,8 @@ class ConvWeight:
     geometry: Geometry
     images: Images
     identity: int
+    pattern: Pattern | None = None
+    dense_because: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,38 +61,62 @@ class ConvWeight:
         return 4 * self.geometry.out_channels * self.geometry.columns
 
     @property
-    def packed_nbytes(self) -> int:
-        """Bytes of the canonical 2:4 form: half the values, and two 2-bit indices for each group of four."""
-        groups = self.geometry.in_channels // self.geometry.groups // 4
-        rows = 4 * self.geometry.out_channels * self.geometry.columns // (16 * groups)
-        return rows * (8 * groups + (groups + 1) // 2)
+    def bytes_in_file(self) -> int:
+        """Bytes of the weight in a file: in the packed form of its pattern, or dense."""
+        if self.pattern is None or not has_form(packed_rule(self.pattern), "float32"):
+            return self.nbytes
+        return packed_bytes(Header(self.pattern.rows.name, "float32", self.shape, 1))
 
     def dense(self) -> Tensor:
-        """Return the weight (out, in / groups, height, width), made at each call.
-
-        Raises:
-            PatternError: It holds NaN or infinity.
-        """
+        """Return the weight (out, in / groups, height, width), made at each call."""
         weight = self.weight.unpack() if isinstance(self.weight, Packed) else self.weight
-        if not torch.isfinite(weight).all():
-            raise non_finite("a weight", weight).for_layer(self.name)
         return image_weight(weight).float()
 
 
 def replaceable_convs(model: nn.Module, images: Mapping[str, Images]) -> Iterator[tuple[str, ConvWeight]]:
-    """Yield the convolutions that compile replaces, by name: those whose images are known and that nothing forbids."""
+    """Yield the convolutions that compile replaces, by name: those whose images are known and that nothing forbids.
+
+    Raises:
+        PatternError: A weight holds NaN or infinity.
+    """
+    patterns = {name: mask.pattern for name, mask in masks.of(model).items()}
     for name, module in model.named_modules():
         if name in images and isinstance(module, nn.Conv1d | nn.Conv2d) and conv_refusal(module) is None:
-            yield name, conv_weight(name, module, module.weight, module.bias, images[name])
+            pattern = patterns.get(f"{name}.weight".lstrip("."))
+            yield name, conv_weight(name, module, module.weight, module.bias, images[name], pattern)
 
 
 def conv_weight(
-    name: str, module: nn.Conv1d | nn.Conv2d, weight: Packed | Tensor, bias: Tensor | None, images: Images
+    name: str,
+    module: nn.Conv1d | nn.Conv2d,
+    weight: Packed | Tensor,
+    bias: Tensor | None,
+    images: Images,
+    pattern: Pattern | None = None,
 ) -> ConvWeight:
-    """Describe the weight of a convolution; `weight` and `bias` are the module's own or a file's."""
+    """Describe the weight of a convolution.
+
+    Args:
+        name: Name of the layer.
+        module: The layer.
+        weight: The module's own or a file's.
+        bias: (out,) or None, the module's own or a file's.
+        images: The input its kernel is chosen for.
+        pattern: What the weight is said to obey, by its mask or its file; None looks for it in the zeros.
+
+    Raises:
+        PatternError: The weight holds NaN or infinity.
+    """
     held = weight if isinstance(weight, Packed) else weight.detach()
-    bias = None if bias is None else bias.detach().float()
-    return ConvWeight(name, type(module).__name__, held, bias, Geometry.of(module), images, id(weight))
+    bias, because = None if bias is None else bias.detach().float(), ""
+    if isinstance(held, Packed):
+        pattern = pattern or held.header.parsed()
+    elif not is_finite(held):
+        raise non_finite("a weight", held).for_layer(name)
+    elif pattern is None:
+        pattern, because = FLOAT32.find(held.movedim(1, -1))
+    described = type(module).__name__, held, bias, Geometry.of(module), images, id(weight), pattern, because
+    return ConvWeight(name, *described)
 
 
 def build_convs(
@@ -116,7 +145,9 @@ def build_convs(
             progress(before + done, before + len(weights), name)
         dense = entry.dense()
         try:
-            choice = choose_conv(dense, entry.bias, entry.geometry, entry.images, footprint, cache)
+            choice = choose_conv(
+                dense, entry.bias, entry.geometry, entry.images, footprint, cache, entry.pattern, entry.dense_because
+            )
         except TwofourError as error:
             raise error.for_layer(name) from None
         kernel = choice.pick(memory)
@@ -126,6 +157,7 @@ def build_convs(
             tensor = find_convolution(kernel).prepare(dense, entry.geometry, entry.images)
             shared[key] = PreparedConv(kernel, entry.geometry, tensor, dimensions, entry.images)
         replacements[name] = CompiledConv(name, shared[key], entry.bias, images=entry.images)
+        replacements[name].pattern = entry.pattern
         plans.append(_describe(entry, choice, kernel, shared[key].nbytes, memory))
         native.release_free_memory()
     return replacements, plans
@@ -150,7 +182,7 @@ def _describe(entry: ConvWeight, choice: ConvChoice, kernel: str, nbytes: int, m
         + (f" ({choice.origin})" if choice.origin else ""),
         entry.nbytes,
         nbytes,
-        entry.packed_nbytes if kernel.startswith("nm_conv") else entry.nbytes,
+        entry.bytes_in_file,
         times={pixels: choice.times},
     )
 

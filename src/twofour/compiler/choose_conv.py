@@ -13,13 +13,13 @@ from twofour import native
 from twofour.compiler.cache import Cache
 from twofour.compiler.choose import ROTATED_BYTES, logger
 from twofour.compiler.conv import CompiledConv, PreparedConv
+from twofour.compiler.encoding import broken
 from twofour.compiler.race import race
-from twofour.errors import PackingError
 from twofour.kernels import convolutions
 from twofour.kernels.conv import ConvKernel, Geometry, Images, channels_last
 from twofour.kernels.conv_operator import to_numbers
 from twofour.kernels.nm_conv import CONV_REFERENCE
-from twofour.packing import pack
+from twofour.patterns import Pattern, parse
 
 MOST_COPIES = 16
 """Copies of a weight that one candidate rotates over, at most: packing each takes time."""
@@ -58,7 +58,9 @@ class ConvChoice:
         return min((s for name, s in self.times.items() if name.startswith(operation)), default=None)
 
 
-def conv_candidates(weight: Tensor, geometry: Geometry) -> tuple[tuple[ConvKernel, ...], str]:
+def conv_candidates(
+    weight: Tensor, geometry: Geometry, pattern: Pattern | None, because: str
+) -> tuple[tuple[ConvKernel, ...], str]:
     """Return the kernels worth measuring for a convolution, and why none of them is sparse, "" when some are.
 
     Of the native rows only those of the highest instruction-set level are worth measuring.
@@ -66,22 +68,35 @@ def conv_candidates(weight: Tensor, geometry: Geometry) -> tuple[tuple[ConvKerne
     Args:
         weight: (out, in / groups, height, width).
         geometry: Of the convolution.
+        pattern: What the weight obeys along its input channels, None for a dense one.
+        because: Why there is no pattern.
     """
     dense = tuple(k for k in convolutions() if k.operation == "dense_conv" and not k.refuses(geometry))
     sparse = [k for k in convolutions() if k.operation == "nm_conv" and k is not CONV_REFERENCE]
     fitting = [kernel for kernel in sparse if kernel.refuses(geometry) is None]
     if not fitting:
         return dense, str(sparse[0].refuses(geometry))
-    try:
-        pack(weight, "2:4", axis=1)
-    except PackingError as error:
-        return dense, f"not 2:4, {error.got.split(',')[0]}" if error.got else "not 2:4"
+    if pattern is None:
+        return dense, because
+    forms = tuple(parse(text) for text in dict.fromkeys(kernel.pattern for kernel in fitting))
+    form = next((form for form in forms if pattern.within(form)), None)
+    if form is None:
+        return dense, f"{pattern.name}: the convolutions' kernels read {' or '.join(form.name for form in forms)}"
+    if not (found := form.check(weight.movedim(1, -1))).ok:
+        return dense, broken(form, found)
     best = max(native.level(kernel.isa) for kernel in fitting)
     return (*(kernel for kernel in fitting if native.level(kernel.isa) == best), *dense), ""
 
 
 def choose_conv(
-    weight: Tensor, bias: Tensor | None, geometry: Geometry, shape: Images, footprint: int, cache: Cache
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    shape: Images,
+    footprint: int,
+    cache: Cache,
+    pattern: Pattern | None,
+    because: str = "",
 ) -> ConvChoice:
     """Measure the candidates for one convolution on channels-last images and keep the fastest.
 
@@ -92,8 +107,10 @@ def choose_conv(
         shape: Images, height and width of the example's input.
         footprint: Bytes of the whole model's weights; see `choose`.
         cache: Times measured earlier on this machine.
+        pattern: What the weight obeys along its input channels, None for a dense one.
+        because: Why there is no pattern.
     """
-    kernels, because = conv_candidates(weight, geometry)
+    kernels, because = conv_candidates(weight, geometry, pattern, because)
     copies = max(1, min(footprint, ROTATED_BYTES) // (weight.numel() * 4))
     copies = min(copies, MOST_COPIES)
     numbers = "/".join(map(str, to_numbers(geometry)))

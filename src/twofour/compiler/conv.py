@@ -67,7 +67,7 @@ class PreparedConv:
         """Return the weight (out, in / groups, [height,] width), in its canonical packed form where it is packed."""
         if self.tensor.dtype is torch.uint8:
             packed = from_conv_layout(self.tensor, self.geometry)
-            return packed if self.dimensions == 2 else pack(packed.unpack().squeeze(2), "2:4", axis=1)
+            return packed if self.dimensions == 2 else pack(packed.unpack().squeeze(2), packed.header.pattern, axis=1)
         dense = self.tensor.to_dense() if self.tensor.is_mkldnn else self.tensor
         return dense.contiguous() if self.dimensions == 2 else dense.squeeze(2).contiguous()
 

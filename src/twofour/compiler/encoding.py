@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor
 
 from twofour.errors import CompileError, PackingError
-from twofour.packing import Packed, pack
+from twofour.kernels import rows
+from twofour.packing import Packed, pack, rewrite
 from twofour.packing.quantize import GROUPS
-from twofour.patterns import parse
+from twofour.patterns import Pattern, parse
+from twofour.patterns.base import Conformity
 
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 
@@ -49,9 +52,6 @@ def _nearest_group(given: object) -> int:
     except (TypeError, ValueError, OverflowError):
         return 64
     return min(GROUPS, key=lambda group: abs(group - number))
-
-
-_TWO_FOUR = parse("2:4")
 
 
 _GPU_TOO = "; models on an NVIDIA GPU take it"
@@ -124,25 +124,68 @@ class Encoding:
         """Bytes of one value of a weight that a file holds dense: whole numbers are written as the floats they are."""
         return 2 if self.dtype in ("bfloat16", "float16") else 4
 
-    def encode(self, weight: Packed | Tensor) -> tuple[Packed | Tensor, str]:
+    @property
+    def forms(self) -> tuple[Pattern, ...]:
+        """Patterns whose packed form the sparse kernels of this computing type read, whether or not they run here."""
+        sparse = (row for row in rows() if (row.device, row.dtype) == (self.device, self.dtype))
+        texts = dict.fromkeys(row.pattern for row in sparse if row.pattern not in ("any", "dense"))
+        return tuple(map(parse, texts))
+
+    def form_of(self, pattern: Pattern) -> Pattern | None:
+        """Return the sparsest of `forms` that a weight of a pattern can be written in, None where there is none."""
+        fitting = [form for form in self.forms if pattern.within(form)]
+        return min(fitting, key=lambda form: form.density, default=None)
+
+    def find(self, weight: Tensor) -> tuple[Pattern | None, str]:
+        """Return the one of `forms` that a weight (out, in) without a mask obeys, and why it obeys none, "" else."""
+        because = f"no {self.dtype} kernel here multiplies by a packed weight"
+        for form in self.forms:
+            if weight.shape[-1] % form.group:
+                because = f"in_features {weight.shape[-1]} is not a multiple of {form.group}"
+            elif (found := form.check(weight)).ok:
+                return form, ""
+            else:
+                because = broken(form, found)
+        return None, because
+
+    def encode(self, weight: Packed | Tensor, pattern: Pattern) -> tuple[Packed | Tensor, str]:
         """Return the weight (out, in) packed, and "", or as it was with the reason why it cannot be packed.
 
-        A packed weight of another dtype (from a file) is written anew.
+        A packed weight of another dtype (from a file) is written anew; of another pattern, in the form that kernels
+        read, with the same numbers.
+
+        Args:
+            weight: What obeys `pattern`.
+            pattern: The mask's, the file's, or the one that was found.
         """
-        if isinstance(weight, Packed):
-            header = weight.header
-            if (header.pattern, header.dtype) == ("2:4", self.stored) and bool(header.group) == (self.dtype == "int4"):
-                return weight, ""
-            weight = weight.unpack().float()
-        columns = weight.shape[1]
-        if columns % 4:
-            return weight, f"in_features {columns} is not a multiple of 4"
+        columns = weight.header.shape[1] if isinstance(weight, Packed) else weight.shape[1]
+        form = self.form_of(pattern)
+        if form is None:
+            return weight, f"{pattern.name}: the {self.dtype} kernels read {_or(self.forms)}"
+        if columns % form.group:
+            return weight, f"in_features {columns} is not a multiple of {form.group}"
         try:
+            if isinstance(weight, Packed):
+                if weight.header.dtype == self.stored and bool(weight.header.group) == (self.dtype == "int4"):
+                    return rewrite(weight, form), ""
+                weight = weight.unpack().float()
             if self.dtype == "int4":
-                return pack(weight, _TWO_FOUR, "int4", group=self.group, symmetric=self.symmetric), ""
-            return pack(weight, _TWO_FOUR, self.stored), ""
+                return pack(weight, form, "int4", group=self.group, symmetric=self.symmetric), ""
+            return pack(weight, form, self.stored), ""
         except PackingError as error:
-            found = _TWO_FOUR.check(weight)
-            if found.ok:
-                return weight, f"{error.what}: {error.got}"
-            return weight, f"not 2:4, {found.groups - found.legal} of {found.groups} groups have 3 or 4 non-zeros"
+            dense = weight.unpack() if isinstance(weight, Packed) else weight
+            found = form.check(dense)
+            return dense, f"{error.what}: {error.got}" if found.ok else broken(form, found)
+
+
+def broken(pattern: Pattern, found: Conformity) -> str:
+    """Say how far a weight is from a pattern."""
+    how = "have 3 or 4 non-zeros" if pattern.name == "2:4" else "break it"
+    return f"not {pattern.name}, {found.groups - found.legal} of {found.groups} groups {how}"
+
+
+def _or(patterns: Sequence[Pattern]) -> str:
+    return " or ".join(pattern.name for pattern in patterns) or "no packed weight"
+
+
+FLOAT32 = Encoding()

@@ -139,7 +139,8 @@ class _Placer:
             return self.layers[source.layer].prepared.source(), ""
         stored = getattr(self.module, source.weight.replace(".", "__"))
         dense = stored.detach().t().contiguous() if source.transposed else stored.detach()
-        return self.terms.encoding.encode(dense)
+        pattern, because = self.terms.encoding.find(dense)
+        return (dense, because) if pattern is None else self.terms.encoding.encode(dense, pattern)
 
     def bias(self, source: Source) -> Tensor | None:
         if source.layer:

@@ -9,18 +9,18 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
+from twofour import masks
 from twofour.compiler.build_conv import NO_IMAGES
 from twofour.compiler.conv import conv_refusal, unread
-from twofour.compiler.encoding import Encoding
+from twofour.compiler.encoding import FLOAT32, Encoding
 from twofour.compiler.plan import LayerPlan
 from twofour.compiler.unpacked import exchanged
 from twofour.errors import CompileError
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
 from twofour.layers import attached, compiled_parts, is_hugging_face_conv1d, kind_of, require_module
 from twofour.packing import Packed
+from twofour.patterns import Pattern
 from twofour.patterns.base import is_finite, non_finite
-
-FLOAT32 = Encoding()
 
 _SHOWN = ("weight", "in_proj_weight", "q_proj_weight", "weight_ih_l0", "weight_ih")
 """Names of the weight whose shape the plan shows, of the layers of a kind that a pattern can be laid over."""
@@ -44,6 +44,9 @@ class LayerWeight:
         quantization: int8: the input's static range, or dynamic.
         kind: Class of the layer.
         axis: Reduction axis of the weight in the model: 1, or 0 where it stands as (in, out).
+        pattern: What the weight obeys: its mask's pattern, the file's, or the one that was found in its zeros; None
+            for a dense weight.
+        dense_because: Why there is no pattern, "" where there is.
     """
 
     name: str
@@ -57,6 +60,8 @@ class LayerWeight:
     quantization: Quantization = DYNAMIC
     kind: str = "Linear"
     axis: int = 1
+    pattern: Pattern | None = None
+    dense_because: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -64,24 +69,26 @@ class LayerWeight:
         return self.rows * self.columns * self.activations.itemsize
 
     def encoded(self) -> tuple[Packed | Tensor, str]:
-        """Return the weight as the kernels take it, and why it is not packed, "" when it is; made at each call.
-
-        Raises:
-            PatternError: The weight holds NaN or infinity.
-        """
+        """Return the weight as the kernels take it, and why it is not packed, "" when it is; made at each call."""
+        if self.pattern is None:
+            return self.weight.contiguous() if isinstance(self.weight, Tensor) else self.weight, self.dense_because
         if isinstance(self.weight, Packed):
-            return self.encoding.encode(self.weight)
-        if not is_finite(self.weight):
-            raise non_finite("a weight", self.weight).for_layer(self.name)
-        return self.encoding.encode(self.weight.contiguous())
+            return self.encoding.encode(self.weight, self.pattern)
+        return self.encoding.encode(self.weight.contiguous(), self.pattern)
 
 
 def replaceable(model: nn.Module, encoding: Encoding) -> Iterator[tuple[str, LayerWeight]]:
-    """Yield the linear layers that compile replaces, by name: Linear, and Conv1D of Hugging Face."""
+    """Yield the linear layers that compile replaces, by name: Linear, and Conv1D of Hugging Face.
+
+    Raises:
+        PatternError: A weight holds NaN or infinity.
+    """
     inside_attention = attention_parts(model)
+    patterns = {name: mask.pattern for name, mask in masks.of(model).items()}
     for name, module in model.named_modules():
         if is_linear(module) and refusal(module, name in inside_attention, encoding) is None:
-            yield name, layer_weight(name, module, module.weight, module.bias, encoding)
+            pattern = patterns.get(f"{name}.weight".lstrip("."))
+            yield name, layer_weight(name, module, module.weight, module.bias, encoding, pattern)
 
 
 def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
@@ -95,6 +102,7 @@ def layer_weight(
     weight: Packed | Tensor,
     bias: Tensor | None,
     encoding: Encoding,
+    pattern: Pattern | None = None,
     like: torch.dtype | None = None,
 ) -> LayerWeight:
     """Describe the weight of a linear layer.
@@ -105,7 +113,11 @@ def layer_weight(
         weight: Dense or packed, the module's own or a file's, in the order of the module's: (out, in), or (in, out).
         bias: (out,) or None.
         encoding: How the compiled layer writes it.
+        pattern: What the weight is said to obey, by its mask or its file; None looks for it in the zeros.
         like: dtype of the model's weight where `weight` is not it but a file's.
+
+    Raises:
+        PatternError: The weight holds NaN or infinity.
     """
     first = is_hugging_face_conv1d(module)
     kind, axis = ("Conv1D (Hugging Face)", 0) if first else ("Linear", 1)
@@ -113,8 +125,15 @@ def layer_weight(
     held = exchanged(weight if isinstance(weight, Packed) else weight.detach(), axis)
     rows, columns = held.header.shape if isinstance(held, Packed) else held.shape
     bias = None if bias is None else bias.detach().float()
+    because = ""
+    if isinstance(held, Packed):
+        pattern = pattern or held.header.parsed()
+    elif not is_finite(held):
+        raise non_finite("a weight", held).for_layer(name)
+    elif pattern is None:
+        pattern, because = encoding.find(held)
     described = (held, bias, rows, columns, id(weight), encoding, like or stored)
-    return LayerWeight(name, *described, kind=kind, axis=axis)
+    return LayerWeight(name, *described, kind=kind, axis=axis, pattern=pattern, dense_because=because)
 
 
 def refusal(module: nn.Module, inside_attention: bool, encoding: Encoding = FLOAT32) -> str | None:

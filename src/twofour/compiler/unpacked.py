@@ -15,9 +15,10 @@ from torch._C import _is_tracing, _len_torch_dispatch_stack
 from torch.utils._pytree import tree_leaves, tree_map
 
 from twofour.capture import outside_tracing
-from twofour.errors import KernelError
+from twofour.errors import KernelError, TwofourError
 from twofour.layers import CompiledLayer
-from twofour.packing import Packed
+from twofour.packing import Packed, has_form, pack, packed_rule, rewrite
+from twofour.patterns import Pattern
 
 logger = logging.getLogger("twofour.compiler")
 
@@ -171,12 +172,14 @@ class WeightedLayer(CompiledLayer):
         prepared: The weight as its kernels read it.
         axis: Reduction axis of the weight in the model that was compiled: 1, or 0 where it stands as (in, out).
         weight_dtype: dtype of the weight in that model.
+        pattern: What that weight obeys, None where it is dense; a file says it again.
         weight_reads: What was said of its weight being read; layers of one model share it.
     """
 
     prepared: Any
     axis: int = 1
     weight_dtype: torch.dtype = torch.float32
+    pattern: Pattern | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,8 +203,18 @@ class WeightedLayer(CompiledLayer):
         return self._stand_in
 
     def source(self) -> Packed | Tensor:
-        """Return the weight as the model has it, in its canonical packed form or dense."""
-        return exchanged(self.prepared.source(), self.axis)
+        """Return the weight as the model has it: packed by its own pattern where that has a form, or dense.
+
+        Raises:
+            PackingError: The weight does not obey its pattern.
+        """
+        source = exchanged(self.prepared.source(), self.axis)
+        if self.pattern is None:
+            return source
+        try:
+            return _in_form(source, self.pattern, self.axis)
+        except TwofourError as error:
+            raise error.for_layer(f"{self.name}.weight") from None
 
     def _unpacker(self, *, said: bool = True) -> Callable[[], Tensor]:
         """Return what unpacks the weight, `said` with a word the first time; it does not hold the layer."""
@@ -243,6 +256,14 @@ def _unrecorded() -> Iterator[None]:
         yield
     finally:
         torch._C._set_tracing_state(state)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _in_form(weight: Packed | Tensor, pattern: Pattern, axis: int) -> Packed | Tensor:
+    """Return a weight in the packed form of its pattern: kernels may read a wider form, or none."""
+    held = weight.header.dtype if isinstance(weight, Packed) else str(weight.dtype).removeprefix("torch.")
+    if not has_form(packed_rule(pattern), held):
+        return weight
+    return rewrite(weight, pattern) if isinstance(weight, Packed) else pack(weight, pattern, axis=axis)
 
 
 def exchanged(weight: Packed | Tensor, axis: int) -> Packed | Tensor:

@@ -37,7 +37,7 @@ from twofour.export.file import Contents
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
 from twofour.layers import PrunableWeight, walk
 from twofour.packing import Packed
-from twofour.patterns import parse
+from twofour.patterns import Pattern, parse
 
 logger = logging.getLogger("twofour.export")
 
@@ -57,8 +57,7 @@ def fill_masked(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
     Raises:
         FormatError: A sparse weight is no prunable one of the model, does not keep its pattern, or there is none.
     """
-    patterns = dict(contents.settings.get("patterns", {}))
-    patterns |= {name: weight.header.pattern for name, weight in contents.packed.items()}
+    patterns = promised(contents)
     if not patterns:
         raise _unmasked(path)
     state = _dense(_all(contents), model)
@@ -71,6 +70,12 @@ def fill_masked(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
     for entry, keep, pattern in plan:
         masks.attach(entry, keep, pattern)
     return model
+
+
+def promised(contents: Contents) -> dict[str, str]:
+    """Return what each sparse weight of a file obeys: what it says of it, else the form that it is packed in."""
+    forms = {name: weight.header.pattern for name, weight in contents.packed.items()}
+    return forms | dict(contents.settings.get("patterns", {}))
 
 
 def attach_masks(path: Any, model: nn.Module, patterns: Mapping[str, str]) -> None:
@@ -88,15 +93,17 @@ def _plan(
     path: Any, model: nn.Module, state: Mapping[str, Tensor], patterns: Mapping[str, str]
 ) -> list[tuple[PrunableWeight, Tensor, Any]]:
     """Find the mask of each weight that is said to be sparse."""
-    prunable = {
-        name: entry
-        for entry in walk(model, eligibility="any", tied="*").weights
-        for name in (entry.name, *entry.aliases)
-    }
+    prunable = _prunable(model)
     for name in patterns:
         if name not in prunable:
             raise _no_layer("model-unprunable", path, name, "is no prunable weight of the model")
     return [_mask(path, prunable[name], name, state[name], text) for name, text in patterns.items()]
+
+
+def _prunable(model: nn.Module) -> dict[str, PrunableWeight]:
+    """Return every weight that a mask can be put on, under each of its names."""
+    weights = walk(model, eligibility="any", tied="*").weights
+    return {name: entry for entry in weights for name in (entry.name, *entry.aliases)}
 
 
 def _mask(path: Any, entry: PrunableWeight, name: str, weight: Tensor, text: str) -> tuple[PrunableWeight, Tensor, Any]:
@@ -132,18 +139,18 @@ def fill_compiled(
         CompileError: The model is on a device without kernels.
     """
     require_cpu(model, meta=True)
-    stored = _all(contents)
+    stored, patterns = _all(contents), _patterns(contents)
     parts = attention_parts(model)
     terms = _terms(model, contents.settings, memory, tokens, measure)
     weights: dict[str, LayerWeight] = {}
     kept = _kept_dense(contents.settings)
     for layer, module in model.named_modules():
         if layer not in kept and is_linear(module) and refusal(module, layer in parts, terms.encoding) is None:
-            weights[layer] = _layer_weight(stored, layer, module, terms.encoding)
+            weights[layer] = _layer_weight(stored, patterns, layer, module, terms.encoding)
     weights = {
         layer: replace(weight, quantization=_range(path, contents.settings, layer)) for layer, weight in weights.items()
     }
-    convs = dict(_convs(stored, model, contents.settings)) if terms.encoding.dtype == "float32" else {}
+    convs = dict(_convs(stored, patterns, model, contents.settings)) if terms.encoding.dtype == "float32" else {}
     convs = {layer: conv for layer, conv in convs.items() if layer not in kept}
     left = left_alone(model, terms.encoding, convs, kept)
     counts = dict(_counts(contents.settings, weights))
@@ -156,6 +163,8 @@ def fill_compiled(
     _assign(fast, state)
     fill_buffers(fast)
     _require_values(path, fast)
+    said, prunable = promised(contents), _prunable(fast)  # layers that stay torch's own keep their masks, as in compile
+    attach_masks(path, fast, {name: text for name, text in said.items() if name in prunable})
     fast = fast.eval().requires_grad_(False)
     plan = _engine(fast, replace(plan, kept_dense=tuple(kept)), example, terms, graph)
     return with_plan(fast, concluded(plan, terms))
@@ -177,12 +186,21 @@ def _kept_dense(settings: Mapping[str, Any]) -> list[str]:
     return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
 
 
-def _layer_weight(stored: Mapping[str, Stored], layer: str, module: nn.Linear, encoding: Encoding) -> LayerWeight:
-    weight = stored[f"{layer}.weight".lstrip(".")]
+def _patterns(contents: Contents) -> dict[str, Pattern]:
+    """Return the pattern of each sparse weight, under every name of it."""
+    found = {name: parse(text) for name, text in promised(contents).items()}
+    return found | {alias: found[name] for alias, name in contents.aliases.items() if name in found}
+
+
+def _layer_weight(
+    stored: Mapping[str, Stored], patterns: Mapping[str, Pattern], layer: str, module: nn.Linear, encoding: Encoding
+) -> LayerWeight:
+    name = f"{layer}.weight".lstrip(".")
+    weight = stored[name]
     bias = stored.get(f"{layer}.bias".lstrip("."))
     bias = bias if isinstance(bias, Tensor) else None
     weight = _like(weight, module)
-    return layer_weight(layer, module, weight, bias, encoding, module.weight.dtype)
+    return layer_weight(layer, module, weight, bias, encoding, patterns.get(name), module.weight.dtype)
 
 
 def _like(weight: Stored, module: nn.Linear | nn.Conv1d | nn.Conv2d) -> Stored:
@@ -193,7 +211,7 @@ def _like(weight: Stored, module: nn.Linear | nn.Conv1d | nn.Conv2d) -> Stored:
 
 
 def _convs(
-    stored: Mapping[str, Stored], model: nn.Module, settings: Mapping[str, Any]
+    stored: Mapping[str, Stored], patterns: Mapping[str, Pattern], model: nn.Module, settings: Mapping[str, Any]
 ) -> Iterator[tuple[str, ConvWeight]]:
     """Yield the convolutions whose images the file knows, with the file's weights."""
     known = settings.get("images")
@@ -206,9 +224,10 @@ def _convs(
         if prod(found) * max(module.in_channels, module.out_channels) > LARGEST_INPUT:
             logger.warning("layer `%s`: images of %s in the file are not measured: too large", name, found)
             continue
-        weight, bias = _like(stored[f"{name}.weight".lstrip(".")], module), stored.get(f"{name}.bias".lstrip("."))
+        key = f"{name}.weight".lstrip(".")
+        weight, bias = _like(stored[key], module), stored.get(f"{name}.bias".lstrip("."))
         bias = bias if isinstance(bias, Tensor) else None
-        yield name, conv_weight(name, module, weight, bias, (found[0], found[1], found[2]))
+        yield name, conv_weight(name, module, weight, bias, (found[0], found[1], found[2]), patterns.get(key))
 
 
 def _counts(settings: Mapping[str, Any], weights: Mapping[str, LayerWeight]) -> Iterator[tuple[str, int]]:

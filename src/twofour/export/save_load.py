@@ -32,7 +32,8 @@ def save(
 ) -> None:
     """Write a masked or compiled model to one safetensors file, or into a folder as one or several.
 
-    A compiled model's sparse layers are written in the canonical packed form and its dense ones as plain tensors, with
+    A compiled model's weights that obey a pattern are written in its canonical packed form, whether they run sparse or
+    dense here, and its dense ones as plain tensors, with
     the times that its kernels were chosen by: a machine with other instruction sets chooses its own, and a file that it
     saves carries both machines' times. A masked model's masked weights are packed.
 
@@ -72,9 +73,9 @@ def save(
             patterns[stored] = mask.pattern.name
             axes |= {stored: mask.axis.axis} if mask.axis.axis != 1 else {}
             weights |= _sparse(plain, stored, mask, packed)
-    _add_compiled(model, plain, weights, aliases)
+    _add_compiled(model, plain, weights, aliases, patterns)
     for name, weight in weights.items():
-        patterns[name] = weight.header.pattern
+        patterns.setdefault(name, weight.header.pattern)
         axes |= {name: weight.header.axis} if weight.header.axis != 1 else {}
     if not packed:
         plain |= {name: weight.unpack() for name, weight in weights.items()}
@@ -193,9 +194,13 @@ def _sparse(plain: dict[str, Tensor], name: str, mask: Mask, packed: bool) -> di
 
 
 def _add_compiled(
-    model: nn.Module, plain: dict[str, Tensor], weights: dict[str, Packed], aliases: dict[str, str]
+    model: nn.Module,
+    plain: dict[str, Tensor],
+    weights: dict[str, Packed],
+    aliases: dict[str, str],
+    patterns: dict[str, str],
 ) -> None:
-    """Add the weights of compiled layers, each tied one once."""
+    """Add the weights of compiled layers, each tied one once, and what they obey."""
     first: dict[int, str] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if not isinstance(module, CompiledLinear | CompiledConv):
@@ -205,6 +210,8 @@ def _add_compiled(
             aliases[key] = stored
             continue
         source = module.source()
+        if module.pattern is not None:
+            patterns[key] = module.pattern.name
         if isinstance(source, Packed):
             weights[key] = source
         else:

@@ -102,7 +102,8 @@ def _promise(
         return found, "expect" if found else None
     stored = contents.stored[name]
     if isinstance(stored, Ours | Foreign) and stored.promise is not None:
-        return parse(stored.promise), stored.by
+        form, said = parse(stored.promise), contents.patterns.get(name)
+        return said if said is not None and said.within(form) else form, stored.by
     if name in contents.patterns:
         return contents.patterns[name], "metadata"
     if (mask := contents.masks.get(name)) is not None:

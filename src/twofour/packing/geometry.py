@@ -76,3 +76,16 @@ class Geometry:
     def indices(self) -> tuple[int, int]:
         """Shape of the index stream, uint8."""
         return self.rows, row_bytes(self.groups, self.kept_units, self.units, self.tf32)
+
+
+def packed_bytes(header: Header, *, zeros: bool = False) -> int:
+    """Return the bytes of a weight in the canonical form: values, indices, scales and zero points.
+
+    Args:
+        header: Of a floating-point weight that was packed in this encoding: int8 and int4 have scales.
+        zeros: Whether int4 has zero points beside its scales.
+    """
+    geometry = Geometry.of(header)
+    scales = header.dtype in ("int8", "int4") and (2 if zeros and header.dtype == "int4" else 1)
+    bytes_of_values = geometry.values[0] * geometry.values[1] * geometry.value_dtype.itemsize
+    return bytes_of_values + geometry.indices[0] * geometry.indices[1] + 4 * scales * geometry.rows * geometry.runs

@@ -14,7 +14,7 @@ from twofour.packing.header import DTYPES, FORMS, Header, has_form
 from twofour.packing.indices import decode, encode, row_bytes
 from twofour.packing.quantize import GROUPS, dequantize, to_int4, to_int8
 from twofour.packing.validate import ascending, require_scales, require_sizes, require_values
-from twofour.patterns import NM, VNM, PairedNM, Pattern, Transposable, parse
+from twofour.patterns import NM, VNM, PairedNM, Pattern, parse
 from twofour.patterns.base import is_finite, non_finite, require_groups, require_memory
 
 
@@ -88,7 +88,7 @@ class Packed:
         """
         header, geometry = self.header, Geometry.of(self.header)
         positions = self.positions()
-        values = _read_int4(self.values, geometry.kept) if header.dtype == "int4" else self.values
+        values = read_int4(self.values, geometry.kept) if header.dtype == "int4" else self.values
         if self.scales is not None:
             values = dequantize(values, self.scales, self.zeros)
         dense = torch.zeros(header.rows, geometry.groups, geometry.group, dtype=values.dtype, device=values.device)
@@ -128,8 +128,7 @@ def pack(
         >>> packed.values.tolist(), packed.indices.tolist()
         ([[1.0, 2.0]], [[12]])
     """
-    rule = parse(pattern)
-    rule = rule.rows if isinstance(rule, Transposable) else rule
+    rule = packed_rule(parse(pattern))
     require_memory(weight, "a weight")
     moved = weight.detach().resolve_neg().movedim(axis, -1) if weight.ndim else weight
     require_groups(rule, moved, "a weight")
@@ -146,14 +145,19 @@ def pack(
         values, indices = _compress_native(flat.contiguous(), moved, rule)
     else:
         if not rule.check(moved).ok:
-            raise _not_legal(moved, rule)
-        values, indices = _compress(flat, rule.rows if isinstance(rule, VNM) else rule, header)
+            raise not_legal(moved, rule)
+        values, indices = _compress(flat, rule.rows, header)
     scales = zeros = None
     if per_scale:
         values, scales, zeros = to_int4(values, per_scale, symmetric)
     elif rounded:
         values, scales = to_int8(values)
-    return Packed(header, _write_int4(values) if name == "int4" else values, indices, scales, zeros)
+    return Packed(header, write_int4(values) if name == "int4" else values, indices, scales, zeros)
+
+
+def packed_rule(pattern: Pattern) -> Pattern:
+    """Return the pattern that the header of a packed weight names: V:N:M itself, of others what their rows obey."""
+    return pattern if isinstance(pattern, VNM) else pattern.rows
 
 
 def _compress_native(flat: Tensor, moved: Tensor, rule: Pattern) -> tuple[Tensor, Tensor]:
@@ -162,17 +166,22 @@ def _compress_native(flat: Tensor, moved: Tensor, rule: Pattern) -> tuple[Tensor
     indices = torch.empty(rows, row_bytes(columns // 4, 2, 4), dtype=torch.uint8, device="cpu")
     row = native.best("nm_compress").index
     if native.extension().nm_compress(row, flat, values, indices, native.threads()):
-        raise _not_legal(moved, rule)
+        raise not_legal(moved, rule)
     return values, indices
 
 
 def _compress(flat: Tensor, rule: Pattern, header: Header) -> tuple[Tensor, Tensor]:
     geometry = Geometry.of(header)
-    keep = rule.project(flat, absolute=True).view(len(flat), geometry.groups, geometry.group)
-    positions = keep.nonzero()[:, -1].view(len(flat), geometry.groups, -1)
-    values = flat.view(keep.shape).gather(-1, positions).flatten(1)
-    units = positions[..., :: geometry.width] // geometry.width
+    places = kept_places(flat, rule, geometry)
+    values = flat.view(len(flat), geometry.groups, geometry.group).gather(-1, places).flatten(1)
+    units = places[..., :: geometry.width] // geometry.width
     return values, encode(units, geometry.units, geometry.tf32)
+
+
+def kept_places(flat: Tensor, rule: Pattern, geometry: Geometry) -> Tensor:
+    """Return where the kept values of a weight (rows, reduction) lie in their groups: int64 (rows, groups, n)."""
+    keep = rule.project(flat, absolute=True).view(len(flat), geometry.groups, geometry.group)
+    return keep.nonzero()[:, -1].view(len(flat), geometry.groups, -1)
 
 
 def _encoding(rule: Pattern, weight: torch.dtype, asked: str | torch.dtype | None) -> str:
@@ -207,7 +216,8 @@ def _scaled(rule: Pattern, reduction: int, group: int) -> int:
     return group // rule.m * rule.n
 
 
-def _not_legal(weight: Tensor, rule: Pattern) -> PackingError:
+def not_legal(weight: Tensor, rule: Pattern) -> PackingError:
+    """Build the error for a weight that does not obey a pattern."""
     found = rule.check(weight)
     return PackingError(
         f"the weight does not obey {rule.name}",
@@ -228,7 +238,12 @@ def _overflow(weight: Tensor, dtype: torch.dtype) -> PackingError:
     )
 
 
-def _write_int4(values: Tensor) -> Tensor:
+def write_int4(values: Tensor) -> Tensor:
+    """Return whole numbers from -8 to 7 (rows, count), two a byte, the first in the low half.
+
+    Raises:
+        PackingError: A number is outside.
+    """
     if int(values.min()) < -8 or int(values.max()) > 7:
         raise PackingError(
             "the weight cannot be written as int4",
@@ -240,6 +255,7 @@ def _write_int4(values: Tensor) -> Tensor:
     return nibbles[:, 0::2] | nibbles[:, 1::2] << 4
 
 
-def _read_int4(stored: Tensor, kept: int) -> Tensor:
+def read_int4(stored: Tensor, kept: int) -> Tensor:
+    """Return the first `kept` numbers of each row of what `write_int4` returned, int8."""
     nibbles = torch.stack((stored & 0xF, stored >> 4), -1).flatten(1)[:, :kept].to(torch.int8)
     return torch.where(nibbles > 7, nibbles - 16, nibbles)

@@ -76,6 +76,18 @@ class Pattern(ABC):
             PatternError: `weight` does not divide into groups or has no values (meta).
         """
 
+    @property
+    def rows(self) -> Pattern:
+        """What each row obeys by itself along the reduction axis: packed weights are written so."""
+        return self
+
+    def within(self, other: Pattern) -> bool:
+        """Tell whether every weight that obeys this pattern obeys `other` too, so that kernels of `other` run it.
+
+        True only where that follows from the two patterns alone, whatever the weight's size.
+        """
+        return other in (self, self.rows) or (self.rows is not self and self.rows.within(other))
+
     def __str__(self) -> str:
         return self.name
 

@@ -44,6 +44,18 @@ class NM(Pattern):
         """Largest fraction of non-zero values: n / m."""
         return self.n / self.m
 
+    def within(self, other: Pattern) -> bool:
+        """Tell whether this N:M implies another; see `Pattern.within`.
+
+        A group of m lies in whole groups of `other` (k = other.m / m of them hold k n values at most), or is cut into
+        whole groups of it, each of which may hold all n.
+        """
+        if not isinstance(other, NM):
+            return super().within(other)
+        if other.m % self.m == 0:
+            return self.n * (other.m // self.m) <= other.n
+        return self.m % other.m == 0 and self.n <= other.n
+
     def project(self, scores: Tensor, *, absolute: bool = False) -> Tensor:
         """Keep the `n` largest scores of every group; see `Pattern.project`."""
         require_groups(self, scores, "a tensor of scores")

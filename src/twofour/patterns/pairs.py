@@ -13,6 +13,7 @@ from torch import Tensor
 
 from twofour.patterns.base import Conformity, Pattern, require_groups
 from twofour.patterns.groups import check_groups, project_reference, require_possible
+from twofour.patterns.nm import NM
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,10 @@ class PairedNM(Pattern):
     def density(self) -> float:
         """Largest fraction of values that may be non-zero: n / m."""
         return self.n / self.m
+
+    def within(self, other: Pattern) -> bool:
+        """Tell whether this pair-wise N:M, which is N:M too, implies another; see `Pattern.within`."""
+        return super().within(other) or NM(self.n, self.m).within(other)
 
     def project(self, scores: Tensor, *, absolute: bool = False) -> Tensor:
         """Keep the pairs with the largest sum of scores; see `Pattern.project`."""
