@@ -95,7 +95,9 @@ class Draft:
 
     @staticmethod
     def _fit(part: Part) -> None:
-        """Give a tensor as many bytes as its shape and type say."""
+        """Give a tensor as many bytes as its shape and type say; a shape that is none stays."""
+        if any(type(size) is not int for size in part.shape):
+            return
         if (size := prod(part.shape) * SIZES[part.dtype]) > LARGEST:
             part.shape, size = [size % 128], size % 128 * SIZES[part.dtype]
         part.content = (part.content * (size // len(part.content) + 1) if part.content else bytes(size))[:size]

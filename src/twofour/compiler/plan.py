@@ -172,9 +172,10 @@ def _around(name: str) -> list[str]:
 
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table as text, each column as wide as its widest cell."""
-    table = [head, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    """Return a table as text, each column as wide as its widest cell; one whose cells are all empty is left out."""
+    shown = [column for column in range(len(head)) if not rows or any(row[column] for row in rows)]
+    table = [[row[column] for column in shown] for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in table
     )
