@@ -49,8 +49,7 @@ def test_a_row_runs_on_every_cpu() -> None:
 
 
 @every_row
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_odd_shapes(row: NativeMatmul, count: int) -> None:
+def test_odd_shapes_in_three_threads(row: NativeMatmul, count: int = 3) -> None:
     generator = torch.Generator().manual_seed(count)
     before = torch.get_num_threads()
     torch.set_num_threads(count)

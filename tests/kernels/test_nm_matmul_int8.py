@@ -54,8 +54,7 @@ def test_a_row_runs_on_every_cpu() -> None:
 
 
 @each_row(ROWS)
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_odd_shapes(row: NativeMatmul, count: int) -> None:
+def test_odd_shapes_in_three_threads(row: NativeMatmul, count: int = 3) -> None:
     with threads(count):
         for out, columns in SHAPES:
             packed = sparse(out, columns)

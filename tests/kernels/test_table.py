@@ -1,0 +1,395 @@
+"""Every row of every table that runs on a CPU, against its family's reference: shapes, tails, poison, threads.
+
+A row is swept by the driver of its operation; one of an operation without a driver fails, so that no row is untested.
+Inputs stand in memory full of NaN and outputs between guards, where the operation takes such operands.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.conftest import threads
+from tests.kernels.bounds import FIXED_POINT, int4_bound
+from tests.kernels.test_nm_conv import GEOMETRIES, assert_convolution
+from tests.kernels.test_nm_conv import sparse as sparse_conv
+from twofour import native
+from twofour.kernels.attention import reference as attention_reference
+from twofour.kernels.base import Kernel
+from twofour.kernels.conv import ConvKernel
+from twofour.kernels.nm_compress import nm_compress_reference
+from twofour.kernels.nm_gradient import MODES, nm_gradient_reference
+from twofour.kernels.nm_matmul import DYNAMIC, Quantization, from_layout, nm_matmul_int8_reference
+from twofour.kernels.nm_unbiased import nm_unbiased_reference
+from twofour.kernels.norm import reference as norm_reference
+from twofour.kernels.table import convolutions, listing, rows
+from twofour.native import NativeRow
+from twofour.packing import HEADER_BYTES, layout_header, pack
+from twofour.packing.quantize import dequantize, to_int4
+from twofour.patterns import parse
+from twofour.patterns.census import ties_reference
+from twofour.patterns.transposable import project_tiles_reference
+from twofour.permutation import reference as stripes_reference
+from twofour.permutation.stripes import _columns
+
+EPSILON = torch.finfo(torch.float32).eps
+THREADS = (1, 2)
+SHAPES = [(1, 4), (5, 12), (193, 8), (16, 64), (17, 68), (33, 260), (96, 32), (72, 112), (385, 132), (400, 4)]
+TOKENS = (0, 1, 2, 7, 8, 9, 16, 17, 33, 65, 130)
+WIDTHS = {"8 bits": torch.int8, "16 bits": torch.float16, "32 bits": torch.float32, "64 bits": torch.float64}
+PATTERNS = [(2, 4), (1, 2), (1, 4), (2, 5), (4, 8), (8, 16), (3, 64)]
+EXT = native.extension()
+
+
+@cache
+def random(*size: int, seed: int = 0) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+@cache
+def sparse(out: int, columns: int, seed: int = 0) -> Tensor:
+    weight = random(out, columns, seed=seed)
+    return weight * parse("2:4").project(weight, absolute=True)
+
+
+def amid_nan(values: Tensor) -> Tensor:
+    """Return equal rows, each with NaN before and behind it."""
+    wide = torch.full((*values.shape[:-1], values.shape[-1] + 24), float("nan")).to(values.dtype)
+    wide[..., 8:-16] = values
+    return wide[..., 8:-16]
+
+
+class Guarded:
+    """An output between bytes that must stay as they are."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        size = int(np.prod(shape)) * dtype.itemsize
+        self._bytes = torch.full((size + 256,), 0xFF, dtype=torch.uint8)
+        start = 64 + -self._bytes.data_ptr() % 64
+        self._inside = slice(start, start + size)
+        self.view = self._bytes[self._inside].view(dtype).view(shape)
+
+    def checked(self) -> Tensor:
+        outside = self._bytes.clone()
+        outside[self._inside] = 0xFF
+        assert (outside == 0xFF).all(), "written outside of the answer"
+        return self.view
+
+
+def first_largest(scores: Tensor, n: int, m: int, absolute: bool) -> Tensor:
+    """Keep the n largest of every m, the lowest index of equals, in float64."""
+    ranked = scores.double().view(-1, m)
+    order = (ranked.abs() if absolute else ranked).sort(dim=-1, descending=True, stable=True).indices
+    return torch.zeros(ranked.shape, dtype=torch.bool).scatter_(1, order[:, :n], True).view(scores.shape)
+
+
+def with_ties(count: int, seed: int) -> Tensor:
+    return torch.randint(-3, 4, (count,), generator=torch.Generator().manual_seed(seed)).float()
+
+
+def nm_mask(row: NativeRow, count: int) -> None:
+    for (n, m), groups in itertools.product(PATTERNS if row.pattern == "any" else [(2, 4)], (1, 3, 17, 64, 4133)):
+        for scores, absolute in ((random(groups * m, seed=m), False), (with_ties(groups * m, groups), True)):
+            keep = Guarded((groups * m,), torch.bool)
+            assert EXT.nm_mask(row.index, scores, keep.view, n, m, absolute, count)
+            assert torch.equal(keep.checked(), first_largest(scores, n, m, absolute))
+            bad = scores.clone()
+            bad[-1] = float("nan")
+            assert not EXT.nm_mask(row.index, bad, keep.view, n, m, absolute, count)
+
+
+def nm_tiles(row: NativeRow, count: int) -> None:
+    for shape in ((4, 4), (4, 36), (8, 60), (300, 68)):
+        for scores, absolute in ((random(*shape), False), (with_ties(shape[0] * shape[1], 1).view(shape), True)):
+            keep = Guarded(shape, torch.bool)
+            assert EXT.nm_tiles(row.index, scores, keep.view, absolute, count)
+            assert torch.equal(keep.checked(), project_tiles_reference(scores, absolute=absolute))
+
+
+def nm_nonzero(row: NativeRow, count: int) -> None:
+    dtype = WIDTHS[row.dtype]
+    magnitude, finite = (-1, 127) if dtype is torch.int8 else masks_of(dtype)
+    for size in (1, 7, 8, 63, 64, 65, 1000, 200001):
+        values = with_ties(size, size).to(dtype)
+        if values.is_floating_point():
+            values[::5] = -0.0
+            values[-1] = float("nan")
+        bits = Guarded(((size + 7) // 8,), torch.uint8)
+        found = EXT.nm_nonzero(row.index, values, bits.view, 0, magnitude, finite, count)
+        nonzero = values.numpy() != 0
+        assert np.array_equal(bits.checked().numpy(), np.packbits(nonzero, bitorder="little"))
+        negative = int(((values == 0) & values.signbit()).sum()) if values.is_floating_point() else 0
+        assert found == (int(nonzero.sum()), negative, int((~values.isfinite()).sum()))
+
+
+def masks_of(dtype: torch.dtype) -> tuple[int, int]:
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    return torch.iinfo(whole).max, int(torch.tensor(torch.finfo(dtype).max, dtype=dtype).view(whole))
+
+
+def nm_ties(row: NativeRow, count: int) -> None:
+    sign = 1 if WIDTHS[row.dtype] is torch.int8 else 0
+    for (n, m), groups in itertools.product(PATTERNS if row.pattern == "any" else [(2, 4)], (1, 9, 130)):
+        for inner in (1, 5, 16, 67):
+            values = with_ties(3 * groups * m * inner, groups).to(WIDTHS[row.dtype])
+            view = values.view(3, groups * m, inner).transpose(1, 2)
+            found = EXT.nm_ties(row.index, values, sign, 3, groups * m, inner, n, m)
+            assert found == ties_reference(view, n, m)
+
+
+@cache
+def refined(height: int, n: int, m: int, window: int) -> tuple[Tensor, list[list[int]]]:
+    """Whole numbers, whose sums are exact, and the stripes that the reference makes of them."""
+    scores = torch.randint(0, 50, (height, 4 * m), generator=torch.Generator().manual_seed(7)).float()
+    order = stripes_reference.refine(scores.numpy(), np.arange(4 * m), n, m, window, 2, seed=5)
+    return scores, sorted(map(sorted, order.reshape(-1, m).tolist()))
+
+
+def nm_stripes(row: NativeRow, count: int) -> None:
+    for (n, m, window), height in itertools.product([(2, 4, 8), (1, 2, 4), (3, 5, 10)], (1, 19, 300)):
+        scores, want = refined(height, n, m, window)
+        held, order = _columns(scores), torch.arange(4 * m)
+        EXT.nm_stripes_refine(row.index, held, order, n, m, 5, count, window, 2, lambda done, of: None)
+        assert sorted(map(sorted, order.view(-1, m).tolist())) == want
+        dealt, first = torch.arange(4 * m), torch.arange(4 * m)
+        EXT.nm_stripes_assign(row.index, held, dealt, n, m, 5, count, 4, 5, 2)
+        EXT.nm_stripes_assign(native.rows("nm_stripes")[0].index, held, first, n, m, 5, 1, 4, 5, 2)
+        assert torch.equal(dealt, first) and dealt.sort().values.tolist() == list(range(4 * m))
+        before, after = (stripes_reference.kept(scores.numpy()[:, o], n, m) for o in (np.arange(4 * m), dealt.numpy()))
+        assert after >= before
+
+
+def nm_compress(row: NativeRow, count: int) -> None:
+    for shape, make in itertools.product(SHAPES, (random, lambda *size: with_ties(size[0] * size[1], 0).view(size))):
+        weight = amid_nan(make(*shape))
+        values = Guarded((shape[0], shape[1] // 2), torch.float32)
+        indices = Guarded((shape[0], (shape[1] + 7) // 8), torch.uint8)
+        dropped = EXT.nm_compress(row.index, weight, values.view, indices.view, count)
+        want = nm_compress_reference(weight)
+        assert dropped == want[0]
+        assert torch.equal(values.checked(), want[1]) and torch.equal(indices.checked(), want[2])
+
+
+@cache
+def gradients(*shape: int) -> tuple[Tensor, Tensor]:
+    """Groups with three, one and no value, and ties, in both types."""
+    found = random(*shape) ** 3
+    chance = torch.rand(shape, generator=torch.Generator().manual_seed(1))
+    found[chance < 0.3] = 0
+    found[chance > 0.7] = found[chance > 0.7].sign()
+    return found, found.bfloat16()
+
+
+unbiased_of = cache(nm_unbiased_reference)
+pruned_of = cache(nm_gradient_reference)
+
+
+def panels(rows: int, columns: int, dtype: torch.dtype) -> Guarded:
+    name, layout = ("bfloat16", "bf16_panels") if dtype is torch.bfloat16 else ("float32", "panels")
+    out = Guarded((HEADER_BYTES + EXT.layout_bytes(layout, rows, columns, 0, False),), torch.uint8)
+    head = layout_header("2:4", name, layout, rows, columns)
+    out.view[:HEADER_BYTES] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    return out
+
+
+def nm_unbiased(row: NativeRow, count: int) -> None:
+    for tokens, columns in ((4, 1), (64, 16), (68, 37), (200, 401)):
+        for given, dtype in itertools.product(gradients(tokens, columns), (torch.float32, torch.bfloat16)):
+            out = panels(columns, tokens, dtype)
+            EXT.nm_unbiased(row.index, amid_nan(given), 2**32 - 1, out.view, count)
+            assert torch.equal(from_layout(out.checked()).unpack(), unbiased_of(given, 2**32 - 1).T.to(dtype))
+
+
+def nm_gradient(row: NativeRow, count: int) -> None:
+    for shape in ((1, 1, 4), (2, 7, 64), (1, 400, 68), (3, 130, 516)):
+        for given, mode in itertools.product(gradients(*shape), range(len(MODES))):
+            want = pruned_of(given, MODES[mode], eps=1e-9, seed=2**32 - 1)
+            dense = Guarded(shape, given.dtype)
+            packed = panels(shape[0] * shape[1], shape[2], given.dtype)
+            for out in (dense, packed):
+                EXT.nm_gradient(row.index, amid_nan(given), mode, 1e-9, 2**32 - 1, out.view, out is packed, count)
+            for found in (dense.checked(), from_layout(packed.checked()).unpack().view(shape)):
+                assert torch.equal(found != 0, want != 0)
+                rtol = 2**-7 if given.dtype is torch.bfloat16 else 1e-5
+                rtol = rtol if MODES[mode] == "rescaled" else 0
+                torch.testing.assert_close(found, want, rtol=rtol, atol=0)
+
+
+def norm(row: NativeRow, count: int) -> None:
+    dtype = getattr(torch, row.dtype)
+    for height, width in itertools.product((1, 5, 700), (1, 7, 8, 17, 37, 64, 150)):
+        x, weight, bias = (random(height, width) + 3).to(dtype), random(width, seed=1), random(width, seed=2)
+        for centred, answers in itertools.product((True, False), (torch.float32, torch.bfloat16)):
+            y = Guarded((height, width), answers)
+            EXT.norm(row.index, amid_nan(x), weight, bias, y.view, 1e-3, centred, count)
+            want = norm_reference(x.double(), weight.double(), bias.double(), 1e-3, centred)
+            rounding = 2**-8 if answers is torch.bfloat16 else 0
+            error = (y.checked().double() - want).abs()
+            assert (error <= rounding * (1 + 1e-4) * want.abs() + 1e-5 * (1 + want.abs())).all()
+
+
+def attention(row: NativeRow, count: int) -> None:
+    low = row.dtype == "bfloat16"
+    sizes = (
+        (1, 1, 1, 1, 1, 1),
+        (2, 2, 5, 7, 16, 16),
+        (1, 3, 40, 70, 70, 33),
+        (2, 4, 1, 128, 64, 64),
+        (1, 2, 65, 63, 80, 8),
+    )
+    for (batch, heads, queries, keys, width, value_width), kind in itertools.product(
+        sizes, ("none", "add", "keep", "causal")
+    ):
+        q, k, v = (
+            amid_nan(random(batch, heads, length, size, seed=seed).to(torch.bfloat16 if low else torch.float32))
+            for seed, (length, size) in enumerate(((queries, width), (keys, width), (keys, value_width)))
+        )
+        mask = {"add": random(batch, 1, queries, keys), "keep": random(batch, 1, queries, keys) > -0.5}.get(kind)
+        wide = None if mask is None else mask.expand(batch, heads, queries, keys)
+        scale, causal = width**-0.5, kind == "causal"
+        out = Guarded((batch, heads, queries, value_width), q.dtype)
+        EXT.attention(row.index, q, k, v, out.view, wide, None, None, scale, causal, count)
+        exact = None if mask is None else mask.double() if kind == "add" else mask
+        want = attention_reference(q.double(), k.double(), v.double(), exact, causal=causal)
+        size = attention_reference(q.double(), k.double(), v.double().abs(), exact, causal=causal)
+        bound = 2**-8 * (want.abs() + size) * (1 + 2**-8) + 2e-4 * size + 1e-5 if low else 3e-6 * (1 + want.abs())
+        assert ((out.checked().double() - want).abs() <= bound).all()
+
+
+def assert_product(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, low: bool) -> None:
+    """|err| <= 4 eps K^0.5 |x||w| in norm, of bfloat16 answers 2^-8 of each besides, against float64."""
+    want = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    bound = 4 * EPSILON * x.shape[-1] ** 0.5 * x.double().norm() * weight.double().norm()
+    assert y.shape == want.shape and y.isfinite().all()
+    assert (y.double() - want).norm() <= bound + (1.01 * 2**-8 if low else EPSILON) * want.norm()
+
+
+@cache
+def inputs(columns: int, tokens: int) -> Tensor:
+    return amid_nan(random(tokens, columns, seed=tokens))
+
+
+def calls(out: int, columns: int, low: bool = False, most: int = 130) -> Iterator[tuple[Tensor, Tensor | None, int]]:
+    """Inputs, biases and threads for a weight of that size; `low`: inputs in bfloat16 too; `most` tokens.
+
+    Two threads where there is work for both; the tests of each type have three.
+    """
+    for tokens in (count for count in TOKENS if count <= most):
+        x, bias = inputs(columns, tokens), random(out, seed=1) if tokens % 2 else None
+        yield x, bias, 1
+        if out > 64 and tokens in (1, 17, most):
+            yield x, bias, 2
+        if low and tokens % 2:
+            yield x.bfloat16(), bias, 1
+
+
+def product_of_floats(row: Kernel) -> None:
+    low = row.dtype == "bfloat16"
+    for out, columns in SHAPES:
+        weight = (sparse if row.sparse else random)(out, columns)
+        weight = weight.bfloat16() if low else weight
+        prepared = row.prepare(pack(weight, "2:4", dtype=str(weight.dtype)[6:]) if row.sparse else weight)
+        for x, bias, count in calls(out, columns, low):
+            with threads(count):
+                y = row.run(x, prepared, bias, out)
+            assert y.dtype == x.dtype
+            rounded = low and (x.dtype is torch.bfloat16 or not row.sparse)
+            assert_product(y, x.bfloat16() if low else x, weight, bias, rounded)
+
+
+@cache
+def int8_product(out: int, columns: int, tokens: int, quantization: Quantization) -> Tensor:
+    packed, bias = pack(sparse(out, columns), "2:4", dtype="int8"), random(out, seed=1) if tokens % 2 else None
+    return nm_matmul_int8_reference(inputs(columns, tokens), packed, bias, quantization)
+
+
+def product_of_int8(row: Kernel) -> None:
+    for out, columns in SHAPES:
+        prepared = row.prepare(pack(sparse(out, columns), "2:4", dtype="int8"))
+        for x, bias, count in calls(out, columns):
+            for quantization in (DYNAMIC, Quantization(0.02, 117)) if row.sparse else (DYNAMIC,):
+                with threads(count):
+                    y = row.run(x, prepared, bias, out, **({"quantization": quantization} if row.sparse else {}))
+                want = int8_product(out, columns, len(x), quantization)
+                if row.sparse:
+                    assert torch.equal(y, want)
+                else:  # oneDNN scales a whole tensor, not each token
+                    assert (y - want).norm() <= 0.02 * (want.norm() + x.norm()) + 1e-6
+
+
+def product_of_int4(row: Kernel) -> None:
+    for number, (out, columns, group) in enumerate([(1, 32, 32), (17, 64, 64), (33, 160, 32), (130, 256, 128)]):
+        if row.sparse:
+            held = pack(sparse(out, columns), "2:4", "int4", group=group, symmetric=number % 2 == 0)
+            weight = held.unpack()
+        else:
+            columns -= number  # dense weights of any width: with their groups as the row makes them
+            held = random(out, columns)
+            group = 64 if columns % 64 == 0 else 32
+            padded = torch.nn.functional.pad(held, (0, -columns % group))
+            weight = dequantize(*to_int4(padded, group, True))[:, :columns]
+        prepared = row.prepare(held)
+        for x, bias, count in calls(out, columns, True, 65):
+            with threads(count):
+                y = row.run(x, prepared, bias, out)
+            want = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+            assert y.shape == want.shape and y.isfinite().all()
+            if len(x):
+                bound = int4_bound(x, weight, row.isa if row.sparse else FIXED_POINT[0])
+                bound = bound + want.abs() / (256 if x.dtype is torch.bfloat16 else 1e6) + 1e-7
+                assert ((y.double() - want).abs() <= bound).all()
+
+
+def product(row: Kernel) -> None:
+    sweeps = {"int8": product_of_int8, "int4": product_of_int4}
+    known = ("float32", "bfloat16", "any", *sweeps)
+    assert row.dtype in known, f"products in {row.dtype} have no sweep"
+    sweeps.get(row.dtype, product_of_floats)(row)
+
+
+def convolution(row: ConvKernel) -> None:
+    for geometry, (images, height, width) in GEOMETRIES:
+        if row.refuses(geometry) is None:
+            weight, bias = sparse_conv(geometry), random(geometry.out_channels, seed=1)
+            x, prepared = random(images, geometry.in_channels, height, width), row.prepare(weight, geometry)
+            for count in THREADS:
+                with threads(count):
+                    y = row.run(x, prepared, bias if count % 2 else None, geometry)
+                assert_convolution(y, x, weight, bias if count % 2 else None, geometry)
+
+
+DRIVERS: dict[str, Callable] = {
+    **{drive.__name__: drive for drive in (nm_mask, nm_tiles, nm_nonzero, nm_ties, nm_stripes, nm_compress)},
+    **{drive.__name__: drive for drive in (nm_unbiased, nm_gradient, norm, attention)},
+    **{"nm_matmul": product, "dense_matmul": product, "nm_conv": convolution, "dense_conv": convolution},
+}
+"""Operation -> the sweep of one of its rows: with so many threads, or with each number of them."""
+
+TABLE = {row.name: row for table in native.tables().values() for row in table}
+TABLE |= {row.name: row for row in (*rows(), *convolutions()) if row.device == "cpu"}
+"""Every row on a CPU; of products and convolutions the kernel that calls it."""
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_row_is_right(name: str) -> None:
+    row = TABLE[name]
+    assert row.operation in DRIVERS, f"{name}: no driver sweeps rows of {row.operation}; write one here"
+    reason = row.unavailable() if isinstance(row, Kernel | ConvKernel) else native.unavailable(row.isa)
+    if reason:
+        pytest.skip(reason)
+    if isinstance(row, Kernel | ConvKernel):
+        DRIVERS[row.operation](row)
+    else:
+        for count in THREADS:
+            DRIVERS[row.operation](row, count)
+
+
+def test_every_operation_that_is_listed_is_swept() -> None:
+    assert {one.operation for one in listing() if one.device == "cpu"} == set(DRIVERS)
+    assert {one.name for one in listing() if one.device == "cpu"} == set(TABLE)
