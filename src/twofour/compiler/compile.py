@@ -20,6 +20,7 @@ from twofour.compiler.build import Terms, build, concluded
 from twofour.compiler.build_conv import replaceable_convs
 from twofour.compiler.choose import DEFAULT_TOKENS, Progress
 from twofour.compiler.choose_gpu import GPU_TOKENS, require_for_gpu
+from twofour.compiler.compilation import Compilation
 from twofour.compiler.conv import images_of
 from twofour.compiler.encoding import Encoding, dtype_name
 from twofour.compiler.graph import require_graph, split
@@ -124,12 +125,12 @@ def compile(
             plan = never_slower(fast, plan, layers, model, lambda module: _call(module, example))
         if example is not None:
             plan = _verified(fast, plan, example, reference)
-    return with_plan(fast, concluded(plan, terms))
+    return with_plan(fast, concluded(plan, terms), terms.encoding)
 
 
-def with_plan(fast: nn.Module, plan: Plan) -> nn.Module:
-    """Mark the model as compiled and put the plan on it, unless its class has something of that name."""
-    mark_compiled(fast)
+def with_plan(fast: nn.Module, plan: Plan, encoding: Encoding) -> nn.Module:
+    """Note on a model what it was compiled with, and put the plan on it unless its class has something of that name."""
+    mark_compiled(fast, Compilation.of(fast, plan, encoding))
     if hasattr(fast, "plan"):
         logger.warning("the model has an attribute `plan` of its own; the plan is logged instead:\n%s", plan)
     else:

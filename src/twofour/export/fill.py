@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from twofour import masks
-from twofour.compiler import DEFAULT_TOKENS, CompiledConv, CompiledLinear
+from twofour.compiler import CompiledConv, CompiledLinear
 from twofour.compiler.account import Account
 from twofour.compiler.build import Terms, build, concluded
 from twofour.compiler.build_conv import ConvWeight, conv_weight
+from twofour.compiler.compilation import Compilation
 from twofour.compiler.compile import with_plan
 from twofour.compiler.conv import conv_refusal
 from twofour.compiler.encoding import Encoding
@@ -30,11 +31,11 @@ from twofour.compiler.replaceable import (
     refusal,
     require_cpu,
 )
-from twofour.compiler.travelling import read_machines
-from twofour.errors import CompileError, FormatError, KernelError, TwofourError, cut
+from twofour.errors import FormatError, TwofourError
 from twofour.export.buffers import fill_buffers
 from twofour.export.file import Contents
-from twofour.kernels.nm_matmul import DYNAMIC, Quantization
+from twofour.kernels.conv import Images
+from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.layers import PrunableWeight, walk
 from twofour.packing import Packed
 from twofour.patterns import Pattern, parse
@@ -141,19 +142,18 @@ def fill_compiled(
     require_cpu(model, meta=True)
     stored, patterns = _all(contents), _patterns(contents)
     parts = attention_parts(model)
-    terms = _terms(model, contents.settings, memory, tokens, measure)
+    said = Compilation.from_dict(contents.settings, path)
+    terms = _terms(model, said, memory, tokens, measure)
     weights: dict[str, LayerWeight] = {}
-    kept = _kept_dense(contents.settings)
+    kept = said.kept_dense
     for layer, module in model.named_modules():
         if layer not in kept and is_linear(module) and refusal(module, layer in parts, terms.encoding) is None:
             weights[layer] = _layer_weight(stored, patterns, layer, module, terms.encoding)
-    weights = {
-        layer: replace(weight, quantization=_range(path, contents.settings, layer)) for layer, weight in weights.items()
-    }
-    convs = dict(_convs(stored, patterns, model, contents.settings)) if terms.encoding.dtype == "float32" else {}
+    weights = {name: replace(weight, quantization=said.ranges.get(name, DYNAMIC)) for name, weight in weights.items()}
+    convs = dict(_convs(stored, patterns, model, said.images)) if terms.encoding.dtype == "float32" else {}
     convs = {layer: conv for layer, conv in convs.items() if layer not in kept}
     left = left_alone(model, terms.encoding, convs, kept)
-    counts = dict(_counts(contents.settings, weights))
+    counts = dict(_counts(said.counts, weights))
     fast, plan = build(model, weights, counts, terms, convs=convs, left=left)
     compiled = {name for name, module in fast.named_modules(remove_duplicate=False) if isinstance(module, COMPILED)}
     outside = {name: weight for name, weight in stored.items() if name.rpartition(".")[0] not in compiled}
@@ -163,11 +163,12 @@ def fill_compiled(
     _assign(fast, state)
     fill_buffers(fast)
     _require_values(path, fast)
-    said, prunable = promised(contents), _prunable(fast)  # layers that stay torch's own keep their masks, as in compile
-    attach_masks(path, fast, {name: text for name, text in said.items() if name in prunable})
+    # Layers that stay torch's own keep their masks, as in `compile`.
+    promises, prunable = promised(contents), _prunable(fast)
+    attach_masks(path, fast, {name: text for name, text in promises.items() if name in prunable})
     fast = fast.eval().requires_grad_(False)
-    plan = _engine(fast, replace(plan, kept_dense=tuple(kept)), example, terms, graph)
-    return with_plan(fast, concluded(plan, terms))
+    plan = _engine(fast, replace(plan, kept_dense=kept), example, terms, graph)
+    return with_plan(fast, concluded(plan, terms), terms.encoding)
 
 
 def _engine(fast: nn.Module, plan: Plan, example: Any, terms: Terms, graph: bool | str) -> Plan:
@@ -178,12 +179,6 @@ def _engine(fast: nn.Module, plan: Plan, example: Any, terms: Terms, graph: bool
         logger.info("each layer is compiled by itself: %s", NO_EXAMPLE)
         return replace(plan, account=Account("layers", NO_EXAMPLE))
     return fastest_engine(fast, plan, example, terms, graph)
-
-
-def _kept_dense(settings: Mapping[str, Any]) -> list[str]:
-    """Return the layers that `compile` kept dense since the whole model was faster so."""
-    found = settings.get("kept_dense")
-    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
 
 
 def _patterns(contents: Contents) -> dict[str, Pattern]:
@@ -211,15 +206,12 @@ def _like(weight: Stored, module: nn.Linear | nn.Conv1d | nn.Conv2d) -> Stored:
 
 
 def _convs(
-    stored: Mapping[str, Stored], patterns: Mapping[str, Pattern], model: nn.Module, settings: Mapping[str, Any]
+    stored: Mapping[str, Stored], patterns: Mapping[str, Pattern], model: nn.Module, known: Mapping[str, Images]
 ) -> Iterator[tuple[str, ConvWeight]]:
     """Yield the convolutions whose images the file knows, with the file's weights."""
-    known = settings.get("images")
     for name, module in model.named_modules():
-        found = known.get(name) if isinstance(known, dict) else None
-        if not isinstance(found, list) or len(found) != 3 or not all(type(n) is int and 0 < n < 1 << 20 for n in found):
-            continue
-        if not isinstance(module, nn.Conv1d | nn.Conv2d) or conv_refusal(module):
+        found = known.get(name)
+        if found is None or not isinstance(module, nn.Conv1d | nn.Conv2d) or conv_refusal(module):
             continue
         if prod(found) * max(module.in_channels, module.out_channels) > LARGEST_INPUT:
             logger.warning("layer `%s`: images of %s in the file are not measured: too large", name, found)
@@ -227,16 +219,14 @@ def _convs(
         key = f"{name}.weight".lstrip(".")
         weight, bias = _like(stored[key], module), stored.get(f"{name}.bias".lstrip("."))
         bias = bias if isinstance(bias, Tensor) else None
-        yield name, conv_weight(name, module, weight, bias, (found[0], found[1], found[2]), patterns.get(key))
+        yield name, conv_weight(name, module, weight, bias, found, patterns.get(key))
 
 
-def _counts(settings: Mapping[str, Any], weights: Mapping[str, LayerWeight]) -> Iterator[tuple[str, int]]:
+def _counts(known: Mapping[str, int], weights: Mapping[str, LayerWeight]) -> Iterator[tuple[str, int]]:
     """Yield the layers whose token count in the example the file knows; older files know none."""
-    known = settings.get("counts")
-    known = known if isinstance(known, dict) else {}
     for name, weight in weights.items():
         found = known.get(name)
-        if type(found) is not int or found < 1:
+        if found is None:
             continue
         if found * max(weight.rows, weight.columns) > LARGEST_INPUT:
             logger.warning("layer `%s`: %d tokens in the file are not measured: too many", name, found)
@@ -285,45 +275,12 @@ def _tied(model: nn.Module) -> list[list[str]]:
 
 
 def _terms(
-    model: nn.Module, settings: Mapping[str, Any], memory: str | None, tokens: Sequence[int] | None, measure: bool
+    model: nn.Module, said: Compilation, memory: str | None, tokens: Sequence[int] | None, measure: bool
 ) -> Terms:
-    stored = "small" if settings.get("memory") == "small" else "fast"
-    given = read_machines(settings.get("times"))
-    return Terms(_encoding(model, settings), memory or stored, tuple(tokens or _tokens(settings)), given, measure)
-
-
-def _range(path: Any, settings: Mapping[str, Any], layer: str) -> Quantization:
-    """Return the static input range that the file has for a layer, or the dynamic one."""
-    ranges = settings.get("ranges", {}) if settings.get("dtype") == "int8" else {}
-    found = ranges.get(layer) if isinstance(ranges, dict) else ranges
-    if found is None:
-        return DYNAMIC
-    try:
-        scale, zero = found
-        if type(scale) is not float or type(zero) is not int:
-            raise TypeError(type(scale), type(zero))
-        return Quantization(scale, zero)
-    except (KernelError, TypeError, ValueError) as error:
-        raise _no_layer(
-            "settings-range", path, layer, f"has an impossible input range {cut(repr(found), 40)}"
-        ) from error
-
-
-def _encoding(model: nn.Module, settings: Mapping[str, Any]) -> Encoding:
-    """Return the file's encoding; of a file that was not compiled, that of the model's own type."""
-    fields = {key: settings[key] for key in ("dtype", "group", "symmetric") if key in settings}
+    """Return what the caller asks for, else the file, else what suits the model's own type."""
     own = {module.weight.dtype for module in model.modules() if is_linear(module)}
-    fitting = Encoding("bfloat16") if own == {torch.bfloat16} else Encoding()
-    try:
-        return Encoding(**fields) if "dtype" in fields else fitting
-    except (CompileError, TypeError):  # unknown or unhashable: the settings are advice, the tensors decide
-        return fitting
-
-
-def _tokens(settings: Mapping[str, Any]) -> Sequence[int]:
-    found = settings.get("tokens")
-    good = isinstance(found, list) and 0 < len(found) <= 64 and all(type(n) is int and 0 < n < 1 << 20 for n in found)
-    return tuple(found) if good and found else DEFAULT_TOKENS
+    encoding = said.encoding or Encoding("bfloat16" if own == {torch.bfloat16} else "float32")
+    return Terms(encoding, memory or said.memory, tuple(tokens or said.tokens), said.machines, measure)
 
 
 def _require_values(path: Any, model: nn.Module) -> None:

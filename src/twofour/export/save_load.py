@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from twofour import masks, native
 from twofour.compiler import CompiledConv, CompiledLinear
+from twofour.compiler.compilation import compilation_of
 from twofour.compiler.graph import require_graph
 from twofour.compiler.replaceable import require_memory_mode, require_tokens
 from twofour.errors import FormatError, PackingError, TwofourError
@@ -219,19 +220,6 @@ def _add_compiled(
 
 
 def _settings(model: nn.Module) -> dict[str, Any]:
-    plan = getattr(model, "plan", None)
-    if plan is not None and hasattr(plan, "memory"):
-        images = {name: list(m.images) for name, m in model.named_modules() if isinstance(m, CompiledConv)}
-        settings = {"kind": "compiled", "memory": plan.memory, "tokens": list(plan.tokens), "dtype": plan.dtype}
-        if plan.counts:
-            settings["counts"] = dict(plan.counts)
-        if plan.kept_dense:
-            settings["kept_dense"] = list(plan.kept_dense)
-        if plan.machines:
-            settings["times"] = [machine.to_json() for machine in plan.machines]
-        if plan.dtype == "int4":
-            settings |= {"group": plan.group, "symmetric": plan.symmetric}
-        layers = [(name, m.quantization) for name, m in model.named_modules() if isinstance(m, CompiledLinear)]
-        ranges = {name: [found.x_scale, found.x_zero] for name, found in layers if not found.dynamic}
-        return {**settings, **({"images": images} if images else {}), **({"ranges": ranges} if ranges else {})}
+    if (found := compilation_of(model)) is not None:
+        return found.to_dict()
     return {"kind": "masked" if masks.of(model) else "plain"}

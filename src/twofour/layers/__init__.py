@@ -1,7 +1,7 @@
 """Where a pattern may go: the weights of a model that can be pruned, each with the axis its product sums over."""
 
 from twofour.layers.axis import Reduction
-from twofour.layers.compiled import CompiledLayer, compiled_parts, mark_compiled
+from twofour.layers.compiled import CompiledLayer, compilation, compiled_parts, mark_compiled
 from twofour.layers.globs import (
     ELIGIBILITIES,
     matches,
@@ -32,6 +32,7 @@ __all__ = [
     "Skipped",
     "Walk",
     "attached",
+    "compilation",
     "compiled_parts",
     "describe_attached",
     "describe_schemes",

@@ -61,9 +61,14 @@ def _stays(tensor: Tensor, found: Tensor) -> LayerError:
 _COMPILED = "_compiled_by_twofour"
 
 
-def mark_compiled(model: nn.Module) -> None:
-    """Note on a model that it is compiled: it may have no `CompiledLayer` where torch's own layers are the fastest."""
-    object.__setattr__(model, _COMPILED, True)
+def mark_compiled(model: nn.Module, settings: object) -> None:
+    """Note on a model what it was compiled with: it may have no `CompiledLayer` where torch's own are the fastest."""
+    object.__setattr__(model, _COMPILED, settings)
+
+
+def compilation(model: nn.Module) -> object:
+    """Return what `mark_compiled` noted, None on a model that is not compiled."""
+    return model.__dict__.get(_COMPILED)
 
 
 def compiled_parts(model: nn.Module) -> str:

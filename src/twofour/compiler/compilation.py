@@ -1,0 +1,156 @@
+"""What a compiled model was made with: the settings that its file carries, written and read in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from twofour.compiler.choose import DEFAULT_TOKENS
+from twofour.compiler.conv import CompiledConv
+from twofour.compiler.encoding import Encoding
+from twofour.compiler.layer import CompiledLinear
+from twofour.compiler.plan import Plan
+from twofour.compiler.travelling import MachineTimes, read_machines
+from twofour.errors import CompileError, FormatError, KernelError, cut
+from twofour.kernels.conv import Images
+from twofour.kernels.nm_matmul import Quantization
+from twofour.layers import compilation
+
+KIND = "compiled"
+
+MOST_TOKENS = 1 << 20
+"""A file's token counts and sizes of images stay below it."""
+
+MOST_COUNTS = 64
+"""Token counts that a file may ask every layer to be measured at."""
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """The settings of one compiled model; a file has them as JSON (docs/formats.md, section 2).
+
+    Attributes:
+        encoding: Computing type and how weights are written; None of a file that was not compiled.
+        memory: "fast" or "small".
+        tokens: Token counts that every layer was measured at besides the example's.
+        counts: Tokens that each Linear saw in the example.
+        images: Images, height and width that each convolution saw in the example.
+        ranges: Static input range of int8 layers.
+        kept_dense: Layers that are dense since the whole model is faster so.
+        machines: The times that kernels were chosen by.
+    """
+
+    encoding: Encoding | None = None
+    memory: str = "fast"
+    tokens: tuple[int, ...] = tuple(DEFAULT_TOKENS)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    images: Mapping[str, Images] = field(default_factory=dict)
+    ranges: Mapping[str, Quantization] = field(default_factory=dict)
+    kept_dense: tuple[str, ...] = ()
+    machines: tuple[MachineTimes, ...] = ()
+
+    @classmethod
+    def of(cls, fast: nn.Module, plan: Plan, encoding: Encoding) -> Compilation:
+        """Return the settings of a model that was compiled by a plan."""
+        layers = list(fast.named_modules())
+        quantized = [(name, module.quantization) for name, module in layers if isinstance(module, CompiledLinear)]
+        return cls(
+            encoding,
+            plan.memory,
+            plan.tokens,
+            dict(plan.counts),
+            {name: module.images for name, module in layers if isinstance(module, CompiledConv)},
+            {name: found for name, found in quantized if not found.dynamic},
+            plan.kept_dense,
+            plan.machines,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as a file has them; what is empty is left out."""
+        encoding = self.encoding or Encoding()
+        settings = {"kind": KIND, "memory": self.memory, "tokens": list(self.tokens), "dtype": encoding.dtype}
+        if encoding.dtype == "int4":
+            settings |= {"group": encoding.group, "symmetric": encoding.symmetric}
+        more = {
+            "counts": dict(self.counts),
+            "kept_dense": list(self.kept_dense),
+            "times": [machine.to_json() for machine in self.machines],
+            "images": {name: list(images) for name, images in self.images.items()},
+            "ranges": {name: [found.x_scale, found.x_zero] for name, found in self.ranges.items()},
+        }
+        return settings | {key: value for key, value in more.items() if value}
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any], file: Any) -> Compilation:
+        """Read the settings of a file. They are advice: what is no such setting is left out, the tensors decide.
+
+        Args:
+            settings: A stranger's JSON.
+            file: For messages.
+
+        Raises:
+            FormatError: The range of an int8 layer's input is impossible: without it the layer would answer otherwise.
+        """
+        return cls(
+            _encoding(settings),
+            "small" if settings.get("memory") == "small" else "fast",
+            _tokens(settings.get("tokens")),
+            {name: n for name, n in _entries(settings, "counts") if type(n) is int and n > 0},
+            {name: (n[0], n[1], n[2]) for name, n in _entries(settings, "images") if _are_sizes(n)},
+            dict(_ranges(settings, file)) if settings.get("dtype") == "int8" else {},
+            tuple(name for name in _list(settings.get("kept_dense")) if isinstance(name, str)),
+            read_machines(settings.get("times")),
+        )
+
+
+def compilation_of(model: nn.Module) -> Compilation | None:
+    """Return the settings of a compiled model, None of any other."""
+    found = compilation(model)
+    return found if isinstance(found, Compilation) else None
+
+
+def _encoding(settings: Mapping[str, Any]) -> Encoding | None:
+    fields = {key: settings[key] for key in ("dtype", "group", "symmetric") if key in settings}
+    try:
+        return Encoding(**fields) if "dtype" in fields else None
+    except (CompileError, TypeError):  # unknown or unhashable
+        return None
+
+
+def _tokens(found: Any) -> tuple[int, ...]:
+    counts = _list(found)
+    good = 0 < len(counts) <= MOST_COUNTS and all(type(n) is int and 0 < n < MOST_TOKENS for n in counts)
+    return tuple(counts) if good else tuple(DEFAULT_TOKENS)
+
+
+def _are_sizes(found: Any) -> bool:
+    return isinstance(found, list) and len(found) == 3 and all(type(n) is int and 0 < n < MOST_TOKENS for n in found)
+
+
+def _ranges(settings: Mapping[str, Any], file: Any) -> Iterable[tuple[str, Quantization]]:
+    for layer, found in _entries(settings, "ranges"):
+        try:
+            scale, zero = found
+            if type(scale) is not float or type(zero) is not int:
+                raise TypeError(type(scale), type(zero))
+            yield layer, Quantization(scale, zero)
+        except (KernelError, TypeError, ValueError) as error:
+            raise FormatError(
+                "the input range of an int8 layer is impossible",
+                got=f"{file}: `{layer}` has {cut(repr(found), 40)}",
+                wanted="a scale, and the whole number from 0 to 255 that stands for zero",
+                remedy="write the file again with twofour.save",
+                code="settings-range",
+            ) from error
+
+
+def _entries(settings: Mapping[str, Any], key: str) -> Iterable[tuple[str, Any]]:
+    found = settings.get(key)
+    return found.items() if isinstance(found, dict) else ()
+
+
+def _list(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else []
