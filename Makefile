@@ -9,7 +9,7 @@
 # make figures draws docs/figures from records and tables, and writes the tables of README.md and docs/benchmarks.md
 # make fuzz   a minute of hostile input for each reader and for the native calls, then under the sanitizers;
 #             ARGS="--seconds 600 --target load"
-# make fuzz-quick ten seconds of it for each, two at a time
+# make fuzz-quick ten seconds of it for each, two at a time; CI runs it too
 # make kill   prune, save, shards, finetune and experiments killed at 200 random moments each; ARGS="--kills 10"
 # make sanitize the native part under the address and undefined-behaviour sanitizers, in a build folder of its own
 # make sanitize-threads  the same under the thread sanitizer: native calls from several threads, and by teams of them

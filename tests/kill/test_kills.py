@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kill.targets import TARGETS
+
 
 def test_killed_runs_lose_nothing_and_end_as_if_nothing_had_happened(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the extra [text] is not installed")
@@ -24,3 +26,19 @@ def test_killed_runs_lose_nothing_and_end_as_if_nothing_had_happened(tmp_path: P
     for record in found.values():
         counts = record["SIGKILL"]
         assert counts["found_old"] + counts["found_new"] == counts["kills"] == 2
+
+
+RECORDS = sorted((Path(__file__).parent / "records").glob("*.json"))
+
+
+def test_every_kind_of_run_has_a_record() -> None:
+    assert [path.stem for path in RECORDS] == sorted(TARGETS)
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_a_record_holds_a_hundred_kills_by_either_signal_and_no_failure(path: Path) -> None:
+    record = json.loads(path.read_text())
+    for kind in ("SIGKILL", "SIGTERM"):
+        counts = record[kind]
+        assert counts["found_old"] + counts["found_new"] == counts["kills"] >= 100
+        assert counts["failures"] == []
