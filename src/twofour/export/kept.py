@@ -31,7 +31,7 @@ def require_obeys(name: str, what: str, pattern: Pattern, values: Tensor) -> Non
     if not result.ok:
         raise ExportError(
             f"{what} is not {pattern.name}",
-            got=f"{result.groups - result.legal} of {result.groups} groups break it, the first at {result.first}",
+            got=result.sentence,
             wanted="the zeros of the masked model",
             remedy="twofour.masks.enforce(model) applies the masks again; else please report it",
             layer=name,

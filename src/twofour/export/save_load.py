@@ -185,7 +185,7 @@ def _sparse(plain: dict[str, Tensor], name: str, mask: Mask, packed: bool) -> di
         if not (found := pattern.check(mask.axis.last(plain[name]))).ok:
             raise PackingError(
                 f"the weight does not obey {pattern.name}",
-                got=f"{found.groups - found.legal} of {found.groups} groups break it, the first at {found.first}",
+                got=found.sentence,
                 wanted="a weight that keeps its mask",
                 remedy="twofour.masks.enforce(model) applies the masks again",
             )

@@ -18,8 +18,6 @@ from twofour.patterns import NM, VNM, Census, Lie, PairedNM, Pattern, Transposab
 
 # Tightest first: a weight that is 1:4 is also 2:4 and 4:8.
 KNOWN = ("1:4", "1:2", "2:4", "4:8-pairs", "4:8", "8:16")
-IMPLIED = {"2:4": ("1:4", "1:2"), "4:8": ("2:4", "4:8-pairs"), "8:16": ("4:8",)}
-"""A pattern and those of which every weight obeys it too: two groups of a half make a group of the next."""
 
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
@@ -154,7 +152,7 @@ def _satisfies(subject: Subject, census: Census, judged: Pattern, zeros: float, 
             continue
         if pattern == judged:
             kept = found.ok
-        elif any(tighter in names for tighter in IMPLIED.get(pattern.name, ())):
+        elif any(parse(tighter).within(pattern) for tighter in names):
             kept = True
         else:
             assert isinstance(pattern, NM | PairedNM), pattern

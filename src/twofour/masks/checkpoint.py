@@ -167,7 +167,7 @@ def _derive_one(prunable: PrunableWeight, pattern: Pattern) -> Tensor:
     if not found.ok:
         raise MaskError(
             f"`{prunable.name}` is not {pattern.name}: group at {found.first} holds {found.values}",
-            got=f"{found.groups - found.legal} of {found.groups} groups break it",
+            got=found.sentence,
             wanted=f"{pattern.name} along the reduction axis",
             remedy="twofour.prune makes it so",
         )

@@ -221,8 +221,7 @@ def not_legal(weight: Tensor, rule: Pattern) -> PackingError:
     found = rule.check(weight)
     return PackingError(
         f"the weight does not obey {rule.name}",
-        got=f"{found.groups - found.legal} of {found.groups} groups break it, the first at {found.first}: "
-        f"{[round(value, 6) for value in found.values]}",
+        got=f"{found.sentence}: {[round(value, 6) for value in found.values]}",
         wanted=f"at most {rule.density:.0%} non-zeros in each group of {rule.group} along the reduction axis",
         remedy="prune first: twofour.prune(model, ...), or weight *= pattern.project(weight, absolute=True)",
     )

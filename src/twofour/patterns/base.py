@@ -34,6 +34,12 @@ class Conformity:
         """Whether every group obeys the pattern."""
         return self.legal == self.groups
 
+    @property
+    def sentence(self) -> str:
+        """How many groups break the pattern, and where the first one is, for messages."""
+        where = "" if self.first is None else f", the first at {self.first}"
+        return f"{self.groups - self.legal} of {self.groups} groups break it{where}"
+
 
 class Pattern(ABC):
     """What may be zero. Groups lie along the last axis, which is the reduction axis of the product."""
