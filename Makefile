@@ -3,6 +3,7 @@
 # make test    every test this machine can run, in JOBS=2 processes; what is skipped is printed with its reason
 # make test-isa the same under each TWOFOUR_ISA that this CPU has, in turn: what runs on lesser CPUs is run here
 # make test-ray two Ray workers on this machine, in an environment of its own inside build/ (75 MB to download)
+# make test-arm  rows for aarch64, compiled here and run under qemu: needs g++-aarch64-linux-gnu, qemu-user, cmake
 # make check   formatting, lint, types
 # make bench   OP=linear|grid|conv|mask|models|memory: timings; ARGS=--record keeps the records in git
 # make records measures what is kept in benchmarks/records, in order of interest; it goes on where it stopped
@@ -30,7 +31,7 @@ NATIVE := $(shell find src -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name
 OP ?= linear
 JOBS ?= 2
 
-.PHONY: demo tiny test test-isa test-gpu bench-gpu test-ray check bench records figures sanitize sanitize-threads fuzz fuzz-quick kill kernels tables build clean
+.PHONY: demo tiny test test-arm test-isa test-gpu bench-gpu test-ray check bench records figures sanitize sanitize-threads fuzz fuzz-quick kill kernels tables build clean
 
 demo: $(VENV)/demo.stamp $(VENV)/package.stamp
 	$(BIN)/twofour demo $(ARGS)
@@ -58,6 +59,14 @@ test-ray: $(VENV)/test.stamp $(VENV)/package.stamp
 	  > $$(build/ray/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/packages.pth
 	build/ray/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/ray.txt
 	build/ray/bin/python -m pytest tests/streaming/test_cluster.py $(ARGS)
+
+# Once with every instruction set that qemu has, once with the least.
+ARM := build/arm
+test-arm:
+	cmake -S . -B $(ARM) -DCMAKE_BUILD_TYPE=Release -DTWOFOUR_CHECK=ON -DCMAKE_SYSTEM_NAME=Linux \
+	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
+	cmake --build $(ARM) -j $(JOBS)
+	for cpu in max cortex-a57; do qemu-aarch64 -cpu $$cpu -L /usr/aarch64-linux-gnu $(ARM)/check_rows || exit 1; done
 
 check: $(VENV)/check.stamp $(VENV)/test.stamp $(VENV)/package.stamp
 	$(BIN)/ruff format --check .

@@ -156,6 +156,17 @@ def test_kernels_lists_every_row(run, monkeypatch):
     assert content["nm_mask_any_f32__scalar"]["available"] is True
 
 
+def test_kernels_says_which_were_never_measured(run, monkeypatch):
+    from twofour.kernels.table import Listed
+
+    row = ("nm_mask", "2:4", "float32", "cpu", "scalar", None)
+    table = (Listed("measured", *row), Listed("unmeasured", *row, measured=False))
+    monkeypatch.setattr("twofour.cli.kernels.listing", lambda: table)
+    lines = {line.split()[0]: line.rstrip() for line in run("kernels").stdout.splitlines()}
+    assert lines["measured"].endswith(" available")
+    assert lines["unmeasured"].endswith(" available, not measured")
+
+
 def test_kernels_says_how_many_threads_they_run_on(run, monkeypatch):
     def threads(backend: str) -> tuple[str, dict[str, object]]:
         monkeypatch.setattr(native, "threads_backend", lambda: backend)

@@ -13,6 +13,9 @@ _BACKENDS = {
     "single": "built without torch's OpenMP pool, which takes GCC on Linux; torch itself may use more",
 }
 
+AVAILABLE = {True: "available", False: "available, not measured"}
+"""What is said of a kernel that can run here, by whether its speed was measured."""
+
 
 def kernels(json: JsonFile = None) -> None:
     """List every kernel: available here, or the reason it is not; and how many threads they run on."""
@@ -21,7 +24,7 @@ def kernels(json: JsonFile = None) -> None:
     print_table(
         "",
         head,
-        [(k.name, k.operation, k.pattern, k.dtype, k.device, k.isa, k.reason or "available") for k in table],
+        [(k.name, k.operation, k.pattern, k.dtype, k.device, k.isa, k.reason or AVAILABLE[k.measured]) for k in table],
     )
     machine, threads, backend = measure.machine(), native.threads(), native.threads_backend()
     say(f"kernels run on {threads} thread{'s'[: threads > 1]}: {_BACKENDS[backend]}")

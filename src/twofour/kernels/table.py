@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from twofour import native
@@ -45,6 +45,7 @@ class Listed:
         device: "cpu" or "cuda".
         isa: Instruction-set level it needs, "any" when torch chooses; of the GPU its least architecture.
         reason: Why it cannot run here and now, or None when it can.
+        measured: Whether its speed was measured on some machine, or only its results checked.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Listed:
     device: str
     isa: str
     reason: str | None
+    measured: bool = True
 
 
 GPU_STEPS = (
@@ -79,6 +81,8 @@ def listing() -> tuple[Listed, ...]:
         for k in (*rows(), *convolutions())
         if k.name not in native_names
     ]
+    unmeasured = {one.name for one in native.instruction_sets().values() if not one.measured}
+    listed = [replace(one, measured=one.isa not in unmeasured) for one in listed]
     order = [*native.tables(), *(one.operation for one in listed)]
     return tuple(sorted(listed, key=lambda one: order.index(one.operation)))
 

@@ -58,19 +58,21 @@ class InstructionSet:
         name: As rows of the kernel tables give it.
         level: What TWOFOUR_ISA calls it: its own name, or of the set that it extends on some CPUs.
         parents: Names of the sets it contains.
+        measured: Whether the speed of its rows was measured, or only their results checked.
     """
 
     name: str
     level: str
     parents: tuple[str, ...]
+    measured: bool = True
 
 
 @cache
 def instruction_sets() -> dict[str, InstructionSet]:
-    """Return every instruction set there are kernels for, of any architecture, by name, parents first."""
+    """Return every instruction set of this architecture that there are kernels for, by name, parents first."""
     return {
-        name: InstructionSet(name, level, tuple(parents.split()))
-        for name, level, parents in extension().instruction_sets()
+        name: InstructionSet(name, level, tuple(parents.split()), measured)
+        for name, level, parents, measured in extension().instruction_sets()
     }
 
 

@@ -20,7 +20,8 @@ NB_MODULE(_ext, m) {
   m.def("cpu_has", [](const std::string& name) { return cpu_has(name.c_str()); });
   m.def("instruction_sets", [] {
     nanobind::list sets;
-    for (const InstructionSet& set : kInstructionSets) sets.append(nanobind::make_tuple(set.name, set.level, set.parents));
+    for (const InstructionSet& set : kInstructionSets)
+      sets.append(nanobind::make_tuple(set.name, set.level, set.parents, set.measured));
     return sets;
   });
   m.def("threads_backend", [] { return std::string(threads_backend()); });

@@ -3,6 +3,9 @@
 
 #include <cstring>
 
+#if defined(__linux__) && defined(TWOFOUR_ARM)
+#include <sys/auxv.h>
+#endif
 #if defined(__linux__) && defined(TWOFOUR_X86)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -34,25 +37,44 @@ inline bool has_amx() {
 #endif
 }
 
-#define TWOFOUR_ON_x86(test) (test)
+#define TWOFOUR_ON_x86(...) __VA_ARGS__
 #else
-#define TWOFOUR_ON_x86(test) false
+#define TWOFOUR_ON_x86(...)
 #endif
-#define TWOFOUR_ON_any(test) (test)
 
+#ifdef TWOFOUR_ARM
+
+// Linux, arch/arm64/include/uapi/asm/hwcap.h: bit 20 of the first word is dotprod; 13 and 14 of the second i8mm and bf16.
+#if defined(__linux__)
+inline bool has_capability(unsigned long word, int bit) { return getauxval(word) >> bit & 1; }
+#else
+#define AT_HWCAP 0
+#define AT_HWCAP2 0
+inline bool has_capability(unsigned long, int) { return false; }
+#endif
+
+#define TWOFOUR_ON_arm(...) __VA_ARGS__
+#else
+#define TWOFOUR_ON_arm(...)
+#endif
+#define TWOFOUR_ON_any(...) __VA_ARGS__
+
+// The sets of this architecture.
 struct InstructionSet {
   const char *name, *level, *parents;  // parents: names with a space between
+  bool measured;
   bool (*test)();                      // given that the CPU runs the parents
 };
 
 constexpr InstructionSet kInstructionSets[] = {
-#define TWOFOUR_ISA(name, architecture, level, parents, flags, test) \
-  {#name, #level, parents, [] { return bool{TWOFOUR_ON_##architecture(test)}; }},
+#define TWOFOUR_ISA(name, architecture, level, parents, flags, measured, test) \
+  TWOFOUR_ON_##architecture({#name, #level, parents, measured, [] { return bool{test}; }}, )
 #include "isa.def"
 #undef TWOFOUR_ISA
 };
 #undef CPU
 #undef TWOFOUR_ON_any
+#undef TWOFOUR_ON_arm
 #undef TWOFOUR_ON_x86
 
 // Whether this CPU and operating system run the instruction set of that name, `length` letters.

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "compiler.h"
+#include "simd.h"
 
 namespace {
 
@@ -72,5 +73,6 @@ struct Lanes {
     }
   }
 };
+static_assert(FloatLanes<Lanes>);
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "compiler.h"
+#include "simd.h"
 
 namespace {
 
@@ -77,5 +78,6 @@ struct Lanes {
     }
   }
 };
+static_assert(FloatLanes<Lanes>);
 
 }  // namespace

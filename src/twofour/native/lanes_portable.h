@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "simd.h"
+
 namespace {
 
 struct Lanes {
@@ -60,5 +62,6 @@ struct Lanes {
     for (int i = 0; i < 4; i++) t[i] = reg{a[i], b[i], c[i], d[i]};
   }
 };
+static_assert(FloatLanes<Lanes>);
 
 }  // namespace
