@@ -94,9 +94,10 @@ def _candidates(geometry: Geometry, weight: Tensor, bias: Tensor, x: Tensor) -> 
 
 
 def _rows(geometry: Geometry) -> list[ConvKernel]:
-    """Return the rows that take this geometry, without references and slower instruction sets' scalar ones."""
+    """Return the rows that take this geometry, without references, and scalar ones only where no other is sparse."""
     found = [k for k in convolutions() if k.refuses(geometry) is None and "reference" not in k.name]
-    return [kernel for kernel in found if kernel.isa != "scalar"]
+    faster = [kernel for kernel in found if kernel.isa != "scalar"]
+    return faster if any(kernel.sparse for kernel in faster) else found
 
 
 def _verify(candidates: dict[str, Callable[[], Tensor]], geometry: str) -> None:
