@@ -139,7 +139,7 @@ def _ranges(settings: Mapping[str, Any], file: Any) -> Iterable[tuple[str, Quant
             yield layer, Quantization(scale, zero)
         except (KernelError, TypeError, ValueError) as error:
             raise FormatError(
-                "the input range of an int8 layer is impossible",
+                "an int8 layer has an impossible input range",
                 got=f"{file}: `{layer}` has {cut(repr(found), 40)}",
                 wanted="a scale, and the whole number from 0 to 255 that stands for zero",
                 remedy="write the file again with twofour.save",

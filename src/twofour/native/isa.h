@@ -44,7 +44,7 @@ inline bool has_amx() {
 
 #ifdef TWOFOUR_ARM
 
-// Linux, arch/arm64/include/uapi/asm/hwcap.h: bit 20 of the first word is dotprod; 13 and 14 of the second i8mm and bf16.
+// Linux, <asm/hwcap.h> for arm64: bit 20 of the first word is dotprod; 13 and 14 of the second i8mm and bf16.
 #if defined(__linux__)
 inline bool has_capability(unsigned long word, int bit) { return getauxval(word) >> bit & 1; }
 #else
