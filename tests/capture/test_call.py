@@ -24,7 +24,7 @@ def test_what_equals_its_default_counts_as_not_given() -> None:
 
 
 def test_what_the_configuration_says_counts_as_not_given() -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
     config = transformers.BertConfig(
         hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=30
     )

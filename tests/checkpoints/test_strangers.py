@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -114,7 +115,6 @@ def test_no_connection_is_asked_for_and_no_function_is_called(tmp_path: Path) ->
 
 
 def test_this_thread_is_refused_and_others_keep_their_connections() -> None:
-    socket = pytest.importorskip("socket")
     constants = pytest.importorskip("huggingface_hub.constants", reason="needs the extra [text]")
     found: list[object] = []
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import twofour
-from tests.compiler.small import mlp, quick
+from tests.compiler.small import Branching, mlp, quick
 from tests.graph.small import Encoder, GatedBlock, PreNormBlock
 from twofour.compiler import graph as compiled_graph
 from twofour.compiler import products
@@ -153,14 +153,6 @@ def test_slower_graphs_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_that_cannot_be_captured_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    class Branching(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(64, 64)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x) if x.sum() > 0 else x
-
     fast = quick(pruned(Branching()), torch.ones(4, 64), graph=True)
     assert fast.plan.account.engine == "layers"
     assert "cannot be captured" in fast.plan.account.reason and "cannot be captured" in caplog.text

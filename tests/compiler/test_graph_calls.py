@@ -11,7 +11,7 @@ import twofour
 from twofour.compiler import graph as compiled_graph
 from twofour.compiler.whole import WholeModel
 
-from .small import mlp, quick
+from .small import Branching, mlp, quick
 
 pytestmark = pytest.mark.usefixtures("no_measuring")
 
@@ -45,14 +45,6 @@ def test_an_example_is_enough_for_a_graph() -> None:
 
 
 def test_no_graph_is_no_warning_unless_it_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
-    class Branching(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(64, 64)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x) if x.sum() > 0 else x
-
     model = twofour.prune(Branching(), "2:4")
     for graph, warned in (("auto", False), (True, True)):
         caplog.clear()
