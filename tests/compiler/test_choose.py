@@ -11,7 +11,7 @@ from tests.compiler.small import mlp, quick
 from twofour.compiler.choose import WORTH_A_COPY, Choice, _few_layouts, _one_layout, why
 from twofour.kernels import find
 from twofour.kernels.dense_matmul import PLAIN
-from twofour.kernels.ladder import Ladder
+from twofour.kernels.dispatch import DispatchTable
 
 
 def test_a_second_compile_measures_nothing(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +19,7 @@ def test_a_second_compile_measures_nothing(own_cache: Path, monkeypatch: pytest.
     first = quick(twofour.prune(mlp(), "2:4"))
     monkeypatch.setattr("twofour.compiler.choose.race", lambda *_, **__: pytest.fail("measured again"))
     second = quick(twofour.prune(mlp(1), "2:4"))
-    assert [layer.ladder for layer in first.plan.layers] == [layer.ladder for layer in second.plan.layers]
+    assert [layer.dispatch for layer in first.plan.layers] == [layer.dispatch for layer in second.plan.layers]
 
 
 def test_a_layout_that_gains_too_little_is_dropped() -> None:
@@ -47,7 +47,7 @@ def test_the_reason_is_true() -> None:
     dense = PLAIN.name
 
     def reason(names: dict[str, float], chosen: str, memory: str = "fast") -> str:
-        return why(Choice(Ladder((), (chosen,)), {4: names}, {}), 4, "", memory)
+        return why(Choice(DispatchTable((), (chosen,)), {4: names}, {}), 4, "", memory)
 
     assert reason({rows: 1.0, dense: 2.0}, rows) == "sparse is faster"
     assert "one copy fewer" in reason({rows: 1.02, dense: 1.0}, rows)
@@ -70,6 +70,6 @@ def test_small_memory_weighs_the_example_and_shows_its_own_time() -> None:
     times[512] = {rows: 20.0, panels: 4.0, PLAIN.name: 8.0}
     assert _one_layout(kernels, times, (64, 64), None).names == (rows,)
     assert _one_layout(kernels, times, (64, 64), 512).names == (panels,)
-    slow = Choice(Ladder((), (rows,)), times, {})
+    slow = Choice(DispatchTable((), (rows,)), times, {})
     assert (slow.at(512, "nm_matmul"), slow.at(512, "dense_matmul")) == (20.0, 8.0)
     assert "2.50x the time of dense" in why(slow, 512, "", "small")

@@ -14,7 +14,7 @@ from twofour import native
 from twofour.compiler import CompiledLinear, Plan, choose
 from twofour.compiler.choose import WORTH_A_COPY
 from twofour.errors import CompileError, KernelError, LayerError, PatternError
-from twofour.kernels.ladder import Ladder
+from twofour.kernels.dispatch import DispatchTable
 
 
 def test_a_compiled_model_computes_what_the_masked_model_does() -> None:
@@ -70,7 +70,7 @@ def test_every_level_compiles(isa: str) -> None:
     fast = quick(model, torch.randn(3, 64), memory="small")
     assert fast.plan.isa == isa
     for name in ("0", "2"):
-        for kernel in fast.get_submodule(name).ladder.kernels:
+        for kernel in fast.get_submodule(name).dispatch.kernels:
             assert kernel.isa == "any" or native.level(kernel.isa) <= native.level(isa)
 
 
@@ -262,7 +262,7 @@ def test_compiled_models_are_neither_compiled_nor_pruned_again(
     memory: str, no_measuring: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if memory == "fast":  # torch's own layers everywhere: no layer shows that the model is compiled
-        monkeypatch.setattr(choose, "_few_layouts", lambda *_: Ladder((), ("dense_matmul_f32_linear__torch",)))
+        monkeypatch.setattr(choose, "_few_layouts", lambda *_: DispatchTable((), ("dense_matmul_f32_linear__torch",)))
     fast = quick(twofour.prune(mlp(), "2:4"), memory=memory)
     assert isinstance(fast[0], CompiledLinear) == (memory == "small")
     named = "`0`, `2`" if memory == "small" else "all layers torch's own"
@@ -306,7 +306,7 @@ def test_other_dtypes_are_refused_under_torch_compile_too() -> None:
             torch.compile(fast, backend="aot_eager")(torch.randn(2, 64).to(dtype))
     layer = fast[0]
     operator = torch.ops.twofour.linear
-    x, weights, text = torch.randn(2, 64), layer.prepared.tensors, layer.ladder_text
+    x, weights, text = torch.randn(2, 64), layer.prepared.tensors, layer.dispatch_text
     for wrong in (
         (x.double(), weights, layer.bias, text, 128),
         (x, weights, layer.bias.double(), text, 128),
@@ -319,11 +319,11 @@ def test_other_dtypes_are_refused_under_torch_compile_too() -> None:
             operator(*wrong)
 
 
-def test_a_ladder_of_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    ladder = Ladder((), ("nm_matmul_2x4_f32_rows__avx512",))
+def test_a_dispatch_table_of_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatch = DispatchTable((), ("nm_matmul_2x4_f32_rows__avx512",))
     monkeypatch.setenv("TWOFOUR_ISA", "scalar")
     with pytest.raises(KernelError, match="cannot run here"):
-        ladder.at(1)
+        dispatch.at(1)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

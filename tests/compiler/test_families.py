@@ -188,7 +188,7 @@ def test_compile_save_load_generate(name: str, pruned: Path, tmp_path: Path, no_
     back = twofour.load(tmp_path / "fast.safetensors", load(name, pruned), memory="small", tokens=[8])
     for compiled in (fast, back):
         layers = [module for module in compiled.modules() if isinstance(module, CompiledLinear)]
-        assert sum(layer.ladder.sparse for layer in layers) >= FAMILIES[name].sparse - 2  # Whisper's two convolutions
+        assert sum(layer.dispatch.sparse for layer in layers) >= FAMILIES[name].sparse - 2  # Whisper's two convolutions
         assert torch.allclose(logits(name, compiled), want, atol=1e-5 * want.abs().max().item() + 1e-6)
         again = generated(name, compiled)
         assert tokens is None or (again is not None and torch.equal(again, tokens) and tokens.shape[-1] >= 4)

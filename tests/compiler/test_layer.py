@@ -10,8 +10,8 @@ from twofour import patterns
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import KernelError
 from twofour.kernels import available
+from twofour.kernels.dispatch import DispatchTable
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
-from twofour.kernels.ladder import Ladder
 from twofour.packing import pack
 
 ROWS, COLUMNS = 37, 64
@@ -28,7 +28,7 @@ def _layer(epilogue: Epilogue = PLAIN_EPILOGUE, *, bias: bool = True, sparse: bo
     kernel = SPARSE if sparse else DENSE
     prepared = PreparedWeights({kernel.layout: kernel.prepare(pack(_weight(), "2:4") if sparse else _weight())})
     added = torch.linspace(-1, 1, ROWS) if bias else None
-    return CompiledLinear("small", COLUMNS, ROWS, Ladder((), (kernel.name,)), prepared, added, epilogue)
+    return CompiledLinear("small", COLUMNS, ROWS, DispatchTable((), (kernel.name,)), prepared, added, epilogue)
 
 
 INPUTS = {

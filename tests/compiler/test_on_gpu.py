@@ -13,7 +13,7 @@ from twofour.compiler import choose, compile
 from twofour.compiler.encoding import Encoding
 from twofour.errors import CompileError, KernelError
 from twofour.kernels.cuda import CudaKernel
-from twofour.kernels.ladder import Ladder
+from twofour.kernels.dispatch import DispatchTable
 from twofour.kernels.nm_matmul.cuda import FEW_TOKENS, few_tokens
 from twofour.kernels.nm_matmul.cuda.tuning import Tuning
 from twofour.native import gpu
@@ -77,8 +77,8 @@ def test_the_compiled_model_computes_what_the_masked_one_does(dtype: str, limit:
 @pytest.mark.usefixtures("interpreted")
 def test_few_tokens_run_packed_and_many_dense() -> None:
     fast = compile(pruned(), torch.randn(1, 64, dtype=torch.bfloat16), dtype="bfloat16", tokens=(1, 64))
-    assert fast[0].ladder.names == (FEW, DENSE)
-    assert fast[0].ladder.at(1)[0].name == FEW and fast[0].ladder.at(64)[0].name == DENSE
+    assert fast[0].dispatch.names == (FEW, DENSE)
+    assert fast[0].dispatch.at(1)[0].name == FEW and fast[0].dispatch.at(64)[0].name == DENSE
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -119,7 +119,7 @@ def test_it_is_copied_pickled_saved_and_compiled_around(tmp_path) -> None:
 def test_the_registered_operator_has_a_gradient_on_the_gpu_alone() -> None:
     layer = compile(pruned(), tokens=(1,), dtype="bfloat16")[0]
     x = torch.randn(2, 64, dtype=torch.bfloat16, requires_grad=True)
-    arguments = layer.prepared.tensors, layer.bias, layer.ladder_text, 96
+    arguments = layer.prepared.tensors, layer.bias, layer.dispatch_text, 96
     torch.ops.twofour.linear(x, *arguments).sum().backward()
     assert x.grad is not None
     with pytest.raises(KernelError, match="gradient"):
@@ -142,8 +142,8 @@ def test_what_is_planned_on_a_gpu_is_refused() -> None:
         compile(pruned(), x, dtype="bfloat16", graph=True)
 
 
-def test_a_ladder_of_the_gpu_reads_every_type() -> None:
+def test_a_dispatch_table_of_the_gpu_reads_every_type() -> None:
     if reason := gpu.unavailable(triton=True):
         pytest.skip(reason)
-    assert Ladder((), (FEW,)).reads == (torch.float32, torch.bfloat16, torch.float16)
-    assert Ladder((), (FEW,)).device == "cuda"
+    assert DispatchTable((), (FEW,)).reads == (torch.float32, torch.bfloat16, torch.float16)
+    assert DispatchTable((), (FEW,)).device == "cuda"

@@ -74,7 +74,7 @@ def test_files_are_as_small_as_promised_and_plain_ones_readable_by_all(tmp_path:
     saved = os.path.getsize(tmp_path / "plain.safetensors") - os.path.getsize(tmp_path / "packed.safetensors")
     assert saved > sparse * 0.4
     fast = twofour.load(tmp_path / "plain.safetensors", Net(), tokens=(2,))
-    assert any("nm_matmul" in layer.ladder or layer.sparse_ms is not None for layer in fast.plan.layers)
+    assert any("nm_matmul" in layer.dispatch or layer.sparse_ms is not None for layer in fast.plan.layers)
 
 
 class Tied(nn.Module):
@@ -230,7 +230,7 @@ def test_the_plan_knows_the_size_of_the_file(tmp_path: Path, dtype: str, memory:
     stored = [(contents.packed | contents.plain)[name].nbytes for name in weights]
     assert [layer.bytes_in_file for layer in fast.plan.layers] == stored
     assert f"{sum(stored) / 1e6:.2f} MB of a file" in str(fast.plan)
-    dense = [layer for layer in fast.plan.layers if layer.kind == "Linear" and "nm_" not in layer.ladder]
+    dense = [layer for layer in fast.plan.layers if layer.kind == "Linear" and "nm_" not in layer.dispatch]
     assert all(("a file holds it as float32" in layer.reason) == (dtype in ("int8", "int4")) for layer in dense)
     assert "head" in [layer.name for layer in dense]
 

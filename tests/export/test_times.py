@@ -88,7 +88,7 @@ def test_it_chooses_what_was_chosen(tmp_path: Path, measured: list[object]) -> N
     compiled = twofour.compile(twofour.prune(network(), "2:4"), torch.randn(2, 8, 6, 6), tokens=(1, 4))
     twofour.save(compiled, tmp_path / "a")
     loaded = twofour.load(tmp_path / "a", network(1))
-    assert [layer.ladder for layer in loaded.plan.layers] == [layer.ladder for layer in compiled.plan.layers]
+    assert [layer.dispatch for layer in loaded.plan.layers] == [layer.dispatch for layer in compiled.plan.layers]
     twofour.save(loaded, tmp_path / "b")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 

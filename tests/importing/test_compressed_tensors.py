@@ -125,7 +125,7 @@ def test_marlin_int4_becomes_our_int4_with_bfloat16_scales(tmp_path: Path) -> No
         assert bool((off <= 2**-8 * exact[f"{name}.weight"].abs()).all())
         x = torch.randn(3, weight.header.shape[1], generator=torch.Generator().manual_seed(0))
         want = nn.functional.linear(x.double(), weight.unpack().double(), exact[f"{name}.bias"].double())
-        kernel, _ = layer.ladder.at(3)  # chosen by time: which one differs from CPU to CPU, and so does its rounding
+        kernel, _ = layer.dispatch.at(3)  # chosen by time: which one differs from CPU to CPU, and so does its rounding
         assert ((layer(x) - want).abs() <= int4_bound(x, weight.unpack(), kernel.isa) + 1e-6 * want.abs()).all()
 
 

@@ -15,7 +15,7 @@ from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import KernelError
 from twofour.kernels.attention import attention
 from twofour.kernels.conv import Geometry
-from twofour.kernels.ladder import read
+from twofour.kernels.dispatch import read_dispatch
 from twofour.kernels.nm_conv.cpu import native_conv_rows
 from twofour.kernels.nm_matmul import native_rows
 from twofour.kernels.nm_matmul.layout import refill
@@ -38,7 +38,7 @@ def linear(bias: torch.Tensor) -> tuple[CompiledLinear, torch.Tensor]:
     weight *= torch.arange(64) % 4 < 2
     row = next(row for row in native_rows() if row.name == "nm_matmul_2x4_f32_rows__scalar")
     prepared = PreparedWeights({row.layout: row.prepare(packing.pack(weight, "2:4"))})
-    return CompiledLinear("fc", 64, 32, read(f"*={row.name}"), prepared, bias), weight
+    return CompiledLinear("fc", 64, 32, read_dispatch(f"*={row.name}"), prepared, bias), weight
 
 
 def test_a_refused_operand_names_its_layer_and_the_way_out() -> None:

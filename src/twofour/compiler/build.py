@@ -148,7 +148,7 @@ class _Chooser:
     ) -> tuple[CompiledLinear | None, LayerPlan]:
         """Return the compiled layer, None where torch's own serves best, and its plan; its shape was timed before.
 
-        Tied layers share one prepared weight where their ladders need the same layouts and no range is written there.
+        Tied layers share one prepared weight where their tables need the same layouts and no range is written there.
         """
         source, because = entry.encoded()
         choice = self._choose(entry, source, count)
@@ -158,8 +158,8 @@ class _Chooser:
         prepared = PreparedWeights(choice.layouts)
         if entry.quantization.dynamic:
             known = shared.setdefault(entry.identity, prepared)
-            prepared = known if known.layouts == choice.ladder.layouts else prepared
-        layer = CompiledLinear(entry.name, entry.columns, entry.rows, choice.ladder, prepared, entry.bias)
+            prepared = known if known.layouts == choice.dispatch.layouts else prepared
+        layer = CompiledLinear(entry.name, entry.columns, entry.rows, choice.dispatch, prepared, entry.bias)
         layer.quantization, layer.axis, layer.weight_dtype = entry.quantization, entry.axis, entry.activations
         layer.pattern = entry.pattern
         stored = self._stored(entry, choice)
@@ -168,7 +168,7 @@ class _Chooser:
     def _stored(self, entry: LayerWeight, choice: Choice) -> int:
         """Return the bytes of the layer's weight in a file: packed by its pattern, whole numbers where those run."""
         encoding, name = self.terms.encoding, "float32"
-        if choice.ladder.sparse or encoding.plain_itemsize == 2:
+        if choice.dispatch.sparse or encoding.plain_itemsize == 2:
             name = encoding.stored
         group = encoding.group if name == "int4" else 0
         if entry.pattern is None or not has_form(packed_rule(entry.pattern), name):
@@ -198,9 +198,9 @@ class _Chooser:
 
 def _is_torchs(choice: Choice, entry: LayerWeight) -> bool:
     """Whether torch's own product on the layer's own weight is all that would run."""
-    if len(choice.ladder.names) > 1:
+    if len(choice.dispatch.names) > 1:
         return False
-    kernel = choice.ladder.kernels[0]
+    kernel = choice.dispatch.kernels[0]
     return kernel is PLAIN or (isinstance(kernel, CublasMatmul) and kernel.torchs is entry.activations)
 
 
@@ -209,17 +209,17 @@ def _describe(
 ) -> LayerPlan:
     dense, sparse = choice.at(tokens, "dense_matmul"), choice.at(tokens, "nm_matmul")
     reason = why(choice, tokens, because, terms.memory)
-    if terms.encoding.dtype in ("int8", "int4") and not choice.ladder.sparse:
+    if terms.encoding.dtype in ("int8", "int4") and not choice.dispatch.sparse:
         reason += "; a file holds it as float32"
-    if remark := choice.ladder.at(tokens)[0].remark(entry.columns):
+    if remark := choice.dispatch.at(tokens)[0].remark(entry.columns):
         reason += f"; {remark}"
     return LayerPlan(
         entry.name,
         entry.kind,
         (entry.rows, entry.columns),
         tokens,
-        choice.ladder.at(tokens)[0].name,
-        choice.ladder.to_text(),
+        choice.dispatch.at(tokens)[0].name,
+        choice.dispatch.to_text(),
         dense and dense * 1e3,
         sparse and sparse * 1e3,
         reason,

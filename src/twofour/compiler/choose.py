@@ -20,8 +20,8 @@ from twofour.errors import CompileError, KernelError
 from twofour.kernels import Kernel, available
 from twofour.kernels.cuda import CudaKernel
 from twofour.kernels.dense_matmul import PLAIN, MklMatmul, OneDnnInt8Matmul
+from twofour.kernels.dispatch import DispatchTable, build_dispatch
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
-from twofour.kernels.ladder import Ladder, climb
 from twofour.kernels.nm_matmul import DYNAMIC, NativeMatmul, Quantization
 from twofour.measure.machine import free_memory_bytes
 from twofour.native import gpu, pages
@@ -54,20 +54,20 @@ class Choice:
     """What was measured for one layer and what was chosen.
 
     Attributes:
-        ladder: Kernels by token count.
+        dispatch: Kernels by token count.
         times: Median seconds of every candidate at every measured token count.
-        layouts: The weight in each layout the ladder needs.
+        layouts: The weight in each layout the dispatch table needs.
         origin: Where the times come from that were not taken on this machine, "" where all were.
     """
 
-    ladder: Ladder
+    dispatch: DispatchTable
     times: Times
     layouts: dict[str, Tensor]
     origin: str = ""
 
     def at(self, tokens: int, operation: str) -> float | None:
         """Return seconds at `tokens` of the chosen kernel if it is of `operation`, else of the fastest one that is."""
-        kernel, _ = self.ladder.at(tokens)
+        kernel, _ = self.dispatch.at(tokens)
         if kernel.operation == operation and kernel.name in self.times[tokens]:
             return self.times[tokens][kernel.name]
         found = self.best(tokens, operation)
@@ -198,9 +198,9 @@ def choose(
         case = Case(rows, columns, bias, count, activations, epilogue)
         keys.append(cache.key(case.text(held, weight), copies))
         times[count] = timed(measured, layout, case, copies, cache, keys[-1])
-    ladder = _one_layout(kernels, times, (rows, columns), example) if small else _few_layouts(kernels, times)
-    kept = {kernel.layout: layout(kernel) for kernel in ladder.kernels}
-    return Choice(ladder, times, kept, cache.origin(keys))
+    dispatch = _one_layout(kernels, times, (rows, columns), example) if small else _few_layouts(kernels, times)
+    kept = {kernel.layout: layout(kernel) for kernel in dispatch.kernels}
+    return Choice(dispatch, times, kept, cache.origin(keys))
 
 
 def require_room(tokens: Iterable[int], features: int) -> list[int]:
@@ -252,7 +252,7 @@ def _times(
     return cache.times(key, [kernel.name for kernel in kernels], lambda: _measure(kernels, layout, case, copies))
 
 
-def _few_layouts(kernels: Sequence[Kernel], times: Times) -> Ladder:
+def _few_layouts(kernels: Sequence[Kernel], times: Times) -> DispatchTable:
     """Take the fastest kernel at each count, but drop a layout that gains less than `WORTH_A_COPY` anywhere.
 
     Without that, noise in the times would keep three copies of a weight where one does.
@@ -282,10 +282,10 @@ def _few_layouts(kernels: Sequence[Kernel], times: Times) -> Ladder:
         fastest[count] = min(others, key=found.__getitem__)
         if (best_name := min(names, key=found.__getitem__, default=PLAIN.name)).endswith("__mkl"):
             exact[count] = best_name
-    return climb(fastest, exact)
+    return build_dispatch(fastest, exact)
 
 
-def _one_layout(kernels: Sequence[Kernel], times: Times, shape: tuple[int, int], example: int | None) -> Ladder:
+def _one_layout(kernels: Sequence[Kernel], times: Times, shape: tuple[int, int], example: int | None) -> DispatchTable:
     """Keep the single layout with the best geometric mean over the token counts, sparse where there is one.
 
     A layout more than 5 % larger than the smallest one is not considered: it trades bytes for speed.
@@ -304,7 +304,9 @@ def _one_layout(kernels: Sequence[Kernel], times: Times, shape: tuple[int, int],
         return sum(logs.values()) + logs.get(example or 0, 0.0) * (len(logs) - 2)
 
     best = names[min(small, key=cost)]
-    return climb({count: min(best, key=lambda name: found.get(name, math.inf)) for count, found in times.items()})
+    return build_dispatch(
+        {count: min(best, key=lambda name: found.get(name, math.inf)) for count, found in times.items()}
+    )
 
 
 def _measure(
@@ -334,7 +336,9 @@ def _layer(kernel: Kernel, weight: Tensor, case: Case) -> nn.Module:
     rows, columns, bias = case.rows, case.columns, case.bias
     if kernel is not PLAIN or not case.epilogue.plain:
         prepared = PreparedWeights({kernel.layout: weight})
-        return CompiledLinear("measured", columns, rows, Ladder((), (kernel.name,)), prepared, bias, case.epilogue)
+        return CompiledLinear(
+            "measured", columns, rows, DispatchTable((), (kernel.name,)), prepared, bias, case.epilogue
+        )
     plain = nn.Linear(columns, rows, bias=bias is not None, device="meta")
     plain.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
@@ -355,7 +359,7 @@ def why(choice: Choice, tokens: int, dense_because: str, memory: str) -> str:
 def _why(choice: Choice, tokens: int, dense_because: str, memory: str) -> str:
     if dense_because:
         return f"dense: {dense_because}"
-    kernel, _ = choice.ladder.at(tokens)
+    kernel, _ = choice.dispatch.at(tokens)
     dense, sparse = choice.at(tokens, "dense_matmul"), choice.at(tokens, "nm_matmul")
     if sparse is None:
         return "dense: no sparse kernel runs here"

@@ -1,4 +1,4 @@
-"""The compiled Linear: prepared weights, a ladder of kernels, and nothing that trains."""
+"""The compiled Linear: prepared weights, a dispatch table of kernels, and nothing that trains."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch.compiler import is_compiling
 from twofour.compiler.unpacked import WeightedLayer
 from twofour.errors import KernelError
 from twofour.kernels import Kernel, rows
+from twofour.kernels.dispatch import DispatchTable, read_dispatch
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
-from twofour.kernels.ladder import Ladder, read
 from twofour.kernels.nm_matmul import DYNAMIC, NativeMatmul
 from twofour.kernels.operator import convert, inference_only, through_packed
 from twofour.native.surroundings import STRANGE, followed, has_tangent, unreadable
@@ -28,7 +28,7 @@ Step = tuple[Callable[[Tensor, Tensor, Tensor | None, int, Epilogue, Tensor | No
 
 
 class PreparedWeights:
-    """A weight in each layout a ladder needs; immutable, so copies of a model share it.
+    """A weight in each layout a dispatch table needs; immutable, so copies of a model share it.
 
     oneDNN's opaque tensors cannot be deep-copied or pickled: copying shares them, pickling goes through dense ones.
     """
@@ -38,15 +38,15 @@ class PreparedWeights:
         self.tensors = list(tensors.values())
         self.steps: dict[str, tuple[tuple[int, ...], tuple[Step, ...]]] = {}
 
-    def bound(self, ladder: str) -> tuple[tuple[int, ...], tuple[Step, ...]]:
-        """Return the ladder's limits, and each step's kernel call with its weight; looked up once per ladder."""
-        if ladder not in self.steps:
-            found = read(ladder)
+    def bound(self, dispatch: str) -> tuple[tuple[int, ...], tuple[Step, ...]]:
+        """Return the dispatch table's limits, and each step's kernel call with its weight; looked up once per table."""
+        if dispatch not in self.steps:
+            found = read_dispatch(dispatch)
             calls = tuple(
                 (kernel.run, self.tensors[layout], isinstance(kernel, NativeMatmul)) for kernel, layout in found.steps
             )
-            self.steps[ladder] = (found.limits, calls)
-        return self.steps[ladder]
+            self.steps[dispatch] = (found.limits, calls)
+        return self.steps[dispatch]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PreparedWeights:
         return self
@@ -91,8 +91,8 @@ class CompiledLinear(WeightedLayer):
         name: Name of the layer in its model, for messages.
         in_features: Reduction length.
         out_features: Rows of the weight.
-        ladder: Kernels by token count.
-        prepared: The weight in each layout of `ladder.layouts`.
+        dispatch: Kernels by token count.
+        prepared: The weight in each layout of `dispatch.layouts`.
         bias: float32 (out,) or None.
         epilogue: What happens to the product before it is stored.
 
@@ -108,30 +108,30 @@ class CompiledLinear(WeightedLayer):
         name: str,
         in_features: int,
         out_features: int,
-        ladder: Ladder,
+        dispatch: DispatchTable,
         prepared: PreparedWeights,
         bias: Tensor | None,
         epilogue: Epilogue = PLAIN_EPILOGUE,
     ) -> None:
         super().__init__()
-        assert prepared.layouts == ladder.layouts, (prepared.layouts, ladder.layouts)
+        assert prepared.layouts == dispatch.layouts, (prepared.layouts, dispatch.layouts)
         self.name = name
         self.in_features = in_features
         self.out_features = out_features
         self.prepared = prepared
         self.epilogue = epilogue
         self.quantization = DYNAMIC
-        self.ladder_text = ladder.to_text()
-        self.reads = ladder.reads
+        self.dispatch_text = dispatch.to_text()
+        self.reads = dispatch.reads
         self.placed = prepared.tensors[0].device
         self.on_cpu = self.placed.type == "cpu"
         kept = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
         self.register_parameter("bias", kept)
 
     @property
-    def ladder(self) -> Ladder:
+    def dispatch(self) -> DispatchTable:
         """Kernels by token count."""
-        return read(self.ladder_text)
+        return read_dispatch(self.dispatch_text)
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         """Return epilogue(x @ W.T + bias): x (..., in), float32 or bfloat16 -> (..., out) in x's dtype.
@@ -156,7 +156,7 @@ class CompiledLinear(WeightedLayer):
                 x = self._plain(x)
             # A small product takes ten microseconds, and Python's share of it counts: steps are looked up once per
             # layer, and Module.__getattr__, which finds parameters, takes half a microsecond.
-            limits, steps = self.prepared.steps.get(self.ladder_text) or self.prepared.bound(self.ladder_text)
+            limits, steps = self.prepared.steps.get(self.dispatch_text) or self.prepared.bound(self.dispatch_text)
             bias, tokens = self._parameters["bias"], shape[0] if len(shape) == 2 else prod(shape[:-1])
             run, weight, any_axes = steps[bisect_left(limits, tokens)] if limits else steps[0]
             if len(shape) == 2 or (any_axes and x.is_contiguous()):
@@ -174,7 +174,7 @@ class CompiledLinear(WeightedLayer):
     def _by_operator(self, x: Tensor, other: Tensor | None) -> Tensor:
         """Return the answer of the registered operator, which whatever follows the call sees."""
         tensors, options = self.prepared.tensors, (self.epilogue.activation, self.epilogue.combine, other)
-        arguments = x, tensors, self.bias, self.ladder_text, self.out_features, *options
+        arguments = x, tensors, self.bias, self.dispatch_text, self.out_features, *options
         if is_compiling():
             return torch.ops.twofour.linear(*arguments)
         with followed():
@@ -187,9 +187,9 @@ class CompiledLinear(WeightedLayer):
         return x.resolve_neg()
 
     def _differentiable(self, x: Tensor, other: Tensor | None) -> Tensor:
-        if self.ladder.device == "cpu" or not self.epilogue.plain or other is not None:
+        if self.dispatch.device == "cpu" or not self.epilogue.plain or other is not None:
             raise inference_only().for_layer(self.name)
-        return through_packed(x, self.prepared.tensors, self.bias, self.ladder, self.out_features)
+        return through_packed(x, self.prepared.tensors, self.bias, self.dispatch, self.out_features)
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -199,7 +199,7 @@ class CompiledLinear(WeightedLayer):
 
     def extra_repr(self) -> str:
         """Describe the layer in the printed model."""
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, kernels={self.ladder_text}"
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, kernels={self.dispatch_text}"
 
     def _unfit(self, x: Tensor) -> KernelError:
         if (odd := unreadable(x)) is not None:

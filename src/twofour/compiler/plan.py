@@ -22,7 +22,7 @@ class LayerPlan:
         tokens: Token count the row of the table speaks of: the example's, or the largest measured; of a convolution,
             the output pixels of all images.
         kernel: Kernel that runs at `tokens`.
-        ladder: Kernels by token count, as text; "" for a layer left as it was.
+        dispatch: Kernels by token count, as text; "" for a layer left as it was.
         dense_ms: Dense time at `tokens`: of `kernel` if it is dense, else the best; None where nothing was measured.
         sparse_ms: Sparse time at `tokens`: of `kernel` if it is sparse, else the best; None without a sparse kernel.
         reason: Why this kernel.
@@ -38,7 +38,7 @@ class LayerPlan:
     shape: tuple[int, ...]
     tokens: int | None
     kernel: str
-    ladder: str
+    dispatch: str
     dense_ms: float | None
     sparse_ms: float | None
     reason: str

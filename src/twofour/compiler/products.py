@@ -117,12 +117,12 @@ class _Placer:
     def layer(self, product: Product, tokens: int, activations: torch.dtype) -> ProductLayer | None:
         """Return the layer for one product, or None where its parts are faster apart.
 
-        A product that is one compiled layer has that layer's weights and ladder, where that was measured on its input.
+        A product that is one compiled layer has that layer's weights and table, where that was measured on its input.
         """
         first = self.layers.get(product.sources[0].layer) if len(product.sources) == 1 else None
         if first is not None and (not self.lowered or self.terms.memory == "small"):
             shape = first.name, first.in_features, first.out_features
-            layer = ProductLayer(*shape, first.ladder, first.prepared, first.bias, product.epilogue)
+            layer = ProductLayer(*shape, first.dispatch, first.prepared, first.bias, product.epilogue)
             layer.quantization = first.quantization
             return layer
         if len({self.layers[source.layer].quantization for source in product.sources if source.layer}) > 1:
@@ -171,7 +171,7 @@ class _Placer:
             PreparedWeights(choice.layouts),
             f"{why(choice, tokens, because, terms.memory)}; in the graph",
         )
-        layer = ProductLayer(name, columns, rows, choice.ladder, prepared, bias, product.epilogue)
+        layer = ProductLayer(name, columns, rows, choice.dispatch, prepared, bias, product.epilogue)
         layer.quantization = quantization
         if len(parts) > 1:
             together, apart = self.together_and_apart(layer, parts, tokens, activations)
@@ -214,8 +214,8 @@ class _Placer:
         self, layer: CompiledLinear, parts: Sequence[CompiledLinear], tokens: int, activations: torch.dtype
     ) -> tuple[float, float]:
         """Return the seconds of a joined product and of its parts, measured once for layers of one kind."""
-        ladders = " ".join(one.ladder_text for one in (layer, *parts))
-        digest = hashlib.sha256(ladders.encode()).hexdigest()[:16]
+        tables = " ".join(one.dispatch_text for one in (layer, *parts))
+        digest = hashlib.sha256(tables.encode()).hexdigest()[:16]
         held = str(activations).removeprefix("torch.")
         key = self.cache.key(f"joined/{layer.out_features}x{layer.in_features}@{tokens}/{held}/{digest}")
         found = self.cache.times(
@@ -250,11 +250,11 @@ def _described(
     names: Sequence[str], shape: tuple[int, int], tokens: int, choice: Choice, sizes: tuple[int, int], reason: str
 ) -> LayerPlan:
     dense, sparse = choice.at(tokens, "dense_matmul"), choice.at(tokens, "nm_matmul")
-    kernel, ladder = choice.ladder.at(tokens)[0].name, choice.ladder.to_text()
+    kernel, dispatch = choice.dispatch.at(tokens)[0].name, choice.dispatch.to_text()
     ms = (dense and dense * 1e3, sparse and sparse * 1e3)
     parts = tuple(names) if len(names) > 1 else ()
-    reason = "; ".join(filter(None, (reason, choice.ladder.at(tokens)[0].remark(shape[1]))))
-    plan = LayerPlan(_name(names), "product", shape, tokens, kernel, ladder, *ms, reason, *sizes, times=choice.times)
+    reason = "; ".join(filter(None, (reason, choice.dispatch.at(tokens)[0].remark(shape[1]))))
+    plan = LayerPlan(_name(names), "product", shape, tokens, kernel, dispatch, *ms, reason, *sizes, times=choice.times)
     return replace(plan, parts=parts, bytes_in_file=sizes[0])
 
 

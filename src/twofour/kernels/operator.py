@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from twofour.errors import KernelError
+from twofour.kernels.dispatch import DispatchTable, read_dispatch
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
-from twofour.kernels.ladder import Ladder, read
 from twofour.native import gpu
 
 _LIBRARY = torch.library.Library("twofour", "FRAGMENT")
+# The table of kernels is called `ladder` in exported programs, which store the names of arguments.
 _LIBRARY.define(
     "linear(Tensor x, Tensor[] weights, Tensor? bias, str ladder, int out_features, "
     'str activation="none", str combine="none", Tensor? other=None) -> Tensor'
@@ -27,18 +28,18 @@ def linear(
     x: Tensor,
     weights: list[Tensor],
     bias: Tensor | None,
-    ladder: Ladder,
+    dispatch: DispatchTable,
     out_features: int,
     epilogue: Epilogue = PLAIN_EPILOGUE,
     other: Tensor | None = None,
 ) -> Tensor:
-    """Return epilogue(x @ W.T + bias) by the ladder's kernel for this many tokens.
+    """Return epilogue(x @ W.T + bias) by the dispatch table's kernel for this many tokens.
 
     Args:
         x: (..., in), float32 or the kernels' dtype.
-        weights: The weight prepared in each of `ladder.layouts`.
+        weights: The weight prepared in each of `dispatch.layouts`.
         bias: float32 (out,) or None.
-        ladder: Kernels by token count.
+        dispatch: Kernels by token count.
         out_features: Rows of W.
         epilogue: What happens to the product.
         other: Its second operand, (..., out).
@@ -47,11 +48,11 @@ def linear(
         (..., out) in x's dtype.
     """
     if x.ndim == 2:  # the common case, spared views: a microsecond of the ten that a small layer takes
-        kernel, layout = ladder.at(x.size(0))
+        kernel, layout = dispatch.at(x.size(0))
         return kernel.run(x, weights[layout], bias, out_features, epilogue, other)
     flat = x.reshape(-1, x.shape[-1])
     other = None if other is None else other.reshape(-1, out_features)
-    kernel, layout = ladder.at(len(flat))
+    kernel, layout = dispatch.at(len(flat))
     return kernel.run(flat, weights[layout], bias, out_features, epilogue, other).view(*x.shape[:-1], out_features)
 
 
@@ -59,13 +60,13 @@ def _linear(
     x: Tensor,
     weights: list[Tensor],
     bias: Tensor | None,
-    ladder: str,
+    dispatch: str,
     out_features: int,
     activation: str = "none",
     combine: str = "none",
     other: Tensor | None = None,
 ) -> Tensor:
-    steps = read(ladder)
+    steps = read_dispatch(dispatch)
     _require(x, bias, steps, out_features)
     epilogue = Epilogue(activation, combine)
     epilogue.require(other, (*x.shape[:-1], out_features))
@@ -73,24 +74,24 @@ def _linear(
     needed = [kernel.least_bytes(out_features, x.shape[-1]) for kernel in steps.by_layout.values()]
     if len(sizes) != len(needed) or any(size < least for size, least in zip(sizes, needed, strict=True)):
         raise KernelError(
-            "the weights of twofour::linear do not fit its ladder",
+            "the weights of twofour::linear do not fit its dispatch table",
             got=f"{len(sizes)} weights of {sizes} bytes",
             wanted=f"layouts {', '.join(steps.by_layout)} of at least {needed} bytes",
-            remedy="pass the weights and the ladder of one compiled layer, and inputs of its width",
+            remedy="pass the weights and the dispatch table of one compiled layer, and inputs of its width",
         )
     return linear(x, weights, bias, steps, out_features, epilogue, other)
 
 
-def _require(x: Tensor, bias: Tensor | None, ladder: Ladder, out_features: int) -> None:
+def _require(x: Tensor, bias: Tensor | None, dispatch: DispatchTable, out_features: int) -> None:
     """Refuse operands whose memory a kernel would misread: it is handed addresses, not tensors."""
-    places = (ladder.device, "cpu") if gpu.interpreted() else (ladder.device,)
-    for role, tensor, dtypes in (("x", x, ladder.reads), ("bias", bias, (torch.float32,))):
+    places = (dispatch.device, "cpu") if gpu.interpreted() else (dispatch.device,)
+    for role, tensor, dtypes in (("x", x, dispatch.reads), ("bias", bias, (torch.float32,))):
         if tensor is not None and (tensor.dtype not in dtypes or tensor.device.type not in (*places, "meta")):
             raise KernelError(
                 "an operand of a compiled layer does not fit",
                 got=f"{role} of {tensor.dtype} on {tensor.device}",
-                wanted=f"{' or '.join(map(str, dtypes))} on {ladder.device}",
-                remedy=convert(tensor, dtypes, ladder.device),
+                wanted=f"{' or '.join(map(str, dtypes))} on {dispatch.device}",
+                remedy=convert(tensor, dtypes, dispatch.device),
             )
     if x.ndim == 0 or (bias is not None and tuple(bias.shape) != (out_features,)):
         raise KernelError(
@@ -103,10 +104,15 @@ def _require(x: Tensor, bias: Tensor | None, ladder: Ladder, out_features: int) 
 
 def _no_gradient(x: Tensor, *arguments: Any) -> Tensor:
     if torch.is_grad_enabled() and x.requires_grad:
-        weights, bias, ladder, out_features, *after = arguments
-        if read(ladder).device != "cuda" or after not in ([], ["none"], ["none", "none"], ["none", "none", None]):
+        weights, bias, dispatch, out_features, *after = arguments
+        if read_dispatch(dispatch).device != "cuda" or after not in (
+            [],
+            ["none"],
+            ["none", "none"],
+            ["none", "none", None],
+        ):
             raise inference_only()
-        return through_packed(x, weights, bias, read(ladder), out_features)
+        return through_packed(x, weights, bias, read_dispatch(dispatch), out_features)
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.twofour.linear(x, *arguments)
 
@@ -116,27 +122,29 @@ class _ThroughPacked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weights: list[Tensor], bias: Tensor | None, ladder: Ladder, out_features: int
+        ctx: Any, x: Tensor, weights: list[Tensor], bias: Tensor | None, dispatch: DispatchTable, out_features: int
     ) -> Tensor:
-        ctx.weights, ctx.ladder, ctx.sizes = weights, ladder, (out_features, x.shape[-1])
+        ctx.weights, ctx.dispatch, ctx.sizes = weights, dispatch, (out_features, x.shape[-1])
         with torch.no_grad():
-            return linear(x.detach(), weights, bias, ladder, out_features)
+            return linear(x.detach(), weights, bias, dispatch, out_features)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         gradient = gradients[0]
-        kernel, layout = ctx.ladder.at(gradient.numel() // gradient.shape[-1])
+        kernel, layout = ctx.dispatch.at(gradient.numel() // gradient.shape[-1])
         weight = kernel.dense(ctx.weights[layout], *ctx.sizes).to(gradient.dtype)
         return gradient @ weight, None, None, None, None
 
 
-def through_packed(x: Tensor, weights: list[Tensor], bias: Tensor | None, ladder: Ladder, out_features: int) -> Tensor:
+def through_packed(
+    x: Tensor, weights: list[Tensor], bias: Tensor | None, dispatch: DispatchTable, out_features: int
+) -> Tensor:
     """Return `linear` on a GPU with a gradient for its input: dX = dY W, with W opened for the backward pass alone."""
-    return _ThroughPacked.apply(x, weights, bias, ladder, out_features)  # pyright: ignore[reportReturnType]
+    return _ThroughPacked.apply(x, weights, bias, dispatch, out_features)  # pyright: ignore[reportReturnType]
 
 
-def _fake(x: Tensor, weights: list[Tensor], bias: Tensor | None, ladder: str, out_features: int, *_: Any) -> Tensor:
-    _require(x, bias, read(ladder), out_features)
+def _fake(x: Tensor, weights: list[Tensor], bias: Tensor | None, dispatch: str, out_features: int, *_: Any) -> Tensor:
+    _require(x, bias, read_dispatch(dispatch), out_features)
     return x.new_empty(*x.shape[:-1], out_features)
 
 

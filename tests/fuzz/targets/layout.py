@@ -34,7 +34,7 @@ class Use:
     kernel: Any
     buffer: Tensor
     how: str
-    ladder: str
+    dispatch: str
 
 
 @cache
@@ -49,7 +49,7 @@ def build(data: bytes) -> Use:
     cursor = Cursor(data)
     kernel, prepared = cursor.pick(weights())
     how, buffer = cursor.pick(USES), prepared.clone()
-    ladder = f"*={kernel.name}"
+    dispatch = f"*={kernel.name}"
     for _ in range(6):
         if cursor.empty:
             break
@@ -67,8 +67,10 @@ def build(data: bytes) -> Use:
             buffer = torch.cat((buffer, buffer[: cursor.number(256)]))
         else:
             other = cursor.pick(weights())[0].name
-            ladder = cursor.pick(("", "*=", "*=x", "1=", f"{ladder};{ladder}", f"3={other};{ladder}", f"-1={ladder}"))
-    return Use(kernel, buffer, how, ladder)
+            dispatch = cursor.pick(
+                ("", "*=", "*=x", "1=", f"{dispatch};{dispatch}", f"3={other};{dispatch}", f"-1={dispatch}")
+            )
+    return Use(kernel, buffer, how, dispatch)
 
 
 def _change_header(cursor: Cursor, buffer: Tensor) -> None:
@@ -93,7 +95,7 @@ def run(built: Use) -> str:
         made, (layouts, plain, opaque) = PreparedWeights({kernel.layout: buffer}).__reduce__()
         made(layouts, plain, opaque).source()
     elif built.how == "operator":
-        y = torch.ops.twofour.linear(x, [buffer], None, built.ladder, ROWS)
+        y = torch.ops.twofour.linear(x, [buffer], None, built.dispatch, ROWS)
         assert tuple(y.shape) == (3, ROWS), y.shape
     elif built.how == "columns" and kernel.layout in ("panels", "pairs", "bf16_panels"):
         assert tuple(kernel.run_columns(x.T, buffer, ROWS).shape) == (ROWS, 3)

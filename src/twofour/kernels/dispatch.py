@@ -20,7 +20,7 @@ ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Ladder:
+class DispatchTable:
     """Kernels by token count: step i serves up to `limits[i]` tokens, the last step every count above.
 
     Attributes:
@@ -40,7 +40,7 @@ class Ladder:
         """The kernels, in the order of `names`.
 
         Raises:
-            KernelError: One of them cannot run here: the ladder comes from another machine.
+            KernelError: One of them cannot run here: the dispatch table comes from another machine.
         """
         found = tuple(find(name) for name in self.names)
         for kernel in found:
@@ -91,12 +91,12 @@ class Ladder:
         return any(kernel.operation == "nm_matmul" for kernel in self.kernels)
 
     def to_text(self) -> str:
-        """Return the ladder as text, for example "16=a;*=b": what the registered operator carries."""
+        """Return the dispatch table as text, for example "16=a;*=b": what the registered operator carries."""
         return ";".join(f"{limit}={name}" for limit, name in zip([*self.limits, "*"], self.names, strict=True))
 
 
-def climb(best: dict[int, str], exact: dict[int, str] | None = None) -> Ladder:
-    """Build the ladder from the best kernel at each measured token count.
+def build_dispatch(best: dict[int, str], exact: dict[int, str] | None = None) -> DispatchTable:
+    """Build the dispatch table from the best kernel at each measured token count.
 
     A count between two measured ones with different winners goes to the upper one from their geometric mean on.
 
@@ -114,21 +114,24 @@ def climb(best: dict[int, str], exact: dict[int, str] | None = None) -> Ladder:
             limits.append(int((tokens[index - 1] * count) ** 0.5))
         names.append(best[count])
     for count, name in sorted((exact or {}).items()):
+        # Cut the step (low, high] around `count` in three: (low, count - 1] as before, count alone, (count, high] as
+        # before; high is None in the last step. "*=a" with {8: b} becomes "7=a;8=b;*=a".
         at = bisect_left(limits, count)
         low, high = limits[at - 1] if at else 0, limits[at] if at < len(limits) else None
         steps = [(count - 1, names[at]), (count, name), (high, names[at])]
+        # Empty parts go: the first where low is count - 1, the last where high is count, which then is twice there.
         steps = [step for step in steps if step[0] is None or (step[0] > low and (step[1] == name or step[0] != count))]
         names[at : at + 1] = [serving for _, serving in steps]
         limits[at : at + 1] = [limit for limit, _ in steps if limit is not None]
-    return Ladder(tuple(limits), tuple(names))
+    return DispatchTable(tuple(limits), tuple(names))
 
 
 @cache
-def read(text: str) -> Ladder:
-    """Read what `Ladder.to_text` wrote.
+def read_dispatch(text: str) -> DispatchTable:
+    """Read what `DispatchTable.to_text` wrote.
 
     Raises:
-        KernelError: The text is no ladder, or names a kernel that does not exist.
+        KernelError: The text is no dispatch table, or names a kernel that does not exist.
     """
     try:
         pairs = [step.split("=") for step in text.split(";")]
@@ -139,8 +142,8 @@ def read(text: str) -> Ladder:
             raise ValueError(text)
     except ValueError:
         raise KernelError(
-            "the text is no ladder of kernels", got=repr(text), wanted='"16=kernel;*=kernel"', remedy=_REMEDY
+            "the text is no dispatch table", got=repr(text), wanted='"16=kernel;*=kernel"', remedy=_REMEDY
         ) from None
     for name in names:
         find(name)
-    return Ladder(counts, names)
+    return DispatchTable(counts, names)
