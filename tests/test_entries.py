@@ -1,6 +1,7 @@
 """Every public entry answers what it cannot use with an error of ours that says what was got and wanted."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -8,7 +9,18 @@ from torch import nn
 from torch.nn import functional as F
 
 import twofour
-from twofour import export, importing, legality, masks, measure, permutation, pruning, quantization, training
+from twofour import (
+    allocation,
+    export,
+    importing,
+    legality,
+    masks,
+    measure,
+    permutation,
+    pruning,
+    quantization,
+    training,
+)
 from twofour.compat import asp, torchao_sparsity
 from twofour.errors import (
     CompileError,
@@ -17,10 +29,12 @@ from twofour.errors import (
     LayerError,
     MaskError,
     MeasureError,
+    PermutationError,
     RecipeError,
     TrainingError,
     TwofourError,
 )
+from twofour.layers import walk
 from twofour.recipe import Recipe
 from twofour.training import gradual, lora, s_ste, sdgp, sr_ste
 
@@ -193,6 +207,19 @@ def test_what_names_no_file_is_refused_and_nothing_is_written(call, kind, path, 
         (lambda: training.distilled(F.cross_entropy, answer=3), TrainingError, "`answer` cannot be called"),
         (lambda: measure.compare({"a": list}, threads=10**8), MeasureError, "threads=100000000"),
         (lambda: measure.require_threads("2"), MeasureError, "threads='2'"),
+        (lambda: measure.compare(candidates=3), MeasureError, "int"),
+        (lambda: measure.compare({"a": 3}), MeasureError, "candidate `a` cannot be called"),
+        (lambda: masks.attach(3, X, "2:4"), MaskError, "no weight to put a mask on"),
+        (lambda: masks.attach(walk(dense()).weights[0], 3, "2:4"), MaskError, "PrunableWeight and int"),
+        (lambda: permutation.permute(dense(), X, 3), PermutationError, "no list of weights"),
+        (lambda: permutation.permute(dense(), X, [3]), PermutationError, "no list of weights"),
+        (lambda: permutation.permute(dense(), X, [(3, "2:4")]), PermutationError, "no list of weights"),
+        (lambda: permutation.permute(dense(), X, [], scores=3), PermutationError, "the scores are no mapping"),
+        (lambda: allocation.sensitivity(dense(), DATA, patterns=3), RecipeError, "patterns=3"),
+        (lambda: export.to_onnx(masked(), "unused", X, dtype="int8", data=3), ExportError, "data=3"),
+        (lambda: twofour.check(masked(), progress=3), LayerError, "`progress` cannot be called"),
+        (lambda: sr_ste.attach(dense(), decay=math.inf), TrainingError, "decay"),
+        (lambda: training.both_ways.attach(dense(), X, decay=math.inf), TrainingError, "decay=inf"),
     ],
 )
 def test_arguments_that_cannot_be_used(call, kind, words):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -176,6 +176,13 @@ def _runs_sparse(weight: PrunableWeight, keep: Tensor) -> bool:
 
 def _candidates(given: Sequence[str | Pattern]) -> dict[str, Pattern | None]:
     """Parse the candidates; None is dense."""
+    if not isinstance(given, str | Pattern | Iterable):
+        raise RecipeError(
+            "the candidates are no patterns",
+            got=f"patterns={given!r:.80}",
+            wanted="patterns or their texts",
+            remedy=f"the default is {PATTERNS}",
+        )
     listed = (given,) if isinstance(given, str | Pattern) else tuple(given)
     parsed = [None if entry == DENSE else patterns.parse(entry) for entry in listed]
     found = {DENSE if pattern is None else pattern.name: pattern for pattern in parsed}

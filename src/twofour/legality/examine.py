@@ -56,6 +56,13 @@ def check(
         FormatError: A file is missing, damaged or of no kind that can be read.
         SourceError: A folder's model or an ONNX file needs a package that is not installed.
     """
+    if progress is not None and not callable(progress):
+        raise LayerError(
+            "`progress` cannot be called",
+            got=f"{progress!r:.80}",
+            wanted="a function of the weights done, of all of them, and of the next one's name",
+            remedy="leave it out: nothing is shown then",
+        )
     expectation = Expectation.of(expect)
     include, axes = parse_globs(include, "include"), _axes(axes)
     if isinstance(model, nn.Module):

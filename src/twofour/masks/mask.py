@@ -89,6 +89,14 @@ def attach_all(plan: Sequence[tuple[PrunableWeight, Tensor, Pattern | str]]) -> 
     Raises:
         MaskError: As `attach`.
     """
+    for prunable, keep, _ in plan:
+        if not isinstance(prunable, PrunableWeight) or not isinstance(keep, Tensor):
+            raise MaskError(
+                "there is no weight to put a mask on, or no mask",
+                got=f"{type(prunable).__name__} and {type(keep).__name__}",
+                wanted="a PrunableWeight and a bool tensor of its shape",
+                remedy="twofour.layers.walk(model).weights lists a model's weights; twofour.prune masks all of them",
+            )
     parsed = [(prunable, keep, parse(pattern)) for prunable, keep, pattern in plan]
     for prunable, keep, pattern in parsed:
         try:

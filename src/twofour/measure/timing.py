@@ -8,7 +8,7 @@ import gc
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TypeAlias
 
@@ -224,13 +224,15 @@ def balanced_orders(count: int) -> list[list[int]]:
 
 
 def _runners(candidates: Mapping[str, Candidate], clock: str) -> list[_Runner]:
-    if not candidates:
-        raise MeasureError("there is nothing to time", got="no candidates", wanted="a dict of name to callable")
+    if not isinstance(candidates, Mapping) or not candidates:
+        got = "no candidates" if isinstance(candidates, Mapping) else type(candidates).__name__
+        raise MeasureError("there is nothing to time", got=got, wanted="a dict of name to callable")
     if clock not in CLOCKS:
         raise MeasureError("unknown clock", got=repr(clock), wanted='"wall" or "thread"')
     runners = []
     for index, (name, candidate) in enumerate(candidates.items()):
-        copies = [candidate] if callable(candidate) else list(candidate)
+        several = candidate if isinstance(candidate, Iterable) else ()
+        copies = [candidate] if callable(candidate) else list(several)
         if not copies or not all(callable(copy) for copy in copies):
             raise MeasureError(
                 f"candidate `{name}` cannot be called",

@@ -62,6 +62,7 @@ def permute(
             changed: then it is as it was.
         PatternError: A weight holds NaN or infinity, or its groups do not divide it.
     """
+    _require_plan(plan, scores)
     require_whole(plan)
     with calls.explaining(
         PermutationError,
@@ -91,6 +92,27 @@ def permute(
     )
     _log.info("permuted: %s", report)
     return report
+
+
+def _require_plan(plan: object, scores: object) -> None:
+    pairs = list(plan) if isinstance(plan, Sequence) else [None]
+    if not all(isinstance(pair, tuple | list) and [*map(_kind, pair)] == [PrunableWeight, Pattern] for pair in pairs):
+        raise PermutationError(
+            "the plan is no list of weights and their patterns",
+            got=f"{plan!r:.80}",
+            wanted="pairs (PrunableWeight, Pattern)",
+            remedy="[(weight, twofour.patterns.parse('2:4')) for weight in twofour.layers.walk(model).weights]",
+        )
+    if scores is not None and not isinstance(scores, Mapping):
+        raise PermutationError(
+            "the scores are no mapping",
+            got=type(scores).__name__,
+            wanted="names of weights and tensors of their shapes",
+        )
+
+
+def _kind(value: object) -> type:
+    return next((kind for kind in (PrunableWeight, Pattern) if isinstance(value, kind)), type(value))
 
 
 class _Mover:

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,6 +186,13 @@ def _require(model: nn.Module, matmul: str, dtype: str, data: Any) -> None:
             got=f"dtype={dtype!r}, data {'given' if data is not None else 'missing'}",
             wanted="inputs whose ranges become scales: TensorRT runs int8 kernels where both operands have one",
             remedy="pass data=loader with dtype='int8', or leave both out",
+        )
+    if data is not None and not isinstance(data, Iterable):
+        raise ExportError(
+            "there are no data to take ranges from",
+            got=f"data={data!r:.80}",
+            wanted="a loader or a list of inputs, or of pairs (input, target)",
+            remedy="data=[x] takes a single input",
         )
     require_plain(model)
     require_kept(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -124,11 +125,11 @@ def _interval(schedule: str) -> int | None:
 
 def _require_options(begin: int, decay: float, gradient: str, kernels: str, seconds: float) -> None:
     numbers = type(begin) is int and all(isinstance(value, int | float) for value in (decay, seconds))
-    if not numbers or begin < 0 or not decay >= 0 or not seconds > 0:
+    if not numbers or begin < 0 or not 0 <= decay < math.inf or not seconds > 0:
         raise TrainingError(
             "an argument is impossible",
             got=f"begin={begin!r}, decay={decay!r}, seconds={seconds!r}",
-            wanted="a whole number begin >= 0, decay >= 0, seconds > 0",
+            wanted="a whole number begin >= 0, a finite decay >= 0, seconds > 0",
             remedy="leave them out",
         )
     for name, value, known in (

@@ -7,6 +7,7 @@ decay * (1 - mask) * w, which keeps the mask from flickering.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,13 +50,13 @@ def attach(
         >>> model = scheme.finish()
 
     Raises:
-        TrainingError: The model is masked already, nothing can be pruned, or `decay` is negative.
+        TrainingError: The model is masked already, nothing can be pruned, or `decay` is negative or infinite.
     """
-    if not isinstance(decay, int | float) or not decay >= 0:
+    if not isinstance(decay, int | float) or not 0 <= decay < math.inf:
         raise TrainingError(
             "`decay` is impossible",
             got=repr(decay),
-            wanted="a number of at least 0",
+            wanted="a finite number of at least 0",
             remedy=f"leave it out to use {DECAY:g}, the authors' value",
         )
     found = assigned(model, pattern, skip, eligibility=eligibility)
