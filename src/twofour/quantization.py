@@ -15,7 +15,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from twofour import masks
-from twofour.errors import MaskError, TrainingError
+from twofour.errors import MaskError, TrainingError, cut
 from twofour.kernels.nm_matmul import quantize_input
 from twofour.masks import Mask
 from twofour.packing.quantize import GROUPS, dequantize, to_int4, to_int8
@@ -71,7 +71,7 @@ def _roundable(model: nn.Module, dtype: str, group: int, layers: str) -> dict[st
     if not isinstance(layers, str):
         raise TrainingError(
             "`layers` is no glob",
-            got=repr(layers)[:80],
+            got=cut(repr(layers), 80),
             wanted='one text, such as "encoder.*"',
             remedy='leave it out for every masked Linear layer: "*"',
         )
@@ -81,8 +81,8 @@ def _roundable(model: nn.Module, dtype: str, group: int, layers: str) -> dict[st
     for name, mask in masks.of(model).items():
         if not fnmatchcase(mask.layer, layers):
             continue
-        cut = "tied to another, which would not be rounded"
-        reason = cut if id(mask.parameter) in shared else _unfit(mask, dtype, group)
+        tie = "tied to another, which would not be rounded"
+        reason = tie if id(mask.parameter) in shared else _unfit(mask, dtype, group)
         if reason:
             left[name] = reason
             _log.info("`%s` is not rounded: %s", name, reason)

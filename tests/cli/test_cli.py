@@ -156,6 +156,17 @@ def test_kernels_lists_every_row(run, monkeypatch):
     assert content["nm_mask_any_f32__scalar"]["available"] is True
 
 
+def test_a_reader_that_leaves_early_costs_neither_the_file_nor_an_error(tmp_path):
+    file = tmp_path / "k.json"
+    command = [sys.executable, "-u", "-m", "twofour", "kernels", "--json", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout and running.stderr
+        running.stdout.close()  # before anything is printed: every write meets a closed pipe
+        said = running.stderr.read()
+    assert running.returncode == 0 and "Error" not in said
+    assert json.loads(file.read_text())["kernels"]
+
+
 def test_kernels_says_which_were_never_measured(run, monkeypatch):
     from twofour.kernels.table import Listed
 

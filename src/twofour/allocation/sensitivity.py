@@ -17,7 +17,7 @@ from twofour.calibration import Batch, Statistics
 from twofour.calibration.gradients import computed, require_function
 from twofour.calibration.passes import explained, observing
 from twofour.criteria import Criterion, Layerwise
-from twofour.errors import DataError, LayerError, PatternError, RecipeError
+from twofour.errors import DataError, LayerError, PatternError, RecipeError, cut
 from twofour.layers import PrunableWeight, compiled_parts, describe_attached, is_distributed, walk, way_out
 from twofour.patterns import Pattern
 from twofour.patterns.base import is_finite, non_finite
@@ -179,7 +179,7 @@ def _candidates(given: Sequence[str | Pattern]) -> dict[str, Pattern | None]:
     if not isinstance(given, str | Pattern | Iterable):
         raise RecipeError(
             "the candidates are no patterns",
-            got=f"patterns={given!r:.80}",
+            got=f"patterns={cut(repr(given), 80)}",
             wanted="patterns or their texts",
             remedy=f"the default is {PATTERNS}",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,9 +65,18 @@ class Advance(Protocol):
         ...
 
 
+class _Output(Console):
+    """Standard output: once its reader is gone (`| head`), the rest is dropped and the command goes on."""
+
+    def on_broken_pipe(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
 def output() -> Console:
     """Return the console for results."""
-    return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+    return _Output(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
 
 
 def errors() -> Console:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twofour.errors import DataError
+from twofour.errors import DataError, cut
 
 FOLDER_VARIABLE = "TWOFOUR_DATA"
 UNSIGNED_BYTE = 0x08  # the IDX type code of all MNIST-like files
@@ -56,7 +56,7 @@ def load(name: str, *, train: int, test: int, seed: int = 0) -> Images:
     if type(seed) is not int or not -(2**63) <= seed < 2**64:
         raise DataError(
             "the seed is impossible",
-            got=f"seed={seed!r:.80}",
+            got=f"seed={cut(repr(seed), 80)}",
             wanted="a whole number of 64 bits",
             remedy="leave it out for 0",
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from twofour.errors import LayerError, TwofourError
+from twofour.errors import LayerError, TwofourError, cut
 
 ELIGIBILITIES = ("asp", "any")
 
@@ -46,7 +46,7 @@ def parse_globs(given: object, option: str = "skip", kind: type[TwofourError] = 
     if wrong := [glob for glob in globs if not isinstance(glob, str)]:
         raise kind(
             f"`{option}` names no layers",
-            got=f"{wrong[0]!r:.80}, of type {type(wrong[0]).__name__}",
+            got=f"{cut(repr(wrong[0]), 80)}, of type {type(wrong[0]).__name__}",
             wanted='a layer name or glob such as "encoder.*.fc1", or a sequence of them',
             remedy=f"leave `{option}` out to name none",
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from twofour.checkpoints.kinds import remedy_for
-from twofour.errors import FormatError, LayerError
+from twofour.errors import FormatError, LayerError, cut
 from twofour.files import named
 from twofour.layers import Reduction, parse_globs
 from twofour.legality.expectation import Expect, Expectation
@@ -59,7 +59,7 @@ def check(
     if progress is not None and not callable(progress):
         raise LayerError(
             "`progress` cannot be called",
-            got=f"{progress!r:.80}",
+            got=cut(repr(progress), 80),
             wanted="a function of the weights done, of all of them, and of the next one's name",
             remedy="leave it out: nothing is shown then",
         )
@@ -91,7 +91,7 @@ def _axes(axes: object) -> dict[str, int]:
     if not isinstance(axes, Mapping) or not all(isinstance(name, str) for name in axes):
         raise LayerError(
             "`axes` names no reduction axes",
-            got=f"{axes!r:.80}",
+            got=cut(repr(axes), 80),
             wanted='names or globs of weights and 0 or 1, such as {"*.c_attn.weight": 0}',
             remedy="leave it out: axis 1 is that of a Linear and a convolution",
         )
@@ -163,7 +163,7 @@ def _require_tensors(weights: object, axes: Mapping[str, int]) -> None:
         if not isinstance(weights, Mapping) or not isinstance(tensor, Tensor) or not isinstance(name, str):
             raise LayerError(
                 "there are no named tensors to check",
-                got=f"{type(tensor).__name__} under {name!r:.80}"
+                got=f"{type(tensor).__name__} under {cut(repr(name), 80)}"
                 if isinstance(weights, Mapping)
                 else type(tensor).__name__,
                 wanted="a dict of names and tensors, as model.state_dict() returns",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from twofour.errors import LayerError
+from twofour.errors import LayerError, cut
 from twofour.patterns import Pattern, parse
 
 Expect = str | Pattern | Mapping[str, str | Pattern] | None
@@ -37,7 +37,7 @@ class Expectation:
             if wrong := [name for name in expect if not isinstance(name, str)]:
                 raise LayerError(
                     "a promise names no weight",
-                    got=f"{wrong[0]!r:.80}, of type {type(wrong[0]).__name__}",
+                    got=f"{cut(repr(wrong[0]), 80)}, of type {type(wrong[0]).__name__}",
                     wanted='names of weights, such as "encoder.fc1.weight", and their patterns',
                     remedy="the report of check(model) lists the names",
                 )

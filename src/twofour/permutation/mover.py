@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from twofour import calls, capture, coupling
 from twofour.coupling import Group, Place
-from twofour.errors import CompileError, PatternError, PermutationError
+from twofour.errors import CompileError, PatternError, PermutationError, cut
 from twofour.layers import PrunableWeight, is_distributed, is_masked
 from twofour.measure.machine import free_memory_bytes
 from twofour.patterns import Pattern
@@ -99,7 +99,7 @@ def _require_plan(plan: object, scores: object) -> None:
     if not all(isinstance(pair, tuple | list) and [*map(_kind, pair)] == [PrunableWeight, Pattern] for pair in pairs):
         raise PermutationError(
             "the plan is no list of weights and their patterns",
-            got=f"{plan!r:.80}",
+            got=cut(repr(plan), 80),
             wanted="pairs (PrunableWeight, Pattern)",
             remedy="[(weight, twofour.patterns.parse('2:4')) for weight in twofour.layers.walk(model).weights]",
         )

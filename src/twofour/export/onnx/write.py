@@ -190,7 +190,7 @@ def _require(model: nn.Module, matmul: str, dtype: str, data: Any) -> None:
     if data is not None and not isinstance(data, Iterable):
         raise ExportError(
             "there are no data to take ranges from",
-            got=f"data={data!r:.80}",
+            got=f"data={cut(repr(data), 80)}",
             wanted="a loader or a list of inputs, or of pairs (input, target)",
             remedy="data=[x] takes a single input",
         )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour import masks
-from twofour.errors import TrainingError
+from twofour.errors import TrainingError, cut
 from twofour.masks import Mask
 from twofour.training.schemes.base import Scheme, require_free
 from twofour.training.schemes.slots import Slot, parametrise_all, tied
@@ -85,20 +85,20 @@ def _adaptable(model: nn.Module, layers: str) -> dict[str, Mask]:
     if not isinstance(layers, str):
         raise TrainingError(
             "`layers` is no glob",
-            got=repr(layers)[:80],
+            got=cut(repr(layers), 80),
             wanted='one text, such as "encoder.*"',
             remedy='leave it out for every masked layer: "*"',
         )
     listed = {name: mask for name, mask in masks.of(model).items() if fnmatchcase(mask.layer, layers)}
     shared = tied(model)
-    cut = [name for name, mask in listed.items() if id(mask.parameter) in shared]
-    for name in cut:
+    ties = [name for name, mask in listed.items() if id(mask.parameter) in shared]
+    for name in ties:
         _log.info("`%s` gets no adapter: it is tied to another, which would go without", name)
-    found = {name: mask for name, mask in listed.items() if name not in cut}
-    if cut and not found:
+    found = {name: mask for name, mask in listed.items() if name not in ties}
+    if ties and not found:
         raise TrainingError(
             "there is nothing to adapt: every masked weight that fits is tied to another",
-            got=f"layers={layers!r}, which fits {', '.join(f'`{name}`' for name in cut)}",
+            got=f"layers={layers!r}, which fits {', '.join(f'`{name}`' for name in ties)}",
             wanted="a masked weight that stands in one place: an adapter on a tied one would cut it from the others",
             remedy="name layers that are not tied, or untie the weight: "
             "layer.weight = torch.nn.Parameter(layer.weight.detach().clone()), before twofour.prune",
