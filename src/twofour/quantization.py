@@ -18,7 +18,8 @@ from twofour import masks
 from twofour.errors import MaskError, TrainingError, cut
 from twofour.kernels.nm_matmul import quantize_input
 from twofour.masks import Mask
-from twofour.packing.quantize import GROUPS, dequantize, to_int4, to_int8
+from twofour.packing import encodings
+from twofour.packing.encodings import Encoding, dequantize
 from twofour.training.schemes import Scheme, Slot, parametrise_all, require_free, tied
 
 _log = logging.getLogger("twofour.quantization")
@@ -55,15 +56,17 @@ def attach(
             options are impossible.
     """
     require_free(model)
-    if dtype not in ("int8", "int4") or (dtype == "int4" and group not in GROUPS):
+    encoding = encodings.find(dtype)
+    if encoding is None or not encoding.scaled or (encoding.groups and group not in encoding.groups):
         raise TrainingError(
             "the quantisation is impossible",
             got=f"dtype={dtype!r}, group={group}",
-            wanted=f'"int8", or "int4" with a group of {", ".join(map(str, GROUPS))}',
+            wanted=f'"int8", or "int4" with a group of {", ".join(map(str, encodings.GROUPS))}',
             remedy='dtype="int8" first: it loses less',
         )
+    group = group if encoding.groups else 0
     found = _roundable(model, dtype, group, layers)
-    return QAT(model, found, dtype, activations and dtype == "int8", group, symmetric)
+    return QAT(model, found, encoding, activations and encoding.rounds_inputs, group, symmetric)
 
 
 def _roundable(model: nn.Module, dtype: str, group: int, layers: str) -> dict[str, Mask]:
@@ -102,7 +105,7 @@ def _roundable(model: nn.Module, dtype: str, group: int, layers: str) -> dict[st
 def _unfit(mask: Mask, dtype: str, group: int) -> str | None:
     if not isinstance(mask.module, nn.Linear):
         return f"{type(mask.module).__name__} has no {dtype} kernel"
-    if dtype == "int4" and mask.keep.shape[1] % group:
+    if group and mask.keep.shape[1] % group:
         return f"{mask.keep.shape[1]} inputs are not a multiple of the group {group}"
     return None
 
@@ -115,14 +118,20 @@ class QAT(Scheme):
     """
 
     def __init__(
-        self, model: nn.Module, found: dict[str, Mask], dtype: str, activations: bool, group: int, symmetric: bool
+        self,
+        model: nn.Module,
+        found: dict[str, Mask],
+        encoding: Encoding,
+        activations: bool,
+        group: int,
+        symmetric: bool,
     ) -> None:
         super().__init__(model)
-        self.dtype, self.layers = dtype, tuple(found)
+        self.dtype, self.layers = encoding.name, tuple(found)
         self._masks = masks.state_dict(model)
         self._keeps = {name: mask.keep.clone() for name, mask in found.items()}
         self._slots = [Slot(mask.module, mask.attribute) for mask in found.values()]
-        roundings = [_Rounding(mask.keep, dtype, group, symmetric) for mask in found.values()]
+        roundings = [_Rounding(mask.keep, encoding, group, symmetric) for mask in found.values()]
         others = {name: saved for name, saved in self._masks.items() if name not in found}
         masks.detach(model)  # a parametrised weight has no parameter of its own; the rounding masks it instead
         try:
@@ -175,10 +184,10 @@ class QAT(Scheme):
 class _Rounding(nn.Module):
     keep: Tensor
 
-    def __init__(self, keep: Tensor, dtype: str, group: int, symmetric: bool) -> None:
+    def __init__(self, keep: Tensor, encoding: Encoding, group: int, symmetric: bool) -> None:
         super().__init__()
         self.register_buffer("keep", keep.clone(), persistent=False)
-        self.dtype, self.group, self.symmetric = dtype, group, symmetric
+        self.encoding, self.group, self.symmetric = encoding, group, symmetric
 
     def forward(self, weight: Tensor) -> Tensor:
         """Weight (out, in) -> the same rounded, with the gradient of the mask alone."""
@@ -187,11 +196,9 @@ class _Rounding(nn.Module):
 
     def rounded(self, kept: Tensor) -> Tensor:
         """What the packed weight will hold: the scales of kept values are those of whole rows, zeros add nothing."""
-        values = kept.float()
-        if self.dtype == "int8":
-            whole, scales = to_int8(values)
-            return dequantize(whole, scales, None).to(kept.dtype)
-        return dequantize(*to_int4(values, self.group, self.symmetric)).to(kept.dtype)
+        whole, scales, zeros = self.encoding.quantize(kept.float(), self.group, self.symmetric)
+        assert scales is not None, self.encoding
+        return dequantize(whole, scales, zeros).to(kept.dtype)
 
 
 def _round_inputs(

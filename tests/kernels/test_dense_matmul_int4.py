@@ -12,7 +12,7 @@ from twofour.kernels import rows
 from twofour.kernels.dense_matmul import Int4Matmul
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.packing import pack
-from twofour.packing.quantize import dequantize, to_int4
+from twofour.packing.encodings import INT4, dequantize
 from twofour.patterns import parse
 
 ROWS = [row for row in rows() if isinstance(row, Int4Matmul)]
@@ -30,7 +30,7 @@ def assert_close(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: t
 def rounded(weight: torch.Tensor) -> torch.Tensor:
     group = 64 if weight.shape[1] % 64 == 0 else 32
     padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % group))
-    return dequantize(*to_int4(padded, group, True))[:, : weight.shape[1]]
+    return dequantize(*INT4.quantize(padded, group))[:, : weight.shape[1]]
 
 
 @each_row(ROWS)

@@ -31,7 +31,7 @@ from twofour.kernels.norm import reference as norm_reference
 from twofour.kernels.table import convolutions, listing, rows
 from twofour.native import NativeRow
 from twofour.packing import HEADER_BYTES, layout_header, pack
-from twofour.packing.quantize import dequantize, to_int4
+from twofour.packing.encodings import INT4, dequantize
 from twofour.patterns import parse
 from twofour.patterns.census import ties_reference
 from twofour.patterns.transposable import project_tiles_reference
@@ -333,7 +333,7 @@ def product_of_int4(row: Kernel) -> None:
             held = random(out, columns)
             group = 64 if columns % 64 == 0 else 32
             padded = torch.nn.functional.pad(held, (0, -columns % group))
-            weight = dequantize(*to_int4(padded, group, True))[:, :columns]
+            weight = dequantize(*INT4.quantize(padded, group))[:, :columns]
         prepared = row.prepare(held)
         for x, bias, count in calls(out, columns, True, 65):
             with threads(count):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twofour.errors import PackingError, PatternError
-from twofour.packing import DTYPES, Header, Packed, layout_header, pack, read_layout_header
+from twofour.packing import Header, Packed, encodings, layout_header, pack, read_layout_header
 from twofour.patterns import parse
 
 
@@ -20,7 +20,7 @@ def sparse(shape: tuple[int, ...], pattern: str, axis: int = -1, seed: int = 0) 
 @pytest.mark.parametrize("kept", list(itertools.combinations(range(4), 2)))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
 def test_every_legal_code_round_trips(isa: str, kept: tuple[int, int], dtype: str) -> None:
-    weight = torch.zeros(2, 12, dtype=DTYPES[dtype])
+    weight = torch.zeros(2, 12, dtype=encodings.get(dtype).dtype)
     weight[:, list(kept)] = torch.tensor([3, -7]).to(weight.dtype)
     packed = pack(weight, "2:4")
     # PTX ISA: low two bits = first kept position, high two bits = second; an all-zero group carries (0, 1).
@@ -53,9 +53,9 @@ def test_sizes_are_those_of_the_paper(pattern: str, dtype: str, ratio: float) ->
     weight = (weight * 2).clamp(-8, 7).to(torch.int8) if whole else weight
     weight = weight * parse(pattern).project(weight, absolute=True)
     packed = pack(weight, pattern, dtype)
-    bits = {"int8": 8, "int4": 4, "tf32": 32}.get(dtype) or DTYPES[dtype].itemsize * 8
+    bits = {"int8": 8, "int4": 4, "tf32": 32}.get(dtype) or encodings.get(dtype).dtype.itemsize * 8
     assert packed.nbytes == weight.numel() * bits / 8 * ratio
-    assert torch.equal(packed.unpack(), weight.to(DTYPES[dtype]))
+    assert torch.equal(packed.unpack(), weight.to(encodings.get(dtype).dtype))
 
 
 @given(

@@ -13,7 +13,7 @@ from torch import Tensor
 from twofour.errors import CompileError, PackingError
 from twofour.kernels import rows
 from twofour.packing import Packed, pack, rewrite
-from twofour.packing.quantize import GROUPS
+from twofour.packing.encodings import GROUPS
 from twofour.patterns import Pattern, parse
 from twofour.patterns.base import Conformity
 

@@ -157,8 +157,8 @@ def packed_in(path: Path, headers: Mapping[str, Any], tensors: dict[str, Tensor]
                 raise malformed(f"no-{suffix[1:]}", path, f"the packed weight `{name}` lacks {name + suffix}")
         try:
             header = Header.from_dict(fields)
-            whole = header.dtype in ("int8", "int4")
-            scales, zeros = (tensors.pop(name + suffix, None) if whole else None for suffix in (SCALES, ZEROS))
+            scaled = header.encoding.scaled
+            scales, zeros = (tensors.pop(name + suffix, None) if scaled else None for suffix in (SCALES, ZEROS))
             packed = Packed(header, tensors.pop(name + VALUES), tensors.pop(name + INDICES), scales, zeros)
             packed.validate()
         except PackingError as error:

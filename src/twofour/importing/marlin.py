@@ -35,7 +35,7 @@ TILE = 16
 GROUP = 128
 """Inputs that share a scale: the only group size that the format has beside whole rows."""
 
-OUR_GROUPS = (128, 64, 32)
+GROUPS = (128, 64, 32)
 """Groups that our int4 knows; a scale of a whole row is repeated for the largest that divides it."""
 
 
@@ -183,7 +183,7 @@ def _scaled(packed: Packed, scales: Tensor, keep: Tensor, bits: int) -> Sparse:
         whole = packed.unpack().float().view(len(scales), scales.shape[1], -1)
         return Sparse((whole * scales.unsqueeze(-1)).view(packed.header.shape), keep=keep)
     columns = packed.header.shape[1]
-    group = GROUP if scales.shape[1] > 1 else next(size for size in OUR_GROUPS if columns % size == 0)
+    group = GROUP if scales.shape[1] > 1 else next(size for size in GROUPS if columns % size == 0)
     nibbles = packed.values.view(torch.uint8) & 0xF
     values = nibbles[:, 0::2] | nibbles[:, 1::2] << 4
     header = replace(packed.header, dtype="int4", group=group)

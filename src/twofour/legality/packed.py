@@ -143,7 +143,7 @@ def ours(file: Path, headers: Mapping[str, object], entries: Mapping[str, Entry]
                 layer=name,
                 code=error.code,
             ) from error
-        suffixes = (VALUES, INDICES, *((SCALES, ZEROS) if header.dtype in ("int8", "int4") else ()))
+        suffixes = (VALUES, INDICES, *((SCALES, ZEROS) if header.encoding.scaled else ()))
         yield Ours(name, header, _parts(here, (name + suffix for suffix in suffixes)), file)
 
 

@@ -82,7 +82,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "twofour CPU", "float32 bfloat16 int8", 1, 4, "2:4", _PRODUCTS, "kernels/nm_matmul: the rest is padded inside"
     ),
-    Rule("twofour CPU", "int4", 1, 32, "2:4", _PRODUCTS, "packing/quantize.py: 32 inputs or more share a scale"),
+    Rule("twofour CPU", "int4", 1, 32, "2:4", _PRODUCTS, "packing/encodings/int4.py: 32 inputs or more share a scale"),
     Rule("twofour CPU", "float32", 1, 4, "2:4", ("conv1d", "conv2d"), "kernels/nm_conv: the rest is padded inside"),
 )
 

@@ -1,8 +1,7 @@
-"""How it is stored: the canonical packed form, its header and its index streams."""
+"""How it is stored: the canonical packed form, its header, how zeros are left out and how kept values are written."""
 
-from twofour.packing.geometry import packed_bytes
+from twofour.packing import encodings, formats
 from twofour.packing.header import (
-    DTYPES,
     FORMAT_VERSION,
     HEADER_BYTES,
     LARGEST_WEIGHT,
@@ -10,18 +9,20 @@ from twofour.packing.header import (
     has_form,
     has_zeros,
     layout_header,
+    packed_bytes,
     read_layout_header,
 )
 from twofour.packing.pack import Packed, pack, packed_rule
 from twofour.packing.rewrite import rewrite
 
 __all__ = [
-    "DTYPES",
     "FORMAT_VERSION",
     "HEADER_BYTES",
     "LARGEST_WEIGHT",
     "Header",
     "Packed",
+    "encodings",
+    "formats",
     "has_form",
     "has_zeros",
     "layout_header",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import struct
 from dataclasses import asdict, dataclass
 from math import prod
-
-import torch
+from typing import Any
 
 from twofour.errors import PackingError, PatternError, cut
-from twofour.packing.quantize import GROUPS
-from twofour.patterns import NM, VNM, PairedNM, Pattern, parse
+from twofour.packing import encodings, formats
+from twofour.packing.encodings import Encoding
+from twofour.packing.formats import WRITE_AGAIN, Format
+from twofour.patterns import PairedNM, Pattern, parse
 
 FORMAT_VERSION = 1
 """Version of the canonical format and of the headers; readers refuse others."""
@@ -29,20 +30,8 @@ LARGEST_WEIGHT = 1 << 40
 FORMS = 'int4: "4:8-pairs", or (V:)N:M with groups; tf32: "1:2"; every other dtype: (V:)N:M'
 """Which patterns have a packed form in which encoding; `has_form`."""
 
-WRITE_AGAIN = "the file is damaged or was not written by twofour; write it again from the dense weights"
-
 ZEROS_BIT = 0x8000
 """Set in a layout header's group where the groups have zero points."""
-
-DTYPES = {
-    "float32": torch.float32,
-    "tf32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int8": torch.int8,
-    "int4": torch.int8,
-}
-"""Encoding of kept values -> dtype they are exchanged in; "tf32" stores float32, "int4" two values a byte."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +40,7 @@ class Header:
 
     Attributes:
         pattern: Text of the pattern, for example "2:4".
-        dtype: Encoding of the kept values, a key of `DTYPES`.
+        dtype: Encoding of the kept values, the name of one of `packing.encodings`.
         shape: Shape of the dense weight.
         axis: Reduction axis of the dense weight, 0 <= axis < len(shape).
         layout: "canonical" in files; the name of a kernel's own order in memory.
@@ -76,6 +65,36 @@ class Header:
     def rows(self) -> int:
         """How many reductions there are: the product of the other axes."""
         return prod(self.shape) // self.reduction
+
+    @property
+    def runs(self) -> int:
+        """Scales of a row, where the weight has scales."""
+        return self.reduction // self.group if self.group else 1
+
+    @property
+    def encoding(self) -> Encoding:
+        """How the kept values are written."""
+        return encodings.get(self.dtype)
+
+    @property
+    def format(self) -> Format:
+        """What is stored of the weight: sizes of its parts, and how they are read.
+
+        Raises:
+            PackingError: The reduction axis is no multiple of the pattern's group.
+        """
+        rule = self.parsed()
+        if self.reduction % rule.group:
+            raise PackingError(
+                "the header of a packed weight contradicts itself",
+                got=f"pattern {rule.name}, shape {self.shape}, reduction axis {self.axis} of {self.reduction}",
+                wanted=f"a reduction axis that is a multiple of {rule.group}",
+                remedy=WRITE_AGAIN,
+                code="header-reduction",
+            )
+        form = formats.find(rule)
+        assert form is not None, rule
+        return form(rule, self.encoding, self.rows, self.reduction)
 
     def parsed(self) -> Pattern:
         """Return the pattern as an object."""
@@ -107,7 +126,7 @@ class Header:
         if shape[axis] % rule.group:
             wanted = f"a reduction axis that is a multiple of {rule.group}"
             raise _malformed("reduction", f"shape {shape}, axis {axis}", wanted)
-        if refusal := _group_refusal(group, fields["dtype"], rule, shape[axis]):
+        if refusal := _group_refusal(group, encodings.get(fields["dtype"]), rule, shape[axis]):
             got = f"group {cut(repr(group), 20)}, {fields['dtype']}, pattern {rule.name}, reduction {shape[axis]}"
             raise _malformed("group", got, refusal)
         return cls(rule.name, fields["dtype"], shape, axis, group=group)
@@ -121,10 +140,15 @@ def _shape(found: object) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _form(text: object, dtype: object) -> Pattern:
+def _require_encoding(dtype: object) -> None:
+    packed = [encoding.name for encoding in encodings.known() if encoding.packed_as is None]
+    if not isinstance(dtype, str) or dtype not in packed:
+        raise _malformed("dtype", f"dtype {cut(repr(dtype), 40)}", ", ".join(packed))
+
+
+def _form(text: object, dtype: Any) -> Pattern:
     """Read the pattern of a header, and refuse a dtype that it has no packed form in."""
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise _malformed("dtype", f"dtype {cut(repr(dtype), 40)}", ", ".join(DTYPES))
+    _require_encoding(dtype)
     try:
         if not isinstance(text, str):
             raise PatternError("a pattern is text")
@@ -138,12 +162,13 @@ def _form(text: object, dtype: object) -> Pattern:
     return rule
 
 
-def _group_refusal(group: object, dtype: str, rule: Pattern, reduction: int) -> str | None:
+def _group_refusal(group: object, encoding: Encoding, rule: Pattern, reduction: int) -> str | None:
     """Say what is wanted where a group size means nothing: int4 of N:M needs one, int8 may have one."""
-    if type(group) is not int or (group and (dtype not in ("int8", "int4") or isinstance(rule, PairedNM))):
+    scaled = encoding.scaled and not isinstance(rule, PairedNM)
+    if type(group) is not int or (group and not scaled):
         return "no group: only whole numbers of N:M have scales for groups"
-    if dtype == "int4" and not isinstance(rule, PairedNM) and group not in GROUPS:
-        return f"one of {', '.join(map(str, GROUPS))}"
+    if scaled and encoding.groups and group not in encoding.groups:
+        return f"one of {', '.join(map(str, encoding.groups))}"
     if group and (not 0 < group < ZEROS_BIT or reduction % group or group % rule.group):
         return f"a divisor of the reduction and a multiple of {rule.group}"
     return None
@@ -151,9 +176,20 @@ def _group_refusal(group: object, dtype: str, rule: Pattern, reduction: int) -> 
 
 def has_form(rule: Pattern, dtype: str) -> bool:
     """Tell whether a pattern has a packed form in an encoding."""
-    if dtype == "tf32":
-        return rule == NM(1, 2)
-    return isinstance(rule, NM | VNM) or (dtype == "int4" and isinstance(rule, PairedNM))
+    encoding = encodings.find(dtype)
+    return encoding is not None and formats.find(rule) is not None and encoding.takes(rule)
+
+
+def packed_bytes(header: Header, *, zeros: bool = False) -> int:
+    """Return the bytes of a weight in the canonical form: values, indices, scales and zero points.
+
+    Args:
+        header: Of a floating-point weight that was packed in this encoding: whole numbers have scales.
+        zeros: Whether it has zero points beside its scales, where its encoding has groups.
+    """
+    encoding = header.encoding
+    scales = encoding.scaled + (zeros and bool(encoding.groups))
+    return header.format.nbytes + 4 * scales * header.rows * header.runs
 
 
 def layout_header(
@@ -177,8 +213,7 @@ def read_layout_header(data: bytes) -> Header:
     if version != FORMAT_VERSION:
         raise _malformed("version", f"version {version}", f"version {FORMAT_VERSION}")
     text = [field.rstrip(b"\0").decode("ascii", "replace") for field in (pattern, dtype, layout)]
-    if text[1] not in DTYPES:
-        raise _malformed("dtype", f"dtype {text[1]!r}", ", ".join(DTYPES))
+    _require_encoding(text[1])
     if min(rows, columns) < 1 or rows * columns > LARGEST_WEIGHT:
         raise _malformed("shape", f"shape {(rows, columns)}", "positive sizes of at most 2^40 values")
     return Header(text[0], text[1], (rows, columns), 1, text[2], version, scaled & ~ZEROS_BIT)

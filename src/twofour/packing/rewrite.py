@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from twofour.errors import PackingError
-from twofour.packing.geometry import Geometry
 from twofour.packing.header import FORMS, has_form
-from twofour.packing.indices import encode
-from twofour.packing.pack import Packed, kept_places, not_legal, packed_rule, read_int4, write_int4
+from twofour.packing.pack import Packed, not_legal, packed_rule
 from twofour.patterns import Pattern
 
 
@@ -41,21 +39,18 @@ def rewrite(packed: Packed, pattern: Pattern) -> Packed:
     real = packed.unpack().movedim(header.axis, -1).flatten(0, -2)
     if not rule.check(real).ok:
         raise not_legal(real, rule)
-    geometry = Geometry.of(written)
-    places = kept_places(real, rule, geometry)
-    values = _stored(packed, real).view(header.rows, geometry.groups, -1).gather(-1, places).flatten(1)
-    indices = encode(places[..., :: geometry.width] // geometry.width, geometry.units, geometry.tf32)
-    return Packed(written, write_int4(values) if geometry.int4 else values, indices, packed.scales, packed.zeros)
+    form, encoding = written.format, written.encoding
+    places = form.places(real)
+    values = form.gather(_numbers(packed, real), places)
+    return replace(packed, header=written, values=encoding.store(values), indices=form.write(places))
 
 
-def _stored(packed: Packed, real: Tensor) -> Tensor:
+def _numbers(packed: Packed, real: Tensor) -> Tensor:
     """Return the dense weight (rows, reduction) of the numbers as they are stored, zero points where it is zero."""
     if packed.scales is None:
         return real
-    geometry = Geometry.of(packed.header)
-    numbers = read_int4(packed.values, geometry.kept) if geometry.int4 else packed.values
+    header, form = packed.header, packed.header.format
+    numbers = header.encoding.read(packed.values, form.kept)
     empty = torch.zeros_like(packed.scales) if packed.zeros is None else packed.zeros
-    dense = empty.to(numbers.dtype).repeat_interleave(packed.header.reduction // geometry.runs, dim=1)
-    places = packed.positions()
-    dense = dense.view(packed.header.rows, geometry.groups, -1).scatter(-1, places, numbers.view(places.shape))
-    return dense.flatten(1)
+    dense = empty.to(numbers.dtype).repeat_interleave(header.reduction // header.runs, dim=1)
+    return form.scatter(dense, packed.positions(), numbers)

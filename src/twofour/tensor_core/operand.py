@@ -10,7 +10,7 @@ from torch import Tensor
 
 from twofour.errors import PackingError
 from twofour.packing import Header, Packed
-from twofour.packing.indices import TF32_CODES
+from twofour.packing.encodings import TF32_CODES
 from twofour.tensor_core.element import Element, element
 
 CODES = (0b0100, 0b1000, 0b1100, 0b1001, 0b1101, 0b1110)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from twofour import masks
 from twofour.export.onnx.verify import call
 from twofour.export.onnx.weights import SparseWeight
-from twofour.packing.quantize import INT8_LARGEST
+from twofour.packing.encodings import INT8_LARGEST
 
 logger = logging.getLogger("twofour.export")
 

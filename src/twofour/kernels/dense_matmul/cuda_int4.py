@@ -12,7 +12,7 @@ from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul.cuda.parts import ALIGNED, Part, joined, opened, size
 from twofour.native import gpu
 from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header
-from twofour.packing.quantize import GROUPS, INT4_LEAST, to_int4
+from twofour.packing.encodings import GROUPS, INT4, INT4_LEAST
 
 INNER_TILES = 8
 """Blocks of 16 inputs that the kernel keeps together; 8 is what torch's own quantisation takes."""
@@ -46,7 +46,7 @@ class TinyMatmul(CudaKernel):
         else:
             dense = weight.unpack() if isinstance(weight, Packed) else weight.detach().cpu()
             group = 64
-            whole, scales, _ = to_int4(dense.float().contiguous(), group, True)
+            whole, scales, _ = INT4.quantize(dense.float().contiguous(), group)
             zeros = torch.zeros_like(scales)
         codes = (whole - INT4_LEAST).to(torch.uint8).to(gpu.device())
         packed = torch.ops.aten._convert_weight_to_int4pack(codes[:, 0::2] << 4 | codes[:, 1::2], INNER_TILES)

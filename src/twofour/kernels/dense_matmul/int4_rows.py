@@ -13,7 +13,7 @@ from twofour.kernels.base import Kernel
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.native import pages
 from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header
-from twofour.packing.quantize import GROUPS, to_int4
+from twofour.packing.encodings import GROUPS, INT4
 
 TYPES = (torch.float32, torch.bfloat16)
 """dtypes of activations."""
@@ -131,7 +131,7 @@ def _quantized(weight: Packed | Tensor) -> tuple[Tensor, Tensor, Tensor | None, 
     columns = dense.shape[1]
     group = GROUP if columns % GROUP == 0 else min(GROUPS)
     padded = torch.nn.functional.pad(dense.float(), (0, -columns % group))
-    whole, scales, zeros = to_int4(padded, group, symmetric=True)
+    whole, scales, zeros = INT4.quantize(padded, group)
     return whole[:, :columns], scales, zeros, group
 
 

@@ -18,7 +18,7 @@ from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul.quantization import DYNAMIC, Quantization, quantize_output
 from twofour.native import pages
 from twofour.packing import Packed
-from twofour.packing.quantize import to_int8
+from twofour.packing.encodings import INT8
 
 LARGEST_SCALE = torch.finfo(torch.float32).max / 255
 """Where the 255 steps of a range span more than float32 holds."""
@@ -48,7 +48,7 @@ class OneDnnInt8Matmul(Kernel):
             whole, scales = replace(weight, scales=None).unpack(), weight.scales
         else:
             dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
-            whole, scales = to_int8(dense.float())
+            whole, scales, _ = INT8.quantize(dense.float())
         prepared = torch.ops.onednn.qlinear_prepack(whole.contiguous(), None)
         pages.collapse(prepared)
         prepared.scales = scales.flatten().contiguous()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from twofour.packing.indices import encode
+from twofour.packing.formats.indices import encode
 from twofour.patterns import project_reference
 
 

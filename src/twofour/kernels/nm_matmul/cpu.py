@@ -19,8 +19,7 @@ from twofour.kernels.nm_matmul.quantization import (
     read_range,
     write_range,
 )
-from twofour.packing import HEADER_BYTES, Packed
-from twofour.packing.quantize import GROUPS
+from twofour.packing import HEADER_BYTES, Packed, encodings
 
 READS = {
     "float32": (torch.float32,),
@@ -74,7 +73,7 @@ class NativeMatmul(Kernel):
 
     def least_bytes(self, out_features: int, in_features: int) -> int:
         """Return the bytes of header and layout."""
-        group = max(GROUPS) if self.dtype == "int4" else 0  # the fewest scales
+        group = max(encodings.get(self.dtype).groups, default=0)  # the fewest scales
         return HEADER_BYTES + self.layout_bytes(out_features, in_features, group)
 
     def run(

@@ -8,7 +8,7 @@ from torch import Tensor
 from twofour import native
 from twofour.errors import PackingError
 from twofour.native import pages
-from twofour.packing import DTYPES, HEADER_BYTES, Header, Packed, has_zeros, layout_header, read_layout_header
+from twofour.packing import HEADER_BYTES, Header, Packed, has_zeros, layout_header, read_layout_header
 
 DENSEST = 4
 """Values of the dense weight that a byte of a layout holds at most: int4, half of them pruned."""
@@ -59,15 +59,12 @@ def from_layout(buffer: Tensor) -> Packed:
             code="layout-size",
         )
     header = Header(found.pattern, found.dtype, found.shape, 1, group=found.group)
-    whole = found.dtype in ("int8", "int4")
-    kept = columns // 4 if found.dtype == "int4" else columns // 2
-    runs = columns // found.group if found.group else 1
+    parts = header.format.parts.values()
+    scaled = header.encoding.scaled, has_zeros(head)
     packed = Packed(
         header,
-        torch.empty(rows, kept, dtype=torch.uint8 if found.dtype == "int4" else DTYPES[found.dtype], device="cpu"),
-        torch.empty(rows, (columns // 4 + 1) // 2, dtype=torch.uint8, device="cpu"),
-        torch.empty(rows, runs, dtype=torch.float32, device="cpu") if whole else None,
-        torch.empty(rows, runs, dtype=torch.float32, device="cpu") if has_zeros(head) else None,
+        *(torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in parts),
+        *(torch.empty(rows, header.runs, device="cpu", dtype=torch.float32) if there else None for there in scaled),
     )
     native.extension().layout_unpack(buffer, *_parts(packed))
     return packed
@@ -86,7 +83,7 @@ def refill(buffer: Tensor, layout: str, weight: Tensor) -> None:
 
 
 def _require_scales(packed: Packed) -> None:
-    if packed.header.dtype != "int4":
+    if not packed.header.encoding.groups:
         return
     scales, group = packed.scales, packed.header.group
     if group == 0 or scales is None or not torch.equal(scales, scales.bfloat16().float()):

@@ -65,7 +65,7 @@ class ReferenceMatmul(Kernel):
 
     def refuses(self, packed: Packed) -> str | None:
         """Return why not: the reference takes every pattern and every floating dtype."""
-        if packed.header.dtype in ("int8", "int4") and packed.scales is None:
+        if packed.header.encoding.scaled and packed.scales is None:
             return f"computes in floating point, the weight is {packed.header.dtype} without scales"
         return None
 

@@ -24,7 +24,7 @@ from twofour.kernels.nm_matmul.cuda.parts import ALIGNED, Part, joined, opened, 
 from twofour.kernels.nm_matmul.cuda.reference import opened_weight
 from twofour.kernels.nm_matmul.cuda.tuning import key, tuned
 from twofour.packing import HEADER_BYTES, Header, Packed, has_zeros, layout_header, read_layout_header
-from twofour.packing.quantize import GROUPS
+from twofour.packing.encodings import GROUPS
 
 PADDED_GROUPS = 64
 """Groups of four to whose multiples a row is padded: the largest block that a program takes at once."""

@@ -3,62 +3,56 @@
 Index i of a kept value takes b = ceil(log2(M)) bits; the indices of a group stand in ascending order, those of a row
 one after the other, least significant bit first, and each row is padded to whole bytes with zero bits. For 2:4 that is
 one nibble a group: low two bits the first position, high two bits the second (PTX ISA, "Sparse matrix storage").
-tf32 writes each pair of a 1:2 weight as the hardware's 4-bit code: 0b0100 keeps the first, 0b1110 the second value.
+Where the encoding has codes of its own (tf32), each group's one index is written as the 4-bit code of that position.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from twofour.errors import PackingError
+from twofour.packing.formats.base import WRITE_AGAIN
 
-TF32_CODES = (0b0100, 0b1110)
-"""4-bit code for keeping the first or the second value of a pair."""
-
-
-def index_bits(units: int) -> int:
-    """Return the bits of one index into a group of `units` values (or pairs): ceil(log2(units))."""
-    return (units - 1).bit_length()
+CODE_BITS = 4
+"""Bits of a hardware's code."""
 
 
-def row_bytes(groups: int, kept: int, units: int, tf32: bool = False) -> int:
-    """Return the bytes of one row's index stream of `groups` groups with `kept` indices each."""
-    bits = groups * (4 if tf32 else kept * index_bits(units))
-    return (bits + 7) // 8
+def index_bits(units: int, codes: Sequence[int] = ()) -> int:
+    """Return the bits of one index into a group of `units` values (or pairs): ceil(log2(units)), or those of a code."""
+    return CODE_BITS if codes else (units - 1).bit_length()
 
 
-def encode(positions: Tensor, units: int, tf32: bool = False) -> Tensor:
+def encode(positions: Tensor, units: int, codes: Sequence[int] = ()) -> Tensor:
     """Write ascending positions as an index stream.
 
     Args:
         positions: Integers (rows, groups, kept), ascending in the last axis, each below `units`.
         units: Values (or pairs) per group.
-        tf32: Write the hardware's 4-bit codes of a 1:2 weight instead.
+        codes: Written instead of each position, where there are any.
 
     Returns:
-        uint8 (rows, row_bytes).
+        uint8 (rows, bytes of a row's stream).
     """
-    rows = positions.shape[0]
-    if tf32:
-        fields, bits = torch.tensor(TF32_CODES, dtype=torch.long, device=positions.device)[positions.long()], 4
-    else:
-        fields, bits = positions, index_bits(units)
+    rows, bits = positions.shape[0], index_bits(units, codes)
+    fields = torch.tensor(codes, device=positions.device)[positions.long()] if codes else positions
     stream = fields.reshape(rows, -1, 1).numpy().astype(np.uint8)
     planes = (stream >> np.arange(bits, dtype=np.uint8)) & 1
     return torch.from_numpy(np.packbits(planes.reshape(rows, -1), axis=1, bitorder="little"))
 
 
-def decode(stream: Tensor, groups: int, kept: int, units: int, tf32: bool = False) -> Tensor:
+def decode(stream: Tensor, groups: int, kept: int, units: int, codes: Sequence[int] = ()) -> Tensor:
     """Read an index stream back and validate every index.
 
     Args:
-        stream: uint8 (rows, row_bytes(groups, kept, units, tf32)).
+        stream: uint8 (rows, bytes of a row's stream).
         groups: Groups per row.
         kept: Indices per group.
         units: Values (or pairs) per group.
-        tf32: The stream holds the hardware's 4-bit codes of a 1:2 weight.
+        codes: The code of each position, where `encode` was given them.
 
     Returns:
         int64 (rows, groups, kept), ascending in the last axis.
@@ -66,15 +60,15 @@ def decode(stream: Tensor, groups: int, kept: int, units: int, tf32: bool = Fals
     Raises:
         PackingError: An index is out of bounds or not ascending, a code is illegal, or padding bits are set.
     """
-    rows, bits = stream.shape[0], 4 if tf32 else index_bits(units)
+    rows, bits = stream.shape[0], index_bits(units, codes)
     count = groups * kept
     planes = np.unpackbits(stream.numpy(), axis=1, bitorder="little")
     if planes[:, count * bits :].any():
         raise _illegal("padding", "padding bits that are not zero", "zero bits behind the last index of a row")
     weights = (1 << np.arange(bits)).astype(np.uint8)
     fields = torch.from_numpy(planes[:, : count * bits].reshape(rows, count, bits) @ weights).long()
-    if tf32:
-        fields = _from_codes(fields)
+    if codes:
+        fields = _from_codes(fields, codes)
     positions = fields.view(rows, groups, kept)
     if int(positions.max()) >= units:
         raise _illegal("bound", f"index {int(positions.max())}", f"indices below {units}")
@@ -87,12 +81,22 @@ def decode(stream: Tensor, groups: int, kept: int, units: int, tf32: bool = Fals
     return positions
 
 
-def _from_codes(codes: Tensor) -> Tensor:
-    second = codes == TF32_CODES[1]
-    bad = ~second & (codes != TF32_CODES[0])
+def _from_codes(fields: Tensor, codes: Sequence[int]) -> Tensor:
+    matches = fields.unsqueeze(-1) == torch.tensor(codes, device=fields.device)
+    bad = ~matches.any(-1)
     if bad.any():
-        raise _illegal("code", f"code {int(codes[bad][0]):#06b}", "0b0100 or 0b1110 for each pair")
-    return second.long()
+        wanted = " or ".join(f"{code:#06b}" for code in codes)
+        raise _illegal("code", f"code {int(fields[bad][0]):#06b}", f"{wanted} for each group")
+    return matches.long().argmax(-1)
+
+
+def ascending(stream: Tensor, groups: int) -> bool:
+    """Tell whether every nibble of a 2:4 index stream is a legal code, and the padding zero; a few bytes a byte."""
+    low = (stream & 3) < (stream >> 2 & 3)
+    high = (stream >> 4 & 3) < stream >> 6
+    if groups % 2:
+        high[:, -1] = stream[:, -1] >> 4 == 0
+    return bool((low & high).all())
 
 
 def _illegal(part: str, got: str, wanted: str) -> PackingError:
@@ -100,6 +104,6 @@ def _illegal(part: str, got: str, wanted: str) -> PackingError:
         "the index stream of a packed weight is illegal",
         got=got,
         wanted=wanted,
-        remedy="the file is damaged or was not written by twofour; write it again from the dense weights",
+        remedy=WRITE_AGAIN,
         code=f"indices-{part}",
     )

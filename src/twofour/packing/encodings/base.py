@@ -1,0 +1,79 @@
+"""The protocol of an encoding: how one kept value is written, whichever pattern kept it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofour.patterns import PairedNM, Pattern
+
+
+@dataclass(frozen=True)
+class Encoding(ABC):
+    """How kept values are written; a subclass is final and says how values become stored ones and back.
+
+    Attributes:
+        name: As headers and `compile(dtype=...)` spell it.
+        dtype: What tensors hold the values in, one in each element.
+        bits: Bits of a stored value.
+        core: Pattern that Sparse Tensor Cores multiply by in this type, None where they have no such type.
+        codes: Where hardware has codes of its own for positions, the 4-bit code of each position of a group that keeps
+            one value; empty: positions are written as plain numbers.
+        packed_as: Encoding that such a weight is packed in where this one has no packed form: its kernels round.
+        scaled: Whether values are whole numbers that stand for real ones by scales.
+        rounds_inputs: Whether its products round their inputs too, by a range for each token or one that data fix.
+        groups: Numbers of inputs that may share a scale; empty: a scale serves a whole row.
+    """
+
+    name: str
+    dtype: torch.dtype
+    bits: int
+    core: Pattern | None = None
+    codes: tuple[int, ...] = ()
+    packed_as: str | None = None
+    scaled: bool = False
+    rounds_inputs: bool = False
+    groups: tuple[int, ...] = ()
+
+    @property
+    def stored(self) -> torch.dtype:
+        """The dtype of the tensor of stored values."""
+        return torch.uint8 if self.bits < 8 else self.dtype
+
+    def width(self, count: int) -> int:
+        """Return how many elements of `stored` hold `count` values."""
+        return -(-count * self.bits // (8 * self.stored.itemsize))
+
+    def takes(self, pattern: Pattern) -> bool:
+        """Tell whether the values that a pattern of N:M or of pairs keeps can be written so."""
+        return not isinstance(pattern, PairedNM)
+
+    @abstractmethod
+    def store(self, values: Tensor) -> Tensor:
+        """Write values (rows, count) of `dtype` as they stand in memory and in files: (rows, width) of `stored`.
+
+        Raises:
+            PackingError: A value is outside the range.
+        """
+
+    @abstractmethod
+    def read(self, stored: Tensor, count: int) -> Tensor:
+        """Return what `store` was given: the first `count` values of each row."""
+
+    def quantize(
+        self, values: Tensor, per_scale: int = 0, symmetric: bool = True
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Round float32 values (rows, count) to whole numbers, where the encoding has scales.
+
+        Args:
+            values: Kept values.
+            per_scale: Values that share a scale, which divides `count`; 0: all of a row.
+            symmetric: Without zero points.
+
+        Returns:
+            Values in `dtype`; float32 scales (rows, runs) or None; whole float32 zero points like them, or None.
+        """
+        return values, None, None
