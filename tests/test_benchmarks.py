@@ -11,7 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from twofour import legality, measure, patterns
+from twofour import checker, measure, patterns
 from twofour.errors import DataError, MeasureError
 
 ROOT = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -179,7 +179,7 @@ def test_a_wrong_mask_or_packed_weight_is_not_timed(cases, monkeypatch: pytest.M
 def test_a_wrong_check_is_not_timed(cases):
     from cases import check
 
-    report = legality.check_weights({f"{i}": torch.randn(8, 16) for i in range(check.TENSORS)})
+    report = checker.check_weights({f"{i}": torch.randn(8, 16) for i in range(check.TENSORS)})
     check.verify(report, "dense")
     with pytest.raises(MeasureError, match="check is wrong"):
         check.verify(report, "2:4")

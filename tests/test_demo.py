@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 
 from twofour import measure
+from twofour.checker import check
 from twofour.demo import data as datasets
 from twofour.demo import demo
 from twofour.demo.folder import run_folder
@@ -21,7 +22,6 @@ from twofour.demo.settings import SETTINGS, quick
 from twofour.demo.summary import BEST_DENSE, EAGER, OURS, Difference
 from twofour.errors import DataError
 from twofour.export import load
-from twofour.legality import check
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 import twofour
 from twofour import (
     allocation,
+    checker,
     export,
     importing,
-    legality,
     masks,
     measure,
     permutation,
@@ -189,9 +189,9 @@ def test_what_names_no_file_is_refused_and_nothing_is_written(call, kind, path, 
     [
         (lambda: twofour.check(""), FormatError, "names no file"),
         (lambda: twofour.check(masked(), expect={3: "2:4"}), LayerError, "a promise names no weight"),
-        (lambda: legality.check_weights(3), LayerError, "a dict of names and tensors"),
-        (lambda: legality.check_weights({"a": 3}), LayerError, "int under 'a'"),
-        (lambda: legality.check_weights({"a": X}, axes={"a": 7}), LayerError, "a=7"),
+        (lambda: checker.check_weights(3), LayerError, "a dict of names and tensors"),
+        (lambda: checker.check_weights({"a": 3}), LayerError, "int under 'a'"),
+        (lambda: checker.check_weights({"a": X}, axes={"a": 7}), LayerError, "a=7"),
         (lambda: masks.load_state_dict(dense(), 3), MaskError, "no state dict"),
         (lambda: masks.load_state_dict(dense(), {3: 3}), MaskError, "a weight the model lacks"),
         (lambda: sdgp.attach(dense(), eps="x"), TwofourError, "`eps` is impossible"),

@@ -15,9 +15,9 @@ from torch import Tensor
 import twofour
 from cases.table import machine_line
 from twofour import measure, patterns
+from twofour.checker import Report
 from twofour.checkpoints import Checkpoint
 from twofour.errors import MeasureError
-from twofour.legality import Report
 from twofour.measure import Record
 
 CHECK, READ, TORCH = "check", "read", "torch"

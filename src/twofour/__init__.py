@@ -20,11 +20,11 @@ if TYPE_CHECKING:
         quantization,
         training,
     )
+    from twofour.checker import check
     from twofour.compiler import advise, compile
     from twofour.export import load, save
     from twofour.hardware import estimate
     from twofour.importing import read
-    from twofour.legality import check
     from twofour.pruning import prune
     from twofour.training import finetune
 
@@ -42,7 +42,7 @@ _VERBS = {
     "save": "twofour.export",
     "load": "twofour.export",
     "read": "twofour.importing",
-    "check": "twofour.legality",
+    "check": "twofour.checker",
     "estimate": "twofour.hardware",
 }
 _STAGES = (

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.checker.small import pruned, random
 from tests.cli.small import refused
-from tests.legality.small import pruned, random
 
 
 def test_axis_and_include_name_weights_of_a_bare_file(run) -> None:

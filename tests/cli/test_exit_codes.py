@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from twofour import legality
+from twofour import checker
 from twofour.cli.app import app
 from twofour.errors import explained
 
@@ -67,7 +67,7 @@ def test_errors_that_nobody_foresaw_are_2(weights: Path, monkeypatch, error: Exc
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(legality, "check", fail)
+    monkeypatch.setattr(checker, "check", fail)
     found = run("check", weights)
     assert found.exit_code == 2 and said in found.stderr
     assert ("Traceback" in found.stderr) == (said == "fault of twofour")
@@ -120,7 +120,7 @@ def test_the_root_of_an_error_is_shown(tmp_path: Path, monkeypatch) -> None:
 
 def test_kernels_of_keras_are_told_by_their_shape(tmp_path: Path) -> None:
     save_file({"conv": torch.ones(3, 3, 64, 128), "same": torch.ones(128, 64, 3, 3)}, tmp_path / "k.safetensors")
-    report = legality.check(tmp_path / "k.safetensors", expect="2:4", include="*")
+    report = checker.check(tmp_path / "k.safetensors", expect="2:4", include="*")
     notes = {found.name: " ".join(found.notes) for found in report.layers}
     skipped = dict(report.skipped)
     assert "(height, width, in, out)" in notes.get("conv", skipped.get("conv", ""))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import twofour
 from tests.layers.small import EVERY, Conv1D
-from twofour import legality
+from twofour import checker
 from twofour.compiler import CompiledLinear
 from twofour.compiler.advise import advise
 from twofour.compiler.build import masked_sizes
@@ -46,7 +46,7 @@ def test_hugging_face_conv1d_runs_sparse(no_measuring: None, block: nn.Module, d
             error = (fast(given) - block(given)).norm() / block(given).norm()
             assert error < {"float32": 1e-5, "bfloat16": 1e-2, "int8": 3e-2}[dtype]
     assert fast.up.weight.shape == block.up.weight.shape == (64, 128)
-    report = legality.check(fast)
+    report = checker.check(fast)
     assert report.ok and [found.kind for found in report.layers] == ["hf_conv1d", "hf_conv1d"]
 
 

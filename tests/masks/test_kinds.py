@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import twofour
 from tests.layers.small import EVERY, LAYERS, Conv1D
-from twofour import legality, masks
+from twofour import checker, masks
 from twofour.errors import FormatError
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
@@ -40,7 +40,7 @@ def pruned(kind: str) -> nn.Module:
 
 
 def assert_sparse(model: nn.Module) -> None:
-    report = legality.check(model)
+    report = checker.check(model)
     assert report.ok and all(found.kept for found in report.layers), str(report)
     for name, mask in masks.of(model).items():
         weight = mask.module.get_parameter(mask.attribute)
@@ -169,10 +169,10 @@ def test_a_weight_packed_along_another_axis_is_refused(tmp_path: Path) -> None:
 def test_named_tensors_with_the_input_first() -> None:
     model = pruned("hf_conv1d")
     weights = {"w": model.weight.detach()}
-    wrong = legality.check_weights(weights, expect="2:4")
+    wrong = checker.check_weights(weights, expect="2:4")
     assert not wrong.ok and "wrong axis" in wrong.layers[0].verdict
-    assert legality.check_weights(weights, expect="2:4", axes={"w": 0}).ok
+    assert checker.check_weights(weights, expect="2:4", axes={"w": 0}).ok
     broken = weights["w"].clone()
     broken[4:8, 3] = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    (found,) = legality.check_weights({"w": broken}, expect="2:4", axes={"w": 0}).layers
+    (found,) = checker.check_weights({"w": broken}, expect="2:4", axes={"w": 0}).layers
     assert found.first == (4, 3) and found.values == (1.0, 2.0, 3.0, 4.0) and found.kind == "hf_conv1d"

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from twofour import legality
+from twofour import checker
+from twofour.checker import RULES, Report
 from twofour.cli import source as sources
 from twofour.cli.screen import Advance, JsonFile, print_table, progress, say, write
 from twofour.errors import SourceError
-from twofour.legality import RULES, Report
 
 BROKEN = 1
 
@@ -66,10 +66,10 @@ def _report(source: str, expect: str | None, include: Sequence[str], axes: dict[
                     got=source,
                     wanted="a .safetensors file, a folder or an .onnx file",
                 )
-            return legality.check(found.model(), expect=expect, progress=advance)
+            return checker.check(found.model(), expect=expect, progress=advance)
         assert found.path is not None, found
         path = found.path
-    return legality.check(path, expect=expect, include=include, axes=axes, progress=advance)
+    return checker.check(path, expect=expect, include=include, axes=axes, progress=advance)
 
 
 def _axis(text: str) -> tuple[str, int]:

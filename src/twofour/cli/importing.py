@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from twofour import importing, legality
+from twofour import checker, importing
+from twofour.checker import Report
 from twofour.checkpoints import CONFIG
 from twofour.cli import check as check_command
 from twofour.cli import output
@@ -18,7 +19,6 @@ from twofour.errors import FormatError
 from twofour.export.file import untie
 from twofour.files import read_json, replacing
 from twofour.importing import Imported
-from twofour.legality import Report
 from twofour.streaming.companions import companions, copy_companions
 
 FOREIGN = ("quantization_config", "compression_config")
@@ -67,7 +67,7 @@ def _write(imported: Imported, path: Path, packed: bool) -> Report:
         stored, aliases = untie(weights)  # safetensors takes no two names of one tensor
         copies = {alias: stored[name].clone() for alias, name in aliases.items()}
         output.write_weights({**stored, **copies}, imported.patterns, path, {"format": "pt"}, axes)
-    return legality.check_weights(
+    return checker.check_weights(
         {name: weights[name].float() for name in imported.sparse}, expect=imported.patterns, axes=axes
     )
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from twofour import calls, legality, permutation, pruning
+from twofour import calls, checker, permutation, pruning
+from twofour.checker import Report
 from twofour.cli import check as check_command
 from twofour.cli import data as calibration
 from twofour.cli import output, streamed
@@ -18,7 +19,6 @@ from twofour.cli.screen import JsonFile, progress, say, warn, write
 from twofour.cli.spoken import spoken
 from twofour.criteria import SAMPLES, default
 from twofour.errors import SourceError
-from twofour.legality import Report
 from twofour.recipe import Recipe
 from twofour.streaming.companions import companions
 
@@ -191,7 +191,7 @@ def _prune_model(
     with calls.without_cache(model):
         pruning.prune(model, recipe, **options)
     output.write_model(model, source, target, recipe.criterion.name)
-    return legality.check(model), _permutation(pruning.permutation_report(model)), told
+    return checker.check(model), _permutation(pruning.permutation_report(model)), told
 
 
 def _permutation(found: permutation.Report | None) -> dict[str, Any]:

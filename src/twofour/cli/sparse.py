@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from twofour import export, legality, masks
+from twofour import checker, export, masks
 from twofour.checkpoints import Checkpoint, read_promise
 from twofour.cli import source as sources
 from twofour.cli.source import Source
@@ -53,7 +53,7 @@ def weights(found: Source, pattern: str | None) -> Weights:
     _require_agreed(found, said, pattern)
     if not said and pattern is None:
         raise _nothing_sparse(found, "a file that promises nothing of its weights")
-    report = legality.check(found.path, expect=None if said else pattern)
+    report = checker.check(found.path, expect=None if said else pattern)
     held = [one for one in report.layers if one.promised and (one.name in said or not said)]
     if not held:
         raise _nothing_sparse(found, "no weight that a pattern is promised for")

@@ -14,7 +14,7 @@ from tests.fuzz.shelf import put
 from tests.fuzz.wire import edited
 from twofour.checkpoints import describe
 
-TRACED = ("twofour.legality", "twofour.checkpoints", "twofour.files")
+TRACED = ("twofour.checker", "twofour.checkpoints", "twofour.files")
 SEEDS = tuple(bytes([kind]) for kind in range(4))
 
 TEXTS = (b"", b"w", b"x", b"y", b"d", b"t", b"MatMul", b"Gemm", b"Conv", b"ConvTranspose", b"If", b"Constant", b"perm")

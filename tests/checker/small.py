@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from twofour import legality, patterns
+from twofour import checker, patterns
 
 
 def pruned(weight: Tensor, axis: int, pattern: str = "2:4") -> Tensor:
@@ -23,7 +23,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def finding(report: legality.Report, name: str) -> legality.Finding:
+def finding(report: checker.Report, name: str) -> checker.Finding:
     return next(found for found in report.layers if found.name == name)
 
 

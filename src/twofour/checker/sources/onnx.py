@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from twofour.checker.sources.onnx_graph import OPERANDS, Initializer, Operand, Scope, Way, attributes_of, trace
+from twofour.checker.sources.packed import known
+from twofour.checker.weights import LEFT_OUT, Expectation, Skipped, Weight, named_by, require_names, unaligned
 from twofour.checkpoints import MOST_LETTERS, read_promise
 from twofour.errors import FormatError, SourceError, cut, explained
 from twofour.files import read_bytes, unreadable
 from twofour.layers import Reduction
-from twofour.legality.expectation import Expectation
-from twofour.legality.included import LEFT_OUT, Included
-from twofour.legality.onnx_nodes import OPERANDS, Operand, Scope, Way, attributes_of, trace
-from twofour.legality.onnx_values import Initializer
-from twofour.legality.promises import known
-from twofour.legality.subject import Subject
 
 _QDQ = "behind Q/DQ: TensorRT may keep dense tactics there (NVIDIA/TensorRT#4694); look at its build log"
 
@@ -46,9 +43,7 @@ class _Use:
     per: int
 
 
-def subjects_in_onnx(
-    path: Path, expectation: Expectation, include: Sequence[str]
-) -> tuple[list[Subject], list[tuple[str, str]]]:
+def onnx_weights(path: Path, expectation: Expectation, include: Sequence[str]) -> tuple[list[Weight], Skipped]:
     """Collect the weights of an ONNX file to examine, and the other constants of two axes and more with their reasons.
 
     Raises:
@@ -66,12 +61,12 @@ def subjects_in_onnx(
         for node in nodes:
             for use in _uses(node, scope, reasons):
                 uses.setdefault(use.way.constant.name, []).append(use)
-    included = Included(path, list(uses), include)
-    promises = expectation if expectation.named or expectation.everywhere else _said(model, path)
-    subjects: list[Subject] = []
-    skipped: list[tuple[str, str]] = []
+    require_names("include", include, list(uses), path)
+    promises = expectation or _said(model, path)
+    weights: list[Weight] = []
+    skipped: Skipped = []
     for name, found in uses.items():
-        if name not in included:
+        if not named_by(include, name):
             skipped.append((name, LEFT_OUT))
             continue
         distinct = {(use.axis, use.outputs, use.zero and use.zero.name): use for use in found}
@@ -79,16 +74,16 @@ def subjects_in_onnx(
             raise _beyond(path, f"`{cut(name, 80)}` is multiplied with in {len(distinct)} ways", f"at most {WAYS}")
         for use in distinct.values():
             called = name if len(distinct) == 1 else f"{name} ({use.node})"
-            subject = _subject(called, use, promises, expectation, bool(include))
-            if isinstance(subject, Subject):
-                subjects.append(subject)
+            weight = _weight(called, use, promises, expectation, bool(include))
+            if isinstance(weight, Weight):
+                weights.append(weight)
             else:
-                skipped.append((called, subject))
+                skipped.append((called, weight))
     why = dict(skipped)
     promises.require_known({use for use in uses if why.get(use, LEFT_OUT) == LEFT_OUT})
     rest = [c for c in constants.values() if c.name not in uses and len(c.shape) > 1]
     skipped += [(c.name, reasons.get(c.name, "no operand of Conv, Gemm or MatMul")) for c in rest]
-    return subjects, skipped
+    return weights, skipped
 
 
 def _model(path: Path) -> Any:
@@ -241,20 +236,17 @@ def _use(node: Any, operand: Operand, way: Way, scope: Scope) -> _Use | str:
     )
 
 
-def _subject(name: str, use: _Use, promises: Expectation, expectation: Expectation, named: bool) -> Subject | str:
-    """Make a subject of a constant's use, or say why a promise about all weights does not mean it."""
+def _weight(name: str, use: _Use, promises: Expectation, expectation: Expectation, named: bool) -> Weight | str:
+    """Describe a constant's use as a weight, or say why a promise about all weights does not mean it."""
     constant = use.way.constant
-    subject = Subject(name, use.kind, constant.shape, use.axis, lambda: _values(use), outputs=use.outputs)
+    weight = Weight(name, use.kind, constant.shape, use.axis, lambda: _values(use), outputs=use.outputs)
     promise = promises.find(name, constant.name)
-    if promise is None and not named and (subject.rows % 8 or subject.columns % 16):
-        return f"({subject.rows}, {subject.columns}) is not a multiple of (8, 16) (ASP's rule)"
+    if promise is None and not named and (reason := unaligned(weight.rows, weight.columns)):
+        return reason
     promise = promise or promises.everywhere
     by = None if promise is None else "expect" if promises is expectation else "metadata"
     quantised = {"QuantizeLinear", "DequantizeLinear"} & set(use.way.through)
-    return Subject(
-        name, use.kind, constant.shape, use.axis, subject.read, promise, outputs=use.outputs, by=by,
-        notes=(_QDQ,) if quantised else (),
-    )  # fmt: skip
+    return replace(weight, promise=promise, by=by, notes=(_QDQ,) if quantised else ())
 
 
 def _values(use: _Use) -> Tensor:

@@ -1,26 +1,74 @@
-"""check: what is promised as sparse in a module, in named tensors, in a file or a folder, is it?"""
+"""check and Report: what is promised as sparse in a module, in named tensors, in a file or a folder, is it?"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import asdict, dataclass
+from math import isfinite
 
 from torch import Tensor, nn
 
-from twofour.checkpoints.kinds import remedy_for
+from twofour.checker.judge import Finding, judge
+from twofour.checker.sources import weights_in, weights_of
+from twofour.checker.weights import FIRST, JUDGED, KINDS, Expect, Expectation, Skipped, Weight
 from twofour.errors import FormatError, LayerError, cut
 from twofour.files import named
 from twofour.layers import Reduction, parse_globs
-from twofour.legality.expectation import Expect, Expectation
-from twofour.legality.files import subjects_in
-from twofour.legality.judge import judge
-from twofour.legality.models import subjects_of
-from twofour.legality.onnx_file import subjects_in_onnx
-from twofour.legality.report import Report
-from twofour.legality.subject import FIRST, JUDGED, KINDS, Subject
 
 Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found in a model or a file.
+
+    Attributes:
+        layers: One finding per prunable weight.
+        skipped: (name, reason) of weights that were not looked at.
+    """
+
+    layers: tuple[Finding, ...]
+    skipped: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Every promise holds, and something is promised or found sparse: a plain dense model is not ok."""
+        promised = [finding for finding in self.layers if finding.promised]
+        if promised:
+            return all(finding.kept for finding in promised)
+        return any(finding.sparse for finding in self.layers)
+
+    @property
+    def summary(self) -> str:
+        """One sentence: how many promises hold, how many weights are sparse."""
+        promised = [finding for finding in self.layers if finding.promised]
+        sparse = sum(finding.sparse for finding in self.layers)
+        text = "nothing was promised" if sparse else "nothing is sparse"
+        if promised:
+            text = f"{sum(finding.kept for finding in promised)} of {len(promised)} promised weights kept"
+        return f"{text}; {sparse} of {len(self.layers)} weights are sparse, {len(self.skipped)} skipped"
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the report as JSON-ready values: NaN and infinities, which JSON lacks, as text."""
+        return {
+            "ok": self.ok,
+            "summary": self.summary,
+            "layers": [
+                asdict(finding) | {"values": [value if isfinite(value) else str(value) for value in finding.values]}
+                for finding in self.layers
+            ],
+            "skipped": [{"name": name, "reason": reason} for name, reason in self.skipped],
+        }
+
+    def __str__(self) -> str:
+        head = ("weight", "kind", "shape", "promised", "legal", "zeros", "-0.0", "ties", "ready for", "verdict")
+        lines = [_grid(head, [_row(finding) for finding in self.layers])] if self.layers else []
+        if told := [(finding.name, note) for finding in self.layers for note in finding.notes]:
+            lines += ["", _grid(("weight", "note"), told)]
+        if self.skipped:
+            lines += ["", _grid(("skipped", "reason"), self.skipped)]
+        return "\n".join([*lines, "", f"{'OK' if self.ok else 'NOT OK'}: {self.summary}"]).lstrip("\n")
 
 
 def check(
@@ -73,19 +121,19 @@ def check(
                 wanted="no `include` and no `axes`",
                 remedy="name weights in `expect`",
             )
-        return _report(*subjects_of(model, expectation), progress)
+        return _report(*weights_of(model, expectation), progress)
     if not isinstance(model, str | os.PathLike):
         raise LayerError(
             "there is no model to check",
             got=type(model).__name__,
             wanted="a torch.nn.Module, or the path of a file or folder",
-            remedy="for a dict of tensors use twofour.legality.check_weights",
+            remedy="for a dict of tensors use twofour.checker.check_weights",
         )
-    return _report(*_in_file(named(model, FormatError), expectation, include, axes), progress)
+    return _report(*weights_in(named(model, FormatError), expectation, include, axes), progress)
 
 
 def _axes(axes: object) -> dict[str, int]:
-    """Return axes by globs, {} for None."""
+    """Return axes by names or globs, {} for None."""
     if axes is None:
         return {}
     if not isinstance(axes, Mapping) or not all(isinstance(name, str) for name in axes):
@@ -95,26 +143,14 @@ def _axes(axes: object) -> dict[str, int]:
             wanted='names or globs of weights and 0 or 1, such as {"*.c_attn.weight": 0}',
             remedy="leave it out: axis 1 is that of a Linear and a convolution",
         )
-    return dict(axes)
-
-
-def _in_file(
-    path: Path, expectation: Expectation, include: Sequence[str], axes: Mapping[str, int]
-) -> tuple[list[Subject], list[tuple[str, str]]]:
-    if path.suffix == ".onnx" and not path.is_dir():
-        if axes:
-            raise LayerError(
-                "`axes` is for bare files of weights", got=str(path), wanted="no `axes`: its nodes tell the axes"
-            )
-        return subjects_in_onnx(path, expectation, include)
-    if not path.is_dir() and path.suffix != ".safetensors":
-        raise FormatError(
-            f"{path} is not a kind of file that can be checked",
-            got=f"a {path.suffix or 'nameless'} file" if path.exists() else "no such file or folder",
-            wanted="a .safetensors or .onnx file, or a folder with config.json and .safetensors files",
-            remedy=remedy_for(path, "a .safetensors or .onnx file, or a Hugging Face folder"),
+    if wrong := [f"{name}={axis}" for name, axis in axes.items() if axis not in (0, 1)]:
+        raise LayerError(
+            "a reduction axis is given that no layer has",
+            got=", ".join(wrong[:5]),
+            wanted="1 for a Linear or a convolution, 0 for Hugging Face's Conv1D or a transposed convolution",
+            remedy="leave it out for axis 1",
         )
-    return subjects_in(path, expectation, include, axes)
+    return dict(axes)
 
 
 def check_weights(
@@ -139,9 +175,9 @@ def check_weights(
             a layer, or a tensor has no values (meta).
     """
     expectation, axes = Expectation.of(expect), _axes(axes)
-    _require_tensors(weights, axes)
-    subjects: list[Subject] = []
-    skipped: list[tuple[str, str]] = []
+    _require_tensors(weights)
+    found: list[Weight] = []
+    skipped: Skipped = []
     for name, tensor in weights.items():
         if tensor.ndim not in KINDS or not tensor.numel():
             skipped.append((name, f"shape {tuple(tensor.shape)} is no Linear or convolution weight"))
@@ -152,36 +188,51 @@ def check_weights(
             kind, promise = KINDS[tensor.ndim] if axis else FIRST[tensor.ndim], expectation.find(name)
             promise = promise or expectation.everywhere
             shape, by = tuple(tensor.shape), "expect" if promise else None
-            subjects.append(Subject(name, kind, shape, Reduction(axis), tensor.detach, promise, by=by))
-    expectation.require_known({subject.name for subject in subjects})
-    return _report(subjects, skipped, None)
+            found.append(Weight(name, kind, shape, Reduction(axis), tensor.detach, promise, by=by))
+    expectation.require_known({weight.name for weight in found})
+    return _report(found, skipped, None)
 
 
-def _require_tensors(weights: object, axes: Mapping[str, int]) -> None:
-    found = weights.items() if isinstance(weights, Mapping) else [("", weights)]
-    for name, tensor in found:
-        if not isinstance(weights, Mapping) or not isinstance(tensor, Tensor) or not isinstance(name, str):
+def _require_tensors(weights: object) -> None:
+    pairs = weights.items() if isinstance(weights, Mapping) else ((None, weights),)
+    for name, tensor in pairs:
+        if not isinstance(tensor, Tensor) or not isinstance(name, str):
             raise LayerError(
                 "there are no named tensors to check",
-                got=f"{type(tensor).__name__} under {cut(repr(name), 80)}"
-                if isinstance(weights, Mapping)
-                else type(tensor).__name__,
+                got=type(tensor).__name__ + (f" under {cut(repr(name), 80)}" if isinstance(weights, Mapping) else ""),
                 wanted="a dict of names and tensors, as model.state_dict() returns",
                 remedy="twofour.check takes a module or a path",
             )
-    if wrong := [f"{name}={axis}" for name, axis in axes.items() if axis not in (0, 1)]:
-        raise LayerError(
-            "a reduction axis is given that no layer has",
-            got=", ".join(wrong[:5]),
-            wanted="1 for a Linear or a convolution, 0 for Hugging Face's Conv1D or a transposed convolution",
-            remedy="leave it out for axis 1",
-        )
 
 
-def _report(subjects: Sequence[Subject], skipped: Iterable[tuple[str, str]], progress: Progress | None) -> Report:
+def _report(weights: Sequence[Weight], skipped: Iterable[tuple[str, str]], progress: Progress | None) -> Report:
     findings = []
-    for done, subject in enumerate(subjects):
+    for done, weight in enumerate(weights):
         if progress is not None:
-            progress(done, len(subjects), subject.name)
-        findings.append(judge(subject))
+            progress(done, len(weights), weight.name)
+        findings.append(judge(weight))
     return Report(tuple(findings), tuple(skipped))
+
+
+def _row(finding: Finding) -> tuple[str, ...]:
+    ready = dict.fromkeys(fit.runtime for fit in finding.fits if fit.ready)
+    return (
+        finding.name,
+        finding.kind,
+        "x".join(map(str, finding.shape)),
+        finding.promised or "-",
+        f"{finding.legal_fraction:.1%}",
+        f"{finding.zeros:.1%}",
+        str(finding.negative_zeros) if finding.negative_zeros else "-",
+        str(finding.ties) if finding.ties else "-",
+        ", ".join(ready) or "-",
+        finding.verdict,
+    )
+
+
+def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    table = [tuple(head), *map(tuple, rows)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(head))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    lines.insert(1, "  ".join("-" * width for width in widths[:-1]) + "  " + "-" * len(head[-1]))
+    return "\n".join(lines)

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 import twofour
-from tests.legality.small import random
-from tests.legality.test_onnx import constant, graph, helper, node
+from tests.checker.small import random
+from tests.checker.test_onnx import constant, graph, helper, node
+from twofour.checker.sources import onnx
 from twofour.errors import FormatError
-from twofour.legality import onnx_file
 
 
-def check(tmp_path: Path, model) -> twofour.legality.Report:
+def check(tmp_path: Path, model) -> twofour.checker.Report:
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
     return twofour.check(tmp_path / "m.onnx")
 
@@ -80,9 +80,9 @@ def test_graphs_stand_inside_one_another_30_deep_at_most(tmp_path: Path) -> None
 
 def test_nodes_operands_and_constants_are_counted(tmp_path: Path, monkeypatch) -> None:
     model = graph([node("MatMul", "x", "w")], [constant("w", random(16, 8))])  # 1 + 3 + 1
-    monkeypatch.setattr(onnx_file, "PARTS", 5)
+    monkeypatch.setattr(onnx, "PARTS", 5)
     assert check(tmp_path, model).layers
-    monkeypatch.setattr(onnx_file, "PARTS", 4)
+    monkeypatch.setattr(onnx, "PARTS", 4)
     refused(tmp_path, model, "at most 4")
 
 

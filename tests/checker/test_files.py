@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import twofour
+from tests.checker.small import damages, finding, pruned, random, write_shards
 from tests.export.small import masked
 from tests.export.test_malformed import CASES, FOLDERS
-from tests.legality.small import damages, finding, pruned, random, write_shards
 from twofour.checkpoints import describe
 from twofour.errors import FormatError, LayerError, SourceError, TwofourError
 

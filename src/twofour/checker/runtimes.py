@@ -88,35 +88,33 @@ RULES: tuple[Rule, ...] = (
 
 
 def fits(kind: str, rows: int, columns: int, satisfies: Collection[str], broken: int = 0) -> tuple[Fit, ...]:
-    """Judge a weight by every runtime's rules; one for other kinds is left out where the runtime has one for `kind`."""
-    served = {rule.runtime for rule in RULES if kind in rule.kinds}
-    return tuple(
-        fit(rule, kind, rows, columns, satisfies, broken)
-        for rule in RULES
-        if kind in rule.kinds or not rule.kinds or rule.runtime not in served
-    )
+    """Judge a weight of `kind` with `rows` outputs and a reduction axis of `columns` by every runtime's rules.
 
-
-def fit(rule: Rule, kind: str, rows: int, columns: int, satisfies: Collection[str], broken: int = 0) -> Fit:
-    """Judge a weight of `kind` with `rows` outputs and a reduction axis of `columns` by one rule.
+    A rule for other kinds is left out where its runtime has one for `kind`.
 
     Args:
-        rule: The rule.
         kind: Kind of weight.
         rows: Outputs.
         columns: Reduction axis.
         satisfies: Patterns that its values obey.
         broken: How many of them are NaN or infinite.
     """
-    reason = f"({rows}, {columns}) is a multiple of ({rule.rows}, {rule.columns})"
-    aligned = False
-    if rule.kinds and kind not in rule.kinds:
-        reason = f"has no sparse {kind}"
-    elif rows % rule.rows or columns % rule.columns:
-        reason = f"({rows}, {columns}) is not a multiple of ({rule.rows}, {rule.columns})"
-    else:
-        aligned = True
+    served = {rule.runtime for rule in RULES if kind in rule.kinds}
+    return tuple(
+        _fit(rule, kind, rows, columns, satisfies, broken)
+        for rule in RULES
+        if kind in rule.kinds or not rule.kinds or rule.runtime not in served
+    )
+
+
+def _fit(rule: Rule, kind: str, rows: int, columns: int, satisfies: Collection[str], broken: int) -> Fit:
+    even = rows % rule.rows == columns % rule.columns == 0
+    served = not rule.kinds or kind in rule.kinds
+    aligned = served and even
     ready = aligned and rule.pattern in satisfies and not broken
+    reason = f"({rows}, {columns}) is {'' if even else 'not '}a multiple of ({rule.rows}, {rule.columns})"
+    if not served:
+        reason = f"has no sparse {kind}"
     if aligned and broken:
         reason += f"; {broken} values are NaN or infinite"
     elif aligned and not ready:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from torch import Tensor
 
 import twofour
-from tests.legality.small import damages, finding, pruned, random
-from twofour import legality
+from tests.checker.small import damages, finding, pruned, random
+from twofour import checker
 from twofour.checkpoints import describe
 from twofour.errors import FormatError, LayerError, TwofourError
 
@@ -38,7 +38,7 @@ def graph(nodes, constants, name: str = "g", **metadata: str):
     return model
 
 
-def checked(tmp_path: Path, nodes, constants, **options) -> legality.Report:
+def checked(tmp_path: Path, nodes, constants, **options) -> checker.Report:
     path = tmp_path / "model.onnx"
     onnx.save_model(graph(nodes, constants), path)
     return twofour.check(path, **options)
