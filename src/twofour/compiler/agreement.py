@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twofour.compiler.layer import CompiledLinear
-from twofour.packing import Packed
+from twofour.packing import Packed, encodings
 
 AGREEMENT = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """Computing type -> relative difference beyond which a graph does not compute what the layers do: fusion changes the
@@ -25,7 +25,7 @@ NOISE = 1e-3
 def agreement(fast: nn.Module, dtype: str, leaves: Sequence[Any], run: Callable[[], Sequence[Any]]) -> float:
     """Return the relative difference from the layers beyond which an engine is not used.
 
-    Where rounding costs much, other roundings cost as much: in int8 what the layers lose to the same weights on exact
+    Where inputs are rounded, other roundings cost as much: in int8 what the layers lose to the same weights on exact
     activations is allowed on top.
 
     Args:
@@ -37,7 +37,7 @@ def agreement(fast: nn.Module, dtype: str, leaves: Sequence[Any], run: Callable[
     tensors = [leaf for leaf in (*leaves, *fast.parameters()) if isinstance(leaf, Tensor)]
     low = dtype != "float32" or any(leaf.dtype in (torch.bfloat16, torch.float16) for leaf in tensors)
     allowed = AGREEMENT[torch.bfloat16 if low else torch.float32]
-    if dtype != "int8":
+    if not encodings.get(dtype).rounds_inputs:
         return allowed
     with _on_exact_activations(fast):
         exact = run()

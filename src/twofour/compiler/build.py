@@ -25,7 +25,7 @@ from twofour.errors import TwofourError
 from twofour.kernels.dense_matmul import PLAIN
 from twofour.kernels.dense_matmul.cuda import CublasMatmul
 from twofour.native import gpu
-from twofour.packing import Header, Packed, has_form, pack, packed_bytes, packed_rule
+from twofour.packing import Header, Packed, encodings, has_form, pack, packed_bytes, packed_rule
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class _Chooser:
         encoding, name = self.terms.encoding, "float32"
         if choice.dispatch.sparse or encoding.plain_itemsize == 2:
             name = encoding.stored
-        group = encoding.group if name == "int4" else 0
+        group = encoding.group if encodings.get(name).groups else 0
         if entry.pattern is None or not has_form(packed_rule(entry.pattern), name):
             return entry.rows * entry.columns * encoding.plain_itemsize
         header = Header(entry.pattern.rows.name, name, (entry.rows, entry.columns), 1, group=group)
@@ -209,7 +209,7 @@ def _describe(
 ) -> LayerPlan:
     dense, sparse = choice.at(tokens, "dense_matmul"), choice.at(tokens, "nm_matmul")
     reason = why(choice, tokens, because, terms.memory)
-    if terms.encoding.dtype in ("int8", "int4") and not choice.dispatch.sparse:
+    if terms.encoding.packed.scaled and not choice.dispatch.sparse:
         reason += "; a file holds it as float32"
     if remark := choice.dispatch.at(tokens)[0].remark(entry.columns):
         reason += f"; {remark}"

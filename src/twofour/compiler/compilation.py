@@ -18,6 +18,7 @@ from twofour.errors import CompileError, FormatError, KernelError, cut
 from twofour.kernels.conv import Images
 from twofour.kernels.nm_matmul import Quantization
 from twofour.layers import compilation
+from twofour.packing import encodings
 
 KIND = "compiled"
 
@@ -72,7 +73,7 @@ class Compilation:
         """Return the settings as a file has them; what is empty is left out."""
         encoding = self.encoding or Encoding()
         settings = {"kind": KIND, "memory": self.memory, "tokens": list(self.tokens), "dtype": encoding.dtype}
-        if encoding.dtype == "int4":
+        if encoding.packed.groups:
             settings |= {"group": encoding.group, "symmetric": encoding.symmetric}
         more = {
             "counts": dict(self.counts),
@@ -94,13 +95,14 @@ class Compilation:
         Raises:
             FormatError: The range of an int8 layer's input is impossible: without it the layer would answer otherwise.
         """
+        dtype = encodings.find(settings.get("dtype"))
         return cls(
             _encoding(settings),
             "small" if settings.get("memory") == "small" else "fast",
             _tokens(settings.get("tokens")),
             {name: n for name, n in _entries(settings, "counts") if type(n) is int and n > 0},
             {name: (n[0], n[1], n[2]) for name, n in _entries(settings, "images") if _are_sizes(n)},
-            dict(_ranges(settings, file)) if settings.get("dtype") == "int8" else {},
+            dict(_ranges(settings, file)) if dtype is not None and dtype.rounds_inputs else {},
             tuple(name for name in _list(settings.get("kept_dense")) if isinstance(name, str)),
             read_machines(settings.get("times")),
         )

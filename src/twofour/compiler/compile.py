@@ -40,6 +40,7 @@ from twofour.errors import CompileError
 from twofour.kernels.conv import Images
 from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.layers import mark_compiled
+from twofour.packing import encodings
 from twofour.patterns.base import is_finite
 
 logger = logging.getLogger("twofour.compiler")
@@ -147,7 +148,7 @@ def _require(model: nn.Module, memory: str, tokens: Sequence[int]) -> None:
 
 
 def _require_data(data: Iterable[Any] | None, dtype: str) -> None:
-    if data is not None and dtype != "int8":
+    if data is not None and not encodings.get(dtype).rounds_inputs:
         raise CompileError(
             "data are for int8 alone",
             got=f'dtype="{dtype}" with data',

@@ -12,20 +12,13 @@ from torch import Tensor
 
 from twofour.errors import CompileError, PackingError
 from twofour.kernels import rows
-from twofour.packing import Packed, pack, rewrite
+from twofour.packing import Packed, encodings, pack, rewrite
 from twofour.packing.encodings import GROUPS
 from twofour.patterns import Pattern, parse
 from twofour.patterns.base import Conformity
 
-DTYPES = ("float32", "bfloat16", "int8", "int4")
-
-GPU_DTYPES = (*DTYPES, "float16", "float8")
-"""Computing types on a GPU; float8 is e4m3."""
-
-WEIGHTS = {"float32": (torch.float32,)}
-"""dtypes of model weights that a computing type takes; the others take every one of `REAL`."""
-
 REAL = (torch.float32, torch.bfloat16)
+"""dtypes of model weights that are read on a CPU."""
 
 GPU_REAL = (*REAL, torch.float16)
 
@@ -54,7 +47,10 @@ def _nearest_group(given: object) -> int:
     return min(GROUPS, key=lambda group: abs(group - number))
 
 
-_GPU_TOO = "; models on an NVIDIA GPU take it"
+def computing_types(device: str) -> tuple[str, ...]:
+    """Return the computing types of the products on a device, whether or not a row of them runs here."""
+    there = {row.dtype for row in rows() if row.device == device}
+    return tuple(encoding.name for encoding in encodings.known() if encoding.name in there)
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ class Encoding:
     """How the weights of a compiled model are written.
 
     Attributes:
-        dtype: Computing type, one of `DTYPES`.
+        dtype: Computing type, one of `computing_types`.
         group: Inputs that share a scale in int4.
         symmetric: Whether int4 has no zero points.
         device: "cpu" or "cuda": where the model is, which decides what types there are.
@@ -74,16 +70,18 @@ class Encoding:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        known = GPU_DTYPES if self.device == "cuda" else DTYPES
+        known = computing_types(self.device)
         for what, given, allowed in (("dtype", self.dtype, known), ("group", self.group, GROUPS)):
             if given not in allowed:
                 near = nearest_dtype(given) if what == "dtype" else _nearest_group(given)
                 wanted = " or ".join(map(repr, allowed))
+                on_gpu = what == "dtype" and given in computing_types("cuda")
+                elsewhere = "; models on an NVIDIA GPU take it" if on_gpu else ""
                 raise CompileError(
                     f"the {what} is not known",
                     got=repr(given),
                     wanted=wanted,
-                    remedy=f"pass {what}={near!r}{_GPU_TOO if given in GPU_DTYPES else ''}",
+                    remedy=f"pass {what}={near!r}{elsewhere}",
                 )
 
     @classmethod
@@ -94,7 +92,7 @@ class Encoding:
             CompileError: One is unknown, or is given although the computing type has nothing of the kind.
         """
         given = {name: value for name, value in options.items() if value is not None}
-        if given and dtype != "int4" and dtype in DTYPES:
+        if given and dtype in computing_types(device) and not encodings.get(dtype).groups:
             raise CompileError(
                 f"`{next(iter(given))}` means nothing in {dtype}",
                 got=", ".join(f"{name}={value!r}" for name, value in given.items()) + f", dtype={dtype!r}",
@@ -107,22 +105,27 @@ class Encoding:
         """Tell whether a model weight of this dtype can be written so."""
         if self.device == "cuda":
             return weight.dtype in GPU_REAL
-        return weight.dtype in WEIGHTS.get(self.dtype, REAL)
+        return weight.dtype in REAL and 8 * weight.itemsize >= self.packed.bits  # a kernel does not widen its inputs
+
+    @property
+    def packed(self) -> encodings.Encoding:
+        """How packed values are written."""
+        own = encodings.get(self.dtype)
+        return own if own.packed_as is None else encodings.get(own.packed_as)
 
     @property
     def stored(self) -> str:
-        """How packed values are written: float8 rows round float32 values themselves."""
-        return "float32" if self.dtype == "float8" else self.dtype
+        """Name of `packed`."""
+        return self.packed.name
 
     def bytes_of(self, rows: int, columns: int) -> float:
         """Return the bytes of a dense weight of this size in this encoding, scales left out."""
-        sizes = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8": 1, "int4": 0.5}
-        return rows * columns * sizes[self.dtype]
+        return rows * columns * encodings.get(self.dtype).bits / 8
 
     @property
     def plain_itemsize(self) -> int:
         """Bytes of one value of a weight that a file holds dense: whole numbers are written as the floats they are."""
-        return 2 if self.dtype in ("bfloat16", "float16") else 4
+        return 4 if self.packed.scaled else self.packed.dtype.itemsize
 
     @property
     def forms(self) -> tuple[Pattern, ...]:
@@ -166,12 +169,10 @@ class Encoding:
             return weight, f"in_features {columns} is not a multiple of {form.group}"
         try:
             if isinstance(weight, Packed):
-                if weight.header.dtype == self.stored and bool(weight.header.group) == (self.dtype == "int4"):
+                if weight.header.encoding == self.packed and bool(weight.header.group) == bool(self.packed.groups):
                     return rewrite(weight, form), ""
                 weight = weight.unpack().float()
-            if self.dtype == "int4":
-                return pack(weight, form, "int4", group=self.group, symmetric=self.symmetric), ""
-            return pack(weight, form, self.stored), ""
+            return pack(weight, form, self.stored, group=self.group, symmetric=self.symmetric), ""
         except PackingError as error:
             dense = weight.unpack() if isinstance(weight, Packed) else weight
             found = form.check(dense)

@@ -12,8 +12,7 @@ from torch import nn
 from twofour.errors import HardwareError
 from twofour.hardware.costs import Costs, costs
 from twofour.hardware.fitted import FITTED
-from twofour.hardware.gemm import GROUP
-from twofour.hardware.machine import BITS, Machine
+from twofour.hardware.machine import BITS, Machine, group_of
 from twofour.hardware.machines import machine as find
 from twofour.hardware.products import Product, linears, trace
 from twofour.layers import walk
@@ -188,7 +187,7 @@ def _reasons(model: nn.Module, products: Sequence[Product], dtype: str, skip: st
         if (
             product.weight
             and not reasons.get(product.weight, "not a weight that can be pruned")
-            and product.k % GROUP.get(dtype, 4)
+            and product.k % group_of(dtype)
         ):
             reasons[product.weight] = f"a reduction of {product.k} has no whole groups in {dtype}"
     return reasons

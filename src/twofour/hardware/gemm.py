@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from twofour.errors import HardwareError
 from twofour.hardware.costs import Costs, costs
-from twofour.hardware.machine import Machine
+from twofour.hardware.machine import Machine, group_of
 from twofour.hardware.machines import machine as find
 from twofour.hardware.sizes import require_whole
-
-GROUP = {"tf32": 2, "int4": 8}
-"""Values of the reduction in one group of the pattern, where it is not 4: 1:2 and 4:8."""
 
 
 def gemm(
@@ -45,7 +42,7 @@ def explain(
     device = find(machine)
     device.peak(dtype, sparse=sparse)
     m, n, k = require_whole("a product cannot have this size", "m tokens, n outputs, k reduction", m=m, n=n, k=k)
-    group = GROUP.get(dtype, 4)
+    group = group_of(dtype)
     if sparse and k % group:
         raise HardwareError(
             f"a reduction of {k} cannot be sparse in {dtype}",

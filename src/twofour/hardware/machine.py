@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from twofour.errors import HardwareError
+from twofour.packing import encodings, formats
 
-DTYPES = ("float32", "tf32", "float16", "bfloat16", "float8", "int8", "int4")
-"""Types that `gemm` and `estimate` know, widest first."""
-
-BITS = MappingProxyType({"float32": 32, "tf32": 32, "float16": 16, "bfloat16": 16, "float8": 8, "int8": 8, "int4": 4})
+BITS = MappingProxyType({encoding.name: encoding.bits for encoding in encodings.known()})
 """Bits of a stored value; tf32 is stored as float32."""
 
-INDEX_BITS = MappingProxyType({"tf32": 4, "float16": 2, "bfloat16": 2, "float8": 2, "int8": 2, "int4": 1})
-"""Bits of selector per kept value: 2 in 2:4, 4 in 1:2 (tf32), 2 for each pair of int4 in 4:8 (PTX ISA, sparse matrix
-storage, 9.7.14.6.1)."""
+DTYPES = tuple(BITS)
+"""Types that `gemm` and `estimate` know, widest first."""
 
-SPARSE_DTYPES = tuple(dtype for dtype in DTYPES if dtype in INDEX_BITS)
+CORE = MappingProxyType({encoding.name: encoding.core for encoding in encodings.known() if encoding.core is not None})
+"""Pattern that a sparse unit multiplies by, in each type that can have one (PTX ISA 9.7.14.6.1)."""
+
+SPARSE_DTYPES = tuple(CORE)
 """Those that can have a sparse unit: what `estimate` compares; float32 has none on any machine."""
 
 
@@ -106,5 +106,14 @@ def stored_bytes(dtype: str, *, sparse: bool) -> float:
 
     bfloat16 has 9/16 of its dense bytes, int8 5/8, tf32 9/16 (NVIDIA, cuSPARSELt's compressed sizes).
     """
-    bits = BITS[dtype]
-    return (bits + INDEX_BITS[dtype]) / 16 if sparse else bits / 8
+    encoding, width = encodings.get(dtype), 64  # whole bytes of each part
+    if not sparse:
+        return encoding.bits / 8
+    form = formats.find(CORE[dtype])
+    assert form is not None, dtype
+    return form(CORE[dtype], encoding, 1, width).nbytes / width
+
+
+def group_of(dtype: str) -> int:
+    """Return the values of the reduction in one group of a type's pattern; 4 where no unit fixes one."""
+    return CORE[dtype].group if dtype in CORE else 4

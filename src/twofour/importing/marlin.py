@@ -21,6 +21,7 @@ from twofour.errors import PackingError
 from twofour.importing.base import Found, Source, Sparse, kept_of, malformed, packed_whole, shown, spread
 from twofour.layers import Reduction
 from twofour.packing import LARGEST_WEIGHT, Header, Packed
+from twofour.packing.encodings import INT4
 
 VALUES, SCALES, META = "weight_packed", "scale_packed", "meta"
 PARTS = (VALUES, SCALES, META)
@@ -34,9 +35,6 @@ META_ROWS = 64
 TILE = 16
 GROUP = 128
 """Inputs that share a scale: the only group size that the format has beside whole rows."""
-
-GROUPS = (128, 64, 32)
-"""Groups that our int4 knows; a scale of a whole row is repeated for the largest that divides it."""
 
 
 class _Layer(NamedTuple):
@@ -73,7 +71,7 @@ class Marlin:
             raise malformed(source, both[0], "the weight beside its packed form", "one of them")
         real = [name for name, found in sparse.items() if isinstance(found.weight, Tensor)]
         notes = [f"{len(real)} weights of int8 with groups became float32, such as `{real[0]}`"] if real else []
-        if any(isinstance(found.weight, Packed) and found.weight.header.dtype == "int4" for found in sparse.values()):
+        if any(isinstance(found.weight, Packed) and found.weight.header.encoding == INT4 for found in sparse.values()):
             notes.append("packed, the scales of int4 become bfloat16: a weight moves by 0.4 % at most")
         return Found(plain, sparse, tuple(notes))
 
@@ -183,9 +181,7 @@ def _scaled(packed: Packed, scales: Tensor, keep: Tensor, bits: int) -> Sparse:
         whole = packed.unpack().float().view(len(scales), scales.shape[1], -1)
         return Sparse((whole * scales.unsqueeze(-1)).view(packed.header.shape), keep=keep)
     columns = packed.header.shape[1]
-    group = GROUP if scales.shape[1] > 1 else next(size for size in GROUPS if columns % size == 0)
-    nibbles = packed.values.view(torch.uint8) & 0xF
-    values = nibbles[:, 0::2] | nibbles[:, 1::2] << 4
-    header = replace(packed.header, dtype="int4", group=group)
+    group = GROUP if scales.shape[1] > 1 else next(size for size in reversed(INT4.groups) if columns % size == 0)
+    header = replace(packed.header, dtype=INT4.name, group=group)
     each = scales.repeat_interleave(columns // group // scales.shape[1], 1)
-    return Sparse(Packed(header, values, packed.indices, each), keep=keep)
+    return Sparse(Packed(header, INT4.store(packed.values), packed.indices, each), keep=keep)

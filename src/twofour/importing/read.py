@@ -80,12 +80,12 @@ class Imported:
             plain, aliases = untie(self.weights())
             return Contents(plain, {}, aliases, settings)
         weights = {name: _packed(name, found) for name, found in self.sparse.items()}
-        scaled = {weight.header.dtype if weight.scales is not None else "" for weight in weights.values()}
-        if scaled == {"int4"}:
-            groups = [weight.header.group for weight in weights.values()]
-            settings |= {"dtype": "int4", "group": min(groups), "symmetric": True}
-        elif scaled == {"int8"}:
-            settings |= {"dtype": "int8"}
+        scaled = {weight.header.encoding if weight.scales is not None else None for weight in weights.values()}
+        encoding = scaled.pop() if len(scaled) == 1 else None
+        if encoding is not None:
+            settings |= {"dtype": encoding.name}
+            if encoding.groups:
+                settings |= {"group": min(weight.header.group for weight in weights.values()), "symmetric": True}
         plain, aliases = untie(self.plain)
         return Contents(plain, weights, aliases, settings)
 
@@ -205,7 +205,7 @@ def _packed(name: str, found: Sparse) -> Packed:
         except TwofourError as error:
             raise error.for_layer(name) from None
     weight = found.weight
-    if weight.header.dtype == "int4" and weight.scales is not None:
+    if weight.header.encoding.groups and weight.scales is not None:
         return replace(weight, scales=weight.scales.bfloat16().float())
     return weight
 

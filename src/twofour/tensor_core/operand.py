@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from twofour.errors import PackingError
-from twofour.packing import Header, Packed
+from twofour.packing import Header, Packed, encodings
 from twofour.packing.encodings import TF32_CODES
 from twofour.tensor_core.element import Element, element
 
@@ -17,7 +17,7 @@ CODES = (0b0100, 0b1000, 0b1100, 0b1001, 0b1101, 0b1110)
 """Codes of two ascending positions: low two bits the first, high two bits the second (PTX ISA 9.0, 9.7.14.6.1)."""
 
 _CANONICAL = {"float16": "f16", "bfloat16": "bf16", "tf32": "tf32", "int8": "s8", "int4": "s4"}
-_PATTERNS = {"f16": "2:4", "bf16": "2:4", "tf32": "1:2", "s8": "2:4", "s4": "4:8-pairs"}
+"""Encoding of a packed weight -> element type."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +57,7 @@ class Operand:
             PackingError: Its pattern or dtype is none that Sparse Tensor Cores read, or it is damaged.
         """
         header = packed.header
-        kind = element(_CANONICAL.get(header.dtype, header.dtype)) if header.dtype in _CANONICAL else None
-        if kind is None or header.pattern != _PATTERNS[kind.name]:
+        if header.dtype not in _CANONICAL or header.parsed() != header.encoding.core:
             raise PackingError(
                 "Sparse Tensor Cores cannot read this packed weight",
                 got=f"pattern {header.pattern}, dtype {header.dtype}",
@@ -66,10 +65,9 @@ class Operand:
                 remedy="float32 weights: pack(weight, pattern, dtype=...) rounds them to one of these",
             )
         packed.validate()
+        kind = element(_CANONICAL[header.dtype])
         codes = torch.stack((packed.indices & 0xF, packed.indices >> 4), -1).flatten(1)
-        values = packed.values
-        if kind.name == "s4":
-            values = kind.from_raw(torch.stack((values & 0xF, values >> 4), -1).flatten(1).to(torch.int64))
+        values = header.encoding.read(packed.values, header.format.kept)
         return cls(kind, values, codes[:, : header.reduction // kind.chunk].contiguous())
 
     def to_packed(self) -> Packed:
@@ -86,13 +84,11 @@ class Operand:
                 wanted=", ".join(_CANONICAL.values()),
                 remedy="keep the operand, or one of its layouts",
             )
-        values = self.values
-        if self.element.name == "s4":
-            nibbles = values.to(torch.uint8) & 0xF
-            values = nibbles[:, 0::2] | nibbles[:, 1::2] << 4
+        encoding = encodings.get(name)
+        assert encoding.core is not None, encoding
         even = torch.nn.functional.pad(self.codes, (0, self.codes.shape[1] % 2))
         indices = even[:, 0::2] | even[:, 1::2] << 4
-        packed = Packed(Header(_PATTERNS[self.element.name], name, self.shape, 1), values, indices)
+        packed = Packed(Header(encoding.core.name, name, self.shape, 1), encoding.store(self.values), indices)
         packed.validate()
         return packed
 
