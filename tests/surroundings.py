@@ -89,7 +89,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], Tensor]] = {
     "project": (lambda w: parse("2:4").project(w), W),
     "project tiles": (lambda w: parse("2:4-transposable").project(w), W),
     "check pattern": (lambda w: parse("2:4").check(w).ok, W),
-    "search": (lambda w: twofour.permutation.search(w, "2:4", escapes=2).order, W.abs()),
+    "search": (lambda w: twofour.structure.permutation.search(w, "2:4", escapes=2).order, W.abs()),
 }
 """Calls by the tensor they are given."""
 WEIGHTS = ("pack", "project", "project tiles", "check pattern", "search")

@@ -13,7 +13,7 @@ from torch import Tensor
 from twofour import measure
 from twofour.errors import MeasureError
 from twofour.measure import Record
-from twofour.permutation import Permutation, reference, search
+from twofour.structure.permutation import Permutation, reference, search
 
 GOLDEN = "128x64"
 SHAPES = f"{GOLDEN},384x1536,1024x1024,4096x4096"

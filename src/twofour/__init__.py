@@ -16,8 +16,8 @@ if TYPE_CHECKING:
         measure,
         packing,
         patterns,
-        permutation,
         quantization,
+        structure,
         training,
     )
     from twofour.checker import check
@@ -54,8 +54,8 @@ _STAGES = (
     "measure",
     "packing",
     "patterns",
-    "permutation",
     "quantization",
+    "structure",
     "training",
 )
 
@@ -74,11 +74,11 @@ __all__ = [
     "measure",
     "packing",
     "patterns",
-    "permutation",
     "prune",
     "quantization",
     "read",
     "save",
+    "structure",
     "training",
 ]
 
@@ -88,6 +88,8 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_VERBS[name]), name)
     if name in _STAGES:
         return import_module(f"twofour.{name}")
+    if name == "permutation":  # its name before it was a part of structure
+        return import_module("twofour.structure.permutation")
     raise AttributeError(f"module 'twofour' has no attribute {name!r}")
 
 

@@ -10,12 +10,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from twofour import calibration, criteria, masks, permutation
+from twofour import calibration, criteria, masks
 from twofour.criteria import Criterion, Outcome, Solved
 from twofour.errors import LayerError, RecipeError
 from twofour.layers import SUPPORTED, PrunableWeight, compiled_parts, describe_attached, require_module, way_out
 from twofour.patterns import Pattern
 from twofour.recipe import Assignment, Recipe
+from twofour.structure import permutation
 
 _log = logging.getLogger("twofour.pruning")
 

@@ -23,7 +23,7 @@ from twofour.kernels.nm_unbiased import nm_unbiased
 from twofour.kernels.norm import norm
 from twofour.packing import pack
 from twofour.patterns import NM, Census, Lie, Transposable, parse, ties
-from twofour.permutation import search
+from twofour.structure.permutation import search
 
 ROWS, COLUMNS = 32, 64
 WHOLE = ("int8", "int4")

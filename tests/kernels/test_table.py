@@ -35,8 +35,8 @@ from twofour.packing.encodings import INT4, dequantize
 from twofour.patterns import parse
 from twofour.patterns.census import ties_reference
 from twofour.patterns.transposable import project_tiles_reference
-from twofour.permutation import reference as stripes_reference
-from twofour.permutation.stripes import _columns
+from twofour.structure.permutation import reference as stripes_reference
+from twofour.structure.permutation.stripes import _columns
 
 EPSILON = torch.finfo(torch.float32).eps
 THREADS = (1, 2)

@@ -45,7 +45,12 @@ def test_impossible_pairs_cannot_be_built_either(n: int, m: int) -> None:
         PairedNM(n, m)
 
 
-@pytest.mark.parametrize("text", ["block:16x16@0.9", "channel"])
+def test_channels_are_no_pattern_and_the_error_says_what_will_cut_them() -> None:
+    with pytest.raises(PatternError, match=r"not a sparsity pattern(?s:.*)twofour\.structure will cut them"):
+        parse("channel:0.5")
+
+
+@pytest.mark.parametrize("text", ["block:16x16@0.9", "block"])
 def test_planned_patterns_say_so(text: str) -> None:
     with pytest.raises(PatternError, match="planned, not built yet"):
         parse(text)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from twofour import calls, checker, permutation, pruning
+from twofour import calls, checker, pruning
 from twofour.checker import Report
 from twofour.cli import check as check_command
 from twofour.cli import data as calibration
@@ -21,6 +21,7 @@ from twofour.criteria import SAMPLES, default
 from twofour.errors import SourceError
 from twofour.recipe import Recipe
 from twofour.streaming.companions import companions
+from twofour.structure import permutation
 
 REMEDIES = {'eligibility="any"': "--eligibility any lifts ASP's rule of 8 x 16 multiples"}
 

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from twofour import masks, permutation
+from twofour import masks
 from twofour.errors import LayerError, MaskError, PatternError
 from twofour.layers import PrunableWeight, walk
 from twofour.patterns import Pattern, parse
+from twofour.structure import permutation
 
 __all__ = ["ASP"]
 
@@ -251,7 +252,7 @@ class ASP:
                 "the graph of a permutation is not written to a file",
                 got=f"save_permutation_graph=True, {permutation_output_dir!r}",
                 wanted="save_permutation_graph=False",
-                remedy="twofour.permutation.permute returns a report with every group of channels",
+                remedy="twofour.structure.permute returns a report with every group of channels",
             )
         cls._initialised("set_permutation_saving_params").permute = allow_permutation
 

@@ -14,10 +14,6 @@ from twofour.patterns.vnm import VNM
 
 _FORMS = '"N:M" (2:4, 1:2, 4:8, 1:4, 8:16, ...), "2:4-transposable", "4:8-pairs" or "V:N:M" (64:2:8, ...)'
 _KINDS = {None: NM, "-pairs": PairedNM, "-transposable": Transposable}
-_PLANNED = {
-    r"block(:.*)?": "block",
-    r"channel(:.*)?": "channel",
-}
 
 
 def parse(pattern: str | Pattern) -> Pattern:
@@ -48,17 +44,19 @@ def _parse(text: str) -> Pattern:
         return _KINDS[match[3]](int(match[1]), int(match[2]))
     if match := re.fullmatch(r"([0-9]{1,5}):([0-9]{1,4}):([0-9]{1,4})", text):
         return VNM(*map(int, match.groups()))
-    for form, kind in _PLANNED.items():
-        if re.fullmatch(form, text):
-            raise PatternError(
-                f"the pattern {text!r} is planned, not built yet",
-                got=f"a {kind} pattern",
-                wanted=_FORMS,
-                remedy='use "2:4" until a release lists the pattern in its changelog',
-            )
+    if re.fullmatch(r"block(:.*)?", text):
+        raise PatternError(
+            f"the pattern {text!r} is planned, not built yet",
+            got="a block pattern",
+            wanted=_FORMS,
+            remedy='use "2:4" until a release lists the pattern in its changelog',
+        )
+    whole = re.fullmatch(r"channels?(:.*)?", text)
     raise PatternError(
         "the text is not a sparsity pattern",
         got=repr(text),
         wanted=_FORMS,
-        remedy='"2:4" is what Sparse Tensor Cores and the CPU kernels run',
+        remedy="whole channels change the shapes of weights, which no pattern does: twofour.structure will cut them"
+        if whole
+        else '"2:4" is what Sparse Tensor Cores and the CPU kernels run',
     )

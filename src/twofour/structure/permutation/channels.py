@@ -5,23 +5,26 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from twofour import calls, capture, coupling
-from twofour.coupling import Group, Place
+from twofour import calls, capture
 from twofour.errors import CompileError, PatternError, PermutationError, cut
-from twofour.layers import PrunableWeight, is_distributed, is_masked
+from twofour.layers import PrunableWeight, is_distributed
 from twofour.measure.machine import free_memory_bytes
 from twofour.patterns import Pattern
-from twofour.permutation.comparison import Arithmetic, outputs, outputs_in_float64, require_same
-from twofour.permutation.matrices import Consumer, matrices
-from twofour.permutation.report import Gain, Report
-from twofour.permutation.stripes import kept, search
+from twofour.structure import coupling
+from twofour.structure.apply import AxisChanges, require_nothing_beside
+from twofour.structure.coupling import Group
+from twofour.structure.permutation.comparison import Arithmetic, outputs, outputs_in_float64, require_same
+from twofour.structure.permutation.matrices import Consumer, matrices
+from twofour.structure.permutation.report import Gain, Report
+from twofour.structure.permutation.stripes import kept, search
 
-_log = logging.getLogger("twofour.permutation")
+_log = logging.getLogger("twofour.structure.permutation")
 
 CACHED = 'leave the cache of keys and values out: example={"input_ids": ids, "use_cache": False}'
 """What to try where a language model of Hugging Face answers with its cache, as it does unless told otherwise."""
@@ -74,21 +77,21 @@ def permute(
         reference = outputs(model, given)
     known = {name: score.detach().clone() for name, score in (scores or {}).items()}
     traced = _trace(model, given, plan)
-    _require_nothing_beside(model, traced)
+    require_nothing_beside(model, traced.groups)
     before = _share(plan, known)
-    mover = _Mover(model, known)
+    changes = AxisChanges(model, known)
     gains = []
     try:
         for group in traced.groups:
-            gains.append(_improve(group, plan, mover, known, (escapes, seed, window)))
+            gains.append(_improve(group, plan, changes, known, (escapes, seed, window)))
         arithmetic = Arithmetic(len(plan), max(weight.reduction for weight, _ in plan))
-        error = require_same(reference, outputs(model, given), arithmetic, lambda: mover.exactly(given))
+        error = require_same(reference, outputs(model, given), arithmetic, lambda: _exactly(model, given, changes))
     except BaseException:
-        mover.undo()
+        changes.undo()
         raise
     after = _share(plan, known)
     report = Report(
-        tuple(gains), traced.refused, traced.unused, before[0], after[0], before[1], after[1], error, mover.undo
+        tuple(gains), traced.refused, traced.unused, before[0], after[0], before[1], after[1], error, changes.undo
     )
     _log.info("permuted: %s", report)
     return report
@@ -115,57 +118,26 @@ def _kind(value: object) -> type:
     return next((kind for kind in (PrunableWeight, Pattern) if isinstance(value, kind)), type(value))
 
 
-class _Mover:
-    """Moves channels in place and remembers how to move them back."""
+def _exactly(model: nn.Module, given: Mapping[str, Any], changes: AxisChanges) -> tuple[list[Tensor], list[Tensor]]:
+    """Return what a copy in float64 answers with the channels as they were, and as they are now.
 
-    def __init__(self, model: nn.Module, scores: dict[str, Tensor]) -> None:
-        self.model, self.scores = model, scores
-        self.tensors = dict([*model.named_parameters(), *model.named_buffers()])
-        self.done: list[tuple[Place, Tensor]] = []
-
-    @torch.no_grad()
-    def move(self, group: Group, orders: Tensor) -> None:
-        """Put the channels of a group in new orders (blocks, size)."""
-        for place in group.places:
-            self._apply(place, orders)
-        for place in group.places:
-            if place.name in self.scores:
-                self.scores[place.name] = place.moved(self.scores[place.name], orders)
-
-    @torch.no_grad()
-    def undo(self) -> None:
-        """Put everything back."""
-        while self.done:
-            place, orders = self.done.pop()
-            tensor = self.tensors[place.name].detach()
-            tensor.copy_(place.moved(tensor, orders.argsort(dim=1)))
-
-    def exactly(self, given: Mapping[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return what a copy in float64 answers with the channels as they were, and as they are now.
-
-        Raises:
-            MemoryError: A copy in float64 would take more than half of the free memory.
-        """
-        needed, free = 8 * sum(tensor.numel() for tensor in self.tensors.values()), free_memory_bytes()
-        if free is not None and needed > free // 2:
-            raise MemoryError(f"{needed >> 20} MB for a copy, {free >> 20} MB are free")
-        exact = copy.deepcopy(self.model).double()
-        after, back = outputs_in_float64(exact, given), _Mover(exact, {})
-        back.done = list(self.done)
-        back.undo()
-        return outputs_in_float64(exact, given), after
-
-    def _apply(self, place: Place, orders: Tensor) -> None:
-        tensor = self.tensors[place.name].detach()
-        new = place.moved(tensor, orders)
-        self.done.append((place, orders))  # tensor by tensor: an interruption may come between two of one group
-        tensor.copy_(new)
+    Raises:
+        MemoryError: A copy in float64 would take more than half of the free memory.
+    """
+    tensors = dict([*model.named_parameters(), *model.named_buffers()])
+    needed, free = 8 * sum(tensor.numel() for tensor in tensors.values()), free_memory_bytes()
+    if free is not None and needed > free // 2:
+        raise MemoryError(f"{needed >> 20} MB for a copy, {free >> 20} MB are free")
+    exact = copy.deepcopy(model).double()
+    after = outputs_in_float64(exact, given)
+    changes.of_copy(exact).undo()
+    return outputs_in_float64(exact, given), after
 
 
 def _improve(
     group: Group,
     plan: Sequence[tuple[PrunableWeight, Pattern]],
-    mover: _Mover,
+    changes: AxisChanges,
     known: Scores,
     options: tuple[int | None, int, int | None],
 ) -> Gain:
@@ -179,7 +151,7 @@ def _improve(
     gain = Gain(group.consumers, group.producers, group.size, group.blocks)
     found = matrices(group, consumers)
     if isinstance(found, str):
-        return Gain(**{**vars(gain), "reason": found})
+        return replace(gain, reason=found)
     pattern, blocks = found
     escapes, seed, window = options
     results = [search(block, pattern, escapes=escapes, seed=seed, window=window) for block in blocks]
@@ -188,9 +160,9 @@ def _improve(
     before, after = (sum(getattr(result, name) for result in results) for name in ("before", "after"))
     bound = sum(result.bound for result in results)
     if after > before:
-        mover.move(group, orders)
+        changes.apply(group, orders)
     efficacy = (after - before) / (bound - before) if bound > before else 0.0
-    return Gain(group.consumers, group.producers, group.size, group.blocks, before / total, after / total, efficacy)
+    return replace(gain, before=before / total, after=after / total, efficacy=efficacy)
 
 
 def _share(plan: Sequence[tuple[PrunableWeight, Pattern]], known: Scores) -> tuple[float, float]:
@@ -243,30 +215,3 @@ def require_whole(plan: Sequence[tuple[PrunableWeight, Pattern]]) -> None:
                 remedy="permute before fully_shard",
                 layer=weight.name,
             )
-
-
-def _require_nothing_beside(model: nn.Module, traced: coupling.Coupling) -> None:
-    """Refuse masks, and buffers as large as a weight that moves which the forward does not use: left behind."""
-    moved = {place.name for group in traced.groups for place in group.places}
-    for name in moved:
-        layer, _, attribute = name.rpartition(".")
-        module = model.get_submodule(layer)
-        tensor = getattr(module, attribute)
-        if is_masked(module):
-            raise PermutationError(
-                "the channels cannot be permuted: a mask would be left behind",
-                got=f"`{name}`, whose module is masked",
-                wanted="a dense model without masks",
-                remedy="permute before pruning, or twofour.masks.detach(model) first",
-                layer=name,
-            )
-        for other, buffer in module.named_buffers(recurse=False):
-            full = f"{layer}.{other}" if layer else other
-            if full not in moved and tensor.ndim > 1 and buffer.shape == tensor.shape:
-                raise PermutationError(
-                    "the channels cannot be permuted: a buffer would be left behind",
-                    got=f"`{full}`, as large as the weight and unused by the forward",
-                    wanted="a dense model without masks",
-                    remedy="permute before pruning, or twofour.masks.detach(model) first",
-                    layer=name,
-                )

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.coupling import Group, Place
-from twofour.coupling.group import along
 from twofour.layers import PrunableWeight
 from twofour.patterns import NM, PairedNM, Pattern
+from twofour.structure.coupling import Group, Place
+from twofour.structure.coupling.group import along
 
 _MOST_VALUES = 1 << 28  # 1 GB of scores a block; of more, every k-th row stands for all
 

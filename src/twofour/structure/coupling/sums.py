@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from twofour.coupling.axes import Axis, DoesNotDivide, fix, regroup, unify
-from twofour.coupling.call import Axes, Call, Value, fresh, size_of
-from twofour.coupling.rules import rule
+from twofour.structure.coupling.axes import Axis, DoesNotDivide, fix, regroup, unify
+from twofour.structure.coupling.call import Axes, Call, Value, fresh, size_of
+from twofour.structure.coupling.rules import rule
 
 
 @rule(

@@ -3,7 +3,7 @@
 from torch import nn
 
 from twofour import layers, patterns
-from twofour.permutation import Report
+from twofour.structure.permutation import Report
 
 
 def plan(model: nn.Module, pattern: str = "2:4", eligibility: str = "any") -> list:

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, fx, nn
 
 from twofour import calls, capture
-from twofour.coupling.axes import Atom, Companions, Coordinates, DoesNotDivide, coordinates, fix, leaves
-from twofour.coupling.call import Axes, Call, Value, fresh, named_arguments
-from twofour.coupling.group import Coupling, Group, Place, Refusal
-from twofour.coupling.rules import RULES, fix_all
-from twofour.coupling.sums import pointwise
-from twofour.coupling.views import reshape
 from twofour.errors import LayerError
 from twofour.layers import PrunableWeight
+from twofour.structure.coupling.axes import Atom, Companions, Coordinates, DoesNotDivide, coordinates, fix, leaves
+from twofour.structure.coupling.call import Axes, Call, Value, fresh, named_arguments
+from twofour.structure.coupling.group import Coupling, Group, Place, Refusal
+from twofour.structure.coupling.rules import RULES, fix_all
+from twofour.structure.coupling.sums import pointwise
+from twofour.structure.coupling.views import reshape
 
-_log = logging.getLogger("twofour.coupling")
+_log = logging.getLogger("twofour.structure.coupling")
 
 assert RULES["aten::view"] is reshape  # the rules register themselves
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from twofour.coupling import Refusal
-from twofour.coupling.group import some
+from twofour.structure.coupling import Refusal
+from twofour.structure.coupling.group import some
 
 
 def _nothing() -> None:

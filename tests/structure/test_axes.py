@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofour.coupling.axes import (
+from twofour.structure.coupling.axes import (
     Atom,
     Axis,
     DoesNotDivide,

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from twofour import calls
 from twofour.errors import PermutationError
 
-_log = logging.getLogger("twofour.permutation")
+_log = logging.getLogger("twofour.structure.permutation")
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest difference of an output, relative to its largest value, that is not looked at more closely."""

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from twofour.coupling.axes import fix
-from twofour.coupling.call import Call, Value, fresh
+from twofour.structure.coupling.axes import fix
+from twofour.structure.coupling.call import Call, Value, fresh
 
 Rule = Callable[[Call], Value]
 RULES: dict[str, Rule] = {}

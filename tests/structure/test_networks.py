@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tests.permutation.network_plans import moved, plan
-from twofour import permutation
+from tests.structure.network_plans import moved, plan
 from twofour.demo.resnet import ResNet20
+from twofour.structure import permutation
 
 transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from twofour.coupling.axes import Atom, Axis, unify
+from twofour.structure.coupling.axes import Atom, Axis, unify
 
 Axes = list[Axis]
 Value = Axes | list[Axes]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.conftest import isa_levels, threads
 from twofour import patterns
 from twofour.errors import PatternError
-from twofour.permutation import reference, search, stripes
-from twofour.permutation.stripes import kept
+from twofour.structure.permutation import reference, search, stripes
+from twofour.structure.permutation.stripes import kept
 
 DEFAULT, WINDOW_8, ROWS = 2852.377, 2919.759, 3042.332
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from twofour import capture, coupling, layers
-from twofour.coupling import Coupling
+from twofour import capture, layers
+from twofour.structure import coupling
+from twofour.structure.coupling import Coupling
 
 
 class Residual(nn.Module):

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 
 import twofour
-from tests.permutation.network_plans import plan
-from twofour import permutation
-from twofour.coupling import Place
+from tests.structure.network_plans import plan
 from twofour.errors import LayerError, PatternError, PermutationError, RecipeError
-from twofour.permutation.comparison import Arithmetic, largest_difference, require_same
+from twofour.structure import permutation
+from twofour.structure.coupling import Place
+from twofour.structure.permutation.comparison import Arithmetic, largest_difference, require_same
 
 transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
 
@@ -65,7 +65,7 @@ def test_an_interruption_puts_everything_back(monkeypatch: pytest.MonkeyPatch) -
             raise KeyboardInterrupt
         return permutation.search(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("twofour.permutation.mover.search", interrupted)
+    monkeypatch.setattr("twofour.structure.permutation.channels.search", interrupted)
     with pytest.raises(KeyboardInterrupt):
         permutation.permute(model, torch.randn(4, 16), plan(model))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
