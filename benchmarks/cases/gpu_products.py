@@ -76,7 +76,7 @@ def product(dtype: str, rows: int, columns: int, tokens: int, meta: dict[str, ob
     dense *= parse("2:4").project(dense, absolute=True)
     source, _ = Encoding.of(dtype, "cuda").encode(dense, parse("2:4"))
     assert isinstance(source, Packed), source
-    kernels = [k for k in on_gpu(source, dtype) if isinstance(k, CudaKernel) and tokens <= k.tokens_most]
+    kernels = [k for k in on_gpu(source, dtype) if isinstance(k, CudaKernel) and k.serves(tokens)]
     layouts: dict[str, Tensor] = {}
 
     def layout(kernel: Kernel) -> Tensor:

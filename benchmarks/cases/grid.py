@@ -20,6 +20,7 @@ from cases.linear import Layer, baseline, own_dense
 from cases.records import machine_line
 from cases.shapes import Shape
 from twofour import measure
+from twofour.kernels.problem import Problem
 from twofour.measure import Record, geometric_mean
 
 COMPILED = "compiled"
@@ -89,7 +90,7 @@ def _measure(layer: Layer, compiled: nn.Module, cell: dict[str, object], seconds
         )
         for kernel in own_dense(dtype):
             (weight,) = layer.copies(1, kernel.layout, partial(kernel.prepare, layer.weight))
-            candidates[kernel.name] = [partial(kernel.run, x, weight, layer.bias, layer.shape.rows)]
+            candidates[kernel.name] = [partial(kernel.run, x, weight, layer.bias, Problem(layer.shape.rows))]
         candidates = {name: candidates[name] for name in baseline(dtype, candidates)}
         return measure.compare(
             {**candidates, COMPILED: partial(compiled, own)},

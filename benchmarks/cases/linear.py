@@ -24,6 +24,7 @@ from cases.shapes import Shape
 from twofour import measure, packing, patterns
 from twofour.errors import KernelError, MeasureError
 from twofour.kernels import Kernel, available
+from twofour.kernels.problem import Problem
 from twofour.measure import Cold, Record
 from twofour.native import pages
 
@@ -160,7 +161,7 @@ def _candidates(layer: Layer, dtype: str, x: Tensor, copies: int) -> dict[str, l
     for kernel in _rows(dtype, len(x)):
         source = layer.packed if kernel.operation == "nm_matmul" else layer.weight
         weights = layer.copies(copies, kernel.layout, partial(kernel.prepare, source))
-        found[kernel.name] = [partial(kernel.run, x, w, layer.bias, layer.shape.rows) for w in weights]
+        found[kernel.name] = [partial(kernel.run, x, w, layer.bias, Problem(layer.shape.rows)) for w in weights]
     return found
 
 
@@ -169,11 +170,7 @@ def _rows(dtype: str, tokens: int) -> list[Kernel]:
 
     Empty where no sparse row takes this many tokens.
     """
-    sparse = [
-        kernel
-        for kernel in available("nm_matmul")
-        if kernel.dtype == dtype and kernel.tokens_min <= tokens <= kernel.tokens_max  # pyright: ignore
-    ]
+    sparse = [kernel for kernel in available("nm_matmul") if kernel.dtype == dtype and kernel.serves(tokens)]
     if not sparse:
         return []
     return ([kernel for kernel in sparse if kernel.isa != "scalar"] or sparse) + own_dense(dtype)

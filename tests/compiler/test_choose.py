@@ -71,5 +71,5 @@ def test_small_memory_weighs_the_example_and_shows_its_own_time() -> None:
     assert _one_layout(kernels, times, (64, 64), None).names == (rows,)
     assert _one_layout(kernels, times, (64, 64), 512).names == (panels,)
     slow = Choice(DispatchTable((), (rows,)), times, {})
-    assert (slow.at(512, "nm_matmul"), slow.at(512, "dense_matmul")) == (20.0, 8.0)
+    assert (slow.at(512, sparse=True), slow.at(512, sparse=False)) == (20.0, 8.0)
     assert "2.50x the time of dense" in why(slow, 512, "", "small")

@@ -14,6 +14,7 @@ from twofour.kernels import available, convolutions
 from twofour.kernels.attention import attention
 from twofour.kernels.conv import Geometry
 from twofour.kernels.norm import norm
+from twofour.kernels.problem import Problem
 from twofour.packing import pack
 
 pytestmark = pytest.mark.usefixtures("no_measuring")
@@ -97,7 +98,7 @@ def test_no_native_product_reads_another_bias(operation: str) -> None:
         for bias in _biases(32):
             seen += 1
             with pytest.raises(KernelError, match=r"cannot read its bias[\s\S]*torch.float32 \(32,\)"):
-                kernel.run(torch.randn(3, 64), prepared, bias, 32)
+                kernel.run(torch.randn(3, 64), prepared, bias, Problem(32))
     assert seen
 
 

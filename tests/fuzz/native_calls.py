@@ -18,9 +18,9 @@ from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_conv.cpu import native_conv_rows
 from twofour.kernels.nm_gradient import MODES, nm_gradient, nm_gradient_packed
 from twofour.kernels.nm_matmul import native_rows
-from twofour.kernels.nm_matmul.layout import refill
 from twofour.kernels.nm_unbiased import nm_unbiased
 from twofour.kernels.norm import norm
+from twofour.kernels.problem import Problem
 from twofour.packing import pack
 from twofour.patterns import NM, Census, Lie, Transposable, parse, ties
 from twofour.structure.permutation import search
@@ -100,19 +100,19 @@ def _types() -> set[str]:
 def _products() -> None:
     x, bias, other = torch.randn(3, COLUMNS), torch.randn(ROWS), torch.randn(3, ROWS)
     for row, prepared in prepared_weights():
-        row.run(x, prepared, bias, ROWS)
-        row.run(x, prepared, None, ROWS, Epilogue("gelu", "add"), other)
+        row.run(x, prepared, bias, Problem(ROWS))
+        row.run(x, prepared, None, Problem(ROWS, Epilogue("gelu", "add")), other)
         row.restore(prepared)
         if row.layout in ("panels", "pairs", "bf16_panels"):
             row.run_columns(torch.randn(COLUMNS, 5), prepared, ROWS)
-            refill(prepared, row.layout, torch.randn(ROWS, COLUMNS))
+            row.refill(prepared, torch.randn(ROWS, COLUMNS))
 
 
 def _dense_products() -> None:
     packed = pack(sparse_weight(), "2:4", "int4", group=32, symmetric=False)
     for row in native_dense_rows():
         if row.unavailable() is None:
-            row.run(torch.randn(3, COLUMNS), row.prepare(packed), torch.randn(ROWS), ROWS)
+            row.run(torch.randn(3, COLUMNS), row.prepare(packed), torch.randn(ROWS), Problem(ROWS))
 
 
 def _convolutions() -> None:

@@ -10,6 +10,7 @@ from twofour.compiler.encoding import Encoding
 from twofour.kernels import rows
 from twofour.kernels.cuda import CudaKernel
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+from twofour.kernels.problem import Problem
 from twofour.packing import Packed
 from twofour.patterns import parse
 
@@ -47,7 +48,7 @@ def test_the_product_is_the_references(row: CudaKernel, shape: tuple[int, int], 
     prepared = ready(row, packed)
     x = torch.randn(tokens, packed.header.reduction, device="cuda", dtype=torch.bfloat16)
     bias = torch.randn(shape[0], device="cuda")
-    y = row.run(x, prepared, bias, shape[0])
+    y = row.run(x, prepared, bias, Problem(shape[0]))
     assert (y.shape, y.dtype) == ((tokens, shape[0]), torch.bfloat16)
     want = x.double() @ packed.unpack().double().cuda().T + bias.double()
     assert off(y, want) < LARGEST_ERRORS[row.dtype]
@@ -61,7 +62,7 @@ def test_epilogues(row: CudaKernel, epilogue: Epilogue) -> None:
     x = torch.randn(9, 512, device="cuda")
     bias, other = torch.randn(256, device="cuda"), torch.randn(9, 256, device="cuda")
     second = other if epilogue.combine != "none" else None
-    y = row.run(x, prepared, bias, 256, epilogue, second)
+    y = row.run(x, prepared, bias, Problem(256, epilogue), second)
     product = x.double() @ packed.unpack().double().cuda().T + bias.double()
     want = epilogue.apply(product, None if second is None else second.double())
     assert y.dtype is torch.float32 and off(y, want) < LARGEST_ERRORS[row.dtype]
@@ -87,11 +88,11 @@ def test_calls_are_captured_as_a_cuda_graph_and_repeat_bit_for_bit(row: CudaKern
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        want = row.run(x, prepared, None, 512)
+        want = row.run(x, prepared, None, Problem(512))
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = row.run(x, prepared, None, 512)
+        y = row.run(x, prepared, None, Problem(512))
     for _ in range(3):
         y.zero_()
         graph.replay()

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour.kernels.nm_matmul.cuda import CUSPARSELT, CUTLASS, LibraryMatmul
+from twofour.kernels.problem import Problem
 from twofour.native import gpu
 from twofour.patterns import parse
 from twofour.training import both_ways, sdgp
@@ -51,8 +52,8 @@ def test_packed_again_and_multiplied_from_both_sides(row: LibraryMatmul) -> None
     z = torch.randn(256, 512, device="cuda", dtype=torch.bfloat16)
     dense = (weight * keep).to(torch.bfloat16).double()
     packed, turned = row.repack(weight, keep), row.repack(weight.t(), keep.t())
-    assert_near({"y": row.run(x, packed, None, 512)}, {"y": x.double() @ dense.t()})
-    assert_near({"dx": row.run(z, turned, None, 1024)}, {"dx": z.double() @ dense})
+    assert_near({"y": row.run(x, packed, None, Problem(512))}, {"y": x.double() @ dense.t()})
+    assert_near({"dx": row.run(z, turned, None, Problem(1024))}, {"dx": z.double() @ dense})
     columns = torch.randn(1024, 260, device="cuda", dtype=torch.bfloat16)  # 260: padded to a multiple of 8
     assert_near({"y": row.run_columns(columns, packed, 512)}, {"y": dense @ columns.double()})
 

@@ -26,6 +26,7 @@ from twofour.kernels.nm_matmul.cuda.eight_bits import (
     rounded_reference,
 )
 from twofour.kernels.nm_matmul.cuda.parts import Part, joined, opened, size
+from twofour.kernels.problem import Problem
 from twofour.native import gpu
 from twofour.packing import Packed, pack
 from twofour.patterns import parse
@@ -84,7 +85,7 @@ def test_products_have_the_sizes_of_the_answer(
         prepared = fake(torch.uint8, size(parts) + more)
         run = row.run_as if row in CUSPARSELT else row.run
         given = ((3, 2, 1),) if row in CUSPARSELT else ()
-        y = run(*given, x, prepared, bias, rows, epilogue, other)
+        y = run(*given, x, prepared, bias, Problem(rows, epilogue), other)
         assert (y.shape, y.dtype, y.is_contiguous()) == ((tokens, rows), x_dtype, True)
 
 
@@ -94,7 +95,7 @@ def test_dense_products_have_the_sizes_of_the_answer(row: CudaKernel, monkeypatc
     kind = HALVES.get(row.dtype, torch.float32)
     eight = row.dtype in ("int8", "float8")
     prepared = fake(torch.uint8, row.least_bytes(70, 196)) if eight else fake(kind, 70, 196)
-    y = row.run(fake(torch.float32, 5, 196), prepared, fake(torch.float32, 70), 70)
+    y = row.run(fake(torch.float32, 5, 196), prepared, fake(torch.float32, 70), Problem(70))
     assert (y.shape, y.dtype) == ((5, 70), torch.float32)
 
 

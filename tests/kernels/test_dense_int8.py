@@ -11,6 +11,7 @@ from twofour.kernels import find
 from twofour.kernels.dense_matmul import ONEDNN_INT8
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_matmul import Quantization
+from twofour.kernels.problem import Problem
 from twofour.packing import Packed, pack
 from twofour.patterns import parse
 
@@ -39,10 +40,10 @@ def test_the_product_is_near_the_real_one(dtype: torch.dtype) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for source in (weight, pack(weight, "2:4"), pack(weight, "2:4", dtype="int8")):
-            y = ONEDNN_INT8.run(x.to(dtype), ONEDNN_INT8.prepare(source), bias, 40)
+            y = ONEDNN_INT8.run(x.to(dtype), ONEDNN_INT8.prepare(source), bias, Problem(40))
             assert y.dtype == dtype
             assert error(y, want) < 0.02
-    relu = ONEDNN_INT8.run(x, ONEDNN_INT8.prepare(weight), bias, 40, Epilogue("relu"))
+    relu = ONEDNN_INT8.run(x, ONEDNN_INT8.prepare(weight), bias, Problem(40, Epilogue("relu")))
     assert error(relu, want.relu()) < 0.02
 
 
@@ -50,9 +51,10 @@ def test_static_ranges_and_whole_answers() -> None:
     weight, bias, x = layer()
     want = torch.nn.functional.linear(x, weight, bias)
     ranges = Quantization.of_range(x.min().item(), x.max().item())
-    assert error(ONEDNN_INT8.run(x, ONEDNN_INT8.prepare(weight, ranges), bias, 40), want) < 0.02
+    prepared = ONEDNN_INT8.with_range(ONEDNN_INT8.prepare(weight), ranges)
+    assert error(ONEDNN_INT8.run(x, prepared, bias, Problem(40)), want) < 0.02
     whole = Quantization(ranges.x_scale, ranges.x_zero, torch.uint8, 0.25, 128)
-    y = ONEDNN_INT8.run(x, ONEDNN_INT8.prepare(weight), bias, 40, quantization=whole)
+    y = ONEDNN_INT8.run(x, ONEDNN_INT8.prepare(weight), bias, Problem(40, quantization=whole))
     assert y.dtype == torch.uint8
     assert error((y.float() - 128) * 0.25, want) < 0.05
 
@@ -63,16 +65,16 @@ def test_a_token_without_a_range_is_nan_and_the_others_are_what_they_were(value:
     weight, bias, x = layer()
     prepared, x = ONEDNN_INT8.prepare(weight), x.to(dtype)
     others = [row for row in range(9) if row not in (2, 7)]
-    want = ONEDNN_INT8.run(x[others], prepared, bias, 40)
+    want = ONEDNN_INT8.run(x[others], prepared, bias, Problem(40))
     x[2, 5], x[7, 0] = value, value
     x[2, 6] = -value
     x[7, 71] = -value
-    y = ONEDNN_INT8.run(x, prepared, bias, 40)
+    y = ONEDNN_INT8.run(x, prepared, bias, Problem(40))
     assert y.dtype == dtype
     assert y[[2, 7]].isnan().all()
     torch.testing.assert_close(y[others], want)
     sparse = find("nm_matmul_2x4_int8_rows__scalar")
-    beside = sparse.run(x, sparse.prepare(pack(weight, "2:4", dtype="int8")), bias, 40)
+    beside = sparse.run(x, sparse.prepare(pack(weight, "2:4", dtype="int8")), bias, Problem(40))
     assert torch.equal(beside.isnan(), y.isnan())
 
 
@@ -80,10 +82,10 @@ def test_a_lost_token_in_a_whole_answer_is_what_the_sparse_rows_write() -> None:
     weight, bias, x = layer()
     prepared, whole = ONEDNN_INT8.prepare(weight), Quantization(None, 0, torch.uint8, 0.25, 128)
     x[3, 3] = torch.nan
-    y = ONEDNN_INT8.run(x, prepared, bias, 40, Epilogue("relu"), quantization=whole)
+    y = ONEDNN_INT8.run(x, prepared, bias, Problem(40, Epilogue("relu"), quantization=whole))
     sparse = find("nm_matmul_2x4_int8_rows__scalar")
     packed = sparse.prepare(pack(weight, "2:4", dtype="int8"))
-    assert torch.equal(y[3], sparse.run(x, packed, bias, 40, Epilogue("relu"), quantization=whole)[3])
+    assert torch.equal(y[3], sparse.run(x, packed, bias, Problem(40, Epilogue("relu"), quantization=whole))[3])
     assert y[4].unique().numel() > 8
 
 
@@ -94,6 +96,6 @@ def test_the_weight_comes_back() -> None:
     assert torch.equal(ONEDNN_INT8.restore(prepared), packed.unpack())
     held = PreparedWeights({"onednn_int8": prepared})
     copied = pickle.loads(pickle.dumps(held))
-    y = ONEDNN_INT8.run(x, prepared, bias, 40)
-    torch.testing.assert_close(ONEDNN_INT8.run(x, copied.tensors[0], bias, 40), y)
+    y = ONEDNN_INT8.run(x, prepared, bias, Problem(40))
+    torch.testing.assert_close(ONEDNN_INT8.run(x, copied.tensors[0], bias, Problem(40)), y)
     assert not isinstance(held.source(), Packed)

@@ -13,6 +13,7 @@ from twofour.kernels.dense_matmul import ONEDNN, ONEDNN_BF16, PLAIN, PLAIN_BF16,
 from twofour.kernels.dense_matmul.bf16 import reads_past_rows
 from twofour.kernels.dense_matmul.plain import PlainMatmul
 from twofour.kernels.epilogue import Epilogue
+from twofour.kernels.problem import Problem
 from twofour.packing import pack
 from twofour.patterns import parse
 
@@ -29,11 +30,11 @@ def test_products_round_no_more_than_their_operands_and_answer(row: Bf16Matmul, 
     for given in (weight, pack(weight, "2:4", dtype="bfloat16")):
         prepared = row.prepare(given)
         assert prepared.numel() * prepared.element_size() >= row.least_bytes(48, 64)
-        y = row.run(x, prepared, bias, 48)
+        y = row.run(x, prepared, bias, Problem(48))
         want = x.bfloat16().double() @ weight.bfloat16().double().T + bias.double()
         assert y.dtype == dtype
         assert (y.double() - want).norm() <= 5e-3 * want.norm()
-        y = row.run(x, prepared, bias, 48, Epilogue("silu", "multiply"), other)
+        y = row.run(x, prepared, bias, Problem(48, Epilogue("silu", "multiply")), other)
         want = torch.nn.functional.silu(want) * other.double()
         assert y.dtype == dtype
         assert (y.double() - want).norm() <= 1e-2 * want.norm()
@@ -51,7 +52,7 @@ class ReadsPastRows(PlainMatmul):
         return y
 
 
-LEAKING = ReadsPastRows(*(getattr(PLAIN, field.name) for field in fields(PLAIN)))
+LEAKING = ReadsPastRows(**{field.name: getattr(PLAIN, field.name) for field in fields(PLAIN)})
 WIDENED = replace(PLAIN_BF16, kernel=LEAKING)
 
 
@@ -60,10 +61,10 @@ def finite_rows(row: Bf16Matmul, columns: int, tokens: int, value: float, dtype:
     prepared = row.prepare(torch.randn(17, columns))
     memory = torch.full((tokens, columns + 40), value, dtype=dtype)
     x = memory[:, :columns].copy_(torch.randn(tokens, columns))
-    assert row.run(x, prepared, None, 17).isfinite().all()
+    assert row.run(x, prepared, None, Problem(17)).isfinite().all()
     x = x.contiguous()
     x[10 % tokens, 3] = value
-    return row.run(x, prepared, None, 17).isfinite().all(1).nonzero().flatten().tolist()
+    return row.run(x, prepared, None, Problem(17)).isfinite().all(1).nonzero().flatten().tolist()
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -88,8 +89,8 @@ def test_a_leaking_product_is_found_widened_and_said_in_the_plan() -> None:
     assert prepared.shape == (17, 128)
     assert torch.equal(row.restore(prepared), weight.bfloat16())
     x = torch.randn(40, 100).bfloat16()
-    want = PLAIN_BF16.run(x, PLAIN_BF16.prepare(weight), bias, 17)
-    torch.testing.assert_close(row.run(x, prepared, bias, 17), want)
+    want = PLAIN_BF16.run(x, PLAIN_BF16.prepare(weight), bias, Problem(17))
+    torch.testing.assert_close(row.run(x, prepared, bias, Problem(17)), want)
 
 
 def test_a_widened_weight_keeps_its_width_through_a_pickle() -> None:
@@ -104,4 +105,4 @@ def test_a_widened_weight_keeps_its_width_through_a_pickle() -> None:
     assert torch.equal(back.source(), weight.bfloat16())
     x = torch.randn(5, 33)
     for row, tensor in zip((PLAIN_BF16, ONEDNN_BF16), back.tensors, strict=True):
-        torch.testing.assert_close(row.run(x, tensor, None, 16), x @ weight.T, atol=0.2, rtol=0.02)
+        torch.testing.assert_close(row.run(x, tensor, None, Problem(16)), x @ weight.T, atol=0.2, rtol=0.02)

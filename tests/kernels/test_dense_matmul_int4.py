@@ -11,6 +11,7 @@ from twofour.errors import KernelError
 from twofour.kernels import rows
 from twofour.kernels.dense_matmul import Int4Matmul
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+from twofour.kernels.problem import Problem
 from twofour.packing import pack
 from twofour.packing.encodings import INT4, dequantize
 from twofour.patterns import parse
@@ -43,7 +44,7 @@ def test_any_float_weight(row: Int4Matmul, tokens: int, out: int, columns: int, 
     weight = torch.randn(out, columns, generator=generator)
     x = torch.randn(tokens, columns, generator=generator).to(dtype)
     b = torch.randn(out, generator=generator) if bias else None
-    y = row.run(x, row.prepare(weight), b, out)
+    y = row.run(x, row.prepare(weight), b, Problem(out))
     assert y.shape == (tokens, out) and y.dtype == dtype
     if tokens:
         assert_close(y, x, rounded(weight), b)
@@ -59,7 +60,7 @@ def test_a_packed_weight_keeps_its_numbers(row: Int4Matmul, group: int, symmetri
     prepared = row.prepare(packed)
     for tokens in (1, 4, 9):
         x = torch.randn(tokens, 1024)
-        assert_close(row.run(x, prepared, None, 70), x, packed.unpack(), None)
+        assert_close(row.run(x, prepared, None, Problem(70)), x, packed.unpack(), None)
 
 
 @each_row(ROWS)
@@ -68,7 +69,7 @@ def test_epilogues(row: Int4Matmul) -> None:
     plain = x @ rounded(weight).T + bias
     for epilogue in (PLAIN_EPILOGUE, Epilogue("silu", "multiply"), Epilogue("gelu", "add"), Epilogue("relu")):
         second = None if epilogue.combine == "none" else other
-        y = row.run(x, row.prepare(weight), bias, 40, epilogue, second)
+        y = row.run(x, row.prepare(weight), bias, Problem(40, epilogue), second)
         torch.testing.assert_close(y, epilogue.apply(plain, second), rtol=2e-3, atol=2e-3)
 
 
@@ -76,7 +77,7 @@ def test_foreign_bytes_and_inputs_are_refused() -> None:
     row = next(row for row in ROWS if row.unavailable() is None)
     prepared = row.prepare(torch.randn(8, 64))
     with pytest.raises(KernelError, match="made for another kernel"):
-        row.run(torch.randn(2, 64), prepared, None, 9)
+        row.run(torch.randn(2, 64), prepared, None, Problem(9))
     with pytest.raises(KernelError, match="cannot read its input"):
-        row.run(torch.randn(2, 64).double(), prepared, None, 8)
+        row.run(torch.randn(2, 64).double(), prepared, None, Problem(8))
     assert prepared.nbytes >= row.least_bytes(8, 64)

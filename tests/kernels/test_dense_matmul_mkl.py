@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from twofour.compiler.layer import PreparedWeights
 from twofour.kernels.dense_matmul import MKL, MklMatmul
 from twofour.kernels.epilogue import Epilogue
+from twofour.kernels.problem import Problem
 from twofour.packing import pack
 from twofour.patterns import parse
 
@@ -44,9 +45,9 @@ def test_values_at_its_token_count_and_at_others(
     assert torch.equal(kernel.restore(prepared), weight)
     for tokens in (kernel.tokens, other):
         x = torch.randn(tokens, columns)
-        close(kernel.run(x, prepared, b, rows), reference(x, weight, b))
+        close(kernel.run(x, prepared, b, Problem(rows)), reference(x, weight, b))
         strided = torch.randn(tokens, 2 * columns)[:, ::2]
-        close(kernel.run(strided, prepared, b, rows), reference(strided, weight, b))
+        close(kernel.run(strided, prepared, b, Problem(rows)), reference(strided, weight, b))
 
 
 @pytest.mark.parametrize("kernel", MKL, ids=lambda kernel: kernel.name)
@@ -57,8 +58,8 @@ def test_epilogues_packed_weights_and_pickles(kernel: MklMatmul) -> None:
     prepared = kernel.prepare(pack(weight, "2:4"))
     x, bias, other = torch.randn(kernel.tokens, 32), torch.randn(24), torch.randn(kernel.tokens, 24)
     want = torch.relu(reference(x, weight, bias)) + other.double()
-    close(kernel.run(x, prepared, bias, 24, Epilogue("relu", "add"), other), want)
+    close(kernel.run(x, prepared, bias, Problem(24, Epilogue("relu", "add")), other), want)
     held = PreparedWeights({kernel.layout: prepared})
     assert held.nbytes > 2 * weight.nbytes, "the plain weight is kept beside it"
     again = pickle.loads(pickle.dumps(held))
-    close(kernel.run(x, again.tensors[0], bias, 24), reference(x, weight, bias))
+    close(kernel.run(x, again.tensors[0], bias, Problem(24)), reference(x, weight, bias))

@@ -7,6 +7,7 @@ from twofour.kernels.dense_matmul import MKL, ONEDNN, ONEDNN_BF16, ONEDNN_INT8, 
 from twofour.kernels.dispatch import DispatchTable, build_dispatch, read_dispatch
 from twofour.kernels.nm_matmul import REFERENCE
 from twofour.kernels.operator import linear
+from twofour.kernels.problem import Problem
 from twofour.packing import pack
 from twofour.patterns import parse
 
@@ -86,6 +87,6 @@ def test_the_registered_operator_passes_opcheck() -> None:
     )
     want = torch.nn.functional.linear(x, weight, bias)
     assert torch.allclose(torch.ops.twofour.linear(x, layouts, bias, dispatch.to_text(), 24), want, atol=1e-5)
-    assert torch.allclose(linear(x[:2], layouts, bias, dispatch, 24), want[:2], atol=1e-5)
+    assert torch.allclose(linear(x[:2], layouts, bias, dispatch, Problem(24)), want[:2], atol=1e-5)
     with pytest.raises(KernelError, match="gradient"):
         torch.ops.twofour.linear(x.requires_grad_(), layouts, bias, dispatch.to_text(), 24)

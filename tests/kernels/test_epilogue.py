@@ -8,6 +8,7 @@ from twofour.errors import KernelError
 from twofour.kernels import rows
 from twofour.kernels.epilogue import ACTIVATIONS, COMBINES, Epilogue
 from twofour.kernels.nm_matmul import NativeMatmul
+from twofour.kernels.problem import Problem
 from twofour.packing import pack
 
 FLOAT32 = [row for row in rows() if row.dtype == "float32" and row.device == "cpu"]
@@ -38,7 +39,7 @@ def test_every_float32_row_has_every_epilogue(row, activation: str, combine: str
     for tokens in (1, 5, 33):
         x, bias = 2 * torch.randn(tokens, 68), torch.randn(37)
         other = None if combine == "none" else torch.randn(tokens, 80)[:, :37]
-        y = row.run(x, prepared, bias, 37, Epilogue(activation, combine), other)
+        y = row.run(x, prepared, bias, Problem(37, Epilogue(activation, combine)), other)
         want = product(activation, combine, x.double() @ weight.double().T + bias.double(), other)
         assert (y.double() - want).norm() <= 2e-6 * want.norm()
 
@@ -49,7 +50,7 @@ NATIVE = [row for row in FLOAT32 if isinstance(row, NativeMatmul)]
 def through(row: NativeMatmul, activation: str, values: torch.Tensor) -> torch.Tensor:
     """The activation alone: what a product of zeros gives with the values as its bias."""
     weight = row.prepare(pack(torch.zeros(len(values), 4), "2:4"))
-    y = row.run(torch.zeros(2, 4), weight, values, len(values), Epilogue(activation))
+    y = row.run(torch.zeros(2, 4), weight, values, Problem(len(values), Epilogue(activation)))
     assert torch.equal(y[0].nan_to_num(1), y[1].nan_to_num(1))
     return y[0]
 
@@ -89,12 +90,12 @@ def test_the_second_operand_may_be_any_view(row: NativeMatmul, tokens: int) -> N
     wide = torch.full((tokens, 50), torch.nan)
     wide[:, 3:24] = torch.randn(tokens, 21)
     for other in (wide[:, 3:24], torch.randn(21, tokens).T, torch.randn(1, 21).expand(tokens, 21)):
-        y = row.run(x, prepared, None, 21, Epilogue("none", "multiply"), other)
+        y = row.run(x, prepared, None, Problem(21, Epilogue("none", "multiply")), other)
         assert torch.allclose(y, x @ weight.T * other, rtol=1e-5, atol=1e-5)
     with pytest.raises(KernelError, match=r"other of torch\.float64"):
-        row.run(x, prepared, None, 21, Epilogue("none", "add"), torch.zeros(tokens, 21).double())
+        row.run(x, prepared, None, Problem(21, Epilogue("none", "add")), torch.zeros(tokens, 21).double())
     with pytest.raises(KernelError, match="second operand"):
-        row.run(x, prepared, None, 21, Epilogue("none", "add"), torch.zeros(tokens, 20))
+        row.run(x, prepared, None, Problem(21, Epilogue("none", "add")), torch.zeros(tokens, 20))
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -10,6 +10,7 @@ from twofour.errors import KernelError
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul.cuda.few_tokens import FEW_TOKENS, FewTokens
 from twofour.kernels.nm_matmul.cuda.reference import opened_weight
+from twofour.kernels.problem import Problem
 from twofour.native import gpu
 from twofour.packing import Packed, pack
 from twofour.patterns import parse
@@ -45,7 +46,7 @@ def off(y: torch.Tensor, want: torch.Tensor) -> float:
 def test_the_product_is_the_references(row: FewTokens, tokens: int) -> None:
     weight = packed(37, 288, row.dtype)
     x, want = operands(row, weight, tokens, torch.float32)
-    y = row.run_as((32, 64, 1, 4, 3), x, row.prepare(weight), None, 37)
+    y = row.run_as((32, 64, 1, 4, 3), x, row.prepare(weight), None, Problem(37))
     assert y.dtype is torch.float32 and y.shape == (tokens, 37)
     assert off(y, want) < LARGEST_ERROR[row.dtype]
 
@@ -55,7 +56,7 @@ def test_int4_scales_and_zero_points(group: int, symmetric: bool) -> None:
     row = FEW_TOKENS[2]
     weight = packed(16, 128, "int4", group=group, symmetric=symmetric)
     x, want = operands(row, weight, 3, torch.bfloat16)
-    y = row.run_as((16, 32, 2, 4, 3), x, row.prepare(weight), None, 16)
+    y = row.run_as((16, 32, 2, 4, 3), x, row.prepare(weight), None, Problem(16))
     assert off(y, want) < 8e-3
 
 
@@ -71,7 +72,7 @@ def test_epilogues_with_and_without_a_split(split: int, epilogue: Epilogue) -> N
     bias = torch.randn(16, device=gpu.device())
     other = torch.randn(3, 16, device=gpu.device()) if epilogue.combine != "none" else None
     with np.errstate(over="ignore"):  # the interpreter's exp
-        y = row.run_as((16, 32, split, 4, 3), x, row.prepare(weight), bias, 16, epilogue, other)
+        y = row.run_as((16, 32, split, 4, 3), x, row.prepare(weight), bias, Problem(16, epilogue), other)
     want = epilogue.apply(product + bias.cpu().double(), None if other is None else other.cpu().double())
     assert off(y, want) < LARGEST_ERROR["bfloat16"]
 
@@ -111,7 +112,9 @@ def test_every_configuration_covers_the_inputs() -> None:
 def test_foreign_bytes_and_no_tokens() -> None:
     row, weight = FEW_TOKENS[0], packed(16, 64, "bfloat16")
     prepared = row.prepare(weight)
-    empty = row.run_as((16, 64, 1, 4, 3), torch.zeros(0, 64, device=gpu.device()), prepared, None, 16, PLAIN_EPILOGUE)
+    empty = row.run_as(
+        (16, 64, 1, 4, 3), torch.zeros(0, 64, device=gpu.device()), prepared, None, Problem(16, PLAIN_EPILOGUE)
+    )
     assert empty.shape == (0, 16)
     with pytest.raises(KernelError, match="bytes made for another kernel"):
-        row.run_as((16, 64, 1, 4, 3), torch.zeros(1, 4096, device=gpu.device()), prepared, None, 16)
+        row.run_as((16, 64, 1, 4, 3), torch.zeros(1, 4096, device=gpu.device()), prepared, None, Problem(16))

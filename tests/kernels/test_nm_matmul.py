@@ -11,6 +11,7 @@ from twofour.errors import KernelError, PackingError
 from twofour.kernels import find, matmul, rows, select
 from twofour.kernels.dense_matmul import ONEDNN
 from twofour.kernels.nm_matmul import NativeMatmul, from_layout, nm_matmul_reference, to_layout
+from twofour.kernels.problem import Problem
 from twofour.packing import HEADER_BYTES, Packed, layout_header, pack
 from twofour.patterns import parse
 
@@ -92,7 +93,7 @@ def test_a_long_reduction_errs_less_than_twice_onednn(row: NativeMatmul, tokens:
 
     if ONEDNN.unavailable() is not None:
         pytest.skip(str(ONEDNN.unavailable()))
-    dense = error(ONEDNN.run(x, ONEDNN.prepare(weight), None, 192))
+    dense = error(ONEDNN.run(x, ONEDNN.prepare(weight), None, Problem(192)))
     assert error(matmul(x, pack(weight, "2:4"), kernel=row.name)) <= 2 * dense
 
 
@@ -194,14 +195,14 @@ def test_bytes_made_for_another_kernel_are_refused() -> None:
     by_layout = {row.layout: row for row in ROWS if row.isa == "scalar"}
     panels, other = by_layout["panels"], by_layout["rows"]
     x, prepared = torch.randn(4, 32), by_layout["panels"].prepare(packed)
-    assert torch.isfinite(panels.run(x, prepared, None, 16)).all()
+    assert torch.isfinite(panels.run(x, prepared, None, Problem(16))).all()
     for kernel, weight, out in ((other, prepared, 16), (panels, prepared, 15)):
         with pytest.raises(KernelError, match="bytes made for another kernel"):
-            kernel.run(x, weight, None, out)
+            kernel.run(x, weight, None, Problem(out))
     damaged = prepared.clone()
     damaged[0] = 0
     with pytest.raises(KernelError, match="bytes made for another kernel"):
-        panels.run(x, damaged, None, 16)
+        panels.run(x, damaged, None, Problem(16))
 
 
 @pytest.mark.parametrize(

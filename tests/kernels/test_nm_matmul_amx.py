@@ -9,6 +9,7 @@ from tests.conftest import runs
 from twofour import native
 from twofour.kernels import rows
 from twofour.kernels.nm_matmul import NativeMatmul, from_layout, nm_matmul_int8_reference, to_layout
+from twofour.kernels.problem import Problem
 from twofour.packing import HEADER_BYTES, Packed, pack
 from twofour.patterns import parse
 
@@ -58,7 +59,7 @@ def test_layouts_are_as_small_as_promised(dtype: str, size: float) -> None:
 def test_blocks_of_inputs_and_passes_over_the_weight(dtype: str, columns: int, tokens: int) -> None:
     """Sums that leave the tiles between blocks of 8 steps; as many tokens a pass as half of L2 holds."""
     packed, x = sparse(40, columns, dtype), torch.randn(tokens, columns, generator=torch.Generator().manual_seed(1))
-    y, want = ROWS[dtype].run(x, ROWS[dtype].prepare(packed), None, 40), product(packed, x)
+    y, want = ROWS[dtype].run(x, ROWS[dtype].prepare(packed), None, Problem(40)), product(packed, x)
     if dtype == "int8":
         assert torch.equal(y, want)
     else:
@@ -72,7 +73,7 @@ def test_an_infinity_makes_all_of_its_token_nan_or_infinite_and_no_other(kind: t
     packed, row = sparse(40, 68, "bfloat16"), ROWS["bfloat16"]
     x = torch.randn(tokens, 68).to(kind)
     x[tokens // 2, 67] = float("inf")
-    finite = torch.isfinite(row.run(x, row.prepare(packed), None, 40))
+    finite = torch.isfinite(row.run(x, row.prepare(packed), None, Problem(40)))
     assert not finite[tokens // 2].any()
     assert finite.all(dim=1).sum() == tokens - 1
 
@@ -86,7 +87,7 @@ def test_nothing_beyond_the_operands_is_read_into_the_answer(dtype: str, tokens:
     wide[:tokens, :36] = torch.randn(tokens, 36)
     x = wide[:tokens, :36]
     want = product(packed, x.contiguous())
-    y = row.run(x, row.prepare(packed), None, 33)
+    y = row.run(x, row.prepare(packed), None, Problem(33))
     assert torch.equal(y, want) if dtype == "int8" else (y.double() - want).norm() <= 2e-6 * want.norm()
 
 
@@ -94,6 +95,6 @@ def test_nothing_beyond_the_operands_is_read_into_the_answer(dtype: str, tokens:
 def test_denormals_count_as_zero_in_bfloat16() -> None:
     packed, row = pack(torch.tensor([[1.0, 0, 0, 1.0]]), "2:4", dtype="bfloat16"), ROWS["bfloat16"]
     x = torch.tensor([[1e-39, 0.0, 0.0, 0.0], [1e-37, 0.0, 0.0, 0.0]])
-    y = row.run(x, row.prepare(packed), None, 1)
+    y = row.run(x, row.prepare(packed), None, Problem(1))
     assert y[0].item() == 0.0
     assert y[1].item() == x[1, 0].bfloat16().float().item()

@@ -11,6 +11,7 @@ from twofour.errors import KernelError
 from twofour.kernels import matmul, rows, select
 from twofour.kernels.epilogue import ACTIVATIONS, COMBINES, Epilogue
 from twofour.kernels.nm_matmul import NativeMatmul, from_layout, to_layout
+from twofour.kernels.problem import Problem
 from twofour.packing import HEADER_BYTES, Packed, pack
 from twofour.patterns import parse
 
@@ -127,7 +128,7 @@ def test_epilogues(row: NativeMatmul, dtype: torch.dtype, activation: str, combi
     for tokens in (1, 5, 33):
         x, bias = torch.randn(tokens, 68).to(dtype), torch.randn(37)
         other = None if combine == "none" else torch.randn(tokens, 80).to(dtype)[:, :37]
-        y = row.run(x, prepared, bias, 37, Epilogue(activation, combine), other)
+        y = row.run(x, prepared, bias, Problem(37, Epilogue(activation, combine)), other)
         want = Epilogue(activation, combine).apply(exact(x, weight, bias), None if other is None else other.double())
         assert y.dtype == dtype
         assert (y.double() - want).norm() <= (2e-6 if dtype == torch.float32 else 2**-8) * want.norm()
@@ -210,4 +211,4 @@ def test_other_dtypes_are_refused() -> None:
         matmul(torch.randn(2, 16, dtype=torch.float16), packed)
     row = next(row for row in ROWS if row.unavailable() is None)
     with pytest.raises(KernelError, match="cannot read its input"):
-        row.run(torch.randn(2, 16).half(), row.prepare(packed), None, 8)
+        row.run(torch.randn(2, 16).half(), row.prepare(packed), None, Problem(8))

@@ -7,7 +7,7 @@ from tests.conftest import threads
 from twofour import native, packing, patterns
 from twofour.errors import KernelError
 from twofour.kernels import available
-from twofour.kernels.nm_matmul import NativeMatmul, refill
+from twofour.kernels.nm_matmul import NativeMatmul, native_rows
 from twofour.kernels.nm_matmul.layout import to_layout
 
 LAYOUTS = [("panels", torch.float32), ("pairs", torch.float32), ("bf16_panels", torch.bfloat16)]
@@ -35,6 +35,10 @@ def test_columns_equal_float64(isa: str, layout: str, dtype: torch.dtype, rows: 
             assert y.dtype == dtype and (y.double() - want).norm() <= limit * want.norm(), kernel.name
 
 
+def by_layout(layout: str) -> NativeMatmul:
+    return next(row for row in native_rows() if row.layout == layout)
+
+
 @pytest.mark.parametrize(("layout", "dtype"), LAYOUTS)
 @pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "columns"), [(4, 4), (100, 68), (392, 136)])
@@ -47,7 +51,7 @@ def test_refilling_equals_packing_anew(
         before, after = (value.T.contiguous() if turned else value for value in (old * keep, new * keep))
         packed = to_layout(packing.pack(before, "2:4", dtype=dtype), layout)
         with threads(2):
-            refill(packed, layout, new.T if turned else new)
+            by_layout(layout).refill(packed, new.T if turned else new)
         assert torch.equal(packed, to_layout(packing.pack(after, "2:4", dtype=dtype), layout))
 
 
@@ -55,5 +59,5 @@ def test_layouts_without_a_refill_say_so() -> None:
     assert not native.extension().layout_refills("rows")
     packed = to_layout(packing.pack(torch.zeros(4, 4), "2:4"), "rows")
     with pytest.raises(KernelError, match="layout_refill cannot read its packed weight") as error:
-        refill(packed, "rows", torch.zeros(4, 4))
+        by_layout("rows").refill(packed, torch.zeros(4, 4))
     assert "a layout whose values can be written anew in place" in str(error.value)

@@ -14,6 +14,7 @@ from twofour.errors import PackingError
 from twofour.kernels import find, matmul, rows
 from twofour.kernels.epilogue import ACTIVATIONS, COMBINES, Epilogue
 from twofour.kernels.nm_matmul import NativeMatmul, from_layout, to_layout
+from twofour.kernels.problem import Problem
 from twofour.packing import HEADER_BYTES, Packed, pack
 from twofour.patterns import parse
 
@@ -84,7 +85,7 @@ def test_epilogues(row: NativeMatmul, dtype: torch.dtype) -> None:
         for combine in COMBINES:
             epilogue = Epilogue(activation, combine)
             second = None if combine == "none" else other
-            y = row.run(x, row.prepare(packed), bias, 37, epilogue, second)
+            y = row.run(x, row.prepare(packed), bias, Problem(37, epilogue), second)
             want = epilogue.apply(plain, None if second is None else second.float())
             tolerance = 1e-2 if dtype == torch.bfloat16 else 2e-3
             torch.testing.assert_close(y.float(), want, rtol=tolerance, atol=tolerance)

@@ -22,7 +22,8 @@ from twofour.kernels.nm_matmul import (
     quantize_input,
     to_layout,
 )
-from twofour.kernels.nm_matmul.quantization import LARGEST_REDUCTION
+from twofour.kernels.problem import Problem
+from twofour.kernels.quantization import LARGEST_REDUCTION
 from twofour.packing import HEADER_BYTES, Packed, pack
 from twofour.patterns import parse
 
@@ -41,7 +42,7 @@ def sparse(out: int, columns: int, seed: int = 0) -> Packed:
 
 
 def run(row: NativeMatmul, x: Tensor, packed: Packed, bias: Tensor | None, quantization: Quantization) -> Tensor:
-    return row.run(x, row.prepare(packed), bias, packed.header.rows, quantization=quantization)
+    return row.run(x, row.prepare(packed), bias, Problem(packed.header.rows, quantization=quantization))
 
 
 def assert_same(y: Tensor, want: Tensor) -> None:
@@ -111,22 +112,22 @@ def test_int8_weights_without_scales_and_with_the_lowest_value(row: NativeMatmul
 @each_row(ROWS)
 def test_u8_inputs_and_ranges_kept_with_the_weight(row: NativeMatmul) -> None:
     packed, x, bias = sparse(40, 76), random(11, 76), random(40)
-    prepared = row.prepare(packed, STATIC)
+    prepared = row.with_range(row.prepare(packed), STATIC)
     want = nm_matmul_int8_reference(x, packed, bias, STATIC)
-    assert_same(row.run(x, prepared, bias, 40), want)
+    assert_same(row.run(x, prepared, bias, Problem(40)), want)
     whole, _, _ = quantize_input(x, STATIC)
-    assert_same(row.run(whole, prepared, bias, 40), want)
-    assert_same(row.run(whole, row.prepare(packed), bias, 40, quantization=STATIC), want)
+    assert_same(row.run(whole, prepared, bias, Problem(40)), want)
+    assert_same(row.run(whole, row.prepare(packed), bias, Problem(40, quantization=STATIC)), want)
     with pytest.raises(KernelError, match=r"does not know what its input stands for[\s\S]*Quantization\(x_scale"):
-        row.run(whole, row.prepare(packed), bias, 40)
+        row.run(whole, row.prepare(packed), bias, Problem(40))
 
 
 @each_row(ROWS)
 def test_a_range_in_the_bytes_that_no_packing_writes_is_refused(row: NativeMatmul) -> None:
-    prepared = row.prepare(sparse(40, 76), STATIC)
+    prepared = row.with_range(row.prepare(sparse(40, 76)), STATIC)
     prepared[HEADER_BYTES + 8 : HEADER_BYTES + 12] = 0xD5  # the zero point; its products would overflow
     with pytest.raises(KernelError, match="zero points of bytes"):
-        row.run(random(3, 76), prepared, None, 40)
+        row.run(random(3, 76), prepared, None, Problem(40))
 
 
 @each_row(ROWS)
@@ -159,10 +160,10 @@ def test_epilogues(row: NativeMatmul, activation: str, combine: str) -> None:
     packed, x, bias = sparse(37, 64), random(9, 64), random(37)
     epilogue = Epilogue(activation, combine)
     other = None if combine == "none" else random(9, 37, seed=5)
-    y = row.run(x, row.prepare(packed), bias, 37, epilogue, other)
+    y = row.run(x, row.prepare(packed), bias, Problem(37, epilogue), other)
     torch.testing.assert_close(y, nm_matmul_int8_reference(x, packed, bias, DYNAMIC, epilogue, other))
     whole = Quantization(y_dtype=torch.int8, y_scale=0.1)
-    y = row.run(x, row.prepare(packed), bias, 37, epilogue, other, whole)
+    y = row.run(x, row.prepare(packed), bias, Problem(37, epilogue, quantization=whole), other)
     want = nm_matmul_int8_reference(x, packed, bias, whole, epilogue, other)
     assert (y.int() - want.int()).abs().max() <= 1  # a value between two may fall to either side
 
@@ -173,7 +174,7 @@ def test_calls_from_several_threads_do_not_disturb_each_other(row: NativeMatmul)
     prepared = row.prepare(packed)
     inputs = [random(tokens, 128) for tokens in (1, 16, 33, 70)]
     want = [nm_matmul_int8_reference(x, packed) for x in inputs]
-    assert_undisturbed(lambda x: row.run(x, prepared, None, 96), inputs, want)
+    assert_undisturbed(lambda x: row.run(x, prepared, None, Problem(96)), inputs, want)
 
 
 @given(out=st.integers(1, 200), groups=st.integers(1, 40), seed=st.integers(0, 2**31))

@@ -28,6 +28,7 @@ from twofour.kernels.nm_gradient import MODES, nm_gradient_reference
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization, from_layout, nm_matmul_int8_reference
 from twofour.kernels.nm_unbiased import nm_unbiased_reference
 from twofour.kernels.norm import reference as norm_reference
+from twofour.kernels.problem import Problem
 from twofour.kernels.table import convolutions, listing, rows
 from twofour.native import NativeRow
 from twofour.packing import HEADER_BYTES, layout_header, pack
@@ -297,7 +298,7 @@ def product_of_floats(row: Kernel) -> None:
         prepared = row.prepare(pack(weight, "2:4", dtype=str(weight.dtype)[6:]) if row.sparse else weight)
         for x, bias, count in calls(out, columns, low):
             with threads(count):
-                y = row.run(x, prepared, bias, out)
+                y = row.run(x, prepared, bias, Problem(out))
             assert y.dtype == x.dtype
             rounded = low and (x.dtype is torch.bfloat16 or not row.sparse)
             assert_product(y, x.bfloat16() if low else x, weight, bias, rounded)
@@ -315,7 +316,7 @@ def product_of_int8(row: Kernel) -> None:
         for x, bias, count in calls(out, columns):
             for quantization in (DYNAMIC, Quantization(0.02, 117)) if row.sparse else (DYNAMIC,):
                 with threads(count):
-                    y = row.run(x, prepared, bias, out, **({"quantization": quantization} if row.sparse else {}))
+                    y = row.run(x, prepared, bias, Problem(out, quantization=quantization))
                 want = int8_product(out, columns, len(x), quantization)
                 if row.sparse:
                     assert torch.equal(y, want)
@@ -337,7 +338,7 @@ def product_of_int4(row: Kernel) -> None:
         prepared = row.prepare(held)
         for x, bias, count in calls(out, columns, True, 65):
             with threads(count):
-                y = row.run(x, prepared, bias, out)
+                y = row.run(x, prepared, bias, Problem(out))
             want = x.double() @ weight.double().T + (0 if bias is None else bias.double())
             assert y.shape == want.shape and y.isfinite().all()
             if len(x):

@@ -18,7 +18,7 @@ from twofour.kernels.conv import Geometry
 from twofour.kernels.dispatch import read_dispatch
 from twofour.kernels.nm_conv.cpu import native_conv_rows
 from twofour.kernels.nm_matmul import native_rows
-from twofour.kernels.nm_matmul.layout import refill
+from twofour.kernels.problem import Problem
 from twofour.packing import HEADER_BYTES
 
 EXT = native.extension()
@@ -72,13 +72,13 @@ def test_a_damaged_weight_gives_an_error_or_numbers(kernel) -> None:
             with pytest.raises(
                 KernelError, match=r"damaged weight[\s\S]*behind a sound header[\s\S]*load the weight again"
             ):
-                kernel.run(x, bad, None, 100)
+                kernel.run(x, bad, None, Problem(100))
         elif kernel.dtype == "int8":
             with pytest.raises(KernelError, match="zero points of bytes"):
-                kernel.run(x, bad, None, 100)
+                kernel.run(x, bad, None, Problem(100))
         else:
-            assert kernel.run(x, bad, None, 100).shape == (tokens, 100)
-        kernel.run(x, good, None, 100)
+            assert kernel.run(x, bad, None, Problem(100)).shape == (tokens, 100)
+        kernel.run(x, good, None, Problem(100))
 
 
 @each_row(native_conv_rows(), "kernel")
@@ -97,7 +97,7 @@ def test_bytes_that_are_fewer_than_their_header_says_are_refused() -> None:
         if not kernel.unavailable():
             good = kernel.prepare(packing.pack(torch.zeros(64, 128), "2:4", dtype=kernel.dtype))
             with pytest.raises(KernelError, match="as many bytes as its header says"):
-                kernel.run(torch.randn(2, 128), good[:-64].clone(), None, 64)
+                kernel.run(torch.randn(2, 128), good[:-64].clone(), None, Problem(64))
 
 
 def test_an_answer_without_a_place_for_each_number_is_refused() -> None:
@@ -118,7 +118,7 @@ def test_a_layout_that_cannot_be_written_anew_refuses_new_values() -> None:
     for row in layouts.values():
         buffer = row.prepare(packing.pack(torch.zeros(32, 128), "2:4", dtype=row.dtype))
         with pytest.raises(KernelError, match="written anew in place"):
-            refill(buffer, row.layout, torch.zeros(32, 128))
+            row.refill(buffer, torch.zeros(32, 128))
 
 
 @pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 4, 4), (2, 0, 4), (2, 4, 0), (0, 0, 0)])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from twofour.kernels.dense_matmul import ONEDNN, PLAIN
+from twofour.kernels.problem import Problem
 from twofour.native import pages
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="pages are asked for on Linux alone")
@@ -76,5 +77,5 @@ def test_dense_weights_are_the_same_numbers_there():
     x = torch.randn(3, 1500)
     for kernel in (PLAIN, ONEDNN):
         if kernel.unavailable() is None:
-            y = kernel.run(x, kernel.prepare(weight), None, 1024)
+            y = kernel.run(x, kernel.prepare(weight), None, Problem(1024))
             torch.testing.assert_close(y.double(), x.double() @ weight.T.double(), rtol=1e-4, atol=1e-4)

@@ -176,7 +176,7 @@ def _measure(entry: PrunableWeight, tokens: Sequence[int], footprint: int, cache
 
 
 def _row(layer: str, shape: tuple[int, ...], tokens: int, choice: Choice) -> AdviceRow:
-    dense, sparse = choice.best(tokens, "dense_matmul"), choice.best(tokens, "nm_matmul")
+    dense, sparse = choice.best(tokens, sparse=False), choice.best(tokens, sparse=True)
     assert dense and sparse, choice.times
     ratio = dense[1] / sparse[1]
     if ratio >= WORTH:

@@ -134,7 +134,7 @@ def _put_back(fast: nn.Module, plan: Plan, model: nn.Module, names: Sequence[str
         if layer.name not in names:
             return layer
         sizes = {"bytes_after": layer.bytes_before, "bytes_in_file": layer.bytes_before}
-        return replace(layer, kernel="torch", ladder="", reason=reason, **sizes)
+        return replace(layer, kernel="torch", dispatch="", reason=reason, **sizes)
 
     entries = masked_sizes(fast, [kept(layer) for layer in plan.layers])
     return replace(plan, layers=tuple(entries), kept_dense=(*plan.kept_dense, *names))

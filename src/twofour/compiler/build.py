@@ -22,8 +22,6 @@ from twofour.compiler.replaceable import LayerWeight
 from twofour.compiler.travelling import MachineTimes
 from twofour.compiler.unpacked import Reads, WeightedLayer
 from twofour.errors import TwofourError
-from twofour.kernels.dense_matmul import PLAIN
-from twofour.kernels.dense_matmul.cuda import CublasMatmul
 from twofour.native import gpu
 from twofour.packing import Header, Packed, encodings, has_form, pack, packed_bytes, packed_rule
 
@@ -200,14 +198,13 @@ def _is_torchs(choice: Choice, entry: LayerWeight) -> bool:
     """Whether torch's own product on the layer's own weight is all that would run."""
     if len(choice.dispatch.names) > 1:
         return False
-    kernel = choice.dispatch.kernels[0]
-    return kernel is PLAIN or (isinstance(kernel, CublasMatmul) and kernel.torchs is entry.activations)
+    return choice.dispatch.kernels[0].is_own(entry.activations)
 
 
 def _describe(
     entry: LayerWeight, choice: Choice, tokens: int, nbytes: int, stored: int, terms: Terms, because: str
 ) -> LayerPlan:
-    dense, sparse = choice.at(tokens, "dense_matmul"), choice.at(tokens, "nm_matmul")
+    dense, sparse = choice.at(tokens, sparse=False), choice.at(tokens, sparse=True)
     reason = why(choice, tokens, because, terms.memory)
     if terms.encoding.packed.scaled and not choice.dispatch.sparse:
         reason += "; a file holds it as float32"

@@ -17,12 +17,11 @@ from twofour.compiler.choose_gpu import on_gpu, times_on_gpu
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.race import race
 from twofour.errors import CompileError, KernelError
-from twofour.kernels import Kernel, available
-from twofour.kernels.cuda import CudaKernel
-from twofour.kernels.dense_matmul import PLAIN, MklMatmul, OneDnnInt8Matmul
+from twofour.kernels import Kernel, available, find
+from twofour.kernels.dense_matmul import PLAIN
 from twofour.kernels.dispatch import DispatchTable, build_dispatch
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
-from twofour.kernels.nm_matmul import DYNAMIC, NativeMatmul, Quantization
+from twofour.kernels.nm_matmul import DYNAMIC, Quantization
 from twofour.measure.machine import free_memory_bytes
 from twofour.native import gpu, pages
 from twofour.packing import Packed
@@ -65,17 +64,17 @@ class Choice:
     layouts: dict[str, Tensor]
     origin: str = ""
 
-    def at(self, tokens: int, operation: str) -> float | None:
-        """Return seconds at `tokens` of the chosen kernel if it is of `operation`, else of the fastest one that is."""
+    def at(self, tokens: int, *, sparse: bool) -> float | None:
+        """Return seconds at `tokens` of the chosen kernel if it is sparse, or dense, else of the fastest that is."""
         kernel, _ = self.dispatch.at(tokens)
-        if kernel.operation == operation and kernel.name in self.times[tokens]:
+        if kernel.sparse is sparse and kernel.name in self.times[tokens]:
             return self.times[tokens][kernel.name]
-        found = self.best(tokens, operation)
+        found = self.best(tokens, sparse=sparse)
         return found and found[1]
 
-    def best(self, tokens: int, operation: str) -> tuple[str, float] | None:
-        """Return name and seconds of the fastest kernel of `operation` at `tokens`, if one was measured."""
-        found = [(s, n) for n, s in self.times[tokens].items() if n.startswith(operation)]
+    def best(self, tokens: int, *, sparse: bool) -> tuple[str, float] | None:
+        """Return name and seconds of the fastest sparse, or dense, kernel at `tokens`, if one was measured."""
+        found = [(s, n) for n, s in self.times[tokens].items() if find(n).sparse is sparse]
         return (min(found)[1], min(found)[0]) if found else None
 
 
@@ -119,9 +118,9 @@ def candidates(weight: Packed | Tensor, dtype: str = "float32", device: str = "c
     if device == "cuda":
         return on_gpu(weight, dtype)
     fitting = [kernel for kernel in available("nm_matmul") if isinstance(weight, Packed) and not kernel.refuses(weight)]
-    best = max((native.level(kernel.isa) for kernel in fitting), default=0)
+    best = max((kernel.level for kernel in fitting), default=0)
     least = min(best, native.level("avx512"))  # AMX does not win at every token count
-    sparse = [kernel for kernel in fitting if native.level(kernel.isa) >= least]
+    sparse = [kernel for kernel in fitting if kernel.level >= least]
     found = (*sparse, *(kernel for kernel in available("dense_matmul") if kernel.dtype == dtype))
     if not found:
         raise KernelError(
@@ -134,11 +133,7 @@ def candidates(weight: Packed | Tensor, dtype: str = "float32", device: str = "c
 
 
 def _promising(kernel: Kernel, tokens: int, everywhere: bool, alone: bool) -> bool:
-    if isinstance(kernel, MklMatmul):
-        return kernel.tokens == tokens and alone
-    if isinstance(kernel, CudaKernel):
-        return everywhere or tokens <= kernel.tokens_most
-    return everywhere or not isinstance(kernel, NativeMatmul) or kernel.tokens_min <= tokens <= kernel.tokens_max
+    return kernel.serves(tokens) and alone if kernel.one_count else everywhere or kernel.serves(tokens)
 
 
 def choose(
@@ -182,7 +177,7 @@ def choose(
 
     def layout(kernel: Kernel) -> Tensor:
         if kernel.layout not in layouts:
-            layouts[kernel.layout] = prepare(kernel, weight, quantization)
+            layouts[kernel.layout] = kernel.with_range(kernel.prepare(weight), quantization)
         return layouts[kernel.layout]
 
     rows, columns = weight.header.shape if isinstance(weight, Packed) else weight.shape
@@ -232,14 +227,6 @@ def _copies(rows: int, columns: int, footprint: int, device: str) -> int:
     return max(1, min(footprint, most) // (rows * columns * 4))
 
 
-def prepare(kernel: Kernel, weight: Packed | Tensor, quantization: Quantization) -> Tensor:
-    """Return the weight in the kernel's layout, with the input's static range where there is one."""
-    if quantization.dynamic:
-        return kernel.prepare(weight)
-    assert isinstance(kernel, NativeMatmul | OneDnnInt8Matmul), kernel
-    return kernel.prepare(weight, quantization)
-
-
 def _times(
     kernels: Sequence[Kernel],
     layout: Callable[[Kernel], Tensor],
@@ -278,9 +265,9 @@ def _few_layouts(kernels: Sequence[Kernel], times: Times) -> DispatchTable:
     exact: dict[int, str] = {}
     for count, found in times.items():
         names = [name for name in found if layout_of[name] in kept]
-        others = [name for name in names if not name.endswith("__mkl")] or [PLAIN.name]
+        others = [name for name in names if not find(name).one_count] or [PLAIN.name]
         fastest[count] = min(others, key=found.__getitem__)
-        if (best_name := min(names, key=found.__getitem__, default=PLAIN.name)).endswith("__mkl"):
+        if find(best_name := min(names, key=found.__getitem__, default=PLAIN.name)).one_count:
             exact[count] = best_name
     return build_dispatch(fastest, exact)
 
@@ -290,7 +277,7 @@ def _one_layout(kernels: Sequence[Kernel], times: Times, shape: tuple[int, int],
 
     A layout more than 5 % larger than the smallest one is not considered: it trades bytes for speed.
     """
-    sparse = [kernel for kernel in kernels if kernel.operation == "nm_matmul"]
+    sparse = [kernel for kernel in kernels if kernel.sparse]
     # A plain dense weight is what the model holds anyway; a prepacked one would be a second copy.
     pool = sparse or [kernel for kernel in kernels if kernel.layout == "dense"] or kernels
     sizes = {kernel.layout: kernel.least_bytes(*shape) for kernel in pool}
@@ -360,13 +347,13 @@ def _why(choice: Choice, tokens: int, dense_because: str, memory: str) -> str:
     if dense_because:
         return f"dense: {dense_because}"
     kernel, _ = choice.dispatch.at(tokens)
-    dense, sparse = choice.at(tokens, "dense_matmul"), choice.at(tokens, "nm_matmul")
+    dense, sparse = choice.at(tokens, sparse=False), choice.at(tokens, sparse=True)
     if sparse is None:
         return "dense: no sparse kernel runs here"
     if dense is None:
         return "sparse: no dense kernel of this type runs here"
     ratio = dense / sparse
-    if kernel.operation == "nm_matmul":
+    if kernel.sparse:
         if ratio > 1:
             return "sparse is faster"
         small = f'memory="small" keeps packed weights alone, at {1 / ratio:.2f}x the time of dense'

@@ -17,8 +17,9 @@ from twofour.errors import CompileError, KernelError, MeasureError
 from twofour.kernels import Kernel, available
 from twofour.kernels.cuda import CudaKernel
 from twofour.kernels.epilogue import Epilogue
-from twofour.kernels.nm_matmul.cuda import CusparseltMatmul, FewTokens, tuned
+from twofour.kernels.nm_matmul.cuda import tuned
 from twofour.kernels.nm_matmul.cuda.tuning import distance, key
+from twofour.kernels.problem import Problem
 from twofour.measure import compare_on_gpu, device_seconds
 from twofour.native import gpu
 from twofour.packing import Packed
@@ -189,7 +190,7 @@ def trusted(
 
 def _run(kernel: Kernel, weight: Tensor, case: Case, operands: tuple[Tensor, ...]) -> Tensor:
     x, *other = operands
-    return kernel.run(x, weight, case.bias, case.rows, case.epilogue, other[0] if other else None)
+    return kernel.run(x, weight, case.bias, Problem(case.rows, case.epilogue), other[0] if other else None)
 
 
 def _reference(source: Packed | Tensor, case: Case, operands: tuple[Tensor, ...]) -> Tensor:
@@ -204,17 +205,18 @@ def _reference(source: Packed | Tensor, case: Case, operands: tuple[Tensor, ...]
 def _search(kernel: CudaKernel, prepared: Tensor, case: Case, operands: tuple[Tensor, ...], reference: Tensor) -> None:
     """Find the kernel's best configuration for this product, unless it is known or there is one way alone."""
     name = key(kernel.name, case.rows, case.columns, case.tokens)
-    if not isinstance(kernel, CusparseltMatmul | FewTokens) or tuned().configuration(name) is not None:
+    ways = kernel.configurations(case.rows, case.columns, case.tokens)
+    if not ways or tuned().configuration(name) is not None:
         return
     x, *other = operands
     second = other[0] if other else None
 
     def run(configuration: tuple[int, ...]) -> Tensor:
-        return kernel.run_as(configuration, x, prepared, case.bias, case.rows, case.epilogue, second)
+        return kernel.run_as(configuration, x, prepared, case.bias, Problem(case.rows, case.epilogue), second)
 
     found = tuned().search(
         name,
-        kernel.configurations(case.rows, case.columns, case.tokens),
+        ways,
         run,
         reference,
         lambda call: device_seconds([call], repeats=3),

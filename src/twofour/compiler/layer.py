@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -18,12 +19,13 @@ from twofour.errors import KernelError
 from twofour.kernels import Kernel, rows
 from twofour.kernels.dispatch import DispatchTable, read_dispatch
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
-from twofour.kernels.nm_matmul import DYNAMIC, NativeMatmul
+from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.kernels.operator import convert, inference_only, through_packed
+from twofour.kernels.problem import Problem
 from twofour.native.surroundings import STRANGE, followed, has_tangent, unreadable
 from twofour.packing import Packed
 
-Step = tuple[Callable[[Tensor, Tensor, Tensor | None, int, Epilogue, Tensor | None], Tensor], Tensor, bool]
+Step = tuple[Callable[[Tensor, Tensor, Tensor | None, Problem, Tensor | None], Tensor], Tensor, bool]
 """A kernel's `run`, the weight in its layout, and whether it takes contiguous inputs of more than two axes."""
 
 
@@ -42,9 +44,7 @@ class PreparedWeights:
         """Return the dispatch table's limits, and each step's kernel call with its weight; looked up once per table."""
         if dispatch not in self.steps:
             found = read_dispatch(dispatch)
-            calls = tuple(
-                (kernel.run, self.tensors[layout], isinstance(kernel, NativeMatmul)) for kernel, layout in found.steps
-            )
+            calls = tuple((kernel.run, self.tensors[layout], kernel.any_axes) for kernel, layout in found.steps)
             self.steps[dispatch] = (found.limits, calls)
         return self.steps[dispatch]
 
@@ -128,6 +128,11 @@ class CompiledLinear(WeightedLayer):
         kept = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
         self.register_parameter("bias", kept)
 
+    @cached_property
+    def problem(self) -> Problem:
+        """What a kernel is asked."""
+        return Problem(self.out_features, self.epilogue)
+
     @property
     def dispatch(self) -> DispatchTable:
         """Kernels by token count."""
@@ -160,10 +165,10 @@ class CompiledLinear(WeightedLayer):
             bias, tokens = self._parameters["bias"], shape[0] if len(shape) == 2 else prod(shape[:-1])
             run, weight, any_axes = steps[bisect_left(limits, tokens)] if limits else steps[0]
             if len(shape) == 2 or (any_axes and x.is_contiguous()):
-                return run(x, weight, bias, self.out_features, self.epilogue, other)
+                return run(x, weight, bias, self.problem, other)
             flat = x.reshape(tokens, self.in_features)
             other = None if other is None else other.reshape(tokens, self.out_features)
-            return run(flat, weight, bias, self.out_features, self.epilogue, other).view(*shape[:-1], self.out_features)
+            return run(flat, weight, bias, self.problem, other).view(*shape[:-1], self.out_features)
         except KernelError as error:  # of what a tensor is, the layer knows more to say than a kernel
             raise (error.for_layer(self.name) if unreadable(x) is None else self._unfit(x)) from None
         except STRANGE as error:

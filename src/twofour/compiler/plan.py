@@ -9,6 +9,7 @@ from twofour.compiler.account import Account
 from twofour.compiler.choose import Times
 from twofour.compiler.grouped import grouped, one_text, without_numbers
 from twofour.compiler.travelling import MachineTimes
+from twofour.kernels import find
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class LayerPlan:
     @property
     def sparse(self) -> bool:
         """Whether a sparse kernel runs at `tokens`."""
-        return self.kernel.startswith("nm_")
+        return self.kernel != "torch" and find(self.kernel).sparse
 
 
 @dataclass(frozen=True)

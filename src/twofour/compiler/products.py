@@ -249,7 +249,7 @@ def together_and_apart(
 def _described(
     names: Sequence[str], shape: tuple[int, int], tokens: int, choice: Choice, sizes: tuple[int, int], reason: str
 ) -> LayerPlan:
-    dense, sparse = choice.at(tokens, "dense_matmul"), choice.at(tokens, "nm_matmul")
+    dense, sparse = choice.at(tokens, sparse=False), choice.at(tokens, sparse=True)
     kernel, dispatch = choice.dispatch.at(tokens)[0].name, choice.dispatch.to_text()
     ms = (dense and dense * 1e3, sparse and sparse * 1e3)
     parts = tuple(names) if len(names) > 1 else ()

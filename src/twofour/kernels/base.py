@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeVar
 
+import torch
 from torch import Tensor
 
 from twofour import native
-from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+from twofour.kernels.problem import MaybeTensor, Problem
+from twofour.kernels.quantization import Quantization
 from twofour.packing import Packed
+
+EVERY = 1 << 30
+"""More tokens than there are."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +50,51 @@ class Row(ABC):
         """Return why this kernel cannot run here and now, or None when it can."""
         return None if self.isa == "any" else native.unavailable(self.isa)
 
+    @property
+    def level(self) -> int:
+        """Rank of its instruction set among those of this processor; 0 where torch chooses, and on a GPU."""
+        return native.level(self.isa) if self.isa in native.instruction_sets() else 0
+
+
+R = TypeVar("R", bound=Row)
+
+
+def widest(rows: Sequence[R]) -> list[R]:
+    """Return the rows of the highest instruction-set level among them."""
+    best = max((row.level for row in rows), default=0)
+    return [row for row in rows if row.level == best]
+
 
 @dataclass(frozen=True)
 class Kernel(Row):
-    """One implementation of a product."""
+    """One implementation of a product.
+
+    Attributes:
+        tokens_least: Tokens from which `compile` tries it; it is correct for any number.
+        tokens_most: Tokens up to which it does. Equal to `tokens_least`: its weight is prepared for that count alone.
+        any_axes: Whether it takes contiguous inputs of more than two axes as they are.
+    """
+
+    tokens_least: int = field(default=0, kw_only=True)
+    tokens_most: int = field(default=EVERY, kw_only=True)
+    any_axes: ClassVar[bool] = False
+
+    @property
+    def one_count(self) -> bool:
+        """Whether its prepared weight serves one token count alone, so that it is an exception beside other rows."""
+        return self.tokens_least == self.tokens_most
+
+    def serves(self, tokens: int) -> bool:
+        """Whether it is worth trying at this token count."""
+        return self.tokens_least <= tokens <= self.tokens_most
+
+    def fits(self, rows: int, columns: int) -> bool:
+        """Whether it takes a weight of these sizes."""
+        return True
+
+    def is_own(self, dtype: torch.dtype) -> bool:
+        """Whether it is what torch runs anyway for a Linear of this dtype."""
+        return False
 
     def refuses(self, packed: Packed) -> str | None:
         """Return why this kernel cannot multiply by `packed`, or None when it can."""
@@ -68,6 +116,11 @@ class Kernel(Row):
     def prepare(self, weight: Packed | Tensor) -> Tensor:
         """Return the weight in this kernel's layout: canonical form for sparse kernels, (out, in) for dense ones."""
 
+    def with_range(self, prepared: Tensor, quantization: Quantization) -> Tensor:
+        """Return a prepared weight that carries the input's static range, which rows in whole numbers use."""
+        assert quantization.dynamic, (self.name, quantization)
+        return prepared
+
     def restore(self, prepared: Tensor) -> Packed | Tensor:
         """Return the inverse of `prepare`: canonical form for sparse kernels, (out, in) for dense ones."""
         dense = prepared.to_dense() if prepared.is_mkldnn else prepared
@@ -75,25 +128,56 @@ class Kernel(Row):
         return dense if columns is None else dense[:, :columns]
 
     @abstractmethod
-    def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        out_features: int,
-        epilogue: Epilogue = PLAIN_EPILOGUE,
-        other: Tensor | None = None,
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
         """Return epilogue(x @ W.T + bias).
 
         Args:
             x: (tokens, in), float32 or this row's dtype.
             weight: What `prepare` returned.
             bias: float32 (out,) or None.
-            out_features: Rows of W.
-            epilogue: What happens to the product before it is stored.
+            problem: What is computed.
             other: Second operand of the epilogue, (tokens, out) in x's dtype.
 
         Returns:
             (tokens, out) in x's dtype.
         """
+
+    @property
+    def refills(self) -> bool:
+        """Whether `refill` and `run_columns` are there: for weights whose values move, in training."""
+        return False
+
+    def refill_refuses(self, rows: int, columns: int) -> str | None:
+        """Return why a weight of these sizes cannot be filled again, or None."""
+        return None if self.refills else f"{self.name} prepares a weight once"
+
+    def blank(self, keep: Tensor) -> Tensor:
+        """Return what `refill` fills for a mask, bool (out, in).
+
+        It is made from the mask, never from a weight: a kept value that is 0 today may move tomorrow.
+        """
+        raise NotImplementedError(self.name)
+
+    def refill(self, prepared: Tensor, values: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Return the prepared weight with new values: `prepared` itself, changed in place, or a new one.
+
+        Args:
+            prepared: What `blank` or an earlier call returned for this mask.
+            values: (out, in), contiguous or the transpose of a contiguous one; values at pruned places are ignored.
+            keep: The mask, of the same strides.
+        """
+        raise NotImplementedError(self.name)
+
+    def run_columns(self, x: Tensor, weight: Tensor, out_features: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Return W @ x: both activations stand transposed.
+
+        Args:
+            x: (in, columns).
+            weight: What `prepare` or `refill` returned.
+            out_features: Rows of W.
+            dtype: Of the answer, x's by default.
+
+        Returns:
+            (out, columns), contiguous.
+        """
+        raise NotImplementedError(self.name)

@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from twofour.kernels.base import Kernel
+from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import gpu
 
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -31,12 +32,10 @@ class CudaKernel(Kernel):
     Attributes:
         capability: Least compute capability.
         triton: Whether it is written in Triton.
-        tokens_most: Tokens above which `compile` does not try it; it is correct for any number.
     """
 
     capability: tuple[int, int] = (8, 0)
     triton: bool = False
-    tokens_most: int = 1 << 30
 
     def unavailable(self) -> str | None:
         """Return why this kernel cannot run here and now, or None when it can."""
@@ -46,9 +45,17 @@ class CudaKernel(Kernel):
         """Return the ways worth trying for this product; empty where there is one way."""
         return ()
 
-    def fits(self, rows: int, columns: int) -> bool:
-        """Whether the row takes a weight of these sizes."""
-        return True
+    def run_as(
+        self,
+        way: Configuration,
+        x: Tensor,
+        weight: Tensor,
+        bias: MaybeTensor,
+        problem: Problem,
+        other: MaybeTensor = None,
+    ) -> Tensor:
+        """Do what `run` does in one of `configurations`."""
+        raise NotImplementedError(self.name)
 
     @abstractmethod
     def dense(self, prepared: Tensor, rows: int, columns: int) -> Tensor:

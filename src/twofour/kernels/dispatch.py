@@ -88,7 +88,7 @@ class DispatchTable:
     @property
     def sparse(self) -> bool:
         """Whether any step is a sparse kernel."""
-        return any(kernel.operation == "nm_matmul" for kernel in self.kernels)
+        return any(kernel.sparse for kernel in self.kernels)
 
     def to_text(self) -> str:
         """Return the dispatch table as text, for example "16=a;*=b": what the registered operator carries."""

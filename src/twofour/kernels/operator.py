@@ -6,6 +6,7 @@ In eager mode `linear` is called directly; the registered operator costs a few m
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from twofour.errors import KernelError
 from twofour.kernels.dispatch import DispatchTable, read_dispatch
-from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+from twofour.kernels.epilogue import Epilogue
+from twofour.kernels.problem import Problem
 from twofour.native import gpu
 
 _LIBRARY = torch.library.Library("twofour", "FRAGMENT")
@@ -29,8 +31,7 @@ def linear(
     weights: list[Tensor],
     bias: Tensor | None,
     dispatch: DispatchTable,
-    out_features: int,
-    epilogue: Epilogue = PLAIN_EPILOGUE,
+    problem: Problem,
     other: Tensor | None = None,
 ) -> Tensor:
     """Return epilogue(x @ W.T + bias) by the dispatch table's kernel for this many tokens.
@@ -40,8 +41,7 @@ def linear(
         weights: The weight prepared in each of `dispatch.layouts`.
         bias: float32 (out,) or None.
         dispatch: Kernels by token count.
-        out_features: Rows of W.
-        epilogue: What happens to the product.
+        problem: Rows of W, and what happens to the product.
         other: Its second operand, (..., out).
 
     Returns:
@@ -49,11 +49,11 @@ def linear(
     """
     if x.ndim == 2:  # the common case, spared views: a microsecond of the ten that a small layer takes
         kernel, layout = dispatch.at(x.size(0))
-        return kernel.run(x, weights[layout], bias, out_features, epilogue, other)
+        return kernel.run(x, weights[layout], bias, problem, other)
     flat = x.reshape(-1, x.shape[-1])
-    other = None if other is None else other.reshape(-1, out_features)
+    other = None if other is None else other.reshape(-1, problem.rows)
     kernel, layout = dispatch.at(len(flat))
-    return kernel.run(flat, weights[layout], bias, out_features, epilogue, other).view(*x.shape[:-1], out_features)
+    return kernel.run(flat, weights[layout], bias, problem, other).view(*x.shape[:-1], problem.rows)
 
 
 def _linear(
@@ -68,8 +68,8 @@ def _linear(
 ) -> Tensor:
     steps = read_dispatch(dispatch)
     _require(x, bias, steps, out_features)
-    epilogue = Epilogue(activation, combine)
-    epilogue.require(other, (*x.shape[:-1], out_features))
+    problem = _problem(out_features, activation, combine)
+    problem.epilogue.require(other, (*x.shape[:-1], out_features))
     sizes = [weight.numel() * weight.element_size() for weight in weights]
     needed = [kernel.least_bytes(out_features, x.shape[-1]) for kernel in steps.by_layout.values()]
     if len(sizes) != len(needed) or any(size < least for size, least in zip(sizes, needed, strict=True)):
@@ -79,7 +79,12 @@ def _linear(
             wanted=f"layouts {', '.join(steps.by_layout)} of at least {needed} bytes",
             remedy="pass the weights and the dispatch table of one compiled layer, and inputs of its width",
         )
-    return linear(x, weights, bias, steps, out_features, epilogue, other)
+    return linear(x, weights, bias, steps, problem, other)
+
+
+@lru_cache(maxsize=1024)
+def _problem(out_features: int, activation: str, combine: str) -> Problem:
+    return Problem(out_features, Epilogue(activation, combine))
 
 
 def _require(x: Tensor, bias: Tensor | None, dispatch: DispatchTable, out_features: int) -> None:
@@ -126,7 +131,7 @@ class _ThroughPacked(torch.autograd.Function):
     ) -> Tensor:
         ctx.weights, ctx.dispatch, ctx.sizes = weights, dispatch, (out_features, x.shape[-1])
         with torch.no_grad():
-            return linear(x.detach(), weights, bias, dispatch, out_features)
+            return linear(x.detach(), weights, bias, dispatch, Problem(out_features))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

@@ -8,10 +8,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
 from twofour.kernels.nm_matmul.cpu import READS
+from twofour.kernels.problem import Problem
 from twofour.kernels.table import find, rows
 from twofour.native.surroundings import by_operators, plain, unreadable
 from twofour.packing import Packed
@@ -47,7 +47,7 @@ def select(packed: Packed, tokens: int) -> Kernel:
         )
     layout = LAYOUTS.get(packed.header.dtype, ("", ""))[tokens > FEW_TOKENS]
     # max keeps the first of equals: the table's order decides within an instruction set.
-    chosen = max(fitting, key=lambda kernel: (kernel.layout == layout, native.level(kernel.isa)))
+    chosen = max(fitting, key=lambda kernel: (kernel.layout == layout, kernel.level))
     logger.debug("using %s for %d tokens of a %s weight", chosen.name, tokens, packed.header.shape)
     return chosen
 
@@ -75,11 +75,10 @@ def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None, *, kernel: str
     layouts = _prepared.setdefault(packed, {})
     if chosen.layout not in layouts:
         layouts[chosen.layout] = chosen.prepare(packed)
-    out_features = packed.header.rows
     bias = None if bias is None else bias.detach().contiguous()
     with torch.no_grad():
-        y = chosen.run(flat.detach(), layouts[chosen.layout], bias, out_features)
-    return y.view(*x.shape[:-1], out_features)
+        y = chosen.run(flat.detach(), layouts[chosen.layout], bias, Problem(packed.header.rows))
+    return y.view(*x.shape[:-1], packed.header.rows)
 
 
 def _readable(x: Tensor, packed: Packed, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -2,23 +2,20 @@
 
 Dense ways are torch's own and oneDNN's, which reorders the weight inside the call or before it, in every step since the
 weights move: in float32 torch's default goes to MKL, which on one AMD CPU takes twice oneDNN's time. Sparse ways are
-the rows of the kernel table whose layout can be refilled; on a GPU the libraries' 16-bit rows, which `repack`. Each
+the rows of the kernel table whose layout can be refilled; on a GPU the libraries' 16-bit rows, which pack anew. Each
 prepares what it needs inside the call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from twofour import native
-from twofour.kernels import available
-from twofour.kernels.nm_matmul import NativeMatmul
-from twofour.kernels.nm_matmul.cuda import LibraryMatmul
+from twofour.kernels import Kernel, available
+from twofour.kernels.base import widest
 from twofour.kernels.nm_unbiased.cpu import LAYOUTS
 
 _CPU = torch.device("cpu")
@@ -26,10 +23,6 @@ TORCH, ONEDNN, REORDERED = "torch", "onednn", "onednn reordered"
 DTYPES = (torch.float32, torch.bfloat16)
 DENSE = (TORCH, ONEDNN, REORDERED)
 """Names of the dense ways."""
-
-
-SparseKernel = NativeMatmul | LibraryMatmul
-"""A row that multiplies by values that move."""
 
 
 def on_gpu(device: torch.device) -> bool:
@@ -42,34 +35,18 @@ def types(device: torch.device) -> tuple[torch.dtype, ...]:
     return (torch.bfloat16, torch.float16) if on_gpu(device) else DTYPES
 
 
-def sparse_kernels(dtype: torch.dtype, tokens: int, device: torch.device = _CPU) -> list[SparseKernel]:
+def sparse_kernels(dtype: torch.dtype, tokens: int, device: torch.device = _CPU) -> list[Kernel]:
     """Return the rows that can multiply by a weight whose values change: those of the best instruction set here."""
     name = str(dtype).removeprefix("torch.")
-    if on_gpu(device):
-        return [row for row in available("nm_matmul", "cuda") if isinstance(row, LibraryMatmul) and row.dtype == name]
-    return list(_native_kernels(name, tokens))
+    rows = available("nm_matmul", "cuda" if on_gpu(device) else "cpu")
+    found = [row for row in rows if row.dtype == name and row.refills]
+    return widest([row for row in found if row.serves(tokens)])
 
 
-def _native_kernels(name: str, tokens: int) -> list[NativeMatmul]:
-    refills = native.extension().layout_refills
-    found = [
-        kernel
-        for kernel in cast(list[NativeMatmul], [k for k in available("nm_matmul") if isinstance(k, NativeMatmul)])
-        if kernel.dtype == name and refills(kernel.layout) and kernel.tokens_min <= tokens <= kernel.tokens_max
-    ]
-    best = max((native.level(kernel.isa) for kernel in found), default=0)
-    return [kernel for kernel in found if native.level(kernel.isa) == best]
-
-
-def estimate_kernels(dtype: torch.dtype, device: torch.device = _CPU) -> list[SparseKernel]:
+def estimate_kernels(dtype: torch.dtype, device: torch.device = _CPU) -> list[Kernel]:
     """Return the rows that can multiply by a packed gradient: a pruned one, or an unbiased estimate."""
     found = sparse_kernels(dtype, 1 << 20, device)
     return found if on_gpu(device) else [kernel for kernel in found if kernel.layout == LAYOUTS[dtype]]
-
-
-def refuses(kernel: SparseKernel, rows: int, columns: int) -> str | None:
-    """Return why a row cannot pack a matrix of these sizes, or None."""
-    return kernel.repack_refuses(rows, columns) if isinstance(kernel, LibraryMatmul) else None
 
 
 def forward(way: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -15,7 +15,8 @@ from tests.fuzz.cursor import NUMBERS, Cursor
 from tests.fuzz.native_calls import COLUMNS, ROWS, prepared_weights
 from twofour.compiler.layer import PreparedWeights
 from twofour.errors import KernelError, PackingError
-from twofour.kernels.nm_matmul.layout import from_layout, refill
+from twofour.kernels.nm_matmul.layout import from_layout
+from twofour.kernels.problem import Problem
 
 TRACED = ("twofour.kernels", "twofour.packing", "twofour.compiler.layer", "twofour.native")
 SEEDS = tuple(bytes([number]) for number in range(0, 250, 5))
@@ -100,7 +101,7 @@ def run(built: Use) -> str:
     elif built.how == "columns" and kernel.layout in ("panels", "pairs", "bf16_panels"):
         assert tuple(kernel.run_columns(x.T, buffer, ROWS).shape) == (ROWS, 3)
     elif built.how == "refill" and kernel.layout in ("panels", "pairs", "bf16_panels"):
-        refill(buffer, kernel.layout, torch.ones(ROWS, COLUMNS))
+        kernel.refill(buffer, torch.ones(ROWS, COLUMNS))
         require_product(kernel, buffer, x)
     else:
         require_product(kernel, buffer, x)
@@ -109,7 +110,7 @@ def run(built: Use) -> str:
 
 def require_product(kernel: Any, buffer: Tensor, x: Tensor) -> None:
     """Require a product of the right shape, and of the weight that the bytes hold where packing writes them so."""
-    y = kernel.run(x, buffer, None, ROWS).double()
+    y = kernel.run(x, buffer, None, Problem(ROWS)).double()
     assert tuple(y.shape) == (3, ROWS), y.shape
     try:
         packed = kernel.restore(buffer)

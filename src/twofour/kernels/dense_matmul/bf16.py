@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from twofour.kernels.base import Kernel
 from twofour.kernels.dense_matmul.onednn import ONEDNN
 from twofour.kernels.dense_matmul.plain import PLAIN
-from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.packing import Packed
 
 WHOLE_STEP = 32
@@ -42,8 +42,8 @@ def reads_past_rows(kernel: Kernel, columns: int) -> bool:
         x[:, width:] = torch.nan
         apart, x = x[:, :width], x[:, :width].contiguous()
         x[2] = torch.inf
-        finite = kernel.run(x, weight, None, 64).isfinite().all(1)
-        if finite.sum() != tokens - 1 or not kernel.run(apart, weight, None, 64).isfinite().all():
+        finite = kernel.run(x, weight, None, Problem(64)).isfinite().all(1)
+        if finite.sum() != tokens - 1 or not kernel.run(apart, weight, None, Problem(64)).isfinite().all():
             return True
     return False
 
@@ -90,26 +90,19 @@ class Bf16Matmul(Kernel):
         prepared.columns = columns  # pyright: ignore[reportAttributeAccessIssue]
         return prepared
 
-    def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        out_features: int,
-        epilogue: Epilogue = PLAIN_EPILOGUE,
-        other: Tensor | None = None,
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
         """Multiply; see `Kernel.run`. The epilogue of a float32 input is applied to the widened product."""
         low = x.dtype is torch.bfloat16
         if (missing := weight.shape[1] - x.shape[1]) > 0:  # `prepare` widened it
             x = pad(x, (0, missing))
         # oneDNN wants a bias of x's type beside a second operand, and takes float32 elsewhere.
+        epilogue = problem.epilogue
         held = torch.bfloat16 if low and epilogue.combine != "none" and epilogue.activation == "none" else self.bias
         bias = None if bias is None else bias.to(held)
         if low:
-            return self.kernel.run(x, weight, bias, out_features, epilogue, other)
-        y = self.kernel.run(x.to(torch.bfloat16), weight, bias, out_features).to(x.dtype)
-        return y if epilogue.plain else epilogue.apply(y, other)
+            return self.kernel.run(x, weight, bias, problem, other)
+        y = self.kernel.run(x.to(torch.bfloat16), weight, bias, Problem(problem.rows)).to(x.dtype)
+        return problem.finish(y, other)
 
 
 @cache

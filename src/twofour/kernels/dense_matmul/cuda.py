@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from twofour.kernels.cuda import HALVES, CudaKernel, held_bias, padded, rounded_up
-from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul.cuda.eight_bits import TYPES, rescaled, rounded, rounded_reference
 from twofour.kernels.nm_matmul.cuda.parts import Part, joined, opened, size
+from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import gpu
 from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header
 
@@ -27,6 +27,10 @@ class CublasMatmul(CudaKernel):
     def torchs(self) -> torch.dtype:
         """Torch's dtype of this name."""
         return HALVES.get(self.dtype, torch.float32)
+
+    def is_own(self, dtype: torch.dtype) -> bool:
+        """Whether a layer has this type."""
+        return self.torchs is dtype
 
     def least_bytes(self, out_features: int, in_features: int) -> int:
         """Return the bytes of the weight."""
@@ -45,18 +49,10 @@ class CublasMatmul(CudaKernel):
         """Return the weight itself."""
         return prepared
 
-    def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        out_features: int,
-        epilogue: Epilogue = PLAIN_EPILOGUE,
-        other: Tensor | None = None,
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
         """Multiply; see `Kernel.run`."""
-        y = functional.linear(x.to(self.torchs), weight, held_bias(bias, out_features, self.torchs)).to(x.dtype)
-        return y if epilogue.plain else epilogue.apply(y, other)
+        y = functional.linear(x.to(self.torchs), weight, held_bias(bias, problem.rows, self.torchs)).to(x.dtype)
+        return problem.finish(y, other)
 
 
 @dataclass(frozen=True)
@@ -98,29 +94,21 @@ class EightBitMatmul(CudaKernel):
         values, scales = opened(prepared, self._parts(rows, columns), self.name)
         return values[:rows, :columns].float() * scales[:rows, None]
 
-    def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        out_features: int,
-        epilogue: Epilogue = PLAIN_EPILOGUE,
-        other: Tensor | None = None,
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
         """Multiply; see `Kernel.run`."""
         tokens, columns = x.shape
-        values, scales = opened(weight, self._parts(out_features, columns), self.name)
+        values, scales = opened(weight, self._parts(problem.rows, columns), self.name)
         whole, scale = rounded(x, self._type)
         wide = padded(whole.view(torch.int8), LEAST_TOKENS if tokens < LEAST_TOKENS else 8, values.shape[1])
         if self.dtype == "int8":
-            total = torch.ops.aten._int_mm(wide, values.t())[:tokens, :out_features]
-            return rescaled(total, scale, scales[:out_features], bias, epilogue, other, x.dtype)
+            total = torch.ops.aten._int_mm(wide, values.t())[:tokens, : problem.rows]
+            return rescaled(total, scale, scales[: problem.rows], bias, problem.epilogue, other, x.dtype)
         rows = functional.pad(scale, (0, 0, 0, len(wide) - tokens), value=1.0)
         answer = torch.bfloat16  # the only answer of row-wise scales
         y = torch.ops.aten._scaled_mm(wide.view(self._type), values.t(), rows, scales[None, :], out_dtype=answer)
-        y = y[:tokens, :out_features].float() if bias is not None else y[:tokens, :out_features]
+        y = y[:tokens, : problem.rows].float() if bias is not None else y[:tokens, : problem.rows]
         y = (y if bias is None else y + bias).to(x.dtype).contiguous()
-        return y if epilogue.plain else epilogue.apply(y, other)
+        return problem.finish(y, other)
 
 
 def _cublas(short: str, dtype: str) -> CublasMatmul:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from twofour.kernels.cuda import CudaKernel
-from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul.cuda.parts import ALIGNED, Part, joined, opened, size
+from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import gpu
 from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header
 from twofour.packing.encodings import GROUPS, INT4, INT4_LEAST
@@ -64,23 +64,15 @@ class TinyMatmul(CudaKernel):
     def dense(self, prepared: Tensor, rows: int, columns: int) -> Tensor:
         """Return the weight as the product of the unit matrix: only the operator knows its order."""
         unit = torch.eye(columns, dtype=torch.bfloat16, device=prepared.device)
-        return self.run(unit, prepared, None, rows).float().t()
+        return self.run(unit, prepared, None, Problem(rows)).float().t()
 
-    def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        out_features: int,
-        epilogue: Epilogue = PLAIN_EPILOGUE,
-        other: Tensor | None = None,
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
         """Multiply; see `Kernel.run`."""
         group = GROUPS[weight.numel() // ALIGNED % 4]
-        packed, scaled = opened(weight, self._parts(out_features, x.shape[1], group), self.name)
+        packed, scaled = opened(weight, self._parts(problem.rows, x.shape[1], group), self.name)
         y = torch.ops.aten._weight_int4pack_mm(x.to(torch.bfloat16).contiguous(), packed, group, scaled)
         y = (y if bias is None else y.float() + bias).to(x.dtype)
-        return y if epilogue.plain else epilogue.apply(y, other)
+        return problem.finish(y, other)
 
 
 def _marked(buffer: Tensor, group: int) -> Tensor:

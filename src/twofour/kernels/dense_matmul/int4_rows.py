@@ -10,7 +10,7 @@ from torch import Tensor
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
-from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import pages
 from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header
 from twofour.packing.encodings import GROUPS, INT4
@@ -58,19 +58,12 @@ class Int4Matmul(Kernel):
         rows, columns = read_layout_header(bytes(prepared[:HEADER_BYTES].tolist())).shape
         unit = torch.eye(columns, dtype=torch.float32, device="cpu")
         blocks = [
-            self.run(unit[first : first + RESTORED], prepared, None, rows) for first in range(0, columns, RESTORED)
+            self.run(unit[first : first + RESTORED], prepared, None, Problem(rows))
+            for first in range(0, columns, RESTORED)
         ]
         return torch.cat(blocks).T.contiguous()
 
-    def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        out_features: int,
-        epilogue: Epilogue = PLAIN_EPILOGUE,
-        other: Tensor | None = None,
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
         """Multiply; see `Kernel.run`. x may have any row stride.
 
         Raises:
@@ -78,22 +71,22 @@ class Int4Matmul(Kernel):
                 another kernel or another shape.
         """
         tokens, in_features = x.shape
-        epilogue.require(other, (tokens, out_features))
+        problem.epilogue.require(other, (tokens, problem.rows))
         x = _readable(self, x, x.dtype)
         other = None if other is None else _readable(self, other, x.dtype)
-        y = torch.empty(tokens, out_features, dtype=x.dtype, device="cpu")
+        y = torch.empty(tokens, problem.rows, dtype=x.dtype, device="cpu")
         ok = native.extension().dense_matmul(
             self.index,
             x,
             weight,
             bias,
             y,
-            *epilogue.codes,
+            *problem.epilogue.codes,
             other,
             native.threads(),
         )
         if not ok:
-            raise _foreign(self, weight, out_features, in_features)
+            raise _foreign(self, weight, problem.rows, in_features)
         return y
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from twofour.kernels.base import Kernel
-from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
-from twofour.kernels.nm_matmul.quantization import DYNAMIC, Quantization, quantize_output
+from twofour.kernels.problem import MaybeTensor, Problem
+from twofour.kernels.quantization import DYNAMIC, Quantization, quantize_output
 from twofour.native import pages
 from twofour.packing import Packed
 from twofour.packing.encodings import INT8
@@ -36,12 +36,11 @@ class OneDnnInt8Matmul(Kernel):
         """Return the bytes of the weight in int8."""
         return out_features * in_features
 
-    def prepare(self, weight: Packed | Tensor, quantization: Quantization = DYNAMIC) -> Tensor:
+    def prepare(self, weight: Packed | Tensor) -> Tensor:
         """Return the weight in oneDNN's order, an opaque int8 tensor that carries its scales as attributes.
 
         Args:
             weight: Packed, or floating (out, in), which is rounded symmetrically per row.
-            quantization: The input range that calls without one of their own use.
         """
         _warn_no_more()
         if isinstance(weight, Packed) and weight.header.dtype == "int8" and weight.scales is not None:
@@ -53,41 +52,36 @@ class OneDnnInt8Matmul(Kernel):
         pages.collapse(prepared)
         prepared.scales = scales.flatten().contiguous()
         prepared.zeros = torch.zeros(len(whole), dtype=torch.int32, device="cpu")
-        prepared.quantization = quantization
+        return self.with_range(prepared, DYNAMIC)
+
+    def with_range(self, prepared: Tensor, quantization: Quantization) -> Tensor:
+        """Hang the range on the opaque tensor."""
+        prepared.quantization = quantization  # pyright: ignore[reportAttributeAccessIssue]
         return prepared
 
     def restore(self, prepared: Tensor) -> Tensor:
         """Return the weight as `prepare` rounded it: float32 (out, in)."""
         return prepared.to_dense().T.float() * prepared.scales.unsqueeze(1)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        out_features: int,
-        epilogue: Epilogue = PLAIN_EPILOGUE,
-        other: Tensor | None = None,
-        quantization: Quantization = DYNAMIC,
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
         """Multiply; see `Kernel.run` and `NativeMatmul.run`."""
         if not len(x):  # an empty tensor has no range
-            return torch.empty(0, out_features, dtype=quantization.output(x), device="cpu")
+            return torch.empty(0, problem.rows, dtype=problem.quantization.output(x), device="cpu")
         scales, zeros, kept = weight.scales, weight.zeros, weight.quantization  # pyright: ignore[reportAttributeAccessIssue]
         lost = None
         try:
-            whole, scale, zero = _whole(x, kept if quantization.dynamic else quantization)
+            whole, scale, zero = _whole(x, kept if problem.quantization.dynamic else problem.quantization)
         except _NoRangeError:
             x, lost = _without_unbounded(x)
             whole, scale, zero = _whole(x, DYNAMIC)
-        answer = quantization.output(x)
+        answer = problem.quantization.output(x)
         held = answer if answer.is_floating_point else torch.float32
         y = torch.ops.onednn.qlinear_pointwise(
             whole, scale, zero, weight, scales, zeros, bias, 1.0, 0, held, "none", [], ""
         )
         y = y if lost is None else y.masked_fill_(lost, torch.nan)
-        y = y if epilogue.plain else epilogue.apply(y, other)
-        return y if held == answer else quantize_output(y, quantization)
+        y = problem.finish(y, other)
+        return y if held == answer else quantize_output(y, problem.quantization)
 
 
 def _whole(x: Tensor, quantization: Quantization) -> tuple[Tensor, float, int]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from twofour.kernels.base import Kernel
 from twofour.kernels.dense_matmul.plain import PLAIN
-from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.packing import Packed
 
 TOKENS = (8, 32, 128, 512)
@@ -22,13 +22,12 @@ TOKENS = (8, 32, 128, 512)
 
 @dataclass(frozen=True)
 class MklMatmul(Kernel):
-    """`mkl::_mkl_linear` on a prepacked weight.
+    """`mkl::_mkl_linear` on a prepacked weight."""
 
-    Attributes:
-        tokens: The token count it is packed for.
-    """
-
-    tokens: int
+    @property
+    def tokens(self) -> int:
+        """The token count it is packed for."""
+        return self.tokens_most
 
     def unavailable(self) -> str | None:
         """Return why not: torch was built without MKL."""
@@ -49,27 +48,21 @@ class MklMatmul(Kernel):
         """Return the plain weight (out, in)."""
         return prepared.plain  # pyright: ignore[reportAttributeAccessIssue]
 
-    def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        out_features: int,
-        epilogue: Epilogue = PLAIN_EPILOGUE,
-        other: Tensor | None = None,
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
         """Multiply; see `Kernel.run`."""
         plain = self.restore(weight)
         if len(x) != self.tokens:
             y = torch.nn.functional.linear(x, plain, bias)
         else:
             y = torch.ops.mkl._mkl_linear(x, weight, plain, bias, self.tokens)
-        return y if epilogue.plain else epilogue.apply(y, other)
+        return problem.finish(y, other)
 
 
 MKL = tuple(
     MklMatmul(
-        f"dense_matmul_f32_packed{count}__mkl", "dense_matmul", "dense", "float32", "cpu", "any", f"mkl{count}", count
+        *(f"dense_matmul_f32_packed{count}__mkl", "dense_matmul", "dense", "float32", "cpu", "any", f"mkl{count}"),
+        tokens_least=count,
+        tokens_most=count,
     )
     for count in TOKENS
 )

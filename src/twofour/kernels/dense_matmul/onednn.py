@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from twofour.kernels.base import Kernel
-from twofour.kernels.epilogue import COMBINES, PLAIN_EPILOGUE, Epilogue
+from twofour.kernels.epilogue import COMBINES
+from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import pages
 from twofour.packing import Packed
 
@@ -35,19 +36,12 @@ class OneDnnMatmul(Kernel):
         dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
         return pages.collapse(torch.ops.mkldnn._reorder_linear_weight(dense.contiguous(), REORDER_TOKENS))
 
-    def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        out_features: int,
-        epilogue: Epilogue = PLAIN_EPILOGUE,
-        other: Tensor | None = None,
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
         """Multiply; see `Kernel.run`."""
+        epilogue = problem.epilogue
         if epilogue.plain:
             return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        epilogue.require(other, (x.size(0), out_features))
+        epilogue.require(other, (x.size(0), problem.rows))
         if epilogue.activation == "none":
             combine = "add" if epilogue.combine == "add" else "mul"
             return torch.ops.mkldnn._linear_pointwise.binary(x, other, weight, bias, combine)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from twofour.kernels.base import Kernel
-from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import pages
 from twofour.packing import Packed
 
@@ -17,22 +17,18 @@ from twofour.packing import Packed
 class PlainMatmul(Kernel):
     """torch.nn.functional.linear on the weight as it is."""
 
+    def is_own(self, dtype: torch.dtype) -> bool:
+        """Whether torch runs it anyway: always, where this computes what the layer does."""
+        return True
+
     def prepare(self, weight: Packed | Tensor) -> Tensor:
         """Return the weight (out, in), contiguous and not the caller's own: what he does to his later must not show."""
         return pages.copy(weight.unpack() if isinstance(weight, Packed) else weight)
 
-    def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        out_features: int,
-        epilogue: Epilogue = PLAIN_EPILOGUE,
-        other: Tensor | None = None,
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
         """Multiply; see `Kernel.run`."""
         y = torch.nn.functional.linear(x, weight, bias)
-        return y if epilogue.plain else epilogue.apply(y, other)
+        return problem.finish(y, other)
 
 
 PLAIN = PlainMatmul("dense_matmul_f32_linear__torch", "dense_matmul", "dense", "float32", "cpu", "any", "dense")

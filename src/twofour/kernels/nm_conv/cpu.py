@@ -14,6 +14,7 @@ from twofour.kernels.conv import ConvKernel, Geometry, Images, channels_last, fi
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_conv.layout import LAYOUT, describe, to_conv_layout
 from twofour.kernels.nm_matmul import native_rows
+from twofour.kernels.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class PointwiseConv(ConvKernel):
             return self.residual.run(x, weight, bias, geometry, activation, other)
         height, width = require_image(x, geometry, other)
         pixels = channels_last(x).permute(0, 2, 3, 1).reshape(-1, geometry.in_channels)
-        y = self.product.run(pixels, weight, bias, geometry.out_channels, Epilogue(activation))
+        y = self.product.run(pixels, weight, bias, Problem(geometry.out_channels, Epilogue(activation)))
         return y.view(x.shape[0], height, width, geometry.out_channels).permute(0, 3, 1, 2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,16 +11,16 @@ from torch import Tensor
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
-from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_matmul.layout import from_layout, to_layout
-from twofour.kernels.nm_matmul.quantization import (
-    DYNAMIC,
+from twofour.kernels.problem import MaybeTensor, Problem
+from twofour.kernels.quantization import (
     LARGEST_REDUCTION,
     Quantization,
     read_range,
     write_range,
 )
-from twofour.packing import HEADER_BYTES, Packed, encodings
+from twofour.packing import HEADER_BYTES, Packed, encodings, pack
 
 READS = {
     "float32": (torch.float32,),
@@ -34,14 +35,12 @@ READS = {
 class NativeMatmul(Kernel):
     """One row of nm_matmul.inc: y = x @ W.T + bias with W 2:4.
 
-    `tokens_min` and `tokens_max` bound where the row can win; it is correct for every token count.
     Pruned positions are skipped: an infinity or NaN in `x` at such a position does not reach the output, except in rows
     of layout "bf16_tiles", which multiply them by zero: there it makes all outputs of its token NaN.
     """
 
     index: int
-    tokens_min: int
-    tokens_max: int
+    any_axes: ClassVar[bool] = True
 
     def refuses(self, packed: Packed) -> str | None:
         """Return why not, as `Kernel.refuses`; int8 sums must fit int32."""
@@ -49,19 +48,17 @@ class NativeMatmul(Kernel):
             return f"sums of {packed.header.reduction} inputs may exceed int32; at most {LARGEST_REDUCTION}"
         return super().refuses(packed)
 
-    def prepare(self, weight: Packed | Tensor, quantization: Quantization = DYNAMIC) -> Tensor:
-        """Return `weight` in this row's layout behind a 64-byte header: uint8.
-
-        Args:
-            weight: Canonical 2:4 weight.
-            quantization: int8: the input range that calls without one of their own use.
-        """
+    def prepare(self, weight: Packed | Tensor) -> Tensor:
+        """Return a canonical 2:4 weight in this row's layout behind a 64-byte header: uint8."""
         assert isinstance(weight, Packed), type(weight)
-        layout = to_layout(weight, self.layout)
+        return to_layout(weight, self.layout)
+
+    def with_range(self, prepared: Tensor, quantization: Quantization) -> Tensor:
+        """Write the range into the bytes of an int8 layout."""
         if not quantization.dynamic:
             assert self.dtype == "int8", self.dtype
-            write_range(layout[HEADER_BYTES:], quantization)
-        return layout
+            write_range(prepared[HEADER_BYTES:], quantization)
+        return prepared
 
     def restore(self, prepared: Tensor) -> Packed:
         """Return the canonical form of a prepared weight."""
@@ -76,35 +73,25 @@ class NativeMatmul(Kernel):
         group = max(encodings.get(self.dtype).groups, default=0)  # the fewest scales
         return HEADER_BYTES + self.layout_bytes(out_features, in_features, group)
 
-    def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        out_features: int,
-        epilogue: Epilogue = PLAIN_EPILOGUE,
-        other: Tensor | None = None,
-        quantization: Quantization = DYNAMIC,
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
         """Multiply; see `Kernel.run`. x may have any row stride.
 
         Args:
             x: (tokens, in), or contiguous (..., in), of one of the dtypes in `READS`; uint8 needs a static range.
             weight: What `prepare` returned.
             bias: float32 (out,) or None.
-            out_features: Rows of W.
-            epilogue: What happens to the product before it is stored.
+            problem: What is computed.
             other: Second operand of the epilogue.
-            quantization: int8: the input's range, else that given to `prepare`; and the dtype of the answer.
 
         Raises:
             KernelError: `x` or `bias` is of another dtype or not on the CPU, `other` does not fit, or the bytes were
                 made for another kernel or another shape.
         """
+        epilogue, quantization = problem.epilogue, problem.quantization
         if x.dtype is torch.uint8 and self.dtype == "int8":
             _require_range(self, weight, quantization)
         *leading, in_features = x.shape
-        y = torch.empty((*leading, out_features), dtype=quantization.output(x), device="cpu")
+        y = torch.empty((*leading, problem.rows), dtype=quantization.output(x), device="cpu")
         other = None if epilogue.plain else _second_operand(epilogue, other, x, y)
         if not native.extension().nm_matmul(
             self.index,
@@ -117,20 +104,27 @@ class NativeMatmul(Kernel):
             *quantization.codes,
             native.threads(),
         ):
-            raise _foreign(self, weight, out_features, in_features)
+            raise _foreign(self, weight, problem.rows, in_features)
         return y
 
+    @property
+    def refills(self) -> bool:
+        """Whether its layout is one that a native pass fills again: "panels", "pairs" and "bf16_panels"."""
+        return native.extension().layout_refills(self.layout)
+
+    def blank(self, keep: Tensor) -> Tensor:
+        """Return the layout of a mask, all its values one."""
+        return self.prepare(pack(keep.to(torch.float32), self.pattern, self.dtype))
+
+    def refill(self, prepared: Tensor, values: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Write float32 or bfloat16 values into the kept places, in one pass; bfloat16 layouts round float32."""
+        native.extension().layout_refill(prepared, values, native.threads())
+        return prepared
+
     def run_columns(self, x: Tensor, weight: Tensor, out_features: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return W @ x with both activations transposed: rows of layouts "panels", "pairs" and "bf16_panels".
+        """Multiply; see `Kernel.run_columns`. x is float32 or of this row's dtype, its rows contiguous.
 
-        Args:
-            x: (in, columns), float32 or this row's dtype; its rows contiguous.
-            weight: What `prepare` returned, or kernels.nm_unbiased.
-            out_features: Rows of W.
-            dtype: Of the answer, x's by default; bfloat16 rows can answer in float32 too.
-
-        Returns:
-            (out, columns), contiguous.
+        The weight may come from kernels.nm_unbiased; bfloat16 rows can answer in float32 too.
 
         Raises:
             KernelError: `x` is of another dtype or not on the CPU, or the bytes were made for another kernel or shape.
@@ -154,7 +148,9 @@ def native_rows() -> list[NativeMatmul]:
     """Return the rows of nm_matmul.inc in their order there."""
     return [
         NativeMatmul(
-            row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index, row.least, row.most
+            *(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index),
+            tokens_least=row.least,
+            tokens_most=row.most,
         )
         for row in native.rows("nm_matmul")
     ]
@@ -189,7 +185,7 @@ def _require_range(kernel: NativeMatmul, weight: Tensor, quantization: Quantizat
             f"{kernel.name} does not know what its input stands for",
             got="x of torch.uint8 without scale and zero point",
             wanted="a static range",
-            remedy="pass quantization=Quantization(x_scale, x_zero) to run or to prepare",
+            remedy="pass quantization=Quantization(x_scale, x_zero) to the Problem, or use `with_range`",
         )
 
 

@@ -70,18 +70,6 @@ def from_layout(buffer: Tensor) -> Packed:
     return packed
 
 
-def refill(buffer: Tensor, layout: str, weight: Tensor) -> None:
-    """Write new values into a layout whose mask stays: what the kept places of `weight` hold now, in one native pass.
-
-    Args:
-        buffer: What `to_layout` returned for a weight of this shape, changed in place.
-        layout: Its layout: "panels", "pairs" or "bf16_panels".
-        weight: float32 or bfloat16 (out, in) on the CPU, contiguous or the transpose of a contiguous one; values at
-            pruned places are ignored. bfloat16 layouts round float32.
-    """
-    native.extension().layout_refill(buffer, weight, native.threads())
-
-
 def _require_scales(packed: Packed) -> None:
     if not packed.header.encoding.groups:
         return

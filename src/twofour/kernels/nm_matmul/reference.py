@@ -9,7 +9,8 @@ from torch import Tensor
 
 from twofour.kernels.base import Kernel
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
-from twofour.kernels.nm_matmul.quantization import DYNAMIC, Quantization, quantize_input, quantize_output
+from twofour.kernels.problem import MaybeTensor, Problem
+from twofour.kernels.quantization import DYNAMIC, Quantization, quantize_input, quantize_output
 from twofour.packing import Packed
 
 
@@ -74,19 +75,11 @@ class ReferenceMatmul(Kernel):
         assert isinstance(weight, Packed), type(weight)
         return weight.unpack()
 
-    def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        out_features: int,
-        epilogue: Epilogue = PLAIN_EPILOGUE,
-        other: Tensor | None = None,
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
         """Multiply densely; see `Kernel.run`."""
-        assert len(weight) == out_features, (weight.shape, out_features)
+        assert len(weight) == problem.rows, (weight.shape, problem.rows)
         y = torch.nn.functional.linear(x, weight.to(x.dtype), bias)
-        return y if epilogue.plain else epilogue.apply(y, other)
+        return problem.finish(y, other)
 
 
 REFERENCE = ReferenceMatmul("nm_matmul_any_reference__torch", "nm_matmul", "any", "any", "cpu", "any", "unpacked")

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from twofour import measure
+from twofour.kernels import Kernel
+from twofour.kernels.problem import Problem
 from twofour.patterns import Transposable
 from twofour.training import products
-from twofour.training.both_ways.layouts import build, fill
 from twofour.training.both_ways.linear import estimated
 from twofour.training.choice import PRODUCTS, Choice, fastest
 
@@ -39,7 +40,7 @@ class Case(NamedTuple):
         sizes = {"forward": (self.out, self.columns), "data": (self.columns, self.out)}
         return sizes.get(product, (self.out, self.tokens))
 
-    def kernels(self, product: str) -> tuple[list[products.SparseKernel], str]:
+    def kernels(self, product: str) -> tuple[list[Kernel], str]:
         """Return the rows that can run a product sparse, and why there are none."""
         found = (
             products.estimate_kernels(self.dtype, self.device)
@@ -48,7 +49,7 @@ class Case(NamedTuple):
         )
         if not found:
             return [], f"no 2:4 kernel for {str(self.dtype).removeprefix('torch.')} on {self.device.type}"
-        refused = [products.refuses(kernel, *self.packed(product)) for kernel in found]
+        refused = [kernel.refill_refuses(*self.packed(product)) for kernel in found]
         left = [kernel for kernel, reason in zip(found, refused, strict=True) if reason is None]
         return left, next((reason for reason in refused if reason), "")
 
@@ -118,25 +119,25 @@ class _Measured:
         on_gpu = products.on_gpu(self.case.device)
         return fastest(dense, ways, self.seconds, more, gpu=on_gpu, same=product != "weight", exact=why)
 
-    def _way(self, product: str, kernel: products.SparseKernel) -> Callable[[], Tensor]:
+    def _way(self, product: str, kernel: Kernel) -> Callable[[], Tensor]:
         """Return one sparse way: new values into the operand, then the product."""
         if product == "weight":
             return partial(self._estimated, kernel)
         turned = product == "data"
-        packed = build(self.keep, self.case.dtype, kernel, turned=turned)
+        packed = kernel.blank(self.keep.t().contiguous() if turned else self.keep)
         given = (self.weight.t(), self.keep.t()) if turned else (self.weight, self.keep)
         return partial(self._filled, kernel, packed, given, self.gradient if turned else self.x)
 
     @staticmethod
-    def _filled(kernel: products.SparseKernel, packed: Tensor, given: tuple[Tensor, Tensor], operand: Tensor) -> Tensor:
-        return kernel.run(operand, fill(packed, kernel, *given), None, len(given[0]))
+    def _filled(kernel: Kernel, packed: Tensor, given: tuple[Tensor, Tensor], operand: Tensor) -> Tensor:
+        return kernel.run(operand, kernel.refill(packed, *given), None, Problem(len(given[0])))
 
-    def _estimated(self, kernel: products.SparseKernel) -> Tensor:
+    def _estimated(self, kernel: Kernel) -> Tensor:
         return kernel.run_columns(self.x, estimated(kernel, self.gradient, 0, self.case.dtype), self.case.out)
 
-    def _building(self, kernel: products.SparseKernel) -> float:
+    def _building(self, kernel: Kernel) -> float:
         """Milliseconds to lay out a new mask."""
         if products.on_gpu(self.case.device):
             return 0.0
-        made: Mapping[str, Any] = {"build": lambda: build(self.keep, self.case.dtype, kernel, turned=False)}
+        made: Mapping[str, Any] = {"build": lambda: kernel.blank(self.keep)}
         return measure.compare(made, repeats=2).timings["build"].median * 1e3

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from twofour.kernels import find
-from twofour.kernels.nm_matmul import NativeMatmul
+from twofour.kernels import Kernel, find
 from twofour.kernels.nm_unbiased import nm_unbiased, nm_unbiased_reference
+from twofour.kernels.problem import Problem
 from twofour.training import products
 from twofour.training.both_ways.layouts import Layouts
 from twofour.training.choice import LayerPlan
@@ -44,11 +44,7 @@ class Ways:
     def follow(self, plan: LayerPlan) -> None:
         """Run the products as a plan says from now on."""
         self.plan, self.dtype = plan, cast(torch.dtype, getattr(torch, plan.dtype))
-        self._kernels = {
-            product: cast(products.SparseKernel, find(choice.kernel))
-            for product, choice in plan.choices.items()
-            if choice.sparse
-        }
+        self._kernels = {product: find(choice.kernel) for product, choice in plan.choices.items() if choice.sparse}
         wanted = {product: kernel for product, kernel in self._kernels.items() if product != "weight"}
         self.layouts = Layouts(wanted, self.dtype)
         self._dense_values: tuple[tuple[int, ...], Tensor] | None = None
@@ -88,7 +84,7 @@ class Ways:
         with part("pack"):
             packed = self.layouts.of("forward", weight, cast(Tensor, self.keep))
         with part("forward"):
-            return kernel.run(x, packed, None if bias is None else bias.detach().float(), len(weight))
+            return kernel.run(x, packed, None if bias is None else bias.detach().float(), Problem(len(weight)))
 
     def _dense(self, product: str, dtype: torch.dtype) -> str:
         """The best dense way; torch's own for a type that nothing was measured in."""
@@ -105,12 +101,12 @@ class Ways:
         with part("pack"):
             packed = self.layouts.of("data", weight, cast(Tensor, self.keep))
         with part("data gradient"):
-            return kernel.run(gradient, packed, None, weight.shape[1])
+            return kernel.run(gradient, packed, None, Problem(weight.shape[1]))
 
     def weight_gradient(self, gradient: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return dZ^T X, or its unbiased estimate, in `dtype`; densely where the kernel cannot pack so many tokens."""
         kernel = self._kernels.get("weight") if self.active and gradient.dtype == self.dtype else None
-        if kernel is None or len(x) % 4 or products.refuses(kernel, gradient.shape[1], len(x)):
+        if kernel is None or len(x) % 4 or kernel.refill_refuses(gradient.shape[1], len(x)):
             with part("weight gradient"):
                 return products.weight_gradient(self._dense("weight", gradient.dtype), gradient, x).to(dtype)
         with part("pack"):
@@ -121,14 +117,14 @@ class Ways:
             return kernel.run_columns(x, estimate, gradient.shape[1], dtype)
 
 
-def estimated(kernel: products.SparseKernel, gradient: Tensor, seed: int, dtype: torch.dtype) -> Tensor:
+def estimated(kernel: Kernel, gradient: Tensor, seed: int, dtype: torch.dtype) -> Tensor:
     """Return an unbiased 2:4 estimate of gradient^T along the tokens, packed for a row.
 
     On the CPU in this thread's buffer of that size: fresh pages would cost a third of the time. On a GPU by plain torch
-    and `repack`.
+    and `refill`.
     """
-    if not isinstance(kernel, NativeMatmul):
-        return kernel.repack(nm_unbiased_reference(gradient, seed).t())
+    if products.on_gpu(gradient.device):
+        return kernel.refill(gradient, nm_unbiased_reference(gradient, seed).t())
     buffers: dict[tuple[object, ...], Tensor] = _scratch.__dict__.setdefault("buffers", {})
     key = (*gradient.shape, dtype)
     buffers[key] = nm_unbiased(gradient, seed, dtype, buffers.get(key))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from twofour.kernels import find
+from twofour.kernels import Kernel, find
 from twofour.kernels.nm_gradient import packed_bytes, refuses
-from twofour.kernels.nm_matmul import NativeMatmul
 from twofour.training import products
 from twofour.training.choice import Choice, fastest
 from twofour.training.parts import part
@@ -124,30 +123,28 @@ class Ways:
         """
         choice = self._data(gradient, weight, state, dense, self._why_dense(gradient, weight) or why_dense)
         if choice.sparse:
-            return self._sparse(cast(products.SparseKernel, find(choice.kernel)), gradient, weight, state, trial=False)
+            return self._sparse(find(choice.kernel), gradient, weight, state, trial=False)
         with part("pack"):
             left = state.prune(gradient)
         with part("data gradient"):
             return dense[choice.dense](left)
 
-    def _sparse(
-        self, kernel: products.SparseKernel, gradient: Tensor, weight: Tensor, state: Pruner, *, trial: bool
-    ) -> Tensor:
+    def _sparse(self, kernel: Kernel, gradient: Tensor, weight: Tensor, state: Pruner, *, trial: bool) -> Tensor:
         rows = gradient.shape[0] * gradient.shape[1]
         with part("pack"):
-            if isinstance(kernel, NativeMatmul):
+            if products.on_gpu(gradient.device):
+                packed = kernel.refill(gradient, state.prune(gradient, trial=trial).reshape(rows, -1).contiguous())
+            else:
                 buffer = self.shared.buffer(packed_bytes(rows, gradient.shape[2], gradient.dtype))
                 packed = state.pack(gradient, buffer, trial=trial)
-            else:
-                packed = kernel.repack(state.prune(gradient, trial=trial).reshape(rows, -1).contiguous())
         with part("data gradient"):
             return kernel.run_columns(weight, packed, rows)
 
-    def _kernels(self, gradient: Tensor) -> list[products.SparseKernel]:
+    def _kernels(self, gradient: Tensor) -> list[Kernel]:
         """Return the rows that can multiply this gradient, packed."""
         rows = gradient.shape[0] * gradient.shape[1]
         found = products.estimate_kernels(gradient.dtype, gradient.device)
-        return [kernel for kernel in found if products.refuses(kernel, rows, gradient.shape[2]) is None]
+        return [kernel for kernel in found if kernel.refill_refuses(rows, gradient.shape[2]) is None]
 
     def _why_dense(self, gradient: Tensor, weight: Tensor) -> str | None:
         if self.why_dense is not None:
@@ -167,7 +164,7 @@ class Ways:
         found = products.estimate_kernels(gradient.dtype, gradient.device)
         if not found:
             return f"no 2:4 kernel for {str(gradient.dtype).removeprefix('torch.')} on this GPU"
-        return products.refuses(found[0], gradient.shape[0] * gradient.shape[1], gradient.shape[2])
+        return found[0].refill_refuses(gradient.shape[0] * gradient.shape[1], gradient.shape[2])
 
     def _data(
         self,

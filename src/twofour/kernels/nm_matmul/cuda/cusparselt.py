@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from twofour.kernels.cuda import HALVES, Configuration, held_bias, padded, rounded_up
-from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul.cuda.eight_bits import TYPES, rescaled, rounded, rounded_reference
 from twofour.kernels.nm_matmul.cuda.library import LibraryMatmul
 from twofour.kernels.nm_matmul.cuda.parts import ALIGNED, Part, beside, joined, opened
 from twofour.kernels.nm_matmul.cuda.tuning import key, tuned
+from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import gpu
 from twofour.packing import HEADER_BYTES, Packed, layout_header, pack, read_layout_header
 
@@ -104,41 +104,32 @@ class CusparseltMatmul(LibraryMatmul):
             return plain
         return [*plain, *((a, split, mode) for a in range(ALGORITHMS) for split in (2, 4, 8) for mode in (1, 2))]
 
-    def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        out_features: int,
-        epilogue: Epilogue = PLAIN_EPILOGUE,
-        other: Tensor | None = None,
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
         """Multiply; see `Kernel.run`."""
-        chosen = tuned().chosen(key(self.name, out_features, x.shape[1], len(x)), DEFAULT)
-        return self.run_as(chosen, x, weight, bias, out_features, epilogue, other)
+        chosen = tuned().chosen(key(self.name, problem.rows, x.shape[1], len(x)), DEFAULT)
+        return self.run_as(chosen, x, weight, bias, problem, other)
 
     def run_as(
         self,
-        configuration: Configuration,
+        way: Configuration,
         x: Tensor,
         weight: Tensor,
-        bias: Tensor | None,
-        out_features: int,
-        epilogue: Epilogue = PLAIN_EPILOGUE,
-        other: Tensor | None = None,
+        bias: MaybeTensor,
+        problem: Problem,
+        other: MaybeTensor = None,
     ) -> Tensor:
         """Multiply by a given algorithm: (algorithm, split, mode)."""
         tokens, columns = x.shape
-        high, wide = self._padded(out_features, columns)
+        high, wide = self._padded(problem.rows, columns)
         parts = opened(weight, self._parts(high), self.name)
         if self.dtype in HALVES:
             held = held_bias(bias, high, self._type)
-            y = self._product(configuration, x.to(self._type), parts[0], held, wide)[:tokens, :out_features]
+            y = self._product(way, x.to(self._type), parts[0], held, wide)[:tokens, : problem.rows]
             y = y.to(x.dtype)
-            return (y if epilogue.plain else epilogue.apply(y, other)).contiguous()
+            return problem.finish(y, other).contiguous()
         whole, scale = rounded(x, self._type)
-        total = self._product(configuration, whole, parts[1], None, wide, torch.bfloat16)[:tokens, :out_features]
-        return rescaled(total, scale, parts[0][:out_features], bias, epilogue, other, x.dtype)
+        total = self._product(way, whole, parts[1], None, wide, torch.bfloat16)[:tokens, : problem.rows]
+        return rescaled(total, scale, parts[0][: problem.rows], bias, problem.epilogue, other, x.dtype)
 
     def _product(
         self,

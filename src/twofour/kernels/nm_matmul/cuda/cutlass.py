@@ -16,10 +16,10 @@ from torch.nn import functional
 from torch.sparse._semi_structured_conversions import sparse_semi_structured_to_dense_cutlass
 
 from twofour.kernels.cuda import HALVES, held_bias, padded, rounded_up
-from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul.cuda.eight_bits import rescaled, rounded
 from twofour.kernels.nm_matmul.cuda.library import LibraryMatmul
 from twofour.kernels.nm_matmul.cuda.parts import Part, joined, opened, size
+from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header
 from twofour.tensor_core import Operand, from_sm80, to_sm80
 
@@ -97,35 +97,27 @@ class CutlassMatmul(LibraryMatmul):
         """Return the bytes of a prepared weight."""
         return size(self._parts(out_features, in_features))
 
-    def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        out_features: int,
-        epilogue: Epilogue = PLAIN_EPILOGUE,
-        other: Tensor | None = None,
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
         """Multiply; see `Kernel.run`."""
         tokens, columns = x.shape
-        high, wide = self._padded(out_features, columns)
-        values, positions, *scales = opened(weight, self._parts(out_features, columns), self.name)
+        high, wide = self._padded(problem.rows, columns)
+        values, positions, *scales = opened(weight, self._parts(problem.rows, columns), self.name)
         if self.dtype not in HALVES:
             whole, scale = rounded(x, torch.int8)
             whole = padded(whole, TOKEN_MULTIPLE[1], wide)
             total = torch.ops.aten._sparse_semi_structured_mm(values, positions, whole.t(), out_dtype=torch.int32).t()
             return rescaled(
-                total[:tokens, :out_features], scale, scales[0][:out_features], bias, epilogue, other, x.dtype
+                total[:tokens, : problem.rows], scale, scales[0][: problem.rows], bias, problem.epilogue, other, x.dtype
             )
         held = held_bias(bias, high, self._type)
-        fused = {"activation": epilogue.activation} if epilogue.activation in FUSED else {}
+        fused = {"activation": problem.epilogue.activation} if problem.epilogue.activation in FUSED else {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch calls the operator deprecated; its successors fuse no activation
             y = torch.ops.aten._sparse_semi_structured_linear(
                 padded(x.to(self._type), TOKEN_MULTIPLE[2], wide), values, positions, bias=held, **fused
             )
-        y = y[:tokens, :out_features].to(x.dtype)
-        rest = replace(epilogue, activation="none") if fused else epilogue
+        y = y[:tokens, : problem.rows].to(x.dtype)
+        rest = replace(problem.epilogue, activation="none") if fused else problem.epilogue
         return (y if rest.plain else rest.apply(y, other)).contiguous()
 
     def dense(self, prepared: Tensor, rows: int, columns: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from twofour.kernels.epilogue import Epilogue
-from twofour.kernels.nm_matmul.quantization import TINY
+from twofour.kernels.quantization import TINY
 from twofour.native import gpu
 
 TYPES = {"int8": torch.int8, "float8": torch.float8_e4m3fn}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_matmul.cuda.few_tokens_triton import _stored
-from twofour.kernels.nm_matmul.quantization import TINY
+from twofour.kernels.quantization import TINY
 
 _COLUMNS = 1024
 """Columns that a program holds at once."""

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from twofour.errors import KernelError
 from twofour.kernels.cuda import HALVES, Configuration, CudaKernel, rounded_up
-from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul.cuda.parts import ALIGNED, Part, joined, opened, size
 from twofour.kernels.nm_matmul.cuda.reference import opened_weight
 from twofour.kernels.nm_matmul.cuda.tuning import key, tuned
+from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.packing import HEADER_BYTES, Header, Packed, has_zeros, layout_header, read_layout_header
 from twofour.packing.encodings import GROUPS
 
@@ -104,42 +104,33 @@ class FewTokens(CudaKernel):
             if padded % (groups * split) == 0 and (split == 1 or padded // (groups * split) >= 4)
         ]
 
-    def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        out_features: int,
-        epilogue: Epilogue = PLAIN_EPILOGUE,
-        other: Tensor | None = None,
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
         """Multiply; see `Kernel.run`. float32 and foreign 16-bit inputs are rounded to the row's type first."""
-        chosen = tuned().chosen(key(self.name, out_features, x.shape[1], len(x)), _default(x.shape[1]))
-        return self.run_as(chosen, x, weight, bias, out_features, epilogue, other)
+        chosen = tuned().chosen(key(self.name, problem.rows, x.shape[1], len(x)), _default(x.shape[1]))
+        return self.run_as(chosen, x, weight, bias, problem, other)
 
     def run_as(
         self,
-        configuration: Configuration,
+        way: Configuration,
         x: Tensor,
         weight: Tensor,
-        bias: Tensor | None,
-        out_features: int,
-        epilogue: Epilogue = PLAIN_EPILOGUE,
-        other: Tensor | None = None,
+        bias: MaybeTensor,
+        problem: Problem,
+        other: MaybeTensor = None,
     ) -> Tensor:
         """Multiply in a given way: (rows, groups, split, warps, stages)."""
         from twofour.kernels.nm_matmul.cuda.launch import launch
 
-        epilogue.require(other, (len(x), out_features))
+        problem.epilogue.require(other, (len(x), problem.rows))
         columns = x.shape[1]
-        y = torch.empty(len(x), out_features, dtype=x.dtype, device=x.device)
+        y = torch.empty(len(x), problem.rows, dtype=x.dtype, device=x.device)
         if not y.numel():
             return y
         kind = HALVES.get(self.dtype, torch.float16 if x.dtype is torch.float16 else torch.bfloat16)
-        parts = opened(weight, self._parts(weight, out_features, columns), self.name)
+        parts = opened(weight, self._parts(weight, problem.rows, columns), self.name)
         group, _ = _form(weight) if self.dtype == "int4" else (0, False)
         other = None if other is None else other.contiguous()
-        launch(configuration, _groups(x.to(kind)), parts, group, bias, other, y, epilogue, kind)
+        launch(way, _groups(x.to(kind)), parts, group, bias, other, y, problem.epilogue, kind)
         return y
 
     def _parts(self, prepared: Tensor, rows: int, columns: int) -> tuple[Part, ...]:

@@ -26,7 +26,7 @@ class LibraryMatmul(CudaKernel):
 
         Args:
             values: float32, bfloat16 or float16 (out, in), contiguous or the transpose of a contiguous one; rounded to
-                the row's type. Sizes that `repack_refuses` takes.
+                the row's type. Sizes that `refill_refuses` takes.
             keep: bool, of the same shape and strides, at most two of four along the rows; None: what is not zero, of
                 which there must be at most two of four.
         """
@@ -39,7 +39,20 @@ class LibraryMatmul(CudaKernel):
     def _multiples(self) -> tuple[int, int]:
         """Multiples that the sides of a matrix packed here must be."""
 
-    def repack_refuses(self, rows: int, columns: int) -> str | None:
+    @property
+    def refills(self) -> bool:
+        """Whether there is `refill`: it packs anew."""
+        return True
+
+    def blank(self, keep: Tensor) -> Tensor:
+        """Return nothing: `refill` packs from the values and the mask."""
+        return torch.empty(0, dtype=torch.uint8, device=keep.device)
+
+    def refill(self, prepared: Tensor, values: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Return a weight packed anew."""
+        return self.repack(values, keep)
+
+    def refill_refuses(self, rows: int, columns: int) -> str | None:
         """Return why a matrix of these sizes cannot be packed anew, or None."""
         if self.dtype not in HALVES:
             return f"{self.dtype}: only 16-bit rows are packed anew"
@@ -48,17 +61,8 @@ class LibraryMatmul(CudaKernel):
             return f"{rows} x {columns}: multiples of {high} x {wide} are wanted"
         return None
 
-    def run_columns(self, x: Tensor, packed: Tensor, rows: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return W x, as `NativeMatmul.run_columns` does on the CPU.
-
-        Args:
-            x: (in, columns) on the GPU; rounded to the row's type.
-            packed: What `repack` returned.
-            rows: Rows of W.
-            dtype: Of the answer, x's by default.
-
-        Returns:
-            (rows, columns), contiguous.
+    def run_columns(self, x: Tensor, weight: Tensor, out_features: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Multiply; see `Kernel.run_columns`. x is rounded to the row's type.
 
         Raises:
             KernelError: The row has 8 bits.
@@ -72,4 +76,4 @@ class LibraryMatmul(CudaKernel):
             )
         columns = x.shape[1]
         whole = functional.pad(x.to(HALVES[self.dtype]), (0, -columns % COLUMN_MULTIPLE)).contiguous()
-        return self._multiply(packed, rows, whole)[:, :columns].to(dtype or x.dtype).contiguous()
+        return self._multiply(weight, out_features, whole)[:, :columns].to(dtype or x.dtype).contiguous()
