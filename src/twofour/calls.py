@@ -1,14 +1,17 @@
-"""Calls of a model: in evaluation mode for a while, and with the errors inside it explained."""
+"""Calls of a model: the example they are made on, modes for a while, layers observed, errors inside explained."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from typing import Any, Self, TypeVar
 
+import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from twofour.errors import TwofourError
 
@@ -19,14 +22,75 @@ PAIRS = "inputs (a tensor, a tuple of arguments or a dict of keyword arguments) 
 
 
 Refusal = TypeVar("Refusal", bound=TwofourError)
+Key = TypeVar("Key")
 
 
-def fresh(example: Any) -> Any:
-    """Return a copy of an example for one forward pass, which may change it in place; what cannot be copied is shared.
+@dataclass(frozen=True)
+class Example:
+    """The arguments of one forward pass: what a caller passes as `example`, or as the inputs of one batch.
 
-    A mapping becomes a dict.
+    Attributes:
+        args: Positional arguments.
+        kwargs: Keyword arguments.
     """
-    return tree_map(_copied, dict(example) if isinstance(example, Mapping) else example)
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @classmethod
+    def of(cls, given: Any) -> Example:
+        """Read what a caller passed.
+
+        A tuple or a list is spread over positional arguments (a DataLoader turns tuples into lists), a mapping over
+        keyword arguments; everything else is the only argument.
+        """
+        match given:
+            case Example():
+                return given
+            case Mapping():
+                return cls((), dict(given))
+            case tuple() | list():
+                return cls(tuple(given), {})
+            case _:
+                return cls((given,), {})
+
+    @property
+    def leaves(self) -> list[Any]:
+        """Its values in their order, those of nested structures included."""
+        return tree_leaves((self.args, self.kwargs))
+
+    def map(self, change: Callable[[Any], Any]) -> Self:
+        """Return the example with `change` made to each leaf."""
+        return type(self)(*tree_map(change, (self.args, self.kwargs)))
+
+    def copy(self) -> Self:
+        """Return a copy for a forward pass, which may change what it is given."""
+        return self.map(_copied)
+
+    def run(self, model: nn.Module) -> Any:
+        """Return what the model answers to a copy of the example."""
+        return call(model, self.copy())
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """Return what the model answers to inputs of any form that `Example.of` reads; they are not copied."""
+    example = Example.of(inputs)
+    return model(*example.args, **example.kwargs)
+
+
+def output_leaves(output: Any) -> list[Any]:
+    """Return the values of an output in their order, those of dataclasses and of nested structures included."""
+    leaves = tree_leaves(output, is_leaf=is_dataclass)
+    return [
+        leaf
+        for entry in leaves
+        for leaf in (output_leaves([getattr(entry, f.name) for f in fields(entry)]) if is_dataclass(entry) else [entry])
+    ]
+
+
+def fresh(value: Any) -> Any:
+    """Return a copy of what a forward pass is given and may change in place; what cannot be copied is shared."""
+    return tree_map(_copied, value)
 
 
 def _copied(leaf: Any) -> Any:
@@ -58,16 +122,54 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_cache(model: nn.Module) -> Iterator[None]:
-    """Let a decoder of Hugging Face return no keys and values: as outputs they would be part of what is traced."""
-    config: Any = getattr(model, "config", None)
-    cached = getattr(config, "use_cache", False)
+    """Let decoders of Hugging Face return no keys and values: as outputs they would be part of what is traced."""
+    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    cached = list({id(config): config for config in configs if getattr(config, "use_cache", False)}.values())
     try:
-        if cached:
+        for config in cached:
             config.use_cache = False
         yield
     finally:
-        if cached:
+        for config in cached:
             config.use_cache = True
+
+
+@contextmanager
+def without_fast_paths() -> Iterator[None]:
+    """Keep nn.MultiheadAttention from its fused operator, which passes its layers by and hides what it computes."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def observing(
+    layers: Iterable[tuple[Key, nn.Module]],
+    before: Callable[[Key, nn.Module, tuple[Any, ...], dict[str, Any]], None] | None = None,
+    after: Callable[[Key, nn.Module, tuple[Any, ...], dict[str, Any], Any], None] | None = None,
+) -> Iterator[None]:
+    """Observe each call of some layers inside.
+
+    Args:
+        layers: Each layer with the key that it is reported under, such as its name.
+        before: Called ahead of each call with (key, layer, args, kwargs).
+        after: Called after each call with (key, layer, args, kwargs, output).
+    """
+    with ExitStack() as stack:
+        for key, layer in layers:
+            if before is not None:
+                stack.callback(layer.register_forward_pre_hook(partial(before, key), with_kwargs=True).remove)
+            if after is not None:
+                stack.callback(layer.register_forward_hook(partial(after, key), with_kwargs=True).remove)
+        yield
+
+
+def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the first argument of a layer's call, None where there is none."""
+    return next(iter((*args, *kwargs.values())), None)
 
 
 @contextmanager

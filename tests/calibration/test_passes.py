@@ -6,7 +6,7 @@ from torch import nn
 
 from twofour.calibration import Batch, Statistics, calibrate
 from twofour.calibration.blocks import find, survey
-from twofour.calibration.passes import observing
+from twofour.calibration.passes import calibrating
 from twofour.calibration.statistics import SAMPLED_ROWS
 from twofour.errors import DataError
 from twofour.layers import walk
@@ -215,7 +215,7 @@ def test_the_blocks_of_transformers(kind: str) -> None:
     mask[1, 4:] = 0
     data = [Batch({"input_ids": ids, "attention_mask": mask})]
     weights = walk(model, eligibility="any").weights
-    with observing(model):
+    with calibrating(model):
         seen = survey(model, weights, data, CPU)
     assert seen.chain is not None and len(seen.chain.blocks) == 2, seen.reason
     found, refused = run(model, data=data)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 import twofour
 from tests.compiler.small import mlp, quick
 from twofour import calls
-from twofour.compiler.agreement import distance
 from twofour.errors import CompileError
+from twofour.measure.distance import distance
 
 pytestmark = pytest.mark.usefixtures("no_measuring")
 INF, NAN = float("inf"), float("nan")

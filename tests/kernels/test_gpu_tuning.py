@@ -9,7 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from twofour.kernels.nm_matmul.cuda.tuning import Found, Tuning, distance, key
+from twofour.kernels.nm_matmul.cuda.tuning import Found, Tuning, key
+from twofour.measure.distance import distance
 
 WANT = torch.arange(1.0, 5.0)
 NAME = key("kernel", 4, 8, 16)
@@ -101,5 +102,5 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path, caplog: pyt
 
 
 def test_distance_sees_what_is_not_a_number() -> None:
-    assert distance(WANT, WANT) == 0
-    assert not distance(WANT * float("nan"), WANT) <= 1e9
+    assert distance([WANT], [WANT]) == 0
+    assert not distance([WANT * float("nan")], [WANT]) <= 1e9

@@ -15,7 +15,7 @@ from twofour import calibration, criteria, masks, patterns
 from twofour.allocation.records import DENSE, Candidate, LayerSensitivity, Sensitivities
 from twofour.calibration import Batch, Statistics
 from twofour.calibration.gradients import computed, require_function
-from twofour.calibration.passes import explained, observing
+from twofour.calibration.passes import calibrating, explained
 from twofour.criteria import Criterion, Layerwise
 from twofour.errors import DataError, LayerError, PatternError, RecipeError, cut
 from twofour.layers import PrunableWeight, compiled_parts, describe_attached, is_distributed, walk, way_out
@@ -86,7 +86,7 @@ def sensitivity(
     if not fitting:
         raise _nothing("no layer of the model is eligible", skipped)
     batches = calibration.take(model, data, samples, paired=loss is not None)
-    with Progress(progress) as display, observing(model), torch.no_grad():
+    with Progress(progress) as display, calibrating(model), torch.no_grad():
         display.begin("sensitivity of weights", len(fitting))
         run, refused = _run(model, fitting, chosen, batches, loss, evaluate, display)
     weights = [weight for weight, _ in fitting]

@@ -1,10 +1,11 @@
 """What calibration data say about each weight's inputs: a streaming pass, block by block where there are blocks."""
 
-from twofour.calibration.batches import Batch, call, take, to_device
+from twofour.calibration.batches import Batch, take, to_device
 from twofour.calibration.gradients import gradients
 from twofour.calibration.inputs import from_matrix, matrix
 from twofour.calibration.passes import calibrate
 from twofour.calibration.statistics import Need, Statistics
+from twofour.calls import call
 
 __all__ = [
     "Batch",

@@ -49,17 +49,6 @@ class Batch:
         return None
 
 
-def call(model: nn.Module, inputs: Any) -> Any:
-    """The model's output: a tuple is spread over positional arguments, a dict over keywords."""
-    match inputs:
-        case tuple() | list():
-            return model(*inputs)
-        case Mapping():
-            return model(**inputs)
-        case _:
-            return model(inputs)
-
-
 def to_device(value: Any, device: torch.device) -> Any:
     """The value with every tensor in it on the device; other things pass as they are."""
     match value:
@@ -102,8 +91,8 @@ def take(
         )
     batches: list[Batch] = []
     left = samples
-    for item in _items(data):
-        batch = _read(model, item, paired)
+    for item in items(data):
+        batch = read(model, item, paired)
         inputs, target, size = batch.inputs, batch.target, _require_samples(batch.inputs, item, len(batches) + 1)
         if size > left:
             inputs, target = _cut(inputs, size, left), _cut(target, size, left)
@@ -145,7 +134,12 @@ def holding_nan(batches: Sequence[Batch]) -> DataError | None:
     return None
 
 
-def _items(data: Any) -> Iterator[Any]:
+def items(data: Any) -> Iterator[Any]:
+    """Yield the items of data; a tensor, a dict or a `Batch` is the only one.
+
+    Raises:
+        DataError: They are no iterable.
+    """
     if isinstance(data, Tensor | Mapping | Batch):
         return iter((data,))
     if isinstance(data, str) or not isinstance(data, Iterable):
@@ -158,8 +152,8 @@ def _items(data: Any) -> Iterator[Any]:
     return iter(data)
 
 
-def _read(model: nn.Module, item: Any, paired: bool) -> Batch:
-    """Tell the inputs of an item from its target, as `take` says."""
+def read(model: nn.Module, item: Any, paired: bool = False) -> Batch:
+    """Return an item of data as a batch: `take` says how its inputs are told from its target."""
     if isinstance(item, Batch):
         return item
     if not isinstance(item, tuple | list) or len(item) != 2:

@@ -6,16 +6,17 @@ it put out (Frantar and Alistarh 2023, SparseGPT, section 4).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from twofour.calibration.batches import Batch, call, to_device
+from twofour.calibration.batches import Batch, to_device
 from twofour.calibration.inputs import caller
+from twofour.calls import call, observing
 from twofour.layers import PrunableWeight
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -105,19 +106,13 @@ def survey(
     before: set[str] = set()
     calls: list[list[str]] = []
 
-    def note(name: str) -> Callable[..., None]:
-        def see(*_: Any) -> None:
-            calls[-1].append(name)
-            if watch is None or watch.seen < 0:
-                before.add(name)
+    def note(name: str, *_: Any) -> None:
+        calls[-1].append(name)
+        if watch is None or watch.seen < 0:
+            before.add(name)
 
-        return see
-
-    with ExitStack() as stack:
-        for weight in weights:
-            stack.callback(caller(model, weight).register_forward_pre_hook(note(weight.name)).remove)
-        if watch is not None:
-            stack.enter_context(watch.hooked())
+    layers = [(weight.name, caller(model, weight)) for weight in weights]
+    with observing(layers, note), watch.hooked() if watch is not None else nullcontext():
         for number, batch in enumerate(batches, 1):
             calls.append([])
             if watch is not None:
@@ -152,13 +147,8 @@ class _Watch:
         self._first: Call = ((), {})
         self._versions: list[int] = []
 
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for number, block in enumerate(self.chain.blocks):
-                stack.callback(block.register_forward_pre_hook(self._enter(number), with_kwargs=True).remove)
-                stack.callback(block.register_forward_hook(self._leave, with_kwargs=True).remove)
-            yield
+    def hooked(self) -> AbstractContextManager[None]:
+        return observing(enumerate(self.chain.blocks), self._enter, self._leave)
 
     def begin(self, batch: int) -> None:
         """Expect a call of the model on the batch of this number, from 1."""
@@ -174,20 +164,17 @@ class _Watch:
     def _object(self, reason: str) -> None:
         self.reason = self.reason or f"{reason} (batch {self._batch})"
 
-    def _enter(self, number: int) -> Callable[..., None]:
-        def see(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            expected, self.seen = self.seen + 1, number
-            self._versions = versions(args, kwargs)
-            if number != expected:
-                self._object("its blocks are not called once each, in order")
-            elif number == 0:
-                self._first = (args, kwargs)
-            else:
-                self._compare(args, kwargs)
+    def _enter(self, number: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        expected, self.seen = self.seen + 1, number
+        self._versions = versions(args, kwargs)
+        if number != expected:
+            self._object("its blocks are not called once each, in order")
+        elif number == 0:
+            self._first = (args, kwargs)
+        else:
+            self._compare(args, kwargs)
 
-        return see
-
-    def _leave(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def _leave(self, number: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self._output = hidden(output)
         if versions(args, kwargs) != self._versions:
             self._object("a block changes its input in place")
@@ -237,18 +224,14 @@ def inputs_of(model: nn.Module, block: nn.Module, inputs: Any) -> Call:
     """Run the model up to `block` and return the arguments the block is called with."""
     found: list[Call] = []
 
-    def catch(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def catch(_: None, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found.append((args, kwargs))
         raise Stop
 
-    handle = block.register_forward_pre_hook(catch, with_kwargs=True)
-    try:
+    with suppress(Stop), observing([(None, block)], catch):
         call(model, inputs)
-    except Stop:
-        return found[0]
-    finally:
-        handle.remove()
-    raise AssertionError("the first block was called in the survey")
+    assert found, "the first block was called in the survey"
+    return found[0]
 
 
 def handed_on(chain: Chain, arguments: Call, output: Any) -> Call:

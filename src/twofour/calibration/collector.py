@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
 from twofour.calibration.inputs import caller, rows
 from twofour.calibration.statistics import Need, Statistics
+from twofour.calls import first_input, observing
 from twofour.layers import PrunableWeight
 
 
@@ -36,10 +37,7 @@ class Collector:
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Observe the layers inside."""
-        with ExitStack() as stack:
-            for weight in self.weights:
-                hook = caller(self.model, weight).register_forward_pre_hook(self._see(weight), with_kwargs=True)
-                stack.callback(hook.remove)
+        with observing(((weight, caller(self.model, weight)) for weight in self.weights), self._see):
             yield
         self._last = None
 
@@ -56,20 +54,15 @@ class Collector:
             return None
         return self._last[0]
 
-    def _see(self, weight: PrunableWeight) -> Callable[..., None]:
-        name, linear = weight.name, weight.kind in ("linear", "hf_conv1d")
-
-        def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            x = (*args, *kwargs.values())[0]
-            last = self._last_leader(x) if linear and self.share else None
-            leader = self._leader.setdefault(name, last or name)
-            if leader != name:
-                if last != leader:
-                    raise Unshared
-                return
-            statistics = self._own.setdefault(name, Statistics(self.need))
-            for part in rows(weight, module, args, kwargs, self.tokens):
-                statistics.add(part)
-            self._last = (name, x, x._version) if linear else None
-
-        return see
+    def _see(self, weight: PrunableWeight, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x, name, linear = first_input(args, kwargs), weight.name, weight.kind in ("linear", "hf_conv1d")
+        last = self._last_leader(x) if linear and self.share else None
+        leader = self._leader.setdefault(name, last or name)
+        if leader != name:
+            if last != leader:
+                raise Unshared
+            return
+        statistics = self._own.setdefault(name, Statistics(self.need))
+        for part in rows(weight, module, args, kwargs, self.tokens):
+            statistics.add(part)
+        self._last = (name, x, x._version) if linear else None

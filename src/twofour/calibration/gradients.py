@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from twofour.calibration.batches import Batch, call, holding_nan, to_device
-from twofour.calibration.passes import explained, observing
+from twofour.calibration.batches import Batch, holding_nan, to_device
+from twofour.calibration.passes import calibrating, explained
+from twofour.calls import call
 from twofour.errors import DataError, RecipeError, TwofourError
 from twofour.layers import PrunableWeight
 from twofour.progress import Progress
@@ -40,7 +41,7 @@ def gradients(
         DataError: The model does not run on the data, or the loss is no finite number.
     """
     display = display or Progress(shown=False)
-    with observing(model), trainable(model, weights), torch.enable_grad():
+    with calibrating(model), trainable(model, weights), torch.enable_grad():
         parameters = [weight.parameter for weight in weights]
         sums: dict[str, Tensor] = {}
         for index, batch in enumerate(batches, 1):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour.calibration.inside import cell_input, joined_heads, recurrent_input
+from twofour.calls import first_input
 from twofour.layers import PrunableWeight
 
 CHUNK = 1 << 24
@@ -66,9 +67,9 @@ def rows(
     """
     match module:
         case nn.Conv1d() | nn.Conv2d() | nn.Conv3d():
-            yield from _unfolded(module, _first(args, kwargs))
+            yield from _unfolded(module, first_input(args, kwargs))
         case nn.ConvTranspose1d() | nn.ConvTranspose2d() | nn.ConvTranspose3d():
-            yield from _spread(module, _first(args, kwargs))
+            yield from _spread(module, first_input(args, kwargs))
         case nn.MultiheadAttention() if weight.kind == "attention_out":
             yield _counting(_batched(module, joined_heads(module, args, kwargs)), tokens).unsqueeze(0)
         case nn.MultiheadAttention():
@@ -80,11 +81,7 @@ def rows(
         case nn.LSTMCell() | nn.GRUCell() | nn.RNNCell():
             yield _counting(cell_input(module, weight.attribute, args, kwargs), None).unsqueeze(0)
         case _:
-            yield _counting(_first(args, kwargs), tokens).unsqueeze(0)
-
-
-def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    return args[0] if args else next(iter(kwargs.values()))
+            yield _counting(first_input(args, kwargs), tokens).unsqueeze(0)
 
 
 def _batched(module: Any, x: Any) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from twofour import calls
 from twofour.calibration import blocks
-from twofour.calibration.batches import Batch, call, holding_nan, to_device
+from twofour.calibration.batches import Batch, holding_nan, to_device
 from twofour.calibration.blocks import Chain, Stop, Survey
 from twofour.calibration.collector import Collector, Unshared
 from twofour.calibration.inputs import caller, groups, unsupported
@@ -66,7 +66,7 @@ def calibrate(
     weights = [weight for weight in weights if weight.name not in refused]
     if not weights:
         return refused
-    with observing(model):
+    with calibrating(model):
         device = weights[0].parameter.device
         display.say("looking at the order of the layers")
         with explained():
@@ -132,11 +132,13 @@ class _Run:
                     held[index] = blocks.handed_on(chain, (args, kwargs), block(*args, **kwargs))
 
     def _run_model(self, last: nn.Module | None, index: int) -> None:
-        with _stopping(last):
-            try:
-                call(self.model, to_device(self.batches[index].inputs, self.device))
-            except Stop:
-                return
+        """Run a batch; `last` is the layer after whose call nothing wanted comes."""
+
+        def stop(*_: Any) -> None:
+            raise Stop
+
+        with suppress(Stop), calls.observing([] if last is None else [(None, last)], after=stop):
+            calls.call(self.model, to_device(self.batches[index].inputs, self.device))
 
     def _collect(self, part: Sequence[PrunableWeight], where: str, run: Callable[[int], None]) -> None:
         """Run every batch with hooks on the layers of `part`, then visit its weights."""
@@ -191,39 +193,10 @@ def _bytes(weight: PrunableWeight, need: Need) -> int:
 
 
 @contextmanager
-def _stopping(module: nn.Module | None) -> Iterator[None]:
-    """End each call of the model after `module`, which nothing wanted comes after."""
-
-    def stop(*_: Any) -> None:
-        raise Stop
-
-    handle = module.register_forward_hook(stop) if module is not None else None
-    try:
-        yield
-    finally:
-        if handle is not None:
-            handle.remove()
-
-
-@contextmanager
-def observing(model: nn.Module) -> Iterator[None]:
+def calibrating(model: nn.Module) -> Iterator[None]:
     """Put the model in evaluation mode, without caches and fused paths that pass the layers by; then put all back."""
-    configs: dict[int, Any] = {}
-    for module in model.modules():
-        config: Any = getattr(module, "config", None)
-        if getattr(config, "use_cache", False):
-            configs[id(config)] = config
-    fused = torch.backends.mha.get_fastpath_enabled()
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        for config in configs.values():
-            config.use_cache = False
-        with calls.evaluating(model):
-            yield
-    finally:
-        for config in configs.values():
-            config.use_cache = True
-        torch.backends.mha.set_fastpath_enabled(fused)
+    with calls.without_fast_paths(), calls.without_cache(model), calls.evaluating(model):
+        yield
 
 
 def explained() -> AbstractContextManager[None]:

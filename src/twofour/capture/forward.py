@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
+from twofour.calls import without_fast_paths
 from twofour.errors import CompileError, cut
 
 logger = logging.getLogger("twofour.capture")
@@ -143,7 +144,7 @@ def capture(
     with (
         _ONE_AT_A_TIME,
         _whole(model, _answers(kept or {}, convolutions or {})),
-        _no_fast_paths(),
+        without_fast_paths(),
         torch.no_grad(),
         warnings.catch_warnings(),
     ):
@@ -226,17 +227,6 @@ def _whole(model: nn.Module, answers: Iterator[tuple[str, Answer]]) -> Iterator[
                 object.__setattr__(module, "forward", forward)
                 stack.callback(object.__delattr__, module, "forward")
         yield
-
-
-@contextmanager
-def _no_fast_paths() -> Iterator[None]:
-    """Keep nn.MultiheadAttention from its fused operator, which would hide what it computes."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 class _TooLateError(Exception):

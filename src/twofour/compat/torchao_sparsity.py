@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Self, TypeVar
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from twofour import compiler, masks, pruning
 from twofour.calibration import Statistics
+from twofour.calls import first_input, observing
 from twofour.criteria import Wanda
 from twofour.errors import LayerError, MaskError, PatternError
 from twofour.layers import PrunableWeight, nearest, require_module, walk
@@ -173,7 +174,7 @@ class WandaSparsifier:
             )
         self.pattern: Pattern = parse(f"{semi_structured_block_size // 2}:{semi_structured_block_size}")
         self._watched: dict[str, tuple[PrunableWeight, Statistics]] = {}
-        self._hooks: list[Any] = []
+        self._observing = ExitStack()
 
     def prepare(self, model: nn.Module, config: Sequence[Mapping[str, Any]] | None = None) -> None:
         """Watch the inputs of the Linear layers that `config` names, by {"tensor_fqn": "layer.weight"}, or of all.
@@ -189,9 +190,9 @@ class WandaSparsifier:
                 raise LayerError("there is no such weight", got=repr(name), wanted=wanted, remedy=nearest(name, known))
         self.squash_mask()
         for name in names:
-            statistics = Statistics("norms")
-            self._watched[name] = known[name], statistics
-            self._hooks.append(known[name].module.register_forward_pre_hook(partial(_observe, statistics)))
+            self._watched[name] = known[name], Statistics("norms")
+        layers = [(statistics, weight.module) for weight, statistics in self._watched.values()]
+        self._observing.enter_context(observing(layers, _observe))
 
     @torch.no_grad()
     def step(self) -> None:
@@ -215,9 +216,7 @@ class WandaSparsifier:
 
     def squash_mask(self, *_: Any, **__: Any) -> None:
         """Stop watching; the weights are plain parameters with their zeros, and their masks stay."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self._observing.close()
         self._watched.clear()
 
 
@@ -321,5 +320,6 @@ torch.library.register_fake(
 
 
 @torch.no_grad()
-def _observe(statistics: Statistics, module: nn.Module, args: tuple[Any, ...]) -> None:
-    statistics.add(args[0].reshape(1, -1, args[0].shape[-1]))
+def _observe(statistics: Statistics, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    x = first_input(args, kwargs)
+    statistics.add(x.reshape(1, -1, x.shape[-1]))

@@ -6,12 +6,13 @@ import copy
 import logging
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from twofour.calls import observing
 from twofour.compiler.build import masked_sizes
 from twofour.compiler.graph import TIE
 from twofour.compiler.plan import LayerPlan, Plan
@@ -103,18 +104,14 @@ def _timing(model: nn.Module, names: Mapping[str, object]) -> Iterator[dict[str,
     now = CLOCKS[clock()]
     spent: dict[str, float] = {}
     begun: dict[str, float] = {}
-    with ExitStack() as stack:
-        for name in names:
 
-            def before(module: nn.Module, inputs: Any, name: str = name) -> None:
-                begun[name] = now()
+    def before(name: str, *_: Any) -> None:
+        begun[name] = now()
 
-            def after(module: nn.Module, inputs: Any, output: Any, name: str = name) -> None:
-                spent[name] = spent.get(name, 0.0) + now() - begun[name]
+    def after(name: str, *_: Any) -> None:
+        spent[name] = spent.get(name, 0.0) + now() - begun[name]
 
-            module = model.get_submodule(name)
-            stack.callback(module.register_forward_pre_hook(before).remove)
-            stack.callback(module.register_forward_hook(after).remove)
+    with observing([(name, model.get_submodule(name)) for name in names], before, after):
         yield spent
 
 

@@ -18,9 +18,10 @@ from twofour.kernels import Kernel, available
 from twofour.kernels.cuda import CudaKernel
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_matmul.cuda import tuned
-from twofour.kernels.nm_matmul.cuda.tuning import distance, key
+from twofour.kernels.nm_matmul.cuda.tuning import key
 from twofour.kernels.problem import Problem
 from twofour.measure import compare_on_gpu, device_seconds
+from twofour.measure.distance import distance
 from twofour.native import gpu
 from twofour.packing import Packed
 
@@ -173,7 +174,7 @@ def trusted(
         try:
             prepared = layout(kernel)
             _search(kernel, prepared, case, operands, reference)
-            error = distance(_run(kernel, prepared, case, operands), reference)
+            error = distance([_run(kernel, prepared, case, operands)], [reference])
         except (RuntimeError, ValueError, MeasureError) as problem:
             reasons.append(f"{kernel.name}: {(str(problem).splitlines() or [type(problem).__name__])[0]}")
             continue

@@ -6,16 +6,15 @@ import logging
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from twofour import calls
+from twofour.calls import Example
 from twofour.compiler.against_dense import never_slower
-from twofour.compiler.agreement import distance, is_real
 from twofour.compiler.build import Terms, build, concluded
 from twofour.compiler.build_conv import replaceable_convs
 from twofour.compiler.choose import DEFAULT_TOKENS, Progress
@@ -23,7 +22,7 @@ from twofour.compiler.choose_gpu import GPU_TOKENS, require_for_gpu
 from twofour.compiler.compilation import Compilation
 from twofour.compiler.conv import images_of
 from twofour.compiler.encoding import Encoding, dtype_name
-from twofour.compiler.graph import require_graph, split
+from twofour.compiler.graph import require_graph
 from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.plan import Plan
 from twofour.compiler.ranges import observe
@@ -40,6 +39,7 @@ from twofour.errors import CompileError
 from twofour.kernels.conv import Images
 from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.layers import mark_compiled
+from twofour.measure.distance import distance, is_real
 from twofour.packing import encodings
 from twofour.patterns.base import is_finite
 
@@ -72,8 +72,8 @@ def compile(
 
     Args:
         model: Usually masked (`twofour.prune`); a dense model gets the best dense kernels.
-        example: Input for one forward pass: a tensor, a tuple of positional or a dict of keyword arguments. With it the
-            plan speaks of the model's own token counts, and the outputs are compared.
+        example: Input for one forward pass: a tensor, a tuple or list of positional or a dict of keyword arguments.
+            With it the plan speaks of the model's own token counts, and the outputs are compared.
         dtype: Computing type of the Linear layers: "float32"; "bfloat16"; "int8" (one scale per output channel,
             activations rounded per token); "int4" (weights alone, for few tokens); on a GPU "float16" and "float8" too,
             and "float32" runs dense: no tensor core reads 2:4 in it (docs/gpu.md). Between the layers activations keep
@@ -109,6 +109,7 @@ def compile(
         require_for_gpu(data, graph)
         tokens = GPU_TOKENS if tokens is DEFAULT_TOKENS else tokens
     _require_data(data, dtype)
+    example = None if example is None else Example.of(example)
     with calls.evaluating(model), torch.no_grad():
         counts, images, reference = _observe(model, example)
         weights = dict(replaceable(model, encoding))
@@ -118,12 +119,10 @@ def compile(
         terms = Terms(encoding, memory, tuple(tokens))
         convs = dict(replaceable_convs(model, images)) if (dtype, device) == ("float32", "cpu") else {}
         left = left_alone(model, encoding, convs)
-        fast, plan = build(model, weights, counts, terms, convs=convs, left=left, progress=progress)
-        layers = plan
-        if graph and example is not None:
-            plan = fastest_engine(fast, plan, example, terms, graph, model)
+        fast, layers = build(model, weights, counts, terms, convs=convs, left=left, progress=progress)
+        plan = fastest_engine(fast, layers, example, terms, graph, model) if graph and example is not None else layers
         if example is not None and memory == "fast" and device == "cpu":
-            plan = never_slower(fast, plan, layers, model, lambda module: _call(module, example))
+            plan = never_slower(fast, plan, layers, model, example.run)
         if example is not None:
             plan = _verified(fast, plan, example, reference)
     return with_plan(fast, concluded(plan, terms), terms.encoding)
@@ -168,60 +167,53 @@ def _no_model(given: object) -> CompileError:
     )
 
 
-def _call(model: nn.Module, example: Any) -> Any:
-    example = calls.fresh(example)  # a forward may change its input in place
-    if isinstance(example, dict):
-        return model(**example)
-    return model(*example) if isinstance(example, tuple) else model(example)
-
-
-def _observe(model: nn.Module, example: Any) -> tuple[dict[str, int], dict[str, Images], list[Any]]:
+def _observe(model: nn.Module, example: Example | None) -> tuple[dict[str, int], dict[str, Images], list[Any]]:
     """Run the example once; return the tokens each Linear saw, the images each convolution saw, the output's leaves."""
     counts: dict[str, int] = {}
     images: dict[str, Images] = {}
     if example is None:
         return counts, images, []
-    handles, running = [], list[str]()
-    for name, module in model.named_modules():
+    running: list[str] = []
 
-        def see(layer: nn.Module, inputs: tuple[Any, ...], name: str = name) -> None:
-            running.append(name)
-            if not inputs or not isinstance(inputs[0], Tensor) or not inputs[0].numel():
-                return
-            if is_linear(layer):
-                counts[name] = max(counts.get(name, 0), inputs[0].numel() // inputs[0].shape[-1])
-            else:
-                images[name] = max(images.get(name, (0, 0, 0)), images_of(inputs[0], layer), key=math.prod)
+    def before(name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        running.append(name)
+        x = calls.first_input(args, kwargs)
+        if not isinstance(x, Tensor) or not x.numel():
+            return
+        if is_linear(layer):
+            counts[name] = max(counts.get(name, 0), x.numel() // x.shape[-1])
+        else:
+            images[name] = max(images.get(name, (0, 0, 0)), images_of(x, layer), key=math.prod)
 
-        if is_linear(module) or isinstance(module, nn.Conv1d | nn.Conv2d):
-            handles.append(module.register_forward_pre_hook(see))
-            handles.append(module.register_forward_hook(lambda *_: running.clear()))
+    layers = [
+        (name, module)
+        for name, module in model.named_modules()
+        if is_linear(module) or isinstance(module, nn.Conv1d | nn.Conv2d)
+    ]
     try:
-        output = _call(model, example)
+        with calls.observing(layers, before, lambda *_: running.clear()):
+            output = example.run(model)
     except Exception as error:
         raise _unfit(model, example, error, running[-1] if running else None) from error
-    finally:
-        for handle in handles:
-            handle.remove()
-    return counts, images, _leaves(output)
+    return counts, images, calls.output_leaves(output)
 
 
-def _unfit(model: nn.Module, example: Any, error: Exception, layer: str | None) -> CompileError:
+def _unfit(model: nn.Module, example: Example, error: Exception, layer: str | None) -> CompileError:
     """Build the error for an example that the model does not run on; `layer`: the one that raised, where known."""
-    leaves = [leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor)]
-    given = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}" for leaf in leaves) or type(example).__name__
+    leaves = [leaf for leaf in example.leaves if isinstance(leaf, Tensor)]
+    given = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}" for leaf in leaves) or "no tensor"
     known = list(dict.fromkeys(p.dtype for p in model.parameters() if p.is_floating_point()))
     if known and any(leaf.is_floating_point() and leaf.dtype not in known for leaf in leaves):
         remedy = f"convert it to the model's dtype: example.to({known[0]})"
-    elif isinstance(example, list):
-        remedy = "pass a tuple: a list is one argument"
+    elif len(example.args) > 1:
+        remedy = "check the arguments, which a tuple or a list is spread over: ([a, b],) is one argument, a list"
     else:
         remedy = "check its sizes and dtypes: an example must be what the model takes in one forward pass"
     return calls.unfit(CompileError, "the example", error, wanted=calls.FORMS, remedy=remedy, shown=given, layer=layer)
 
 
-def _verified(fast: nn.Module, plan: Plan, example: Any, reference: Sequence[Any]) -> Plan:
-    found = _leaves(_call(fast, example))
+def _verified(fast: nn.Module, plan: Plan, example: Example, reference: Sequence[Any]) -> Plan:
+    found = calls.output_leaves(example.run(fast))
     if why := _incomparable(reference):
         logger.warning("the outputs were not compared: %s", why)
         return plan
@@ -235,7 +227,7 @@ def _verified(fast: nn.Module, plan: Plan, example: Any, reference: Sequence[Any
     if error > largest:
         got = f"a relative error of {error:.2e} on the example"
         remedy = "if the model is random in evaluation mode, compile without an example; else please report it"
-        if any(is_real(leaf) and not is_finite(leaf) for leaf in tree_leaves(split(example))):
+        if any(is_real(leaf) and not is_finite(leaf) for leaf in example.leaves):
             got = "other outputs on an example that holds NaN or infinity"
             remedy = "pass a finite example: the kernels skip pruned positions, and what is not finite at them"
         raise CompileError(
@@ -258,13 +250,3 @@ def _incomparable(reference: Sequence[Any]) -> str:
     if not any(not is_real(leaf) or torch.isfinite(leaf).any() for leaf in tensors):
         return "all of them are NaN or infinite"
     return ""
-
-
-def _leaves(output: Any) -> list[Any]:
-    """Flatten an output into its leaves, dataclasses included."""
-    leaves = tree_leaves(output, is_leaf=is_dataclass)
-    return [
-        leaf
-        for entry in leaves
-        for leaf in (_leaves([getattr(entry, f.name) for f in fields(entry)]) if is_dataclass(entry) else [entry])
-    ]

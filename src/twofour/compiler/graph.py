@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from twofour.calls import Example
 from twofour.capture import Graph, Guard, arguments, capture
 from twofour.compiler.account import Account, by_operator
-from twofour.compiler.agreement import agreement, distance
+from twofour.compiler.agreement import agreement
 from twofour.compiler.build import Terms
 from twofour.compiler.conv import CompiledConv
 from twofour.compiler.graph_conv import kept_convs, place_convs
@@ -26,6 +27,7 @@ from twofour.compiler.race import race
 from twofour.compiler.whole import WholeModel, by_layers, hooked
 from twofour.errors import CompileError, cut
 from twofour.graph import JOINS, Program, arrange, fuse, lower_activations, simplify
+from twofour.measure.distance import distance
 
 logger = logging.getLogger("twofour.compiler")
 
@@ -72,7 +74,7 @@ def require_graph(graph: bool | str, example: Any) -> None:
 def whole(
     fast: nn.Module,
     plan: Plan,
-    example: Any,
+    example: Example,
     terms: Terms,
     original: nn.Module | None = None,
     *,
@@ -83,13 +85,12 @@ def whole(
     Args:
         fast: The model with compiled layers; its instance gets a `forward` of its own.
         plan: What was decided for the layers.
-        example: As in `compile`.
+        example: That of `compile`.
         terms: What held for every layer.
         original: The model with plain layers, for the account of the time before; None: it has no weights.
         asked: Whether the caller asked for a graph: without, that there is none is not worth a warning.
     """
-    args, kwargs = split(example)
-    given = arguments(fast, args, kwargs)
+    given = arguments(fast, example.args, example.kwargs)
     refused = impossible(fast, given)
     try:
         if refused:
@@ -235,13 +236,6 @@ def rewritten(graph: Graph, dtype: str, leaves: Sequence[Any], *, copies: bool =
     if dtype in LOWERED and most_tokens(graph.module, leaves) >= LEAST_LOWERED:
         counts[BETWEEN] = lower_activations(graph.module)
     return counts
-
-
-def split(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return an example's positional and keyword arguments."""
-    if isinstance(example, Mapping):
-        return (), dict(example)
-    return (example if isinstance(example, tuple) else (example,)), {}
 
 
 def _probe(runner: WholeModel, graph: Graph, leaves: Sequence[Any]) -> float:

@@ -13,17 +13,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from twofour import calls
+from twofour.calls import Example
 from twofour.capture import arguments
 from twofour.compiler.account import Account
-from twofour.compiler.agreement import agreement, distance
+from twofour.compiler.agreement import agreement
 from twofour.compiler.build import Terms
-from twofour.compiler.graph import TIE, impossible, split, whole
+from twofour.compiler.graph import TIE, impossible, whole
 from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.plan import Plan
 from twofour.compiler.race import milliseconds
 from twofour.compiler.whole import all_hooks, by_layers, layers_alone, own_signature
 from twofour.errors import cut
 from twofour.kernels.operator import inference_only
+from twofour.measure.distance import distance
 
 logger = logging.getLogger("twofour.compiler")
 
@@ -31,20 +33,20 @@ _NONE = PreparedWeights({})
 
 
 def fastest_engine(
-    fast: nn.Module, plan: Plan, example: Any, terms: Terms, graph: bool | str, original: nn.Module | None = None
+    fast: nn.Module, plan: Plan, example: Example, terms: Terms, graph: bool | str, original: nn.Module | None = None
 ) -> Plan:
     """Let `fast` run on the engine that `graph` allows and that is fastest on the example; returns the plan with why.
 
     Args:
         fast: The model with compiled layers; its instance gets a `forward` of its own.
         plan: What was decided for the layers.
-        example: As in `compile`.
+        example: That of `compile`.
         terms: What held for every layer.
         graph: True or "auto": the rewritten graph or the layers; "inductor": or Inductor around the layers.
         original: As in `whole`.
     """
-    example = calls.fresh(example)
-    given = arguments(fast, *split(example))
+    example = example.copy()
+    given = arguments(fast, example.args, example.kwargs)
     found = whole(fast, plan, example, terms, original, asked=graph != "auto")
     if graph != "inductor" or impossible(fast, given):
         return found

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from torch import Tensor, nn
 
 from twofour import calls
+from twofour.calibration.batches import items, read
 from twofour.errors import CompileError
 from twofour.kernels.nm_matmul import Quantization
 from twofour.patterns.base import is_finite
@@ -25,8 +25,8 @@ def observe(model: nn.Module, layers: Collection[str], data: Iterable[Any]) -> d
     Args:
         model: In evaluation mode.
         layers: Names of the Linear layers to watch; one that no batch reaches has no entry.
-        data: Inputs (a tensor, a tuple of positional or a dict of keyword arguments), or pairs (input, target): a pair
-            is taken for arguments where the model's forward can be called with both.
+        data: Inputs (a tensor, a tuple of positional or a dict of keyword arguments), or pairs (input, target), told
+            apart as in `prune`; one tensor or dict is one batch.
 
     Raises:
         CompileError: There is no batch, the model does not run on one, or an input holds NaN or infinity.
@@ -39,20 +39,19 @@ def observe(model: nn.Module, layers: Collection[str], data: Iterable[Any]) -> d
             remedy="pass a list of batches or a DataLoader: data=[x]",
         )
     ranges: dict[str, tuple[float, float]] = {}
-    handles = []
-    for name in layers:
 
-        def see(_: nn.Module, inputs: tuple[Any, ...], name: str = name) -> None:
-            x = inputs[0] if inputs else None
-            if isinstance(x, Tensor) and x.numel():
-                ranges[name] = _widened(ranges.get(name, (0.0, 0.0)), x.detach(), name)
+    def see(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = calls.first_input(args, kwargs)
+        if isinstance(x, Tensor) and x.numel():
+            ranges[name] = _widened(ranges.get(name, (0.0, 0.0)), x.detach(), name)
 
-        handles.append(model.get_submodule(name).register_forward_pre_hook(see))
-    try:
-        batches = sum(1 for batch in data if _call(model, batch) is not None)
-    finally:
-        for handle in handles:
-            handle.remove()
+    remedy = "call the model on one batch yourself: `data` must hold what it takes"
+    batches = 0
+    with calls.observing([(name, model.get_submodule(name)) for name in layers], see):
+        for item in items(data):
+            with calls.explaining(CompileError, "the data", wanted=calls.PAIRS, remedy=remedy):
+                calls.call(model, read(model, item).inputs)
+            batches += 1
     if not batches:
         raise CompileError(
             "there is no data to take ranges from",
@@ -78,21 +77,3 @@ def _widened(known: tuple[float, float], x: Tensor, name: str) -> tuple[float, f
         )
     low, high = (extreme.item() for extreme in x.aminmax())
     return min(known[0], low), max(known[1], high)
-
-
-def _call(model: nn.Module, batch: Any) -> Any:
-    remedy = "call the model on one batch yourself: `data` must hold what it takes"
-    with calls.explaining(CompileError, "the data", wanted=calls.PAIRS, remedy=remedy):
-        if isinstance(batch, Mapping):
-            return model(**batch)
-        if isinstance(batch, tuple | list) and not (len(batch) == 2 and not _takes(model, batch)):
-            return model(*batch)
-        return _call(model, batch[0]) if isinstance(batch, tuple | list) else model(batch)
-
-
-def _takes(model: nn.Module, arguments: tuple[Any, ...] | list[Any]) -> bool:
-    try:
-        inspect.signature(model.forward).bind(*arguments)
-    except TypeError:
-        return False
-    return True

@@ -27,7 +27,8 @@ from torch.func import functional_call
 from twofour import calibration
 from twofour.calibration import Batch, Need
 from twofour.calibration.gradients import Loss, computed, require_loss, trainable
-from twofour.calibration.passes import explained, observing
+from twofour.calibration.passes import calibrating, explained
+from twofour.calls import Example
 from twofour.criteria.base import Criterion
 from twofour.errors import RecipeError
 from twofour.layers import PrunableWeight
@@ -115,7 +116,7 @@ class Learned(Criterion):
         places = _places(model, weights)
         first = {choice.weight.name: choice.hard() for choice in choices}
         trained = batches[: len(batches) - len(batches) // HELD_BACK]
-        with observing(model), trainable(model, []), torch.enable_grad():
+        with calibrating(model), trainable(model, []), torch.enable_grad():
             for step in range(self.steps):
                 batch, share = trained[step % len(trained)], step / max(self.steps - 1, 1)
                 temperature = self.temperature + (LAST_TEMPERATURE - self.temperature) * share
@@ -197,7 +198,7 @@ def _loss_under(
     hard = {choice.weight.name: choice.under(masks[choice.weight.name]) for choice in choices}
     masked = {place: weight for name, weight in hard.items() for place in places[name]}
     device = choices[0].logits.device
-    with observing(model):
+    with calibrating(model):
         outputs = (_output(model, masked, calibration.to_device(batch.inputs, device)) for batch in batches)
         values = [float(computed(loss, output, batch, device)) for output, batch in zip(outputs, batches, strict=True)]
     return sum(values) / len(values)
@@ -236,8 +237,7 @@ def _has_slope(logits: Tensor) -> bool:
 
 
 def _output(model: nn.Module, masked: dict[str, Tensor], inputs: Any) -> Any:
-    positional = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, dict) else (inputs,)
-    keywords = inputs if isinstance(inputs, dict) else {}
+    given = Example.of(inputs)
     with explained():
         # Tied names would swap a module of two names twice, and put the swapped tensor back as its weight.
-        return functional_call(model, masked, positional, keywords, tie_weights=False)
+        return functional_call(model, masked, given.args, given.kwargs, tie_weights=False)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour import masks
+from twofour.calls import Example
 from twofour.compiler import CompiledConv, CompiledLinear
 from twofour.compiler.account import Account
 from twofour.compiler.build import Terms, build, concluded
@@ -178,7 +179,7 @@ def _engine(fast: nn.Module, plan: Plan, example: Any, terms: Terms, graph: bool
     if example is None:
         logger.info("each layer is compiled by itself: %s", NO_EXAMPLE)
         return replace(plan, account=Account("layers", NO_EXAMPLE))
-    return fastest_engine(fast, plan, example, terms, graph)
+    return fastest_engine(fast, plan, Example.of(example), terms, graph)
 
 
 def _patterns(contents: Contents) -> dict[str, Pattern]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from twofour import calls
 from twofour.errors import HardwareError
@@ -212,8 +212,7 @@ def trace(model: nn.Module, example: Any) -> Traced:
     shared = {name: unique.setdefault(id(tensor), name) for name, tensor in parameters.items()}
     names = {id(tensor): shared[name] for name, tensor in meta.items()}
     buffers = {name: tensor.to("meta") for name, tensor in model.named_buffers(remove_duplicate=False)}
-    moved = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, example)
-    args, kwargs = ((), moved) if isinstance(moved, dict) else (moved if isinstance(moved, tuple) else (moved,), {})
+    given = calls.Example.of(example).map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf)
     recorder = _Recorder(names, list(meta.values()))
     wanted, remedy = calls.FORMS, "leave the example out and give tokens=: its Linear layers alone are priced then"
     with (
@@ -223,7 +222,7 @@ def trace(model: nn.Module, example: Any) -> Traced:
         recorder,
         _Shortcuts(recorder),
     ):
-        torch.func.functional_call(model, {**meta, **buffers}, args, kwargs, tie_weights=False)
+        torch.func.functional_call(model, {**meta, **buffers}, given.args, given.kwargs, tie_weights=False)
     return Traced(tuple(recorder.products), recorder.values)
 
 

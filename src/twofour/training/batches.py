@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from twofour.calibration.batches import call, to_device
+from twofour.calibration.batches import to_device
+from twofour.calls import call
 from twofour.errors import TrainingError
 from twofour.training import randomness
 

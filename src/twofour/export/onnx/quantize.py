@@ -15,7 +15,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from twofour import masks
-from twofour.export.onnx.verify import call
+from twofour.calibration.batches import items, read
+from twofour.calls import call, first_input, observing
 from twofour.export.onnx.weights import SparseWeight
 from twofour.packing.encodings import INT8_LARGEST
 
@@ -25,21 +26,15 @@ logger = logging.getLogger("twofour.export")
 def observe(model: nn.Module, data: Iterable[Any]) -> dict[str, float]:
     """Return the largest magnitude of each sparse layer's input over the data, by the name of its weight."""
     largest: dict[str, float] = {}
-    handles = []
-    for name, mask in masks.of(model).items():
 
-        def see(_: nn.Module, inputs: tuple[Any, ...], name: str = name) -> None:
-            if inputs and isinstance(inputs[0], Tensor) and inputs[0].numel():
-                largest[name] = max(largest.get(name, 0.0), float(inputs[0].abs().max()))
+    def see(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = first_input(args, kwargs)
+        if isinstance(x, Tensor) and x.numel():
+            largest[name] = max(largest.get(name, 0.0), float(x.abs().max()))
 
-        handles.append(mask.module.register_forward_pre_hook(see))
-    try:
-        for batch in data:
-            pair = isinstance(batch, list | tuple) and len(batch) == 2 and isinstance(batch[0], Tensor | dict)
-            call(model, batch[0] if pair else batch)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with observing([(name, mask.module) for name, mask in masks.of(model).items()], see):
+        for item in items(data):
+            call(model, read(model, item).inputs)
     return largest
 
 

@@ -7,14 +7,13 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from twofour import calls
 from twofour.checkpoints import describe
@@ -110,7 +109,7 @@ def to_onnx(
     path = named(path, ExportError)
     _require(model, matmul, dtype, data)
     _require_opset(opset)
-    limit = _limit(tolerance, dtype)
+    limit, example = _limit(tolerance, dtype), calls.Example.of(example)
     with calls.evaluating(model), calls.without_cache(model), torch.no_grad():
         ranges = quantize.observe(model, data) if dtype == "int8" else {}
         exported = _captured(model, example, dynamic, opset)
@@ -212,17 +211,22 @@ def _no_opset(opset: object, got: str) -> ExportError:
     )
 
 
-def _captured(model: nn.Module, example: Any, dynamic: Any, opset: int) -> Any:
+def _captured(model: nn.Module, example: calls.Example, dynamic: Any, opset: int) -> Any:
     """Return the onnx_ir.Model of a model."""
     given = example
     if dynamic is True and verify.batch_of(example) == 1:
         given = verify.resized(example, 2)  # torch.export takes an axis of 1 for fixed
-    args, kwargs = _arguments(given)
     shapes = _dynamic_shapes(given, dynamic)
     try:
         with _silent():
             program = torch.onnx.export(
-                model, args, kwargs=kwargs, dynamo=True, opset_version=opset, dynamic_shapes=shapes, verbose=False
+                model,
+                given.args,
+                kwargs=given.kwargs,
+                dynamo=True,
+                opset_version=opset,
+                dynamic_shapes=shapes,
+                verbose=False,
             )
     except Exception as error:  # torch.export and the translation raise all kinds
         raise ExportError(
@@ -235,20 +239,14 @@ def _captured(model: nn.Module, example: Any, dynamic: Any, opset: int) -> Any:
     return program.model
 
 
-def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(example, Mapping):
-        return (), dict(example)
-    return (example if isinstance(example, tuple) else (example,)), {}
-
-
-def _dynamic_shapes(example: Any, dynamic: Any) -> Any:
+def _dynamic_shapes(example: calls.Example, dynamic: Any) -> Any:
     if dynamic is False:
         return None
     if dynamic is not True:
         return dynamic
     batch, size = torch.export.Dim("batch"), verify.batch_of(example)
-    args, kwargs = _arguments(example)
-    return tree_map(lambda leaf: {0: batch} if verify.is_batched(leaf, size) else None, kwargs or args)
+    shapes = example.map(lambda leaf: {0: batch} if verify.is_batched(leaf, size) else None)
+    return shapes.kwargs or shapes.args
 
 
 def _reason(error: BaseException) -> str:
@@ -315,7 +313,7 @@ def _free_name(path: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def _verified(path: Path, model: nn.Module, example: Any, batches: tuple[int, ...], limit: float) -> float:
+def _verified(path: Path, model: nn.Module, example: calls.Example, batches: tuple[int, ...], limit: float) -> float:
     runner = verify.session(path)
     error = max(verify.difference(runner, model, example, batch) for batch in (None, *batches))
     if not error <= limit:

@@ -50,7 +50,7 @@ def permute(
 
     Args:
         model: A dense model, in any mode.
-        example: Input of one forward pass: a tensor, a tuple of positional or a dict of keyword arguments.
+        example: Input of one forward pass: a tensor, a tuple or list of positional or a dict of keyword arguments.
         plan: The weights to be pruned and their patterns; other tensors move along.
         scores: Importance of the values by name of the weight, of its shape, not negative; else |weight|.
         escapes: As for `search`.
@@ -67,13 +67,10 @@ def permute(
     """
     _require_plan(plan, scores)
     require_whole(plan)
-    with calls.explaining(
-        PermutationError,
-        "the example",
-        wanted=calls.FORMS,
-        remedy="call the model on it yourself: an example is what one forward pass takes",
-    ):
-        given = _arguments(model, example)
+    remedy = "call the model on it yourself: an example is what one forward pass takes"
+    with calls.explaining(PermutationError, "the example", wanted=calls.FORMS, remedy=remedy):
+        arguments = calls.Example.of(example)
+        given = capture.arguments(model, arguments.args, arguments.kwargs)
         reference = outputs(model, given)
     known = {name: score.detach().clone() for name, score in (scores or {}).items()}
     traced = _trace(model, given, plan)
@@ -178,12 +175,6 @@ def _share(plan: Sequence[tuple[PrunableWeight, Pattern]], known: Scores) -> tup
                 raise error.for_layer(weight.name) from None
             pair[1] += matrix.sum(dtype=torch.float64).item()
     return sums[0][0] / (sums[0][1] or 1.0), sums[1][0] / (sums[1][1] or 1.0)
-
-
-def _arguments(model: nn.Module, example: Any) -> dict[str, Any]:
-    if isinstance(example, Mapping):
-        return capture.arguments(model, (), example)
-    return capture.arguments(model, example if isinstance(example, tuple) else (example,), {})
 
 
 def _trace(

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from twofour import calls
 from twofour.errors import PermutationError
+from twofour.measure.distance import largest_difference
 
 _log = logging.getLogger("twofour.structure.permutation")
 
@@ -50,7 +51,7 @@ def outputs(model: nn.Module, given: Mapping[str, Any]) -> list[Tensor]:
     """Run the model in evaluation mode and return the tensors that it answers with."""
     with torch.no_grad(), calls.evaluating(model):
         answer = model(**calls.fresh(given))
-    found = [leaf.clone() for leaf in tree_leaves(answer) if isinstance(leaf, Tensor)]
+    found = [leaf.clone() for leaf in calls.output_leaves(answer) if isinstance(leaf, Tensor)]
     if not found:
         raise PermutationError(
             "the outputs cannot be compared",
@@ -83,24 +84,6 @@ def outputs_in_float64(model: nn.Module, given: Mapping[str, Any]) -> list[Tenso
         return outputs(model, wide)
 
 
-def largest_difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
-    """Return the largest difference of an output relative to its largest value; infinity where shapes or NaN differ."""
-    worst = 0.0
-    for old, new in zip(before, after, strict=True):
-        if old.shape != new.shape:
-            return float("inf")
-        if old.numel():
-            old, new = old.double(), new.double()
-            same = (old == new) | (old.isnan() & new.isnan())  # an infinity that stays one is no difference
-            difference = (new - old).abs().masked_fill(same, 0.0).max().item()
-            largest = old.abs().masked_fill(~old.isfinite(), 0.0).max().item()
-            ratio = difference / largest if largest else difference
-            if not ratio < float("inf"):  # NaN is not smaller than anything
-                return float("inf")
-            worst = max(worst, ratio)
-    return worst
-
-
 def require_same(
     before: Sequence[Tensor],
     after: Sequence[Tensor],
@@ -121,8 +104,8 @@ def require_same(
     if not any(old.isfinite().any() for old in before):
         raise _nothing_shown(before)
     pairs = list(zip(before, after, strict=True))
-    if all(largest_difference([old], [new]) <= TOLERANCES.get(old.dtype, 0.0) for old, new in pairs):
-        return largest_difference(before, after)
+    if all(largest_difference([new], [old]) <= TOLERANCES.get(old.dtype, 0.0) for old, new in pairs):
+        return largest_difference(after, before)
     try:
         judged, allowed = largest_difference(*exactly()), EXACT
         if judged > allowed:
@@ -132,10 +115,10 @@ def require_same(
     except Exception as error:  # a forward of anybody's, in a dtype that it was not written for
         _log.info("the outputs are compared in their own dtypes, since float64 cannot be: %s", error)
         for old, new in pairs:
-            judged, allowed = largest_difference([old], [new]), arithmetic.tolerance(old.dtype)
+            judged, allowed = largest_difference([new], [old]), arithmetic.tolerance(old.dtype)
             if judged > allowed:
                 raise _changed(judged, f"at most {allowed:.2g}") from None
-    return largest_difference(before, after)
+    return largest_difference(after, before)
 
 
 def _nothing_shown(before: Sequence[Tensor]) -> PermutationError:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from twofour import calls, masks
-from twofour.calibration.batches import call
 from twofour.errors import TrainingError
 from twofour.layers import PrunableWeight, require_module, walk, way_out
 from twofour.patterns import Transposable
@@ -211,26 +210,18 @@ def _calls(model: nn.Module, weights: Sequence[PrunableWeight], example: Any) ->
     """Run the example once and return each layer's tokens and computing type."""
     found: dict[str, tuple[int, torch.dtype]] = {}
 
-    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            found[name] = (inputs[0].numel() // inputs[0].shape[-1], computing_type(inputs[0]))
+    def note(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = calls.first_input(args, kwargs)
+        found[name] = (x.numel() // x.shape[-1], computing_type(x))
 
-        return note
-
-    hooks = [weight.module.register_forward_pre_hook(watch(weight.name)) for weight in weights]
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        with torch.no_grad():
-            call(model, example)
-    except Exception as error:
-        remedy = "pass a batch of the training"
-        raise calls.unfit(TrainingError, "the example", error, wanted=calls.FORMS, remedy=remedy) from error
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, mode in modes.items():
-            module.training = mode
+    layers = [(weight.name, weight.module) for weight in weights]
+    with (
+        calls.explaining(TrainingError, "the example", wanted=calls.FORMS, remedy="pass a batch of the training"),
+        calls.evaluating(model),
+        torch.no_grad(),
+        calls.observing(layers, note),
+    ):
+        calls.Example.of(example).run(model)
     missing = [weight.name for weight in weights if weight.name not in found]
     known = {weight.name: products.types(weight.parameter.device) for weight in weights}
     other = [f"{name} in {dtype}" for name, (_, dtype) in found.items() if dtype not in known[name]]

@@ -24,6 +24,7 @@ from twofour.errors import MeasureError
 from twofour.files import cache_folder, read_json
 from twofour.kernels.cuda import Configuration
 from twofour.measure import gpu_facts, write_json
+from twofour.measure.distance import distance
 
 logger = logging.getLogger("twofour.kernels")
 
@@ -97,7 +98,7 @@ class Tuning:
         for candidate in candidates:
             tried += 1
             try:
-                error = max(distance(run(candidate), reference) for _ in range(2))
+                error = max(distance([run(candidate)], [reference]) for _ in range(2))
             except (RuntimeError, ValueError) as problem:  # the library's way of saying that it has no such algorithm
                 logger.debug("%s %s: %s", name, candidate, problem)
                 failed += 1
@@ -131,13 +132,6 @@ def tuned() -> Tuning:
     """Return the configurations of this process, from the file of this GPU."""
     folder = cache_folder()
     return Tuning(None if folder is None else folder / f"gpu-{_identity()}.json")
-
-
-def distance(found: Tensor, wanted: Tensor) -> float:
-    """Return ||found - wanted|| / ||wanted|| in float64; NaN where `found` holds one."""
-    found, wanted = found.double(), wanted.double()
-    norm = wanted.norm().item()
-    return (found - wanted).norm().item() / (norm if norm > 0 else 1.0)
 
 
 def _identity() -> str:
