@@ -2,6 +2,6 @@
 
 from twofour.kernels.base import Kernel
 from twofour.kernels.select import matmul, select
-from twofour.kernels.table import available, convolutions, find, find_convolution, rows
+from twofour.kernels.table import add, available, convolutions, find, find_convolution, rows
 
-__all__ = ["Kernel", "available", "convolutions", "find", "find_convolution", "matmul", "rows", "select"]
+__all__ = ["Kernel", "add", "available", "convolutions", "find", "find_convolution", "matmul", "rows", "select"]

@@ -18,13 +18,29 @@ from twofour.kernels.nm_matmul import REFERENCE, native_rows
 from twofour.kernels.nm_matmul.cuda import CUSPARSELT, CUTLASS, FEW_TOKENS
 from twofour.native import gpu
 
+_ADDED: list[Kernel] = []
+
 
 @cache
 def rows() -> tuple[Kernel, ...]:
     """Return every kernel of a product there is, whether or not it can run here."""
     torchs = (REFERENCE, ONEDNN, *MKL, PLAIN, ONEDNN_BF16, PLAIN_BF16, ONEDNN_INT8)
     on_gpu = (*CUSPARSELT, *CUTLASS, *FEW_TOKENS, *CUDA_DENSE, TINY_INT4)
-    return (*native_rows(), *torchs, *native_dense_rows(), *on_gpu)
+    return (*native_rows(), *torchs, *native_dense_rows(), *on_gpu, *_ADDED)
+
+
+def add(kernel: Kernel) -> Kernel:
+    """Add a kernel of another package to the table, and return it; `compile` measures it beside the others.
+
+    Raises:
+        KernelError: A kernel of that name is there.
+    """
+    if kernel.name in _by_name():
+        raise KernelError("a kernel of this name is in the table", got=kernel.name, wanted="another name")
+    _ADDED.append(kernel)
+    rows.cache_clear()
+    _by_name.cache_clear()
+    return kernel
 
 
 @cache

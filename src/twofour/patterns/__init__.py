@@ -5,7 +5,7 @@ from twofour.patterns.census import CENSUS_DTYPES, Census, Lie, Tally, ties, tie
 from twofour.patterns.groups import project_reference
 from twofour.patterns.nm import NM
 from twofour.patterns.pairs import PairedNM
-from twofour.patterns.parse import parse
+from twofour.patterns.parse import add, parse
 from twofour.patterns.transposable import Transposable, project_tiles_reference
 from twofour.patterns.vnm import VNM
 
@@ -20,6 +20,7 @@ __all__ = [
     "Pattern",
     "Tally",
     "Transposable",
+    "add",
     "parse",
     "project_reference",
     "project_tiles_reference",

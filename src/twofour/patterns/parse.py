@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 
 from twofour.errors import PatternError
@@ -13,7 +14,13 @@ from twofour.patterns.transposable import Transposable
 from twofour.patterns.vnm import VNM
 
 _FORMS = '"N:M" (2:4, 1:2, 4:8, 1:4, 8:16, ...), "2:4-transposable", "4:8-pairs" or "V:N:M" (64:2:8, ...)'
-_KINDS = {None: NM, "-pairs": PairedNM, "-transposable": Transposable}
+_KINDS: dict[str, Callable[..., Pattern]] = {
+    r"([0-9]{1,4}):([0-9]{1,4})": NM,
+    r"([0-9]{1,4}):([0-9]{1,4})-pairs": PairedNM,
+    r"([0-9]{1,4}):([0-9]{1,4})-transposable": Transposable,
+    r"([0-9]{1,5}):([0-9]{1,4}):([0-9]{1,4})": VNM,
+}
+"""Form of a pattern's text -> what makes the pattern of the numbers in its brackets."""
 
 
 def parse(pattern: str | Pattern) -> Pattern:
@@ -38,12 +45,22 @@ def parse(pattern: str | Pattern) -> Pattern:
     return _parse(pattern.strip())
 
 
+def add(form: str, kind: Callable[..., Pattern]) -> None:
+    """Let `parse` read the patterns of another package; the forms of this one come first.
+
+    Args:
+        form: Regular expression of the whole text, with brackets around its whole numbers: r"([0-9]+):8-mine".
+        kind: Makes the pattern of these numbers. Its `name` must be such a text.
+    """
+    _KINDS.setdefault(form, kind)
+    _parse.cache_clear()
+
+
 @cache
 def _parse(text: str) -> Pattern:
-    if match := re.fullmatch(r"([0-9]{1,4}):([0-9]{1,4})(-pairs|-transposable)?", text):
-        return _KINDS[match[3]](int(match[1]), int(match[2]))
-    if match := re.fullmatch(r"([0-9]{1,5}):([0-9]{1,4}):([0-9]{1,4})", text):
-        return VNM(*map(int, match.groups()))
+    for form, kind in _KINDS.items():
+        if match := re.fullmatch(form, text):
+            return kind(*map(int, match.groups()))
     if re.fullmatch(r"block(:.*)?", text):
         raise PatternError(
             f"the pattern {text!r} is planned, not built yet",

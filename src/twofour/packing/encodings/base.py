@@ -41,7 +41,7 @@ class Encoding(ABC):
     @property
     def stored(self) -> torch.dtype:
         """The dtype of the tensor of stored values."""
-        return torch.uint8 if self.bits < 8 else self.dtype
+        return torch.uint8 if self.bits < 8 * self.dtype.itemsize else self.dtype
 
     def width(self, count: int) -> int:
         """Return how many elements of `stored` hold `count` values."""
