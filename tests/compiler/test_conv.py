@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import twofour
 from tests.compiler.small import quick
 from twofour.compiler import CompiledConv
-from twofour.compiler.choose_conv import ConvChoice, conv_candidates
+from twofour.compiler.choose_conv import conv_candidates, pick
 from twofour.compiler.conv import PreparedConv, conv_refusal
 from twofour.errors import CompileError, KernelError
 from twofour.kernels import convolutions, find_convolution
@@ -19,6 +19,10 @@ from twofour.kernels.conv import Geometry
 from twofour.kernels.conv_operator import from_numbers, to_numbers
 from twofour.kernels.fold import fold_batch_norm
 from twofour.patterns import parse
+
+BLOCKS = next(row.name for row in convolutions() if row.sparse and "_1x1_" not in row.name)
+POINTWISE = next(row.name for row in convolutions() if "_1x1_" in row.name)
+DENSE = next(row.name for row in convolutions() if not row.sparse)
 
 
 def network(seed: int = 0) -> nn.Sequential:
@@ -154,8 +158,8 @@ def test_candidates_and_choices() -> None:
     assert "nm_conv" in {kernel.operation for kernel in found} and because == ""
     found, because = conv_candidates(sparse, geometry, parse("4:8"), "")
     assert because == "4:8: the convolutions' kernels read 2:4"
-    choice = ConvChoice({"nm_conv_x": 2.0, "dense_conv_x": 1.0}, "")
-    assert (choice.pick("fast"), choice.pick("small")) == ("dense_conv_x", "nm_conv_x")
+    times = {BLOCKS: 2.0, DENSE: 1.0}
+    assert (pick(times, "fast"), pick(times, "small")) == (DENSE, BLOCKS)
 
 
 def test_the_plan_says_that_onednn_was_left_out() -> None:
@@ -168,10 +172,10 @@ def test_the_plan_says_that_onednn_was_left_out() -> None:
     torch.testing.assert_close(fast(x), model(x), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("product", "chosen"), [(0.95, "nm_conv_blocks"), (0.85, "nm_conv_1x1_pairs")])
+@pytest.mark.parametrize(("product", "chosen"), [(0.95, BLOCKS), (0.85, POINTWISE)])
 def test_a_product_must_lead_to_run_a_1x1_convolution(product: float, chosen: str) -> None:
-    choice = ConvChoice({"nm_conv_blocks": 1.0, "nm_conv_1x1_pairs": product, "dense_conv_x": 1.2}, "")
-    assert choice.pick("fast") == choice.pick("small") == chosen
+    times = {BLOCKS: 1.0, POINTWISE: product, DENSE: 1.2}
+    assert pick(times, "fast") == pick(times, "small") == chosen
 
 
 def test_what_cannot_be_replaced_is_named() -> None:

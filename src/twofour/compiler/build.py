@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from twofour import masks, native
 from twofour.compiler.build_conv import ConvWeight, build_convs
@@ -17,7 +17,7 @@ from twofour.compiler.cache import Cache
 from twofour.compiler.choose import Choice, Progress, choose, why
 from twofour.compiler.encoding import Encoding
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
-from twofour.compiler.plan import LayerPlan, Plan
+from twofour.compiler.plan import LayerPlan, Plan, described
 from twofour.compiler.replaceable import LayerWeight
 from twofour.compiler.travelling import MachineTimes
 from twofour.compiler.unpacked import Reads, WeightedLayer
@@ -49,6 +49,27 @@ class Terms:
         """The times that everything in this compilation is chosen by."""
         return Cache.for_this_machine(self.encoding.device, given=self.given, fresh=self.fresh)
 
+    def choose(
+        self, name: str, weight: Packed | Tensor, bias: Tensor | None, count: int | None, footprint: int, **options: Any
+    ) -> Choice:
+        """Choose the kernels of one weight at these token counts and the example's; errors name the layer.
+
+        Args:
+            name: Of the layer.
+            weight: As `choose` takes it.
+            bias: float32 (out,) or None.
+            count: The example's token count, or None.
+            footprint: Bytes of the whole model's weights.
+            options: More for `choose`.
+        """
+        tokens = {*self.tokens, count} if count else self.tokens
+        terms = {"memory": self.memory, "cache": self.cache, "device": self.encoding.device}
+        terms |= {"dtype": self.encoding.dtype, **options}
+        try:
+            return choose(weight, bias, tokens, footprint=footprint, example=count, **terms)
+        except TwofourError as error:
+            raise error.for_layer(name) from None
+
 
 def build(
     model: nn.Module,
@@ -77,15 +98,15 @@ def build(
     """
     convs = convs or {}
     footprint = sum(entry.nbytes for entry in (*weights.values(), *convs.values()))
-    chooser = _Chooser(terms.cache, terms, footprint)
+    chooser = _Chooser(terms, footprint)
     seen: set[object] = set()
     for done, (name, entry) in enumerate(weights.items()):
         if progress is not None:
             progress(done, len(weights) + len(convs), name)
         chooser.measure(entry, counts.get(name), seen)
         native.release_free_memory()
-    convolutions, conv_plans = build_convs(convs, terms.memory, footprint, chooser.cache, progress, len(weights))
-    chooser.cache.save()
+    convolutions, conv_plans = build_convs(convs, terms.memory, footprint, terms.cache, progress, len(weights))
+    terms.cache.save()
     replacements: dict[str, nn.Module] = {**convolutions}
     plans: dict[str, LayerPlan] = {}
     shared: dict[int, PreparedWeights] = {}
@@ -128,9 +149,13 @@ def _in_file(weight: nn.Parameter, mask: masks.Mask | None) -> int:
 
 @dataclass(frozen=True)
 class _Chooser:
-    cache: Cache
     terms: Terms
     footprint: int
+
+    def choice(self, entry: LayerWeight, source: Packed | Tensor, count: int | None) -> Choice:
+        """Choose the kernels of one layer."""
+        options = {"activations": entry.activations, "quantization": entry.quantization}
+        return self.terms.choose(entry.name, source, entry.bias, count, self.footprint, **options)
 
     def measure(self, entry: LayerWeight, count: int | None, seen: set[object]) -> None:
         """Time the candidates for one layer, unless one of its shape was timed; what that needs is freed again."""
@@ -139,7 +164,7 @@ class _Chooser:
         shape = *shape, entry.quantization.dynamic
         if shape not in seen:
             seen.add(shape)
-            self._choose(entry, source, count)
+            self.choice(entry, source, count)
 
     def layer(
         self, entry: LayerWeight, count: int | None, shared: dict[int, PreparedWeights]
@@ -149,7 +174,7 @@ class _Chooser:
         Tied layers share one prepared weight where their tables need the same layouts and no range is written there.
         """
         source, because = entry.encoded()
-        choice = self._choose(entry, source, count)
+        choice = self.choice(entry, source, count)
         tokens = count or max(self.terms.tokens)
         if _is_torchs(choice, entry):  # what the layer does already, without a microsecond of ours on top
             return None, _describe(entry, choice, tokens, entry.nbytes, entry.nbytes, self.terms, because)
@@ -174,25 +199,6 @@ class _Chooser:
         header = Header(entry.pattern.rows.name, name, (entry.rows, entry.columns), 1, group=group)
         return packed_bytes(header, zeros=not encoding.symmetric)
 
-    def _choose(self, entry: LayerWeight, source: Any, count: int | None) -> Choice:
-        terms = self.terms
-        try:
-            return choose(
-                source,
-                entry.bias,
-                sorted({*terms.tokens, count} if count else set(terms.tokens)),
-                memory=terms.memory,
-                footprint=self.footprint,
-                cache=self.cache,
-                example=count,
-                dtype=terms.encoding.dtype,
-                activations=entry.activations,
-                quantization=entry.quantization,
-                device=terms.encoding.device,
-            )
-        except TwofourError as error:
-            raise error.for_layer(entry.name) from None
-
 
 def _is_torchs(choice: Choice, entry: LayerWeight) -> bool:
     """Whether torch's own product on the layer's own weight is all that would run."""
@@ -204,27 +210,13 @@ def _is_torchs(choice: Choice, entry: LayerWeight) -> bool:
 def _describe(
     entry: LayerWeight, choice: Choice, tokens: int, nbytes: int, stored: int, terms: Terms, because: str
 ) -> LayerPlan:
-    dense, sparse = choice.at(tokens, sparse=False), choice.at(tokens, sparse=True)
     reason = why(choice, tokens, because, terms.memory)
     if terms.encoding.packed.scaled and not choice.dispatch.sparse:
         reason += "; a file holds it as float32"
     if remark := choice.dispatch.at(tokens)[0].remark(entry.columns):
         reason += f"; {remark}"
-    return LayerPlan(
-        entry.name,
-        entry.kind,
-        (entry.rows, entry.columns),
-        tokens,
-        choice.dispatch.at(tokens)[0].name,
-        choice.dispatch.to_text(),
-        dense and dense * 1e3,
-        sparse and sparse * 1e3,
-        reason,
-        entry.nbytes,
-        nbytes,
-        stored,
-        times=choice.times,
-    )
+    shape, sizes = (entry.rows, entry.columns), (entry.nbytes, nbytes, stored)
+    return described(entry.name, entry.kind, shape, tokens, choice, reason, sizes)
 
 
 def _in_order(model: nn.Module, layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:

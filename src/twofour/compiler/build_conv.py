@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from twofour import masks, native
 from twofour.compiler.cache import Cache
-from twofour.compiler.choose import Progress
-from twofour.compiler.choose_conv import ConvChoice, choose_conv
+from twofour.compiler.choose import Progress, why
+from twofour.compiler.choose_conv import choose_conv
 from twofour.compiler.conv import CompiledConv, PreparedConv, conv_refusal, image_weight
 from twofour.compiler.encoding import FLOAT32
-from twofour.compiler.plan import LayerPlan
+from twofour.compiler.plan import LayerPlan, described
 from twofour.errors import TwofourError
 from twofour.kernels import find_convolution
 from twofour.kernels.conv import SCATTERED, Geometry, Images
@@ -143,14 +143,13 @@ def build_convs(
     for done, (name, entry) in enumerate(weights.items()):
         if progress is not None:
             progress(before + done, before + len(weights), name)
-        dense = entry.dense()
+        dense, given = entry.dense(), (entry.bias, entry.geometry, entry.images)
+        options = {"memory": memory, "footprint": footprint, "cache": cache, "pattern": entry.pattern}
         try:
-            choice = choose_conv(
-                dense, entry.bias, entry.geometry, entry.images, footprint, cache, entry.pattern, entry.dense_because
-            )
+            choice, because = choose_conv(dense, *given, **options, because=entry.dense_because)
         except TwofourError as error:
             raise error.for_layer(name) from None
-        kernel = choice.pick(memory)
+        (pixels,), (kernel,) = choice.times, choice.dispatch.names
         dimensions = 1 if entry.kind == "Conv1d" else 2
         key = entry.identity, kernel, entry.geometry, dimensions
         if key not in shared:
@@ -158,41 +157,8 @@ def build_convs(
             shared[key] = PreparedConv(kernel, entry.geometry, tensor, dimensions, entry.images)
         replacements[name] = CompiledConv(name, shared[key], entry.bias, images=entry.images)
         replacements[name].pattern = entry.pattern
-        plans.append(_describe(entry, choice, kernel, shared[key].nbytes, memory))
+        reason = why(choice, pixels, because, memory) + (f"; {SCATTERED}" if entry.geometry.scattered else "")
+        sizes = entry.nbytes, shared[key].nbytes, entry.bytes_in_file
+        plans.append(described(name, entry.kind, entry.shape, pixels, choice, reason, sizes))
         native.release_free_memory()
     return replacements, plans
-
-
-def _describe(entry: ConvWeight, choice: ConvChoice, kernel: str, nbytes: int, memory: str) -> LayerPlan:
-    images, height, width = entry.images
-    high, wide = entry.geometry.output(height, width)
-    pixels = images * high * wide
-    dense, sparse = choice.best("dense_conv"), choice.best("nm_conv")
-    return LayerPlan(
-        entry.name,
-        entry.kind,
-        entry.shape,
-        pixels,
-        kernel,
-        f"*={kernel}",
-        dense and dense * 1e3,
-        sparse and sparse * 1e3,
-        _why(choice, kernel, memory)
-        + (f"; {SCATTERED}" if entry.geometry.scattered else "")
-        + (f" ({choice.origin})" if choice.origin else ""),
-        entry.nbytes,
-        nbytes,
-        entry.bytes_in_file,
-        times={pixels: choice.times},
-    )
-
-
-def _why(choice: ConvChoice, kernel: str, memory: str) -> str:
-    dense, sparse = choice.best("dense_conv"), choice.best("nm_conv")
-    if choice.dense_because or sparse is None or dense is None:
-        return f"dense: {choice.dense_because}"
-    if kernel.startswith("nm_conv"):
-        if sparse <= dense:
-            return "sparse is faster"
-        return f'sparse: memory="{memory}" keeps packed weights alone, at {sparse / dense:.2f}x the time of dense'
-    return f"dense: the best sparse kernel takes {sparse / dense:.2f}x its time here"

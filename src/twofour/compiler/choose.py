@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,15 +14,18 @@ from torch import Tensor, nn
 
 from twofour import native
 from twofour.compiler.cache import Cache
+from twofour.compiler.case import Case
 from twofour.compiler.choose_gpu import on_gpu, times_on_gpu
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.race import race
 from twofour.errors import CompileError, KernelError
 from twofour.kernels import Kernel, available, find
+from twofour.kernels.base import R, Row
 from twofour.kernels.dense_matmul import PLAIN
 from twofour.kernels.dispatch import DispatchTable, build_dispatch
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
+from twofour.kernels.table import find_row
 from twofour.measure.machine import free_memory_bytes
 from twofour.native import gpu, pages
 from twofour.packing import Packed
@@ -64,9 +68,13 @@ class Choice:
     layouts: dict[str, Tensor]
     origin: str = ""
 
+    def runs(self, tokens: int) -> Row:
+        """Return the kernel that was chosen for `tokens`."""
+        return find_row(self.dispatch.names[bisect_left(self.dispatch.limits, tokens)], Row)
+
     def at(self, tokens: int, *, sparse: bool) -> float | None:
         """Return seconds at `tokens` of the chosen kernel if it is sparse, or dense, else of the fastest that is."""
-        kernel, _ = self.dispatch.at(tokens)
+        kernel = self.runs(tokens)
         if kernel.sparse is sparse and kernel.name in self.times[tokens]:
             return self.times[tokens][kernel.name]
         found = self.best(tokens, sparse=sparse)
@@ -74,37 +82,8 @@ class Choice:
 
     def best(self, tokens: int, *, sparse: bool) -> tuple[str, float] | None:
         """Return name and seconds of the fastest sparse, or dense, kernel at `tokens`, if one was measured."""
-        found = [(s, n) for n, s in self.times[tokens].items() if find(n).sparse is sparse]
+        found = [(s, n) for n, s in self.times[tokens].items() if find_row(n, Row).sparse is sparse]
         return (min(found)[1], min(found)[0]) if found else None
-
-
-@dataclass(frozen=True, eq=False)
-class Case:
-    """What is measured: one layer at one token count."""
-
-    rows: int
-    columns: int
-    bias: Tensor | None
-    tokens: int
-    activations: torch.dtype
-    epilogue: Epilogue
-
-    def text(self, dtype: str, weight: Packed | Tensor) -> str:
-        """Name the case for the cache."""
-        group = f"/g{weight.header.group}" if isinstance(weight, Packed) and weight.header.group else ""
-        group += "z" if isinstance(weight, Packed) and weight.zeros is not None else ""
-        held = str(self.activations).removeprefix("torch.")
-        parts = f"{self.rows}x{self.columns}{'+bias' if self.bias is not None else ''}@{self.tokens}"
-        return f"{parts}/{dtype}{group}/{held}/{self.epilogue.activation}/{self.epilogue.combine}"
-
-    def operands(self, device: torch.device | str = "cpu") -> tuple[Tensor, ...]:
-        """Return random input, and the epilogue's second operand where it has one."""
-        generator = torch.Generator().manual_seed(0)
-        features = (self.columns,) if self.epilogue.combine == "none" else (self.columns, self.rows)
-        drawn = (
-            torch.randn(self.tokens, size, generator=generator, dtype=torch.float32, device="cpu") for size in features
-        )
-        return tuple(x.to(device, self.activations) for x in drawn)
 
 
 def candidates(weight: Packed | Tensor, dtype: str = "float32", device: str = "cpu") -> tuple[Kernel, ...]:
@@ -299,27 +278,51 @@ def _one_layout(kernels: Sequence[Kernel], times: Times, shape: tuple[int, int],
 def _measure(
     kernels: Sequence[Kernel], layout: Callable[[Kernel], Tensor], case: Case, copies: int
 ) -> tuple[dict[str, float], bool]:
-    """Return the seconds of each kernel, and whether their order is settled."""
     operands = case.operands()
+
+    def call(kernel: Kernel, weight: Tensor) -> Callable[[], object]:
+        return partial(_layer(kernel, weight, case), *operands)
+
+    return race_kernels(kernels, layout, _copy, call, copies, f"({case.rows}, {case.columns}) at {case.tokens} tokens")
+
+
+def race_kernels(
+    kernels: Sequence[R],
+    prepare: Callable[[R], Tensor],
+    copy: Callable[[R, Tensor], Tensor],
+    call: Callable[[R, Tensor], Callable[[], object]],
+    copies: int,
+    what: str,
+) -> tuple[dict[str, float], bool]:
+    """Race kernels on copies of one weight; return the seconds of each, and whether their order is settled.
+
+    Args:
+        kernels: Candidates; those of one layout share the copies.
+        prepare: Returns the weight as a kernel has it.
+        copy: Returns another one beside it in memory.
+        call: Returns the layer on one copy as the compiled model would hold it, so that what its call costs in Python
+            is measured too.
+        copies: Copies to rotate over.
+        what: Named in the log.
+    """
     copied: dict[str, list[Tensor]] = {}
 
-    def calls(kernel: Kernel) -> list[Callable[[], object]]:
+    def calls(kernel: R) -> list[Callable[[], object]]:
         if kernel.layout not in copied:
-            first = layout(kernel)
+            first = prepare(kernel)
             fit = ROTATED_BYTES // (first.numel() * first.element_size())  # MKL's are larger than the weight
-            copied[kernel.layout] = [first, *(_copy(kernel, first) for _ in range(min(copies, max(fit, 1)) - 1))]
-        return [partial(_layer(kernel, weight, case), *operands) for weight in copied[kernel.layout]]
+            copied[kernel.layout] = [first, *(copy(kernel, first) for _ in range(min(copies, max(fit, 1)) - 1))]
+        return [call(kernel, weight) for weight in copied[kernel.layout]]
 
     with torch.inference_mode():
         found, settled = race({kernel.name: calls(kernel) for kernel in kernels}, cold=copies > 1)
     best = min(found, key=found.__getitem__)
-    size = case.rows, case.columns
-    logger.info("%s at %d tokens: %s, %.4f ms", size, case.tokens, best, found[best] * 1e3)
+    logger.info("%s: %s, %.4f ms", what, best, found[best] * 1e3)
     return found, settled
 
 
 def _layer(kernel: Kernel, weight: Tensor, case: Case) -> nn.Module:
-    """Return the layer as the compiled model would hold it, so that what its call costs in Python is measured too."""
+    """Return the layer as the compiled model would hold it: `nn.Linear` itself where that is what runs."""
     rows, columns, bias = case.rows, case.columns, case.bias
     if kernel is not PLAIN or not case.epilogue.plain:
         prepared = PreparedWeights({kernel.layout: weight})
@@ -346,14 +349,13 @@ def why(choice: Choice, tokens: int, dense_because: str, memory: str) -> str:
 def _why(choice: Choice, tokens: int, dense_because: str, memory: str) -> str:
     if dense_because:
         return f"dense: {dense_because}"
-    kernel, _ = choice.dispatch.at(tokens)
     dense, sparse = choice.at(tokens, sparse=False), choice.at(tokens, sparse=True)
     if sparse is None:
         return "dense: no sparse kernel runs here"
     if dense is None:
         return "sparse: no dense kernel of this type runs here"
     ratio = dense / sparse
-    if kernel.sparse:
+    if choice.runs(tokens).sparse:
         if ratio > 1:
             return "sparse is faster"
         small = f'memory="small" keeps packed weights alone, at {1 / ratio:.2f}x the time of dense'

@@ -7,16 +7,16 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from twofour.compiler.cache import Cache
+from twofour.compiler.case import Case
 from twofour.errors import CompileError, KernelError, MeasureError
 from twofour.kernels import Kernel, available
 from twofour.kernels.cuda import CudaKernel
-from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_matmul.cuda import tuned
 from twofour.kernels.nm_matmul.cuda.tuning import key
 from twofour.kernels.problem import Problem
@@ -33,39 +33,6 @@ GPU_TOKENS = (1, 8, 16, 64, 512, 4096)
 LARGEST_ERRORS = {"float32": 2e-3, "bfloat16": 2e-2, "float16": 5e-3, "int8": 6e-2, "float8": 1e-1, "int4": 2e-2}
 """Relative error of one product beyond which a kernel is not trusted: what its rounding costs on random numbers, twice.
 float32 is cuBLAS's, which may use tf32 where the user allowed it. int4 is compared with the rounded weight."""
-
-
-class Case(Protocol):
-    """What is measured: `choose.Case`."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of the weight."""
-        ...
-
-    @property
-    def columns(self) -> int:
-        """Inputs."""
-        ...
-
-    @property
-    def bias(self) -> Tensor | None:
-        """float32 (rows,) or None."""
-        ...
-
-    @property
-    def tokens(self) -> int:
-        """Rows of the input."""
-        ...
-
-    @property
-    def epilogue(self) -> Epilogue:
-        """What the layer does to its product."""
-        ...
-
-    def operands(self, device: torch.device | str = "cpu") -> tuple[Tensor, ...]:
-        """Return random input, and the epilogue's second operand where it has one."""
-        ...
 
 
 def require_for_gpu(data: Iterable[Any] | None, graph: bool | str) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from twofour.compiler.account import Account
-from twofour.compiler.choose import Times
+from twofour.compiler.choose import Choice, Times
 from twofour.compiler.grouped import grouped, one_text, without_numbers
 from twofour.compiler.travelling import MachineTimes
-from twofour.kernels import find
+from twofour.kernels.base import Row
+from twofour.kernels.table import find_row
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class LayerPlan:
     @property
     def sparse(self) -> bool:
         """Whether a sparse kernel runs at `tokens`."""
-        return self.kernel != "torch" and find(self.kernel).sparse
+        return self.kernel != "torch" and find_row(self.kernel, Row).sparse
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,23 @@ class Plan:
             times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in self.whole_ms.items())
             lines.append(f"one call on the example: {times}")
         return "\n".join([*lines, *(self.account.lines() if self.account else [])])
+
+
+def described(
+    name: str,
+    kind: str,
+    shape: tuple[int, ...],
+    tokens: int,
+    choice: Choice,
+    reason: str,
+    sizes: tuple[int, int, int],
+    parts: tuple[str, ...] = (),
+) -> LayerPlan:
+    """Return the entry of a layer that was measured; `sizes`: bytes before, after and in a file."""
+    dense, sparse = choice.at(tokens, sparse=False), choice.at(tokens, sparse=True)
+    ms = dense and dense * 1e3, sparse and sparse * 1e3
+    runs = choice.runs(tokens).name, choice.dispatch.to_text()
+    return LayerPlan(name, kind, shape, tokens, *runs, *ms, reason, *sizes, parts, choice.times)
 
 
 def with_products(layers: Sequence[LayerPlan], products: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:

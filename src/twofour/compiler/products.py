@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate, count
 from typing import Any
 
@@ -14,14 +13,13 @@ from torch import Tensor, fx
 
 from twofour.capture import Graph
 from twofour.compiler.build import Terms
-from twofour.compiler.choose import Choice, choose, why
+from twofour.compiler.choose import why
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
-from twofour.compiler.plan import LayerPlan
+from twofour.compiler.plan import LayerPlan, described
 from twofour.compiler.race import race
-from twofour.errors import TwofourError
 from twofour.graph import Product, Source
 from twofour.graph.base import insert, product, value
-from twofour.kernels.nm_matmul import DYNAMIC, Quantization
+from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.packing import Header, Packed
 
 logger = logging.getLogger("twofour.compiler")
@@ -166,11 +164,11 @@ class _Placer:
         # A dense weight that the layers leave to torch keeps its own numbers: rounding it would be a surprise.
         rounded = parts or isinstance(weight, Packed)
         dtype = terms.encoding.dtype if rounded else str(activations).removeprefix("torch.")
-        choice = self.choice(product, name, weight, bias, tokens, (dtype, activations, quantization))
-        prepared, reason = (
-            PreparedWeights(choice.layouts),
-            f"{why(choice, tokens, because, terms.memory)}; in the graph",
-        )
+        options = {"dtype": dtype, "activations": activations, "quantization": quantization}
+        options["epilogue"] = product.epilogue
+        choice = terms.choose(name, weight, bias, tokens, self.footprint, **options)
+        prepared = PreparedWeights(choice.layouts)
+        reason = f"{why(choice, tokens, because, terms.memory)}; in the graph"
         layer = ProductLayer(name, columns, rows, choice.dispatch, prepared, bias, product.epilogue)
         layer.quantization = quantization
         if len(parts) > 1:
@@ -179,36 +177,11 @@ class _Placer:
             if apart < together:
                 logger.info("`%s` is not %s", name, reason)
                 return None
-        self.plans.append(_described(names, (rows, columns), tokens, choice, self.own_bytes(product, prepared), reason))
+        reason = "; ".join(filter(None, (reason, choice.dispatch.at(tokens)[0].remark(columns))))
+        before, after = self.own_bytes(product, prepared)
+        held, sizes = tuple(names) if len(names) > 1 else (), (before, after, before)
+        self.plans.append(described(name, "product", (rows, columns), tokens, choice, reason, sizes, held))
         return layer
-
-    def choice(
-        self,
-        product: Product,
-        name: str,
-        weight: Packed | Tensor,
-        bias: Tensor | None,
-        tokens: int,
-        types: tuple[str, torch.dtype, Quantization],
-    ) -> Choice:
-        """Measure the kernels for a product; `types`: computing type, activations and the input's range."""
-        terms, (dtype, activations, quantization) = self.terms, types
-        try:
-            return choose(
-                weight,
-                bias,
-                sorted({*terms.tokens, tokens}),
-                memory=terms.memory,
-                footprint=self.footprint,
-                cache=self.cache,
-                example=tokens,
-                dtype=dtype,
-                activations=activations,
-                epilogue=product.epilogue,
-                quantization=quantization,
-            )
-        except TwofourError as error:
-            raise error.for_layer(name) from None
 
     def together_and_apart(
         self, layer: CompiledLinear, parts: Sequence[CompiledLinear], tokens: int, activations: torch.dtype
@@ -244,18 +217,6 @@ def together_and_apart(
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(tokens, layer.in_features, generator=generator, dtype=torch.float32, device="cpu").to(activations)
     return race({"together": lambda: layer(x), "apart": lambda: [part(x) for part in parts]}, seconds=0.2)
-
-
-def _described(
-    names: Sequence[str], shape: tuple[int, int], tokens: int, choice: Choice, sizes: tuple[int, int], reason: str
-) -> LayerPlan:
-    dense, sparse = choice.at(tokens, sparse=False), choice.at(tokens, sparse=True)
-    kernel, dispatch = choice.dispatch.at(tokens)[0].name, choice.dispatch.to_text()
-    ms = (dense and dense * 1e3, sparse and sparse * 1e3)
-    parts = tuple(names) if len(names) > 1 else ()
-    reason = "; ".join(filter(None, (reason, choice.dispatch.at(tokens)[0].remark(shape[1]))))
-    plan = LayerPlan(_name(names), "product", shape, tokens, kernel, dispatch, *ms, reason, *sizes, times=choice.times)
-    return replace(plan, parts=parts, bytes_in_file=sizes[0])
 
 
 def _name(names: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -119,7 +119,13 @@ class Geometry:
 
 @dataclass(frozen=True)
 class ConvKernel(Row):
-    """One implementation of y = activation(conv(x, W) + bias + other), channels last."""
+    """One implementation of y = activation(conv(x, W) + bias + other), channels last.
+
+    Attributes:
+        lead: How many times as fast as others it must be where it is measured alone, to be so inside a model.
+    """
+
+    lead: ClassVar[float] = 1.0
 
     def refuses(self, geometry: Geometry) -> str | None:
         """Return why this kernel cannot run a convolution of this geometry, or None when it can."""

@@ -7,7 +7,7 @@ from functools import cache
 
 from twofour import native
 from twofour.errors import KernelError
-from twofour.kernels.base import Kernel
+from twofour.kernels.base import Kernel, R, Row
 from twofour.kernels.conv import ConvKernel
 from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV
 from twofour.kernels.dense_matmul import MKL, ONEDNN, ONEDNN_BF16, ONEDNN_INT8, PLAIN, PLAIN_BF16, native_dense_rows
@@ -104,25 +104,36 @@ def listing() -> tuple[Listed, ...]:
 
 
 @cache
-def _by_name() -> dict[str, Kernel]:
-    return {kernel.name: kernel for kernel in rows()}
+def _by_name() -> dict[str, Row]:
+    return {row.name: row for row in (*rows(), *convolutions())}
+
+
+def find_row(name: str, kind: type[R]) -> R:
+    """Return the row of a kind that is called `name`: `Kernel`, `ConvKernel`, or `Row` for either.
+
+    Raises:
+        KernelError: There is none of that kind and name.
+    """
+    found = _by_name().get(name)
+    if not isinstance(found, kind):
+        of = " of a convolution" if kind is ConvKernel else ""
+        raise KernelError(
+            f"there is no such kernel{of}",
+            got=repr(name),
+            wanted=f"one of {', '.join(row.name for row in _by_name().values() if isinstance(row, kind))}",
+            remedy="`twofour kernels` lists them with what each needs",
+        )
+    return found
 
 
 def find(name: str) -> Kernel:
-    """Return the kernel called `name`.
+    """Return the kernel of a product called `name`; see `find_row`."""
+    return find_row(name, Kernel)
 
-    Raises:
-        KernelError: There is none of that name.
-    """
-    try:
-        return _by_name()[name]
-    except KeyError:
-        raise KernelError(
-            "there is no such kernel",
-            got=repr(name),
-            wanted=f"one of {', '.join(_by_name())}",
-            remedy="`twofour kernels` lists them with what each needs",
-        ) from None
+
+def find_convolution(name: str) -> ConvKernel:
+    """Return the kernel of a convolution called `name`; see `find_row`."""
+    return find_row(name, ConvKernel)
 
 
 def available(operation: str, device: str = "cpu") -> tuple[Kernel, ...]:
@@ -135,25 +146,3 @@ def available(operation: str, device: str = "cpu") -> tuple[Kernel, ...]:
         and kernel is not REFERENCE
         and kernel.unavailable() is None
     )
-
-
-@cache
-def _convolution_by_name() -> dict[str, ConvKernel]:
-    return {kernel.name: kernel for kernel in convolutions()}
-
-
-def find_convolution(name: str) -> ConvKernel:
-    """Return the convolution kernel called `name`.
-
-    Raises:
-        KernelError: There is none of that name.
-    """
-    found = _convolution_by_name()
-    if name not in found:
-        raise KernelError(
-            "there is no such kernel of a convolution",
-            got=repr(name),
-            wanted=f"one of {', '.join(found)}",
-            remedy="`twofour kernels` lists them with what each needs",
-        )
-    return found[name]
