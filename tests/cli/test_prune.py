@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -224,6 +226,17 @@ def test_what_appears_in_the_result_while_a_new_one_is_made_stays(run, monkeypat
     result = run("prune", "zoo_cli:small", "--out", "out", "--force", "--pattern", "1:4")
     assert result.exit_code != 0 and "thesis.txt" in result.output
     assert Path("out/thesis.txt").read_text() == "mine" and Path("out/model.safetensors").exists()
+
+
+def test_a_result_that_another_run_is_still_bringing_to_its_place_is_not_replaced(run):
+    run("prune", "zoo_cli:small", "--out", "out")
+    handle = os.open("out", os.O_RDONLY)  # the folder that a run has just renamed stays locked until it ends
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        refused(run("prune", "zoo_cli:small", "--out", "out", "--force"), "another process is writing the same result")
+    finally:
+        os.close(handle)
+    assert Path("out/report.json").exists() and not Path("out.unfinished").exists()
 
 
 def test_a_replacement_killed_between_its_renames_is_cleared_up_by_the_next_run(run):

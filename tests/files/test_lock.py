@@ -7,6 +7,9 @@ import fcntl
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -126,6 +129,34 @@ def test_a_renamed_folder_stays_locked_and_its_name_is_free(tmp_path: Path) -> N
         (tmp_path / "a" / "file").write_text("")
         (tmp_path / "a").rename(tmp_path / "b")
         assert in_child(take, tmp_path / "b") == 7 and in_child(take, tmp_path / "a") == 0
+
+
+def test_the_one_who_renamed_the_folder_does_not_remove_the_next_ones(tmp_path: Path) -> None:
+    a = tmp_path / "a"
+    with ExitStack() as first, locked_by_another_thread() as second:
+        first.enter_context(locked(a, SourceError, remedy="-"))
+        (a / "file").write_text("")
+        a.rename(tmp_path / "b")
+        second(a)
+        first.close()
+        assert a.is_dir() and in_child(take, a) == 7
+    assert not a.exists()
+
+
+@contextmanager
+def locked_by_another_thread() -> Iterator[Callable[[Path], None]]:
+    with ThreadPoolExecutor(1) as thread, ExitStack() as held:
+        held.callback(lambda: thread.submit(inside.close).result())
+        inside = ExitStack()
+        yield lambda folder: thread.submit(inside.enter_context, locked(folder, SourceError, remedy="-")).result()
+
+
+def test_an_empty_folder_of_the_callers_stays_and_one_for_the_lock_alone_goes(tmp_path: Path) -> None:
+    for passing, stays in ((False, True), (True, False)):
+        tmp_path.joinpath("empty").mkdir(exist_ok=True)
+        with locked(tmp_path / "empty", SourceError, remedy="-", passing=passing):
+            pass
+        assert tmp_path.joinpath("empty").exists() == stays
 
 
 def test_without_locks_it_goes_on_and_says_so(

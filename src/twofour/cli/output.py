@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -150,13 +150,13 @@ def _replaced(out: Path) -> Path:
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
     """Keep other processes from making the same result, and clear up after one that was killed."""
-    with locked(unfinished(out), SourceError, remedy="choose another --out, or wait for the other run"):
+    remedy = "choose another --out, or wait for the other run"
+    with ExitStack() as locks:
+        locks.enter_context(locked(unfinished(out), SourceError, remedy=remedy, passing=True))
+        if out.is_dir():  # it may be the folder that another run filled, which stays locked until that run ends
+            locks.enter_context(locked(out, SourceError, remedy=remedy))
         _recover(out)
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # a run that can go on left its files there, or it has become the result
-                unfinished(out).rmdir()
+        yield
 
 
 def _recover(out: Path) -> None:

@@ -25,7 +25,12 @@ _held: dict[tuple[int, int], tuple[int, int]] = {}
 
 @contextmanager
 def locked(
-    folder: str | os.PathLike[str], kind: type[TwofourError], *, remedy: str, wait: float = 0.0
+    folder: str | os.PathLike[str],
+    kind: type[TwofourError],
+    *,
+    remedy: str,
+    wait: float = 0.0,
+    passing: bool = False,
 ) -> Iterator[None]:
     """Keep other processes and threads from writing into `folder` while the block runs.
 
@@ -35,10 +40,12 @@ def locked(
     Child processes do not inherit it. Where the file system has no locks, a warning says so and the block runs.
 
     Args:
-        folder: Made when missing; removed again when the block leaves it empty.
+        folder: Made when missing; removed again when the block leaves it empty, if it is still at this path: one that
+            lies there once the block has renamed its own is another writer's.
         kind: Error to raise.
         remedy: What a second writer can do, and one whose folder cannot be made.
         wait: Seconds to wait for the other writer.
+        passing: The folder is there for the writers alone: an empty one goes too if another writer, killed, made it.
 
     Raises:
         TwofourError: Of `kind`: another process or thread still writes there, or the folder cannot be made or opened.
@@ -46,7 +53,7 @@ def locked(
     """
     path = Path(folder)
     try:
-        made = not path.is_dir()
+        goes = passing or not path.is_dir()
         handle = _opened(path, time.monotonic() + wait)
     except OSError as error:
         raise kind(
@@ -69,9 +76,10 @@ def locked(
     try:
         yield
     finally:
-        if made:
+        if goes:
             with suppress(OSError):  # something lies there: the usual case
-                path.rmdir()
+                if is_at(handle, os.path.realpath(path)):
+                    path.rmdir()
         if again or _held.pop(key, None) is not None:
             os.close(handle)
 
