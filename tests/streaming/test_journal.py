@@ -255,3 +255,19 @@ def test_a_file_of_the_user_under_the_name_of_a_companion_is_not_overwritten(tmp
     streaming.prune(plan(source), out)
     assert (out / "notes.txt").read_text() == "theirs"
     streaming.prune(plan(source), out)  # written by this run: written again
+
+
+def test_a_run_that_fails_takes_no_journal_of_the_next_one_with_it(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+):
+    out, journal, rmdir = tmp_path / "out", tmp_path / "out.journal.json", Path.rmdir
+
+    def and_the_next_begins(folder: Path) -> None:
+        rmdir(folder)
+        if folder == out:
+            journal.write_text("the next run's")
+
+    monkeypatch.setattr(Path, "rmdir", and_the_next_begins)
+    with pytest.raises(Stop):
+        streaming.prune(plan(source), out, progress=stop_at("a.1.weight"))
+    assert not out.exists() and journal.read_text() == "the next run's"

@@ -53,10 +53,10 @@ class Journal:
             try:
                 yield
             finally:
-                if not self._done:
-                    with suppress(OSError):  # something of the user's lies there
+                if not self._done and not any(self.folder.iterdir()):  # else something of the user's lies there
+                    self.path.unlink(missing_ok=True)  # while the folder is locked: then both are the next run's
+                    with suppress(OSError):
                         self.folder.rmdir()
-                        self.path.unlink(missing_ok=True)
 
     @property
     def files(self) -> tuple[str, ...]:
