@@ -21,9 +21,15 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import twofour
+from twofour.compiler.conv import CompiledConv, PreparedConv
+from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import TwofourError
 from twofour.kernels.attention import attention
+from twofour.kernels.base import Kernel
+from twofour.kernels.conv import ConvKernel, Geometry
+from twofour.kernels.dispatch import read_dispatch
 from twofour.kernels.norm import norm
+from twofour.kernels.table import available, convolutions
 from twofour.packing import pack
 from twofour.patterns import parse
 
@@ -43,6 +49,27 @@ assert all(
 W = MASKED[0].weight.detach()
 PACKED = pack(W, "2:4")
 twofour.save(FAST["float32"], f"{FOLDER}/fast.safetensors")
+
+
+def by_row(kernel: Kernel) -> CompiledLinear:
+    """Return a layer that runs on one row."""
+    prepared = PreparedWeights({kernel.layout: kernel.prepare(PACKED if kernel.sparse else W)})
+    return CompiledLinear("fc", 64, 128, read_dispatch(f"*={kernel.name}"), prepared, torch.ones(128))
+
+
+def by_conv_row(kernel: ConvKernel) -> CompiledConv:
+    """Return a convolution that runs on one row."""
+    geometry, weight = Geometry(16, 16, (1, 1)), CONV[0].weight.detach()[:, :, :1, :1].contiguous()
+    prepared = PreparedConv(kernel.name, geometry, kernel.prepare(weight, geometry), 2, (1, 8, 8))
+    return CompiledConv("conv", prepared, torch.ones(16))
+
+
+LIBRARIES = {kernel.name: by_row(kernel) for kernel in available("dense_matmul") if kernel.dtype != "int4"}
+CONVOLUTIONS = {
+    kernel.name: by_conv_row(kernel)
+    for kernel in convolutions()
+    if kernel.unavailable() is None and kernel.refuses(Geometry(16, 16, (1, 1))) is None
+}
 
 
 def states(model: nn.Module) -> list[Tensor]:
@@ -82,6 +109,8 @@ VERBS: dict[str, Callable[[], Any]] = {
 CALLS: dict[str, tuple[Callable[[Any], Any], Tensor]] = {
     **{f"forward {dtype}": (fast, X) for dtype, fast in FAST.items()},
     "convolution": (FAST_CONV, torch.randn(1, 16, 8, 8)),
+    **{f"row {name}": (layer, X) for name, layer in LIBRARIES.items()},
+    **{f"row {name}": (layer, torch.randn(1, 16, 8, 8)) for name, layer in CONVOLUTIONS.items()},
     "matmul": (lambda x: twofour.kernels.matmul(x, PACKED), X),
     "attention": (lambda q: attention(q, Q, Q), Q),
     "norm": (lambda x: norm(x, None, None, 1e-5), X),
@@ -92,7 +121,8 @@ CALLS: dict[str, tuple[Callable[[Any], Any], Tensor]] = {
     "search": (lambda w: twofour.structure.permutation.search(w, "2:4", escapes=2).order, W.abs()),
 }
 """Calls by the tensor they are given."""
-WEIGHTS = ("pack", "project", "project tiles", "check pattern", "search")
+LOOKED_AT_WHOLE = ("pack", "project", "project tiles", "check pattern", "search", "attention", "norm")
+"""Calls that look at the storage behind a tensor: those of a layer see no more than that there is none."""
 
 
 @contextmanager
@@ -142,6 +172,12 @@ WRAPPED: dict[str, Callable[[Tensor], Any]] = {
     "functional": torch._to_functional_tensor,
     "freed": freed,
 }
+
+
+def shrunk(x: Tensor) -> Tensor:
+    x = x.clone()
+    x.untyped_storage().resize_(64)
+    return x
 
 
 def dual(call: Callable[[Tensor], Any], x: Tensor) -> Any:
@@ -208,6 +244,11 @@ def on(kind: str, name: str) -> tuple[Any, Any]:
     return got, call(plain)
 
 
+def on_shrunk(name: str) -> tuple[Any, Any]:
+    call, x = CALLS[name]
+    return call(shrunk(x)), None
+
+
 def within(around: str, name: str) -> tuple[Any, Any]:
     call, x = CALLS[name]
     return AROUND[around](call, x), call(x)
@@ -245,7 +286,8 @@ def cases() -> dict[str, Callable[[], tuple[Any, Any]]]:
     found = {f"{verb} / {mode}": partial(under, mode, verb) for verb in VERBS for mode in MODES}
     del found["step / inference"]  # torch's own backward pass refuses there
     found |= {f"{name} / {kind}": partial(on, kind, name) for name in CALLS for kind in KINDS}
-    found |= {f"{name} / {kind}": partial(on, kind, name) for name in WEIGHTS for kind in WRAPPED}
+    found |= {f"{name} / {kind}": partial(on, kind, name) for name in CALLS for kind in WRAPPED}
+    found |= {f"{name} / shrunk": partial(on_shrunk, name) for name in LOOKED_AT_WHOLE}
     return found | {f"{name} / {around}": partial(within, around, name) for name in CALLS for around in AROUND}
 
 

@@ -235,9 +235,13 @@ class WeightedLayer(CompiledLayer):
         super().__setattr__(name, value)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Add a parameter; `weight` is none."""
+        """Add a parameter, however it is assigned; `weight` is none."""
         if name == "weight":
             raise unwritable(self.name)
+        if (
+            type(param) is nn.Parameter and param.is_neg()
+        ):  # kernels read numbers where they stand, a sign stands beside
+            param = nn.Parameter(param.detach().resolve_neg(), requires_grad=param.requires_grad)
         super().register_parameter(name, param)
 
     def __getstate__(self) -> dict[str, Any]:

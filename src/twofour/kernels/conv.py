@@ -13,6 +13,7 @@ from torch.nn import functional
 from twofour.errors import KernelError
 from twofour.kernels.base import Row
 from twofour.kernels.epilogue import ACTIVATIONS
+from twofour.kernels.operands import require_memory
 
 Pair = tuple[int, int]
 
@@ -185,6 +186,7 @@ def require_image(x: Tensor, geometry: Geometry, other: Tensor | None) -> Pair:
     """
     if x.ndim != 4 or x.dtype is not torch.float32 or not x.is_cpu or x.shape[1] != geometry.in_channels:
         raise _unfit(f"x of {x.dtype} {tuple(x.shape)} on {x.device}", f"(images, {geometry.in_channels}, h, w)")
+    require_memory(x)  # before `channels_last`, which copies
     size = geometry.output(x.shape[2], x.shape[3])
     shape = (x.shape[0], geometry.out_channels, *size)
     if other is not None and (tuple(other.shape) != shape or other.dtype is not torch.float32 or not other.is_cpu):

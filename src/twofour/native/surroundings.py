@@ -107,6 +107,13 @@ def out_of_reach(x: Tensor) -> tuple[str, str] | None:
     if (odd := unreadable(x.detach() if isinstance(x, Tensor) else x)) is not None:
         return odd
     lazy = x._is_zerotensor() or torch._is_functional_tensor(x)  # pyright: ignore[reportPrivateImportUsage]
-    if lazy or (x.is_cpu and x.numel() and not x.untyped_storage().nbytes()):
-        return "a tensor without memory of its own (functional, zero or freed)", "pass a plain tensor with its values"
+    if lazy or (x.is_cpu and x.numel() and x.untyped_storage().nbytes() < _end(x)):
+        what = "a tensor without memory of its own (functional, zero, freed, or its storage shrunk)"
+        return what, "pass a plain tensor with its values"
     return None
+
+
+def _end(x: Tensor) -> int:
+    """Return at which byte of its storage a tensor that is not empty ends."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return (x.storage_offset() + last + 1) * x.element_size()

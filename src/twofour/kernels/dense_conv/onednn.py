@@ -9,6 +9,7 @@ from torch import Tensor
 
 from twofour.errors import KernelError
 from twofour.kernels.conv import SCATTERED, ConvKernel, Geometry, Images, channels_last, finish, padded, require_image
+from twofour.kernels.operands import plain_bias
 
 REORDER_IMAGES = (1, 28, 28)
 """Input that the reorder is told where none is known. On others the weight may stand in an order that oneDNN has no
@@ -59,6 +60,7 @@ class OneDnnConv(ConvKernel):
     ) -> Tensor:
         """Convolve; see `ConvKernel.run`."""
         require_image(x, geometry, other)
+        bias = plain_bias(bias, geometry.out_channels)
         x, padding = padded(channels_last(x), geometry)
         sizes = (padding, geometry.stride, geometry.dilation, geometry.groups)
         fused = activation in ("none", "relu")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from twofour.kernels.conv import ConvKernel, Geometry, Images, channels_last, finish, padded, require_image
+from twofour.kernels.operands import plain_bias
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class PlainConv(ConvKernel):
     ) -> Tensor:
         """Convolve; see `ConvKernel.run`."""
         require_image(x, geometry, other)
+        bias = plain_bias(bias, geometry.out_channels)
         x, padding = padded(x if geometry.scattered else channels_last(x), geometry)
         if geometry.scattered:
             x, weight = _channels_first(x), _channels_first(weight)

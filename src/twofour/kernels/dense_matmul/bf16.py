@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from twofour.kernels.base import Kernel
 from twofour.kernels.dense_matmul.onednn import ONEDNN
 from twofour.kernels.dense_matmul.plain import PLAIN
+from twofour.kernels.operands import require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.packing import Packed
 
@@ -92,6 +93,7 @@ class Bf16Matmul(Kernel):
 
     def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
         """Multiply; see `Kernel.run`. The epilogue of a float32 input is applied to the widened product."""
+        require_memory(x)
         low = x.dtype is torch.bfloat16
         if (missing := weight.shape[1] - x.shape[1]) > 0:  # `prepare` widened it
             x = pad(x, (0, missing))

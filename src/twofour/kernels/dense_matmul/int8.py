@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from twofour.kernels.base import Kernel
+from twofour.kernels.operands import plain_bias, require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.kernels.quantization import DYNAMIC, Quantization, quantize_output
 from twofour.native import pages
@@ -67,6 +68,8 @@ class OneDnnInt8Matmul(Kernel):
         """Multiply; see `Kernel.run` and `NativeMatmul.run`."""
         if not len(x):  # an empty tensor has no range
             return torch.empty(0, problem.rows, dtype=problem.quantization.output(x), device="cpu")
+        require_memory(x)
+        bias = plain_bias(bias, problem.rows)
         scales, zeros, kept = weight.scales, weight.zeros, weight.quantization  # pyright: ignore[reportAttributeAccessIssue]
         lost = None
         try:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from twofour.kernels.base import Kernel
 from twofour.kernels.dense_matmul.plain import PLAIN
+from twofour.kernels.operands import plain_bias, require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.packing import Packed
 
@@ -50,7 +51,8 @@ class MklMatmul(Kernel):
 
     def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
         """Multiply; see `Kernel.run`."""
-        plain = self.restore(weight)
+        require_memory(x)
+        plain, bias = self.restore(weight), plain_bias(bias, problem.rows)
         if len(x) != self.tokens:
             y = torch.nn.functional.linear(x, plain, bias)
         else:

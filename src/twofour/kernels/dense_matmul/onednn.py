@@ -12,6 +12,7 @@ from torch import Tensor
 
 from twofour.kernels.base import Kernel
 from twofour.kernels.epilogue import COMBINES
+from twofour.kernels.operands import plain_bias, require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import pages
 from twofour.packing import Packed
@@ -38,7 +39,8 @@ class OneDnnMatmul(Kernel):
 
     def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
         """Multiply; see `Kernel.run`."""
-        epilogue = problem.epilogue
+        require_memory(x)
+        epilogue, bias = problem.epilogue, plain_bias(bias, problem.rows)
         if epilogue.plain:
             return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         epilogue.require(other, (x.size(0), problem.rows))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from twofour.kernels.base import Kernel
+from twofour.kernels.operands import plain_bias, require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import pages
 from twofour.packing import Packed
@@ -27,7 +28,8 @@ class PlainMatmul(Kernel):
 
     def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
         """Multiply; see `Kernel.run`."""
-        y = torch.nn.functional.linear(x, weight, bias)
+        require_memory(x)
+        y = torch.nn.functional.linear(x, weight, plain_bias(bias, problem.rows))
         return problem.finish(y, other)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from twofour.kernels.conv import ConvKernel, Geometry, Images, channels_last, finish, padded
+from twofour.kernels.operands import plain_bias
 
 
 def nm_conv_reference(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
@@ -45,6 +46,7 @@ class ReferenceConv(ConvKernel):
         other: Tensor | None = None,
     ) -> Tensor:
         """Convolve densely; see `ConvKernel.run`."""
+        bias = plain_bias(bias, geometry.out_channels)
         return finish(channels_last(nm_conv_reference(x, weight, bias, geometry)), activation, other)
 
 

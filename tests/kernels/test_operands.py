@@ -1,0 +1,81 @@
+"""A bias of any strides and signs, and of another size, on every row that multiplies on a CPU."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conftest import each_row
+from twofour.compiler.conv import CompiledConv, PreparedConv
+from twofour.compiler.layer import CompiledLinear, PreparedWeights
+from twofour.errors import KernelError
+from twofour.kernels.conv import Geometry
+from twofour.kernels.dispatch import read_dispatch
+from twofour.kernels.table import convolutions, rows
+from twofour.packing import pack
+
+ROWS = [row for row in rows() if row.device == "cpu" and row.pattern != "any"]
+BIASES = {
+    "strided": lambda: torch.randn(64)[::2],
+    "a column": lambda: torch.randn(32, 3)[:, 1],
+    "expanded": lambda: torch.full((1,), 2.0).expand(32),
+    "negated": lambda: torch._neg_view(torch.randn(32)),
+    "imaginary": lambda: torch.complex(torch.randn(32), torch.randn(32)).conj().imag,
+}
+
+
+def layer_of(kernel) -> CompiledLinear:
+    weight = torch.randn(32, 64)
+    weight *= torch.arange(64) % 4 < 2
+    given = pack(weight, kernel.pattern, dtype=kernel.dtype) if kernel.sparse else weight
+    prepared = PreparedWeights({kernel.layout: kernel.prepare(given)})
+    return CompiledLinear("fc", 64, 32, read_dispatch(f"*={kernel.name}"), prepared, torch.zeros(32))
+
+
+def convolution_of(kernel) -> CompiledConv:
+    weight, geometry = torch.randn(32, 64, 1, 1), Geometry(64, 32, (1, 1))
+    weight *= (torch.arange(64) % 4 < 2)[:, None, None]
+    prepared = PreparedConv(kernel.name, geometry, kernel.prepare(weight, geometry), 2, (1, 4, 4))
+    return CompiledConv("fc", prepared, torch.zeros(32))
+
+
+def assign(layer: nn.Module, bias: torch.Tensor) -> None:
+    layer.load_state_dict({"bias": bias}, strict=False, assign=True)
+
+
+@pytest.mark.parametrize("bias", BIASES)
+@each_row(ROWS, "kernel")
+def test_a_bias_is_added_as_it_reads(kernel, bias):
+    layer, given = layer_of(kernel), BIASES[bias]()
+    for tokens in (1, 8):
+        x = torch.randn(tokens, 64)
+        without = layer(x)
+        assign(layer, given)
+        torch.testing.assert_close(layer(x), without + given.resolve_neg(), rtol=2e-2, atol=5e-2)
+        assign(layer, torch.zeros(32))
+
+
+@pytest.mark.parametrize("bias", BIASES)
+@each_row(convolutions(), "kernel")
+def test_a_bias_of_a_convolution_is_added_as_it_reads(kernel, bias):
+    layer, given, x = convolution_of(kernel), BIASES[bias](), torch.randn(1, 64, 4, 4)
+    without = layer(x)
+    assign(layer, given)
+    torch.testing.assert_close(layer(x), without + given.resolve_neg()[:, None, None], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 31, 33])
+@each_row(ROWS, "kernel")
+def test_a_bias_of_another_size_is_refused(kernel, size):
+    layer = layer_of(kernel)
+    layer.bias = nn.Parameter(torch.zeros(size), requires_grad=False)
+    with pytest.raises(KernelError, match="layer `fc`"):
+        layer(torch.randn(8, 64))
+
+
+@pytest.mark.parametrize("size", [1, 31, 33])
+@each_row(convolutions(), "kernel")
+def test_a_bias_of_another_size_is_refused_by_a_convolution(kernel, size):
+    layer = convolution_of(kernel)
+    layer.bias = nn.Parameter(torch.zeros(size), requires_grad=False)
+    with pytest.raises(KernelError, match="layer `fc`"):
+        layer(torch.randn(1, 64, 4, 4))
