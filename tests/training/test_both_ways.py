@@ -11,9 +11,9 @@ from torch.nn import functional
 from twofour import check, masks, patterns, prune
 from twofour.errors import TrainingError
 from twofour.kernels.nm_unbiased import nm_unbiased_reference
+from twofour.layers import CARRIED
 from twofour.training import both_ways
 from twofour.training.both_ways import Choice, LayerPlan, saving
-from twofour.training.both_ways.linear import WAYS
 
 PATTERN = patterns.parse("2:4-transposable")
 TOKENS = 24
@@ -174,7 +174,7 @@ def test_the_sparse_weight_gradient_is_the_estimate_times_x_and_unbiased() -> No
     model = nn.Sequential(nn.Linear(16, 8))
     x, gradient = torch.randn(32, 16), torch.randn(32, 8) ** 3
     handle = both_ways.attach(model, x, kernels="sparse", gradient="2:4", seed=11)
-    ways = model[0].__dict__[WAYS]
+    ways = model[0].__dict__[CARRIED]
     exact = gradient.T.double() @ x.double()
     total = torch.zeros(8, 16, dtype=torch.float64)
     rounds = 1500

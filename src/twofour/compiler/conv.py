@@ -16,7 +16,7 @@ from twofour.kernels.conv_operator import to_numbers
 from twofour.kernels.dense_conv import ONEDNN_CONV
 from twofour.kernels.nm_conv import from_conv_layout
 from twofour.kernels.operator import inference_only
-from twofour.layers import attached
+from twofour.layers import obstacle
 from twofour.native.surroundings import STRANGE, by_operators, followed, has_tangent, unreadable
 from twofour.packing import Packed, pack
 
@@ -197,17 +197,8 @@ def conv_refusal(module: nn.Module) -> str | None:
         return f"no packed kernel for {type(module).__name__} yet"
     if module.padding_mode != "zeros":
         return f"padding_mode {module.padding_mode!r}: the kernels pad with zeros"
-    if over := attached(module):
-        return f"{over} is attached: call remove() of its handle first"
-    base = nn.Conv2d if isinstance(module, nn.Conv2d) else nn.Conv1d
-    own = any(getattr(type(module), name) is not getattr(base, name) for name in ("forward", "_conv_forward"))
-    if own or "forward" in module.__dict__ or "_conv_forward" in module.__dict__:
-        return f"{type(module).__name__} has a forward of its own"
-    if torch.nn.utils.parametrize.is_parametrized(module):
-        return "its weight is parametrised"
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    if any(hooks):
-        return "it has hooks, which a replacement would lose"
+    if reason := obstacle(module):
+        return reason
     if module.weight.dtype is not torch.float32 or type(module.weight) is not nn.Parameter or not module.weight.numel():
         return unread(module.weight, "float32")
     return None

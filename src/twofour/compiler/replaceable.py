@@ -17,7 +17,7 @@ from twofour.compiler.plan import LayerPlan
 from twofour.compiler.unpacked import exchanged
 from twofour.errors import CompileError
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
-from twofour.layers import attached, compiled_parts, is_hugging_face_conv1d, kind_of, require_module
+from twofour.layers import compiled_parts, is_hugging_face_conv1d, kind_of, obstacle, require_module
 from twofour.packing import Packed
 from twofour.patterns import Pattern
 from twofour.patterns.base import is_finite, non_finite
@@ -143,18 +143,10 @@ def refusal(module: nn.Module, inside_attention: bool, encoding: Encoding = FLOA
         return conv_refusal(module) or other or NO_IMAGES
     if inside_attention or isinstance(module, nn.MultiheadAttention):
         return _PLACED
-    kind = kind_of(module)
-    if kind is None or not is_linear(module):
+    if kind_of(module) is None or not is_linear(module):
         return f"no packed kernel for {type(module).__name__} yet"
-    if over := attached(module):
-        return f"{over} is attached: call remove() of its handle first"
-    if type(module).forward is not kind.base.forward or "forward" in module.__dict__:
-        return f"{type(module).__name__} has a forward of its own"
-    if torch.nn.utils.parametrize.is_parametrized(module):
-        return "its weight is parametrised"
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    if any(hooks):
-        return "it has hooks, which a replacement would lose"
+    if reason := obstacle(module):
+        return reason
     weight = module.weight
     if not encoding.takes(weight) or type(weight) is not nn.Parameter or not weight.numel():
         return unread(weight, encoding.dtype)

@@ -1,5 +1,16 @@
 """Where a pattern may go: the weights of a model that can be pruned, each with the axis its product sums over."""
 
+from twofour.layers.attachments import (
+    CARRIED,
+    MASKED,
+    Attachment,
+    attached,
+    describe_attached,
+    describe_schemes,
+    is_masked,
+    put_over,
+    take_off,
+)
 from twofour.layers.axis import Reduction
 from twofour.layers.compiled import CompiledLayer, compilation, compiled_parts, mark_compiled
 from twofour.layers.globs import (
@@ -12,18 +23,20 @@ from twofour.layers.globs import (
     require_module,
 )
 from twofour.layers.kinds import KINDS, SUPPORTED, Feed, Kind, is_hugging_face_conv1d, kind_of
-from twofour.layers.reasons import DTYPES, way_out
-from twofour.layers.schemes import MASKED, attached, describe_attached, describe_schemes, hold, is_masked, let_go
+from twofour.layers.obstacles import obstacle
+from twofour.layers.reasons import DTYPES, dtype_reason, way_out
 from twofour.layers.sharded import is_distributed, local, placed, whole
 from twofour.layers.walk import Skipped, Walk, reduction_axes, walk
 from twofour.layers.weight import PrunableWeight
 
 __all__ = [
+    "CARRIED",
     "DTYPES",
     "ELIGIBILITIES",
     "KINDS",
     "MASKED",
     "SUPPORTED",
+    "Attachment",
     "CompiledLayer",
     "Feed",
     "Kind",
@@ -36,22 +49,24 @@ __all__ = [
     "compiled_parts",
     "describe_attached",
     "describe_schemes",
-    "hold",
+    "dtype_reason",
     "is_distributed",
     "is_hugging_face_conv1d",
     "is_masked",
     "kind_of",
-    "let_go",
     "local",
     "mark_compiled",
     "matches",
     "nearest",
+    "obstacle",
     "parse_globs",
     "placed",
+    "put_over",
     "reduction_axes",
     "require_eligibility",
     "require_matches",
     "require_module",
+    "take_off",
     "walk",
     "way_out",
     "whole",

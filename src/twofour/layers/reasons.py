@@ -124,9 +124,9 @@ def _place_reason(place: Place) -> str | None:
         return f"{name} is not a supported kind of layer ({SUPPORTED})"
     if not kind.holds(place.attribute):
         return _replaced_reason(place.attribute)
-    if place.attention is not None and (own := _forward_reason(place.attention, nn.MultiheadAttention)):
+    if place.attention is not None and (own := own_forward(place.attention, nn.MultiheadAttention)):
         return f"inside nn.MultiheadAttention: {own}"
-    return _forward_reason(module, kind.base)
+    return own_forward(module, kind.base)
 
 
 def _replaced_reason(attribute: str) -> str:
@@ -144,7 +144,8 @@ def _replaced_reason(attribute: str) -> str:
     return f"`{attribute}` is not the layer's weight"
 
 
-def _forward_reason(module: nn.Module, base: type[nn.Module]) -> str | None:
+def own_forward(module: nn.Module, base: type[nn.Module]) -> str | None:
+    """Say that a layer computes otherwise than its kind's class, None where it does not."""
     for method in ("forward", "_conv_forward"):
         own = getattr(base, method, None)
         if method in module.__dict__:
@@ -162,8 +163,8 @@ def tensor_reason(parameter: Tensor, empty: bool = False) -> str | None:
         return "a nested tensor"
     if parameter.layout != torch.strided:
         return f"stored as {parameter.layout}"
-    if parameter.dtype not in DTYPES:
-        return f"dtype {str(parameter.dtype).removeprefix('torch.')} is not a real floating type that can be ranked"
+    if reason := dtype_reason(parameter.dtype):
+        return reason
     if type(parameter) not in (Tensor, nn.Parameter) and not is_distributed(parameter):
         return f"held in a tensor subclass, {type(parameter).__name__}"
     if parameter.is_neg():
@@ -173,6 +174,12 @@ def tensor_reason(parameter: Tensor, empty: bool = False) -> str | None:
     if parameter.ndim < 2 or parameter.numel() == 0:
         return f"shape {tuple(parameter.shape)} has no values" if parameter.numel() == 0 else "a single axis"
     return None
+
+
+def dtype_reason(dtype: object) -> str | None:
+    """Say why values of a dtype, torch's or the name of a file's own, cannot be ranked, or None."""
+    name = str(dtype).removeprefix("torch.")
+    return None if dtype in DTYPES else f"dtype {name} is not a real floating type that can be ranked"
 
 
 def _asp_reason(kind: Kind, module: nn.Module, weight: Tensor) -> str | None:

@@ -12,7 +12,7 @@ from torch import nn
 from twofour.checkpoints import Checkpoint, Entry, structure
 from twofour.criteria import Scored
 from twofour.errors import LayerError, RecipeError
-from twofour.layers import DTYPES, PrunableWeight, Reduction, matches, walk, way_out
+from twofour.layers import PrunableWeight, Reduction, dtype_reason, matches, walk, way_out
 from twofour.patterns import Pattern
 from twofour.recipe import Recipe
 
@@ -86,7 +86,7 @@ def plan_folder(checkpoint: Checkpoint, recipe: Recipe) -> Plan:
             skipped.append((weight.name, "it is not in the files: a head that starts at random values"))
         for name in stored:
             entry = checkpoint.entries[name]
-            if reason := _dtype_reason(entry):
+            if reason := dtype_reason(entry.torch_dtype or entry.dtype):
                 skipped.append((name, reason))
             else:
                 weights.append(Sparse(entry, weight.name, weight.kind, pattern, weight.axis))
@@ -163,13 +163,6 @@ def _many(checkpoint: Checkpoint, name: str) -> bool:
     return len(checkpoint.entries[name].shape) >= 2
 
 
-def _dtype_reason(entry: Entry) -> str | None:
-    if entry.torch_dtype in DTYPES:
-        return None
-    name = str(entry.torch_dtype or entry.dtype).removeprefix("torch.")
-    return f"dtype {name} is not a real floating type that can be ranked"
-
-
 def _named_weight(entry: Entry, recipe: Recipe, axes: Sequence[tuple[str, int]]) -> tuple[Sparse | None, str]:
     """Return what the tensor becomes, or None and the reason why it stays dense."""
     pattern = next((rule for glob, rule in recipe.rules if _names(glob, entry.name)), None)
@@ -179,7 +172,7 @@ def _named_weight(entry: Entry, recipe: Recipe, axes: Sequence[tuple[str, int]])
         return None, "left out by a rule"
     if len(entry.shape) not in _AXES or not entry.nbytes:
         return None, f"shape {entry.shape} is no Linear or convolution weight"
-    if reason := _dtype_reason(entry):
+    if reason := dtype_reason(entry.torch_dtype or entry.dtype):
         return None, reason
     axis = next((axis for glob, axis in axes if fnmatchcase(entry.name, glob) or _names(glob, entry.name)), None)
     if axis is None:

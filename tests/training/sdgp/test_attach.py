@@ -59,7 +59,7 @@ def test_attach_and_remove_leave_the_model_as_it_was() -> None:
     assert handle.remove() is model
     assert [type(m) for m in model] == classes
     assert all(torch.equal(a, b) for a, b in zip(grads(model, x), exact, strict=True))
-    with pytest.raises(TrainingError, match="SDGP is off already"):
+    with pytest.raises(TrainingError, match=r"pruned gradients \(SDGP\) is over"):
         handle.remove()
 
 
@@ -87,7 +87,7 @@ def test_layers_that_stay_exact_have_a_reason() -> None:
     assert handle.layers == ("plain",)
     assert isinstance(model["plain"], Plain)
     assert handle.skipped == {
-        "own": "Own computes in a way of its own",
+        "own": "Own has a forward of its own",
         "small": "3 output channels: no whole group of 4",
         "few": "3 inputs",
         "depthwise": "1 output channels per group: no whole group of 4",

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from twofour.errors import TrainingError
+from twofour.layers import CARRIED
 from twofour.training import sdgp
 from twofour.training.sdgp import MODES
-from twofour.training.sdgp.modules import STATE
 from twofour.training.sdgp.products import prune
 
 LAYERS = {
@@ -37,7 +37,7 @@ def gradients(layer: nn.Module, x: Tensor, dz: Tensor) -> list[Tensor]:
 
 def chosen(layer: nn.Module, dz: Tensor) -> Tensor:
     """dL/dz as the next backward pass will prune it."""
-    state = layer.__dict__[STATE]
+    state = layer.__dict__[CARRIED]
     if not isinstance(layer, nn.Linear):
         whole = dz if dz.ndim == layer.weight.ndim else dz.unsqueeze(0)
         result = prune(whole, state.number).view(dz.shape)
@@ -119,7 +119,7 @@ def test_groups_lie_along_the_channels_whatever_the_memory_format(memory_format:
     sdgp.attach(layer, "2:4", mode="rescaled")
     x = torch.randn(2, 6, 5, 7).contiguous(memory_format=memory_format)
     dz = torch.randn(2, 16, 5, 7)
-    left = prune(dz.contiguous(memory_format=memory_format), layer.__dict__[STATE].number)
+    left = prune(dz.contiguous(memory_format=memory_format), layer.__dict__[CARRIED].number)
     assert ((left != 0).unflatten(1, (4, 4)).sum(2) <= 2).all()
     assert left.is_contiguous(memory_format=memory_format)
     dx = gradients(layer, x, dz.contiguous(memory_format=memory_format))[0]
@@ -151,7 +151,7 @@ def test_the_weight_of_hugging_face_conv1d_stands_the_other_way() -> None:
     exact = gradients(layer, x, dz)
     handle = sdgp.attach(layer, "2:4", mode="magnitude")
     dx, dw, db = gradients(layer, x, dz)
-    left = layer.__dict__[STATE].prune(dz)
+    left = layer.__dict__[CARRIED].prune(dz)
     torch.testing.assert_close([dw, db], exact[1:], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(dx, left @ layer.weight.detach().t())
     assert type(handle.remove()) is utils.Conv1D
@@ -163,7 +163,7 @@ def test_an_input_without_gradient_and_evaluation_take_the_layer_as_it_is() -> N
     layer(torch.randn(3, 8)).sum().backward()
     with torch.no_grad():
         layer(torch.randn(3, 8, requires_grad=True))
-    assert layer.__dict__[STATE].draws == 0
+    assert layer.__dict__[CARRIED].draws == 0
 
 
 @pytest.mark.parametrize("kind", [nn.Linear(8, 8), nn.Conv2d(8, 8, 3)])
@@ -205,8 +205,8 @@ def test_copies_and_pickles_work_and_draw_on_their_own(kind: nn.Module) -> None:
     sdgp.attach(kind, "2:4", mode="random")
     for other in (copy.deepcopy(kind), pickle.loads(pickle.dumps(kind))):
         assert type(other) is type(kind)
-        assert other.__dict__[STATE] is not kind.__dict__[STATE]
-        assert other.__dict__[STATE].number != kind.__dict__[STATE].number
+        assert other.__dict__[CARRIED] is not kind.__dict__[CARRIED]
+        assert other.__dict__[CARRIED].number != kind.__dict__[CARRIED].number
         x = torch.randn((2, 8, 5, 5) if isinstance(kind, nn.Conv2d) else (2, 8, 8), requires_grad=True)
         other(x).square().sum().backward()
-        assert (other.__dict__[STATE].draws, kind.__dict__[STATE].draws) == (1, 0)
+        assert (other.__dict__[CARRIED].draws, kind.__dict__[CARRIED].draws) == (1, 0)

@@ -13,9 +13,9 @@ from tests.conftest import threads
 from tests.training.sdgp.test_layers import chosen, gradients
 from twofour.errors import TrainingError
 from twofour.kernels.nm_gradient import packed_bytes
+from twofour.layers import CARRIED
 from twofour.training import sdgp
 from twofour.training.sdgp import MODES, ways
-from twofour.training.sdgp.modules import STATE
 
 PRODUCTS = ("auto", "sparse", "dense")
 LAYERS = {
@@ -144,7 +144,7 @@ def test_what_is_not_finite_gets_through_a_sparse_product(mode: str, bad: float)
 def test_one_buffer_of_half_the_largest_gradient_serves_all_layers() -> None:
     model = nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 512), nn.Linear(512, 64))
     attached(model, product="sparse")
-    states = [layer.__dict__[STATE] for layer in model]
+    states = [layer.__dict__[CARRIED] for layer in model]
     model(torch.randn(384, 64, requires_grad=True)).sum().backward()
     buffers = {state.ways.shared.buffer(0).data_ptr(): state.ways.shared.buffer(0).nbytes for state in states}
     assert list(buffers.values()) == [packed_bytes(384, 512, torch.float32)]
@@ -202,7 +202,7 @@ def test_choices_stay_on_the_machine_that_measured_them(every_size: None) -> Non
     attached(layer)
     want = gradients(layer, x, dz)
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        state = other.__dict__[STATE]
+        state = other.__dict__[CARRIED]
         assert state.ways.choices == {} and state.ways.shared.known == {}
         torch.testing.assert_close(gradients(other, x, dz), want)
 

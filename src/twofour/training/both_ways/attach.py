@@ -12,12 +12,12 @@ from torch import nn
 
 from twofour import calls, masks
 from twofour.errors import TrainingError
-from twofour.layers import PrunableWeight, require_module, walk, way_out
+from twofour.layers import CARRIED, PrunableWeight, put_over, require_module, walk, way_out
 from twofour.patterns import Transposable
 from twofour.training import products
 from twofour.training.both_ways import choose
 from twofour.training.both_ways.handle import BothWays
-from twofour.training.both_ways.linear import WAYS, BothWaysLinear, Ways, computing_type
+from twofour.training.both_ways.linear import BothWaysLinear, Ways, computing_type
 from twofour.training.choice import Choice, LayerPlan, Plan
 from twofour.training.schemes import require_free
 
@@ -93,8 +93,7 @@ def attach(
         plans.append(_plan(weight, tokens, dtype, known[case]))
     for index, (weight, plan) in enumerate(zip(weights, plans, strict=True)):
         layer_seed = (seed * 0x85EBCA6B + index * 0xC2B2AE35) & 0xFFFFFFFF
-        weight.module.__dict__[WAYS] = Ways(plan, every is not None, layer_seed)
-        weight.module.__class__ = BothWaysLinear
+        put_over(weight.module, BothWaysLinear, Ways(plan, every is not None, layer_seed))
     start = begin if kernels != "dense" else -1
     masked = bool(masks.of(model))
     return BothWays(model, weights, Plan(tuple(plans), skipped), every=every, begin=start, decay=decay, masked=masked)
@@ -166,7 +165,7 @@ def _weights(
 
 def _require_model(model: nn.Module, every: int | None, kernels: str) -> None:
     require_module(model, TrainingError)
-    if any(WAYS in module.__dict__ for module in model.modules()):
+    if any(isinstance(module.__dict__.get(CARRIED), Ways) for module in model.modules()):
         raise TrainingError(
             "the model is trained both ways already",
             got="a second attach",

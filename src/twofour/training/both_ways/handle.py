@@ -17,9 +17,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from twofour import masks
 from twofour.errors import PatternError, TrainingError, cut
 from twofour.kernels import available
-from twofour.layers import PrunableWeight, hold, let_go
+from twofour.layers import CARRIED, Attachment, PrunableWeight, take_off
 from twofour.patterns import Transposable
-from twofour.training.both_ways.linear import WAYS, Ways
+from twofour.training.both_ways.linear import Ways
 from twofour.training.choice import Choice, Plan
 
 _log = logging.getLogger("twofour.training")
@@ -27,7 +27,7 @@ _log = logging.getLogger("twofour.training")
 PATTERN = Transposable()
 
 
-class BothWays:
+class BothWays(Attachment):
     """Sparse weights in the forward pass and in the data gradient, while it is attached.
 
     Attributes:
@@ -48,22 +48,22 @@ class BothWays:
         decay: float,
         masked: bool,
     ) -> None:
-        self.model, self.plan, self.steps = model, plan, 0
+        super().__init__(model)
+        self.plan, self.steps, self.layers = plan, 0, tuple(weight.name for weight in weights)
         self.flips: float | None = None
-        self._weights, self._every, self._begin, self._decay = list(weights), every, begin, decay
-        self._masked, self._attached = masked, True
+        self._weights, self._every, self._first, self._decay = list(weights), every, begin, decay
+        self._masked = masked
         self._hooks = [
             register_optimizer_step_pre_hook(partial(_before_step, weakref.ref(self))),
             register_optimizer_step_post_hook(partial(_after_step, weakref.ref(self))),
         ]
-        for weight in self._weights:
-            hold(weight.module, "2:4 both ways", self)
+        self._begin(Ways.title, [weight.module for weight in self._weights])
         if begin == 0:
             self._start()
 
     def __str__(self) -> str:
         mask = "fixed mask" if self._every is None else f"mask chosen every {self._every} steps"
-        return f"2:4 both ways, {mask}, {self.steps} steps{'' if self._attached else ', over'}\n{self.plan}"
+        return f"2:4 both ways, {mask}, {self.steps} steps{'' if self.attached else ', over'}\n{self.plan}"
 
     def masks(self) -> dict[str, Tensor]:
         """Return the masks in force, by parameter name: bool (out, in)."""
@@ -84,7 +84,7 @@ class BothWays:
             PatternError: A weight holds NaN or infinity; the handle stays attached.
         """
         self._require_attached()
-        if self._begin < 0:  # the control has no masks
+        if self._first < 0:  # the control has no masks
             return self.remove()
         if not all(ways.active for _, ways in self._layers()):
             self._start()
@@ -168,28 +168,17 @@ class BothWays:
         self.plan = replace(self.plan, layers=tuple(ways.plan for _, ways in self._layers()))
 
     def _layers(self) -> list[tuple[PrunableWeight, Ways]]:
-        if not self._attached:
+        if not self.attached:
             return self._removed
-        return [(weight, weight.module.__dict__[WAYS]) for weight in self._weights]
-
-    def _require_attached(self) -> None:
-        if not self._attached:
-            raise TrainingError(
-                "training both ways is over",
-                got="a second finish() or remove(), or a state for it",
-                wanted="one of them, once",
-                remedy="attach again to go on",
-            )
+        return [(weight, weight.module.__dict__[CARRIED]) for weight in self._weights]
 
     def _take_off(self) -> None:
         self._removed = self._layers()
-        self._attached = False
+        self._end()
         for hook in self._hooks:
             hook.remove()
         for weight in self._weights:
-            let_go(weight.module, self)
-            del weight.module.__dict__[WAYS]
-            weight.module.__class__ = nn.Linear
+            take_off(weight.module)
 
     def _start(self) -> None:
         """Put the first masks in force: those the model has, or the largest magnitudes."""
@@ -248,7 +237,7 @@ def _after_step(
     reference: weakref.ref[BothWays], optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     handle = reference()
-    if handle is None or not handle._attached:
+    if handle is None or not handle.attached:
         return
     stepped = _stepped(handle, optimizer)
     layers = handle._layers()
@@ -258,11 +247,11 @@ def _after_step(
     if id(layers[0][0].parameter) not in stepped:  # of several optimisers, the one with the first layer counts
         return
     handle.steps += 1
-    if handle.steps == handle._begin:
+    if handle.steps == handle._first:
         handle._start()
     elif (
         handle._every is not None
-        and handle.steps > handle._begin
-        and (handle.steps - handle._begin) % handle._every == 0
+        and handle.steps > handle._first
+        and (handle.steps - handle._first) % handle._every == 0
     ):
         handle._refresh()

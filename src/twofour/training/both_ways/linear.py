@@ -12,13 +12,11 @@ from torch.autograd.function import once_differentiable
 from twofour.kernels import Kernel, find
 from twofour.kernels.nm_unbiased import nm_unbiased, nm_unbiased_reference
 from twofour.kernels.problem import Problem
+from twofour.layers import CARRIED
 from twofour.training import products
 from twofour.training.both_ways.layouts import Layouts
 from twofour.training.choice import LayerPlan
 from twofour.training.parts import part
-
-WAYS = "_twofour_both_ways"
-"""Attribute of a layer that is attached: its `Ways`."""
 
 _scratch = threading.local()
 
@@ -34,6 +32,8 @@ class Ways:
         calls: Weight gradients so far; with `seed` it seeds the next estimate.
         seed: 32 bits, of this layer.
     """
+
+    title = "2:4 both ways"
 
     def __init__(self, plan: LayerPlan, dense_parameter: bool, seed: int) -> None:
         self.dense_parameter, self.seed = dense_parameter, seed
@@ -158,7 +158,7 @@ class BothWaysLinear(nn.Linear):
     @torch.compiler.disable(reason="twofour: native, on raw pointers")
     def forward(self, input: Tensor) -> Tensor:
         """Return X W^T + bias with W masked; (..., in) -> (..., out) in the computing type."""
-        ways: Ways = self.__dict__[WAYS]
+        ways: Ways = self.__dict__[CARRIED]
         dtype = computing_type(input)
         with torch.autocast(input.device.type, enabled=False):
             return cast(Tensor, _Product.apply(input.to(dtype), self.weight, self.bias, ways))

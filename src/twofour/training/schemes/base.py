@@ -8,26 +8,15 @@ parameter and attaches its mask, and the state dict has the dense model's keys a
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from twofour import masks
 from twofour.errors import PatternError, TrainingError
-from twofour.layers import (
-    PrunableWeight,
-    attached,
-    describe_attached,
-    hold,
-    is_distributed,
-    let_go,
-    require_module,
-    way_out,
-)
+from twofour.layers import Attachment, PrunableWeight, describe_attached, is_distributed, require_module, way_out
 from twofour.patterns import Pattern
 from twofour.recipe import Recipe
 from twofour.training.schemes.slots import Slot, parametrise_all
@@ -35,64 +24,8 @@ from twofour.training.schemes.slots import Slot, parametrise_all
 _log = logging.getLogger("twofour.training")
 
 
-class Scheme(ABC):
-    """A scheme that is attached to a model.
-
-    Attributes:
-        model: The model that is being trained.
-        layers: Names of the weights that the scheme makes sparse.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.layers: tuple[str, ...] = ()
-        self.attached = True
-        self._held: tuple[nn.Module, ...] = ()
-        self._title = ""
-
-    def __repr__(self) -> str:
-        return f"{self._title}: {len(self.layers)} layers{'' if self.attached else ', over'}"
-
-    @abstractmethod
-    def finish(self) -> nn.Module:
-        """Make the model plain and masked, as if it had been pruned; returns it. The scheme is over."""
-
-    @abstractmethod
-    def remove(self) -> nn.Module:
-        """Take the scheme off and leave the weights as the optimiser left them; returns the model."""
-
-    def _begin(self, title: str, modules: Iterable[nn.Module]) -> None:
-        """Note that the scheme, called so in messages, works on the weights of these modules until its end."""
-        self._held, self._title = tuple(modules), title
-        for module in self._held:
-            hold(module, title, self)
-
-    def _end(self) -> None:
-        self._require_attached()
-        self._require_on_top()
-        self.attached = False
-        for module in self._held:
-            let_go(module, self)
-
-    def _require_on_top(self) -> None:
-        """Refuse to take parametrisations off under a class that was put over the layer since."""
-        over = {attached(module) for module in self._held if parametrize.is_parametrized(module)} - {""}
-        if over:
-            raise TrainingError(
-                "the scheme cannot end yet",
-                got=f"{', '.join(sorted(over))}, attached after the scheme",
-                wanted="the order reversed: what came last goes first",
-                remedy="call remove() of that handle, then this again",
-            )
-
-    def _require_attached(self) -> None:
-        if not self.attached:
-            raise TrainingError(
-                "the training scheme is over",
-                got="a second finish() or remove()",
-                wanted="one of them, once",
-                remedy="attach the scheme again to go on with it",
-            )
+Scheme = Attachment
+"""What a scheme of one's own derives from."""
 
 
 class Projection(nn.Module):

@@ -8,24 +8,29 @@ from typing import Any
 from torch import Tensor, nn
 
 from twofour.errors import TrainingError
-from twofour.layers import kind_of, matches, parse_globs, require_matches, require_module
+from twofour.layers import (
+    CARRIED,
+    Attachment,
+    kind_of,
+    matches,
+    obstacle,
+    parse_globs,
+    require_matches,
+    require_module,
+    take_off,
+)
 from twofour.patterns import Pattern
 from twofour.training.choice import PRODUCTS, Choice, LayerPlan, Plan
-from twofour.training.sdgp.modules import STATE, is_on, on_top, put_on, take_off
+from twofour.training.sdgp.modules import is_on, on_top, put_on
 from twofour.training.sdgp.rule import EPS, Rule
 from twofour.training.sdgp.state import State
 from twofour.training.sdgp.ways import PRODUCT, Shared, Ways
 
-_FORWARDS = {
-    "linear": (nn.Linear.forward,),
-    "conv1d": (nn.Conv1d.forward, nn.Conv1d._conv_forward),
-    "conv2d": (nn.Conv2d.forward, nn.Conv2d._conv_forward),
-}
 FEW_INPUTS = 3
 """Layers with as few input channels stay exact: the authors' rule for the first convolution of an image."""
 
 
-class Handle:
+class Handle(Attachment):
     """SDGP as it is attached to a model.
 
     Attributes:
@@ -36,7 +41,8 @@ class Handle:
     """
 
     def __init__(self, model: nn.Module, rule: Rule, modules: dict[str, nn.Module], skipped: dict[str, str]) -> None:
-        self.model, self.rule, self.skipped = model, rule, skipped
+        super().__init__(model, State.title)
+        self.rule, self.skipped, self.layers = rule, skipped, tuple(modules)
         self._modules = modules
 
     @property
@@ -44,20 +50,15 @@ class Handle:
         """Which product of each layer runs how, and why: as in the last step; what is measured is so in the first."""
         layers = []
         for name, module in self._modules.items():
-            ways: Ways = module.__dict__[STATE].ways
+            ways: Ways = module.__dict__[CARRIED].ways
             later = {"data": Choice("-", False, ways.why_dense or "chosen when its input first needs a gradient")}
             choices = {product: ways.choices[product] for product in PRODUCTS if product in ways.choices}
             layers.append(LayerPlan(name, ways.shape, *ways.size, choices or later))
         return Plan(tuple(layers), self.skipped)
 
-    @property
-    def layers(self) -> tuple[str, ...]:
-        """Names of the layers whose input gradient is pruned, in the model's order."""
-        return tuple(self._modules)
-
     def state_dict(self) -> dict[str, int]:
         """Return how often each layer has drawn: with the seed it says where the random modes stand."""
-        return {name: module.__dict__[STATE].draws for name, module in self._attached().items()}
+        return {name: module.__dict__[CARRIED].draws for name, module in self._on().items()}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on where `state_dict` was taken.
@@ -73,8 +74,8 @@ class Handle:
                 wanted="these layers",
                 remedy="attach to the same model with the same `skip` as when the state was taken",
             )
-        for name, module in self._attached().items():
-            module.__dict__[STATE].draws = int(state[name])
+        for name, module in self._on().items():
+            module.__dict__[CARRIED].draws = int(state[name])
 
     def remove(self) -> nn.Module:
         """Give every layer its exact gradient back; returns the model. Nothing is left behind.
@@ -82,7 +83,7 @@ class Handle:
         Raises:
             TrainingError: It was removed already, or a layer has been parametrised since.
         """
-        covered = [name for name, module in self._attached().items() if not on_top(module)]
+        covered = [name for name, module in self._on().items() if not on_top(module)]
         if covered:
             raise TrainingError(
                 "a layer cannot get its own class back",
@@ -93,14 +94,17 @@ class Handle:
             )
         for module in self._modules.values():
             take_off(module)
+        self._end()
         self._modules = {}
         return self.model
 
-    def _attached(self) -> dict[str, nn.Module]:
-        if not self._modules or not all(map(is_on, self._modules.values())):
-            raise TrainingError(
-                "SDGP is off already", got="a second remove()", wanted="one", remedy="attach it again to go on with it"
-            )
+    def finish(self) -> nn.Module:
+        """Do what `remove` does: SDGP has no masks to leave behind."""
+        return self.remove()
+
+    def _on(self) -> dict[str, nn.Module]:
+        self.attached = self.attached and all(map(is_on, self._modules.values()))
+        self._require_attached()
         return self._modules
 
     def __str__(self) -> str:
@@ -172,7 +176,7 @@ def _chosen(model: nn.Module, rule: Rule, globs: Sequence[str]) -> tuple[dict[st
         if is_on(module):
             raise TrainingError(
                 "SDGP is attached already",
-                got=f"pruned gradients {module.__dict__[STATE].rule.pattern}",
+                got=f"pruned gradients {module.__dict__[CARRIED].rule.pattern}",
                 wanted="a model without",
                 remedy="handle.remove() first",
                 layer=name,
@@ -242,10 +246,10 @@ def _reason(name: str, module: nn.Module, rule: Rule, globs: Sequence[str]) -> s
         return "named in `skip`"
     if type(module) is nn.modules.linear.NonDynamicallyQuantizableLinear:
         return "attention reads its weight without calling it"
-    if kind.name not in (*_FORWARDS, "hf_conv1d"):
+    if kind.name not in ("linear", "conv1d", "conv2d", "hf_conv1d"):
         return f"{kind.name}: no Linear, Conv1d or Conv2d"
-    if kind.name in _FORWARDS and not _known_forward(module, kind.name):
-        return f"{type(module).__name__} computes in a way of its own"
+    if own := obstacle(module, accepted=("parametrised", "hooks")):
+        return own
     weight = getattr(module, "weight", None)
     if weight is None or weight.ndim < 2:
         return "its weight is not materialised"
@@ -256,8 +260,3 @@ def _reason(name: str, module: nn.Module, rule: Rule, globs: Sequence[str]) -> s
     if outputs < rule.m:
         return f"{outputs} output channels{' per group' if _parts(module) > 1 else ''}: no whole group of {rule.m}"
     return None
-
-
-def _known_forward(module: nn.Module, kind: str) -> bool:
-    own = [getattr(type(module), function.__name__, None) for function in _FORWARDS[kind]]
-    return own == list(_FORWARDS[kind]) and "forward" not in module.__dict__

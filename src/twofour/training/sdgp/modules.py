@@ -14,12 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from twofour.layers import is_hugging_face_conv1d
+from twofour.layers import CARRIED, is_hugging_face_conv1d, put_over
 from twofour.training.sdgp.products import convolution, linear
 from twofour.training.sdgp.state import State
-
-STATE = "_twofour_sdgp"
-TITLE = "pruned gradients (SDGP)"
 
 
 def _exact(x: Tensor) -> bool:
@@ -42,26 +39,22 @@ def _as_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor
 class SdgpLinear(nn.Linear):
     """A Linear whose input gradient is computed from a pruned dL/dz."""
 
-    twofour_attached = TITLE
-
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., out), as `nn.Linear`."""
         if _exact(input):
             return super().forward(input)
         x, weight, bias = _as_autocast(input, self.weight, self.bias)
-        return linear(x, weight, bias, self.__dict__[STATE].number)
+        return linear(x, weight, bias, self.__dict__[CARRIED].number)
 
 
 class _Convolution(nn.modules.conv._ConvNd):
-    twofour_attached = TITLE
-
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if _exact(input):
             return super()._conv_forward(input, weight, bias)  # type: ignore[misc]
         padded, padding = _padded(self, input)
         whole = padded.ndim == weight.ndim
         x, w, b = _as_autocast(padded if whole else padded.unsqueeze(0), weight, bias)
-        number = self.__dict__[STATE].number
+        number = self.__dict__[CARRIED].number
         y = convolution(x, w, b, number, list(self.stride), padding, list(self.dilation), self.groups)
         return y if whole else y.squeeze(0)
 
@@ -96,33 +89,24 @@ def _of(base: type[nn.Module], hugging_face: bool) -> type[nn.Module]:
 class _HuggingFace:
     """Forward of Hugging Face's Conv1D, whose weight is (in, out)."""
 
-    twofour_attached = TITLE
-
     def forward(self, x: Tensor) -> Tensor:
         if _exact(x):
             return super().forward(x)  # type: ignore[misc]
         x, weight, bias = _as_autocast(x, self.weight, self.bias)  # type: ignore[attr-defined]
-        return linear(x, weight.t(), bias, self.__dict__[STATE].number)
+        return linear(x, weight.t(), bias, self.__dict__[CARRIED].number)
 
 
 def put_on(module: nn.Module, state: State) -> None:
     """Let the layer compute its input gradient from a pruned dL/dz."""
-    module.__dict__[STATE] = state
-    module.__class__ = _of(type(module), is_hugging_face_conv1d(module))
+    put_over(module, _of(type(module), is_hugging_face_conv1d(module)), state)
 
 
 def is_on(module: nn.Module) -> bool:
     """Whether `put_on` was called and `take_off` was not."""
-    return STATE in module.__dict__
+    return isinstance(module.__dict__.get(CARRIED), State)
 
 
 def on_top(module: nn.Module) -> bool:
     """Whether no other class was put over ours since, by a parametrisation for instance."""
     own = type(module).__dict__.get("__module__") == __name__
     return own and issubclass(type(module), (SdgpLinear, _Convolution, _HuggingFace))
-
-
-def take_off(module: nn.Module) -> None:
-    """Give the layer its own class back."""
-    del module.__dict__[STATE]
-    module.__class__ = type(module).__bases__[-1]

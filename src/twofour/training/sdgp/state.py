@@ -34,6 +34,8 @@ class State:
         number: What `found` knows it by.
     """
 
+    title = "pruned gradients (SDGP)"
+
     def __init__(self, layer: str, rule: Rule, parts: int, seed: int, position: int, ways: Ways) -> None:
         self.layer, self.rule, self.parts, self.seed, self.position = layer, rule, parts, seed, position
         self.ways = ways
