@@ -141,17 +141,18 @@ def test_layouts_come_back_as_the_canonical_form(layout: str, out: int, groups: 
 def test_a_layout_behind_another_header_is_refused() -> None:
     buffer = to_layout(pack(sparse(8, 16), "2:4"), "panels")
 
-    def put_before(layout: str, rows: int, columns: int) -> None:
-        head = bytearray(layout_header("2:4", "float32", layout, rows, columns))
+    def put_before(layout: str, rows: int, columns: int, pattern: str = "2:4") -> None:
+        head = bytearray(layout_header(pattern, "float32", layout, rows, columns))
         buffer[:HEADER_BYTES] = torch.frombuffer(head, dtype=torch.uint8)
 
     for layout, columns in (("nowhere", 16), ("pairs", 16), ("panels", 160)):
         put_before(layout, 8, columns)
         with pytest.raises(KernelError, match="as many bytes as its header says"):
             from_layout(buffer)
-    put_before("panels", 1 << 20, 1 << 20)
-    with pytest.raises(PackingError, match="do not fit their header"):  # before memory is asked for
-        from_layout(buffer)
+    for high, wide, pattern in ((1 << 20, 1 << 20, "2:4"), (8, 16, "1:2"), (8, 16, "dense")):
+        put_before("panels", high, wide, pattern)
+        with pytest.raises(PackingError, match="do not fit their header"):  # before memory is asked for
+            from_layout(buffer)
 
 
 def test_every_level_has_a_row_for_few_and_for_many_tokens(isa: str) -> None:

@@ -236,6 +236,7 @@ def test_layout_headers_round_trip() -> None:
     data = layout_header("2:4", "float32", "panels", 384, 768)
     header = read_layout_header(data)
     assert (header.pattern, header.dtype, header.layout, header.shape) == ("2:4", "float32", "panels", (384, 768))
+    assert read_layout_header(layout_header("dense", "float8", "cublas_fp8", 8, 8)).dtype == "float8"
     others = [layout_header("2:4", *form) for form in (("2:4", "panels", 4, 4), ("float32", "panels", 0, 4))]
     others.append(layout_header("2:4", "float32", "panels", 1 << 31, 1 << 31))
     for broken in (data[:-1], b"PK42" + data[4:], data[:4] + b"\x09\x00" + data[6:], *others):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from dataclasses import asdict, dataclass
 from math import prod
-from typing import Any
 
 from twofour.errors import PackingError, PatternError, cut
 from twofour.packing import encodings, formats
@@ -122,11 +121,12 @@ class Header:
         shape, axis, group = _shape(fields["shape"]), fields["axis"], fields.get("group", 0)
         if type(axis) is not int or not 0 <= axis < len(shape):
             raise _malformed("axis", f"shape {shape}, axis {cut(repr(axis), 40)}", "an axis of the shape")
-        rule = _form(fields["pattern"], fields["dtype"])
+        encoding = _encoding(fields["dtype"], packed=True)
+        rule = _form(fields["pattern"], encoding)
         if shape[axis] % rule.group:
             wanted = f"a reduction axis that is a multiple of {rule.group}"
             raise _malformed("reduction", f"shape {shape}, axis {axis}", wanted)
-        if refusal := _group_refusal(group, encodings.get(fields["dtype"]), rule, shape[axis]):
+        if refusal := _group_refusal(group, encoding, rule, shape[axis]):
             got = f"group {cut(repr(group), 20)}, {fields['dtype']}, pattern {rule.name}, reduction {shape[axis]}"
             raise _malformed("group", got, refusal)
         return cls(rule.name, fields["dtype"], shape, axis, group=group)
@@ -140,15 +140,18 @@ def _shape(found: object) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _require_encoding(dtype: object) -> None:
-    packed = [encoding.name for encoding in encodings.known() if encoding.packed_as is None]
-    if not isinstance(dtype, str) or dtype not in packed:
-        raise _malformed("dtype", f"dtype {cut(repr(dtype), 40)}", ", ".join(packed))
+def _encoding(dtype: object, *, packed: bool) -> Encoding:
+    """Return the encoding of a header; layouts may have one that no packed weight has."""
+    allowed = [encoding for encoding in encodings.known() if not (packed and encoding.packed_as)]
+    found = encodings.find(dtype)
+    if found is None or found not in allowed:
+        wanted = ", ".join(encoding.name for encoding in allowed)
+        raise _malformed("dtype", f"dtype {cut(repr(dtype), 40)}", wanted)
+    return found
 
 
-def _form(text: object, dtype: Any) -> Pattern:
-    """Read the pattern of a header, and refuse a dtype that it has no packed form in."""
-    _require_encoding(dtype)
+def _form(text: object, encoding: Encoding) -> Pattern:
+    """Read the pattern of a header, and refuse one that has no packed form in its encoding."""
     try:
         if not isinstance(text, str):
             raise PatternError("a pattern is text")
@@ -157,8 +160,8 @@ def _form(text: object, dtype: Any) -> Pattern:
         raise _malformed(
             "pattern", f"pattern {cut(repr(text), 40)}", "the text of a pattern this version knows"
         ) from error
-    if not has_form(rule, dtype):
-        raise _malformed("form", f"pattern {rule.name}, dtype {dtype}", FORMS)
+    if not has_form(rule, encoding.name):
+        raise _malformed("form", f"pattern {rule.name}, dtype {encoding.name}", FORMS)
     return rule
 
 
@@ -213,7 +216,7 @@ def read_layout_header(data: bytes) -> Header:
     if version != FORMAT_VERSION:
         raise _malformed("version", f"version {version}", f"version {FORMAT_VERSION}")
     text = [field.rstrip(b"\0").decode("ascii", "replace") for field in (pattern, dtype, layout)]
-    _require_encoding(text[1])
+    _encoding(text[1], packed=False)
     if min(rows, columns) < 1 or rows * columns > LARGEST_WEIGHT:
         raise _malformed("shape", f"shape {(rows, columns)}", "positive sizes of at most 2^40 values")
     return Header(text[0], text[1], (rows, columns), 1, text[2], version, scaled & ~ZEROS_BIT)

@@ -44,17 +44,18 @@ def from_layout(buffer: Tensor) -> Packed:
     """Read a kernel's own layout back into the canonical form.
 
     Raises:
-        PackingError: The buffer has no header of this version, or one of a far larger weight.
+        PackingError: The buffer has no header of this version, or one of another pattern or a far larger weight.
         KernelError: It is none of the bytes that its header says.
     """
     head = bytes(buffer[:HEADER_BYTES].tolist())
     found = read_layout_header(head)
     rows, columns = found.shape
-    if rows * columns > DENSEST * buffer.numel():  # before memory is asked for; the border compares exactly
+    # Before memory is asked for; the border compares sizes exactly.
+    if found.pattern != "2:4" or rows * columns > DENSEST * buffer.numel():
         raise PackingError(
             "the bytes of a prepared weight do not fit their header",
-            got=f"{buffer.numel()} bytes, a header of shape {found.shape}",
-            wanted=f"a byte for {DENSEST} values at least",
+            got=f"{buffer.numel()} bytes, a header of {found.pattern!r}, shape {found.shape}",
+            wanted=f"2:4, and a byte for {DENSEST} values at least",
             remedy="prepare or load the weight again",
             code="layout-size",
         )

@@ -6,11 +6,10 @@ Patterns and encodings are two axes: `packing.has_form` says which meet. An enco
 from __future__ import annotations
 
 from twofour.errors import PackingError
-from twofour.packing.encodings.base import Encoding
+from twofour.packing.encodings.base import Encoding, dequantize
 from twofour.packing.encodings.int4 import GROUPS, INT4, INT4_LARGEST, INT4_LEAST
 from twofour.packing.encodings.int8 import INT8, INT8_LARGEST
 from twofour.packing.encodings.real import BFLOAT16, FLOAT8, FLOAT16, FLOAT32
-from twofour.packing.encodings.scales import dequantize
 from twofour.packing.encodings.tf32 import TF32, TF32_CODES
 
 __all__ = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -12,8 +11,8 @@ from twofour.patterns import PairedNM, Pattern
 
 
 @dataclass(frozen=True)
-class Encoding(ABC):
-    """How kept values are written; a subclass is final and says how values become stored ones and back.
+class Encoding:
+    """How kept values are written: as they are, or as a subclass says.
 
     Attributes:
         name: As headers and `compile(dtype=...)` spell it.
@@ -48,20 +47,22 @@ class Encoding(ABC):
         return -(-count * self.bits // (8 * self.stored.itemsize))
 
     def takes(self, pattern: Pattern) -> bool:
-        """Tell whether the values that a pattern of N:M or of pairs keeps can be written so."""
-        return not isinstance(pattern, PairedNM)
+        """Tell whether values that a pattern keeps can be written so; hardware's codes are those of one pattern."""
+        if self.packed_as is not None or isinstance(pattern, PairedNM):
+            return False
+        return not self.codes or pattern == self.core
 
-    @abstractmethod
     def store(self, values: Tensor) -> Tensor:
         """Write values (rows, count) of `dtype` as they stand in memory and in files: (rows, width) of `stored`.
 
         Raises:
             PackingError: A value is outside the range.
         """
+        return values
 
-    @abstractmethod
     def read(self, stored: Tensor, count: int) -> Tensor:
         """Return what `store` was given: the first `count` values of each row."""
+        return stored
 
     def quantize(
         self, values: Tensor, per_scale: int = 0, symmetric: bool = True
@@ -77,3 +78,26 @@ class Encoding(ABC):
             Values in `dtype`; float32 scales (rows, runs) or None; whole float32 zero points like them, or None.
         """
         return values, None, None
+
+
+def dequantize(whole: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
+    """Return s * (q - z).
+
+    Args:
+        whole: Integers (rows, kept).
+        scales: float32 (rows, runs); runs divides kept.
+        zeros: Shape of `scales`, or None for zero.
+
+    Returns:
+        float32 (rows, kept).
+    """
+    runs = whole.float().view(len(whole), scales.shape[1], -1)
+    if zeros is not None:
+        runs = runs - zeros.unsqueeze(-1)
+    return (runs * scales.unsqueeze(-1)).view(whole.shape)
+
+
+def nonzero_scales(scales: Tensor) -> Tensor:
+    """Give runs of zeros the scale 1; so small that 1 / s overflows counts as zero."""
+    tiny = torch.finfo(torch.float32).tiny
+    return torch.where(scales < tiny, torch.ones_like(scales), scales)

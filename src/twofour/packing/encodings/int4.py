@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from twofour.errors import PackingError
-from twofour.packing.encodings.base import Encoding
-from twofour.packing.encodings.scales import nonzero_scales
+from twofour.packing.encodings.base import Encoding, nonzero_scales
 from twofour.patterns import PairedNM, Pattern
 
 INT4_LARGEST = 7

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.packing.encodings.base import Encoding
-from twofour.packing.encodings.scales import nonzero_scales
+from twofour.packing.encodings.base import Encoding, nonzero_scales
 from twofour.patterns import NM
 
 INT8_LARGEST = 127
@@ -18,14 +17,6 @@ INT8_LARGEST = 127
 @dataclass(frozen=True)
 class Int8(Encoding):
     """One value a byte, two's complement; a file's groups of inputs may be of any size."""
-
-    def store(self, values: Tensor) -> Tensor:
-        """Return the values; see `Encoding.store`."""
-        return values
-
-    def read(self, stored: Tensor, count: int) -> Tensor:
-        """Return the values; see `Encoding.read`."""
-        return stored
 
     def quantize(self, values: Tensor, per_scale: int = 0, symmetric: bool = True) -> tuple[Tensor, Tensor, None]:
         """Round each row symmetrically; see `Encoding.quantize`. A row of zeros has scale 1."""

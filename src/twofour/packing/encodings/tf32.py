@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 
-from twofour.packing.encodings.real import Real
+from twofour.packing.encodings.base import Encoding
 from twofour.patterns import NM
 
 TF32_CODES = (0b0100, 0b1110)
 """4-bit code for keeping the first or the second value of a pair."""
 
-TF32 = Real("tf32", torch.float32, 32, NM(1, 2), codes=TF32_CODES)
+TF32 = Encoding("tf32", torch.float32, 32, NM(1, 2), codes=TF32_CODES)
