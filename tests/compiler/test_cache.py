@@ -1,14 +1,16 @@
 """Which times are remembered, for how long, and what is said of those that a busy machine disturbed."""
 
+import json
 import logging
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 import twofour
 from tests.compiler.small import mlp, quick
-from twofour.compiler.cache import Cache
+from twofour.measure.cache import Cache
 
 
 class Kernels:
@@ -27,44 +29,44 @@ class Kernels:
 
 def test_a_settled_case_is_measured_once(own_cache: Path) -> None:
     kernels = Kernels((1.0, 2.0, True))
-    first = Cache.for_this_machine()
+    first = Cache.for_this_machine([])
     assert kernels.times(first) == kernels.times(first) == {"a": 1.0, "b": 2.0}
     first.save()
-    assert kernels.times(Cache.for_this_machine()) == {"a": 1.0, "b": 2.0}
+    assert kernels.times(Cache.for_this_machine([])) == {"a": 1.0, "b": 2.0}
 
 
 def test_what_a_busy_machine_measured_is_kept_after_a_second_look(own_cache: Path) -> None:
     kernels = Kernels((1.0, 3.0, False), (4.0, 2.0, False))
-    first = Cache.for_this_machine()
+    first = Cache.for_this_machine([])
     assert kernels.times(first) == kernels.times(first) == {"a": 1.0, "b": 3.0}, "one process looks once"
     first.save()
-    second = Cache.for_this_machine()
+    second = Cache.for_this_machine([])
     assert kernels.times(second) == {"a": 1.0, "b": 2.0}, "of each kernel the time that was disturbed less"
     second.save()
-    assert kernels.times(Cache.for_this_machine()) == {"a": 1.0, "b": 2.0} and not kernels.looks
+    assert kernels.times(Cache.for_this_machine([])) == {"a": 1.0, "b": 2.0} and not kernels.looks
 
 
 def test_a_kernel_that_is_new_is_measured(own_cache: Path) -> None:
-    cache = Cache.for_this_machine()
+    cache = Cache.for_this_machine([])
     cache.put("case", {"a": 1.0})
     cache.save()
-    assert Kernels((3.0, 2.0, True)).times(Cache.for_this_machine()) == {"a": 1.0, "b": 2.0}
+    assert Kernels((3.0, 2.0, True)).times(Cache.for_this_machine([])) == {"a": 1.0, "b": 2.0}
 
 
 def test_processes_add_to_one_file(own_cache: Path) -> None:
-    one, other = Cache.for_this_machine(), Cache.for_this_machine()
+    one, other = Cache.for_this_machine([]), Cache.for_this_machine([])
     one.put("a", {"kernel": 1.0})
     other.put("b", {"kernel": 2.0})
     one.save()
     other.save()
-    both = Cache.for_this_machine()
+    both = Cache.for_this_machine([])
     assert both.get("a") == {"kernel": 1.0} and both.get("b") == {"kernel": 2.0}
 
 
 def test_a_busy_machine_is_told_of_in_one_line(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("twofour.compiler.race.SETTLED", -1.0)
+    monkeypatch.setattr("twofour.measure.chooser.SETTLED", -1.0)
     with caplog.at_level(logging.WARNING, logger="twofour"):
         quick(twofour.prune(mlp(), "2:4"))
     (said,) = [record.message for record in caplog.records if "busy" in record.message]
@@ -88,14 +90,14 @@ def test_a_busy_machine_is_told_of_in_one_line(
 def test_a_damaged_cache_is_reported_and_ignored(
     own_cache: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
-    cache = Cache.for_this_machine()
+    cache = Cache.for_this_machine([])
     cache.put("case", {"kernel": 1.0})
     cache.save()
-    assert Cache.for_this_machine().get("case") == {"kernel": 1.0}
+    assert Cache.for_this_machine([]).get("case") == {"kernel": 1.0}
     (file,) = own_cache.glob("*.json")
     file.write_text(damage, encoding="latin-1")
     with caplog.at_level(logging.WARNING, logger="twofour"):
-        assert Cache.for_this_machine().get("case") == {}
+        assert Cache.for_this_machine([]).get("case") == {}
     assert "not readable" in caplog.text
 
 
@@ -110,3 +112,29 @@ def test_the_cache_can_be_off_or_unwritable(
     with caplog.at_level(logging.WARNING, logger="twofour"):
         quick(twofour.prune(nn.Linear(64, 64), "2:4"))
     assert "could not be kept" in caplog.text
+
+
+def test_planted_times_choose_among_right_kernels_alone(own_cache: Path) -> None:
+    masked, x = twofour.prune(mlp(), "2:4"), torch.randn(3, 64)
+    quick(masked, x)
+    (file,) = own_cache.glob("times-*.json")
+    kept = json.loads(file.read_text())
+    foreign = {"no_such_kernel__cpu": 1e-12, "nm_matmul_any_reference__torch": 1e-12}
+    for draw in range(4):
+        planted = {}
+        for case, entry in kept.items():
+            own = {name: 1e-9 * (1 + (7 * place + draw) % 5) for place, name in enumerate(entry["seconds"])}
+            planted[case] = {"looks": 2, "seconds": foreign | own}
+        file.write_text(json.dumps(planted))
+        fast = quick(masked, x)
+        names = {name for layer in fast.plan.layers for name in layer.times[3]}
+        assert names <= {name for entry in kept.values() for name in entry["seconds"]}
+        torch.testing.assert_close(fast(x), masked(x), atol=1e-4, rtol=1e-4)
+
+
+def test_a_cache_that_ends_early_is_not_used(own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    quick(twofour.prune(mlp(), "2:4"))
+    (file,) = own_cache.glob("times-*.json")
+    file.write_text(file.read_text()[:-20])
+    quick(twofour.prune(mlp(), "2:4"))
+    assert "not readable" in caplog.text and json.loads(file.read_text()), "it is written anew"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from twofour.compiler.race import race
 from twofour.measure import compare, timing
+from twofour.measure.chooser import race
 
 SECONDS = {"fastest": 1.0e-3, "close": 1.2e-3, "slow": 2.0e-3}
 

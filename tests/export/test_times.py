@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import twofour
-from twofour.compiler import travelling
-from twofour.compiler.travelling import MOST_CASES, MachineTimes
 from twofour.export.file import read, write
+from twofour.measure import travelling
+from twofour.measure.travelling import MOST_CASES, MachineTimes
 
 
 @pytest.fixture(autouse=True)

@@ -55,7 +55,9 @@ def library_mm(
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     """One of the libraries is here, and training takes CPU tensors for a GPU's."""
     monkeypatch.setattr("twofour.training.products.on_gpu", lambda device: True)
-    monkeypatch.setattr(measure, "compare_on_gpu", lambda ways, **given: measure.compare(ways, repeats=3, seconds=0.01))
+    monkeypatch.setattr(
+        "twofour.measure.chooser.compare_on_gpu", lambda ways, **given: measure.compare(ways, repeats=3, seconds=0.01)
+    )
     monkeypatch.setattr("twofour.kernels.nm_matmul.cuda.cusparselt.tuned", lambda: Tuning(tmp_path / "gpu.json"))
     here, row = {"cutlass": (CUTLASS, CutlassMatmul), "cusparselt": (CUSPARSELT, CusparseltMatmul)}[request.param]
     monkeypatch.setattr(row, "unavailable", lambda self: None if self in here else "not in this test")

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from twofour import native
-from twofour.compiler.cache import Cache
+from twofour import kernels, native
 from twofour.compiler.choose import Choice, Progress, choose, require_room
 from twofour.compiler.encoding import FLOAT32
 from twofour.compiler.grouped import grouped
@@ -16,6 +15,7 @@ from twofour.compiler.plan import aligned
 from twofour.compiler.replaceable import attention_parts, refusal, require_cpu, require_plain, require_tokens
 from twofour.errors import CompileError
 from twofour.layers import PrunableWeight, walk
+from twofour.measure.cache import Cache
 from twofour.packing import pack
 from twofour.patterns.base import is_finite, non_finite
 
@@ -144,7 +144,7 @@ def advise(
             remedy="model.float() where the weights are of another dtype; skip fewer layers",
         )
     require_room(tokens, max(entry.rows + entry.reduction for entry in chosen))
-    cache = Cache.for_this_machine()
+    cache = Cache.for_this_machine([kernel.name for kernel in kernels.rows()])
     footprint = sum(entry.parameter.numel() * 4 for entry in chosen)
     rows: list[AdviceRow] = []
     for done, entry in enumerate(chosen):

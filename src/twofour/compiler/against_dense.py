@@ -16,8 +16,8 @@ from twofour.calls import observing
 from twofour.compiler.build import masked_sizes
 from twofour.compiler.graph import TIE
 from twofour.compiler.plan import LayerPlan, Plan
-from twofour.compiler.race import clock, milliseconds
 from twofour.compiler.unpacked import WeightedLayer
+from twofour.measure.chooser import clock, milliseconds
 from twofour.measure.timing import CLOCKS
 
 logger = logging.getLogger("twofour.compiler")

@@ -13,15 +13,16 @@ from torch import Tensor, nn
 
 from twofour import masks, native
 from twofour.compiler.build_conv import ConvWeight, build_convs
-from twofour.compiler.cache import Cache
 from twofour.compiler.choose import Choice, Progress, choose, why
 from twofour.compiler.encoding import Encoding
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.plan import LayerPlan, Plan, described
 from twofour.compiler.replaceable import LayerWeight
-from twofour.compiler.travelling import MachineTimes
 from twofour.compiler.unpacked import Reads, WeightedLayer
 from twofour.errors import TwofourError
+from twofour.kernels import rows
+from twofour.measure.cache import Cache
+from twofour.measure.travelling import MachineTimes
 from twofour.native import gpu
 from twofour.packing import Header, Packed, encodings, has_form, pack, packed_bytes, packed_rule
 
@@ -47,7 +48,9 @@ class Terms:
     @cached_property
     def cache(self) -> Cache:
         """The times that everything in this compilation is chosen by."""
-        return Cache.for_this_machine(self.encoding.device, given=self.given, fresh=self.fresh)
+        return Cache.for_this_machine(
+            [kernel.name for kernel in rows()], self.encoding.device, given=self.given, fresh=self.fresh
+        )
 
     def choose(
         self, name: str, weight: Packed | Tensor, bias: Tensor | None, count: int | None, footprint: int, **options: Any

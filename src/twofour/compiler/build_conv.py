@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from twofour import masks, native
-from twofour.compiler.cache import Cache
 from twofour.compiler.choose import Progress, why
 from twofour.compiler.choose_conv import choose_conv
 from twofour.compiler.conv import CompiledConv, PreparedConv, conv_refusal, image_weight
@@ -17,6 +16,7 @@ from twofour.compiler.plan import LayerPlan, described
 from twofour.errors import TwofourError
 from twofour.kernels import find_convolution
 from twofour.kernels.conv import SCATTERED, Geometry, Images
+from twofour.measure.cache import Cache
 from twofour.packing import Header, Packed, has_form, packed_bytes, packed_rule
 from twofour.patterns import Pattern
 from twofour.patterns.base import is_finite, non_finite

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from twofour import native
-from twofour.compiler.cache import Cache
 from twofour.compiler.case import Case
 from twofour.compiler.choose_gpu import on_gpu, times_on_gpu
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
-from twofour.compiler.race import race
 from twofour.errors import CompileError, KernelError
 from twofour.kernels import Kernel, available, find
 from twofour.kernels.base import R, Row
@@ -26,6 +24,8 @@ from twofour.kernels.dispatch import DispatchTable, build_dispatch
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
 from twofour.kernels.table import find_row
+from twofour.measure.cache import Cache
+from twofour.measure.chooser import race
 from twofour.measure.machine import free_memory_bytes
 from twofour.native import gpu, pages
 from twofour.packing import Packed

@@ -9,7 +9,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-from twofour.compiler.cache import Cache
 from twofour.compiler.choose import ROTATED_BYTES, Choice, race_kernels
 from twofour.compiler.conv import CompiledConv, PreparedConv
 from twofour.compiler.encoding import broken
@@ -19,6 +18,7 @@ from twofour.kernels.conv import ConvKernel, Geometry, Images, channels_last
 from twofour.kernels.conv_operator import to_numbers
 from twofour.kernels.dispatch import DispatchTable
 from twofour.kernels.nm_conv import CONV_REFERENCE
+from twofour.measure.cache import Cache
 from twofour.patterns import Pattern, parse
 
 MOST_COPIES = 16

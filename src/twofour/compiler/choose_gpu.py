@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twofour.compiler.cache import Cache
 from twofour.compiler.case import Case
-from twofour.errors import CompileError, KernelError, MeasureError
+from twofour.errors import CompileError, KernelError
 from twofour.kernels import Kernel, available
 from twofour.kernels.cuda import CudaKernel
 from twofour.kernels.nm_matmul.cuda import tuned
 from twofour.kernels.nm_matmul.cuda.tuning import key
 from twofour.kernels.problem import Problem
-from twofour.measure import compare_on_gpu, device_seconds
-from twofour.measure.distance import distance
+from twofour.measure import device_seconds
+from twofour.measure.cache import Cache
+from twofour.measure.chooser import fault, race
 from twofour.native import gpu
 from twofour.packing import Packed
 
@@ -96,10 +96,11 @@ def times_on_gpu(
     """
     names = hashlib.sha256(" ".join(kernel.name for kernel in kernels).encode()).hexdigest()[:8]
     name = f"{name}/{names}"
-    if not (known := cache.get(name)):
+    known = {kernel.name: s for kernel in kernels if (s := cache.get(name).get(kernel.name)) is not None}
+    if not known:
         known = _measured(source, kernels, layout, case, copies)
         cache.put(name, known)
-    return dict(known)
+    return known
 
 
 def _measured(
@@ -113,8 +114,7 @@ def _measured(
                 reasons=reasons,
                 remedy="take another dtype, or compile the model on the CPU",
             )
-        record = compare_on_gpu(calls, repeats=7, seconds=0.2)
-    return {kernel: record.median(kernel) for kernel in calls}
+        return race(calls, seconds=0.2, gpu=True)[0]
 
 
 def trusted(
@@ -138,16 +138,15 @@ def trusted(
     reasons: list[str] = []
     for kernel in kernels:
         assert isinstance(kernel, CudaKernel), kernel
-        try:
-            prepared = layout(kernel)
-            _search(kernel, prepared, case, operands, reference)
-            error = distance([_run(kernel, prepared, case, operands)], [reference])
-        except (RuntimeError, ValueError, MeasureError) as problem:
-            reasons.append(f"{kernel.name}: {(str(problem).splitlines() or [type(problem).__name__])[0]}")
+
+        def searched(kernel: CudaKernel = kernel) -> Tensor:
+            _search(kernel, layout(kernel), case, operands, reference)
+            return _run(kernel, layout(kernel), case, operands)
+
+        if why := fault(searched, reference, LARGEST_ERRORS[kernel.dtype]):
+            reasons.append(f"{kernel.name}: {why}")
             continue
-        if not error <= LARGEST_ERRORS[kernel.dtype]:
-            reasons.append(f"{kernel.name}: off by {error:.1e}")
-            continue
+        prepared = layout(kernel)
         weights = [prepared, *(prepared.clone() for _ in range(copies - 1))]
         calls[kernel.name] = [partial(_run, kernel, weight, case, operands) for weight in weights]
     for reason in reasons:

@@ -13,11 +13,11 @@ from twofour.compiler.conv import CompiledConv
 from twofour.compiler.encoding import Encoding
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.plan import Plan
-from twofour.compiler.travelling import MachineTimes, read_machines
 from twofour.errors import CompileError, FormatError, KernelError, cut
 from twofour.kernels.conv import Images
 from twofour.kernels.nm_matmul import Quantization
 from twofour.layers import compilation
+from twofour.measure.travelling import MachineTimes, read_machines
 from twofour.packing import encodings
 
 KIND = "compiled"

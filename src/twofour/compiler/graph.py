@@ -23,10 +23,10 @@ from twofour.compiler.graph_conv import kept_convs, place_convs
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.plan import Plan, with_products
 from twofour.compiler.products import most_tokens, place
-from twofour.compiler.race import race
 from twofour.compiler.whole import WholeModel, by_layers, hooked
 from twofour.errors import CompileError, cut
 from twofour.graph import JOINS, Program, arrange, fuse, lower_activations, simplify
+from twofour.measure.chooser import race
 from twofour.measure.distance import distance
 
 logger = logging.getLogger("twofour.compiler")

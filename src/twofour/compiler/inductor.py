@@ -21,10 +21,10 @@ from twofour.compiler.build import Terms
 from twofour.compiler.graph import TIE, impossible, whole
 from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.plan import Plan
-from twofour.compiler.race import milliseconds
 from twofour.compiler.whole import all_hooks, by_layers, layers_alone, own_signature
 from twofour.errors import cut
 from twofour.kernels.operator import inference_only
+from twofour.measure.chooser import milliseconds
 from twofour.measure.distance import distance
 
 logger = logging.getLogger("twofour.compiler")

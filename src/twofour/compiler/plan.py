@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from twofour.compiler.account import Account
 from twofour.compiler.choose import Choice, Times
 from twofour.compiler.grouped import grouped, one_text, without_numbers
-from twofour.compiler.travelling import MachineTimes
 from twofour.kernels.base import Row
 from twofour.kernels.table import find_row
+from twofour.measure.travelling import MachineTimes
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from twofour.compiler.build import Terms
 from twofour.compiler.choose import why
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.plan import LayerPlan, described
-from twofour.compiler.race import race
 from twofour.graph import Product, Source
 from twofour.graph.base import insert, product, value
 from twofour.kernels.nm_matmul import DYNAMIC
+from twofour.measure.chooser import race
 from twofour.packing import Header, Packed
 
 logger = logging.getLogger("twofour.compiler")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
-import torch
 from torch import Tensor
 
-from twofour import measure
-from twofour.errors import TwofourError
+from twofour.measure.chooser import fault, race
 
 _log = logging.getLogger("twofour.training")
 
@@ -72,10 +71,13 @@ def fastest(
         exact: The reason where there is no sparse way.
     """
     if gpu:
-        sparse = {name: way for name, way in sparse.items() if _right(name, way, next(iter(dense.values())), same)}
-    compare = measure.compare_on_gpu if gpu else measure.compare
-    record = compare({**dense, **sparse}, seconds=seconds, repeats=20)
-    times = {name: timing.median * 1e3 for name, timing in record.timings.items()}
+        reference, left = cast(Tensor, next(iter(dense.values()))()), dict(sparse)
+        for name, way in left.items():
+            if why := fault(way, reference, WRONG if same else math.inf):
+                _log.warning("%s is left out: %s", name, why)
+                sparse = {other: one for other, one in sparse.items() if other != name}
+    found_seconds, _ = race({**dense, **sparse}, seconds=seconds, repeats=20, gpu=gpu)
+    times = {name: 1e3 * took for name, took in found_seconds.items()}
     for name, ms in (more or {}).items():
         times[name] += ms
     best = min(dense, key=times.__getitem__)
@@ -86,19 +88,6 @@ def fastest(
     if gain <= 1:
         return Choice(best, False, f"2:4 would take {1 / gain:.2f} times as long", best, times[best], times[found])
     return Choice(found, True, f"{gain:.2f} times as fast", best, times[best], times[found])
-
-
-def _right(name: str, way: Callable[[], object], dense: Callable[[], object], same: bool) -> bool:
-    try:
-        found, want = (cast(Tensor, call()).double() for call in (way, dense))
-    except (RuntimeError, TwofourError) as error:
-        _log.warning("%s is left out: %s", name, str(error).partition("\n")[0])
-        return False
-    error = float((found.reshape(want.shape) - want).norm() / want.norm().clamp(min=1e-30)) if same else 0.0
-    if error > WRONG or not bool(torch.isfinite(found).all()):
-        _log.warning("%s is left out: its numbers are wrong, %.1e off the dense product's", name, error)
-        return False
-    return True
 
 
 @dataclass(frozen=True)

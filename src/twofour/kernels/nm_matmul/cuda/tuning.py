@@ -20,13 +20,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from twofour.errors import MeasureError
-from twofour.files import cache_folder, read_json
+from twofour.files import cache_folder
 from twofour.kernels.cuda import Configuration
-from twofour.measure import gpu_facts, write_json
+from twofour.measure import gpu_facts
+from twofour.measure.cache import read_kept, write_kept
 from twofour.measure.distance import distance
 
 logger = logging.getLogger("twofour.kernels")
+
+_WHAT = "the searched configurations"
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Tuning:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self.found: dict[str, Found] = {} if path is None else _read(path)
+        self.found: dict[str, Found] = read_kept(path, _entry, _WHAT)
 
     def configuration(self, name: str) -> Configuration | None:
         """Return what was found for a product, or None: the row's own default serves then."""
@@ -119,12 +121,8 @@ class Tuning:
         """Write the file whole or not at all, keeping what another process has added meanwhile."""
         if self.path is None or not self.found:
             return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.found = {**_read(self.path), **self.found}
-            write_json(self.path, {name: asdict(found) for name, found in self.found.items()})
-        except (OSError, MeasureError) as error:
-            logger.warning("the searched configurations could not be kept in %s: %s", self.path, error)
+        self.found = {**read_kept(self.path, _entry, _WHAT), **self.found}
+        write_kept(self.path, {name: asdict(found) for name, found in self.found.items()}, _WHAT)
 
 
 @cache
@@ -139,18 +137,6 @@ def _identity() -> str:
     sources = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(here.glob("*.py")))).hexdigest()
     facts = {**gpu_facts(), "sources": sources, "torch": torch.__version__}
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _read(path: Path) -> dict[str, Found]:
-    try:
-        entries = read_json(path)
-        found = {str(name): _entry(entry) for name, entry in entries.items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        logger.warning("the searched configurations in %s are not readable and are not used: %s", path, error)
-        return {}
-    return found
 
 
 def _entry(entry: object) -> Found:

@@ -1,14 +1,21 @@
-"""Candidates of one case timed against each other for their order, which a busy machine can keep."""
+"""The one chooser: candidates are checked, then raced for their order, which a busy machine can keep.
+
+What was timed is remembered by `cache.Cache`; what is said of a choice is said where its words mean something.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 
 import torch
+from torch import Tensor
 
 from twofour import native
-from twofour.measure import compare
-from twofour.measure.timing import Candidate
+from twofour.errors import TwofourError
+from twofour.measure.distance import distance
+from twofour.measure.gpu import compare_on_gpu
+from twofour.measure.timing import Candidate, compare
 
 SURE = 0.05
 """How much slower than the fastest, judged by half of the rounds, the fastest of the other half may be before more
@@ -23,8 +30,25 @@ def clock() -> str:
     return "thread" if native.threads() == torch.get_num_threads() == 1 else "wall"
 
 
+def fault(candidate: Callable[[], object], reference: Tensor, tolerance: float = math.inf) -> str:
+    """Return why a candidate is not trusted: what it raises, or how far off its numbers are; "" where they are right.
+
+    Args:
+        candidate: Returns a tensor of as many numbers as the reference.
+        reference: What it should be.
+        tolerance: Largest `distance`; whatever it is, NaN and infinities are wrong.
+    """
+    try:
+        found = candidate()
+        assert isinstance(found, Tensor), type(found)
+        error = distance([found.reshape(reference.shape)], [reference])
+    except (RuntimeError, ValueError, TwofourError) as problem:  # a library's way of saying that it cannot
+        return (str(problem).splitlines() or [type(problem).__name__])[0]
+    return "" if error <= tolerance and math.isfinite(error) else f"its numbers are wrong, off by {error:.1e}"
+
+
 def race(
-    calls: Mapping[str, Candidate], *, repeats: int = 7, seconds: float = 0.3, cold: bool = False
+    calls: Mapping[str, Candidate], *, repeats: int = 7, seconds: float = 0.3, cold: bool = False, gpu: bool = False
 ) -> tuple[dict[str, float], bool]:
     """Time the candidates of one case, interleaved; return seconds by name and whether their order is settled.
 
@@ -37,7 +61,11 @@ def race(
         repeats: Rounds.
         seconds: Time box, on the clock that is read; both are spent three times at most where the order is in doubt.
         cold: The copies are rotated over without warming one up.
+        gpu: They run on the GPU, whose own clock times them: nothing else runs there.
     """
+    if gpu:
+        found = compare_on_gpu(calls, repeats=repeats, seconds=seconds)
+        return {name: found.median(name) for name in calls}, True
     weights = "cold" if cold else "hot"
     record = compare(calls, repeats=repeats, seconds=seconds, weights=weights, clock=clock(), sure=SURE)
     return {name: record.undisturbed(name) for name in calls}, (record.doubt or 0.0) <= SETTLED

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from twofour import native
-from twofour.measure import processor, software
+from twofour.measure.machine import processor, software
 
 logger = logging.getLogger("twofour.compiler")
 

@@ -15,21 +15,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from twofour import native
-from twofour.compiler.travelling import MachineTimes, extended, is_time, this_machine
 from twofour.errors import MeasureError
 from twofour.files import cache_folder, read_json
-from twofour.kernels import rows
-from twofour.measure import gpu_facts, machine, write_json
+from twofour.measure.gpu import gpu_facts
+from twofour.measure.machine import machine
+from twofour.measure.record import write_json
+from twofour.measure.travelling import MachineTimes, extended, is_time, this_machine
 
 logger = logging.getLogger("twofour.compiler")
 
 MOST_LOOKS = 2
 """Times a case is measured at most: the second look settles it, so that measuring ends on a busy machine too."""
+
+E = TypeVar("E")
+
+_TIMES = "the measured times"
 
 DIGITS = 4
 """Significant digits of a time that is kept: a file and a process that read it choose alike."""
@@ -76,10 +81,12 @@ class Cache:
         self._measured = 0
 
     @classmethod
-    def for_this_machine(cls, device: str = "cpu", *, given: Sequence[MachineTimes] = (), fresh: bool = False) -> Cache:
-        """Open the cache of this machine, this torch and these kernels; of its GPU for "cuda"."""
+    def for_this_machine(
+        cls, kernels: Sequence[str], device: str = "cpu", *, given: Sequence[MachineTimes] = (), fresh: bool = False
+    ) -> Cache:
+        """Open the cache of this machine, this torch and the kernels of these names; of its GPU for "cuda"."""
         folder = cache_folder()
-        return cls(None if folder is None else folder / f"times-{_identity(device)}.json", given, fresh)
+        return cls(None if folder is None else folder / f"times-{_identity(kernels, device)}.json", given, fresh)
 
     def key(self, case: str, copies: int = 1) -> str:
         """Name a case with threads of our kernels and of torch's, and copies of the weight rotated over."""
@@ -139,7 +146,7 @@ class Cache:
 
     @cached_property
     def _kept(self) -> dict[str, Entry]:
-        return {} if self.path is None else _read(self.path)
+        return read_kept(self.path, _entry, _TIMES)
 
     def get(self, key: str) -> Mapping[str, float]:
         """Return the seconds of each kernel known for this case, possibly none."""
@@ -174,13 +181,9 @@ class Cache:
         """Write the file if anything is new, keeping what another process has added meanwhile."""
         if self.path is None or len(self._new) == self._written:
             return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            others = _read(self.path)
-            write_json(self.path, {case: _json(entry) for case, entry in {**others, **self._new}.items()})
+        entries = {**read_kept(self.path, _entry, _TIMES), **self._new}
+        if write_kept(self.path, {case: _json(entry) for case, entry in entries.items()}, _TIMES):
             self._written = len(self._new)
-        except (OSError, MeasureError) as error:
-            logger.warning("the measured times could not be kept in %s: %s", self.path, error)
 
     def finish(self) -> None:
         """Write what is new, and say in one line where the times come from that were not taken on a quiet machine."""
@@ -197,31 +200,50 @@ def _json(entry: Entry) -> dict[str, Any]:
     return {"looks": entry.looks, "seconds": dict(entry.seconds)}
 
 
-def _identity(device: str = "cpu") -> str:
+def _identity(kernels: Sequence[str], device: str) -> str:
     """Hash what a measured time depends on: the machine, torch and its settings, and the kernels as they were built."""
     described = machine()
     extension = native.extension().__file__
     facts = [
         *(described[part] for part in ("cpu", "cpu_identity", "caches", "cores_allowed", "software", "environment")),
         torch.get_float32_matmul_precision(),
-        [kernel.name for kernel in rows()],
+        list(kernels),
         hashlib.sha256(Path(extension).read_bytes()).hexdigest() if extension else None,
         *([gpu_facts()] if device == "cuda" else []),
     ]
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]
 
 
-def _read(path: Path) -> dict[str, Entry]:
+def _entry(value: Any) -> Entry:
+    entry = Entry(value["seconds"], value["looks"])
+    if type(entry.looks) is not int or not all(is_time(s) for s in entry.seconds.values()):
+        raise ValueError("a time is not a positive number, or a count of looks not a whole one")
+    return entry
+
+
+def read_kept(path: Path | None, entry: Callable[[Any], E], what: str) -> dict[str, E]:
+    """Return what a file keeps, read by `entry`; one that is damaged is reported and not used, never fatal.
+
+    Args:
+        path: The file; None keeps nothing.
+        entry: Reads one entry; raises ValueError, TypeError, KeyError or AttributeError where it is none.
+        what: Name of the content, in the plural.
+    """
     try:
-        found = read_json(path)
-        entries = {case: Entry(entry["seconds"], entry["looks"]) for case, entry in found.items()}
-        if not all(is_time(s) for entry in entries.values() for s in entry.seconds.values()):
-            raise ValueError("a time is not a positive number")
-        if not all(type(entry.looks) is int for entry in entries.values()):
-            raise ValueError("a count of looks is not a whole number")
+        return {} if path is None else {str(name): entry(value) for name, value in read_json(path).items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
-        logger.warning("the cache of measured times %s is not readable and is not used: %s", path, error)
+        logger.warning("%s in %s are not readable and are not used: %s", what, path, error)
         return {}
-    return entries
+
+
+def write_kept(path: Path, entries: Mapping[str, object], what: str) -> bool:
+    """Write such a file whole or not at all; returns whether it could be, and reports where it could not."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, entries)
+    except (OSError, MeasureError) as error:
+        logger.warning("%s could not be kept in %s: %s", what, path, error)
+        return False
+    return True
