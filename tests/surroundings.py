@@ -21,13 +21,16 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import twofour
+from twofour.compiler import graph as compiled_graph
 from twofour.compiler.conv import CompiledConv, PreparedConv
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
+from twofour.compiler.whole import WholeModel
 from twofour.errors import TwofourError
 from twofour.kernels.attention import attention
 from twofour.kernels.base import Kernel
 from twofour.kernels.conv import ConvKernel, Geometry
 from twofour.kernels.dispatch import read_dispatch
+from twofour.kernels.nm_conv.reference import CONV_REFERENCE
 from twofour.kernels.norm import norm
 from twofour.kernels.table import available, convolutions
 from twofour.packing import pack
@@ -35,14 +38,14 @@ from twofour.patterns import parse
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
-X, Q = torch.randn(8, 64), torch.randn(2, 2, 4, 8)
+X, Q, IMAGE = torch.randn(8, 64), torch.randn(2, 2, 4, 8), torch.randn(1, 16, 8, 8)
 DENSE = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))
 CONV = twofour.prune(nn.Sequential(nn.Conv2d(16, 16, 3)), "2:4").eval()
 MASKED = twofour.prune(deepcopy(DENSE), "2:4")
 FOLDER = mkdtemp()
 quick = partial(twofour.compile, tokens=(8,), graph=False, memory="small")
 FAST = {dtype: quick(deepcopy(MASKED), X, dtype=dtype) for dtype in ("float32", "bfloat16", "int8", "int4")}
-FAST_CONV = quick(deepcopy(CONV), torch.randn(1, 16, 8, 8))
+FAST_CONV = quick(deepcopy(CONV), IMAGE)
 assert all(
     type(layer).__name__.startswith("Compiled") for layer in (*(fast[0] for fast in FAST.values()), FAST_CONV[0])
 )
@@ -65,10 +68,18 @@ def by_conv_row(kernel: ConvKernel) -> CompiledConv:
 
 
 LIBRARIES = {kernel.name: by_row(kernel) for kernel in available("dense_matmul") if kernel.dtype != "int4"}
+NATIVE = {
+    kernel.name: by_row(kernel)
+    for kernel in available("nm_matmul")
+    if kernel.dtype == "float32" and not kernel.refuses(PACKED)
+}
+compiled_graph._engines = lambda *_: ({"layers": 2.0, "graph": 1.0}, True)  # whichever is faster: the graph is meant
+GRAPH = quick(deepcopy(MASKED), X, graph=True)
+assert isinstance(GRAPH.forward, WholeModel)
 CONVOLUTIONS = {
     kernel.name: by_conv_row(kernel)
     for kernel in convolutions()
-    if kernel.unavailable() is None and kernel.refuses(Geometry(16, 16, (1, 1))) is None
+    if kernel is not CONV_REFERENCE and kernel.refuses(Geometry(16, 16, (1, 1))) is None
 }
 
 
@@ -94,6 +105,9 @@ VERBS: dict[str, Callable[[], Any]] = {
     "prune permuted": partial(pruned, permute=True, example=X),
     **{f"forward {dtype}": partial(fast, X) for dtype, fast in FAST.items()},
     **{f"compile {dtype}": lambda dtype=dtype: quick(deepcopy(MASKED), X, dtype=dtype)(X) for dtype in FAST},
+    "forward graph": lambda: GRAPH(X),
+    "compile graph": lambda: quick(deepcopy(MASKED), X, graph=True)(X),
+    "compile convolution": lambda: quick(deepcopy(CONV), IMAGE)(IMAGE),
     "save": lambda: twofour.save(FAST["float32"], f"{FOLDER}/again.safetensors"),
     "save masked": lambda: twofour.save(MASKED, f"{FOLDER}/masked.safetensors"),
     "load": lambda: twofour.load(f"{FOLDER}/fast.safetensors", deepcopy(DENSE))(X),
@@ -108,9 +122,10 @@ VERBS: dict[str, Callable[[], Any]] = {
 
 CALLS: dict[str, tuple[Callable[[Any], Any], Tensor]] = {
     **{f"forward {dtype}": (fast, X) for dtype, fast in FAST.items()},
-    "convolution": (FAST_CONV, torch.randn(1, 16, 8, 8)),
-    **{f"row {name}": (layer, X) for name, layer in LIBRARIES.items()},
-    **{f"row {name}": (layer, torch.randn(1, 16, 8, 8)) for name, layer in CONVOLUTIONS.items()},
+    "forward graph": (GRAPH, X),
+    "convolution": (FAST_CONV, IMAGE),
+    **{f"row {name}": (layer, X) for name, layer in (LIBRARIES | NATIVE).items()},
+    **{f"row {name}": (layer, IMAGE) for name, layer in CONVOLUTIONS.items()},
     "matmul": (lambda x: twofour.kernels.matmul(x, PACKED), X),
     "attention": (lambda q: attention(q, Q, Q), Q),
     "norm": (lambda x: norm(x, None, None, 1e-5), X),
@@ -121,8 +136,8 @@ CALLS: dict[str, tuple[Callable[[Any], Any], Tensor]] = {
     "search": (lambda w: twofour.structure.permutation.search(w, "2:4", escapes=2).order, W.abs()),
 }
 """Calls by the tensor they are given."""
-LOOKED_AT_WHOLE = ("pack", "project", "project tiles", "check pattern", "search", "attention", "norm")
-"""Calls that look at the storage behind a tensor: those of a layer see no more than that there is none."""
+LOOKED_AT_WHOLE = ("pack", "project", "project tiles", "check pattern", "search")
+"""Calls that look at the storage behind a tensor: layers, attention and norm see no more than that there is none."""
 
 
 @contextmanager
@@ -140,10 +155,13 @@ MODES: dict[str, Callable[[], Any]] = {
 }
 
 
-def freed(x: Tensor) -> Tensor:
-    x = x.clone()
+def emptied(x: Tensor) -> Tensor:
     x.untyped_storage().resize_(0)
     return x
+
+
+def freed(x: Tensor) -> Tensor:
+    return emptied(x.clone())
 
 
 KINDS: dict[str, Callable[[Tensor], Any]] = {
@@ -152,6 +170,7 @@ KINDS: dict[str, Callable[[Tensor], Any]] = {
     "meta": lambda x: x.to("meta"),
     "nested": lambda x: torch.nested.nested_tensor([x, x]),
     "jagged": lambda x: torch.nested.nested_tensor([x, x], layout=torch.jagged),
+    "nested rows": lambda x: torch.nested.nested_tensor(list(x)),
     "sparse": Tensor.to_sparse,
     "mkldnn": Tensor.to_mkldnn,
     "strided": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
@@ -171,6 +190,8 @@ WRAPPED: dict[str, Callable[[Tensor], Any]] = {
     "masked": lambda x: torch.masked.masked_tensor(x, x > 0),
     "functional": torch._to_functional_tensor,
     "freed": freed,
+    "freed behind strides": lambda x: emptied(torch.stack([x, x], -1)[..., 0]),
+    "freed, with one more axis": lambda x: emptied(torch.stack([x, x]).transpose(0, 1)),
 }
 
 
@@ -232,6 +253,17 @@ def under(mode: str, verb: str) -> tuple[Any, Any]:
         torch.set_default_dtype(torch.float32)
 
 
+def with_x(mode: str, name: str) -> tuple[Any, Any]:
+    call, x = CALLS[name]
+    want = call(x)
+    try:
+        with MODES[mode]():
+            return call(x), want
+    finally:
+        torch.set_default_device("cpu")
+        torch.set_default_dtype(torch.float32)
+
+
 def on(kind: str, name: str) -> tuple[Any, Any]:
     call, x = CALLS[name]
     odd = (KINDS | WRAPPED)[kind](x)
@@ -286,6 +318,7 @@ def cases() -> dict[str, Callable[[], tuple[Any, Any]]]:
     found = {f"{verb} / {mode}": partial(under, mode, verb) for verb in VERBS for mode in MODES}
     del found["step / inference"]  # torch's own backward pass refuses there
     found |= {f"{name} / {kind}": partial(on, kind, name) for name in CALLS for kind in KINDS}
+    found |= {f"{name} / {mode}": partial(with_x, mode, name) for name in CALLS.keys() - VERBS.keys() for mode in MODES}
     found |= {f"{name} / {kind}": partial(on, kind, name) for name in CALLS for kind in WRAPPED}
     found |= {f"{name} / shrunk": partial(on_shrunk, name) for name in LOOKED_AT_WHOLE}
     return found | {f"{name} / {around}": partial(within, around, name) for name in CALLS for around in AROUND}

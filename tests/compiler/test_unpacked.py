@@ -73,6 +73,23 @@ def test_a_forward_that_asks_for_the_dtype_of_a_weight_runs_packed(
     assert isinstance(fast.wo, CompiledLinear)
 
 
+def test_generate_of_a_t5_unpacks_nothing(no_measuring: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its forward asks for `wo.weight.dtype` once a layer and token."""
+    transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
+    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 100}
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
+    ids = torch.randint(3, 90, (1, 8))
+    given = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    twofour.prune(model, "2:4")
+    example = {"input_ids": ids, "decoder_input_ids": torch.zeros(1, 1, dtype=torch.long)}
+    fast = twofour.compile(model, example, memory="small", tokens=(1, 8))
+    assert isinstance(fast.encoder.block[0].layer[1].DenseReluDense.wo, CompiledLinear)
+    want = model.generate(ids, **given)
+    _forbid_unpacking(monkeypatch)
+    assert torch.equal(fast.generate(ids, **given), want)
+
+
 READS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "linear": lambda w, x: F.linear(x, w),
     "product": lambda w, x: x @ w.T,

@@ -71,7 +71,7 @@ class Guard:
             leaf = leaves[index]
             if not isinstance(leaf, Tensor) or leaf.dtype != dtype or leaf.ndim != ndim or not leaf.is_cpu:
                 return None
-            if not leaf.numel() or leaf.layout is not torch.strided:
+            if leaf.is_nested or not leaf.numel() or leaf.layout is not torch.strided:
                 return None
         if any(leaves[index].size(axis) != size for index, axis, size in self.fixed):
             return None
@@ -93,7 +93,7 @@ class Guard:
             leaf = leaves[index]
             if not isinstance(leaf, Tensor) or leaf.dtype != dtype or leaf.ndim != ndim or not leaf.is_cpu:
                 return names[index], f"{_shown(leaf)}, and the graph holds for {dtype} of {ndim} axes on the CPU"
-            if not leaf.numel() or leaf.layout is not torch.strided:
+            if leaf.is_nested or not leaf.numel() or leaf.layout is not torch.strided:
                 return names[index], f"{_shown(leaf)}: empty, or not strided"
         for index, axis, size in self.fixed:
             if leaves[index].size(axis) != size:
@@ -135,6 +135,8 @@ def _names(given: Mapping[str, Any]) -> list[str]:
 
 
 def _shown(leaf: Any) -> str:
+    if isinstance(leaf, Tensor) and leaf.is_nested:  # which has no shape to ask for
+        return f"a nested tensor of {leaf.dtype}"
     if isinstance(leaf, Tensor):
         where = "" if leaf.is_cpu else f" on {leaf.device.type}"
         return f"{leaf.dtype} {tuple(leaf.shape)}{where}"

@@ -20,6 +20,7 @@ from twofour.kernels import Kernel, rows
 from twofour.kernels.dispatch import DispatchTable, read_dispatch
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.nm_matmul import DYNAMIC
+from twofour.kernels.operands import require_memory
 from twofour.kernels.operator import convert, inference_only, through_packed
 from twofour.kernels.problem import Problem
 from twofour.native.surroundings import STRANGE, followed, has_tangent, unreadable
@@ -166,6 +167,7 @@ class CompiledLinear(WeightedLayer):
             run, weight, any_axes = steps[bisect_left(limits, tokens)] if limits else steps[0]
             if len(shape) == 2 or (any_axes and x.is_contiguous()):
                 return run(x, weight, bias, self.problem, other)
+            require_memory(x)  # it may have to be copied
             flat = x.reshape(tokens, self.in_features)
             other = None if other is None else other.reshape(tokens, self.out_features)
             return run(flat, weight, bias, self.problem, other).view(*shape[:-1], self.out_features)

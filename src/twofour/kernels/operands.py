@@ -26,6 +26,18 @@ def require_memory(x: Tensor) -> None:
         )
 
 
+def together(x: Tensor) -> Tensor:
+    """Return a matrix whose rows each stand together in memory, any distance apart: itself, or a copy.
+
+    Raises:
+        KernelError: It would have to be copied, and there is no memory behind it.
+    """
+    if x.stride(1) == 1 or x.size(1) == 1:
+        return x
+    require_memory(x)  # torch's copy reads at the null address
+    return x.contiguous()
+
+
 def plain_bias(bias: Tensor | None, rows: int) -> Tensor | None:
     """Return a bias as libraries read it: itself where its numbers stand in a row, else a copy of them.
 

@@ -22,6 +22,9 @@ STRANGE = (AssertionError, AttributeError, RuntimeError, TypeError, ValueError)
 """What torch raises where it meets a tensor or a mode that an operation was not written for."""
 
 
+WITH_VALUES = "pass a plain tensor with its values"
+
+
 def by_operators() -> bool:
     """Tell whether something follows a call operator by operator: torch.compile, jit.trace, make_fx, a fake mode.
 
@@ -71,7 +74,11 @@ def plain(call: str, *operands: Tensor | None) -> list[Any]:
 
 def _odd(x: Any) -> tuple[str, str] | None:
     if type(x) is Tensor and x.layout is torch.strided and not x.is_nested and forward_ad._current_level < 0:
-        return unreadable(x) if peek_interpreter_stack() is not None else None
+        if peek_interpreter_stack() is not None:
+            return unreadable(x)
+        if not x.data_ptr() and x.numel():  # a copy that torch makes of it would read at the null address
+            return "a tensor without memory of its own (functional, zero or freed)", WITH_VALUES
+        return None
     if (odd := unreadable(x)) is not None:
         return odd
     if has_tangent(x):
@@ -109,7 +116,7 @@ def out_of_reach(x: Tensor) -> tuple[str, str] | None:
     lazy = x._is_zerotensor() or torch._is_functional_tensor(x)  # pyright: ignore[reportPrivateImportUsage]
     if lazy or (x.is_cpu and x.numel() and x.untyped_storage().nbytes() < _end(x)):
         what = "a tensor without memory of its own (functional, zero, freed, or its storage shrunk)"
-        return what, "pass a plain tensor with its values"
+        return what, WITH_VALUES
     return None
 
 

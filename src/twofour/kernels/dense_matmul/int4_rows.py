@@ -10,6 +10,7 @@ from torch import Tensor
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
+from twofour.kernels.operands import together
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import pages
 from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header
@@ -98,7 +99,7 @@ def _readable(kernel: Kernel, operand: Tensor, dtype: torch.dtype) -> Tensor:
             got=f"an operand of {operand.dtype} on {operand.device}",
             wanted="float32 or bfloat16 on the CPU",
         )
-    return operand if operand.stride(1) == 1 or operand.size(1) == 1 else operand.contiguous()
+    return together(operand)
 
 
 def _foreign(kernel: Kernel, weight: Tensor, out_features: int, in_features: int) -> KernelError:

@@ -13,6 +13,7 @@ from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_matmul.layout import from_layout, to_layout
+from twofour.kernels.operands import together
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.kernels.quantization import (
     LARGEST_REDUCTION,
@@ -95,7 +96,7 @@ class NativeMatmul(Kernel):
         other = None if epilogue.plain else _second_operand(epilogue, other, x, y)
         if not native.extension().nm_matmul(
             self.index,
-            x if x.is_contiguous() else _rows_apart(x),
+            x if x.is_contiguous() else together(x),
             weight,
             bias,
             y,
@@ -129,7 +130,7 @@ class NativeMatmul(Kernel):
         Raises:
             KernelError: `x` is of another dtype or not on the CPU, or the bytes were made for another kernel or shape.
         """
-        x = x if x.stride(1) == 1 or x.size(1) == 1 else x.contiguous()
+        x = together(x)
         in_features, columns = x.shape
         y = torch.empty((out_features, columns), dtype=dtype or x.dtype, device="cpu")
         ok = native.extension().nm_matmul_columns(
@@ -156,12 +157,6 @@ def native_rows() -> list[NativeMatmul]:
     ]
 
 
-def _rows_apart(x: Tensor) -> Tensor:
-    """Return (tokens, in) with contiguous rows, any distance apart."""
-    assert x.ndim == 2, tuple(x.shape)
-    return x if x.stride(1) == 1 or x.size(1) == 1 else x.contiguous()
-
-
 def _second_operand(epilogue: Epilogue, other: Tensor | None, x: Tensor, y: Tensor) -> Tensor | None:
     """Return `other` as the kernel reads it: (tokens, out), its rows contiguous, of y's dtype (float32 where whole)."""
     epilogue.require(other, tuple(y.shape))
@@ -176,7 +171,7 @@ def _second_operand(epilogue: Epilogue, other: Tensor | None, x: Tensor, y: Tens
         )
     other = other.to(y.dtype if y.is_floating_point() else torch.float32)
     other = other if other.ndim == 2 else other.reshape(-1, other.size(-1))
-    return other if other.stride(1) == 1 or other.size(1) == 1 else other.contiguous()
+    return together(other)
 
 
 def _require_range(kernel: NativeMatmul, weight: Tensor, quantization: Quantization) -> None:
