@@ -8,21 +8,17 @@ al. 2021, section 5). Scales are symmetric or have an exact zero, so a pruned va
 
 from __future__ import annotations
 
-import logging
-from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from twofour import masks
-from twofour.errors import MaskError, TrainingError, cut
+from twofour.errors import MaskError, TrainingError
 from twofour.kernels.nm_matmul import quantize_input
 from twofour.masks import Mask
 from twofour.packing import encodings
 from twofour.packing.encodings import Encoding, dequantize
-from twofour.training.schemes import Scheme, Slot, parametrise_all, require_free, tied
-
-_log = logging.getLogger("twofour.quantization")
+from twofour.training.schemes import Slot, require_free
+from twofour.training.schemes.over_masks import OverMasks, fitting
 
 
 def attach(
@@ -65,41 +61,9 @@ def attach(
             remedy='dtype="int8" first: it loses less',
         )
     group = group if encoding.groups else 0
-    found = _roundable(model, dtype, group, layers)
+    wanted = "a masked Linear layer"
+    found = fitting(model, layers, lambda mask: _unfit(mask, dtype, group), verb="quantise", wanted=wanted)
     return QAT(model, found, encoding, activations and encoding.rounds_inputs, group, symmetric)
-
-
-def _roundable(model: nn.Module, dtype: str, group: int, layers: str) -> dict[str, Mask]:
-    """Return the masks whose weights are rounded; the others that fit the glob get a log line."""
-    if not isinstance(layers, str):
-        raise TrainingError(
-            "`layers` is no glob",
-            got=cut(repr(layers), 80),
-            wanted='one text, such as "encoder.*"',
-            remedy='leave it out for every masked Linear layer: "*"',
-        )
-    found: dict[str, Mask] = {}
-    left: dict[str, str] = {}
-    shared = tied(model)
-    for name, mask in masks.of(model).items():
-        if not fnmatchcase(mask.layer, layers):
-            continue
-        tie = "tied to another, which would not be rounded"
-        reason = tie if id(mask.parameter) in shared else _unfit(mask, dtype, group)
-        if reason:
-            left[name] = reason
-            _log.info("`%s` is not rounded: %s", name, reason)
-        else:
-            found[name] = mask
-    if not found:
-        raise TrainingError(
-            "there is nothing to quantise",
-            reasons=[f"`{name}`: {reason}" for name, reason in left.items()],
-            got=f"{len(masks.of(model))} masks, layers={layers!r}",
-            wanted="a model from twofour.prune with a masked Linear layer that fits the glob and is not tied",
-            remedy='twofour.prune(model, "2:4") first; convolutions compute in floats',
-        )
-    return found
 
 
 def _unfit(mask: Mask, dtype: str, group: int) -> str | None:
@@ -110,7 +74,7 @@ def _unfit(mask: Mask, dtype: str, group: int) -> str | None:
     return None
 
 
-class QAT(Scheme):
+class QAT(OverMasks):
     """Rounding that is attached to a model.
 
     Attributes:
@@ -126,24 +90,12 @@ class QAT(Scheme):
         group: int,
         symmetric: bool,
     ) -> None:
-        super().__init__(model)
-        self.dtype, self.layers = encoding.name, tuple(found)
-        self._masks = masks.state_dict(model)
+        self.dtype = encoding.name
         self._keeps = {name: mask.keep.clone() for name, mask in found.items()}
-        self._slots = [Slot(mask.module, mask.attribute) for mask in found.values()]
         roundings = [_Rounding(mask.keep, encoding, group, symmetric) for mask in found.values()]
-        others = {name: saved for name, saved in self._masks.items() if name not in found}
-        masks.detach(model)  # a parametrised weight has no parameter of its own; the rounding masks it instead
-        try:
-            parametrise_all(self._slots, roundings)
-        except BaseException:
-            masks.load_state_dict(model, self._masks)
-            raise
-        if others:
-            masks.load_state_dict(model, others)
         modules = [mask.module for mask in found.values() if activations]
+        super().__init__(model, "quantisation-aware training", found, roundings)
         self._handles = [module.register_forward_pre_hook(_round_inputs, with_kwargs=True) for module in modules]
-        self._begin("quantisation-aware training", [mask.module for mask in found.values()])
 
     def finish(self) -> nn.Module:
         """Make the model plain and masked as before, its weights as they were trained; see `Scheme.finish`.
@@ -167,13 +119,9 @@ class QAT(Scheme):
 
     def remove(self) -> nn.Module:
         """Stop rounding; the weights are as the optimiser left them, under their masks. See `Scheme.remove`."""
-        self._end()
+        self._take_off(parametrised=False)
         for handle in self._handles:
             handle.remove()
-        for slot in self._slots:
-            slot.restore(parametrised=False)
-        masks.detach(self.model)
-        masks.load_state_dict(self.model, self._masks)
         return self.model
 
     def _outside(self, name: str, slot: Slot) -> bool:

@@ -20,9 +20,7 @@ from twofour.training.both_ways.handle import BothWays
 from twofour.training.both_ways.linear import BothWaysLinear, Ways, computing_type
 from twofour.training.choice import Choice, LayerPlan, Plan
 from twofour.training.schemes import require_free
-
-DECAY = 2e-4
-"""Zhou et al. 2021 (arXiv 2102.04010), section 5.1."""
+from twofour.training.schemes.sr_ste import DECAY
 
 _FORMS = '"fixed" or "every=K", K steps of the optimiser'
 

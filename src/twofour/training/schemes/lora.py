@@ -6,21 +6,16 @@ weight merge into a dense one; here the product is masked: w + mask * (alpha / r
 
 from __future__ import annotations
 
-import logging
 import math
-from fnmatch import fnmatchcase
 from numbers import Real
 
 import torch
 from torch import Tensor, nn
 
-from twofour import masks
-from twofour.errors import TrainingError, cut
+from twofour.errors import TrainingError
 from twofour.masks import Mask
-from twofour.training.schemes.base import Scheme, require_free
-from twofour.training.schemes.slots import Slot, parametrise_all, tied
-
-_log = logging.getLogger("twofour.training")
+from twofour.training.schemes.base import require_free
+from twofour.training.schemes.over_masks import OverMasks, fitting
 
 
 def attach(model: nn.Module, *, rank: int = 8, alpha: float = 16.0, layers: str = "*", seed: int = 0) -> LoRA:
@@ -61,7 +56,7 @@ def attach(model: nn.Module, *, rank: int = 8, alpha: float = 16.0, layers: str 
             wanted="a whole number of 64 bits",
             remedy="leave it out for 0",
         )
-    found = _adaptable(model, layers)
+    found = fitting(model, layers, lambda _: None, verb="adapt", wanted="a masked layer")
     _require_low(found, rank)
     return LoRA(model, found, rank, alpha, seed)
 
@@ -78,39 +73,6 @@ def _require_low(found: dict[str, Mask], rank: int) -> None:
             remedy=f"rank={min(8, sides[least])}, or `layers` without this one",
             layer=least,
         )
-
-
-def _adaptable(model: nn.Module, layers: str) -> dict[str, Mask]:
-    """Return the masks whose weights get an adapter."""
-    if not isinstance(layers, str):
-        raise TrainingError(
-            "`layers` is no glob",
-            got=cut(repr(layers), 80),
-            wanted='one text, such as "encoder.*"',
-            remedy='leave it out for every masked layer: "*"',
-        )
-    listed = {name: mask for name, mask in masks.of(model).items() if fnmatchcase(mask.layer, layers)}
-    shared = tied(model)
-    ties = [name for name, mask in listed.items() if id(mask.parameter) in shared]
-    for name in ties:
-        _log.info("`%s` gets no adapter: it is tied to another, which would go without", name)
-    found = {name: mask for name, mask in listed.items() if name not in ties}
-    if ties and not found:
-        raise TrainingError(
-            "there is nothing to adapt: every masked weight that fits is tied to another",
-            got=f"layers={layers!r}, which fits {', '.join(f'`{name}`' for name in ties)}",
-            wanted="a masked weight that stands in one place: an adapter on a tied one would cut it from the others",
-            remedy="name layers that are not tied, or untie the weight: "
-            "layer.weight = torch.nn.Parameter(layer.weight.detach().clone()), before twofour.prune",
-        )
-    if not found:
-        raise TrainingError(
-            "there is nothing to adapt",
-            got=f"{len(masks.of(model))} masks, layers={layers!r}",
-            wanted="a model from twofour.prune with masked layers that fit the glob",
-            remedy='twofour.prune(model, "2:4") first',
-        )
-    return found
 
 
 class _Adapter(nn.Module):
@@ -132,44 +94,32 @@ class _Adapter(nn.Module):
         return weight + (self.scale * (self.b @ self.a)).view_as(weight).masked_fill(~self.keep, 0)
 
 
-class LoRA(Scheme):
+class LoRA(OverMasks):
     """The adapters."""
 
     def __init__(self, model: nn.Module, found: dict[str, Mask], rank: int, alpha: float, seed: int) -> None:
-        super().__init__(model)
-        self.layers = tuple(found)
-        self._masks = masks.state_dict(model)
         self._trainable = {name: p.requires_grad for name, p in model.named_parameters()}
-        self._slots = [Slot(mask.module, mask.attribute) for mask in found.values()]
         generator = torch.Generator().manual_seed(seed)
-        adapters = []
-        for mask in found.values():
-            weight = mask.parameter
-            adapters.append(_Adapter(weight, mask.keep, rank, alpha / rank, generator))
-        # A parametrised weight has no parameter of its own for a mask to hold; it is frozen, so nothing moves it.
-        masks.detach(model)
+        self._adapters = [_Adapter(mask.parameter, mask.keep, rank, alpha / rank, generator) for mask in found.values()]
+        super().__init__(model, "LoRA", found, self._adapters)
         model.requires_grad_(False)
-        parametrise_all(self._slots, adapters)
-        self._begin("LoRA", [mask.module for mask in found.values()])
-        self._adapters = adapters
+        for parameter in self.parameters():
+            parameter.requires_grad_(True)
 
     def parameters(self) -> list[nn.Parameter]:
         """The adapters' factors: what the optimiser is to train."""
         return [parameter for adapter in self._adapters for parameter in (adapter.a, adapter.b)]
 
     def finish(self) -> nn.Module:
-        """Merge the adapters into the weights, which stay as sparse as they were; see `Scheme.finish`."""
-        return self._take_off(merge=True)
+        """Merge the adapters into the weights, which stay as sparse as they were; see `Attachment.finish`."""
+        return self._take_off(parametrised=True)
 
     def remove(self) -> nn.Module:
-        """Drop the adapters; the weights are those from before. See `Scheme.remove`."""
-        return self._take_off(merge=False)
+        """Drop the adapters; the weights are those from before. See `Attachment.remove`."""
+        return self._take_off(parametrised=False)
 
-    def _take_off(self, *, merge: bool) -> nn.Module:
-        self._end()
-        for slot in self._slots:
-            slot.restore(parametrised=merge)
-        for name, parameter in self.model.named_parameters():
+    def _take_off(self, *, parametrised: bool) -> nn.Module:
+        model = super()._take_off(parametrised=parametrised)
+        for name, parameter in model.named_parameters():
             parameter.requires_grad_(self._trainable[name])
-        masks.load_state_dict(self.model, self._masks)
-        return self.model
+        return model

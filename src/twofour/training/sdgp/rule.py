@@ -13,12 +13,10 @@ from torch import Tensor
 
 from twofour import native
 from twofour.errors import PatternError
-from twofour.kernels.nm_gradient import nm_gradient, nm_gradient_packed, refuses
+from twofour.kernels.nm_gradient import MODES, nm_gradient, nm_gradient_packed, refuses
 from twofour.native import gpu
 from twofour.patterns import NM, Pattern
 from twofour.patterns.nm import HALF_OR_SINGLE, mask_row
-
-MODES = ("magnitude", "rescaled", "random", "unbiased")
 
 LARGEST_GROUP = 32
 """Largest M: the authors' own limit, and what is tested."""
