@@ -9,6 +9,7 @@ from torch import nn
 import twofour
 from twofour import export, masks, quantization, training
 from twofour.errors import FormatError, LayerError, PatternError, TrainingError
+from twofour.layers import CARRIED
 from twofour.training import both_ways, gradual, lora, s_ste, sdgp, sr_ste
 
 
@@ -129,3 +130,25 @@ def test_sharded_scores_are_refused_before_native_code_reads_them() -> None:
 
 def test_training_lists_everything_that_can_be_attached() -> None:
     assert {"both_ways", "sdgp", "sr_ste", "s_ste", "gradual", "lora"} <= set(training.__all__)
+
+
+ATTACHMENTS = {
+    **SCHEMES,
+    "both_ways": lambda model: both_ways.attach(model, torch.randn(8, 32), kernels="sparse"),
+    "sdgp": lambda model: sdgp.attach(model, "2:4"),
+}
+
+
+@pytest.mark.parametrize("name", ATTACHMENTS)
+def test_all_that_is_attached_ends_in_one_way(name: str) -> None:
+    attachment = ATTACHMENTS[name](model := network())
+    assert isinstance(attachment, training.Scheme) and attachment.layers and attachment.title in repr(attachment)
+    attachment.load_state_dict(attachment.state_dict())
+    with pytest.raises(TrainingError, match=r"state is of (an)?other"):
+        attachment.load_state_dict({"strange": 1})
+    assert attachment.attached and attachment.finish() is model and not attachment.attached
+    for again in (attachment.finish, attachment.remove, lambda: attachment.load_state_dict({})):
+        with pytest.raises(TrainingError, match=r"is over\n  got +a second"):
+            again()
+    assert type(model[0]) is nn.Linear and not model[0].__dict__.get(CARRIED)
+    ATTACHMENTS[name](network())  # nothing is left that refuses the next one
