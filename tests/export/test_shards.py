@@ -189,7 +189,7 @@ held = anonymous() - before
 del contents
 fast = twofour.load(sys.argv[1], model, memory="small", tokens=(1,))
 loaded = anonymous() - before
-assert fast(torch.randn(1, 1024)).isfinite().all() and "nm_" in fast.plan.layers[0].ladder
+assert fast(torch.randn(1, 1024)).isfinite().all() and "nm_" in fast.plan.layers[0].dispatch
 dense = 16 * 4 * 1024 * 1024
 print(held / dense, loaded / dense)
 """
