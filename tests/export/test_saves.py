@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 import twofour
 from tests.export.small import Net, masked
-from twofour.checkpoints import INDEX, Checkpoint
+from twofour.checkpoints import INDEX, WEIGHTS, Checkpoint
 from twofour.errors import FormatError
 from twofour.export import shards
 
@@ -66,11 +66,54 @@ def test_the_next_save_removes_what_killed_ones_left_and_nothing_of_the_user(tmp
     assert torch.equal(twofour.load(folder, Net(), masked=True).fc.weight, masked(2).fc.weight)
 
 
-def test_files_that_a_foreign_index_names_stay(tmp_path: Path) -> None:
-    save_file({"fc.weight": torch.ones(64, 64)}, tmp_path / "precious.safetensors")
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"fc.weight": "precious.safetensors"}}))
-    twofour.save(masked(0), tmp_path, max_shard_bytes=30_000)
-    assert (tmp_path / "precious.safetensors").exists() and "precious.safetensors" not in stored(tmp_path)
+def dense_files(folder: Path, kind: str) -> None:
+    """Put a model into the folder as Hugging Face does: in one file, in several, or in several beside one of ours."""
+    weights = {"fc.weight": torch.ones(64, 64)}
+    if kind == "file":
+        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    elif kind == "link":
+        save_file(weights, folder / "blob", metadata={"format": "pt"})
+        (folder / WEIGHTS).symlink_to("blob")
+    elif kind == "torn":
+        (folder / WEIGHTS).write_bytes(b"\x00" * 5)
+    else:
+        (folder / INDEX).write_text(json.dumps({"weight_map": {"fc.weight": "precious.safetensors"}}))
+    if kind in ("index", "index beside ours"):
+        save_file(weights, folder / "precious.safetensors")
+    if kind == "index beside ours":
+        twofour.save(masked(1), folder / WEIGHTS)
+
+
+@pytest.mark.parametrize("most", [None, 30_000], ids=["one file", "several"])
+@pytest.mark.parametrize("kind", ["file", "link", "torn", "index", "index alone", "index beside ours"])
+def test_a_model_of_others_is_neither_replaced_nor_removed(tmp_path: Path, kind: str, most: int | None) -> None:
+    dense_files(tmp_path, kind)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(FormatError, match="of another program") as refused:
+        twofour.save(masked(0), tmp_path, max_shard_bytes=most)
+    said = str(refused.value)
+    assert (INDEX if "index" in kind else WEIGHTS) in said and "`twofour`" in said and "another folder" in said
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_an_index_whose_files_are_all_ours_is_replaced_also_where_one_was_lost(tmp_path: Path) -> None:
+    for most in (None, 30_000):
+        twofour.save(masked(0), tmp_path, max_shard_bytes=30_000)
+        (tmp_path / min(stored(tmp_path))).unlink()
+        twofour.save(masked(1), tmp_path, max_shard_bytes=most)
+        assert torch.equal(twofour.load(tmp_path, Net(), masked=True).fc.weight, masked(1).fc.weight)
+
+
+def test_a_link_to_a_file_of_ours_is_written_through_and_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "hub").mkdir()
+    twofour.save(masked(0), tmp_path / "ours.safetensors")
+    link = tmp_path / "hub" / WEIGHTS
+    link.symlink_to(tmp_path / "ours.safetensors")
+    with pytest.raises(FormatError, match="a link"):
+        twofour.save(masked(1), tmp_path / "hub", max_shard_bytes=30_000)
+    twofour.save(masked(1), tmp_path / "hub")
+    assert link.is_symlink() and names(tmp_path / "hub") == [WEIGHTS]
+    assert torch.equal(twofour.load(tmp_path / "hub", Net(), masked=True).fc.weight, masked(1).fc.weight)
 
 
 def test_a_name_is_never_given_to_files_of_two_saves(tmp_path: Path) -> None:

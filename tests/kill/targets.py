@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import twofour
 from tests.training.killed_run import digest
 from tests.training.small import accuracy, noisy_loader, pair_of_models, recipe
-from twofour.checkpoints import INDEX
+from twofour.checkpoints import INDEX, WEIGHTS
+from twofour.errors import FormatError
 from twofour.training import checkpoint, finetune
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -105,12 +107,33 @@ class Save(Target):
 
 
 class Shards(Save):
-    """`twofour.save(max_shard_bytes=)` over a folder."""
+    """`twofour.save(max_shard_bytes=)` over a folder, after two that hold dense models of a user's and are refused."""
 
     name, file, shard_bytes = "shards", "", 80_000
 
+    def prepare(self, shelf: Path) -> None:
+        super().prepare(shelf)
+        save_file({"0.weight": torch.ones(8, 8)}, shelf / "dense", metadata={"format": "pt"})
+        index = json.dumps({"weight_map": {"0.weight": "dense.safetensors"}}).encode()
+        dense = (shelf / "dense").read_bytes()
+        self.dense = {f"one/{WEIGHTS}": dense, f"several/{INDEX}": index, "several/dense.safetensors": dense}
+
+    def work(self, folder: Path) -> None:
+        for place in ("one", "several"):
+            try:
+                twofour.save(self.models["new"], folder / place, max_shard_bytes=self.shard_bytes)
+            except FormatError:
+                continue
+            raise AssertionError(f"{place}: a dense model of another program is saved over")
+        super().work(folder)
+
     def plant(self, folder: Path, killed: bool) -> dict[Path, bytes]:
-        return super().plant(folder, killed) | {folder / "model-00001-of-00009.safetensors": b"another program's"}
+        for place in ("one", "several"):
+            (folder / place).mkdir(exist_ok=True)
+        dense = {folder / name: content for name, content in self.dense.items()}
+        return (
+            super().plant(folder, killed) | dense | {folder / "model-00001-of-00009.safetensors": b"another program's"}
+        )
 
     def belongs(self, folder: Path) -> set[str]:
         return {INDEX, *json.loads((folder / INDEX).read_text())["weight_map"].values()}

@@ -41,15 +41,16 @@ def save(
     Args:
         model: From `twofour.prune` or `twofour.compile`; a dense model is written plainly.
         path: File to write; it is replaced only once the new one is complete. A folder that exists, or with
-            `max_shard_bytes` a new one, gets model.safetensors, or several files and model.safetensors.index.json.
+            `max_shard_bytes` a new one, gets model.safetensors, or several files and model.safetensors.index.json; what
+            an earlier `save` wrote there goes, and another program's model of those names is refused.
         packed: False writes plain weights with their zeros, as any other tool reads them; which of them are sparse
             stands in the metadata.
         max_shard_bytes: Bytes of tensors in a file at most: `path` is a folder, and a tensor that has more gets a file
             of its own.
 
     Raises:
-        FormatError: The file cannot be written, `max_shard_bytes` is impossible, `model` is no module, it has no values
-            (meta device), or a training scheme is at work in it.
+        FormatError: The file cannot be written, the folder holds another program's model, `max_shard_bytes` is
+            impossible, `model` is no module, it has no values (meta device), or a training scheme is at work in it.
         PackingError: A masked weight does not keep its pattern, or its dtype or pattern has no packed form.
         MaskError: A masked module has lost its weight.
     """

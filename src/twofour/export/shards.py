@@ -26,7 +26,8 @@ def write_folder(folder: str | os.PathLike[str], contents: Contents, max_shard_b
 
     New files stand beside the old ones until the index (or model.safetensors) is replaced, which is one rename; then
     the old ones go, and what killed saves left. A process killed at any moment leaves the old model or the new one,
-    and one that reads meanwhile gets the old one or the new one. Of the files that were there only those of ours go.
+    and one that reads meanwhile gets the old one or the new one. Of the files that were there only those of ours go:
+    a model of another program is neither replaced nor removed.
 
     Args:
         folder: Made when missing; other files in it stay.
@@ -35,8 +36,8 @@ def write_folder(folder: str | os.PathLike[str], contents: Contents, max_shard_b
             file.
 
     Raises:
-        FormatError: Two tensors have one name, the folder cannot be written to, or another process still saves into it
-            after `PATIENCE` seconds.
+        FormatError: Two tensors have one name, model.safetensors or the index in the folder is another program's, the
+            folder cannot be written to, or another process still saves into it after `PATIENCE` seconds.
     """
     target = Path(folder)
     require_distinct(contents)
@@ -56,6 +57,7 @@ def write_folder(folder: str | os.PathLike[str], contents: Contents, max_shard_b
 def _replace(target: Path, shards: list[Contents]) -> None:
     """Write the new model beside the old one, switch, and remove what is left of the old one and of killed saves."""
     named = _named(target)
+    _require_ours(target, named, over=len(shards) == 1)
     if len(shards) == 1:
         new = [WEIGHTS]
         write(target / WEIGHTS, shards[0])
@@ -69,10 +71,31 @@ def _replace(target: Path, shards: list[Contents]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether a file was written by `save`: a user's own, whatever its name, is not removed."""
+def _require_ours(target: Path, named: Collection[str], *, over: bool) -> None:
+    """Refuse a folder whose model.safetensors or index is not ours; `over`: the former is written over, not removed."""
+    weights, index = target / WEIGHTS, target / INDEX
+    if os.path.lexists(weights) and not _is_ours(weights, linked=over):
+        raise _foreign(weights, "a link, which would be removed" if _is_ours(weights, linked=True) else "a file")
+    if os.path.lexists(index):
+        there = [target / name for name in sorted(named) if os.path.lexists(target / name)]
+        other = next((path for path in there if not _is_ours(path, linked=True)), None)
+        if index.is_symlink() or not there or other is not None:
+            raise _foreign(index, f"an index that names {other.name}" if other else "an index that names no file here")
+
+
+def _foreign(path: Path, got: str) -> FormatError:
+    return FormatError(
+        "the folder holds a model of another program, which is not overwritten",
+        got=f"{path}: {got}",
+        wanted=f"an empty folder, or a model that `twofour.save` wrote: its files have the metadata key `{KEY}`",
+        remedy="save into another folder, or move that model elsewhere",
+    )
+
+
+def _is_ours(path: Path, *, linked: bool = False) -> bool:
+    """Whether `save` wrote a file: a user's own, whatever its name, stays; `linked`: what a link leads to counts."""
     try:
-        return path.is_file() and not path.is_symlink() and KEY in read_header(path).metadata
+        return path.is_file() and (linked or not path.is_symlink()) and KEY in read_header(path).metadata
     except FormatError:
         return False
 
