@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -239,11 +240,91 @@ def test_a_result_that_another_run_is_still_bringing_to_its_place_is_not_replace
     assert Path("out/report.json").exists() and not Path("out.unfinished").exists()
 
 
-def test_a_replacement_killed_between_its_renames_is_cleared_up_by_the_next_run(run):
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_backup_beside_the_result_stays_whatever_it_is_called_and_whatever_the_run_comes_to(run):
     run("prune", "zoo_cli:small", "--out", "out")
-    Path("out").rename("out.replaced")  # the new result had not come yet: the old one comes back
-    assert run("prune", "zoo_cli:small", "--out", "out").exit_code != 0 and Path("out/report.json").exists()
-    run("prune", "zoo_cli:small", "--out", "other")
-    Path("other").rename("out.replaced")  # it had: the old one goes
-    assert run("prune", "zoo_cli:small", "--out", "out", "--force", "--pattern", "1:4").exit_code == 0
+    backup = Path("out.replaced")
+    shutil.copytree("out", backup)
+    kept = contents(backup)
+    refused(run("prune", "zoo_cli:small", "--out", "out"), "out exists already")
+    assert contents(backup) == kept
+    assert run("prune", "zoo_cli:small", "--out", "out", "--force").exit_code == 0 and contents(backup) == kept
+    save_file({"fc.weight": torch.full((16, 32), float("nan"))}, "nan.safetensors")
+    fails = ("prune", "nan.safetensors", "--out", "out", "--include", "*", "--axis", "1")
+    for place in (True, False):  # an empty one, and none
+        shutil.rmtree("out")
+        if place:
+            Path("out").mkdir()
+        refused(run(*fails), "NaN")
+        assert contents(backup) == kept and Path("out").exists() == place
+        Path("out").mkdir(exist_ok=True)
+
+
+@pytest.fixture
+def killed(run, monkeypatch: pytest.MonkeyPatch):
+    """Replace `out` in a run that is killed before the new result is in its place, or behind that; return the old."""
+
+    def kill(before: bool) -> dict[str, bytes]:
+        assert run("prune", "zoo_cli:small", "--out", "out").exit_code == 0
+        old, rename = contents(Path("out")), Path.rename
+        with monkeypatch.context() as patch:
+
+            def dies(self: Path, target: Path) -> Path:
+                if self.name == "new" and before:
+                    raise KeyboardInterrupt
+                return rename(self, target)
+
+            patch.setattr(Path, "rename", dies)
+            patch.setattr(output, "_settle", lambda *_: None)
+            ended = run("prune", "zoo_cli:small", "--out", "out", "--force", "--pattern", "1:4")
+        assert (ended.exit_code == 0) == (not before) and Path("out").exists() == (not before)
+        assert contents(left() / "earlier") == old
+        return old
+
+    return kill
+
+
+def left() -> Path:
+    (folder,) = Path().glob(".out.twofour-*.old")
+    return folder
+
+
+def test_a_replacement_killed_before_its_end_is_cleared_up_by_the_next_run(run, killed):
+    old = killed(before=True)
+    refused(run("prune", "zoo_cli:small", "--out", "out", "--pattern", "two"), "PatternError")
+    assert not Path("out").exists() and left(), "a run that is refused at once moves nothing"
+    refused(run("prune", "zoo_cli:small", "--out", "out"), "out exists already")
+    assert contents(Path("out")) == old and not list(Path().glob(".out*"))
+    shutil.rmtree("out")
+    killed(before=False)
+    assert run("prune", "zoo_cli:small", "--out", "out", "--force").exit_code == 0
     assert not list(Path().glob("out.*")) and not list(Path().glob(".out*"))
+
+
+@pytest.mark.parametrize("lost", ["all", "one file", "the report"])
+def test_an_earlier_result_stays_where_the_new_one_is_not_whole(run, killed, lost):
+    old = killed(before=False)
+    if lost == "all":
+        shutil.rmtree("out")
+        shutil.copytree(left() / "earlier", "out")  # the user's own: a result, but not that of the run
+    else:
+        Path("out", "model.safetensors" if lost == "one file" else "report.json").unlink()
+    ended = run("prune", "zoo_cli:small", "--out", "out", "--force")
+    assert (ended.exit_code == 0) == (lost != "the report")
+    assert contents(left() / "earlier") == old
+    assert lost == "the report" or "out is not what was to replace it" in ended.stderr
+
+
+def test_a_folder_that_no_run_marked_is_neither_moved_nor_removed(run):
+    run("prune", "zoo_cli:small", "--out", "out")
+    place = Path(".out.twofour-a1b2c3d4.old")
+    place.mkdir()
+    Path("out").rename(place / "earlier")
+    for note in (None, "{}", '{"out": "other", "report": ""}'):
+        if note is not None:
+            (place / "moved.json").write_text(note)
+        assert run("prune", "zoo_cli:small", "--out", "out", "--force").exit_code == 0
+        assert (place / "earlier" / "report.json").is_file()

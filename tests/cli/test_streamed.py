@@ -43,6 +43,37 @@ def test_a_sharded_folder(run, hub: Path):
     assert sorted(path.name for path in Path.cwd().iterdir() if path.name.startswith(("out", "."))) == ["out"]
 
 
+def test_a_run_killed_before_it_removed_its_journal(run, hub: Path, monkeypatch: pytest.MonkeyPatch):
+    unlink = Path.unlink
+
+    def dies(self: Path, missing_ok: bool = False) -> None:
+        if self.name == "out.journal.json":
+            raise KeyboardInterrupt
+        unlink(self, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", dies)
+        assert run("prune", "hub", "--out", "out").exit_code != 0
+    assert Path("out/report.json").exists() and Path("out.journal.json").exists()
+    assert run("prune", "hub", "--out", "out").exit_code == 2 and not Path("out.journal.json").exists()
+
+
+def test_the_journal_of_an_interrupted_replacement_stays_while_its_files_are_elsewhere(run, hub: Path, monkeypatch):
+    run("prune", "hub", "--out", "out")
+    before = {path.name: path.read_bytes() for path in Path("out").iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", lambda self, target: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert run("prune", "hub", "--out", "out", "--force", "--pattern", "1:4").exit_code != 0
+    journal = Path("out.journal.json").read_bytes()
+    Path("out.unfinished").rename("elsewhere")
+    assert run("prune", "hub", "--out", "out").exit_code == 2
+    assert Path("out.journal.json").read_bytes() == journal
+    Path("elsewhere").rename("out.unfinished")
+    assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == before
+    assert run("prune", "hub", "--out", "out", "--force", "--pattern", "1:4").exit_code == 0
+    assert sorted(path.name for path in Path.cwd().iterdir() if path.name.startswith(("out", "."))) == ["out"]
+
+
 def test_an_interrupted_run_goes_on(run, hub: Path, monkeypatch: pytest.MonkeyPatch):
     real, last = streaming.prune, list(Checkpoint.open(hub).entries)[-1]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import os
+import hashlib
+import re
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,27 @@ from twofour.cli import huggingface
 from twofour.cli.screen import warn, without_nan
 from twofour.cli.source import Source, read_metadata
 from twofour.errors import SourceError
-from twofour.files import LARGEST_LIST, locked, making, names_in, read_json, remove_known, replacing
+from twofour.files import (
+    LARGEST_LIST,
+    locked,
+    making,
+    names_in,
+    read_bytes,
+    read_json,
+    remove_known,
+    remove_left,
+    replacing,
+)
 from twofour.streaming import Journal
 from twofour.streaming.prune import write_note
 
 RECIPE = "recipe.toml"
 REPORT = "report.json"
+
+MOVED = "moved.json"
+"""In the hidden folder of a move: whose result was moved there, and the checksum of the report that takes its place."""
+EARLIER, GONE = "earlier", "gone"
+"""In the same folder: the result that was moved aside, and its name from the moment on at which it may be removed."""
 
 
 def require_free(out: Path, force: bool) -> None:
@@ -34,9 +50,9 @@ def require_free(out: Path, force: bool) -> None:
     """
     with _writing(out):
         _require_own(out)
-        if _replaced(out).is_dir() or (journal_of(out).exists() and not unfinished(out).exists()):
+        if journal_of(out).exists() and not unfinished(out).exists():
             with _alone(out):  # a run that was killed at its very end
-                pass
+                _forget_journal(out)
         _require_free(out, force)
 
 
@@ -108,8 +124,11 @@ def folder(out: Path, force: bool) -> Iterator[Path]:
     out = out.absolute()  # the model's own code may change the current folder
     with _writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(out), making(out, lambda made: _put(made, out, force)) as made:
-            yield made
+        with _alone(out):
+            _recover(out)
+            _require_free(out, force)
+            with making(out, lambda made: _put(made, out, force)) as made:
+                yield made
 
 
 @contextmanager
@@ -127,7 +146,10 @@ def resumed(out: Path, force: bool, journal: Path) -> Iterator[Path]:
     with _writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         with _alone(out):
+            _recover(out)
+            _require_free(out, force)
             yield made
+            Journal.end(journal, _checksum(made))
             _put(made, out, force)
             journal.unlink(missing_ok=True)
 
@@ -142,57 +164,108 @@ def journal_of(out: Path) -> Path:
     return out.absolute().with_name(f"{out.name}.journal.json")
 
 
-def _replaced(out: Path) -> Path:
-    """Return where an earlier result lies while the new one takes its place."""
-    return out.absolute().with_name(f"{out.name}.replaced")
-
-
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """Keep other processes from making the same result, and clear up after one that was killed."""
+    """Keep other processes from making the same result."""
     remedy = "choose another --out, or wait for the other run"
     with ExitStack() as locks:
         locks.enter_context(locked(unfinished(out), SourceError, remedy=remedy, passing=True))
         if out.is_dir():  # it may be the folder that another run filled, which stays locked until that run ends
             locks.enter_context(locked(out, SourceError, remedy=remedy))
-        _recover(out)
         yield
 
 
 def _recover(out: Path) -> None:
-    """Bring an earlier result back, or remove what is left of it; and the journal of a run that had ended."""
-    old, journal = _replaced(out), journal_of(out)
-    if old.is_dir() and _foreign(old) is None:
-        if out.exists():
-            _remove_result(old)
+    """Clear up after runs that were killed: bring back what one of them moved aside, or remove what it replaced."""
+    _forget_journal(out)
+    named = re.compile(re.escape(_hidden(out)) + r"[a-z0-9_]{8}\.old")
+    for aside in [path for path in out.parent.iterdir() if named.fullmatch(path.name) and not path.is_symlink()]:
+        remove_left(aside, MOVED.__eq__)
+        if _replacement(aside, out) is not None:
+            _settle(aside, out)
         else:
-            old.rename(out)
-    if (out / REPORT).is_file() and not any(unfinished(out).iterdir()) and Journal.is_one(journal):
-        journal.unlink(missing_ok=True)
+            with suppress(OSError):  # one that was killed before it moved anything, or a folder of the user's
+                aside.rmdir()
+
+
+def _forget_journal(out: Path) -> None:
+    """Remove the journal of a run whose whole result `out` is."""
+    if _is_result(out, Journal.ended(journal_of(out))):
+        journal_of(out).unlink(missing_ok=True)
 
 
 def _put(made: Path, out: Path, force: bool) -> None:
     """Let a folder take the place of `out`; an earlier result is moved aside first and removed last.
 
-    Whatever goes wrong in between, it comes back: here, or where the process was killed, with the next run.
+    Whatever goes wrong in between, it comes back: here, or where the process was killed, with the next run, which knows
+    it by the note beside it.
     """
     _require_free(out, force)  # the user may have put something there since the run began
-    old = _replaced(out)
+    aside: Path | None = None
     try:
         if out.exists() and any(out.iterdir()):
-            if old.exists():
-                raise FileExistsError(errno.EEXIST, "in the way of the earlier result", os.fspath(old))
-            out.rename(old)
+            aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=_hidden(out), suffix=".old"))
+            measure.write_json(aside / MOVED, {"out": out.name, "report": _checksum(made)})
+            out.rename(aside / EARLIER)
         made.rename(out)  # takes the place of an empty folder
     finally:
-        _bring_back(old, out)  # what it raises keeps the old result where it is
-    if old.is_dir():
-        _remove_result(old)
+        if aside is not None:
+            _settle(aside, out)
+
+
+def _hidden(out: Path) -> str:
+    """Return how the names begin under which earlier results lie while new ones take their place."""
+    return f".{out.name[:100]}.twofour-"
+
+
+def _replacement(aside: Path, out: Path) -> str | None:
+    """Return the checksum of the report that replaces the result moved aside; None where no run of `out` moved it."""
+    try:
+        note = read_json(aside / MOVED)
+        return str(note["report"]) if note["out"] == out.name else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _settle(aside: Path, out: Path) -> None:
+    """End a move: the earlier result comes back where there is none, and goes where the new one is whole."""
+    earlier, gone = aside / EARLIER, aside / GONE
+    if earlier.is_dir():
+        if not out.exists():
+            _bring_back(earlier, out)
+        elif _is_result(out, _replacement(aside, out)):
+            earlier.rename(gone)  # from here on it is not whole, and does not come back
+        else:
+            warn(f"{earlier} stays, an earlier result: {out} is not what was to replace it")
+    if gone.is_dir():
+        _remove_result(gone)
+    if not earlier.exists() and not gone.exists():
+        (aside / MOVED).unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.rmdir()
+
+
+def _checksum(folder: Path) -> str:
+    return hashlib.sha256(read_bytes(folder / REPORT, LARGEST_LIST)).hexdigest()
+
+
+def _is_result(out: Path, checksum: str | None) -> bool:
+    """Whether a folder has the report of this checksum, and every file that the report names."""
+    try:
+        return (
+            checksum is not None and _checksum(out) == checksum and all((out / name).is_file() for name in _files(out))
+        )
+    except (OSError, ValueError):
+        return False
+
+
+def _files(result: Path) -> set[str]:
+    return set(read_json(result / REPORT, LARGEST_LIST)["files"])
 
 
 def _remove_result(old: Path) -> None:
     """Remove the files that an earlier result's report names; others stay, and a warning says so."""
-    names = set(read_json(old / REPORT, LARGEST_LIST)["files"])
+    names = _files(old) if (old / REPORT).exists() else set[str]()
     for name in (names - {REPORT}, {REPORT}):  # the report last: with it a killed removal goes on
         remove_known(old, name)
     if old.exists():
@@ -279,12 +352,10 @@ def _foreign(out: Path) -> str | None:
     return f"`{unknown[0]}`, which `twofour prune` did not write ({len(unknown)} such entries)" if unknown else None
 
 
-def _bring_back(old: Path, out: Path) -> None:
-    if not old.exists() or out.exists():
-        return
+def _bring_back(earlier: Path, out: Path) -> None:
     try:
-        old.rename(out)
+        earlier.rename(out)
     except OSError as error:
         raise SourceError(
-            f"the earlier result could not be moved back to {out}", got=str(error), remedy=f"it is whole in {old}"
+            f"the earlier result could not be moved back to {out}", got=str(error), remedy=f"it is whole in {earlier}"
         ) from error

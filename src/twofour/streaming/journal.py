@@ -79,13 +79,21 @@ class Journal:
         return tuple(self._claimed)
 
     @staticmethod
-    def is_one(path: Path) -> bool:
-        """Tell whether a file is the journal of a run, whatever the run was asked."""
+    def end(path: Path, checksum: str) -> None:
+        """Note in a journal that the result is whole, and the checksum by which it is known where it belongs."""
+        found = read_json(path, LARGEST_LIST)
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps({**found, "ended": checksum}))
+
+    @staticmethod
+    def ended(path: Path) -> str | None:
+        """Return the checksum of the result of a run that ended; None where it did not, or the file is no journal."""
         try:
             found = read_json(path, LARGEST_LIST)
-        except (OSError, ValueError, RecursionError):
-            return False
-        return isinstance(found, dict) and {"format", "asked", "done"} <= found.keys()
+        except (OSError, ValueError):
+            return None
+        whole = isinstance(found, dict) and {"format", "asked", "done", "ended"} <= found.keys()
+        return str(found["ended"]) if whole else None
 
     def claim(self, files: Iterable[str]) -> None:
         """Note which other files are about to be written, so that none of the user's is taken for one of ours.
