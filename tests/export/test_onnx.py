@@ -97,6 +97,27 @@ def test_gemm_for_tensorrt_8_and_weights_beside_the_file(tmp_path: Path, monkeyp
     np.testing.assert_allclose(run(path, torch.ones(4, 5, 32))[0], model(torch.ones(4, 5, 32)).detach(), atol=1e-4)
 
 
+@pytest.mark.parametrize("replaced", ["nothing", "no graph", "another program's graph"])
+def test_data_that_no_graph_of_ours_names_stay(tmp_path: Path, replaced: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "LARGEST_MODEL", 1000)
+    model, x, path = twofour.prune(Tokens().eval(), "2:4"), torch.randn(2, 5, 32), tmp_path / "tokens.onnx"
+    if replaced == "no graph":
+        path.write_bytes(b"\xff" * 9)
+    elif replaced == "another program's graph":
+        to_onnx(model, path, x)
+        graph = onnx.load(path, load_external_data=False)
+        graph.producer_name = "pytorch"
+        path.write_bytes(graph.SerializeToString())
+    mine = {tmp_path / name: b"mine" for name in ("tokens.onnx.data", "tokens.onnx.2.data")}
+    for other, content in mine.items():
+        other.write_bytes(content)
+    to_onnx(model, path, x)
+    to_onnx(model, path, x)
+    assert all(other.read_bytes() == content for other, content in mine.items())
+    assert len(list(tmp_path.iterdir())) == 4, "of our own data the first went"
+    np.testing.assert_allclose(run(path, x)[0], model(x).detach(), atol=1e-4)
+
+
 @pytest.fixture
 def transformers() -> Any:
     return pytest.importorskip("transformers", reason="the extra [text] is not installed")

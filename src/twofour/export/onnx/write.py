@@ -89,7 +89,8 @@ def to_onnx(
 
     Args:
         model: From `twofour.prune`, with its masks; a dense model is written too, and nothing is promised of it.
-        path: The .onnx file; with more than 1.5 GB of weights these lie beside it, in PATH.data.
+        path: The .onnx file; with more than 1.5 GB of weights these lie beside it, in PATH.data,
+            or PATH.1.data where that is taken; of the data there only those of the graph replaced go, if it was ours.
         example: As in `twofour.compile`.
         dynamic: True: the first axis of each tensor that is as long as the first tensor's may be of any length. False:
             fixed sizes. Else dynamic_shapes as torch.onnx.export takes them.
@@ -286,7 +287,7 @@ def _written(exported: Any, path: Path) -> Iterator[Path]:
                 yield temporary
             return
         with locked(path.parent, ExportError, remedy="write into another folder", wait=PATIENCE):
-            beside = _free_name(path)
+            beside, replaced = _free_name(path), _data_of(path)
 
             def put(made: Path) -> None:
                 os.replace(made / beside.name, beside)
@@ -295,10 +296,8 @@ def _written(exported: Any, path: Path) -> Iterator[Path]:
             with making(path, put) as folder:
                 ir.save(exported, folder / path.name, external_data=beside.name)
                 yield folder / path.name
-            ours = re.compile(re.escape(path.name) + r"(\.\d+)?\.data")  # as `_free_name` makes them
-            for old in path.parent.iterdir():
-                if ours.fullmatch(old.name) and old != beside:
-                    old.unlink()
+            for name in replaced:
+                path.with_name(name).unlink(missing_ok=True)
     except OSError as error:
         raise ExportError(
             "the file cannot be written",
@@ -306,6 +305,25 @@ def _written(exported: Any, path: Path) -> Iterator[Path]:
             wanted="a writable path",
             remedy="choose another place, or free space on the disk",
         ) from error
+
+
+def _data_of(path: Path) -> set[str]:
+    """Return the names of the data files of a graph that `to_onnx` wrote; another program's keeps its own."""
+    import onnx  # pyright: ignore[reportMissingImports]
+
+    if not path.is_file():
+        return set()
+    try:
+        found = onnx.load(path, load_external_data=False)
+    except Exception:  # protobuf's own errors, for a file that is no graph
+        return set()
+    if found.producer_name != "twofour":
+        return set()
+    named = {
+        entry.value for tensor in found.graph.initializer for entry in tensor.external_data if entry.key == "location"
+    }
+    ours = re.compile(re.escape(path.name) + r"(\.\d+)?\.data")  # as `_free_name` makes them
+    return {name for name in named if ours.fullmatch(name)}
 
 
 def _free_name(path: Path) -> Path:
