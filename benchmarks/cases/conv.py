@@ -18,7 +18,7 @@ from cases.records import machine_line
 from cases.shapes import Convolution
 from twofour import measure, patterns
 from twofour.errors import KernelError, MeasureError
-from twofour.kernels.conv import ConvKernel, Geometry
+from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry
 from twofour.kernels.table import convolutions
 from twofour.measure import Record, geometric_mean
 
@@ -88,7 +88,7 @@ class Bench:
 def _candidates(geometry: Geometry, weight: Tensor, bias: Tensor, x: Tensor) -> dict[str, Callable[[], Tensor]]:
     images = x.shape[0], x.shape[2], x.shape[3]
     return {
-        kernel.name: partial(kernel.run, x, kernel.prepare(weight, geometry, images), bias, geometry)
+        kernel.name: partial(kernel.run, x, kernel.prepare(weight, geometry, images), bias, ConvProblem.of(geometry))
         for kernel in _rows(geometry)
     }
 

@@ -12,7 +12,7 @@ from tests.compiler.small import quick
 from twofour.errors import KernelError, LayerError
 from twofour.kernels import available, convolutions
 from twofour.kernels.attention import attention
-from twofour.kernels.conv import Geometry
+from twofour.kernels.conv import ConvProblem, Geometry
 from twofour.kernels.norm import norm
 from twofour.kernels.problem import Problem
 from twofour.packing import pack
@@ -111,7 +111,7 @@ def test_no_native_convolution_reads_another_bias() -> None:
         prepared = kernel.prepare(conv.weight.detach(), geometry)
         for bias in _biases(32):
             with pytest.raises(KernelError, match="cannot read its bias"):
-                kernel.run(torch.randn(2, 16, 5, 5), prepared, bias, geometry)
+                kernel.run(torch.randn(2, 16, 5, 5), prepared, bias, ConvProblem.of(geometry))
 
 
 def test_no_normalisation_reads_a_weight_elsewhere() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from twofour import native
 from twofour.kernels.attention import attention, attention_of_columns
-from twofour.kernels.conv import Geometry
+from twofour.kernels.conv import ConvProblem, Geometry
 from twofour.kernels.dense_matmul.int4_rows import native_dense_rows
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_conv.cpu import native_conv_rows
@@ -122,7 +122,12 @@ def _convolutions() -> None:
         weight = (weight * parse("2:4").project(weight, absolute=True)).movedim(-1, 1)
         for row in native_conv_rows():
             if row.unavailable() is None:
-                row.run(torch.randn(2, geometry.in_channels, 5, 6), row.prepare(weight, geometry), None, geometry)
+                row.run(
+                    torch.randn(2, geometry.in_channels, 5, 6),
+                    row.prepare(weight, geometry),
+                    None,
+                    ConvProblem.of(geometry),
+                )
 
 
 def _attention() -> None:

@@ -13,7 +13,7 @@ from tests.conftest import assert_undisturbed, each_row, threads
 from twofour import native
 from twofour.errors import KernelError, PackingError
 from twofour.kernels import convolutions, find_convolution
-from twofour.kernels.conv import ConvKernel, Geometry
+from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry
 from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV
 from twofour.kernels.fold import fold_batch_norm
 from twofour.kernels.nm_conv import from_conv_layout, nm_conv_reference, to_conv_layout
@@ -76,7 +76,7 @@ def test_odd_geometries_in_three_threads(row: ConvKernel, count: int = 3) -> Non
             weight = sparse(geometry, count)
             x = torch.randn(images, geometry.in_channels, height, width, generator=generator)
             bias = torch.randn(geometry.out_channels, generator=generator) if count % 2 else None
-            y = row.run(x, row.prepare(weight, geometry), bias, geometry)
+            y = row.run(x, row.prepare(weight, geometry), bias, ConvProblem.of(geometry))
             assert_convolution(y, x, weight, bias, geometry)
 
 
@@ -96,7 +96,7 @@ def test_any_geometry(row: ConvKernel, data: st.DataObject) -> None:
     x = torch.randn(images, channels, height, width, generator=torch.Generator().manual_seed(seed))
     weight = sparse(geometry, seed)
     with threads(data.draw(st.integers(1, 3))):
-        y = row.run(x, row.prepare(weight, geometry), None, geometry)
+        y = row.run(x, row.prepare(weight, geometry), None, ConvProblem.of(geometry))
     assert_convolution(y, x, weight, None, geometry)
 
 
@@ -111,7 +111,9 @@ def test_epilogues_add_then_activate(row: ConvKernel, activation: str) -> None:
     for other in (None, torch.randn(2, 21, 5, 6)):
         want = apply(plain if other is None else plain + other)
         before = torch.zeros(0) if other is None else other.clone()
-        torch.testing.assert_close(row.run(x, prepared, bias, geometry, activation, other), want, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            row.run(x, prepared, bias, ConvProblem.of(geometry, activation), other), want, atol=1e-5, rtol=1e-5
+        )
         assert other is None or torch.equal(other, before)
 
 
@@ -119,14 +121,14 @@ def test_epilogues_add_then_activate(row: ConvKernel, activation: str) -> None:
 def test_infinities_stay_where_they_are_read(row: ConvKernel) -> None:
     geometry = Geometry(12, 5, (1, 1) if "1x1" in row.name else (3, 3))
     weight, x = sparse(geometry), torch.randn(1, 12, 9, 9)
-    clean = row.run(x, row.prepare(weight, geometry), None, geometry)
+    clean = row.run(x, row.prepare(weight, geometry), None, ConvProblem.of(geometry))
     x[0, 3, 0, 0] = float("inf")
     x[0, 11, 0, 0] = float("nan")
-    y = row.run(x, row.prepare(weight, geometry), None, geometry)
+    y = row.run(x, row.prepare(weight, geometry), None, ConvProblem.of(geometry))
     assert torch.equal(y[..., 1:, 1:], clean[..., 1:, 1:])
     keeps = weight[:, [3, 11], 0, 0].ne(0).any(1)
     assert torch.equal(~torch.isfinite(y[0, :, 0, 0]), keeps)
-    relu = row.run(x, row.prepare(weight, geometry), None, geometry, "relu")
+    relu = row.run(x, row.prepare(weight, geometry), None, ConvProblem.of(geometry, "relu"))
     assert torch.equal(relu.isnan(), torch.relu(y).isnan())
 
 
@@ -136,7 +138,7 @@ def test_memory_formats_and_views(row: ConvKernel) -> None:
     weight = sparse(geometry)
     prepared, wide = row.prepare(weight, geometry), torch.randn(4, 32, 10, 12)
     for x in (wide[:, :16], wide[::2, 16:], wide[:, ::2].to(memory_format=torch.channels_last), wide[:1, :16, 2:, 3:]):
-        assert_convolution(row.run(x, prepared, None, geometry), x, weight, None, geometry)
+        assert_convolution(row.run(x, prepared, None, ConvProblem.of(geometry)), x, weight, None, geometry)
 
 
 @each_row(BLOCKS)
@@ -144,8 +146,8 @@ def test_calls_from_several_threads_do_not_disturb_each_other(row: ConvKernel) -
     geometry = Geometry(32, 16, (3, 3), (1, 1), (1, 1), (1, 1))
     prepared = row.prepare(sparse(geometry), geometry)
     inputs = [torch.randn(n, 32, 4 + n, 9) for n in (1, 2, 3)]
-    want = [row.run(x, prepared, None, geometry) for x in inputs]
-    assert_undisturbed(lambda x: row.run(x, prepared, None, geometry), inputs, want)
+    want = [row.run(x, prepared, None, ConvProblem.of(geometry)) for x in inputs]
+    assert_undisturbed(lambda x: row.run(x, prepared, None, ConvProblem.of(geometry)), inputs, want)
 
 
 @given(channels=st.integers(1, 50), out=st.integers(1, 9), height=st.integers(1, 5), width=st.integers(1, 5))
@@ -217,7 +219,9 @@ def test_groups_with_dilation_and_stride_never_reach_onednn_channels_last(monkey
         weight = torch.randn(held.out_channels, held.in_channels // held.groups, *held.kernel)
         for size in sizes:
             x = torch.randn(1, held.in_channels, *size).to(memory_format=torch.channels_last)
-            assert_convolution(PLAIN_CONV.run(x, PLAIN_CONV.prepare(weight, held), None, held), x, weight, None, held)
+            assert_convolution(
+                PLAIN_CONV.run(x, PLAIN_CONV.prepare(weight, held), None, ConvProblem.of(held)), x, weight, None, held
+            )
     assert len(seen) == 8
     for tensor in seen:
         assert tensor.stride() == torch.empty(tensor.shape).stride()
@@ -228,11 +232,11 @@ def test_what_does_not_fit_is_refused() -> None:
     prepared = row.prepare(sparse(geometry), geometry)
     for x in (torch.randn(16, 9, 9), torch.randn(1, 12, 9, 9), torch.randn(1, 16, 9, 9).double()):
         with pytest.raises(KernelError, match="operands of a convolution"):
-            row.run(x, prepared, None, geometry)
+            row.run(x, prepared, None, ConvProblem.of(geometry))
     with pytest.raises(KernelError, match="smaller than the kernel"):
-        row.run(torch.randn(1, 16, 2, 9), prepared, None, geometry)
+        row.run(torch.randn(1, 16, 2, 9), prepared, None, ConvProblem.of(geometry))
     with pytest.raises(KernelError, match="operands of a convolution"):
-        row.run(torch.randn(1, 16, 9, 9), prepared, None, geometry, "none", torch.randn(1, 8, 9, 9))
+        row.run(torch.randn(1, 16, 9, 9), prepared, None, ConvProblem.of(geometry, "none"), torch.randn(1, 8, 9, 9))
     damaged = prepared.clone()
     damaged[0] = 0
     for weight, other in (
@@ -241,7 +245,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (damaged, geometry),
     ):
         with pytest.raises(KernelError, match="bytes made for another kernel"):
-            row.run(torch.randn(1, 16, 9, 9), weight, None, other)
+            row.run(torch.randn(1, 16, 9, 9), weight, None, ConvProblem.of(other))
     with pytest.raises(PackingError, match="does not obey 2:4"):
         row.prepare(torch.randn(8, 16, 3, 3), geometry)
     assert "not a multiple of 4" in (row.refuses(Geometry(3, 8, (7, 7))) or "")

@@ -22,7 +22,7 @@ from tests.kernels.test_nm_conv import sparse as sparse_conv
 from twofour import native
 from twofour.kernels.attention import reference as attention_reference
 from twofour.kernels.base import Kernel
-from twofour.kernels.conv import ConvKernel
+from twofour.kernels.conv import ConvKernel, ConvProblem
 from twofour.kernels.nm_compress import nm_compress_reference
 from twofour.kernels.nm_gradient import MODES, nm_gradient_reference
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization, from_layout, nm_matmul_int8_reference
@@ -361,7 +361,7 @@ def convolution(row: ConvKernel) -> None:
             x, prepared = random(images, geometry.in_channels, height, width), row.prepare(weight, geometry)
             for count in THREADS:
                 with threads(count):
-                    y = row.run(x, prepared, bias if count % 2 else None, geometry)
+                    y = row.run(x, prepared, bias if count % 2 else None, ConvProblem.of(geometry))
                 assert_convolution(y, x, weight, bias if count % 2 else None, geometry)
 
 

@@ -14,7 +14,7 @@ from twofour import native, packing
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import KernelError
 from twofour.kernels.attention import attention
-from twofour.kernels.conv import Geometry
+from twofour.kernels.conv import ConvProblem, Geometry
 from twofour.kernels.dispatch import read_dispatch
 from twofour.kernels.nm_conv.cpu import native_conv_rows
 from twofour.kernels.nm_matmul import native_rows
@@ -89,7 +89,7 @@ def test_a_convolution_says_that_its_weight_is_damaged(kernel) -> None:
     bad = kernel.prepare(conv.weight, geometry)
     bad[HEADER_BYTES + 200 :] = 255
     with pytest.raises(KernelError, match="damaged weight"):
-        kernel.run(torch.randn(2, 8, 6, 6), bad, None, geometry)
+        kernel.run(torch.randn(2, 8, 6, 6), bad, None, ConvProblem.of(geometry))
 
 
 def test_bytes_that_are_fewer_than_their_header_says_are_refused() -> None:

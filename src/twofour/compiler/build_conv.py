@@ -19,7 +19,6 @@ from twofour.kernels.conv import SCATTERED, Geometry, Images
 from twofour.measure.cache import Cache
 from twofour.packing import Header, Packed, has_form, packed_bytes, packed_rule
 from twofour.patterns import Pattern
-from twofour.patterns.base import is_finite, non_finite
 
 NO_IMAGES = "no example: the size of its images is not known"
 
@@ -108,13 +107,9 @@ def conv_weight(
         PatternError: The weight holds NaN or infinity.
     """
     held = weight if isinstance(weight, Packed) else weight.detach()
-    bias, because = None if bias is None else bias.detach().float(), ""
-    if isinstance(held, Packed):
-        pattern = pattern or held.header.parsed()
-    elif not is_finite(held):
-        raise non_finite("a weight", held).for_layer(name)
-    elif pattern is None:
-        pattern, because = FLOAT32.find(held.movedim(1, -1))
+    bias = None if bias is None else bias.detach().float()
+    last = held if isinstance(held, Packed) else held.movedim(1, -1)
+    pattern, because = FLOAT32.pattern_of(name, last, pattern)
     described = type(module).__name__, held, bias, Geometry.of(module), images, id(weight), pattern, because
     return ConvWeight(name, *described)
 

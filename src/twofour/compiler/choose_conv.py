@@ -19,7 +19,7 @@ from twofour.kernels.conv_operator import to_numbers
 from twofour.kernels.dispatch import DispatchTable
 from twofour.kernels.nm_conv import CONV_REFERENCE
 from twofour.measure.cache import Cache
-from twofour.patterns import Pattern, parse
+from twofour.patterns import Pattern
 
 MOST_COPIES = 16
 """Copies of a weight that one candidate rotates over, at most: packing each takes time."""
@@ -45,7 +45,7 @@ def conv_candidates(
         return dense, str(sparse[0].refuses(geometry))
     if pattern is None:
         return dense, because
-    forms = tuple(parse(text) for text in dict.fromkeys(kernel.pattern for kernel in fitting))
+    forms = [form for form in dict.fromkeys(kernel.form for kernel in fitting) if form is not None]
     form = next((form for form in forms if pattern.within(form)), None)
     if form is None:
         return dense, f"{pattern.name}: the convolutions' kernels read {' or '.join(form.name for form in forms)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.compiler import is_compiling
 from twofour.compiler.unpacked import WeightedLayer
 from twofour.errors import KernelError
 from twofour.kernels import find_convolution
-from twofour.kernels.conv import Geometry, Images
+from twofour.kernels.conv import ConvProblem, Geometry, Images
 from twofour.kernels.conv_operator import to_numbers
 from twofour.kernels.dense_conv import ONEDNN_CONV
 from twofour.kernels.nm_conv import from_conv_layout
@@ -107,6 +108,11 @@ class CompiledConv(WeightedLayer):
         self.images = images
         self.bias = None if bias is None else nn.Parameter(bias.detach().float().clone(), requires_grad=False)
 
+    @cached_property
+    def problem(self) -> ConvProblem:
+        """What the kernel is asked."""
+        return ConvProblem.of(self.geometry, self.activation)
+
     @property
     def geometry(self) -> Geometry:
         """Sizes of the convolution."""
@@ -147,7 +153,7 @@ class CompiledConv(WeightedLayer):
             x = x.resolve_neg()
             run = find_convolution(prepared.kernel).run
             weight = prepared.fitting((x.shape[0], x.shape[2], x.shape[3]))
-            return run(x, weight, self.bias, prepared.geometry, self.activation, other)
+            return run(x, weight, self.bias, self.problem, other)
         except KernelError as error:
             raise error.for_layer(self.name) from None
         except STRANGE as error:

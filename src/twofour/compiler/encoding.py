@@ -14,8 +14,8 @@ from twofour.errors import CompileError, PackingError
 from twofour.kernels import rows
 from twofour.packing import Packed, encodings, pack, rewrite
 from twofour.packing.encodings import GROUPS
-from twofour.patterns import Pattern, parse
-from twofour.patterns.base import Conformity
+from twofour.patterns import Pattern
+from twofour.patterns.base import Conformity, is_finite, non_finite
 
 REAL = (torch.float32, torch.bfloat16)
 """dtypes of model weights that are read on a CPU."""
@@ -131,8 +131,7 @@ class Encoding:
     def forms(self) -> tuple[Pattern, ...]:
         """Patterns whose packed form the sparse kernels of this computing type read, whether or not they run here."""
         sparse = (row for row in rows() if (row.device, row.dtype) == (self.device, self.dtype))
-        texts = dict.fromkeys(row.pattern for row in sparse if row.pattern not in ("any", "dense"))
-        return tuple(map(parse, texts))
+        return tuple(form for form in dict.fromkeys(row.form for row in sparse) if form is not None)
 
     def form_of(self, pattern: Pattern) -> Pattern | None:
         """Return the sparsest of `forms` that a weight of a pattern can be written in, None where there is none."""
@@ -150,6 +149,23 @@ class Encoding:
             else:
                 because = broken(form, found)
         return None, because
+
+    def pattern_of(self, name: str, weight: Packed | Tensor, said: Pattern | None) -> tuple[Pattern | None, str]:
+        """Return what a weight (out, ..., in) obeys: what is said, else what its zeros show; and why nothing, "" else.
+
+        Args:
+            name: Of its layer.
+            weight: Of the model, or of a file.
+            said: The pattern of its mask or its file.
+
+        Raises:
+            PatternError: The weight holds NaN or infinity.
+        """
+        if isinstance(weight, Packed):
+            return said or weight.header.parsed(), ""
+        if not is_finite(weight):
+            raise non_finite("a weight", weight).for_layer(name)
+        return (said, "") if said is not None else self.find(weight)
 
     def encode(self, weight: Packed | Tensor, pattern: Pattern) -> tuple[Packed | Tensor, str]:
         """Return the weight (out, in) packed, and "", or as it was with the reason why it cannot be packed.

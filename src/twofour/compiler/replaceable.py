@@ -20,7 +20,6 @@ from twofour.kernels.nm_matmul import DYNAMIC, Quantization
 from twofour.layers import compiled_parts, is_hugging_face_conv1d, kind_of, obstacle, require_module
 from twofour.packing import Packed
 from twofour.patterns import Pattern
-from twofour.patterns.base import is_finite, non_finite
 
 _SHOWN = ("weight", "in_proj_weight", "q_proj_weight", "weight_ih_l0", "weight_ih")
 """Names of the weight whose shape the plan shows, of the layers of a kind that a pattern can be laid over."""
@@ -125,13 +124,7 @@ def layer_weight(
     held = exchanged(weight if isinstance(weight, Packed) else weight.detach(), axis)
     rows, columns = held.header.shape if isinstance(held, Packed) else held.shape
     bias = None if bias is None else bias.detach().float()
-    because = ""
-    if isinstance(held, Packed):
-        pattern = pattern or held.header.parsed()
-    elif not is_finite(held):
-        raise non_finite("a weight", held).for_layer(name)
-    elif pattern is None:
-        pattern, because = encoding.find(held)
+    pattern, because = encoding.pattern_of(name, held, pattern)
     described = (held, bias, rows, columns, id(weight), encoding, like or stored)
     return LayerWeight(name, *described, kind=kind, axis=axis, pattern=pattern, dense_because=because)
 

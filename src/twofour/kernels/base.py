@@ -14,6 +14,8 @@ from twofour import native
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.kernels.quantization import Quantization
 from twofour.packing import Packed
+from twofour.packing.encodings import Encoding
+from twofour.patterns import Pattern, parse
 
 EVERY = 1 << 30
 """More tokens than there are."""
@@ -45,6 +47,11 @@ class Row(ABC):
     def sparse(self) -> bool:
         """Whether it leaves out the weights that the pattern prunes."""
         return self.pattern != "dense"
+
+    @property
+    def form(self) -> Pattern | None:
+        """The pattern whose packed form it reads; None for a dense row, and for one that reads every form."""
+        return None if self.pattern in ("any", "dense") else parse(self.pattern)
 
     def unavailable(self) -> str | None:
         """Return why this kernel cannot run here and now, or None when it can."""
@@ -96,13 +103,18 @@ class Kernel(Row):
         """Whether it is what torch runs anyway for a Linear of this dtype."""
         return False
 
+    def takes(self, pattern: Pattern, encoding: Encoding) -> bool:
+        """Whether it multiplies by weights packed by this pattern, their values in this encoding."""
+        return self.form == pattern and encoding.name == self.dtype
+
     def refuses(self, packed: Packed) -> str | None:
         """Return why this kernel cannot multiply by `packed`, or None when it can."""
-        if self.pattern not in ("any", packed.header.pattern):
-            return f"takes {self.pattern} weights, not {packed.header.pattern}"
-        if self.dtype != packed.header.dtype:
-            return f"computes in {self.dtype}, the weight is {packed.header.dtype}"
-        return self.unavailable()
+        header = packed.header
+        if self.takes(header.parsed(), header.encoding):
+            return self.unavailable()
+        if self.pattern not in ("any", header.pattern):
+            return f"takes {self.pattern} weights, not {header.pattern}"
+        return f"computes in {self.dtype}, the weight is {header.dtype}"
 
     def least_bytes(self, out_features: int, in_features: int) -> int:
         """Return how many bytes a prepared weight of this size has at least."""

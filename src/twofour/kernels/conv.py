@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from twofour.errors import KernelError
 from twofour.kernels.base import Row
-from twofour.kernels.epilogue import ACTIVATIONS
+from twofour.kernels.epilogue import ACTIVATIONS, Epilogue
 from twofour.kernels.operands import require_memory
+from twofour.kernels.problem import MaybeTensor, Problem
 
 Pair = tuple[int, int]
 
@@ -119,6 +120,27 @@ class Geometry:
 
 
 @dataclass(frozen=True)
+class ConvProblem(Problem):
+    """A convolution: a problem with a geometry. Its second operand is added before the activation.
+
+    Attributes:
+        geometry: Sizes of the convolution.
+    """
+
+    geometry: Geometry = field(kw_only=True)
+
+    @classmethod
+    def of(cls, geometry: Geometry, activation: str = "none") -> ConvProblem:
+        """Return the problem of activation(conv(x, W) + bias + other)."""
+        return cls(geometry.out_channels, Epilogue(activation), geometry=geometry)
+
+    @property
+    def activation(self) -> str:
+        """A key of `epilogue.ACTIVATIONS`."""
+        return self.epilogue.activation
+
+
+@dataclass(frozen=True)
 class ConvKernel(Row):
     """One implementation of y = activation(conv(x, W) + bias + other), channels last.
 
@@ -147,13 +169,7 @@ class ConvKernel(Row):
 
     @abstractmethod
     def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        geometry: Geometry,
-        activation: str = "none",
-        other: Tensor | None = None,
+        self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
     ) -> Tensor:
         """Return activation(conv(x, W) + bias + other), as residual networks have it.
 
@@ -161,8 +177,7 @@ class ConvKernel(Row):
             x: float32 (images, in_channels, height, width), any strides; channels last is not copied.
             weight: What `prepare` returned.
             bias: float32 (out_channels,) or None.
-            geometry: What `prepare` was given.
-            activation: A key of `epilogue.ACTIVATIONS`.
+            problem: The geometry that `prepare` was given, and what happens to the sum before it is stored.
             other: float32 of the output's shape, or None.
 
         Returns:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from twofour.errors import KernelError
-from twofour.kernels.conv import Geometry
+from twofour.kernels.conv import ConvProblem, Geometry
 from twofour.kernels.nm_conv.layout import group_bytes
 from twofour.kernels.operator import inference_only
 from twofour.kernels.table import find_convolution
@@ -80,7 +80,7 @@ def _conv(
             wanted=f"torch.float32 ({shape.out_channels},)",
             remedy="pass the bias of the convolution that the weight belongs to",
         )
-    return chosen.run(x, weight, bias, shape, activation, other)
+    return chosen.run(x, weight, bias, ConvProblem.of(shape, activation), other)
 
 
 def _no_gradient(x: Tensor, *arguments: Any) -> Tensor:

@@ -8,8 +8,19 @@ import torch
 from torch import Tensor
 
 from twofour.errors import KernelError
-from twofour.kernels.conv import SCATTERED, ConvKernel, Geometry, Images, channels_last, finish, padded, require_image
+from twofour.kernels.conv import (
+    SCATTERED,
+    ConvKernel,
+    ConvProblem,
+    Geometry,
+    Images,
+    channels_last,
+    finish,
+    padded,
+    require_image,
+)
 from twofour.kernels.operands import plain_bias
+from twofour.kernels.problem import MaybeTensor
 
 REORDER_IMAGES = (1, 28, 28)
 """Input that the reorder is told where none is known. On others the weight may stand in an order that oneDNN has no
@@ -50,15 +61,10 @@ class OneDnnConv(ConvKernel):
         )
 
     def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        geometry: Geometry,
-        activation: str = "none",
-        other: Tensor | None = None,
+        self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
     ) -> Tensor:
         """Convolve; see `ConvKernel.run`."""
+        geometry, activation = problem.geometry, problem.activation
         require_image(x, geometry, other)
         bias = plain_bias(bias, geometry.out_channels)
         x, padding = padded(channels_last(x), geometry)

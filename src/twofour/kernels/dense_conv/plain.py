@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.kernels.conv import ConvKernel, Geometry, Images, channels_last, finish, padded, require_image
+from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry, Images, channels_last, finish, padded, require_image
 from twofour.kernels.operands import plain_bias
+from twofour.kernels.problem import MaybeTensor
 
 
 @dataclass(frozen=True)
@@ -20,22 +21,17 @@ class PlainConv(ConvKernel):
         return _channels_first(weight.detach()) if geometry.scattered else channels_last(weight.detach())
 
     def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        geometry: Geometry,
-        activation: str = "none",
-        other: Tensor | None = None,
+        self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
     ) -> Tensor:
         """Convolve; see `ConvKernel.run`."""
+        geometry = problem.geometry
         require_image(x, geometry, other)
         bias = plain_bias(bias, geometry.out_channels)
         x, padding = padded(x if geometry.scattered else channels_last(x), geometry)
         if geometry.scattered:
             x, weight = _channels_first(x), _channels_first(weight)
         y = torch.conv2d(x, weight, bias, geometry.stride, padding, geometry.dilation, geometry.groups)
-        return finish(channels_last(y), activation, other)
+        return finish(channels_last(y), problem.activation, other)
 
 
 def _channels_first(x: Tensor) -> Tensor:

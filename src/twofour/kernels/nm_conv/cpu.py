@@ -11,11 +11,10 @@ from torch import Tensor
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
-from twofour.kernels.conv import ConvKernel, Geometry, Images, channels_last, finish, require_image
-from twofour.kernels.epilogue import Epilogue
+from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry, Images, channels_last, finish, require_image
 from twofour.kernels.nm_conv.layout import LAYOUT, describe, to_conv_layout
 from twofour.kernels.nm_matmul import native_rows
-from twofour.kernels.problem import Problem
+from twofour.kernels.problem import MaybeTensor
 
 
 @dataclass(frozen=True)
@@ -41,19 +40,14 @@ class NativeConv(ConvKernel):
         return to_conv_layout(weight, geometry)
 
     def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        geometry: Geometry,
-        activation: str = "none",
-        other: Tensor | None = None,
+        self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
     ) -> Tensor:
         """Convolve; see `ConvKernel.run`.
 
         Raises:
             KernelError: `x`, `bias` or `other` does not fit, or the bytes were made for another kernel or geometry.
         """
+        geometry, activation = problem.geometry, problem.activation
         size = require_image(x, geometry, other)
         x, whole = channels_last(x), (x.shape[0], geometry.out_channels, *size)
         y = torch.empty(whole, dtype=torch.float32, memory_format=torch.channels_last, device="cpu")
@@ -106,21 +100,15 @@ class PointwiseConv(ConvKernel):
         return to_conv_layout(weight, geometry)
 
     def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        geometry: Geometry,
-        activation: str = "none",
-        other: Tensor | None = None,
+        self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
     ) -> Tensor:
         """Convolve; see `ConvKernel.run`."""
         if other is not None:  # a product activates before it adds: a pass of its own took as long as the convolution
-            return self.residual.run(x, weight, bias, geometry, activation, other)
-        height, width = require_image(x, geometry, other)
-        pixels = channels_last(x).permute(0, 2, 3, 1).reshape(-1, geometry.in_channels)
-        y = self.product.run(pixels, weight, bias, Problem(geometry.out_channels, Epilogue(activation)))
-        return y.view(x.shape[0], height, width, geometry.out_channels).permute(0, 3, 1, 2)
+            return self.residual.run(x, weight, bias, problem, other)
+        height, width = require_image(x, problem.geometry, other)
+        pixels = channels_last(x).permute(0, 2, 3, 1).reshape(-1, problem.geometry.in_channels)
+        y = self.product.run(pixels, weight, bias, problem)
+        return y.view(x.shape[0], height, width, problem.rows).permute(0, 3, 1, 2)
 
 
 def native_conv_rows() -> list[NativeConv]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.kernels.conv import ConvKernel, Geometry, Images, channels_last, finish, padded
+from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry, Images, channels_last, finish, padded
 from twofour.kernels.operands import plain_bias
+from twofour.kernels.problem import MaybeTensor
 
 
 def nm_conv_reference(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
@@ -37,17 +38,12 @@ class ReferenceConv(ConvKernel):
         return weight.detach()
 
     def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        geometry: Geometry,
-        activation: str = "none",
-        other: Tensor | None = None,
+        self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
     ) -> Tensor:
         """Convolve densely; see `ConvKernel.run`."""
-        bias = plain_bias(bias, geometry.out_channels)
-        return finish(channels_last(nm_conv_reference(x, weight, bias, geometry)), activation, other)
+        bias = plain_bias(bias, problem.rows)
+        y = nm_conv_reference(x, weight, bias, problem.geometry)
+        return finish(channels_last(y), problem.activation, other)
 
 
 CONV_REFERENCE = ReferenceConv("nm_conv_any_reference__torch", "nm_conv", "any", "any", "cpu", "any", "unpacked")

@@ -23,6 +23,8 @@ from twofour.kernels.nm_matmul.cuda.tuning import key, tuned
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import gpu
 from twofour.packing import HEADER_BYTES, Packed, layout_header, pack, read_layout_header
+from twofour.packing.encodings import Encoding
+from twofour.patterns import Pattern
 
 WEIGHT_MULTIPLE, TOKEN_MULTIPLE = {2: 16, 1: 32}, {2: 8, 1: 16}
 """Bytes of a number -> multiples that the weight's sides and the tokens must be (torch.sparse.semi_structured)."""
@@ -45,11 +47,10 @@ class CusparseltMatmul(LibraryMatmul):
             return "this build of torch has no cuSPARSELt"
         return reason
 
-    def refuses(self, packed: Packed) -> str | None:
-        """Return why not, as `Kernel.refuses`; float8 rows round a float32 weight themselves."""
-        if self.dtype == "float8" and (packed.header.pattern, packed.header.dtype) == ("2:4", "float32"):
-            return self.unavailable()
-        return super().refuses(packed)
+    def takes(self, pattern: Pattern, encoding: Encoding) -> bool:
+        """As `Kernel.takes`; float8 rows round a float32 weight themselves."""
+        read = "float32" if self.dtype == "float8" else self.dtype
+        return self.form == pattern and encoding.name == read
 
     @property
     def _type(self) -> torch.dtype:
