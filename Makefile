@@ -11,7 +11,7 @@
 # make fuzz   a minute of hostile input for each reader and for the native calls, then under the sanitizers;
 #             ARGS="--seconds 600 --target load"
 # make fuzz-quick ten seconds of it for each, two at a time; CI runs it too
-# make kill   prune, save, shards, finetune and experiments killed at 200 random moments each; ARGS="--kills 10"
+# make kill   prune, its replacement, save, shards, finetune and experiments killed at 200 random moments each; ARGS="--kills 10"
 # make sanitize the native part under the address and undefined-behaviour sanitizers, in a build folder of its own
 # make sanitize-threads  the same under the thread sanitizer: native calls from several threads, and by teams of them
 # make test-gpu  the tests that need an NVIDIA GPU, and those of its kernels; says so where there is none

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import torch
@@ -187,6 +190,48 @@ class Prune(Target):
         return {f"out/{name}" for name in report["files"]}
 
 
+class Replace(Prune):
+    """`twofour prune FOLDER --out out --force` over an earlier result, beside a user's backup of it, out.replaced."""
+
+    name = "replace"
+
+    def prepare(self, shelf: Path) -> None:
+        super().prepare(shelf)
+        self.earlier = shelf / "earlier"
+        with redirect_stdout(StringIO()):
+            self.force(self.earlier, "--pattern", "1:4")
+        self.old = {path.name: path.read_bytes() for path in self.earlier.iterdir()}
+
+    def begin(self, folder: Path) -> None:
+        shutil.copytree(self.earlier, folder / "out")
+
+    def work(self, folder: Path) -> None:
+        self.force(Path("out"))
+
+    def force(self, out: Path, *options: str) -> None:
+        from twofour.cli import app
+
+        try:
+            app(["prune", str(self.source), "--out", str(out), "--force", *options])
+        except SystemExit as end:
+            assert not end.code, end.code
+
+    def plant(self, folder: Path, killed: bool) -> dict[Path, bytes]:
+        backup = folder / "out.replaced"
+        backup.mkdir(exist_ok=True)
+        return super().plant(folder, killed) | {backup / name: content for name, content in self.old.items()}
+
+    def require_whole(self, folder: Path) -> str:
+        if not (folder / "out").exists():  # between the two renames: the next run brings it back
+            (out,) = folder.glob(".out.twofour-*.old/earlier")
+        else:
+            out = folder / "out"
+        if {path.name: path.read_bytes() for path in out.iterdir()} == self.old:
+            return "old"
+        assert out == folder / "out", "what was moved aside is not the earlier result"
+        return super().require_whole(folder)
+
+
 class Finetune(Target):
     """`finetune(checkpoint=)` with a control, which a killed run goes on with."""
 
@@ -264,7 +309,7 @@ class Experiments(Target):
         return {"records/toy.json", *dense}
 
 
-TARGETS = {target.name: target for target in (Prune, Save, Shards, Finetune, Experiments)}
+TARGETS = {target.name: target for target in (Prune, Replace, Save, Shards, Finetune, Experiments)}
 
 
 def single_threaded() -> None:

@@ -22,7 +22,7 @@ def test_killed_runs_lose_nothing_and_end_as_if_nothing_had_happened(tmp_path: P
     ended = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=300)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     found = {path.stem: json.loads(path.read_text()) for path in tmp_path.iterdir()}
-    assert set(found) == {"prune", "save", "shards", "finetune", "experiments"}
+    assert set(found) == {"prune", "replace", "save", "shards", "finetune", "experiments"}
     for record in found.values():
         counts = record["SIGKILL"]
         assert counts["found_old"] + counts["found_new"] == counts["kills"] == 2
