@@ -127,3 +127,15 @@ def test_attention_of_nothing_is_nothing(batch: int, queries: int, keys: int, ki
     q, k, v = torch.randn(batch, 2, queries, 8), torch.randn(batch, 2, keys, 8), torch.randn(batch, 2, keys, 8)
     found = attention(q, k, v, torch.ones(1, 1, 1, keys).to(kind))
     assert found.shape == q.shape and not found.any()
+
+
+@pytest.mark.parametrize("outer, length, inner", [(256, 16, 0), (0, 16, 1), (256, 0, 1), (0, 0, 0), (1 << 40, 16, 0)])
+def test_groups_of_no_values_are_none(outer: int, length: int, inner: int) -> None:
+    """One size of zero makes the product zero, whatever the others say."""
+    bits = torch.zeros(8, dtype=torch.uint8)
+    assert EXT.nm_groups(bits, outer, length, inner, 2, 4, False, False) == (0, 0, -1)
+    widths = {"8 bits": torch.int8, "16 bits": torch.float16, "32 bits": torch.float32, "64 bits": torch.float64}
+    for row in native.rows("nm_ties"):
+        if native.unavailable(row.isa) is None:
+            values = torch.zeros(0, dtype=widths[row.dtype])
+            assert EXT.nm_ties(row.index, values, 1, outer, length, inner, 2, 4) == 0

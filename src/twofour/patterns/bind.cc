@@ -137,6 +137,7 @@ void bind_nm_nonzero(nb::module_& m) {
     const View from = border.dense(values, "values", kAnyType);
     border.require(from.width == width(kernel) && product_is(from.count(), outer, length, inner), values, "values",
                    std::to_string(width(kernel)) + " bytes a value, outer * length * inner of them");
+    if (from.count() == 0) return int64_t{0};  // one size of zero, whatever the others say
     nb::gil_scoped_release release;
     return kernel.run({from.data, static_cast<Sign>(sign), outer, length, inner, n, group});
   });

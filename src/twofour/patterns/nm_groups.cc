@@ -143,6 +143,7 @@ NmGroupsFound across(const NmGroups& a) {
 }  // namespace
 
 NmGroupsFound nm_groups(const NmGroups& a) {
+  if (a.outer == 0 || a.length == 0 || a.inner == 0) return {0, 0, -1};
   if (a.inner > 1) return across(a);
   const int64_t groups = a.outer * a.length / a.m;
   return std::has_single_bit(static_cast<unsigned>(a.m)) ? along_words(a, groups) : along_rows(a, groups);
