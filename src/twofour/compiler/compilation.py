@@ -25,7 +25,7 @@ KIND = "compiled"
 MOST_TOKENS = 1 << 20
 """A file's token counts and sizes of images stay below it."""
 
-MOST_COUNTS = 64
+MOST_COUNTS = 16
 """Token counts that a file may ask every layer to be measured at."""
 
 

@@ -17,6 +17,7 @@ from twofour.compiler import CompiledConv, CompiledLinear
 from twofour.compiler.account import Account
 from twofour.compiler.build import Terms, build, concluded
 from twofour.compiler.build_conv import ConvWeight, conv_weight
+from twofour.compiler.choose import DEFAULT_TOKENS
 from twofour.compiler.compilation import Compilation
 from twofour.compiler.compile import with_plan
 from twofour.compiler.conv import conv_refusal
@@ -45,6 +46,10 @@ logger = logging.getLogger("twofour.export")
 
 LARGEST_INPUT = 1 << 28
 """Numbers in the input that a file may ask a layer to be measured on: 1 GB of float32."""
+
+MOST_WORK = 1 << 40
+"""Multiply-adds of all that a file may ask to be measured, each called once: some ten seconds of one core, of which
+measuring makes minutes. ResNet-50 on 256 images takes that; an 8B Llama at the default token counts a twentieth."""
 
 Stored = Packed | Tensor
 
@@ -141,20 +146,20 @@ def fill_compiled(
         CompileError: The model is on a device without kernels.
     """
     require_cpu(model, meta=True)
-    stored, patterns = _all(contents), _patterns(contents)
-    parts = attention_parts(model)
+    stored, patterns, parts = _all(contents), _patterns(contents), attention_parts(model)
     said = Compilation.from_dict(contents.settings, path)
-    terms = _terms(model, said, memory, tokens, measure)
+    allowance = Allowance()
+    terms = _terms(model, said, memory, tokens or _affordable(said.tokens, model, allowance), measure)
     weights: dict[str, LayerWeight] = {}
     kept = said.kept_dense
     for layer, module in model.named_modules():
         if layer not in kept and is_linear(module) and refusal(module, layer in parts, terms.encoding) is None:
             weights[layer] = _layer_weight(stored, patterns, layer, module, terms.encoding)
     weights = {name: replace(weight, quantization=said.ranges.get(name, DYNAMIC)) for name, weight in weights.items()}
-    convs = dict(_convs(stored, patterns, model, said.images)) if terms.encoding.dtype == "float32" else {}
+    convs = dict(_convs(stored, patterns, model, said.images, allowance)) if terms.encoding.dtype == "float32" else {}
     convs = {layer: conv for layer, conv in convs.items() if layer not in kept}
     left = left_alone(model, terms.encoding, convs, kept)
-    counts = dict(_counts(said.counts, weights))
+    counts = dict(_counts(said.counts, weights, allowance))
     fast, plan = build(model, weights, counts, terms, convs=convs, left=left)
     compiled = {name for name, module in fast.named_modules(remove_duplicate=False) if isinstance(module, COMPILED)}
     outside = {name: weight for name, weight in stored.items() if name.rpartition(".")[0] not in compiled}
@@ -207,14 +212,20 @@ def _like(weight: Stored, module: nn.Linear | nn.Conv1d | nn.Conv2d) -> Stored:
 
 
 def _convs(
-    stored: Mapping[str, Stored], patterns: Mapping[str, Pattern], model: nn.Module, known: Mapping[str, Images]
+    stored: Mapping[str, Stored],
+    patterns: Mapping[str, Pattern],
+    model: nn.Module,
+    known: Mapping[str, Images],
+    allowance: Allowance,
 ) -> Iterator[tuple[str, ConvWeight]]:
     """Yield the convolutions whose images the file knows, with the file's weights."""
     for name, module in model.named_modules():
         found = known.get(name)
         if found is None or not isinstance(module, nn.Conv1d | nn.Conv2d) or conv_refusal(module):
             continue
-        if prod(found) * max(module.in_channels, module.out_channels) > LARGEST_INPUT:
+        numbers = prod(found) * max(module.in_channels, module.out_channels)
+        pixels = prod(found) // prod(module.stride)
+        if not allowance.takes(numbers, [(module.out_channels, prod(module.weight.shape[1:]), pixels)]):
             logger.warning("layer `%s`: images of %s in the file are not measured: too large", name, found)
             continue
         key = f"{name}.weight".lstrip(".")
@@ -223,13 +234,48 @@ def _convs(
         yield name, conv_weight(name, module, weight, bias, found, patterns.get(key))
 
 
-def _counts(known: Mapping[str, int], weights: Mapping[str, LayerWeight]) -> Iterator[tuple[str, int]]:
+def _affordable(counts: Sequence[int], model: nn.Module, allowance: Allowance) -> tuple[int, ...]:
+    """Return the token counts of a file that are measured at every layer, the smallest first where not all can be."""
+    sizes = {(module.out_features, module.in_features) for module in model.modules() if isinstance(module, nn.Linear)}
+    widest = max((max(size) for size in sizes), default=0)
+    taken = [n for n in sorted(set(counts)) if allowance.takes(n * widest, [(*size, n) for size in sizes])]
+    if left := [count for count in counts if count not in taken]:
+        logger.warning("%s tokens in the file are not measured: too many", ", ".join(map(str, left)))
+    return tuple(count for count in counts if count in taken) or tuple(DEFAULT_TOKENS)
+
+
+class Allowance:
+    """What a file may still ask to be measured; cases that are alike are measured once, and count once."""
+
+    def __init__(self) -> None:
+        self.left = MOST_WORK
+        self._seen: set[tuple[int, int, int]] = set()
+
+    def takes(self, numbers: int, cases: Sequence[tuple[int, int, int]]) -> bool:
+        """Whether all of `cases` may be measured; then they are taken from what is left.
+
+        Args:
+            numbers: In the largest operand of one of them.
+            cases: Rows, columns, and tokens or pixels.
+        """
+        new = {case for case in cases if case not in self._seen}
+        work = sum(map(prod, new))
+        if numbers > LARGEST_INPUT or work > self.left:
+            return False
+        self.left -= work
+        self._seen |= new
+        return True
+
+
+def _counts(
+    known: Mapping[str, int], weights: Mapping[str, LayerWeight], allowance: Allowance
+) -> Iterator[tuple[str, int]]:
     """Yield the layers whose token count in the example the file knows; older files know none."""
     for name, weight in weights.items():
         found = known.get(name)
         if found is None:
             continue
-        if found * max(weight.rows, weight.columns) > LARGEST_INPUT:
+        if not allowance.takes(found * max(weight.rows, weight.columns), [(weight.rows, weight.columns, found)]):
             logger.warning("layer `%s`: %d tokens in the file are not measured: too many", name, found)
             continue
         yield name, found
