@@ -22,7 +22,7 @@ from twofour.kernels.nm_unbiased import nm_unbiased
 from twofour.kernels.norm import norm
 from twofour.kernels.problem import Problem
 from twofour.packing import pack
-from twofour.patterns import NM, Census, Lie, Transposable, parse, ties
+from twofour.patterns import NM, GroupStrides, NonzeroBits, Transposable, parse, ties
 from twofour.structure.permutation import search
 
 ROWS, COLUMNS = 32, 64
@@ -151,10 +151,10 @@ def _patterns() -> None:
     for n, m in ((2, 4), (1, 4), (4, 8), (3, 6)):
         pattern, values = NM(n, m), torch.randn(8, 4 * m)
         kept = values * pattern.project(values, absolute=True)
-        Census.of(kept).tally(pattern, Lie.along(tuple(kept.shape), 1))
-        ties(values, pattern, Lie.along(tuple(values.shape), 1))
-    Census.of(scores.bfloat16())
-    Census.of(torch.ones(8, 8, dtype=torch.int8))
+        NonzeroBits.of(kept).count_groups(pattern, GroupStrides.along(tuple(kept.shape), 1))
+        ties(values, pattern, GroupStrides.along(tuple(values.shape), 1))
+    NonzeroBits.of(scores.bfloat16())
+    NonzeroBits.of(torch.ones(8, 8, dtype=torch.int8))
     Transposable().project(scores, absolute=True)
     pack(sparse_weight(), "2:4")
     search(scores.abs(), "2:4", escapes=2, progress=False)

@@ -34,7 +34,7 @@ from twofour.native import NativeRow
 from twofour.packing import HEADER_BYTES, layout_header, pack
 from twofour.packing.encodings import INT4, dequantize
 from twofour.patterns import parse
-from twofour.patterns.census import ties_reference
+from twofour.patterns.nonzero import ties_reference
 from twofour.patterns.transposable import project_tiles_reference
 from twofour.structure.permutation import reference as stripes_reference
 from twofour.structure.permutation.stripes import _columns

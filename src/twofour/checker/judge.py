@@ -13,7 +13,7 @@ from twofour.checker.runtimes import Fit, fits
 from twofour.checker.weights import Weight
 from twofour.errors import LayerError, PatternError, TwofourError
 from twofour.layers import Reduction
-from twofour.patterns import NM, Census, Conformity, Lie, PairedNM, Pattern, parse, ties
+from twofour.patterns import NM, Conformity, GroupStrides, NonzeroBits, PairedNM, Pattern, parse, ties
 
 # Tightest first: a weight that is 1:4 is also 2:4 and 4:8.
 KNOWN = ("1:4", "1:2", "2:4", "4:8-pairs", "4:8", "8:16")
@@ -129,13 +129,13 @@ def judge(weight: Weight) -> Finding:
 
 def _judge(weight: Weight) -> Finding:
     values = _values(weight)
-    census, pattern = Census.of(values), weight.promise or parse("2:4")
-    found, note = _right(weight, values, census, pattern)
+    bits, pattern = NonzeroBits.of(values), weight.promise or parse("2:4")
+    found, note = _right(weight, values, bits, pattern)
     weight = replace(weight, axis=found.axis)
-    zeros = 1 - census.nonzero / census.count
-    satisfies = _satisfies(weight, census, pattern, zeros, found)
-    wrong_axis, wrong_fraction = _wrong_axis(weight, census, pattern)
-    broken = census.broken if values.is_floating_point() else 0
+    zeros = 1 - bits.nonzero / bits.count
+    satisfies = _satisfies(weight, bits, pattern, zeros, found)
+    wrong_axis, wrong_fraction = _wrong_axis(weight, bits, pattern)
+    broken = bits.broken if values.is_floating_point() else 0
     finding = Finding(
         name=weight.name,
         kind=weight.kind,
@@ -154,10 +154,10 @@ def _judge(weight: Weight) -> Finding:
         first=found.found.first,
         values=found.found.values,
         zeros=zeros,
-        negative_zeros=census.negative,
+        negative_zeros=bits.negative,
         spare=found.spare,
         ties=_ties(values, pattern, found),
-        outside=None if weight.keep is None else census.outside(Census.of(weight.keep())),
+        outside=None if weight.keep is None else bits.outside(NonzeroBits.of(weight.keep())),
         broken=broken,
         fits=fits(weight.kind, weight.rows, weight.columns, satisfies, broken),
         verdict="",
@@ -179,12 +179,12 @@ def _values(weight: Weight) -> Tensor:
     return values.cpu().contiguous()
 
 
-def _right(weight: Weight, values: Tensor, census: Census, pattern: Pattern) -> tuple[_Along, tuple[str, ...]]:
+def _right(weight: Weight, values: Tensor, bits: NonzeroBits, pattern: Pattern) -> tuple[_Along, tuple[str, ...]]:
     """Judge along the axis of the product; where two may be it, along the one that keeps the pattern."""
-    found = _along(weight.shape, values, census, pattern, weight.axis)
+    found = _along(weight.shape, values, bits, pattern, weight.axis)
     if weight.other is None:
         return found, ()
-    other = _along(weight.shape, values, census, pattern, weight.other)
+    other = _along(weight.shape, values, bits, pattern, weight.other)
     shares = " and ".join(
         f"{side.fraction:.1%} along axis {side.axis.axis}" for side in (found, other) if side.found.groups
     )
@@ -193,23 +193,23 @@ def _right(weight: Weight, values: Tensor, census: Census, pattern: Pattern) -> 
     return (other if takes_other else found), (said,)
 
 
-def _along(shape: tuple[int, ...], values: Tensor, census: Census, pattern: Pattern, axis: Reduction) -> _Along:
+def _along(shape: tuple[int, ...], values: Tensor, bits: NonzeroBits, pattern: Pattern, axis: Reduction) -> _Along:
     if axis.length(shape) % pattern.group:
         return _Along(axis)
     if not isinstance(pattern, NM | PairedNM):
         return _by_check(values, pattern, axis)
-    lie = _lie(shape, axis)
-    tally = census.tally(pattern, lie)
-    legal = tally.groups - tally.offending
-    if tally.first is None:
-        return _Along(axis, Conformity(tally.groups, legal), tally.spare)
-    group = values.flatten()[tally.first : tally.first + pattern.m * lie.inner : lie.inner].to(torch.float64)
-    first = tuple(int(index) for index in np.unravel_index(tally.first, shape))
-    return _Along(axis, Conformity(tally.groups, legal, first, tuple(group.tolist())), tally.spare)
+    strides = _strides(shape, axis)
+    counts = bits.count_groups(pattern, strides)
+    legal = counts.groups - counts.offending
+    if counts.first is None:
+        return _Along(axis, Conformity(counts.groups, legal), counts.spare)
+    group = values.flatten()[counts.first : counts.first + pattern.m * strides.inner : strides.inner].to(torch.float64)
+    first = tuple(int(index) for index in np.unravel_index(counts.first, shape))
+    return _Along(axis, Conformity(counts.groups, legal, first, tuple(group.tolist())), counts.spare)
 
 
-def _lie(shape: Sequence[int], axis: Reduction) -> Lie:
-    return Lie.along(shape, axis.axis, axis.parts)
+def _strides(shape: Sequence[int], axis: Reduction) -> GroupStrides:
+    return GroupStrides.along(shape, axis.axis, axis.parts)
 
 
 def _by_check(values: Tensor, pattern: Pattern, axis: Reduction) -> _Along:
@@ -223,8 +223,8 @@ def _by_check(values: Tensor, pattern: Pattern, axis: Reduction) -> _Along:
     return _Along(axis, replace(found, first=first, values=tuple(map(float, found.values))))
 
 
-def _satisfies(weight: Weight, census: Census, judged: Pattern, zeros: float, found: _Along) -> tuple[str, ...]:
-    lie, names = _lie(weight.shape, weight.axis), []
+def _satisfies(weight: Weight, bits: NonzeroBits, judged: Pattern, zeros: float, found: _Along) -> tuple[str, ...]:
+    strides, names = _strides(weight.shape, weight.axis), []
     for pattern in map(parse, dict.fromkeys((*KNOWN, judged.name))):
         # Too few zeros settle it without looking at the groups.
         if weight.columns % pattern.group or zeros < 1 - pattern.density - 1e-12:
@@ -233,33 +233,33 @@ def _satisfies(weight: Weight, census: Census, judged: Pattern, zeros: float, fo
             kept = found.ok
         else:  # what a tighter pattern implies is not counted again
             implied = any(parse(tighter).within(pattern) for tighter in names)
-            kept = implied or (isinstance(pattern, NM | PairedNM) and census.obeys(pattern, lie))
+            kept = implied or (isinstance(pattern, NM | PairedNM) and bits.obeys(pattern, strides))
         names += [pattern.name] if kept else []
     return tuple(names)
 
 
-def _wrong_axis(weight: Weight, census: Census, judged: Pattern) -> tuple[str | None, float | None]:
+def _wrong_axis(weight: Weight, bits: NonzeroBits, judged: Pattern) -> tuple[str | None, float | None]:
     pattern = judged.rows  # what every row obeys of a pattern that reaches over several
     best: tuple[str | None, float | None] = (None, None)
     if not isinstance(pattern, NM | PairedNM):
         return best
-    for axis, lie in _others(weight).items():
-        if lie.length % pattern.group == 0:
-            tally = census.tally(pattern, lie)
-            fraction = 1 - tally.offending / tally.groups
+    for axis, strides in _others(weight).items():
+        if strides.length % pattern.group == 0:
+            counts = bits.count_groups(pattern, strides)
+            fraction = 1 - counts.offending / counts.groups
             if best[1] is None or fraction > best[1]:
                 best = axis, fraction
     return best
 
 
-def _others(weight: Weight) -> dict[str, Lie]:
+def _others(weight: Weight) -> dict[str, GroupStrides]:
     """Return the axes that a prune may have taken by mistake."""
-    across = Lie.along(weight.shape, weight.out)
+    across = GroupStrides.along(weight.shape, weight.out)
     if weight.is_matrix:
         return {"out (the transposed weight)": across}
     others, shape = {"output channels": across}, weight.shape
     if (weight.out, weight.axis.axis) == (0, 1) and shape[1] > 1 and shape[2:].count(1) < len(shape) - 2:
-        others["the flattened kernel (C*kh*kw)"] = Lie(shape[0], Lie.along(shape, 0).inner, 1)
+        others["the flattened kernel (C*kh*kw)"] = GroupStrides(shape[0], GroupStrides.along(shape, 0).inner, 1)
     return others
 
 
@@ -267,7 +267,7 @@ def _ties(values: Tensor, pattern: Pattern, found: _Along) -> int | None:
     if not isinstance(pattern, NM) or not found.found.groups:
         return None
     # Of a legal group the (n + 1)-th largest magnitude is zero.
-    return 0 if found.ok else ties(values, pattern, _lie(values.shape, found.axis))
+    return 0 if found.ok else ties(values, pattern, _strides(values.shape, found.axis))
 
 
 def verdict(finding: Finding) -> str:

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from twofour.errors import LayerError, cut
 from twofour.layers import Reduction, matches
-from twofour.patterns import CENSUS_DTYPES, Pattern, parse
+from twofour.patterns import COUNTED_DTYPES, Pattern, parse
 
 KINDS = {2: "linear", 3: "conv1d", 4: "conv2d", 5: "conv3d"}
 """What a tensor without a model is taken for, by its number of axes."""
 FIRST = {2: "hf_conv1d", 3: "conv_transpose1d", 4: "conv_transpose2d", 5: "conv_transpose3d"}
 """The same where its reduction axis is known to be 0."""
 
-JUDGED = tuple(dtype for dtype in CENSUS_DTYPES if dtype.is_floating_point or dtype is torch.int8)
+JUDGED = tuple(dtype for dtype in COUNTED_DTYPES if dtype.is_floating_point or dtype is torch.int8)
 """Types that weights come in; other whole numbers are indices, bits or several values in one."""
 
 LEFT_OUT = "not named by include"

@@ -1,24 +1,24 @@
 """What may be zero: patterns, their masks and their checks."""
 
 from twofour.patterns.base import Conformity, Pattern
-from twofour.patterns.census import CENSUS_DTYPES, Census, Lie, Tally, ties, ties_reference
 from twofour.patterns.groups import project_reference
 from twofour.patterns.nm import NM
+from twofour.patterns.nonzero import COUNTED_DTYPES, GroupCounts, GroupStrides, NonzeroBits, ties, ties_reference
 from twofour.patterns.pairs import PairedNM
 from twofour.patterns.parse import add, parse
 from twofour.patterns.transposable import Transposable, project_tiles_reference
 from twofour.patterns.vnm import VNM
 
 __all__ = [
-    "CENSUS_DTYPES",
+    "COUNTED_DTYPES",
     "NM",
     "VNM",
-    "Census",
     "Conformity",
-    "Lie",
+    "GroupCounts",
+    "GroupStrides",
+    "NonzeroBits",
     "PairedNM",
     "Pattern",
-    "Tally",
     "Transposable",
     "add",
     "parse",

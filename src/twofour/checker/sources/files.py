@@ -39,7 +39,7 @@ from twofour.export.file import joined_aliases, require_one_save
 from twofour.export.metadata import KEY, Description, read_description
 from twofour.importing.asp import BUFFER
 from twofour.layers import Reduction, matches
-from twofour.patterns import Census, Pattern, parse
+from twofour.patterns import NonzeroBits, Pattern, parse
 
 
 def checkpoint_weights(
@@ -129,7 +129,7 @@ def _promise(
 def _prunes(mask: Entry) -> bool:
     """Whether a mask leaves anything out; ASP starts with masks of ones."""
     values = mask.read()
-    return Census.of(values if values.dtype is not torch.uint8 else values.bool()).nonzero < values.numel()
+    return NonzeroBits.of(values if values.dtype is not torch.uint8 else values.bool()).nonzero < values.numel()
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from torch import Tensor
 from tests.conftest import threads
 from twofour.errors import PatternError
 from twofour.layers import Reduction
-from twofour.patterns import CENSUS_DTYPES, NM, Census, Lie, PairedNM, parse, ties, ties_reference
+from twofour.patterns import COUNTED_DTYPES, NM, GroupStrides, NonzeroBits, PairedNM, parse, ties, ties_reference
 
 EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, float("nan"), float("inf"), float("-inf"))
@@ -25,34 +25,34 @@ def sample(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.where(zero, torch.tensor(0.0), values).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", CENSUS_DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", COUNTED_DTYPES, ids=str)
 def test_zeros_of_both_signs_and_broken_values_are_counted_on_every_isa(isa: str, dtype: torch.dtype) -> None:
     for count in (1, 7, 63, 64, 65, 1000):
         values = sample((count,), dtype, count)
         wide = values.double() if dtype.is_floating_point else values
-        census = Census.of(values)
-        assert torch.equal(census.values(), wide != 0)
-        assert census.nonzero == int((wide != 0).sum()) and census.count == count
+        bits = NonzeroBits.of(values)
+        assert torch.equal(bits.values(), wide != 0)
+        assert bits.nonzero == int((wide != 0).sum()) and bits.count == count
         floating = dtype.is_floating_point
-        assert census.negative == (int((torch.signbit(wide) & (wide == 0)).sum()) if floating else 0)
-        assert census.broken == (int((~torch.isfinite(wide)).sum()) if floating else 0)
+        assert bits.negative == (int((torch.signbit(wide) & (wide == 0)).sum()) if floating else 0)
+        assert bits.broken == (int((~torch.isfinite(wide)).sum()) if floating else 0)
 
 
 @pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
 def test_all_256_values_of_the_8_bit_floats(isa: str, dtype: torch.dtype) -> None:
     values = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(dtype)
-    census, wide = Census.of(values), values.double()
-    assert torch.equal(census.values(), wide != 0)
-    assert census.negative == int((torch.signbit(wide) & (wide == 0)).sum())
-    assert census.broken == int((~torch.isfinite(wide)).sum())
+    bits, wide = NonzeroBits.of(values), values.double()
+    assert torch.equal(bits.values(), wide != 0)
+    assert bits.negative == int((torch.signbit(wide) & (wide == 0)).sum())
+    assert bits.broken == int((~torch.isfinite(wide)).sum())
 
 
 def test_the_smallest_numbers_are_not_zero_and_the_largest_are_finite(isa: str) -> None:
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         info = torch.finfo(dtype)
         values = torch.tensor([info.smallest_normal * info.eps, -info.smallest_normal, info.max, info.min], dtype=dtype)
-        census = Census.of(values)
-        assert (census.nonzero, census.negative, census.broken) == (4, 0, 0)
+        bits = NonzeroBits.of(values)
+        assert (bits.nonzero, bits.negative, bits.broken) == (4, 0, 0)
 
 
 patterns_of_groups = st.one_of(
@@ -76,48 +76,48 @@ def test_groups_along_any_axis_equal_the_check_in_plain_torch(pattern, outer, gr
     weight = torch.randn(shape, generator=generator) * (torch.rand(shape, generator=generator) >= sparsity)
     view = weight.movedim(1, -1)
     want = pattern.check(view)
-    census = Census.of(weight)
-    tally = census.tally(pattern, Lie(*shape))
-    assert census.obeys(pattern, Lie(*shape)) == want.ok
-    assert (tally.groups, tally.groups - tally.offending) == (want.groups, want.legal)
+    bits = NonzeroBits.of(weight)
+    counts = bits.count_groups(pattern, GroupStrides(*shape))
+    assert bits.obeys(pattern, GroupStrides(*shape)) == want.ok
+    assert (counts.groups, counts.groups - counts.offending) == (want.groups, want.legal)
     nonzero = view.unflatten(-1, (-1, pattern.m)) != 0
-    counts = nonzero.sum(-1) if isinstance(pattern, NM) else nonzero.unflatten(-1, (-1, 2)).any(-1).sum(-1)
-    assert tally.spare == int((counts < (pattern.n if isinstance(pattern, NM) else pattern.n // 2)).sum())
+    kept = nonzero.sum(-1) if isinstance(pattern, NM) else nonzero.unflatten(-1, (-1, 2)).any(-1).sum(-1)
+    assert counts.spare == int((kept < (pattern.n if isinstance(pattern, NM) else pattern.n // 2)).sum())
     if want.first is None:
-        assert tally.first is None
+        assert counts.first is None
     else:
         row, lane, start = want.first
-        assert tally.first == (row * shape[1] + start) * inner + lane
+        assert counts.first == (row * shape[1] + start) * inner + lane
 
 
 @pytest.mark.parametrize("text", ["2:4", "1:4", "3:5"])
 def test_ties_equal_the_reference_on_every_isa(isa: str, text: str) -> None:
     pattern = parse(text)
     assert isinstance(pattern, NM)
-    for dtype in CENSUS_DTYPES:
+    for dtype in COUNTED_DTYPES:
         for inner in (1, 9, 70):
             weight = sample((3, 7 * pattern.m, inner), dtype, inner)
             if dtype.is_floating_point:
                 weight = weight.double().nan_to_num(2.0, 3.0, -3.0).to(dtype)
             want = ties_reference(weight.double().movedim(1, -1), pattern.n, pattern.m)
-            assert ties(weight, pattern, Lie(*weight.shape)) == want
+            assert ties(weight, pattern, GroupStrides(*weight.shape)) == want
 
 
 def test_ties_of_the_lowest_whole_number() -> None:
     weight = torch.tensor([[-128, 127, 127, 1]], dtype=torch.int8)  # 128, 127, 127, 1
-    assert ties(weight, NM(2, 4), Lie(1, 4, 1)) == 1
+    assert ties(weight, NM(2, 4), GroupStrides(1, 4, 1)) == 1
     weight = torch.tensor([[200, 128, 128, 0]], dtype=torch.uint8)
-    assert ties(weight, NM(2, 4), Lie(1, 4, 1)) == 1
-    assert ties(weight.to(torch.int16), NM(1, 4), Lie(1, 4, 1)) == 0
+    assert ties(weight, NM(2, 4), GroupStrides(1, 4, 1)) == 1
+    assert ties(weight.to(torch.int16), NM(1, 4), GroupStrides(1, 4, 1)) == 0
 
 
 def test_pieces_and_threads_change_nothing() -> None:
     weight = sample((64, 5000), torch.bfloat16)
-    whole, pieces = Census.of(weight), Census(weight.numel(), weight.dtype)
+    whole, pieces = NonzeroBits.of(weight), NonzeroBits(weight.numel(), weight.dtype)
     for piece in weight.flatten().split(77_776):
         pieces.add(piece)
     with threads(2):
-        shared = Census.of(weight)
+        shared = NonzeroBits.of(weight)
     for other in (pieces, shared):
         assert torch.equal(other.values(), whole.values())
         assert (other.nonzero, other.negative, other.broken) == (whole.nonzero, whole.negative, whole.broken)
@@ -125,19 +125,19 @@ def test_pieces_and_threads_change_nothing() -> None:
 
 def test_outside_counts_what_a_mask_forbids() -> None:
     weight, keep = sample((9, 13), torch.float16), torch.rand(9, 13) < 0.5
-    assert Census.of(weight).outside(Census.of(keep)) == int(((weight != 0) & ~keep).sum())
+    assert NonzeroBits.of(weight).outside(NonzeroBits.of(keep)) == int(((weight != 0) & ~keep).sum())
 
 
 def test_the_parts_of_a_grouped_transposed_convolution() -> None:
     axis, shape = Reduction(0, 2), (16, 6, 3, 3)
     weight = torch.randn(shape) * (torch.rand(shape) < 0.4)
-    tally = Census.of(weight).tally(NM(2, 4), Lie.along(shape, axis.axis, axis.parts))
+    counts = NonzeroBits.of(weight).count_groups(NM(2, 4), GroupStrides.along(shape, axis.axis, axis.parts))
     want = parse("2:4").check(axis.last(weight))
-    assert tally.offending == want.groups - want.legal and tally.first is not None and want.first is not None
-    place = tuple(int(i) for i in torch.unravel_index(torch.tensor(tally.first), shape))
+    assert counts.offending == want.groups - want.legal and counts.first is not None and want.first is not None
+    place = tuple(int(i) for i in torch.unravel_index(torch.tensor(counts.first), shape))
     assert place == axis.stored(want.first, shape)
 
 
 def test_a_type_without_zeros_that_can_be_counted_is_refused() -> None:
     with pytest.raises(PatternError, match=r"cannot be counted(.|\n)*complex64(.|\n)*bfloat16"):
-        Census(4, torch.complex64)
+        NonzeroBits(4, torch.complex64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,15 +42,14 @@ Of whole numbers every bit counts, and no signed number is above the largest.
 _BY_FLOAT32 = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 """Types without -0.0, whose bits are NaN: widened first."""
 
-CENSUS_DTYPES = (*_FORMS, *_BY_FLOAT32)
+COUNTED_DTYPES = (*_FORMS, *_BY_FLOAT32)
 """Types whose zeros can be counted."""
 
 _SIGN_BIT, _COMPLEMENT, _UNSIGNED = range(3)
 _ONES = np.array([bin(byte).count("1") for byte in range(256)], dtype=np.uint8)
 
 
-@dataclass(frozen=True)
-class Lie:
+class GroupStrides(NamedTuple):
     """How groups lie in memory: of a weight seen as (outer, length, inner) they lie along `length`."""
 
     outer: int
@@ -57,13 +57,13 @@ class Lie:
     inner: int
 
     @classmethod
-    def along(cls, shape: Sequence[int], axis: int, parts: int = 1) -> Lie:
-        """Return how groups along an axis of a contiguous tensor lie; `parts` cuts the axis in as many reductions."""
+    def along(cls, shape: Sequence[int], axis: int, parts: int = 1) -> GroupStrides:
+        """Return how groups lie along an axis of a contiguous tensor; `parts` cuts it in as many reductions."""
         return cls(prod(shape[:axis]) * parts, shape[axis] // parts, prod(shape[axis + 1 :]))
 
 
 @dataclass(frozen=True)
-class Tally:
+class GroupCounts:
     """What the bits say of one pattern along one axis.
 
     Attributes:
@@ -79,7 +79,7 @@ class Tally:
     first: int | None
 
 
-class Census:
+class NonzeroBits:
     """Which values of a weight are not zero, one bit each.
 
     Attributes:
@@ -90,11 +90,11 @@ class Census:
     """
 
     def __init__(self, size: int, dtype: torch.dtype) -> None:
-        if dtype not in CENSUS_DTYPES:
+        if dtype not in COUNTED_DTYPES:
             raise PatternError(
                 "the zeros of this type cannot be counted",
                 got=str(dtype),
-                wanted=", ".join(str(known).removeprefix("torch.") for known in CENSUS_DTYPES),
+                wanted=", ".join(str(known).removeprefix("torch.") for known in COUNTED_DTYPES),
                 remedy="convert it first: weight.float()",
             )
         self.count = self.nonzero = self.negative = self.broken = 0
@@ -103,11 +103,11 @@ class Census:
         self._bits = torch.zeros((size + 63) // 64 * 8 + 8, dtype=torch.uint8, device="cpu")
 
     @classmethod
-    def of(cls, weight: Tensor) -> Census:
+    def of(cls, weight: Tensor) -> NonzeroBits:
         """Count a whole tensor, in the order of its indices."""
-        census = cls(weight.numel(), weight.dtype)
-        census.add(weight)
-        return census
+        bits = cls(weight.numel(), weight.dtype)
+        bits.add(weight)
+        return bits
 
     def add(self, values: Tensor) -> None:
         """Count the values that follow in memory. Pieces but the last hold a multiple of 8 values."""
@@ -129,49 +129,47 @@ class Census:
             before + now for before, now in zip((self.nonzero, self.negative, self.broken), found, strict=True)
         )
 
-    def tally(self, pattern: NM | PairedNM, lie: Lie) -> Tally:
-        """Count the groups of `pattern` that lie so; `lie.length` is a multiple of the group."""
-        offending, spare, first = self._groups(pattern, lie, False)
-        return Tally(self._size // pattern.m, offending, spare, None if first < 0 else first)
+    def count_groups(self, pattern: NM | PairedNM, strides: GroupStrides) -> GroupCounts:
+        """Count the groups of `pattern` that lie so; `strides.length` is a multiple of the group."""
+        offending, spare, first = self._groups(pattern, strides, False)
+        return GroupCounts(self._size // pattern.m, offending, spare, None if first < 0 else first)
 
-    def obeys(self, pattern: NM | PairedNM, lie: Lie) -> bool:
+    def obeys(self, pattern: NM | PairedNM, strides: GroupStrides) -> bool:
         """Tell whether no group offends; where one does, those behind it are not looked at."""
-        return self._groups(pattern, lie, True)[0] == 0
+        return self._groups(pattern, strides, True)[0] == 0
 
-    def _groups(self, pattern: NM | PairedNM, lie: Lie, stop: bool) -> tuple[int, int, int]:
-        assert lie.outer * lie.length * lie.inner == self._size and self.count == self._size, (lie, self.count)
+    def _groups(self, pattern: NM | PairedNM, strides: GroupStrides, stop: bool) -> tuple[int, int, int]:
+        assert prod(strides) == self._size == self.count, (strides, self._size, self.count)
         pairs = isinstance(pattern, PairedNM)
-        return native.extension().nm_groups(
-            self._bits, lie.outer, lie.length, lie.inner, pattern.n, pattern.m, pairs, stop
-        )
+        return native.extension().nm_groups(self._bits, *strides, pattern.n, pattern.m, pairs, stop)
 
-    def outside(self, keep: Census) -> int:
+    def outside(self, keep: NonzeroBits) -> int:
         """Count the values that are not zero where those of `keep` are."""
-        bits, kept = (census._bits[: (self._size + 7) // 8].numpy() for census in (self, keep))
+        bits, kept = (one._bits[: (self._size + 7) // 8].numpy() for one in (self, keep))
         return int(_ONES[bits & ~kept].sum(dtype=np.int64))
 
     def values(self) -> Tensor:
-        """Return what the census knows as a bool tensor, True where a value is not zero."""
+        """Return the same as a bool tensor, True where a value is not zero."""
         bits = self._bits[: (self._size + 7) // 8].numpy()
         return torch.from_numpy(np.unpackbits(bits, count=self._size, bitorder="little").view(np.bool_))
 
 
-def ties(values: Tensor, pattern: NM, lie: Lie) -> int:
+def ties(values: Tensor, pattern: NM, strides: GroupStrides) -> int:
     """Count the groups whose n-th and (n + 1)-th largest magnitudes are equal and not zero.
 
     The lowest index stays there, as in any tie; another tool may keep the other.
 
     Args:
-        values: Whole groups, contiguous on the CPU; every type of `CENSUS_DTYPES`.
+        values: Whole groups, contiguous on the CPU; every type of `COUNTED_DTYPES`.
         pattern: The pattern.
-        lie: How the groups of `values` lie.
+        strides: How the groups of `values` lie.
     """
-    assert values.is_contiguous() and values.numel() == lie.outer * lie.length * lie.inner, (values.shape, lie)
+    assert values.is_contiguous() and values.numel() == prod(strides), (values.shape, strides)
     values = values.to(torch.float32) if values.dtype in _BY_FLOAT32 else values
     sign = _SIGN_BIT if values.is_floating_point() else _UNSIGNED if values.dtype is torch.uint8 else _COMPLEMENT
     size = f"{8 * values.dtype.itemsize} bits"
     row = native.best("nm_ties", pattern=f"{pattern.n}:{pattern.m}", dtype=size)
-    return native.extension().nm_ties(row.index, values, sign, lie.outer, lie.length, lie.inner, pattern.n, pattern.m)
+    return native.extension().nm_ties(row.index, values, sign, *strides, pattern.n, pattern.m)
 
 
 def ties_reference(view: Tensor, n: int, m: int) -> int:
