@@ -25,7 +25,7 @@ from twofour.compiler.plan import Plan, with_products
 from twofour.compiler.products import most_tokens, place
 from twofour.compiler.whole import WholeModel, by_layers, hooked
 from twofour.errors import CompileError, cut
-from twofour.graph import JOINS, Program, arrange, fuse, lower_activations, simplify
+from twofour.graph import JOIN_QKV, Program, arrange, fuse, lower_activations, simplify
 from twofour.measure.chooser import race
 from twofour.measure.distance import distance
 
@@ -148,7 +148,7 @@ def _rewritten(
     folded = place_convs(graph.module, convs, {layer.name: layer for layer in plan.layers})
     placed, apart = place(graph, leaves, layers, terms, lowered=rewrites.get(BETWEEN, 0) > 0)
     if apart:  # the rule joined them; measuring took them apart
-        rewrites[JOINS.name] -= apart
+        rewrites[JOIN_QKV.name] -= apart
     rewrites |= arrange(graph.module)
     program = Program(graph.module)
     after = () if carried else by_operator(Program(graph.module, timed=True).seconds(leaves))

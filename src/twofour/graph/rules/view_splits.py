@@ -31,4 +31,4 @@ def rewrite(module: fx.GraphModule) -> int:
     return count
 
 
-SPLITS = Rule("splits into views", rewrite)
+VIEW_SPLITS = Rule("splits into views", rewrite)

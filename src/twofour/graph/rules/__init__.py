@@ -6,30 +6,38 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from twofour.graph.activations import ACTIVATIONS
-from twofour.graph.attention import ATTENTION
 from twofour.graph.base import Rule
-from twofour.graph.combines import COMBINES
-from twofour.graph.constants import CONSTANTS
-from twofour.graph.convolutions import CONVOLUTIONS, UNFOLDED
-from twofour.graph.cuts import CUTS
-from twofour.graph.gelu_formula import GELU_FORMULA
-from twofour.graph.heads import HEADS
-from twofour.graph.identities import IDENTITIES
-from twofour.graph.joins import JOINS
-from twofour.graph.masks import MASKS
-from twofour.graph.norms import NORMS
-from twofour.graph.products import PRODUCTS
-from twofour.graph.splits import SPLITS
+from twofour.graph.rules.cut_projections import CUT_PROJECTIONS
+from twofour.graph.rules.fold_constants import CONSTANTS
+from twofour.graph.rules.fuse_attention import ATTENTION
+from twofour.graph.rules.fuse_convolutions import CONVOLUTIONS, UNFOLDED
+from twofour.graph.rules.fuse_epilogue import ACTIVATIONS, COMBINATIONS
+from twofour.graph.rules.fuse_heads import FUSE_HEADS
+from twofour.graph.rules.fuse_norms import NORMS
+from twofour.graph.rules.gelu_formula import GELU_FORMULA
+from twofour.graph.rules.join_qkv import JOIN_QKV
+from twofour.graph.rules.mark_products import MARK_PRODUCTS
+from twofour.graph.rules.position_masks import POSITION_MASKS
+from twofour.graph.rules.remove_identities import IDENTITIES
+from twofour.graph.rules.view_splits import VIEW_SPLITS
 
-SIMPLIFICATIONS: tuple[Rule, ...] = (IDENTITIES, CONSTANTS, CUTS, GELU_FORMULA, SPLITS)
+SIMPLIFICATIONS: tuple[Rule, ...] = (IDENTITIES, CONSTANTS, CUT_PROJECTIONS, GELU_FORMULA, VIEW_SPLITS)
 """Rewrites that leave only operators of torch."""
 
-FUSIONS: tuple[Rule, ...] = (CONVOLUTIONS, PRODUCTS, ACTIVATIONS, COMBINES, JOINS, ATTENTION, MASKS, NORMS)
+FUSIONS: tuple[Rule, ...] = (
+    CONVOLUTIONS,
+    MARK_PRODUCTS,
+    ACTIVATIONS,
+    COMBINATIONS,
+    JOIN_QKV,
+    ATTENTION,
+    POSITION_MASKS,
+    NORMS,
+)
 """Rewrites that bring in our own. A product takes its activation first: it stands before a sum in the epilogue."""
 
 
-ARRANGEMENTS: tuple[Rule, ...] = (HEADS,)
+ARRANGEMENTS: tuple[Rule, ...] = (FUSE_HEADS,)
 """Rewrites of a graph whose products have their kernels."""
 
 
@@ -47,7 +55,7 @@ def fuse(module: fx.GraphModule, *, copies: bool = True) -> dict[str, int]:
     """
     if copies:
         return _apply(module, FUSIONS)
-    return _apply(module, [UNFOLDED if rule is CONVOLUTIONS else rule for rule in FUSIONS if rule is not JOINS])
+    return _apply(module, [UNFOLDED if rule is CONVOLUTIONS else rule for rule in FUSIONS if rule is not JOIN_QKV])
 
 
 def arrange(module: fx.GraphModule) -> dict[str, int]:

@@ -51,4 +51,4 @@ def _place(module: fx.GraphModule, part: fx.Node, source: fx.Node, begin: int, r
     module.graph.erase_node(part)
 
 
-CUTS = Rule("rows cut from a weight", rewrite)
+CUT_PROJECTIONS = Rule("rows cut from a weight", rewrite)

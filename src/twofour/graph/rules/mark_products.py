@@ -76,4 +76,4 @@ def _stored(node: Any) -> bool:
     return isinstance(node, fx.Node) and node.op == "get_attr" and bool(node.meta.get("weight"))
 
 
-PRODUCTS = Rule("products by a weight", rewrite)
+MARK_PRODUCTS = Rule("products by a weight", rewrite)

@@ -93,4 +93,4 @@ def _view(node: fx.Node) -> int:
     return 1
 
 
-MASKS = Rule("masks from positions", rewrite)
+POSITION_MASKS = Rule("masks from positions", rewrite)

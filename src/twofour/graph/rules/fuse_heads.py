@@ -71,4 +71,4 @@ def _only_reader(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-HEADS = Rule("heads read in place", rewrite)
+FUSE_HEADS = Rule("heads read in place", rewrite)

@@ -1,4 +1,4 @@
-"""A product and the sum or product of its result with another tensor become one call."""
+"""A product, the activation of its result and a sum or product with another tensor become one call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ from typing import Any
 
 from torch import fx
 
-from twofour.graph.base import Rule, aten, calls, insert, is_float32, product, product_of, replace_with, same_size
+from twofour.graph.base import (
+    Rule,
+    argument,
+    aten,
+    calls,
+    insert,
+    is_float32,
+    product,
+    product_of,
+    replace_with,
+    same_size,
+)
 
 _OPERATIONS = {
     aten.add.Tensor: "add",
@@ -16,7 +27,31 @@ _OPERATIONS = {
 }
 
 
-def rewrite(module: fx.GraphModule) -> int:
+def _activations(module: fx.GraphModule) -> int:
+    """Move ReLU, GELU and SiLU into the product they follow."""
+    count = 0
+    targets = (aten.relu.default, aten.relu_.default, aten.gelu.default, aten.silu.default, aten.silu_.default)
+    for node in calls(module.graph, *targets):
+        source = node.args[0]
+        found = product_of(source)
+        if found is None or not isinstance(source, fx.Node) or not found.epilogue.plain or len(source.users) > 1:
+            continue
+        if not is_float32(node):
+            continue
+        new = insert(node, product, source.args, node, product=found.with_epilogue(activation=_name(node)))
+        replace_with(node, new)
+        module.graph.erase_node(source)
+        count += 1
+    return count
+
+
+def _name(node: fx.Node) -> str:
+    if node.target is aten.gelu.default:
+        return "gelu_tanh" if argument(node, 1, "approximate", "none") == "tanh" else "gelu"
+    return "relu" if node.target in (aten.relu.default, aten.relu_.default) else "silu"
+
+
+def _combinations(module: fx.GraphModule) -> int:
     """Move residual sums and gates into the product whose result they take."""
     order = {node: index for index, node in enumerate(module.graph.nodes)}
     count = 0
@@ -52,4 +87,5 @@ def _activated(node: fx.Node) -> bool:
     return found is not None and found.epilogue.activation != "none"
 
 
-COMBINES = Rule("sums and gates into products", rewrite)
+ACTIVATIONS = Rule("activations into products", _activations)
+COMBINATIONS = Rule("sums and gates into products", _combinations)

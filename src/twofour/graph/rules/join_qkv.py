@@ -62,4 +62,4 @@ def _join(graph: fx.Graph, x: fx.Node, nodes: list[fx.Node]) -> None:
         replace_with(node, part)
 
 
-JOINS = Rule("products of one input joined", rewrite)
+JOIN_QKV = Rule("products of one input joined", rewrite)
