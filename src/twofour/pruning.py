@@ -98,7 +98,7 @@ def prune(
         data = _taken(model, assignment, data, samples, loss)
     if permute:
         _require_unmasked(model)
-        permutation.require_whole(assignment.weights)
+        permutation.require_unsharded(assignment.weights)
         example = _first(model, data) if example is None else example
     _log_criterion(recipe.criterion, unnamed=unnamed, data=data)
     given: dict[str, Any] = {"data": data, "samples": samples or criteria.SAMPLES}
@@ -164,7 +164,7 @@ def _taken(
     model: nn.Module, assignment: Assignment, data: Any, samples: int | None, loss: Any
 ) -> list[calibration.Batch]:
     """Return the samples that are used, and say which are not: aloud where nobody asked for a number."""
-    criteria.require_whole(assignment.weights)
+    criteria.require_unsharded(assignment.weights)
     tell, count = (_log.warning, criteria.SAMPLES) if samples is None else (_log.info, samples)
     return calibration.take(model, data, count, paired=loss is not None, tell=tell)
 

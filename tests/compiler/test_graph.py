@@ -16,7 +16,7 @@ from tests.graph.small import Encoder, GatedBlock, PreNormBlock
 from twofour.compiler import graph as compiled_graph
 from twofour.compiler import products
 from twofour.compiler.layer import PreparedWeights
-from twofour.compiler.whole import WholeModel
+from twofour.compiler.whole_model import WholeModel
 from twofour.errors import CompileError
 from twofour.packing import pack
 from twofour.patterns import parse

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import twofour
 from twofour.compiler import graph as compiled_graph
-from twofour.compiler.whole import WholeModel
+from twofour.compiler.whole_model import WholeModel
 
 from .small import Branching, mlp, quick
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import twofour
 from tests.compiler.small import quick
-from twofour.compiler.whole import WholeModel
+from twofour.compiler.whole_model import WholeModel
 
 transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
 pytestmark = pytest.mark.usefixtures("no_measuring")

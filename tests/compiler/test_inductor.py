@@ -12,7 +12,7 @@ import twofour
 from tests.compiler.small import mlp, quick
 from twofour.compiler import inductor
 from twofour.compiler.inductor import InductorModel
-from twofour.compiler.whole import WholeModel
+from twofour.compiler.whole_model import WholeModel
 from twofour.errors import CompileError, KernelError
 
 pytestmark = pytest.mark.usefixtures("no_measuring")

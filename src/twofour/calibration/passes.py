@@ -79,13 +79,13 @@ def calibrate(
         run = _Run(model, batches, need, visit, display, device, found)
         chain = found.chain
         if chain is None:
-            run.whole(weights, budget)
+            run.whole_model(weights, budget)
         else:
             owners = {weight.name: chain.owner(weight) for weight in weights}
             outside = [weight for weight in weights if owners[weight.name] is None]
-            run.whole([weight for weight in outside if weight.name in found.before], budget)
+            run.whole_model([weight for weight in outside if weight.name in found.before], budget)
             run.blocks(chain, [[w for w in weights if owners[w.name] == n] for n in range(len(chain.blocks))])
-            run.whole([weight for weight in outside if weight.name not in found.before], budget)
+            run.whole_model([weight for weight in outside if weight.name not in found.before], budget)
     return refused
 
 
@@ -106,7 +106,7 @@ class _Run:
         self.need: Need = need
         self.display, self.device, self.found = display, device, found
 
-    def whole(self, weights: Sequence[PrunableWeight], budget: int) -> None:
+    def whole_model(self, weights: Sequence[PrunableWeight], budget: int) -> None:
         """Visit weights in passes over the whole model, each as large as the budget allows."""
         for number, part in enumerate(_parts(weights, self.need, budget), 1):
             last = caller(self.model, part[-1]) if self.found.once(part) else None

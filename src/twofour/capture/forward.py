@@ -143,7 +143,7 @@ def capture(
     reasons: list[str] = []
     with (
         _ONE_AT_A_TIME,
-        _whole(model, _answers(kept or {}, convolutions or {})),
+        _kept_whole(model, _answers(kept or {}, convolutions or {})),
         without_fast_paths(),
         torch.no_grad(),
         warnings.catch_warnings(),
@@ -218,7 +218,7 @@ def _answers(
 
 
 @contextmanager
-def _whole(model: nn.Module, answers: Iterator[tuple[str, Answer]]) -> Iterator[None]:
+def _kept_whole(model: nn.Module, answers: Iterator[tuple[str, Answer]]) -> Iterator[None]:
     """Let the named modules answer so."""
     with ExitStack() as stack:
         for name, forward in answers:

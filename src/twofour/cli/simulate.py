@@ -98,4 +98,4 @@ def _row(row: Simulated) -> dict[str, object]:
     sizes = {"layer": row.layer.name, "m": row.layer.m, "n": row.layer.n, "k": row.layer.k}
     shares = {"overall": row.overall, "mapping": row.mapping, "compute": row.compute}
     traffic = dict(zip(("inputs", "weights", "outputs"), (each.values for each in row.traffic), strict=True))
-    return {**sizes, "cycles": row.cycles, "stalls": row.stalls, "whole": row.whole, **shares, "traffic": traffic}
+    return {**sizes, "cycles": row.cycles, "stalls": row.stalls, "whole": row.span, **shares, "traffic": traffic}

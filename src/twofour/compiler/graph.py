@@ -23,7 +23,7 @@ from twofour.compiler.graph_conv import kept_convs, place_convs
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.plan import Plan, with_products
 from twofour.compiler.products import most_tokens, place
-from twofour.compiler.whole import WholeModel, by_layers, hooked
+from twofour.compiler.whole_model import WholeModel, by_layers, hooked
 from twofour.errors import CompileError, cut
 from twofour.graph import JOIN_QKV, Program, arrange, fuse, lower_activations, simplify
 from twofour.measure.chooser import race
@@ -71,7 +71,7 @@ def require_graph(graph: bool | str, example: Any) -> None:
         )
 
 
-def whole(
+def capture_model(
     fast: nn.Module,
     plan: Plan,
     example: Example,

@@ -18,10 +18,10 @@ from twofour.capture import arguments
 from twofour.compiler.account import Account
 from twofour.compiler.agreement import agreement
 from twofour.compiler.build import Terms
-from twofour.compiler.graph import TIE, impossible, whole
+from twofour.compiler.graph import TIE, capture_model, impossible
 from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.plan import Plan
-from twofour.compiler.whole import all_hooks, by_layers, layers_alone, own_signature
+from twofour.compiler.whole_model import all_hooks, by_layers, layers_alone, own_signature
 from twofour.errors import cut
 from twofour.kernels.operator import inference_only
 from twofour.measure.chooser import milliseconds
@@ -43,11 +43,11 @@ def fastest_engine(
         example: That of `compile`.
         terms: What held for every layer.
         graph: True or "auto": the rewritten graph or the layers; "inductor": or Inductor around the layers.
-        original: As in `whole`.
+        original: As in `capture_model`.
     """
     example = example.copy()
     given = arguments(fast, example.args, example.kwargs)
-    found = whole(fast, plan, example, terms, original, asked=graph != "auto")
+    found = capture_model(fast, plan, example, terms, original, asked=graph != "auto")
     if graph != "inductor" or impossible(fast, given):
         return found
     account = found.account or Account("layers", "")

@@ -8,7 +8,16 @@ from twofour.criteria.learned import Learned
 from twofour.criteria.magnitude import Magnitude
 from twofour.criteria.parse import NAMES, default, parse
 from twofour.criteria.random import Random
-from twofour.criteria.solver import NO_GRADIENT, SAMPLES, Choice, Outcome, Solved, require_given, require_whole, solve
+from twofour.criteria.solver import (
+    NO_GRADIENT,
+    SAMPLES,
+    Choice,
+    Outcome,
+    Solved,
+    require_given,
+    require_unsharded,
+    solve,
+)
 from twofour.criteria.sparsegpt import SparseGPT, SparseGPTMask
 from twofour.criteria.taylor import Taylor
 
@@ -36,6 +45,6 @@ __all__ = [
     "importance",
     "parse",
     "require_given",
-    "require_whole",
+    "require_unsharded",
     "solve",
 ]

@@ -16,7 +16,7 @@ from twofour.calibration.gradients import Loss, require_function
 from twofour.criteria.base import Criterion, Layerwise, Solution
 from twofour.criteria.learned import Learned
 from twofour.errors import DataError, LayerError, PatternError, RecipeError
-from twofour.layers import PrunableWeight, is_distributed, whole
+from twofour.layers import PrunableWeight, full_tensor, is_distributed
 from twofour.patterns import Pattern
 from twofour.patterns.base import is_finite, non_finite
 from twofour.progress import Progress
@@ -132,7 +132,7 @@ def solve(
         assert isinstance(criterion, Layerwise), "others need data"
         solved.choices = [_choose(weight, pattern, criterion) for weight, pattern in weights]
         return solved
-    require_whole(weights)
+    require_unsharded(weights)
     batches = calibration.take(model, data, samples, paired=loss is not None)
     try:
         with Progress(progress) as display:
@@ -150,7 +150,7 @@ def solve(
 
 def _choose(weight: PrunableWeight, pattern: Pattern, criterion: Layerwise) -> Choice:
     """Choose the mask of one weight from its values alone."""
-    values = calibration.matrix(weight, whole(weight.parameter.detach()))
+    values = calibration.matrix(weight, full_tensor(weight.parameter.detach()))
     solution = _solve(values, weight, pattern, criterion, None)
     outcome = Outcome(weight.name, pattern.name, criterion.name, note=solution.note)
     return Choice(weight, pattern, calibration.from_matrix(weight, solution.keep), outcome)
@@ -163,7 +163,7 @@ def _solve(
     try:
         return criterion.solve(values, pattern, statistics, weight.name)
     except (PatternError, RecipeError) as error:
-        parameter = whole(weight.parameter.detach())
+        parameter = full_tensor(weight.parameter.detach())
         # Said in the weight's own coordinates where it is the weight that cannot be ranked.
         error = error if is_finite(parameter) else non_finite("the weight", parameter)
         raise error.for_layer(weight.name) from None
@@ -288,7 +288,7 @@ def require_given(criterion: Criterion, data: Any, loss: Loss | None) -> None:
         )
 
 
-def require_whole(weights: Sequence[tuple[PrunableWeight, Pattern]]) -> None:
+def require_unsharded(weights: Sequence[tuple[PrunableWeight, Pattern]]) -> None:
     """Refuse weights that are sharded over processes: their inputs cannot be summed here.
 
     Raises:

@@ -19,7 +19,7 @@ from twofour.export.card import Accuracy, card
 from twofour.export.kept import require_kept
 from twofour.export.plain import write_plain
 from twofour.files import LARGEST_LIST, making, named, read_json
-from twofour.layers import walk, whole
+from twofour.layers import full_tensor, walk
 from twofour.recipe import Recipe
 from twofour.streaming.companions import companions, copy_companions
 from twofour.streaming.prune import write_note
@@ -163,7 +163,7 @@ def _promised(model: nn.Module, written: Checkpoint) -> tuple[dict[str, str], di
             )
             continue
         patterns[stored], axes[stored] = mask.pattern.name, mask.axis.axis
-        values = whole(mask.module.get_parameter(mask.attribute).detach())
+        values = full_tensor(mask.module.get_parameter(mask.attribute).detach())
         zeros[stored] = float((values == 0).double().mean())
     return patterns, axes, zeros
 

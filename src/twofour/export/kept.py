@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from twofour import masks
 from twofour.errors import ExportError
-from twofour.layers import whole
+from twofour.layers import full_tensor
 from twofour.patterns import Pattern
 
 
@@ -40,4 +40,4 @@ def require_obeys(name: str, what: str, pattern: Pattern, values: Tensor) -> Non
 
 def dense(mask: masks.Mask) -> Tensor:
     """Return a masked weight whole and on the CPU."""
-    return whole(mask.parameter.detach()).cpu().contiguous()
+    return full_tensor(mask.parameter.detach()).cpu().contiguous()

@@ -6,7 +6,7 @@ from twofour.errors import HardwareError
 from twofour.hardware.costs import Costs, costs
 from twofour.hardware.machine import Machine, group_of
 from twofour.hardware.machines import machine as find
-from twofour.hardware.sizes import require_whole
+from twofour.hardware.sizes import require_integers
 
 
 def gemm(
@@ -41,7 +41,7 @@ def explain(
     """
     device = find(machine)
     device.peak(dtype, sparse=sparse)
-    m, n, k = require_whole("a product cannot have this size", "m tokens, n outputs, k reduction", m=m, n=n, k=k)
+    m, n, k = require_integers("a product cannot have this size", "m tokens, n outputs, k reduction", m=m, n=n, k=k)
     group = group_of(dtype)
     if sparse and k % group:
         raise HardwareError(

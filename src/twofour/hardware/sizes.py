@@ -9,7 +9,7 @@ import numpy as np
 from twofour.errors import HardwareError, cut
 
 
-def whole(size: Any, *, arrays: bool = False) -> Any:
+def integer(size: Any, *, arrays: bool = False) -> Any:
     """Return a size as int, an array of sizes as int64 where arrays are taken, or None where one is not whole from 1.
 
     int64, since products of sizes in a narrow type would wrap around.
@@ -27,13 +27,13 @@ def whole(size: Any, *, arrays: bool = False) -> Any:
     return found.astype(np.int64) if found.ndim else int(found)
 
 
-def require_whole(what: str, remedy: str, *, arrays: bool = False, **sizes: Any) -> list[Any]:
-    """Return sizes as `whole` does.
+def require_integers(what: str, remedy: str, *, arrays: bool = False, **sizes: Any) -> list[Any]:
+    """Return sizes as `integer` does.
 
     Raises:
         HardwareError: One is not a whole number from 1.
     """
-    found = [whole(size, arrays=arrays) for size in sizes.values()]
+    found = [integer(size, arrays=arrays) for size in sizes.values()]
     wrong = [
         f"{name}={cut(str(size), 40)}" for (name, size), fit in zip(sizes.items(), found, strict=True) if fit is None
     ]

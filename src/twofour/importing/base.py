@@ -131,7 +131,7 @@ def spread(values: Tensor, keep: Tensor) -> Tensor:
     return dense
 
 
-def packed_whole(dense: Tensor) -> Packed:
+def pack_integers(dense: Tensor) -> Packed:
     """Pack whole numbers (out, in) that are 2:4 as int8 without scales, by the native way, which is float32's."""
     packed = pack(dense.float(), "2:4", axis=1)
     return replace(packed, header=replace(packed.header, dtype="int8"), values=packed.values.to(torch.int8))

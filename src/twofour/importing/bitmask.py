@@ -19,7 +19,7 @@ from twofour.importing.base import (
     Source,
     Sparse,
     malformed,
-    packed_whole,
+    pack_integers,
     require_finite,
     shown,
     spread,
@@ -88,7 +88,7 @@ def _weight(source: Source, layer: str) -> Sparse | Tensor:
         return Sparse(dense, keep=keep if values.ndim == 2 else None) if paired else dense
     scale = _scale(source, layer, rows)
     if paired and values.dtype == torch.int8:
-        return Sparse(replace(packed_whole(dense), scales=scale.float().expand(rows, 1).contiguous()), keep=keep)
+        return Sparse(replace(pack_integers(dense), scales=scale.float().expand(rows, 1).contiguous()), keep=keep)
     real = (dense.float() * scale.float()).to(scale.dtype)
     require_finite(source, layer, real)
     return Sparse(real, keep=keep) if paired else real

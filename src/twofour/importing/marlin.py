@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from twofour.errors import PackingError
-from twofour.importing.base import Found, Source, Sparse, kept_of, malformed, packed_whole, shown, spread
+from twofour.importing.base import Found, Source, Sparse, kept_of, malformed, pack_integers, shown, spread
 from twofour.layers import Reduction
 from twofour.packing import LARGEST_WEIGHT, Header, Packed
 from twofour.packing.encodings import INT4
@@ -111,7 +111,7 @@ def _weight(source: Source, layer: str) -> Sparse:
         raise malformed(source, layer, f"{error.what}: {error.got}", error.wanted or "legal indices") from error
     keep = kept_of(found)
     # Packed again, since the places of kept zeros are not the canonical ones.
-    return _scaled(packed_whole(spread(found.values, keep)), _scales(source, layer, stored), keep, stored.bits)
+    return _scaled(pack_integers(spread(found.values, keep)), _scales(source, layer, stored), keep, stored.bits)
 
 
 def _stored(source: Source, layer: str) -> _Layer:

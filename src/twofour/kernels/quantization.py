@@ -127,7 +127,7 @@ def quantize_input(x: Tensor, quantization: Quantization = DYNAMIC) -> tuple[Ten
         zero = torch.full((len(x), 1), quantization.x_zero, dtype=torch.int32, device=x.device)
     else:
         scale, zero = _spread(x.float())
-    return x if x.dtype is torch.uint8 else _whole(x.float(), scale, zero, torch.uint8), scale, zero
+    return x if x.dtype is torch.uint8 else _quantize(x.float(), scale, zero, torch.uint8), scale, zero
 
 
 def quantize_output(y: Tensor, quantization: Quantization) -> Tensor:
@@ -135,7 +135,7 @@ def quantize_output(y: Tensor, quantization: Quantization) -> Tensor:
     dtype = quantization.y_dtype or y.dtype
     if dtype.is_floating_point:
         return y.to(dtype)
-    return _whole(
+    return _quantize(
         y.float(),
         torch.tensor(quantization.y_scale, dtype=torch.float32, device=y.device),
         torch.tensor(quantization.y_zero, dtype=torch.int32, device=y.device),
@@ -151,7 +151,7 @@ def _spread(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(finite, scale, float("nan")), zero
 
 
-def _whole(x: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
+def _quantize(x: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
     least, most = OUTPUTS[dtype]
     scaled = torch.maximum(torch.minimum(x * (1 / scale), (most - zero).float()), (least - zero).float())
     return (torch.where(scaled.isnan(), (least - zero).float(), scaled).round() + zero).to(dtype)

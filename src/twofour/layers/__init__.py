@@ -25,7 +25,7 @@ from twofour.layers.globs import (
 from twofour.layers.kinds import KINDS, SUPPORTED, Feed, Kind, is_hugging_face_conv1d, kind_of
 from twofour.layers.obstacles import obstacle
 from twofour.layers.reasons import DTYPES, dtype_reason, way_out
-from twofour.layers.sharded import is_distributed, local, placed, whole
+from twofour.layers.sharded import full_tensor, is_distributed, local, placed
 from twofour.layers.walk import Skipped, Walk, reduction_axes, walk
 from twofour.layers.weight import PrunableWeight
 
@@ -50,6 +50,7 @@ __all__ = [
     "describe_attached",
     "describe_schemes",
     "dtype_reason",
+    "full_tensor",
     "is_distributed",
     "is_hugging_face_conv1d",
     "is_masked",
@@ -69,5 +70,4 @@ __all__ = [
     "take_off",
     "walk",
     "way_out",
-    "whole",
 ]

@@ -17,7 +17,7 @@ def is_distributed(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Return all values of a tensor; for a sharded one (DTensor) every process must call this together."""
     return cast(Any, tensor).full_tensor() if is_distributed(tensor) else tensor
 
@@ -29,7 +29,7 @@ def placed(tensor: Tensor, like: Tensor) -> Tensor:
     together.
     """
     if not is_distributed(like):
-        return whole(tensor)
+        return full_tensor(tensor)
     from torch.distributed.tensor import DTensor, Replicate
 
     wanted = cast(Any, like)
@@ -37,7 +37,7 @@ def placed(tensor: Tensor, like: Tensor) -> Tensor:
     if is_distributed(tensor):
         if cast(Any, tensor).device_mesh == mesh:
             return cast(Any, tensor).redistribute(mesh, wanted.placements)
-        tensor = whole(tensor)
+        tensor = full_tensor(tensor)
     replicated = DTensor.from_local(tensor.to(mesh.device_type), mesh, [Replicate()] * mesh.ndim, run_check=False)
     part = replicated.redistribute(mesh, wanted.placements).to_local()
     # A part that is a view would hold on to the whole.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour.errors import MaskError, PatternError
-from twofour.layers import PrunableWeight, is_distributed, local, nearest, parse_globs, walk, whole
+from twofour.layers import PrunableWeight, full_tensor, is_distributed, local, nearest, parse_globs, walk
 from twofour.masks.mask import Mask, attach_all, of
 from twofour.patterns import Pattern, parse
 
@@ -162,7 +162,7 @@ def _candidates(
 
 
 def _derive_one(prunable: PrunableWeight, pattern: Pattern) -> Tensor:
-    weight = prunable.reduction_last(whole(prunable.parameter.detach()))
+    weight = prunable.reduction_last(full_tensor(prunable.parameter.detach()))
     found = pattern.check(weight)
     if not found.ok:
         raise MaskError(

@@ -7,7 +7,7 @@ import logging
 from torch import Tensor
 
 from twofour.errors import PatternError
-from twofour.layers import local, placed, whole
+from twofour.layers import full_tensor, local, placed
 from twofour.masks.rule import Rule, fill_pruned, keeps
 
 _log = logging.getLogger("twofour.masks")
@@ -22,8 +22,8 @@ def reconcile(rule: Rule, parameter: Tensor) -> None:
     Raises:
         PatternError: Other zeros came with NaN or infinity among the values.
     """
-    keep, weight = rule.on(parameter), whole(parameter)
-    if keeps(weight, whole(keep)):
+    keep, weight = rule.on(parameter), full_tensor(parameter)
+    if keeps(weight, full_tensor(keep)):
         return
     if rule.pattern.check(rule.axis.last(weight)).ok:
         _adopt(rule, keep, weight)

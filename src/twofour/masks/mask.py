@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour.errors import MaskError, PatternError
-from twofour.layers import PrunableWeight, Reduction, is_distributed, local, placed, require_module, whole
+from twofour.layers import PrunableWeight, Reduction, full_tensor, is_distributed, local, placed, require_module
 from twofour.masks import hooks
 from twofour.masks import rule as rules
 from twofour.masks.link import Changes, links_of
@@ -44,7 +44,7 @@ class Mask:
     @property
     def density(self) -> float:
         """Fraction of values that are kept; of a sharded mask every process must ask together."""
-        return whole(self.keep.sum()).item() / max(self.keep.numel(), 1)
+        return full_tensor(self.keep.sum()).item() / max(self.keep.numel(), 1)
 
     @property
     def parameter(self) -> Tensor:
@@ -149,7 +149,7 @@ def _require_fit(prunable: PrunableWeight, keep: Tensor, pattern: Pattern) -> No
             remedy="move the mask with keep.to(weight.device)",
         )
     try:
-        conformity = pattern.check(prunable.reduction_last(whole(keep)).to(torch.uint8))
+        conformity = pattern.check(prunable.reduction_last(full_tensor(keep)).to(torch.uint8))
     except PatternError as error:
         raise MaskError(error.what, got=error.got, wanted=error.wanted, remedy=error.remedy) from error
     if not conformity.ok:

@@ -111,19 +111,19 @@ class Cache:
     def _known(self, key: str, names: Sequence[str]) -> Mapping[str, float] | None:
         """Return the known seconds of all these kernels, None where one is missing or a second look is due."""
 
-        def whole(seconds: Mapping[str, float]) -> bool:
+        def complete(seconds: Mapping[str, float]) -> bool:
             return all(name in seconds for name in names)
 
-        if key in self._new and whole(self._new[key].seconds):
+        if key in self._new and complete(self._new[key].seconds):
             return self._new[key].seconds
         here, alike = self._machines
-        if here is not None and whole(times := here.seconds.get(key, {})):
+        if here is not None and complete(times := here.seconds.get(key, {})):
             return self._from(here, key, times)
         kept = None if self._fresh else self._kept.get(key)
-        if kept is not None and kept.settled and whole(kept.seconds):
+        if kept is not None and kept.settled and complete(kept.seconds):
             self._used[key] = kept.seconds
             return kept.seconds
-        found = next((one for one in alike if whole(one.seconds.get(key, {}))), None)
+        found = next((one for one in alike if complete(one.seconds.get(key, {}))), None)
         return None if found is None else self._from(found, key, found.seconds[key])
 
     def carries(self, key: str, names: Sequence[str]) -> bool:

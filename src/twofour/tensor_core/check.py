@@ -44,7 +44,7 @@ def variants(row: Instruction) -> Iterator[Variant]:
     yield from ({**plain, "accumulator": name} for name in row.accumulators[1:])
     yield from ({**plain, "b": kind.name} for kind in row.partners if kind != row.a)
     yield from ({**plain, "selector": selector} for selector in range(1, row.selectors))
-    if row.a.whole:
+    if row.a.integer:
         yield {**plain, "saturate": True}
     if row.family == "mma.sp":
         yield {**plain, "ordered": True}
@@ -60,7 +60,7 @@ def operands(row: Instruction, variant: Variant, seed: int = 0) -> tuple[Tensor,
     partner = next(kind for kind in row.partners if kind.name == variant["b"])
     stored = row.a.from_raw(row.a.raw(operand.values).view(BLOCKS, row.m, -1))
     b = _small(partner, (BLOCKS, row.k, variant["n"]), generator)
-    high = 2**31 - 1 if row.a.whole else 64
+    high = 2**31 - 1 if row.a.integer else 64
     c = torch.randint(-high, high, (BLOCKS, row.m, variant["n"]), generator=generator, device="cpu")
     c[..., 0] = high
     metadata = metadata_registers(row, operand.codes.view(BLOCKS, row.m, -1), variant["selector"])

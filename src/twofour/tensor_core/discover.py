@@ -60,4 +60,4 @@ def expected_slots(row: Instruction, selector: int) -> Tensor:
 
 
 def _dtype(row: Instruction) -> torch.dtype:
-    return torch.int32 if row.a.whole else torch.float32
+    return torch.int32 if row.a.integer else torch.float32

@@ -26,7 +26,7 @@ class Element:
         chunk: Dense values of a row that one code describes.
         unit: Neighbours that are kept or dropped together: 2 for 4-bit types, else 1.
         dtype: What tensors hold the values in; 4-bit types take a byte each, tf32 a float32.
-        whole: Whether values are whole numbers.
+        integer: Whether values are whole numbers.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Element:
     chunk: int
     unit: int
     dtype: torch.dtype
-    whole: bool = False
+    integer: bool = False
 
     @property
     def kept(self) -> int:
@@ -73,7 +73,7 @@ class Element:
         if self.name == "tf32":
             bits = bits & ~0x1FFF
         values = self.from_raw(bits)
-        return values.to(torch.int64) if self.whole else values.to(torch.float64)
+        return values.to(torch.int64) if self.integer else values.to(torch.float64)
 
 
 ELEMENTS = {
@@ -82,10 +82,10 @@ ELEMENTS = {
         Element("f16", 16, 4, 1, torch.float16),
         Element("bf16", 16, 4, 1, torch.bfloat16),
         Element("tf32", 32, 2, 1, torch.float32),
-        Element("s8", 8, 4, 1, torch.int8, whole=True),
-        Element("u8", 8, 4, 1, torch.uint8, whole=True),
-        Element("s4", 4, 8, 2, torch.int8, whole=True),
-        Element("u4", 4, 8, 2, torch.uint8, whole=True),
+        Element("s8", 8, 4, 1, torch.int8, integer=True),
+        Element("u8", 8, 4, 1, torch.uint8, integer=True),
+        Element("s4", 4, 8, 2, torch.int8, integer=True),
+        Element("u4", 4, 8, 2, torch.uint8, integer=True),
         Element("e4m3", 8, 4, 1, torch.float8_e4m3fn),
         Element("e5m2", 8, 4, 1, torch.float8_e5m2),
     )

@@ -65,7 +65,7 @@ class Instruction:
         """Columns N of B and D that it may have (9.7.15.2 "Shape" for wgmma)."""
         if self.family == "mma.sp":
             return (8,)
-        return (8, 16, 24, *range(32, 257, 16)) if self.a.whole else tuple(range(8, 257, 8))
+        return (8, 16, 24, *range(32, 257, 16)) if self.a.integer else tuple(range(8, 257, 8))
 
     @property
     def selectors(self) -> int:
@@ -108,7 +108,7 @@ def _row(
 ) -> Instruction:
     kind = ELEMENTS[a]
     partners = {"8w": ("s8", "u8"), "4w": ("s4", "u4"), "8": ("e4m3", "e5m2")}
-    whole = f"{kind.bits}{'w' if kind.whole else ''}"
+    whole = f"{kind.bits}{'w' if kind.integer else ''}"
     halves = a == "f16" or (family == "wgmma.sp" and a in ("e4m3", "e5m2"))
     return Instruction(
         family,
@@ -116,7 +116,7 @@ def _row(
         k,
         kind,
         tuple(ELEMENTS[name] for name in partners.get(whole, (a,))),
-        ("s32",) if kind.whole else ("f32", "f16") if halves else ("f32",),
+        ("s32",) if kind.integer else ("f32", "f16") if halves else ("f32",),
         holders,
         2 if kind.bits >= 16 else 1,
         arch,

@@ -214,7 +214,7 @@ def _codes(kind: Element) -> Tensor:
 
 def _nonzero(dense: Tensor, kind: Element) -> Tensor:
     """What is not zero, -0.0 being zero; torch compares no 8-bit floats."""
-    return dense.view(torch.uint8) & 0x7F != 0 if kind.bits == 8 and not kind.whole else dense != 0
+    return dense.view(torch.uint8) & 0x7F != 0 if kind.bits == 8 and not kind.integer else dense != 0
 
 
 def _pattern(kind: Element) -> str:

@@ -139,7 +139,7 @@ def _shared(row: Instruction, opcode: str, count: dict[str, int], n: int, select
     if shared_a:
         lines += [f".shared .align 128 .b32 tile_a[{a_words}];", _copy("a", a_words), _descriptor("a", row.m, 5)]
         a = "%q5"
-    floats = "" if row.a.whole else ", 1, 1"
+    floats = "" if row.a.integer else ", 1, 1"
     if row.a.bits == 16:
         floats += ", 0, 0" if shared_a else ", 0"
     return [

@@ -13,7 +13,7 @@ from torch import nn
 
 from twofour import calls, masks
 from twofour.errors import MaskError, TrainingError, cut
-from twofour.layers import whole
+from twofour.layers import full_tensor
 from twofour.progress import Progress
 from twofour.training import batches, randomness
 from twofour.training.plan import Plan, empty_loader
@@ -152,8 +152,8 @@ def evaluate(model: nn.Module, plan: Plan, epoch: int) -> Evaluation | None:
 def assert_masks_hold(model: nn.Module, epoch: int) -> None:
     """Raise MaskError unless every pruned entry of every masked weight is zero."""
     for name, mask in masks.of(model).items():
-        weight = whole(mask.parameter.detach())
-        revived = int((weight[~whole(mask.keep)] != 0).sum())
+        weight = full_tensor(mask.parameter.detach())
+        revived = int((weight[~full_tensor(mask.keep)] != 0).sum())
         if revived:
             raise MaskError(
                 f"pruned weights are no longer zero after epoch {epoch + 1}",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from twofour import layers, masks
 from twofour.checker.weights import KINDS, Expectation, Skipped, Weight, unaligned
 from twofour.compiler import CompiledConv, CompiledLinear
-from twofour.layers import PrunableWeight, Reduction, whole
+from twofour.layers import PrunableWeight, Reduction, full_tensor
 from twofour.masks import Mask
 from twofour.packing import Packed
 from twofour.patterns import Pattern, parse
@@ -52,7 +52,7 @@ def _plain(weight: PrunableWeight, promise: Pattern | None) -> Weight:
         weight.kind,
         tuple(weight.parameter.shape),
         weight.axis,
-        lambda: whole(weight.parameter.detach()),
+        lambda: full_tensor(weight.parameter.detach()),
         promise,
         by="expect" if promise else None,
     )
@@ -68,9 +68,9 @@ def _masked(name: str, kind: str | None, mask: Mask, promise: Pattern | None) ->
         kind or KINDS[weight.ndim],
         tuple(weight.shape),
         mask.axis,
-        lambda: whole(weight.detach()),
+        lambda: full_tensor(weight.detach()),
         promise or mask.pattern,
-        lambda: whole(mask.keep),
+        lambda: full_tensor(mask.keep),
         by="expect" if promise else "mask",
     )
 

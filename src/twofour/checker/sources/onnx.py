@@ -228,7 +228,7 @@ def _use(node: Any, operand: Operand, way: Way, scope: Scope) -> _Use | str:
     point = scope.constant(zero) if zero else None
     if zero and point is None:
         return f"its zero point `{zero}` is computed at run time"
-    if point is not None and way.constant.is_whole and point.kind != way.constant.kind:
+    if point is not None and way.constant.is_integer and point.kind != way.constant.kind:
         return f"its zero point is {point.kind}, the weight {way.constant.kind}"
     parts = Reduction(way.order[axis.axis], axis.parts)
     return _Use(
@@ -252,7 +252,7 @@ def _weight(name: str, use: _Use, promises: Expectation, expectation: Expectatio
 def _values(use: _Use) -> Tensor:
     """Return a constant's values, whole numbers less their zero point."""
     values = use.way.constant.read()
-    if use.zero is None or not use.way.constant.is_whole:
+    if use.zero is None or not use.way.constant.is_integer:
         return values
     zero = use.zero.read().to(torch.int16)
     if not zero.any():

@@ -76,10 +76,10 @@ class Initializer:
     @property
     def is_weight(self) -> bool:
         """Whether its type is one that weights have."""
-        return self.kind in _FLOATS or self.is_whole
+        return self.kind in _FLOATS or self.is_integer
 
     @property
-    def is_whole(self) -> bool:
+    def is_integer(self) -> bool:
         """Whether it holds whole numbers of 8 or 4 bits."""
         return self.kind in _WHOLE or self.kind in _HALVES
 
@@ -345,7 +345,7 @@ def _way(constant: Initializer, steps: Sequence[Any]) -> Way | str:
             if not isinstance(turned, list) or sorted(turned) != list(range(len(order))):
                 return f"its Transpose has perm {turned}, which does not fit shape {constant.shape}"
             order = [order[axis] for axis in turned]
-        elif node.op_type == "DequantizeLinear" and constant.is_whole:
+        elif node.op_type == "DequantizeLinear" and constant.is_integer:
             given = attributes_of(node)
             axis, block = given.get("axis", 1), given.get("block_size", 0)
             if type(axis) is not int or type(block) is not int:

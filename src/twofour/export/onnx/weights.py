@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from twofour import masks
 from twofour.export.kept import dense, require_obeys
-from twofour.layers import Reduction, whole
+from twofour.layers import Reduction, full_tensor
 from twofour.patterns import Pattern
 
 TRANSPOSED = ".T"
@@ -82,7 +82,11 @@ def _weight(name: str, value: Any, mask: masks.Mask, turned: bool) -> SparseWeig
 def _is_scaled(value: Any, mask: masks.Mask) -> bool:
     """Whether a constant is the weight with other values at its places, as where a normalisation was folded into it."""
     held, keep = value.const_value, mask.keep
-    return held is not None and tuple(held.shape) == tuple(keep.shape) and not held.numpy()[~whole(keep).numpy()].any()
+    return (
+        held is not None
+        and tuple(held.shape) == tuple(keep.shape)
+        and not held.numpy()[~full_tensor(keep).numpy()].any()
+    )
 
 
 def require_legal(graph: Any, weights: list[SparseWeight]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from twofour.errors import HardwareError
-from twofour.hardware.sizes import require_whole, whole
+from twofour.hardware.sizes import integer, require_integers
 from twofour.hardware.systolic.array import SystolicArray
 
 
@@ -67,12 +67,12 @@ def utilisation(array: SystolicArray, m: Any, n: Any, k: Any, kept: int | None =
 def _sizes(m: Any, n: Any, k: Any, kept: Any, group: Any) -> tuple[Any, Any, Any]:
     """Return m, n and the reduction that is kept."""
     if not (type(m) is type(n) is type(k) is int and m > 0 and n > 0 and k > 0):  # a microsecond where all is well
-        m, n, k = require_whole(
+        m, n, k = require_integers(
             "a product cannot have this size", "m rows, n columns, k reduction", arrays=True, m=m, n=n, k=k
         )
     if kept is None and group is None:
         return m, n, k
-    most, size = whole(kept), whole(group)
+    most, size = integer(kept), integer(group)
     if most is None or size is None or most > size:
         raise HardwareError(
             "the weight cannot be sparse in this way",

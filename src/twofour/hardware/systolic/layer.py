@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twofour.errors import HardwareError
-from twofour.hardware.sizes import whole
+from twofour.hardware.sizes import integer
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Layer:
 
     def __post_init__(self) -> None:
         sizes = ("height", "width", "filter_height", "filter_width", "channels", "filters", "stride", "kept", "group")
-        wrong = [f"{size}={getattr(self, size)}" for size in sizes if whole(getattr(self, size)) is None]
+        wrong = [f"{size}={getattr(self, size)}" for size in sizes if integer(getattr(self, size)) is None]
         if not wrong and (self.filter_height > self.height or self.filter_width > self.width):
             wrong.append(f"a {self.filter_height} x {self.filter_width} window on a {self.height} x {self.width} input")
         if not wrong and self.kept > self.group:
@@ -53,7 +53,7 @@ class Layer:
         Raises:
             HardwareError: A size is not a whole number from 1, or N is above M.
         """
-        if wrong := [f"{size}={value}" for size, value in (("M", m), ("N", n), ("K", k)) if whole(value) is None]:
+        if wrong := [f"{size}={value}" for size, value in (("M", m), ("N", n), ("K", k)) if integer(value) is None]:
             raise _impossible(name, wrong)
         return cls(name, m, k, 1, k, 1, n, 1, kept, group)
 

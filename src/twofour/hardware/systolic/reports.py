@@ -64,7 +64,7 @@ def _compute_head() -> str:
 
 
 def _compute(row: Simulated) -> list[Number]:
-    return [row.whole, row.cycles, row.stalls, row.overall, row.mapping, row.compute]
+    return [row.span, row.cycles, row.stalls, row.overall, row.mapping, row.compute]
 
 
 def _bandwidth_head(settings: Settings) -> str:

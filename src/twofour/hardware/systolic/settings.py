@@ -67,16 +67,16 @@ class _Reader:
     parser: configparser.ConfigParser
 
     def settings(self) -> Settings:
-        block = self.whole("sparsity", "BlockSize", 4) if self.flag("sparsity", "OptimizedMapping") else None
+        block = self.integer("sparsity", "BlockSize", 4) if self.flag("sparsity", "OptimizedMapping") else None
         sparse = self.flag("sparsity", "SparsitySupport")
         representation = self.word("sparsity", "SparseRep", "ellpack_block").lower()
         if sparse and representation not in REPRESENTATIONS:
             raise _wrong(self.path, f"SparseRep: {representation}", f"one of {', '.join(REPRESENTATIONS)}")
         place = "architecture_presets"
-        rows, columns = (self.whole(place, key) for key in ("ArrayHeight", "ArrayWidth"))
+        rows, columns = (self.integer(place, key) for key in ("ArrayHeight", "ArrayWidth"))
         array = SystolicArray(rows, columns, self.word(place, "Dataflow").lower())
-        sizes = tuple(self.whole(place, f"{kind}SramSzkB") for kind in ("Ifmap", "Filter", "Ofmap"))
-        offsets = tuple(self.whole(place, f"{kind}Offset", least=0) for kind in ("Ifmap", "Filter", "Ofmap"))
+        sizes = tuple(self.integer(place, f"{kind}SramSzkB") for kind in ("Ifmap", "Filter", "Ofmap"))
+        offsets = tuple(self.integer(place, f"{kind}Offset", least=0) for kind in ("Ifmap", "Filter", "Ofmap"))
         found = Settings(
             name=self.word("general", "run_name"),
             array=array,
@@ -85,7 +85,7 @@ class _Reader:
             bandwidth=self.bandwidth(),
             representation=representation if sparse else None,
             block=block if sparse else None,
-            seed=self.whole("sparsity", "RandomNumberGeneratorSeed", 40, least=0),
+            seed=self.integer("sparsity", "RandomNumberGeneratorSeed", 40, least=0),
         )
         self.check(found)
         return found
@@ -111,7 +111,7 @@ class _Reader:
             raise _wrong(
                 self.path, "a custom layout with InterfaceBandwidth: USER", "no layout: banks are not modelled"
             )
-        reads = [self.whole("layout", f"{kind}SRAMBankBandwidth", 10) for kind in ("Ifmap", "Filter")]
+        reads = [self.integer("layout", f"{kind}SRAMBankBandwidth", 10) for kind in ("Ifmap", "Filter")]
         given = self.word("architecture_presets", "Bandwidth").split(",")[0].strip()
         if not re.fullmatch("[0-9]{1,9}", given) or int(given) < 1:
             raise _wrong(self.path, f"Bandwidth: {cut(given, 40)}", "values a cycle, from 1")
@@ -123,7 +123,7 @@ class _Reader:
             raise _wrong(self.path, f"no {key} in [{section}]", f"{key} : a value")
         return found.strip()
 
-    def whole(self, section: str, key: str, default: int | None = None, least: int = 1) -> int:
+    def integer(self, section: str, key: str, default: int | None = None, least: int = 1) -> int:
         found = self.word(section, key, None if default is None else str(default))
         if not re.fullmatch("[0-9]{1,9}", found) or int(found) < least:
             raise _wrong(self.path, f"{key}: {cut(found, 40)}", f"a whole number from {least}, of nine digits at most")

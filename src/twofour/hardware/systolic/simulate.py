@@ -66,7 +66,7 @@ class Simulated:
     storage: Storage | None
 
     @property
-    def whole(self) -> int:
+    def span(self) -> int:
         """Cycles from the first fetch to the last write."""
         return self.traffic[2].stop - min(self.traffic[0].start, self.traffic[1].start)
 

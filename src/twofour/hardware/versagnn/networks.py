@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import HardwareError
-from twofour.hardware.sizes import require_whole
+from twofour.hardware.sizes import require_integers
 from twofour.hardware.systolic.stepped import step
 from twofour.hardware.versagnn.engine import Engine
 from twofour.hardware.versagnn.sparse import Sparse
@@ -73,7 +73,9 @@ def neighbours(nodes: int, edges: Any) -> tuple[NDArray[np.int64], NDArray[np.in
     Raises:
         HardwareError: There is no node, the edges are not pairs of whole numbers, or one leads outside of the nodes.
     """
-    (nodes,) = require_whole("a graph cannot have so many nodes", "count every node, also those without", nodes=nodes)
+    (nodes,) = require_integers(
+        "a graph cannot have so many nodes", "count every node, also those without", nodes=nodes
+    )
     source, target = _pairs(edges)
     if len(source) and (min(source.min(), target.min()) < 0 or max(source.max(), target.max()) >= nodes):
         raise HardwareError(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import HardwareError
-from twofour.hardware.sizes import require_whole
+from twofour.hardware.sizes import require_integers
 
 Matrix = NDArray[Any]
 
@@ -54,7 +54,7 @@ def padded(m: int, n: int, k: int, levels: int) -> tuple[int, int, int]:
         HardwareError: A size is impossible, or the levels are negative or more than `MOST_LEVELS` and than it takes to
             halve the smallest size to one: zeros would fill all beyond.
     """
-    m, n, k = require_whole("a product cannot have this size", "m rows, n columns, k reduction", m=m, n=n, k=k)
+    m, n, k = require_integers("a product cannot have this size", "m rows, n columns, k reduction", m=m, n=n, k=k)
     most = max(MOST_LEVELS, (min(m, n, k) - 1).bit_length())
     if not isinstance(levels, (int, np.integer)) or isinstance(levels, bool) or not 0 <= levels <= most:
         raise HardwareError(

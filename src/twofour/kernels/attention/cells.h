@@ -4,7 +4,7 @@
 
 #include "attention.h"
 #include "native/vector_exp.h"
-#include "native/whole.h"
+#include "native/integers.h"
 
 namespace {
 

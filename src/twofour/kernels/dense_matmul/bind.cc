@@ -3,7 +3,7 @@
 #include "kernels/nm_matmul/product_operands.h"
 #include "native/binding.h"
 #include "native/scratch.h"
-#include "native/whole.h"
+#include "native/integers.h"
 
 namespace nb = nanobind;
 

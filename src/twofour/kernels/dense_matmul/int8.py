@@ -73,10 +73,10 @@ class OneDnnInt8Matmul(Kernel):
         scales, zeros, kept = weight.scales, weight.zeros, weight.quantization  # pyright: ignore[reportAttributeAccessIssue]
         lost = None
         try:
-            whole, scale, zero = _whole(x, kept if problem.quantization.dynamic else problem.quantization)
+            whole, scale, zero = _quantize(x, kept if problem.quantization.dynamic else problem.quantization)
         except _NoRangeError:
             x, lost = _without_unbounded(x)
-            whole, scale, zero = _whole(x, DYNAMIC)
+            whole, scale, zero = _quantize(x, DYNAMIC)
         answer = problem.quantization.output(x)
         held = answer if answer.is_floating_point else torch.float32
         y = torch.ops.onednn.qlinear_pointwise(
@@ -87,7 +87,7 @@ class OneDnnInt8Matmul(Kernel):
         return y if held == answer else quantize_output(y, problem.quantization)
 
 
-def _whole(x: Tensor, quantization: Quantization) -> tuple[Tensor, float, int]:
+def _quantize(x: Tensor, quantization: Quantization) -> tuple[Tensor, float, int]:
     """Return x as uint8, its scale and its zero point, by torch's own quantisation where the range is found here."""
     if quantization.x_scale is not None:
         scale, zero = quantization.x_scale, quantization.x_zero

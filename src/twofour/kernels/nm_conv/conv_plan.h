@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "native/compiler.h"
-#include "native/whole.h"
+#include "native/integers.h"
 #include "nm_conv.h"
 
 namespace {

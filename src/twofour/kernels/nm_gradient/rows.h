@@ -9,7 +9,7 @@
 #include "groups.h"
 #include "kernels/nm_matmul/bf16/bf16_layout.h"
 #include "kernels/nm_matmul/f32/f32_layout.h"
-#include "native/whole.h"
+#include "native/integers.h"
 #include "tasks.h"
 
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "native/whole.h"
+#include "native/integers.h"
 #include "nm_gradient.h"
 
 namespace {

@@ -8,7 +8,7 @@
 #include "native/binding.h"
 #include "native/parallel.h"
 #include "native/scratch.h"
-#include "native/whole.h"
+#include "native/integers.h"
 #include "nm_matmul.h"
 #include "packed_weight.h"
 #include "product_operands.h"

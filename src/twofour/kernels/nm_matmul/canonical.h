@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "native/whole.h"
+#include "native/integers.h"
 
 namespace {
 

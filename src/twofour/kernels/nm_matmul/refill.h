@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "kernels/nm_matmul/layout.h"
-#include "native/whole.h"
+#include "native/integers.h"
 
 namespace {
 

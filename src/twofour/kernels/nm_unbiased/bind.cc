@@ -2,7 +2,7 @@
 #include "kernels/nm_matmul/packed_weight.h"
 #include "native/binding.h"
 #include "native/parallel.h"
-#include "native/whole.h"
+#include "native/integers.h"
 #include "nm_unbiased.h"
 
 namespace nb = nanobind;

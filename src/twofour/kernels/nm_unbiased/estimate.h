@@ -10,7 +10,7 @@
 #include "kernels/nm_matmul/bf16/bf16_layout.h"
 #include "kernels/nm_matmul/f32/f32_layout.h"
 #include "native/compiler.h"
-#include "native/whole.h"
+#include "native/integers.h"
 #include "nm_unbiased.h"
 
 namespace {

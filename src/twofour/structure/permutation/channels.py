@@ -66,7 +66,7 @@ def permute(
         PatternError: A weight holds NaN or infinity, or its groups do not divide it.
     """
     _require_plan(plan, scores)
-    require_whole(plan)
+    require_unsharded(plan)
     remedy = "call the model on it yourself: an example is what one forward pass takes"
     with calls.explaining(PermutationError, "the example", wanted=calls.FORMS, remedy=remedy):
         arguments = calls.Example.of(example)
@@ -191,7 +191,7 @@ def _trace(
         ) from error
 
 
-def require_whole(plan: Sequence[tuple[PrunableWeight, Pattern]]) -> None:
+def require_unsharded(plan: Sequence[tuple[PrunableWeight, Pattern]]) -> None:
     """Refuse weights that are sharded over processes, whose channels do not lie here.
 
     Raises:

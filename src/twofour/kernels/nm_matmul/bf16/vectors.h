@@ -9,7 +9,7 @@
 #include "kernels/nm_matmul/nm_matmul.h"
 #include "native/compiler.h"
 #include "native/team.h"
-#include "native/whole.h"
+#include "native/integers.h"
 
 namespace {
 

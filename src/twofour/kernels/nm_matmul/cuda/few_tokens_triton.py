@@ -35,7 +35,7 @@ def _places(first, second, code):
 
 
 @triton.jit
-def _whole(nibble, scale, zero, DTYPE: tl.constexpr):
+def _dequantize(nibble, scale, zero, DTYPE: tl.constexpr):
     """Return scale * (q - zero) rounded to DTYPE, as bits; `nibble` holds q in its lowest four bits."""
     signed = (nibble & 15) - ((nibble & 8) << 1)
     return ((signed.to(tl.float32) - zero) * scale).to(DTYPE).to(tl.int16, bitcast=True)
@@ -104,7 +104,7 @@ def _weights(
         if ZEROS:
             zero = tl.load(zeros + run).to(tl.float32)[:, :, None]
         whole = both.to(tl.int32)
-        first, second = _whole(whole, scale, zero, DTYPE), _whole(whole >> 4, scale, zero, DTYPE)
+        first, second = _dequantize(whole, scale, zero, DTYPE), _dequantize(whole >> 4, scale, zero, DTYPE)
     p0, p1, p2, p3 = _places(first, second, code)
     flat: tl.constexpr = (held.shape[0], word.shape[0] * 8)
     w0 = _operand(tl.reshape(p0, flat), DTYPE, INTERPRETED)

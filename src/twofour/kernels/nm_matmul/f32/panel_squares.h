@@ -11,7 +11,7 @@
 #include "kernels/epilogue_math.h"
 #include "kernels/nm_matmul/nm_matmul.h"
 #include "native/compiler.h"
-#include "native/whole.h"
+#include "native/integers.h"
 
 namespace {
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "native/team.h"
-#include "native/whole.h"
+#include "native/integers.h"
 #include "panel_squares.h"
 
 namespace {

@@ -12,7 +12,7 @@
 #include "int8_layout.h"
 #include "native/compiler.h"
 #include "native/team.h"
-#include "native/whole.h"
+#include "native/integers.h"
 #include "quantize.h"
 
 namespace {
