@@ -1,5 +1,5 @@
 // Eight float32 values in AVX2 with FMA: what every kernel with float sums needs; a kernel's own vector type adds to it.
-// `load` and `store` want 32-byte alignment. Internal linkage: for instruction-set objects only.
+// `load_aligned` and `store_aligned` want 32-byte alignment. Internal linkage: for instruction-set objects only.
 #pragma once
 
 #include <immintrin.h>
@@ -20,16 +20,16 @@ struct Lanes {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   }
   static reg zero() { return _mm256_setzero_ps(); }
-  static reg load(const float* p) { return _mm256_load_ps(p); }
+  static reg load_aligned(const float* p) { return _mm256_load_ps(p); }
   // A load that stays one: without the barrier gcc folds it into each multiply-add that uses it, loading twice.
   static reg load_shared(const float* p) {
-    reg v = load(p);
+    reg v = load_aligned(p);
     asm("" : "+x"(v));
     return v;
   }
   static reg load_unaligned(const float* p) { return _mm256_loadu_ps(p); }
   static reg load_partial(const float* p, int64_t count) { return _mm256_maskload_ps(p, mask(count)); }
-  static void store(float* p, reg v) { _mm256_store_ps(p, v); }
+  static void store_aligned(float* p, reg v) { _mm256_store_ps(p, v); }
   static void store_unaligned(float* p, reg v) { _mm256_storeu_ps(p, v); }
   static void store_partial(float* p, reg v, int64_t count) { _mm256_maskstore_ps(p, mask(count), v); }
   static reg broadcast(const float* p) { return _mm256_broadcast_ss(p); }

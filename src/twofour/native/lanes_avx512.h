@@ -1,5 +1,5 @@
 // Sixteen float32 values in AVX-512: what every kernel with float sums needs; a kernel's own vector type adds to it.
-// `load` and `store` want 64-byte alignment. Internal linkage: for instruction-set objects only.
+// `load_aligned` and `store_aligned` want 64-byte alignment. Internal linkage: for instruction-set objects only.
 #pragma once
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -21,16 +21,16 @@ struct Lanes {
 
   static __mmask16 mask(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }
   static reg zero() { return _mm512_setzero_ps(); }
-  static reg load(const float* p) { return _mm512_load_ps(p); }
+  static reg load_aligned(const float* p) { return _mm512_load_ps(p); }
   // A load that stays one: without the barrier gcc folds it into each multiply-add that uses it, loading twice.
   static reg load_shared(const float* p) {
-    reg v = load(p);
+    reg v = load_aligned(p);
     asm("" : "+v"(v));
     return v;
   }
   static reg load_unaligned(const float* p) { return _mm512_loadu_ps(p); }
   static reg load_partial(const float* p, int64_t count) { return _mm512_maskz_loadu_ps(mask(count), p); }
-  static void store(float* p, reg v) { _mm512_store_ps(p, v); }
+  static void store_aligned(float* p, reg v) { _mm512_store_ps(p, v); }
   static void store_unaligned(float* p, reg v) { _mm512_storeu_ps(p, v); }
   static void store_partial(float* p, reg v, int64_t count) { _mm512_mask_storeu_ps(p, mask(count), v); }
   static reg broadcast(const float* p) { return _mm512_set1_ps(*p); }

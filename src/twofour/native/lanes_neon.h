@@ -17,7 +17,7 @@ struct Lanes {
   static constexpr int width = 4;
 
   static reg zero() { return vdupq_n_f32(0); }
-  static reg load(const float* p) { return vld1q_f32(p); }
+  static reg load_aligned(const float* p) { return vld1q_f32(p); }
   static reg load_shared(const float* p) { return vld1q_f32(p); }
   static reg load_unaligned(const float* p) { return vld1q_f32(p); }
   static reg load_partial(const float* p, int64_t count) {
@@ -25,7 +25,7 @@ struct Lanes {
     for (int64_t i = 0; i < 4 && i < count; i++) some[i] = p[i];
     return vld1q_f32(some);
   }
-  static void store(float* p, reg v) { vst1q_f32(p, v); }
+  static void store_aligned(float* p, reg v) { vst1q_f32(p, v); }
   static void store_unaligned(float* p, reg v) { vst1q_f32(p, v); }
   static void store_partial(float* p, reg v, int64_t count) {
     float all[4];

@@ -15,7 +15,7 @@ struct Lanes {
   static constexpr int width = 4;
 
   static reg zero() { return reg{0, 0, 0, 0}; }
-  static reg load(const float* p) { return load_unaligned(p); }
+  static reg load_aligned(const float* p) { return load_unaligned(p); }
   static reg load_shared(const float* p) { return load_unaligned(p); }
   static reg load_unaligned(const float* p) {
     reg v;
@@ -27,7 +27,7 @@ struct Lanes {
     for (int64_t i = 0; i < count; i++) v[i] = p[i];
     return v;
   }
-  static void store(float* p, reg v) { std::memcpy(p, &v, 16); }
+  static void store_aligned(float* p, reg v) { std::memcpy(p, &v, 16); }
   static void store_unaligned(float* p, reg v) { std::memcpy(p, &v, 16); }
   static void store_partial(float* p, reg v, int64_t count) {
     for (int64_t i = 0; i < count; i++) p[i] = v[i];
@@ -35,7 +35,7 @@ struct Lanes {
   static reg broadcast(const float* p) { return reg{*p, *p, *p, *p}; }
   static reg broadcast4(const float* p) { return load_unaligned(p); }
   static reg add(reg a, reg b) { return a + b; }
-  static reg fma(reg w, const float* x, reg sum) { return sum + w * load(x); }
+  static reg fma(reg w, const float* x, reg sum) { return sum + w * load_aligned(x); }
   static reg fma(reg w, reg x, reg sum) { return sum + w * x; }
   static void prefetch(const void*, int64_t, int64_t) {}
 

@@ -6,16 +6,16 @@
 
 namespace {
 
-// Float sums of products (lanes_*.h). `load` and `store` may want the alignment of a vector.
+// Float sums of products (lanes_*.h). `load_aligned` and `store_aligned` may want the alignment of a vector.
 template <class V>
 concept FloatLanes = requires(float* to, const float* from, const char* bytes, const uint8_t* many, int64_t count,
                               typename V::reg r, typename V::ireg i, typename V::reg (&square)[V::width]) {
   { V::zero() } -> std::same_as<typename V::reg>;
-  { V::load(from) } -> std::same_as<typename V::reg>;
+  { V::load_aligned(from) } -> std::same_as<typename V::reg>;
   { V::load_shared(from) } -> std::same_as<typename V::reg>;
   { V::load_unaligned(from) } -> std::same_as<typename V::reg>;
   { V::load_partial(from, count) } -> std::same_as<typename V::reg>;
-  V::store(to, r);
+  V::store_aligned(to, r);
   V::store_unaligned(to, r);
   V::store_partial(to, r, count);
   { V::broadcast(from) } -> std::same_as<typename V::reg>;

@@ -33,7 +33,7 @@ struct Words {
 };
 
 template <class Of>
-struct Lanes : Of {
+struct MagnitudeLanes : Of {
   using Value = typename Of::Value;
   using Vector = __m256i;
   static constexpr int kWidth = sizeof(Value), kCount = 32 / kWidth;
@@ -58,8 +58,8 @@ struct Lanes : Of {
 
 }  // namespace
 
-int64_t nm_ties_2x4_b8__avx2(const NmTies& a) { return run<Lanes<Bytes>>(a); }
-int64_t nm_ties_2x4_b16__avx2(const NmTies& a) { return run<Lanes<Halves>>(a); }
-int64_t nm_ties_2x4_b32__avx2(const NmTies& a) { return run<Lanes<Words>>(a); }
+int64_t nm_ties_2x4_b8__avx2(const NmTies& a) { return run<MagnitudeLanes<Bytes>>(a); }
+int64_t nm_ties_2x4_b16__avx2(const NmTies& a) { return run<MagnitudeLanes<Halves>>(a); }
+int64_t nm_ties_2x4_b32__avx2(const NmTies& a) { return run<MagnitudeLanes<Words>>(a); }
 
 }  // namespace twofour

@@ -1,4 +1,4 @@
-// Ties of 2:4 by smallest and largest of a vector's lanes, for the `Lanes` of an instruction set. Internal linkage.
+// Ties of 2:4 by smallest and largest of the lanes of an instruction set (`MagnitudeLanes`). Internal linkage.
 #pragma once
 
 #include "magnitudes.h"

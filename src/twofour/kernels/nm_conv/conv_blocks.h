@@ -111,7 +111,7 @@ struct ConvBlocks {
     V::transpose(t);
     TWOFOUR_UNROLL
     for (int i = 0; i < V::width; i++)
-      if (whole || i < count) V::store(to + (c + i) * plan.line * V::width, t[i]);
+      if (whole || i < count) V::store_aligned(to + (c + i) * plan.line * V::width, t[i]);
   }
 
   // Where vector `column` of row `row` goes.
@@ -136,7 +136,7 @@ struct ConvBlocks {
                                     int64_t count) const {
     typename V::reg t[V::width];
     TWOFOUR_UNROLL
-    for (int i = 0; i < V::width; i++) t[i] = whole || i < count ? V::load(from + i * used * V::width) : V::zero();
+    for (int i = 0; i < V::width; i++) t[i] = whole || i < count ? V::load_aligned(from + i * used * V::width) : V::zero();
     V::transpose(t);
     const typename V::reg bias =
         a.bias == nullptr ? V::zero() : V::load_partial(a.bias + offset + m, count);

@@ -65,7 +65,7 @@ TWOFOUR_NOINLINE void pair_inputs(const NmMatmul& a, int64_t first, int used, in
       const char* x = element(a.x, type, k * a.x_stride + token);
       const char* next = element(a.x, type, (k + 1) * a.x_stride + token);
       const __m512 pair = k < a.in_features ? pair_rows<type>(x, next, a.tokens - token) : _mm512_setzero_ps();
-      Vec::store(to + k / 2 * stride + u * Vec::width, pair);
+      Vec::store_aligned(to + k / 2 * stride + u * Vec::width, pair);
     }
 }
 
@@ -84,7 +84,7 @@ TWOFOUR_NOINLINE void transpose_inputs(const NmMatmul& a, int64_t first, int use
         t[i] = i < tokens && inputs > 0 ? load_pairs<type>(x + i * x_bytes, inputs) : _mm512_setzero_ps();
       Vec::transpose(t);
       TWOFOUR_UNROLL
-      for (int i = 0; i < 16; i++) Vec::store(to + (k / 2 + i) * stride + u * Vec::width, t[i]);
+      for (int i = 0; i < 16; i++) Vec::store_aligned(to + (k / 2 + i) * stride + u * Vec::width, t[i]);
     }
   }
 }
@@ -97,8 +97,8 @@ TWOFOUR_NOINLINE void spread_pairs(const float* from, float* tile) {
   for (int g = 0; g < kTileGroups; g++, from += 2 * U * Vec::width, tile += kBf16PairsPerGroup * stride) {
     TWOFOUR_UNROLL
     for (int u = 0; u < U; u++) {
-      const __m512i a = dwords(Vec::load(from + u * Vec::width));          // inputs 0 and 1
-      const __m512i b = dwords(Vec::load(from + (U + u) * Vec::width));  // inputs 2 and 3
+      const __m512i a = dwords(Vec::load_aligned(from + u * Vec::width));          // inputs 0 and 1
+      const __m512i b = dwords(Vec::load_aligned(from + (U + u) * Vec::width));  // inputs 2 and 3
       const auto put = [&](int code, __m512i pair) {
         _mm512_store_si512(tile + (code - twofour::kBf16LeastCode) * stride + u * Vec::width, pair);
       };
@@ -171,7 +171,7 @@ TWOFOUR_INLINE void add_pair_rows(const char* metadata, const char* values, int6
     TWOFOUR_UNROLL
     for (int u = 0; u < U; u++) {
       float* at = y + (r * panel_stride(U) + u) * Vec::width;
-      Vec::store(at, first ? acc[r][u] : Vec::add(acc[r][u], Vec::load(at)));
+      Vec::store_aligned(at, first ? acc[r][u] : Vec::add(acc[r][u], Vec::load_aligned(at)));
     }
   }
 }
@@ -221,7 +221,7 @@ TWOFOUR_NOINLINE void store_pairs_as(const NmMatmul& a, int64_t first, int used,
       const int64_t token = first + u * Vec::width;
       const float* from = sums + (m - m0) * stride + u * Vec::width;
       const auto row = [&](int i) {
-        const __m512 sum = Vec::load(from + i * stride);
+        const __m512 sum = Vec::load_aligned(from + i * stride);
         return activated<kind, Vec, true>(a.bias == nullptr ? sum : _mm512_add_ps(sum, _mm512_set1_ps(a.bias[m + i])));
       };
       __m512 t[16];

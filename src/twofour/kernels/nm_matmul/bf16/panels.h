@@ -52,7 +52,7 @@ struct FloatPanel {
     }
     V::transpose(t);
     TWOFOUR_UNROLL
-    for (int i = 0; i < V::width; i++) V::store(panel + i * stride, t[i]);
+    for (int i = 0; i < V::width; i++) V::store_aligned(panel + i * stride, t[i]);
   }
 
   // Four groups (16 inputs) of R rows against U vectors of tokens.
@@ -96,7 +96,7 @@ TWOFOUR_NOINLINE void pack_panel_of(const NmMatmul& a, int64_t first, int used, 
       const char* x = element(a.x, type, a.columns ? k * a.x_stride + token : token * a.x_stride + k);
       if (a.columns)
         for (int i = 0; i < P::inputs_at_once; i++)
-          V::store(to + i * stride, i < inputs ? load_rounded<V>(x + i * x_bytes, type, tokens) : V::zero());
+          V::store_aligned(to + i * stride, i < inputs ? load_rounded<V>(x + i * x_bytes, type, tokens) : V::zero());
       else if (tokens >= V::width && inputs >= P::inputs_at_once)
         P::template pack<type, true>(x, x_bytes, tokens, inputs, to, stride);
       else P::template pack<type, false>(x, x_bytes, tokens, inputs, to, stride);
@@ -121,7 +121,7 @@ TWOFOUR_NOINLINE void unpack_as(const NmMatmul& a, int64_t first, int used, int6
       const typename V::reg bias = bias_of<V>(a, m, rows);
       typename V::reg t[V::width];
       TWOFOUR_UNROLL
-      for (int i = 0; i < V::width; i++) t[i] = i < rows ? V::load(from + i * stride) : V::zero();
+      for (int i = 0; i < V::width; i++) t[i] = i < rows ? V::load_aligned(from + i * stride) : V::zero();
       V::transpose(t);
       for (int i = 0; i < V::width && token + i < a.tokens; i++) {
         typename V::reg y = activated<kind, V, type == Type::bf16>(V::add(t[i], bias));
@@ -142,7 +142,7 @@ TWOFOUR_NOINLINE void store_rows(const NmMatmul& a, int64_t first, int used, int
     for (int u = 0; u < used; u++) {
       const int64_t token = first + u * V::width;
       char* y = const_cast<char*>(element(a.y, a.y_type, m * a.y_stride + token));
-      store_numbers<V>(y, a.y_type, V::load(sums + (m - m0) * stride + u * V::width), a.tokens - token);
+      store_numbers<V>(y, a.y_type, V::load_aligned(sums + (m - m0) * stride + u * V::width), a.tokens - token);
     }
 }
 template <class V>
@@ -203,7 +203,7 @@ TWOFOUR_INLINE void add_rows(const NmMatmul& a, const RowChunk& chunk, int64_t r
     TWOFOUR_UNROLL
     for (int u = 0; u < U; u++) {
       float* at = y + (r * panel_stride(U) + u) * V::width;
-      V::store(at, t0 == 0 ? acc[r][u] : V::add(acc[r][u], V::load(at)));
+      V::store_aligned(at, t0 == 0 ? acc[r][u] : V::add(acc[r][u], V::load_aligned(at)));
     }
   }
 }

@@ -10,7 +10,7 @@
 
 #include "native/team.h"
 #include "native/integers.h"
-#include "panel_squares.h"
+#include "transpose_pipeline.h"
 
 namespace {
 
@@ -62,9 +62,9 @@ struct PanelPlan {
 
 // One chunk through tiles [t0, t1) of a panel that uses `used` <= U vectors.
 template <class V, class Weights, int U>
-void add_chunk(const RowChunk& chunk, int64_t t0, int64_t t1, Moves<V>* moves) {
-  if (moves->panel.used == U) return Weights::template add<V, U>(chunk, t0, t1, moves);
-  if constexpr (U > 1) add_chunk<V, Weights, U - 1>(chunk, t0, t1, moves);
+void multiply_chunk(const RowChunk& chunk, int64_t t0, int64_t t1, TransposePipeline<V>* pipeline) {
+  if (pipeline->panel.used == U) return Weights::template add<V, U>(chunk, t0, t1, pipeline);
+  if constexpr (U > 1) multiply_chunk<V, Weights, U - 1>(chunk, t0, t1, pipeline);
 }
 
 // Tiles that one pass over the rows keeps in L1.
@@ -87,12 +87,12 @@ void multiply_group(const NmMatmul& a, const Plan& plan, const Team& team, int64
     for (int64_t t = 0; t < tiles; t += pass) {
       const int64_t stop = least(t + pass, tiles);
       for (int64_t p = p0; p < p1; p++) {
-        Moves<V> moves{a, plan.panel(a, p, panels + (p - p0) * plan.panel_floats, sums + (p - p0) * plan.sums_floats)};
-        if (ahead && m == begin) moves.want_inputs(stop * kPanelTile, least(stop + pass, tiles) * kPanelTile);
-        if (stop == tiles) moves.row = m, moves.rows = chunk.rows;
-        add_chunk<V, Weights, Plan::wide>(chunk, t, stop, &moves);
-        if (stop == tiles) moves.final_rows(chunk.rows);
-        moves.finish();
+        TransposePipeline<V> pipeline{a, plan.panel(a, p, panels + (p - p0) * plan.panel_floats, sums + (p - p0) * plan.sums_floats)};
+        if (ahead && m == begin) pipeline.enqueue_pack(stop * kPanelTile, least(stop + pass, tiles) * kPanelTile);
+        if (stop == tiles) pipeline.row = m, pipeline.rows = chunk.rows;
+        multiply_chunk<V, Weights, Plan::wide>(chunk, t, stop, &pipeline);
+        if (stop == tiles) pipeline.enqueue_store(chunk.rows);
+        pipeline.finish();
       }
     }
     m += chunk.rows;
@@ -123,11 +123,11 @@ void panel_product(const NmMatmul& a) {
       if (p0 > first) together.barrier();  // the panels of the last group are still being read
       const int64_t tiles = ahead ? least(tiles_per_pass<V>(a, plan, p0), panel_tiles(a)) : panel_tiles(a);
       for (int64_t p = p0; p < p1; p++) {
-        Moves<V> moves{a, plan.panel(a, p, packed + (p - p0) * plan.panel_floats, nullptr)};
+        TransposePipeline<V> pipeline{a, plan.panel(a, p, packed + (p - p0) * plan.panel_floats, nullptr)};
         int64_t k0, k1;
         together.share(tiles * kPanelTile, V::width, &k0, &k1);
-        moves.want_inputs(k0, k1);
-        moves.finish();
+        pipeline.enqueue_pack(k0, k1);
+        pipeline.finish();
       }
       together.barrier();
       multiply_group<V, Weights>(a, plan, together, p0, p1, ahead, packed, sums);

@@ -75,8 +75,8 @@ TWOFOUR_INLINE void add_unit(const char* unit, int64_t ahead, const float* x,
     TWOFOUR_UNROLL
     for (int v = 0; v < vectors; v++) {
       const float* at = values[v] + g * 2 * kRowUnit;
-      w0[v] = V::load(at);
-      w1[v] = V::load(at + kRowUnit);
+      w0[v] = V::load_aligned(at);
+      w1[v] = V::load_aligned(at + kRowUnit);
       Fetch::template fetch<V>(at, ahead);
       Fetch::template fetch<V>(at + kRowUnit, ahead);
       next[v] = V::template shift_right<2>(index[v]);

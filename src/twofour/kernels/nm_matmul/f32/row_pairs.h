@@ -17,7 +17,7 @@ using twofour::kPairRecord;
 using twofour::kPairRows;
 using twofour::kPairTileBytes;
 
-static_assert(kPairRows == kMoveRows);
+static_assert(kPairRows == kStoreRows);
 
 constexpr int64_t kPairsAhead = 2;  // records fetched ahead into L1: 3 to 10 %, 4 are the same
 
@@ -66,34 +66,34 @@ struct PairSums {
 template <class V, int U>
 TWOFOUR_INLINE void finish_pair_row(const typename V::reg (&sums)[U], bool first, float* y) {
   TWOFOUR_UNROLL
-  for (int u = 0; u < U; u++) V::store(y + u * V::width, first ? sums[u] : V::add(sums[u], V::load(y + u * V::width)));
+  for (int u = 0; u < U; u++) V::store_aligned(y + u * V::width, first ? sums[u] : V::add(sums[u], V::load_aligned(y + u * V::width)));
 }
 
 struct PairWeights {
   static constexpr int64_t grain = kPairRows;
 
   template <class V, int U>
-  TWOFOUR_NOINLINE static void add(const RowChunk& chunk, int64_t t0, int64_t t1, Moves<V>* moves) {
+  TWOFOUR_NOINLINE static void add(const RowChunk& chunk, int64_t t0, int64_t t1, TransposePipeline<V>* pipeline) {
     constexpr int64_t stride = panel_stride(U) * V::width;
-    const NmMatmul& a = moves->a;
+    const NmMatmul& a = pipeline->a;
     const char* weight = static_cast<const char*>(a.weight);
     for (int64_t t = t0; t < t1; t++)
       for (int64_t d = 0; d < chunk.rows; d += kPairRows) {
         const char* head = weight + ((chunk.row + d) / kPairRows * panel_tiles(a) + t) * kPairTileBytes;
-        if (t == t1 - 1 && d > 0 && moves->rows > 0) moves->final_rows(d);
+        if (t == t1 - 1 && d > 0 && pipeline->rows > 0) pipeline->enqueue_store(d);
         add_domain<V, U>(head, (least(kPairRows, chunk.rows - d) + 1) / 2,
-                         moves->panel.panel + t * kPanelTile * stride, t == 0, moves->panel.sums + d * stride, moves);
+                         pipeline->panel.panel + t * kPanelTile * stride, t == 0, pipeline->panel.sums + d * stride, pipeline);
       }
   }
 
   template <class V, int U>
   static TWOFOUR_INLINE void add_domain(const char* packed, int64_t pairs, const float* x, bool first, float* y,
-                                        Moves<V>* moves) {
+                                        TransposePipeline<V>* pipeline) {
     constexpr int64_t stride = panel_stride(U) * V::width;
     const auto* head = reinterpret_cast<const uint8_t*>(packed);
     const char* record = packed + kPairHead;
     for (int64_t p = 0; p < pairs; p++, head += 4, record += kPairRecord) {
-      if (!sound_pair<V>(head, record, pairs)) return report(moves->a.damaged);
+      if (!sound_pair<V>(head, record, pairs)) return report(pipeline->a.damaged);
       float *ya = y + head[0] * stride, *yb = y + head[1] * stride;
       const char* ahead = record + kPairsAhead * kPairRecord;
       for (int64_t line = 0; line < kPairRecord; line += 64) __builtin_prefetch(ahead + line);
@@ -103,7 +103,7 @@ struct PairWeights {
       sums.add_record(record, head[2], reinterpret_cast<const char*>(x));
       finish_pair_row<V, U>(sums.a, first, ya);
       finish_pair_row<V, U>(sums.b, first, yb);
-      moves->step();
+      pipeline->step();
     }
   }
 };

@@ -28,7 +28,7 @@ struct FetchAhead {
 template <class V>
 struct SpreadInputs {
   static constexpr int64_t width = V::width;
-  static TWOFOUR_INLINE typename V::reg load(const float* p) { return V::load(p); }
+  static TWOFOUR_INLINE typename V::reg load(const float* p) { return V::load_aligned(p); }
 };
 
 // Which inputs and tokens of a call are being multiplied: tiles [k0, k1) of tokens [first, first + T), copied to `x`.
@@ -120,8 +120,8 @@ void spread_tokens(const NmMatmul& a, const SpreadPart& part, int64_t tokens, fl
     const float* from = x_of(a) + (part.first + t) * a.x_stride + begin * 4;
     float* at = to + t * V::width;
     const int64_t step = tokens * V::width;
-    for (int64_t g = 0; g < whole; g++) V::store(at + g * step, V::broadcast4_unaligned(from + g * 4));
-    for (int64_t g = whole; g < groups; g++) V::store(at + g * step, V::zero());
+    for (int64_t g = 0; g < whole; g++) V::store_aligned(at + g * step, V::broadcast4_unaligned(from + g * 4));
+    for (int64_t g = whole; g < groups; g++) V::store_aligned(at + g * step, V::zero());
   }
 }
 

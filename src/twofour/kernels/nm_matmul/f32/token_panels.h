@@ -97,7 +97,7 @@ TWOFOUR_INLINE void add_rows(const PanelBlock& block, int64_t row, int64_t t0, i
     TWOFOUR_UNROLL
     for (int u = 0; u < U; u++) {
       float* at = y + (r * panel_stride(U) + u) * V::width;
-      V::store(at, t0 == 0 ? acc[r][u] : V::add(acc[r][u], V::load(at)));
+      V::store_aligned(at, t0 == 0 ? acc[r][u] : V::add(acc[r][u], V::load_aligned(at)));
     }
   }
 }
@@ -106,19 +106,19 @@ struct BlockWeights {
   static constexpr int64_t grain = 16;  // rows; a member's share starts at a multiple
 
   template <class V, int U>
-  TWOFOUR_NOINLINE static void add(const RowChunk& chunk, int64_t t0, int64_t t1, Moves<V>* moves) {
+  TWOFOUR_NOINLINE static void add(const RowChunk& chunk, int64_t t0, int64_t t1, TransposePipeline<V>* pipeline) {
     constexpr int R = panel_rows<V>(panel_stride(U));
     constexpr int64_t stride = panel_stride(U) * V::width;
-    const PanelBlock block(moves->a, chunk.row);
-    const int64_t steps = panel_steps(moves->a), first = chunk.row % kPanelRows, end = first + chunk.rows;
-    const float* panel = moves->panel.panel;
-    float* y = moves->panel.sums;
+    const PanelBlock block(pipeline->a, chunk.row);
+    const int64_t steps = panel_steps(pipeline->a), first = chunk.row % kPanelRows, end = first + chunk.rows;
+    const float* panel = pipeline->panel.panel;
+    float* y = pipeline->panel.sums;
     int64_t row = first;
     for (; row + R <= end; row += R, y += R * stride) {
       const int64_t done = row - first;
-      if (moves->rows > 0 && done > 0 && done % kMoveRows == 0) moves->final_rows(done);
+      if (pipeline->rows > 0 && done > 0 && done % kStoreRows == 0) pipeline->enqueue_store(done);
       add_rows<V, U, R>(block, row, t0, t1, steps, panel, y);
-      moves->step();
+      pipeline->step();
     }
     for (; row < end; row++, y += stride) add_rows<V, U, 1>(block, row, t0, t1, steps, panel, y);
   }

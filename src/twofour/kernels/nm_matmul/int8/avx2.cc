@@ -18,7 +18,7 @@ struct Vec {
   }
   static reg zero() { return _mm256_setzero_ps(); }
   static reg set(float v) { return _mm256_set1_ps(v); }
-  static reg load(const float* p) { return _mm256_load_ps(p); }
+  static reg load_aligned(const float* p) { return _mm256_load_ps(p); }
   static reg load_x(const float* p, int64_t count) {
     return count >= width ? _mm256_loadu_ps(p) : _mm256_maskload_ps(p, mask(count));
   }

@@ -18,7 +18,7 @@ struct Vec {
   static __mmask16 mask(int64_t count) { return static_cast<__mmask16>(count >= width ? 0xffff : (1u << count) - 1); }
   static reg zero() { return _mm512_setzero_ps(); }
   static reg set(float v) { return _mm512_set1_ps(v); }
-  static reg load(const float* p) { return _mm512_load_ps(p); }
+  static reg load_aligned(const float* p) { return _mm512_load_ps(p); }
   static reg load_x(const float* p, int64_t count) { return _mm512_maskz_loadu_ps(mask(count), p); }
   static reg load_x(const uint16_t* p, int64_t count) {
     const __m256i half = _mm256_maskz_loadu_epi16(mask(count), p);

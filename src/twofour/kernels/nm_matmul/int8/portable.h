@@ -17,7 +17,7 @@ struct Portable {
 
   static reg zero() { return reg{0, 0, 0, 0}; }
   static reg set(float v) { return reg{v, v, v, v}; }
-  static reg load(const float* p) { return load_x(p, width); }
+  static reg load_aligned(const float* p) { return load_x(p, width); }
   static reg load_x(const float* p, int64_t count) {
     reg v = zero();
     std::memcpy(&v, p, static_cast<size_t>(count < width ? count : width) * 4);

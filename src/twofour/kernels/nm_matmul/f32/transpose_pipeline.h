@@ -1,7 +1,19 @@
-// x transposed into panels and sums transposed into y, a square of V::width tokens at a time.
+// TransposePipeline: x transposed into panels and sums transposed into y, a square of V::width tokens at a time.
 //
-// The moves miss the caches and the products do not, so a product takes one step of them after each pair of rows: the
-// misses then pass behind multiply-adds.
+//     x (tokens, in)        panel: one row per input         sums: one row per output        y (tokens, out)
+//        k0 k1 k2 ..             t0 t1 t2 ..                    t0 t1 t2 ..                     m0 m1 m2 ..
+//     t0  a  b  c   pack     k0   a  d  .        multiply    m0   p  q  .          store     t0  p  r  .
+//     t1  d  .  .   ---->    k1   b  .  .        ------->    m1   r  .  .          ---->     t1  q  .  .
+//     t2  .  .  .            k2   c  .  .                    m2   .  .  .                    t2  .  .  .
+//
+// Packing and storing miss the caches and multiplying does not. So both are queued, and a product calls `step` after
+// each pair of rows, which packs or stores one square: the misses pass behind multiply-adds. The next tile is packed
+// while this one is multiplied; the rows of a block are stored while those after it are multiplied:
+//
+//     multiply   tile 0 | tile 1       | ... | last tile, rows 0..95 | last tile, rows 96..191 | ...
+//     pack       tile 1 | tile 2       | ... |                       |
+//     store             |              | ... |                       | rows 0..95              | rows 96..191
+//
 // Included once per instruction-set file, with V the vector type of that file; everything has internal linkage.
 #pragma once
 
@@ -40,16 +52,16 @@ TWOFOUR_INLINE void pack_square(const float* x, int64_t x_stride, int64_t tokens
   }
   V::transpose(t);
   TWOFOUR_UNROLL
-  for (int i = 0; i < V::width; i++) V::store(panel + i * stride, t[i]);
+  for (int i = 0; i < V::width; i++) V::store_aligned(panel + i * stride, t[i]);
 }
 
 // One W x W corner of the sums, transposed to rows of y; `tokens` and `rows` of it exist.
 template <class V, bool whole>
-TWOFOUR_INLINE void unpack_square(const float* sums, int64_t stride, typename V::reg bias, int64_t tokens, int64_t rows,
+TWOFOUR_INLINE void store_square(const float* sums, int64_t stride, typename V::reg bias, int64_t tokens, int64_t rows,
                                   float* y, int64_t y_stride) {
   typename V::reg t[V::width];
   TWOFOUR_UNROLL
-  for (int i = 0; i < V::width; i++) t[i] = whole || i < rows ? V::load(sums + i * stride) : V::zero();
+  for (int i = 0; i < V::width; i++) t[i] = whole || i < rows ? V::load_aligned(sums + i * stride) : V::zero();
   V::transpose(t);
   TWOFOUR_UNROLL
   for (int i = 0; i < V::width; i++) {
@@ -65,9 +77,9 @@ TWOFOUR_INLINE void copy_square(const float* x, int64_t x_stride, int64_t tokens
   TWOFOUR_UNROLL
   for (int i = 0; i < V::width; i++) {
     const float* row = x + i * x_stride;
-    if (i >= inputs) V::store(panel + i * stride, V::zero());
-    else if (tokens >= V::width) V::store(panel + i * stride, V::load_unaligned(row));
-    else V::store(panel + i * stride, V::load_partial(row, tokens));
+    if (i >= inputs) V::store_aligned(panel + i * stride, V::zero());
+    else if (tokens >= V::width) V::store_aligned(panel + i * stride, V::load_unaligned(row));
+    else V::store_aligned(panel + i * stride, V::load_partial(row, tokens));
   }
 }
 
@@ -79,9 +91,9 @@ struct Panel {
   float* sums;
 };
 
-// Squares of a panel that wait to be moved: rows or inputs [begin, end) of each vector of tokens in turn. Runs along x
+// SquareQueue of a panel that wait to be moved: rows or inputs [begin, end) of each vector of tokens in turn. Runs along x
 // and y of 64 to 96 numbers keep the streams of memory few: a square of every vector in turn was 5 % slower.
-struct Squares {
+struct SquareQueue {
   int64_t begin = 0, end = 0, at = 0;
   int vector = 0, vectors = 0;
 
@@ -92,42 +104,43 @@ struct Squares {
   }
 };
 
-constexpr int64_t kMoveRows = 96;  // rows whose sums are taken to be final at once
+constexpr int64_t kStoreRows = 96;  // rows that are queued at once to be stored
 
-// The moves of one panel: x into it, and the final sums of rows [row, row + rows) of the output into y, with bias and
-// epilogue.
+// One panel's queues: x to be packed into it, and the final sums of rows [row, row + rows) of the output to be stored in
+// y, with bias and epilogue.
 template <class V>
-struct Moves {
+struct TransposePipeline {
   const NmMatmul& a;
   Panel panel;
   int64_t row = 0, rows = 0;
-  Squares in{}, out{};
+  SquareQueue in{}, out{};
 
   int64_t stride() const { return panel_stride(panel.used) * V::width; }
 
-  void want_inputs(int64_t begin, int64_t end) {
+  // Inputs [begin, end) of x are read from the panel next.
+  void enqueue_pack(int64_t begin, int64_t end) {
     if (begin < end) in = {begin, end, begin, 0, panel.used};
   }
-  // The sums of the first `count` rows are final.
-  void final_rows(int64_t count) {
-    while (out.any()) unpack();
+  // The sums of the first `count` rows are final; those queued before are stored first.
+  void enqueue_store(int64_t count) {
+    while (out.any()) store();
     if (out.end < count) out = {out.end, count, out.end, 0, panel.used};
   }
   TWOFOUR_INLINE void step() {
     if (in.any()) pack();
-    else if (out.any()) unpack();
+    else if (out.any()) store();
   }
   void finish() {
     while (in.any()) pack();
-    while (out.any()) unpack();
+    while (out.any()) store();
   }
   // Fetches the lines of the square after next: 3 % over none.
-  TWOFOUR_INLINE void fetch(Squares squares, const float* matrix, int64_t stride) const {
-    squares.next(V::width);
-    squares.next(V::width);
-    if (!squares.any()) return;
-    const int64_t token = panel.first + squares.vector * V::width;
-    const float* corner = a.columns ? matrix + squares.at * stride + token : matrix + token * stride + squares.at;
+  TWOFOUR_INLINE void fetch(SquareQueue queue, const float* matrix, int64_t stride) const {
+    queue.next(V::width);
+    queue.next(V::width);
+    if (!queue.any()) return;
+    const int64_t token = panel.first + queue.vector * V::width;
+    const float* corner = a.columns ? matrix + queue.at * stride + token : matrix + token * stride + queue.at;
     for (int i = 0; i < V::width; i++) __builtin_prefetch(corner + i * stride);
   }
 
@@ -141,8 +154,8 @@ struct Moves {
     else pack_square<V, false>(from, a.x_stride, tokens, inputs, to, stride());
     in.next(V::width);
   }
-  TWOFOUR_NOINLINE void unpack() {
-    if (a.columns) return unpack_rows();
+  TWOFOUR_NOINLINE void store() {
+    if (a.columns) return store_rows();
     fetch(out, y_of(a) + row, a.y_stride);
     const int64_t token = panel.first + out.vector * V::width, m = row + out.at;
     const int64_t tokens = least(a.tokens - token, V::width), left = least(rows - out.at, V::width);
@@ -150,21 +163,21 @@ struct Moves {
     float* to = y_of(a) + token * a.y_stride + m;
     const auto bias = a.bias == nullptr ? V::zero() : V::load_partial(a.bias + m, left);
     if (tokens == V::width && left == V::width)
-      unpack_square<V, true>(from, stride(), bias, tokens, left, to, a.y_stride);
-    else unpack_square<V, false>(from, stride(), bias, tokens, left, to, a.y_stride);
+      store_square<V, true>(from, stride(), bias, tokens, left, to, a.y_stride);
+    else store_square<V, false>(from, stride(), bias, tokens, left, to, a.y_stride);
     if (!a.epilogue.plain()) finish_rows<V>(a.epilogue, y_of(a), a.y_stride, token, tokens, m, left);
     out.next(V::width);
   }
   // The same into a y that stands as (outputs, tokens).
-  TWOFOUR_INLINE void unpack_rows() {
+  TWOFOUR_INLINE void store_rows() {
     fetch(out, y_of(a) + row * a.y_stride, a.y_stride);
     const int64_t token = panel.first + out.vector * V::width, tokens = a.tokens - token;
     const int64_t left = least(rows - out.at, V::width);
     const float* from = panel.sums + out.at * stride() + out.vector * V::width;
     float* to = y_of(a) + (row + out.at) * a.y_stride + token;
     for (int64_t i = 0; i < left; i++) {
-      if (tokens >= V::width) V::store_unaligned(to + i * a.y_stride, V::load(from + i * stride()));
-      else V::store_partial(to + i * a.y_stride, V::load(from + i * stride()), tokens);
+      if (tokens >= V::width) V::store_unaligned(to + i * a.y_stride, V::load_aligned(from + i * stride()));
+      else V::store_partial(to + i * a.y_stride, V::load_aligned(from + i * stride()), tokens);
     }
     out.next(V::width);
   }
