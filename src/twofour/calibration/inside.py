@@ -48,6 +48,8 @@ def recurrent_input(layer: nn.RNNBase, attribute: str, args: tuple[Any, ...], kw
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
     """
+    # "weight_hh_l1_reverse": layer 1 of the stack. Torch computes all layers in one call and shows no input between
+    # them, so the layers below are computed again, each as a recurrent layer of its own.
     number = int(attribute.removesuffix("_reverse").rpartition("l")[2])
     reverse = attribute.endswith("_reverse")
     x = args[0] if args else kwargs["input"]
@@ -56,6 +58,8 @@ def recurrent_input(layer: nn.RNNBase, attribute: str, args: tuple[Any, ...], kw
         x = _single(layer, below, x)(x, _state(layer, below, state))[0]
     if attribute.startswith("weight_ih"):
         return _padded(layer, x)[0]
+    # weight_hh multiplies the hidden states of the step before: the outputs y, moved on by one step, with the initial
+    # state first. The reverse direction walks from the end, so there the step before is the next one in time.
     states = _state(layer, number, state)
     y, valid = _padded(layer, _single(layer, number, x)(x, states)[0])
     width = y.shape[-1] // (2 if layer.bidirectional else 1)

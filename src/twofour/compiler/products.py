@@ -118,6 +118,8 @@ class _Placer:
         A product that is one compiled layer has that layer's weights and table, where that was measured on its input.
         """
         first = self.layers.get(product.sources[0].layer) if len(product.sources) == 1 else None
+        # One layer's product: its kernels were chosen on float32 inputs. In a graph with bfloat16 activations they are
+        # measured again, unless no second copy of the weight may be made.
         if first is not None and (not self.lowered or self.terms.memory == "small"):
             shape = first.name, first.in_features, first.out_features
             layer = ProductLayer(*shape, first.dispatch, first.prepared, first.bias, product.epilogue)
@@ -125,6 +127,8 @@ class _Placer:
             return layer
         if len({self.layers[source.layer].quantization for source in product.sources if source.layer}) > 1:
             return None  # their weights carry different ranges of the input
+        # Joined sources become one weight, their rows one below the other, with the bias and the reason of the first
+        # one that could not be packed.
         found = [self.weight(source) for source in product.sources]
         weights, reasons = [weight for weight, _ in found], [reason for _, reason in found]
         biases = [self.bias(source) for source in product.sources]

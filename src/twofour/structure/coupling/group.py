@@ -40,10 +40,18 @@ class Place:
         Args:
             tensor: Of the shape of the place's own.
             orders: (blocks, size), new position -> old channel.
+
+        Example:
+            A Linear after `flatten` of 3 channels with 2 pixels each reads columns c0p0 c0p1 c1p0 c1p1 c2p0 c2p1:
+            index 0 0 1 1 2 2, stride 2 everywhere. The order (2, 0, 1) takes column 0 from 0 + (2 - 0) * 2 = 4.
         """
         index, stride = along(self.index, self.axis, tensor.ndim), along(self.stride, self.axis, tensor.ndim)
+        # A channel stands `stride` behind the one before it, so the channel `old` that belongs at a place holding
+        # `index` is (old - index) * stride away from it. Places of other groups (-1) stay where they are.
         here = along(torch.arange(len(self.index), device="cpu"), self.axis, tensor.ndim)
         old = orders[self.blocks(tensor.ndim), index.clamp(min=0)]
+        # Blocks (heads, groups of a convolution) have an order each; `blocks` broadcasts to the tensor's shape, so the
+        # sources may differ from row to row, which `gather` along one axis allows.
         source = torch.where(index < 0, here, here + (old - index) * stride).to(tensor.device)
         return tensor.gather(self.axis, source.expand_as(tensor))
 

@@ -174,6 +174,8 @@ class Ways:
         dense: Mapping[str, Callable[[Tensor], Tensor]],
         why: str | None,
     ) -> Choice:
+        # Two answers without timing: sparse where it was asked for and can be had, torch's own product where nothing
+        # is measured. `why` says why no sparse product can be had for this gradient.
         if self.shared.product == "sparse" and why is None:
             choice = Choice(self._kernels(gradient)[0].name, True, "asked for, not measured")
             return self._keep("data", gradient, choice)
@@ -181,6 +183,8 @@ class Ways:
             return self._keep("data", gradient, Choice(products.TORCH, False, why or reason))
 
         def measured() -> Choice:
+            # Both sides pay for pruning: a dense way gets the pruned gradient, a sparse one packs it. Each is a trial,
+            # which draws from a generator of its own: measuring must not move the random numbers of the training.
             ways = {name: partial(_after_pruning, way, gradient, state) for name, way in dense.items()}
             on_gpu = products.on_gpu(gradient.device)
             if why is not None:
