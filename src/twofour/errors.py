@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Self
 
 
@@ -64,6 +64,38 @@ class TwofourError(Exception):
 def cut(text: str, most: int) -> str:
     """Return a text of at most `most` letters for a message; one that is longer ends in "..."."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def one_of(what: str, given: object, allowed: Collection[object], kind: type[TwofourError], remedy: str = "") -> None:
+    """Refuse a value that is none of those allowed.
+
+    Args:
+        what: The error's first line.
+        given: The value.
+        allowed: What it may be.
+        kind: The error to raise.
+        remedy: What to try.
+
+    Raises:
+        TwofourError: It is none of them; of the kind that was asked for.
+    """
+    if given not in allowed:
+        wanted = " or ".join(map(repr, allowed)) if len(allowed) < 4 else f"one of {', '.join(map(str, allowed))}"
+        raise kind(what, got=cut(repr(given), 80), wanted=wanted, remedy=remedy)
+
+
+def integer_from(
+    least: int, what: str, kind: type[TwofourError], remedy: str = "", most: int | None = None, **given: object
+) -> None:
+    """Refuse arguments, given by their names, that are no whole numbers from `least` to `most`.
+
+    Raises:
+        TwofourError: One is none, a bool included; of the kind that was asked for.
+    """
+    for name, value in given.items():
+        if type(value) is not int or value < least or (most is not None and value > most):
+            upto = f"at least {least}" if most is None else f"from {least} to {most}"
+            raise kind(what, got=f"{name}={cut(repr(value), 80)}", wanted=f"a whole number, {upto}", remedy=remedy)
 
 
 def explained(error: BaseException) -> str:

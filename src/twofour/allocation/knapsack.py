@@ -17,7 +17,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from twofour.errors import RecipeError
+from twofour.errors import RecipeError, integer_from
 
 STATES = 20_000
 """Partial sums kept: 100 layers of 5 patterns take a second or two."""
@@ -77,13 +77,9 @@ def frontier(costs: Sequence[Sequence[float]], values: Sequence[Sequence[float]]
     Raises:
         RecipeError: `states` is too small.
     """
-    if type(states) is not int or states < 2:
-        raise RecipeError(
-            "`states` cannot be used",
-            got=repr(states),
-            wanted="a whole number, at least 2",
-            remedy=f"leave it out to keep {STATES} partial sums",
-        )
+    integer_from(
+        2, "`states` cannot be used", RecipeError, f"leave it out to keep {STATES} partial sums", states=states
+    )
     cost, value = np.zeros(1), np.zeros(1)
     stages: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
     exact = True

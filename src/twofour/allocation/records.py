@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from twofour.errors import FormatError, RecipeError
+from twofour.errors import FormatError, RecipeError, one_of
 from twofour.files import read_json
 from twofour.measure import write_json
 from twofour.recipe import DENSE
@@ -135,13 +135,13 @@ class Sensitivities:
         Raises:
             RecipeError: It is unknown, or was not measured.
         """
-        if loss not in (None, "task", "error"):
-            raise RecipeError(
-                "the loss to be summed is unknown",
-                got=repr(loss),
-                wanted='"task" or "error"',
-                remedy="leave it out to take the task's loss where it was measured, else the errors",
-            )
+        one_of(
+            "the loss to be summed is unknown",
+            loss,
+            (None, "task", "error"),
+            RecipeError,
+            "leave it out to take the task's loss where it was measured, else the errors",
+        )
         if loss == "task" and self.baseline is None:
             raise RecipeError(
                 "the change of the task's loss was not measured",

@@ -15,7 +15,7 @@ from twofour.compiler.conv import conv_refusal, unread
 from twofour.compiler.encoding import FLOAT32, Encoding
 from twofour.compiler.plan import LayerPlan
 from twofour.compiler.unpacked import exchanged
-from twofour.errors import CompileError
+from twofour.errors import CompileError, one_of
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
 from twofour.layers import compiled_parts, is_hugging_face_conv1d, kind_of, obstacle, require_module
 from twofour.packing import Packed
@@ -213,13 +213,13 @@ def require_memory_mode(memory: object) -> None:
     Raises:
         CompileError: It is none.
     """
-    if memory not in ("fast", "small"):
-        raise CompileError(
-            "the memory is not known",
-            got=repr(memory),
-            wanted="'fast' or 'small'",
-            remedy="'fast' keeps what is fastest, 'small' packed weights alone",
-        )
+    one_of(
+        "the memory is not known",
+        memory,
+        ("fast", "small"),
+        CompileError,
+        "'fast' keeps what is fastest, 'small' packed weights alone",
+    )
 
 
 def require_plain(model: nn.Module) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twofour.errors import DataError, cut
+from twofour.errors import DataError, integer_from
 
 FOLDER_VARIABLE = "TWOFOUR_DATA"
 UNSIGNED_BYTE = 0x08  # the IDX type code of all MNIST-like files
@@ -53,13 +53,7 @@ def load(name: str, *, train: int, test: int, seed: int = 0) -> Images:
     Raises:
         DataError: The name is unknown, or the data is missing or malformed.
     """
-    if type(seed) is not int or not -(2**63) <= seed < 2**64:
-        raise DataError(
-            "the seed is impossible",
-            got=f"seed={cut(repr(seed), 80)}",
-            wanted="a whole number of 64 bits",
-            remedy="leave it out for 0",
-        )
+    integer_from(-(2**63), "the seed is impossible", DataError, "leave it out for 0", 2**64 - 1, seed=seed)
     if name == "digits":
         return _digits(train, test, seed)
     if name == "fashion-mnist":

@@ -25,7 +25,7 @@ from twofour.demo.network import VisionTransformer
 from twofour.demo.settings import SETTINGS, Settings
 from twofour.demo.settings import quick as quickened
 from twofour.demo.summary import BEST_DENSE, EAGER, OURS, Difference, Summary
-from twofour.errors import DataError
+from twofour.errors import DataError, one_of
 from twofour.export import load, save
 from twofour.files import replacing
 from twofour.measure import Record
@@ -94,8 +94,7 @@ def demo(
         DataError: The data is unknown, missing or malformed, or `out` holds something else.
     """
     started = time.perf_counter()
-    if data not in SETTINGS:
-        raise DataError("the demo does not know this data", got=repr(data), wanted=" or ".join(SETTINGS))
+    one_of("the demo does not know this data", data, SETTINGS, DataError)
     settings = quickened(SETTINGS[data]) if quick else SETTINGS[data]
     images = datasets.load(data, train=settings.train, test=settings.test, seed=seed)
     with run_folder(out, {"data": data, "seed": seed, "quick": quick}) as folder:

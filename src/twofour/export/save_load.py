@@ -15,7 +15,7 @@ from twofour.compiler import CompiledConv, CompiledLinear
 from twofour.compiler.compilation import compilation_of
 from twofour.compiler.graph import require_graph
 from twofour.compiler.replaceable import require_memory_mode, require_tokens
-from twofour.errors import FormatError, PackingError, TwofourError
+from twofour.errors import FormatError, PackingError, TwofourError, integer_from
 from twofour.export.file import Contents, read, untie, write
 from twofour.export.fill import fill_compiled, fill_masked
 from twofour.export.fit import require_fit, with_ties
@@ -147,13 +147,8 @@ def _is_folder(path: Path, max_shard_bytes: int | None) -> bool:
     """Say whether `path` is a folder to write into, before any work is done."""
     if max_shard_bytes is None:
         return path.is_dir()
-    if type(max_shard_bytes) is not int or max_shard_bytes < 1:
-        raise FormatError(
-            "the size of a shard is impossible",
-            got=f"max_shard_bytes={max_shard_bytes!r}",
-            wanted="a positive whole number of bytes",
-            remedy="max_shard_bytes=5_000_000_000 is what Hugging Face's hub uses",
-        )
+    remedy = "max_shard_bytes=5_000_000_000 is what Hugging Face's hub uses"
+    integer_from(1, "the size of a shard is impossible", FormatError, remedy, max_shard_bytes=max_shard_bytes)
     if path.is_file() or path.suffix == ".safetensors":
         raise FormatError(
             "several files cannot be written under the name of one",

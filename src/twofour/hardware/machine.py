@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from twofour.errors import HardwareError
+from twofour.errors import HardwareError, one_of
 from twofour.packing import encodings, formats
 
 BITS = MappingProxyType({encoding.name: encoding.bits for encoding in encodings.known()})
@@ -77,13 +77,7 @@ class Machine:
         if dtype in rates:
             return rates[dtype]
         known = tuple(name for name in DTYPES if name in rates)
-        if dtype not in DTYPES:
-            raise HardwareError(
-                f"the dtype {dtype!r} is unknown",
-                got=repr(dtype),
-                wanted=f"one of {', '.join(DTYPES)}",
-                remedy='dtype="bfloat16", or another of these',
-            )
+        one_of(f"the dtype {dtype!r} is unknown", dtype, DTYPES, HardwareError, 'dtype="bfloat16", or another of these')
         kind = "2:4" if sparse else "dense"
         raise HardwareError(
             f"{self.name} has no {kind} matrix unit for {dtype}",

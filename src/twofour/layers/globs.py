@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from twofour.errors import LayerError, TwofourError, cut
+from twofour.errors import LayerError, TwofourError, cut, one_of
 
 ELIGIBILITIES = ("asp", "any")
 
@@ -66,13 +66,7 @@ def require_module(model: object, kind: type[TwofourError] = LayerError) -> None
 
 def require_eligibility(eligibility: object, kind: type[TwofourError] = LayerError) -> None:
     """Raise an error of `kind` unless `eligibility` is one of `ELIGIBILITIES`."""
-    if eligibility not in ELIGIBILITIES:
-        raise kind(
-            "the eligibility rule is unknown",
-            got=repr(eligibility),
-            wanted=" or ".join(map(repr, ELIGIBILITIES)),
-            remedy="leave it out for ASP's rule",
-        )
+    one_of("the eligibility rule is unknown", eligibility, ELIGIBILITIES, kind, "leave it out for ASP's rule")
 
 
 def require_matches(model: nn.Module, globs: Iterable[str], source: str, kind: type[TwofourError] = LayerError) -> None:

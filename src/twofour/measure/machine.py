@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from twofour import native
-from twofour.errors import MeasureError, TwofourError
+from twofour.errors import MeasureError, TwofourError, integer_from
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -79,13 +79,14 @@ def require_threads(threads: object) -> None:
         MeasureError: It is no whole number from 1 to the machine's processors, or to what torch has if that is more.
     """
     most = max(os.cpu_count() or 1, torch.get_num_threads())
-    if type(threads) is not int or not 1 <= threads <= most:
-        raise MeasureError(
-            "so many threads cannot be measured",
-            got=f"threads={threads!r}",
-            wanted=f"a whole number from 1 to {most}, the processors of this machine",
-            remedy="leave it out to use torch's default",
-        )
+    integer_from(
+        1,
+        "so many threads cannot be measured",
+        MeasureError,
+        "leave it out to use torch's default",
+        most,
+        threads=threads,
+    )
 
 
 def free_memory_bytes() -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from twofour.errors import MeasureError, cut
+from twofour.errors import MeasureError, cut, one_of
 from twofour.files import LARGEST_LIST, read_json, replacing
 
 FORMAT = "twofour-records"
@@ -96,12 +96,7 @@ class Record:
         Raises:
             MeasureError: No candidate has that name.
         """
-        if name not in self.timings:
-            raise MeasureError(
-                "no such candidate in this record",
-                got=repr(name),
-                wanted=f"one of {', '.join(self.timings)}",
-            )
+        one_of("no such candidate in this record", name, self.timings, MeasureError)
         return self.timings[name]
 
     def median(self, name: str) -> float:

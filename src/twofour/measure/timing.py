@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import torch
 
-from twofour.errors import MeasureError, cut
+from twofour.errors import MeasureError, cut, one_of
 from twofour.measure.machine import free_memory_bytes, last_level_cache_bytes, machine, require_threads
 from twofour.measure.record import Record, Timing, undisturbed
 
@@ -227,8 +227,7 @@ def _runners(candidates: Mapping[str, Candidate], clock: str) -> list[_Runner]:
     if not isinstance(candidates, Mapping) or not candidates:
         got = "no candidates" if isinstance(candidates, Mapping) else type(candidates).__name__
         raise MeasureError("there is nothing to time", got=got, wanted="a dict of name to callable")
-    if clock not in CLOCKS:
-        raise MeasureError("unknown clock", got=repr(clock), wanted='"wall" or "thread"')
+    one_of("unknown clock", clock, CLOCKS, MeasureError)
     runners = []
     for index, (name, candidate) in enumerate(candidates.items()):
         several = candidate if isinstance(candidate, Iterable) else ()
@@ -257,12 +256,7 @@ def _refuse(
     pin: bool,
 ) -> None:
     for name in baseline:
-        if name not in candidates:
-            raise MeasureError(
-                "the baseline is not among the candidates",
-                got=repr(name),
-                wanted=f"one of {', '.join(candidates)}",
-            )
+        one_of("the baseline is not among the candidates", name, candidates, MeasureError)
     if threads < 1 or repeats < 2 or seconds <= 0:
         raise MeasureError(
             "this cannot be timed",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from twofour import native
-from twofour.errors import PatternError
+from twofour.errors import PatternError, one_of
 from twofour.patterns.nm import NM
 from twofour.patterns.pairs import PairedNM
 
@@ -90,13 +90,13 @@ class NonzeroBits:
     """
 
     def __init__(self, size: int, dtype: torch.dtype) -> None:
-        if dtype not in COUNTED_DTYPES:
-            raise PatternError(
-                "the zeros of this type cannot be counted",
-                got=str(dtype),
-                wanted=", ".join(str(known).removeprefix("torch.") for known in COUNTED_DTYPES),
-                remedy="convert it first: weight.float()",
-            )
+        one_of(
+            "the zeros of this type cannot be counted",
+            dtype,
+            COUNTED_DTYPES,
+            PatternError,
+            "convert it first: weight.float()",
+        )
         self.count = self.nonzero = self.negative = self.broken = 0
         self._size = size
         # the kernels read 8 bytes ahead

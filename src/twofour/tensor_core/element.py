@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.errors import PackingError
+from twofour.errors import PackingError, one_of
 
 WORD = 32
 """Bits of a register."""
@@ -101,13 +101,13 @@ def element(name: str | Element) -> Element:
     """
     if isinstance(name, Element):
         return name
-    if name not in ELEMENTS:
-        raise PackingError(
-            "Sparse Tensor Cores have no such element type here",
-            got=repr(name),
-            wanted=", ".join(ELEMENTS),
-            remedy='PTX names without the dot: "bf16", "s8", "e4m3"',
-        )
+    one_of(
+        "Sparse Tensor Cores have no such element type here",
+        name,
+        ELEMENTS,
+        PackingError,
+        'PTX names without the dot: "bf16", "s8", "e4m3"',
+    )
     return ELEMENTS[name]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twofour.errors import PackingError
+from twofour.errors import PackingError, one_of
 from twofour.tensor_core.element import ELEMENTS, WORD, Element, element
 
 DERIVED = "derived, unverified"
@@ -168,8 +168,7 @@ def instruction(name: str) -> Instruction:
     Raises:
         PackingError: There is none of that name.
     """
-    if name not in INSTRUCTIONS:
-        raise PackingError("there is no such sparse instruction", got=repr(name), wanted=", ".join(INSTRUCTIONS))
+    one_of("there is no such sparse instruction", name, INSTRUCTIONS, PackingError)
     return INSTRUCTIONS[name]
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from twofour.errors import TrainingError
+from twofour.errors import TrainingError, integer_from, one_of
 from twofour.masks import Mask
 from twofour.training.batches import Loader, length, require_loader
 
@@ -42,13 +42,13 @@ class Plan:
         _positive("epochs", self.epochs)
         if self.checkpoint_every is not None:
             _positive("checkpoint_every", self.checkpoint_every)
-        if self.schedule_every not in ("step", "epoch"):
-            raise TrainingError(
-                "`schedule_every` is not known",
-                got=repr(self.schedule_every),
-                wanted='"step" or "epoch"',
-                remedy="say how often the original training called schedule.step()",
-            )
+        one_of(
+            "`schedule_every` is not known",
+            self.schedule_every,
+            ("step", "epoch"),
+            TrainingError,
+            "say how often the original training called schedule.step()",
+        )
         if self.clip_norm is not None and (not isinstance(self.clip_norm, int | float) or not self.clip_norm > 0):
             raise TrainingError(
                 "`clip_norm` is impossible",
@@ -178,10 +178,5 @@ def _made(name: str, found: Any, needs: tuple[str, ...]) -> Any:
 
 
 def _positive(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise TrainingError(
-            f"`{name}` cannot be used",
-            got=repr(value),
-            wanted="a whole number, at least 1",
-            remedy="epochs: as many as the original training had; checkpoint_every: steps, None for epochs alone",
-        )
+    remedy = "epochs: as many as the original training had; checkpoint_every: steps, None for epochs alone"
+    integer_from(1, f"`{name}` cannot be used", TrainingError, remedy, **{name: value})

@@ -18,7 +18,7 @@ from torch import nn
 from twofour import calls
 from twofour.checkpoints import describe
 from twofour.compiler.replaceable import require_plain
-from twofour.errors import ExportError, cut
+from twofour.errors import ExportError, cut, one_of
 from twofour.export.kept import require_kept
 from twofour.export.onnx import gemm, quantize, verify, weights
 from twofour.export.onnx.weights import SparseWeight
@@ -173,13 +173,7 @@ def require_packages() -> None:
 def _require(model: nn.Module, matmul: str, dtype: str, data: Any) -> None:
     require_packages()
     for what, given, known in (("matmul", matmul, ("matmul", "gemm")), ("dtype", dtype, ("float32", "int8"))):
-        if given not in known:
-            raise ExportError(
-                f"the {what} is not known",
-                got=repr(given),
-                wanted=" or ".join(map(repr, known)),
-                remedy=f"{what}={known[0]!r}",
-            )
+        one_of(f"the {what} is not known", given, known, ExportError, f"{what}={known[0]!r}")
     if (data is None) != (dtype == "float32"):
         raise ExportError(
             "data are for int8, and int8 takes data",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twofour.errors import HardwareError
+from twofour.errors import HardwareError, integer_from, one_of
 
 DATAFLOWS = ("os", "ws", "is")
 """What stays in the units while the other two operands move: outputs, weights or inputs."""
@@ -27,22 +27,9 @@ class SystolicArray:
     dataflow: str = "os"
 
     def __post_init__(self) -> None:
-        for name in ("rows", "columns"):
-            size = getattr(self, name)
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise HardwareError(
-                    "the systolic array cannot exist",
-                    got=f"{name}={size!r}",
-                    wanted="whole numbers from 1",
-                    remedy="SystolicArray(rows=32, columns=32)",
-                )
-        if self.dataflow not in DATAFLOWS:
-            raise HardwareError(
-                f"the dataflow {self.dataflow!r} is unknown",
-                got=repr(self.dataflow),
-                wanted=f"one of {', '.join(DATAFLOWS)}",
-                remedy='dataflow="os"',
-            )
+        remedy, sizes = "SystolicArray(rows=32, columns=32)", {"rows": self.rows, "columns": self.columns}
+        integer_from(1, "the systolic array cannot exist", HardwareError, remedy, **sizes)
+        one_of(f"the dataflow {self.dataflow!r} is unknown", self.dataflow, DATAFLOWS, HardwareError, 'dataflow="os"')
 
     @property
     def units(self) -> int:

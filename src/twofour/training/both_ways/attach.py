@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from twofour import calls, masks
-from twofour.errors import TrainingError
+from twofour.errors import TrainingError, one_of
 from twofour.layers import CARRIED, PrunableWeight, put_over, require_module, walk, way_out
 from twofour.patterns import Transposable
 from twofour.training import products
@@ -132,10 +132,7 @@ def _require_options(begin: int, decay: float, gradient: str, kernels: str, seco
         ("gradient", gradient, ("dense", "2:4")),
         ("kernels", kernels, ("measured", "sparse", "dense")),
     ):
-        if value not in known:
-            raise TrainingError(
-                f"`{name}` is not known", got=repr(value), wanted=" or ".join(map(repr, known)), remedy="leave it out"
-            )
+        one_of(f"`{name}` is not known", value, known, TrainingError, "leave it out")
 
 
 def _weights(

@@ -12,7 +12,7 @@ from numbers import Real
 import torch
 from torch import Tensor, nn
 
-from twofour.errors import TrainingError
+from twofour.errors import TrainingError, integer_from
 from twofour.masks import Mask
 from twofour.training.schemes.base import require_free
 from twofour.training.schemes.over_masks import OverMasks, fitting
@@ -35,13 +35,7 @@ def attach(model: nn.Module, *, rank: int = 8, alpha: float = 16.0, layers: str 
             attached, or rank, alpha or seed is impossible.
     """
     require_free(model)
-    if type(rank) is not int or rank < 1:
-        raise TrainingError(
-            "the rank is impossible",
-            got=f"rank={rank!r}",
-            wanted="a whole number, at least 1",
-            remedy="rank=8 is usual",
-        )
+    integer_from(1, "the rank is impossible", TrainingError, "rank=8 is usual", rank=rank)
     if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 < alpha < math.inf:
         raise TrainingError(
             "the scale of the adapters is impossible",
@@ -49,13 +43,7 @@ def attach(model: nn.Module, *, rank: int = 8, alpha: float = 16.0, layers: str 
             wanted="a finite number over 0: the merged weight is w + mask * (alpha / rank) B A",
             remedy="alpha=16.0 is usual",
         )
-    if type(seed) is not int or not -(2**63) <= seed < 2**64:
-        raise TrainingError(
-            "the seed is impossible",
-            got=f"seed={seed!r}",
-            wanted="a whole number of 64 bits",
-            remedy="leave it out for 0",
-        )
+    integer_from(-(2**63), "the seed is impossible", TrainingError, "leave it out for 0", 2**64 - 1, seed=seed)
     found = fitting(model, layers, lambda _: None, verb="adapt", wanted="a masked layer")
     _require_low(found, rank)
     return LoRA(model, found, rank, alpha, seed)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from twofour import native
-from twofour.errors import PatternError
+from twofour.errors import PatternError, one_of
 from twofour.kernels.nm_gradient import MODES, nm_gradient, nm_gradient_packed, refuses
 from twofour.native import gpu
 from twofour.patterns import NM, Pattern
@@ -57,13 +57,13 @@ class Rule:
                 wanted="1 <= N <= M <= 32",
                 remedy='pass "2:4", which sparse tensor cores and our kernels read',
             )
-        if self.mode not in MODES:
-            raise PatternError(
-                "the mode of gradient pruning is unknown",
-                got=repr(self.mode),
-                wanted=" or ".join(map(repr, MODES)),
-                remedy='leave it out: mode="rescaled" is the default',
-            )
+        one_of(
+            "the mode of gradient pruning is unknown",
+            self.mode,
+            MODES,
+            PatternError,
+            'leave it out: mode="rescaled" is the default',
+        )
         if not isinstance(self.eps, int | float) or not 0 <= self.eps < float("inf"):
             raise PatternError(
                 "`eps` is impossible",
