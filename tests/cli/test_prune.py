@@ -16,7 +16,8 @@ from torch import nn
 import twofour
 import twofour.layers
 from tests.cli.small import refused
-from twofour.cli import output, source
+from twofour.cli import prune, source
+from twofour.streaming import result_folder
 
 
 def test_prune_then_check_a_function(run, tmp_path: Path):
@@ -217,13 +218,13 @@ def test_what_the_user_put_into_an_unfinished_result_is_never_taken_for_ours(run
 
 def test_what_appears_in_the_result_while_a_new_one_is_made_stays(run, monkeypatch):
     run("prune", "zoo_cli:small", "--out", "out")
-    write = output.write_model
+    write = prune.write_pruned
 
     def slow(*arguments):
         Path("out/thesis.txt").write_text("mine")
         return write(*arguments)
 
-    monkeypatch.setattr(output, "write_model", slow)
+    monkeypatch.setattr(prune, "write_pruned", slow)
     result = run("prune", "zoo_cli:small", "--out", "out", "--force", "--pattern", "1:4")
     assert result.exit_code != 0 and "thesis.txt" in result.output
     assert Path("out/thesis.txt").read_text() == "mine" and Path("out/model.safetensors").exists()
@@ -278,7 +279,7 @@ def killed(run, monkeypatch: pytest.MonkeyPatch):
                 return rename(self, target)
 
             patch.setattr(Path, "rename", dies)
-            patch.setattr(output, "_settle", lambda *_: None)
+            patch.setattr(result_folder, "_settle", lambda *_: None)
             ended = run("prune", "zoo_cli:small", "--out", "out", "--force", "--pattern", "1:4")
         assert (ended.exit_code == 0) == (not before) and Path("out").exists() == (not before)
         assert contents(left() / "earlier") == old

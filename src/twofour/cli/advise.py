@@ -9,18 +9,19 @@ import typer
 
 from twofour import compiler, measure
 from twofour.cli import source as sources
-from twofour.cli.screen import JsonFile, print_table, progress, say, write
+from twofour.cli.console import JsonFile, print_table, progress, say, write
+from twofour.cli.options import DenseModel, Skip
 from twofour.compiler import Advice, AdviceRow
 from twofour.compiler.advise import WORTH
 from twofour.compiler.grouped import grouped
 
 
 def advise(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The dense model.")],
+    source: DenseModel,
     batch: Annotated[
         str, typer.Option(metavar="LIST", help="Token counts (batch times sequence length), comma separated.")
     ] = "1,8,128",
-    skip: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Leave these layers out.")] = None,
+    skip: Skip = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads; torch's default when left out.")] = None,
     json: JsonFile = None,
 ) -> None:

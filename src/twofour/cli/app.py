@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from twofour.cli import advise, check, demo, estimate, export, importing, kernels, prune, simulate
-from twofour.cli.screen import print_error
+from twofour.cli.console import print_error
 from twofour.errors import SourceError, TwofourError, explained
 
 UNREADABLE = 2

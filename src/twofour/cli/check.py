@@ -11,7 +11,8 @@ import typer
 from twofour import checker
 from twofour.checker import RULES, Report
 from twofour.cli import source as sources
-from twofour.cli.screen import Advance, JsonFile, print_table, progress, say, write
+from twofour.cli.console import Advance, JsonFile, print_table, progress, say, write
+from twofour.cli.options import Globs, axis_of
 from twofour.errors import SourceError
 
 BROKEN = 1
@@ -25,10 +26,10 @@ def check(
         str | None, typer.Option(metavar="PATTERN", help='Take PATTERN, for example "2:4", as promised everywhere.')
     ] = None,
     include: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Look at these weights of a file or folder only.")
+        Globs, typer.Option(metavar="GLOB", help="Look at these weights of a file or folder only.")
     ] = None,
     axis: Annotated[
-        list[str] | None,
+        Globs,
         typer.Option(metavar="AXIS", help='Reduction axis of a bare file\'s weights: 1, 0 or "GLOB=0".'),
     ] = None,
     runtimes: Annotated[bool, typer.Option("--runtimes", help="Also print the verdict of each runtime.")] = False,
@@ -36,7 +37,7 @@ def check(
 ) -> None:
     """Say per weight whether it is sparse as promised, along the right axis. Exit: 0 kept, 1 broken, 2 unreadable."""
     with progress(f"checking {source}") as advance:
-        report = _report(source, expect, include or (), dict(map(_axis, axis or ())), advance)
+        report = _report(source, expect, include or (), dict(map(axis_of, axis or ())), advance)
     show(report, runtimes)
     write(json, {"source": source, **report.to_dict()})
     if not report.ok:
@@ -70,15 +71,3 @@ def _report(source: str, expect: str | None, include: Sequence[str], axes: dict[
         assert found.path is not None, found
         path = found.path
     return checker.check(path, expect=expect, include=include, axes=axes, progress=advance)
-
-
-def _axis(text: str) -> tuple[str, int]:
-    glob, _, axis = text.rpartition("=")
-    if axis not in ("0", "1"):
-        raise SourceError(
-            f"--axis {text} cannot be read",
-            got=repr(axis),
-            wanted='1, 0, "GLOB=1" or "GLOB=0"',
-            remedy="1 for a Linear or a convolution, 0 for Hugging Face's Conv1D or a transposed convolution",
-        )
-    return glob or "*", int(axis)

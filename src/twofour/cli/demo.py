@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from twofour import demo as pipeline
-from twofour.cli.screen import JsonFile, write
+from twofour.cli.console import JsonFile, write
 
 
 def demo(

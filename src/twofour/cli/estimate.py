@@ -11,9 +11,8 @@ from torch import nn
 
 from twofour import hardware
 from twofour.cli import source as sources
-from twofour.cli.screen import JsonFile, print_table, progress, say, write
-from twofour.cli.shapes import parsed, require_room
-from twofour.cli.spoken import spoken
+from twofour.cli.console import JsonFile, print_table, progress, remedies_of_options, say, write
+from twofour.cli.options import DenseModel, SampleShape, Skip, require_room, shape_of
 from twofour.hardware import Estimate, Row
 from twofour.hardware.machine import SPARSE_DTYPES
 
@@ -24,17 +23,15 @@ REMEDIES = {
 
 
 def estimate(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The dense model.")],
+    source: DenseModel,
     machine: Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(hardware.MACHINES)}.")],
     batch: Annotated[int, typer.Option(min=1, help="Samples; rows of each linear layer where no input is known.")] = 1,
-    given: Annotated[
-        str | None, typer.Option("--input", metavar="SHAPE", help="Shape of one sample of real numbers, 3x224x224.")
-    ] = None,
+    given: SampleShape = None,
     length: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a sample, where the model takes token ids.")
     ] = None,
     dtype: Annotated[str, typer.Option(help=f"Computing type: {', '.join(SPARSE_DTYPES)}.")] = "bfloat16",
-    skip: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Leave these layers dense.")] = None,
+    skip: Skip = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw roofline and speed-up (.svg, .png, .pdf); matplotlib.")
     ] = None,
@@ -42,13 +39,13 @@ def estimate(
 ) -> None:
     """Predict per layer and for the whole model the time on a GPU that is not here, dense and 2:4; nothing is run."""
     found = hardware.machine(machine)
-    shape = parsed(given)
+    shape = shape_of(given)
     if shape is not None and length is not None:
         raise typer.BadParameter("a model takes real numbers or token ids, not both", param_hint="--length")
     with progress(f"reading {source}"):
         model = sources.resolve(source).model()
     example = _example(model, batch, shape, length)
-    with spoken(REMEDIES):
+    with remedies_of_options(REMEDIES):
         result = hardware.estimate(
             model, example, machine=found, dtype=dtype, tokens=batch if example is None else None, skip=skip or ()
         )

@@ -14,9 +14,8 @@ from twofour import export as exporting
 from twofour.cli import data as calibration
 from twofour.cli import source as sources
 from twofour.cli import sparse
-from twofour.cli.screen import JsonFile, progress, say, write
-from twofour.cli.shapes import parsed, require_room
-from twofour.cli.spoken import spoken
+from twofour.cli.console import JsonFile, progress, remedies_of_options, say, write
+from twofour.cli.options import SampleShape, require_room, shape_of
 from twofour.criteria import SAMPLES
 from twofour.errors import SourceError
 from twofour.export.onnx import OPSET, Exported
@@ -49,7 +48,6 @@ PatternText = Annotated[
     str | None,
     typer.Option("--pattern", metavar="PATTERN", help="What the weights obey, where SOURCE does not say so."),
 ]
-Input = Annotated[str | None, typer.Option("--input", metavar="SHAPE", help="Shape of one sample, 3x224x224 (onnx).")]
 Length = Annotated[int, typer.Option(min=1, help="Tokens of a sample, where the model takes token ids (onnx).")]
 Data = Annotated[
     str | None,
@@ -78,7 +76,7 @@ def export(
     out: Out,
     model: Model = None,
     pattern: PatternText = None,
-    given: Input = None,
+    given: SampleShape = None,
     length: Length = LENGTH,
     data: Data = None,
     dtype: Dtype = "float32",
@@ -155,7 +153,7 @@ def _to_onnx(
     options: dict[str, Any],
 ) -> dict[str, Any]:
     example, batches = _example(model, found, *inputs)
-    with spoken(REMEDIES):
+    with remedies_of_options(REMEDIES):
         done = exporting.to_onnx(model, out, example, **options, data=batches if options["dtype"] == "int8" else None)
     _show(done)
     return {"sparse": [weight.initializer for weight in done.weights], **done.to_dict()}
@@ -197,7 +195,7 @@ def _example(
         batches = calibration.fitted(calibration.read(data, found, SAMPLES, length), model, SAMPLES)
         return calibration.example(model, batches), batches
     draw = torch.Generator().manual_seed(0)
-    if (size := parsed(given)) is not None:
+    if (size := shape_of(given)) is not None:
         require_room(2, *size, item=4)
         return torch.randn(2, *size, generator=draw, dtype=torch.float32, device="cpu"), None
     names = inspect.signature(model.forward).parameters

@@ -11,7 +11,6 @@ from twofour.checkpoints import CONFIG, Checkpoint, architectures, empty_model, 
 from twofour.checkpoints.configuration import described, reading
 from twofour.checkpoints.limits import size_of
 from twofour.errors import SourceError, explained
-from twofour.streaming.companions import companions, copy_companions
 
 GROWTH, SLACK = 8, 1 << 30
 """A model may be eight times its files, 4 bits there and float32 here, and a gigabyte: a head that is not there."""
@@ -103,11 +102,3 @@ def tokenizer(folder: Path) -> Any:
             wanted="tokenizer.json or what the model's tokenizer needs",
             remedy="write inputs as arrays, .npz or .safetensors, or name a function that returns them",
         ) from error
-
-
-def save(model: nn.Module, source: Path, target: Path) -> Path:
-    """Write the model in Hugging Face form with the tokenizer files of `source`; return the weights' path."""
-    copy_companions(companions(source), target)
-    # One file: the promise in its metadata is then in one place too.
-    model.save_pretrained(target, max_shard_size="1000GB")  # pyright: ignore[reportCallIssue]
-    return target / "model.safetensors"

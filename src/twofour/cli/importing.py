@@ -10,15 +10,16 @@ import typer
 
 from twofour import checker, importing
 from twofour.checker import Report
-from twofour.checkpoints import CONFIG
+from twofour.checkpoints import CONFIG, WEIGHTS
 from twofour.cli import check as check_command
-from twofour.cli import output
-from twofour.cli import source as sources
-from twofour.cli.screen import JsonFile, progress, say, write
+from twofour.cli.console import JsonFile, progress, say, write
+from twofour.cli.options import Folder
 from twofour.errors import FormatError
 from twofour.export.file import untie
+from twofour.export.plain import write_plain
 from twofour.files import read_json, replacing
 from twofour.importing import Imported
+from twofour.streaming import result_folder
 from twofour.streaming.companions import companions, copy_companions
 
 FOREIGN = ("quantization_config", "compression_config")
@@ -27,7 +28,7 @@ FOREIGN = ("quantization_config", "compression_config")
 
 def convert(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file or folder that another library wrote.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; must not exist.")],
+    out: Folder,
     format: Annotated[
         str | None, typer.Option(metavar="NAME", help="Its format; default: told by the names of its tensors.")
     ] = None,
@@ -38,17 +39,17 @@ def convert(
     json: JsonFile = None,
 ) -> None:
     """Read another library's sparse checkpoint; write weights and report.json to DIR."""
-    output.require_free(out, force)
+    result_folder.require_free(out, force)
     path = Path(source).expanduser()
-    output.require_apart(out, sources.Source(source, "folder" if path.is_dir() else "file", path))
-    with output.folder(out, force) as target:
+    result_folder.require_apart(out, path)
+    with result_folder.folder(out, force) as target:
         with progress(f"importing {source}"):
             imported = importing.decode(path, format=format)
             if path.is_dir():
                 _write_companions(path, target)
-            report = _write(imported, target / output.WEIGHTS, packed)
+            report = _write(imported, target / WEIGHTS, packed)
         head = {"source": source, "out": str(out), "format": imported.format, "notes": list(imported.notes)}
-        content = output.write_report(target, {**head, **report.to_dict()})
+        content = result_folder.write_report(target, {**head, **report.to_dict()})
     check_command.show(report)
     for note in imported.notes:
         say(note)
@@ -66,7 +67,7 @@ def _write(imported: Imported, path: Path, packed: bool) -> Report:
     else:
         stored, aliases = untie(weights)  # safetensors takes no two names of one tensor
         copies = {alias: stored[name].clone() for alias, name in aliases.items()}
-        output.write_weights({**stored, **copies}, imported.patterns, path, {"format": "pt"}, axes)
+        write_plain(path, {**stored, **copies}, imported.patterns, axes)
     return checker.check_weights(
         {name: weights[name].float() for name in imported.sparse}, expect=imported.patterns, axes=axes
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from twofour import measure, native
-from twofour.cli.screen import JsonFile, print_table, say, write
+from twofour.cli.console import JsonFile, print_table, say, write
 from twofour.kernels.table import listing
 
 _BACKENDS = {

@@ -13,21 +13,21 @@ from twofour import calls, checker, pruning
 from twofour.checker import Report
 from twofour.cli import check as check_command
 from twofour.cli import data as calibration
-from twofour.cli import output, streamed
 from twofour.cli import source as sources
-from twofour.cli.screen import JsonFile, progress, say, warn, write
-from twofour.cli.spoken import spoken
+from twofour.cli import streamed
+from twofour.cli.console import JsonFile, progress, remedies_of_options, say, warn, write
+from twofour.cli.options import Folder, Globs, Skip
 from twofour.criteria import SAMPLES, default
 from twofour.errors import SourceError
+from twofour.export.huggingface import write_pruned
 from twofour.recipe import Recipe
+from twofour.streaming import result_folder
 from twofour.streaming.companions import companions
 from twofour.structure import permutation
 
 REMEDIES = {'eligibility="any"': "--eligibility any lifts ASP's rule of 8 x 16 multiples"}
 
-Globs = list[str] | None
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The dense model or weights.")]
-Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; must not exist.")]
 PatternText = Annotated[str, typer.Option(metavar="PATTERN", help="2:4 or another N:M.")]
 CriterionText = Annotated[
     str | None,
@@ -52,7 +52,6 @@ Axis = Annotated[
     Globs,
     typer.Option(metavar="AXIS", help='Reduction axis of a file\'s weights: 1, 0 or "GLOB=0"; needed for a file.'),
 ]
-Skip = Annotated[Globs, typer.Option(metavar="GLOB", help="Leave these layers dense.")]
 Eligibility = Annotated[
     str, typer.Option(help='"asp": size(0) % 8 == 0 and size(1) % 16 == 0; "any": what the pattern divides.')
 ]
@@ -65,7 +64,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace the result of an e
 
 def prune(
     source: Source,
-    out: Out,
+    out: Folder,
     pattern: PatternText = "2:4",
     criterion: CriterionText = None,
     data: Data = None,
@@ -84,16 +83,16 @@ def prune(
 
     Files are pruned part by part where the criterion needs no data, and a run that was stopped goes on.
     """
-    output.require_free(out, force)
+    result_folder.require_free(out, force)
     found = sources.resolve(source)
-    output.require_apart(out, found)
+    result_folder.require_apart(out, found.path)
     if found.kind == "folder" and found.path is not None:
         companions(found.path)  # refuses what cannot be copied before any long work
     rules: Any = {glob: pattern for glob in include} if include else pattern
     recipe = Recipe.parse(rules, criterion=criterion or default(data), skip=skip or (), eligibility=eligibility)
     streamed.require_axes(found, include, axis)
     _require_usable(found, recipe, data, permute)
-    with spoken(REMEDIES):
+    with remedies_of_options(REMEDIES):
         if found.kind != "function" and recipe.criterion.need is None and data is None and not permute:
             content = _prune_files(found, recipe, out, axis or (), ray, force)
         else:
@@ -108,14 +107,14 @@ def prune(
 def _prune_files(
     source: sources.Source, recipe: Recipe, out: Path, axes: Sequence[str], ray: str | None, force: bool
 ) -> dict[str, Any]:
-    plan, journal = streamed.plan(source, recipe, axes), output.journal_of(out)
+    plan, journal = streamed.plan(source, recipe, axes), result_folder.journal_of(out)
     earlier = streamed.written(journal)
     try:
-        with output.resumed(out, force, journal) as target:
+        with result_folder.resumed(out, force, journal) as target:
             with progress(f"pruning {source.text} (MB)") as advance:
                 report = streamed.prune(plan, target, journal, ray, advance)
-            recipe.save(target / output.RECIPE)
-            content = output.write_report(
+            recipe.save(target / result_folder.RECIPE)
+            content = result_folder.write_report(
                 target, {"source": source.text, "out": str(out), **report.to_dict()}, report.files
             )
     except BaseException:
@@ -130,12 +129,14 @@ def _prune_loaded(
     source: sources.Source, recipe: Recipe, out: Path, data: Any, samples: int, permute: bool, force: bool
 ) -> dict[str, Any]:
     streamed.require_memory(source)
-    with output.folder(out, force) as target:
+    with result_folder.folder(out, force) as target:
         # Calibration has a bar of its own.
         with progress(f"pruning {source.text}") if data is None else nullcontext():
             report, permuted, told = _prune_model(source, recipe, target, data, samples, permute)
-        recipe.save(target / output.RECIPE)
-        content = output.write_report(target, {"source": source.text, "out": str(out), **permuted, **report.to_dict()})
+        recipe.save(target / result_folder.RECIPE)
+        content = result_folder.write_report(
+            target, {"source": source.text, "out": str(out), **permuted, **report.to_dict()}
+        )
     for sentence in told:
         say(sentence)
     if permuted:
@@ -191,7 +192,7 @@ def _prune_model(
         options |= {"permute": True, "example": calibration.example(model, options["data"])}
     with calls.without_cache(model):
         pruning.prune(model, recipe, **options)
-    output.write_model(model, source, target, recipe.criterion.name)
+    write_pruned(model, target, source.path if source.kind == "folder" else None, recipe.criterion.name)
     return checker.check(model), _permutation(pruning.permutation_report(model)), told
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from twofour.cli.screen import JsonFile, print_table, progress, say, write
+from twofour.cli.console import JsonFile, print_table, progress, say, write
 from twofour.errors import HardwareError
 from twofour.hardware import systolic
 from twofour.hardware.systolic import Simulated

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from twofour import streaming
 from twofour.checkpoints import Checkpoint
-from twofour.cli import output
-from twofour.cli.screen import Advance, print_table, say
+from twofour.cli.console import Advance, print_table, say
+from twofour.cli.options import axis_of
 from twofour.cli.source import Source
 from twofour.errors import SourceError
 from twofour.export.file import KEY
 from twofour.export.metadata import read_description
 from twofour.measure.machine import free_memory_bytes
 from twofour.recipe import Recipe
-from twofour.streaming import Plan, Report
+from twofour.streaming import Plan, Report, result_folder
 
 GIGABYTE = 1 << 30
 
@@ -37,7 +37,7 @@ def plan(source: Source, recipe: Recipe, axes: Sequence[str]) -> Plan:
             remedy="`twofour check` says what it holds",
         )
     if source.kind == "file":
-        return streaming.plan_file(checkpoint, recipe, [_axis(text) for text in axes])
+        return streaming.plan_file(checkpoint, recipe, [axis_of(text) for text in axes])
     return streaming.plan_folder(checkpoint, recipe)
 
 
@@ -118,16 +118,4 @@ def written(journal: Path) -> int | None:
 
 def kept(out: Path) -> str:
     """Say what an interrupted run leaves."""
-    return f"finished files are kept in {output.unfinished(out)}; the same command goes on from there"
-
-
-def _axis(text: str) -> tuple[str, int]:
-    glob, _, axis = text.rpartition("=")
-    if axis not in ("0", "1"):
-        raise SourceError(
-            f"--axis {text} cannot be read",
-            got=repr(axis),
-            wanted="0, 1, or GLOB=0 and GLOB=1",
-            remedy="1 for a Linear or a convolution; 0 for Hugging Face's Conv1D or a transposed convolution",
-        )
-    return glob or "*", int(axis)
+    return f"finished files are kept in {result_folder.unfinished(out)}; the same command goes on from there"

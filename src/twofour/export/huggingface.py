@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
+from safetensors.torch import save_model
 from torch import nn
 
 from twofour import masks
-from twofour.checkpoints import CONFIG, Checkpoint
+from twofour.checkpoints import CONFIG, WEIGHTS, Checkpoint
 from twofour.compiler.replaceable import require_plain
 from twofour.errors import ExportError
 from twofour.export.card import Accuracy, card
@@ -80,6 +81,27 @@ def to_huggingface(
             remedy="choose another place, or free space on the disk",
         ) from error
     return names
+
+
+def write_pruned(model: nn.Module, target: Path, source: Path | None, criterion: str) -> None:
+    """Write a masked model's plain weights, zeros included, into a folder, with the promise in their metadata.
+
+    Args:
+        model: With masks.
+        target: The folder; it exists.
+        source: The folder of Hugging Face that the model is of, whose other files are copied; None for another model.
+        criterion: Name of the criterion, for config.json.
+    """
+    if source is None:
+        save_model(model, str(target / WEIGHTS))
+    else:
+        copy_companions(companions(source), target)
+        # One file: the promise in its metadata is then in one place too.
+        model.save_pretrained(target, max_shard_size="1000GB")  # pyright: ignore[reportCallIssue]
+    patterns, axes, _ = _promised(model, Checkpoint.open(target / WEIGHTS))
+    _promise(target / WEIGHTS, patterns, axes)
+    if source is not None:
+        write_note(target / CONFIG, patterns, criterion)
 
 
 def _saver(model: nn.Module) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twofour.measure.gpu import Board, compare_on_gpu, device_seconds, gpu_facts
 from twofour.measure.machine import last_level_cache_bytes, machine, processor, require_threads, software
-from twofour.measure.record import Record, Timing, geometric_mean, load, save, write_json
+from twofour.measure.record import Record, Timing, geometric_mean, load, save, without_nan, write_json
 from twofour.measure.timing import Cold, compare, copies_for_cold
 
 __all__ = [
@@ -25,5 +25,6 @@ __all__ = [
     "require_threads",
     "save",
     "software",
+    "without_nan",
     "write_json",
 ]

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from twofour.errors import MeasureError, cut, one_of
 from twofour.files import LARGEST_LIST, read_json, replacing
@@ -249,6 +250,15 @@ def write_json(path: str | os.PathLike[str], content: object) -> Path:
     except OSError as error:
         raise MeasureError(f"{target} cannot be written", got=str(error)) from error
     return target
+
+
+def without_nan(content: Any) -> Any:
+    """Return JSON-ready values with NaN and infinities as text, since JSON has no numbers for them."""
+    if isinstance(content, dict):
+        return {key: without_nan(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [without_nan(value) for value in content]
+    return str(content) if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:

@@ -1,8 +1,9 @@
-"""What `twofour prune` leaves behind: a folder that appears whole or not at all."""
+"""The folder of a result, of `twofour prune` and its like: it appears whole or not at all."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,14 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_model
-from torch import Tensor, nn
-
-from twofour import export, layers, masks, measure
-from twofour.checkpoints import CONFIG, WEIGHTS, describe, write_tensors
-from twofour.cli import huggingface
-from twofour.cli.screen import warn, without_nan
-from twofour.cli.source import Source, read_metadata
+from twofour import measure
 from twofour.errors import SourceError
 from twofour.files import (
     LARGEST_LIST,
@@ -28,10 +22,10 @@ from twofour.files import (
     read_json,
     remove_known,
     remove_left,
-    replacing,
 )
-from twofour.streaming import Journal
-from twofour.streaming.prune import write_note
+from twofour.streaming.journal import Journal
+
+_log = logging.getLogger("twofour.streaming")
 
 RECIPE = "recipe.toml"
 REPORT = "report.json"
@@ -88,16 +82,16 @@ def _require_free(out: Path, force: bool) -> None:
         )
 
 
-def require_apart(out: Path, source: Source) -> None:
+def require_apart(out: Path, source: Path | None) -> None:
     """Refuse an output folder that is the source, lies inside it or holds it.
 
     Raises:
         SourceError: It does.
     """
-    if source.path is None:
+    if source is None:
         return
     with _writing(out):
-        place, origin = out.resolve(), source.path.resolve()
+        place, origin = out.resolve(), source.resolve()
     relation = (
         "the source itself" if place == origin
         else "a folder inside the source" if origin in place.parents
@@ -107,7 +101,7 @@ def require_apart(out: Path, source: Source) -> None:
     if relation:
         raise SourceError(
             f"{out} cannot become the result's folder",
-            got=f"{relation}, {source.path}",
+            got=f"{relation}, {source}",
             wanted="a folder apart from the source",
             remedy="choose another --out",
         )
@@ -236,7 +230,7 @@ def _settle(aside: Path, out: Path) -> None:
         elif _is_result(out, _replacement(aside, out)):
             earlier.rename(gone)  # from here on it is not whole, and does not come back
         else:
-            warn(f"{earlier} stays, an earlier result: {out} is not what was to replace it")
+            _log.warning("%s stays, an earlier result: %s is not what was to replace it", earlier, out)
     if gone.is_dir():
         _remove_result(gone)
     if not earlier.exists() and not gone.exists():
@@ -269,7 +263,7 @@ def _remove_result(old: Path) -> None:
     for name in (names - {REPORT}, {REPORT}):  # the report last: with it a killed removal goes on
         remove_known(old, name)
     if old.exists():
-        warn(f"{old} stays: there are files in it that `twofour prune` did not write")
+        _log.warning("%s stays: there are files in it that `twofour prune` did not write", old)
 
 
 def write_report(target: Path, content: Mapping[str, Any], files: Iterable[str] | None = None) -> dict[str, Any]:
@@ -281,42 +275,9 @@ def write_report(target: Path, content: Mapping[str, Any], files: Iterable[str] 
         files: What was written beside recipe and report; None: all that is there, in a folder of this run alone.
     """
     found = names_in(target) if files is None else {*files, RECIPE}
-    whole = without_nan({**content, "files": sorted({*found, REPORT})})
+    whole = measure.without_nan({**content, "files": sorted({*found, REPORT})})
     measure.write_json(target / REPORT, whole)
     return whole
-
-
-def write_model(model: nn.Module, source: Source, target: Path, criterion: str) -> None:
-    """Write a masked model's plain weights (zeros included), with the promise in the file's metadata."""
-    if source.kind == "folder":
-        assert source.path is not None, source
-        path = huggingface.save(model, source.path, target)
-    else:
-        path = target / WEIGHTS
-        save_model(model, str(path))
-    weights = export.read(path).plain
-    attached, promise, axes = masks.of(model), dict[str, str](), dict[str, int]()
-    for weight in layers.walk(model, eligibility="any", tied="*").weights:
-        names = (weight.name, *weight.aliases)
-        mask = next((attached[name] for name in names if name in attached), None)
-        if mask is not None:  # a tied weight is in the file under one of its names
-            stored = next((name for name in names if name in weights), weight.name)
-            promise[stored], axes[stored] = mask.pattern.name, mask.axis.axis
-    write_weights(weights, promise, path, read_metadata(path), axes)
-    if source.kind == "folder":
-        write_note(target / CONFIG, promise, criterion)
-
-
-def write_weights(
-    weights: Mapping[str, Tensor],
-    promise: Mapping[str, str],
-    path: Path,
-    metadata: Mapping[str, str],
-    axes: Mapping[str, int] | None = None,
-) -> None:
-    """Write named weights as safetensors, with the promise, and reduction axes other than 1, in the metadata."""
-    with replacing(path) as temporary:
-        write_tensors(temporary, weights, {**metadata, **describe(promise, axes or {})})
 
 
 @contextmanager

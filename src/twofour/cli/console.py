@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 import typer
 from rich.console import Console
@@ -120,7 +119,7 @@ def write(path: Path | None, content: object) -> None:
     """
     if path is not None:
         try:
-            measure.write_json(path, without_nan(content))
+            measure.write_json(path, measure.without_nan(content))
         except (MeasureError, OSError) as error:
             raise SourceError(
                 f"--json {path} cannot be written",
@@ -131,18 +130,20 @@ def write(path: Path | None, content: object) -> None:
         errors().print(Text(f"wrote {path}"), soft_wrap=True)
 
 
-def without_nan(content: Any) -> Any:
-    """Return JSON-ready values with NaN and infinities as text, since JSON has no numbers for them."""
-    if isinstance(content, dict):
-        return {key: without_nan(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [without_nan(value) for value in content]
-    return str(content) if isinstance(content, float) and not math.isfinite(content) else content
-
-
 @contextmanager
 def progress(title: str) -> Iterator[Advance]:
     """Show how far a step is: a bar with the time left on a terminal, plain lines elsewhere."""
     with Progress() as shown:
         shown.begin(title)
         yield lambda done, total, what="": shown.move(done, total, what)
+
+
+@contextmanager
+def remedies_of_options(remedies: Mapping[str, str]) -> Iterator[None]:
+    """Let an error that passes through name options: the remedy whose key stands in its own, which names arguments."""
+    try:
+        yield
+    except TwofourError as error:
+        said = error.remedy or ""
+        error.remedy = next((remedy for key, remedy in remedies.items() if key in said), error.remedy)
+        raise

@@ -1,13 +1,23 @@
-"""SHAPE: text on the command line to the shape of one sample."""
+"""Options that several commands share, and the texts of SHAPE and AXIS."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from twofour.errors import SourceError
+from twofour.errors import SourceError, one_of
 from twofour.measure.machine import free_memory_bytes
+
+Globs = list[str] | None
+Folder = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write; must not exist.")]
+Skip = Annotated[Globs, typer.Option(metavar="GLOB", help="Leave these layers dense.")]
+DenseModel = Annotated[str, typer.Argument(metavar="SOURCE", help="The dense model.")]
+SampleShape = Annotated[
+    str | None, typer.Option("--input", metavar="SHAPE", help="Shape of one sample of real numbers, 3x224x224.")
+]
 
 LARGEST = 2**63 - 1
 """Bytes that torch can count."""
@@ -39,7 +49,7 @@ def _gigabytes(count: int) -> str:
     return f"{count // 10**9}" if count >= 10**10 else f"{count / 1e9:.3g}"
 
 
-def parsed(given: str | None) -> tuple[int, ...] | None:
+def shape_of(given: str | None) -> tuple[int, ...] | None:
     """Return the sizes in a text such as 3x224x224.
 
     Raises:
@@ -54,3 +64,15 @@ def parsed(given: str | None) -> tuple[int, ...] | None:
     if not shape or min(shape) < 1:
         raise typer.BadParameter(f"{given!r} is no shape such as 3x224x224", param_hint="--input")
     return shape
+
+
+def axis_of(text: str) -> tuple[str, int]:
+    """Return the glob and the axis of an option such as --axis 1 or --axis "GLOB=0".
+
+    Raises:
+        SourceError: The axis is neither 0 nor 1.
+    """
+    glob, _, axis = text.rpartition("=")
+    remedy = '1 or "GLOB=1" for a Linear or a convolution, 0 or "GLOB=0" for Hugging Face\'s Conv1D'
+    one_of(f"--axis {text} cannot be read", axis, ("0", "1"), SourceError, remedy)
+    return glob or "*", int(axis)
