@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import twofour
 from twofour.errors import HardwareError, LayerError
 from twofour.hardware import Estimate, gemm, plot
-from twofour.hardware.products import Product, trace
+from twofour.hardware.matmul_shapes import Product, trace
 
 
 def test_linear_convolution_and_attention_products():

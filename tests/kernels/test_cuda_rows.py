@@ -25,7 +25,7 @@ from twofour.kernels.nm_matmul.cuda.eight_bits import (
     rounded,
     rounded_reference,
 )
-from twofour.kernels.nm_matmul.cuda.parts import Part, joined, opened, size
+from twofour.kernels.nm_matmul.cuda.sealed_buffers import Part, joined, opened, size
 from twofour.kernels.problem import Problem
 from twofour.native import gpu
 from twofour.packing import Packed, pack

@@ -14,7 +14,7 @@ from twofour.hardware.costs import Costs, costs
 from twofour.hardware.fitted import FITTED
 from twofour.hardware.machine import BITS, Machine, group_of
 from twofour.hardware.machines import machine as find
-from twofour.hardware.products import Product, linears, trace
+from twofour.hardware.matmul_shapes import Product, linears, trace
 from twofour.layers import walk
 
 

@@ -19,10 +19,10 @@ from twofour.files import named
 from twofour.importing.asp import ASP
 from twofour.importing.base import Format, Source, Sparse
 from twofour.importing.bitmask import Bitmask
+from twofour.importing.derived_patterns import Zeros
 from twofour.importing.marlin import Marlin
 from twofour.importing.semi_structured import SemiStructured
 from twofour.importing.source import opened
-from twofour.importing.zeros import Zeros
 from twofour.layers import Reduction, nearest, reduction_axes, walk
 from twofour.packing import Packed, pack
 

@@ -3,7 +3,7 @@
 Before a step the gradient of pruned entries is set to zero, so that no update, factored statistic or line search sees
 it; after a step the parameter and its optimiser state are set to zero there, which removes what weight decay, momentum
 and earlier dense training left (both halves are needed: apex asp.py does the same around a patched step). State that is
-known to be zero there (zeros.py) is left alone.
+known to be zero there (optimizer_state.py) is left alone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from twofour.layers import MASKED, is_distributed, is_masked
+from twofour.masks import optimizer_state
 from twofour.masks import rule as rules
-from twofour.masks import zeros
 from twofour.masks.link import Changes, Link, links_of, unpickled
 from twofour.masks.loaded import reconcile
 from twofour.masks.rule import Rule, fill_pruned
@@ -48,7 +48,7 @@ def _before_step(
         parameter, keep = masked.parameter, masked.keep
         _mask_gradient(parameter, keep)
         for state in _states(optimizer, parameter):
-            zeros.review(optimizer, state, parameter, keep, closure=closure)
+            optimizer_state.review(optimizer, state, parameter, keep, closure=closure)
     # With a closure the gradients are computed inside the step, by LBFGS many times.
     if callable(kwargs.get("closure")):
         return args, {**kwargs, "closure": _masked_closure(optimizer, kwargs["closure"])}
@@ -84,9 +84,9 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
 def _fill(optimizer: Optimizer, parameter: Tensor, keep: Tensor) -> None:
     fill_pruned(parameter, keep)
     for state in _states(optimizer, parameter):
-        if not zeros.known(state, keep):
+        if not optimizer_state.known(state, keep):
             fill_pruned(state, keep)
-        zeros.note(state, parameter, keep)
+        optimizer_state.note(state, parameter, keep)
 
 
 def _states(optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:

@@ -12,10 +12,10 @@ from twofour import __version__
 from twofour.checkpoints import CONFIG, INDEX, WEIGHTS, describe
 from twofour.errors import SourceError
 from twofour.files import read_json, replacing
+from twofour.streaming.checkpoint_plan import Plan, axes_by_name, patterns_by_name
 from twofour.streaming.cluster import run_on_cluster
 from twofour.streaming.companions import companions, copy_companions
 from twofour.streaming.journal import Journal
-from twofour.streaming.plan import Plan, axes_by_name, patterns_by_name
 from twofour.streaming.report import Report
 from twofour.streaming.shard import Shard, Written, write_shard
 

@@ -24,7 +24,7 @@ from twofour.files import opened, replacing
 from twofour.masks.rule import fill_pruned
 from twofour.patterns import VNM, Pattern
 from twofour.patterns.base import is_finite, non_finite
-from twofour.streaming.plan import Sparse
+from twofour.streaming.checkpoint_plan import Sparse
 
 PART = 1 << 21
 """Values of a weight that are worked on at a time: 8 MB as the float32 that masks are made from."""

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from twofour.kernels.cuda import HALVES, CudaKernel, held_bias, padded, rounded_up
 from twofour.kernels.nm_matmul.cuda.eight_bits import TYPES, rescaled, rounded, rounded_reference
-from twofour.kernels.nm_matmul.cuda.parts import Part, joined, opened, size
+from twofour.kernels.nm_matmul.cuda.sealed_buffers import Part, joined, opened, size
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import gpu
 from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header

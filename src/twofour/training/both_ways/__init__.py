@@ -6,6 +6,6 @@ from twofour.training.both_ways.attach import attach
 from twofour.training.both_ways.handle import BothWays
 from twofour.training.both_ways.saving import Saving, saving
 from twofour.training.choice import Choice, LayerPlan, Plan
-from twofour.training.parts import PARTS, timed
+from twofour.training.step_clock import PARTS, timed
 
 __all__ = ["PARTS", "BothWays", "Choice", "LayerPlan", "Plan", "Saving", "attach", "saving", "timed"]

@@ -16,7 +16,7 @@ from twofour.layers import CARRIED
 from twofour.training import products
 from twofour.training.both_ways.layouts import Layouts
 from twofour.training.choice import LayerPlan
-from twofour.training.parts import part
+from twofour.training.step_clock import part
 
 _scratch = threading.local()
 

@@ -15,7 +15,7 @@ from twofour.kernels import Kernel, find
 from twofour.kernels.nm_gradient import packed_bytes, refuses
 from twofour.training import products
 from twofour.training.choice import Choice, fastest
-from twofour.training.parts import part
+from twofour.training.step_clock import part
 
 PRODUCT = ("auto", "sparse", "dense")
 """What `attach` takes as `product`."""

@@ -18,7 +18,7 @@ from torch.nn import functional
 from twofour.kernels.cuda import HALVES, Configuration, held_bias, padded, rounded_up
 from twofour.kernels.nm_matmul.cuda.eight_bits import TYPES, rescaled, rounded, rounded_reference
 from twofour.kernels.nm_matmul.cuda.library import LibraryMatmul
-from twofour.kernels.nm_matmul.cuda.parts import ALIGNED, Part, beside, joined, opened
+from twofour.kernels.nm_matmul.cuda.sealed_buffers import ALIGNED, Part, beside, joined, opened
 from twofour.kernels.nm_matmul.cuda.tuning import key, tuned
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import gpu

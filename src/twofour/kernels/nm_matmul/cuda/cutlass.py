@@ -18,7 +18,7 @@ from torch.sparse._semi_structured_conversions import sparse_semi_structured_to_
 from twofour.kernels.cuda import HALVES, held_bias, padded, rounded_up
 from twofour.kernels.nm_matmul.cuda.eight_bits import rescaled, rounded
 from twofour.kernels.nm_matmul.cuda.library import LibraryMatmul
-from twofour.kernels.nm_matmul.cuda.parts import Part, joined, opened, size
+from twofour.kernels.nm_matmul.cuda.sealed_buffers import Part, joined, opened, size
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header
 from twofour.tensor_core import Operand, from_sm80, to_sm80

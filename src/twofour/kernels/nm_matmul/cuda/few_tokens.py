@@ -19,8 +19,8 @@ from torch import Tensor
 
 from twofour.errors import KernelError
 from twofour.kernels.cuda import HALVES, Configuration, CudaKernel, rounded_up
-from twofour.kernels.nm_matmul.cuda.parts import ALIGNED, Part, joined, opened, size
 from twofour.kernels.nm_matmul.cuda.reference import opened_weight
+from twofour.kernels.nm_matmul.cuda.sealed_buffers import ALIGNED, Part, joined, opened, size
 from twofour.kernels.nm_matmul.cuda.tuning import key, tuned
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.packing import HEADER_BYTES, Header, Packed, has_zeros, layout_header, read_layout_header

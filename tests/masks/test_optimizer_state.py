@@ -12,7 +12,7 @@ from torch.optim import AdamW, Optimizer, RMSprop, Rprop
 
 import twofour
 from twofour import layers, masks
-from twofour.masks import hooks, zeros
+from twofour.masks import hooks, optimizer_state
 
 
 def filled_by_a_step(optimizer: Optimizer, layer: nn.Linear, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
@@ -167,9 +167,9 @@ def test_a_stepped_parameter_can_be_swapped(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_is_known_of_state_goes_with_it() -> None:
     gc.collect()
-    before = len(zeros._filled)
+    before = len(optimizer_state._filled)
     layer, _, optimizer = stepped()
-    assert len(zeros._filled) == before + 2
+    assert len(optimizer_state._filled) == before + 2
     del layer, optimizer
     gc.collect()
-    assert len(zeros._filled) == before
+    assert len(optimizer_state._filled) == before
