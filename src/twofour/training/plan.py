@@ -39,9 +39,11 @@ class Plan:
 
     def check(self) -> None:
         """Refuse, with a TrainingError, what could only fail later or mean something else than written."""
-        _positive("epochs", self.epochs)
+        kind, remedy = TrainingError, "as many epochs as the original training had"
+        integer_from(1, "`epochs` cannot be used", kind, remedy, epochs=self.epochs)
         if self.checkpoint_every is not None:
-            _positive("checkpoint_every", self.checkpoint_every)
+            remedy = "a number of steps, or None for epochs alone"
+            integer_from(1, "`checkpoint_every` cannot be used", kind, remedy, checkpoint_every=self.checkpoint_every)
         one_of(
             "`schedule_every` is not known",
             self.schedule_every,
@@ -175,8 +177,3 @@ def _made(name: str, found: Any, needs: tuple[str, ...]) -> Any:
             remedy=remedy,
         )
     return found
-
-
-def _positive(name: str, value: object) -> None:
-    remedy = "epochs: as many as the original training had; checkpoint_every: steps, None for epochs alone"
-    integer_from(1, f"`{name}` cannot be used", TrainingError, remedy, **{name: value})
