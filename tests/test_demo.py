@@ -91,7 +91,7 @@ def test_a_second_run_never_overwrites_the_first(run):
 
 
 def test_unknown_data():
-    with pytest.raises(DataError, match="digits or fashion-mnist"):
+    with pytest.raises(DataError, match='"digits" or "fashion-mnist"'):
         demo(data="cats")
 
 

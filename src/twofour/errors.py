@@ -80,7 +80,8 @@ def one_of(what: str, given: object, allowed: Collection[object], kind: type[Two
         TwofourError: It is none of them; of the kind that was asked for.
     """
     if given not in allowed:
-        wanted = " or ".join(map(repr, allowed)) if len(allowed) < 4 else f"one of {', '.join(map(str, allowed))}"
+        known = [f'"{value}"' if isinstance(value, str) else str(value) for value in allowed if value is not None]
+        wanted = " or ".join(known) if len(known) < 4 else f"one of {', '.join(map(str, allowed))}"
         raise kind(what, got=cut(repr(given), 80), wanted=wanted, remedy=remedy)
 
 

@@ -95,6 +95,6 @@ def test_too_few_states_are_refused(states):
     with pytest.raises(RecipeError) as caught:
         frontier([[0.0]], [[0.0]], states)
     assert str(caught.value) == (
-        f"`states` cannot be used\n  got     {states!r}\n  wanted  a whole number, at least 2\n"
+        f"`states` cannot be used\n  got     states={states!r}\n  wanted  a whole number, at least 2\n"
         f"  try     leave it out to keep {STATES} partial sums"
     )

@@ -232,7 +232,7 @@ def test_wrong_options_say_what_is_wanted() -> None:
     model = nn.ModuleDict({"classifier": nn.Linear(16, 16)})
     with pytest.raises(LayerError, match=r"matches no layer\n  got .*\n.*\n  try +nearest names: `classifier`"):
         layers.walk(model, skip=["classifer"])
-    with pytest.raises(LayerError, match=r"eligibility rule is unknown\n  got +'ASP'\n  wanted  'asp' or 'any'"):
+    with pytest.raises(LayerError, match=r'eligibility rule is unknown\n  got +\'ASP\'\n  wanted  "asp" or "any"'):
         layers.walk(model, eligibility="ASP")
 
 

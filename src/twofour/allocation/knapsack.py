@@ -77,9 +77,8 @@ def frontier(costs: Sequence[Sequence[float]], values: Sequence[Sequence[float]]
     Raises:
         RecipeError: `states` is too small.
     """
-    integer_from(
-        2, "`states` cannot be used", RecipeError, f"leave it out to keep {STATES} partial sums", states=states
-    )
+    remedy = f"leave it out to keep {STATES} partial sums"
+    integer_from(2, "`states` cannot be used", RecipeError, remedy, states=states)
     cost, value = np.zeros(1), np.zeros(1)
     stages: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
     exact = True
