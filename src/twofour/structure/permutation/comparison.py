@@ -107,7 +107,8 @@ def require_same(
     if all(largest_difference([new], [old]) <= TOLERANCES.get(old.dtype, 0.0) for old, new in pairs):
         return largest_difference(after, before)
     try:
-        judged, allowed = largest_difference(*reversed(exactly())), EXACT
+        was, now = exactly()
+        judged, allowed = largest_difference(now, was), EXACT
         if judged > allowed:
             raise _changed(judged, f"at most {allowed:g}, computed in float64")
     except PermutationError:
