@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import os
 import sys
 import traceback
@@ -12,8 +13,10 @@ import typer
 from typer.core import TyperGroup
 
 from twofour.cli import advise, check, demo, estimate, export, importing, kernels, prune, simulate
-from twofour.cli.console import print_error
+from twofour.cli.console import ToStderr, print_error
 from twofour.errors import SourceError, TwofourError, explained
+
+logging.getLogger("twofour.streaming").addHandler(ToStderr(logging.WARNING))
 
 UNREADABLE = 2
 _USAGE: tuple[type[Exception], ...] = tuple(

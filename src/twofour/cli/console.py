@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -109,6 +110,14 @@ def say(text: str) -> None:
 def warn(text: str) -> None:
     """Print a plain line to stderr."""
     errors().print(Text(text), soft_wrap=True)
+
+
+class ToStderr(logging.Handler):
+    """Prints what a stage logs as a line of the command."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one message."""
+        warn(record.getMessage())
 
 
 def write(path: Path | None, content: object) -> None:
