@@ -157,7 +157,7 @@ def test_every_instruction_set_chooses_as_the_reference(isa: str) -> None:
         (("2:64", "magnitude", 0.0), "1 <= N <= M <= 32"),
         ((VNM(64, 2, 8), "magnitude", 0.0), "not N:M"),
         (("block", "magnitude", 0.0), '"2:4"'),
-        (("2:4", "maxnorm", 0.0), "'magnitude' or 'rescaled' or 'random' or 'unbiased'"),
+        (("2:4", "maxnorm", 0.0), "one of magnitude, rescaled, random, unbiased"),
         (("2:4", "magnitude", -1.0), "`eps` is impossible"),
     ],
 )
