@@ -15,6 +15,7 @@ from tests.compiler.small import Branching, mlp, quick
 from tests.graph.small import Encoder, GatedBlock, PreNormBlock
 from twofour.compiler import graph as compiled_graph
 from twofour.compiler import products
+from twofour.compiler.build import Terms
 from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.whole_model import WholeModel
 from twofour.errors import CompileError
@@ -304,18 +305,19 @@ def test_weights_of_different_kinds_keep_their_zero_points_when_joined(others: t
 
 def test_joined_products_are_timed_in_the_type_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.dtype] = []
-    chosen = products.choose
+    chosen = Terms.choose
 
     def timed(layer: nn.Module, parts: object, tokens: int, activations: torch.dtype) -> object:
         seen.append(activations)
         return {"together": 1.0, "apart": 2.0}, True
 
     def measured(*args: object, **options: object) -> object:
-        seen.append(options["activations"])  # type: ignore[arg-type]
+        if "epilogue" in options:  # a product of the graph, not a layer
+            seen.append(options["activations"])  # type: ignore[arg-type]
         return chosen(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(products, "together_and_apart", timed)
-    monkeypatch.setattr(products, "choose", measured)
+    monkeypatch.setattr(Terms, "choose", measured)
     example = torch.randint(0, 50, (2, 8)), torch.ones(2, 8)
     quick(pruned(Encoder(layers=1)).bfloat16(), example, graph=True, dtype="bfloat16")
     assert seen == [torch.bfloat16, torch.bfloat16]

@@ -10,6 +10,8 @@ from twofour.compiler.account import Account, OperatorTime
 from twofour.compiler.advise import Advice, AdviceRow
 from twofour.compiler.grouped import grouped, one_text, without_numbers
 
+SPARSE, DENSE = "nm_matmul_2x4_f32_rows__scalar", "dense_matmul_f32_linear__torch"
+
 
 def patterns(names: list[str]) -> list[tuple[str, str]]:
     return [(group.pattern, group.count) for group in grouped(names, [""] * len(names))]
@@ -63,14 +65,14 @@ def test_reasons_differ_in_the_numbers_of_the_layers_they_name_alone() -> None:
 
 
 def entry(
-    name: str, reason: str = "sparse is faster", sparse_ms: float | None = 1.0, kernel: str = "nm_a"
+    name: str, reason: str = "sparse is faster", sparse_ms: float | None = 1.0, kernel: str = SPARSE
 ) -> LayerPlan:
     return LayerPlan(name, "Linear", (8, 16), 4, kernel, "", 2.0, sparse_ms, reason, 512, 272, 272)
 
 
 def test_a_plan_prints_a_row_per_kind_of_layer_and_keeps_all_of_them() -> None:
     layers = [entry(f"layer.{i}.{part}", sparse_ms=1.0 + i / 10) for i in range(6) for part in ("q", "k")]
-    layers += [entry("head", "dense: not 2:4", None, "dense_b"), entry("tail", "dense: skipped", None, "torch")]
+    layers += [entry("head", "dense: not 2:4", None, DENSE), entry("tail", "dense: skipped", None, "torch")]
     plan = Plan(tuple(layers), "float32", "fast", (), 1, "avx2")
     head, *rows = str(plan).splitlines()
     assert head.split() == ["layer", "count", "shape", "tokens", "kernel", "dense", "ms", "sparse", "ms", "why"]
@@ -79,7 +81,7 @@ def test_a_plan_prints_a_row_per_kind_of_layer_and_keeps_all_of_them() -> None:
         "x12",
         "8x16",
         "4",
-        "nm_a",
+        SPARSE,
         "2.0000",
         "1.0000-1.5000",
         "sparse",
@@ -94,7 +96,7 @@ def test_a_plan_prints_a_row_per_kind_of_layer_and_keeps_all_of_them() -> None:
 
 def test_advice_prints_a_row_per_kind_of_layer_and_token_count() -> None:
     rows = [
-        AdviceRow(f"layer.{i}", (8, 16), tokens, 2.0, 1.0 + tokens, "nm_a", f"verdict {tokens}")
+        AdviceRow(f"layer.{i}", (8, 16), tokens, 2.0, 1.0 + tokens, SPARSE, f"verdict {tokens}")
         for i in range(3)
         for tokens in (1, 8)
     ]
@@ -107,7 +109,7 @@ def test_advice_prints_a_row_per_kind_of_layer_and_token_count() -> None:
 
 
 def test_a_layer_counts_as_sparse_where_the_product_that_holds_it_is() -> None:
-    product = replace(entry("(q + k)", kernel="dense_b"), kind="product", parts=("q", "k"))
+    product = replace(entry("(q + k)", kernel=DENSE), kind="product", parts=("q", "k"))
     plan = Plan((entry("q"), entry("k"), entry("v"), product), "float32", "fast", (), 1, "avx2")
     assert "1 of 3 layers run sparse" in str(plan)
 
