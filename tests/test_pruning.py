@@ -324,3 +324,9 @@ def test_a_scheme_that_is_gone_or_removed_holds_nothing() -> None:
     scheme = twofour.training.sr_ste.attach(dense, "2:4")
     scheme.remove()
     assert twofour.check(twofour.prune(dense, "2:4")).ok
+
+
+@pytest.mark.parametrize("given", ["yes", 1, None])
+def test_permute_is_a_truth_value(given: object) -> None:
+    with pytest.raises(RecipeError, match=r"`permute` is neither True nor False"):
+        twofour.prune(nn.Sequential(nn.Linear(64, 64)), "2:4", permute=given, example=torch.ones(1, 64))  # type: ignore[arg-type]

@@ -214,7 +214,8 @@ def unfit(
         shown: What it was given, in words.
         layer: The layer that raised, where it is known.
     """
-    found = f"{type(error).__name__}: {error}"
+    said = " ".join(str(error).split()) if isinstance(error, TwofourError) else str(error)
+    found = f"{type(error).__name__}: {said}"
     return kind(
         f"the model does not run on {given}",
         got=f"{shown}; {found}" if shown else found,

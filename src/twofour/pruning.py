@@ -208,6 +208,13 @@ def _first(model: nn.Module, batches: Any) -> Any:
 
 
 def _require_example(permute: bool, example: Any, data: Any) -> None:
+    if not isinstance(permute, bool):
+        raise RecipeError(
+            "`permute` is neither True nor False",
+            got=repr(permute),
+            wanted="True, with an example or data, or False",
+            remedy="permute=True, example=x",
+        )
     if permute == (example is not None) or (permute and data is not None):
         return
     raise RecipeError(

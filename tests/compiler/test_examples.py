@@ -3,6 +3,7 @@
 import logging
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -183,3 +184,28 @@ class Odd(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[object, ...]:
         return self.fc(x), DynamicCache()
+
+
+def test_an_empty_example_puts_no_layer_back(caplog: pytest.LogCaptureFixture) -> None:
+    fast = quick(twofour.prune(mlp(), "2:4"), torch.randn(0, 64))
+    assert not fast.plan.whole_ms and not fast.plan.kept_dense, "a call without values has no time worth comparing"
+    assert "the whole model is faster" not in caplog.text
+
+
+@pytest.mark.parametrize("graph", ["auto", False])
+def test_a_sparse_example_is_named_with_its_layer(graph: bool | str, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(CompileError, match=r"layer `0`: the model does not run on the example[\s\S]*x\.to_dense\(\)"):
+        quick(twofour.prune(mlp(), "2:4"), torch.randn(8, 64).to_sparse(), graph=graph)
+    assert "please report" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("example", "remedy"),
+    [
+        (np.zeros((8, 64), np.float32), r"torch\.from_numpy\(example\)"),
+        (torch.empty(8, 64, device="meta"), "on the meta device has none"),
+    ],
+)
+def test_an_example_without_values_of_torch_is_named(example: object, remedy: str) -> None:
+    with pytest.raises(CompileError, match=rf"does not run on the example[\s\S]*{remedy}"):
+        quick(twofour.prune(mlp(), "2:4"), example)

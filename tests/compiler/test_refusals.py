@@ -89,3 +89,19 @@ def test_no_static_range_from_zeros(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_plan_says_what_to_do_with_other_dtypes(model: nn.Module, said: str) -> None:
     reason = quick(nn.Sequential(model)).plan.layers[0].reason
     assert re.search(said, reason), reason
+
+
+@pytest.mark.parametrize("example", [None, torch.ones(2, 64)])
+def test_autocast_is_named(example: object) -> None:
+    model = twofour.prune(mlp(), "2:4")
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(CompileError, match=r'inside torch\.autocast[\s\S]*dtype="bfloat16"'):
+            quick(model, example)
+        with torch.autocast("cpu", enabled=False):
+            quick(model, example)
+
+
+@pytest.mark.parametrize("given", ["no", 0, 1.0])
+def test_symmetric_is_a_truth_value(given: object) -> None:
+    with pytest.raises(CompileError, match="`symmetric` is neither True nor False"):
+        quick(mlp(), dtype="int4", symmetric=given)

@@ -238,3 +238,8 @@ def test_a_weight_changed_behind_its_mask_is_refused_before_any_work(tmp_path: P
     with pytest.raises(ExportError, match=r"layer `fc\.weight`: the weight is not 2:4"):
         to_onnx(model, tmp_path / "m.onnx", torch.randn(2, 16, 4, 4))
     assert not list(tmp_path.iterdir())
+
+
+def test_an_opset_of_another_type_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"opset '20' cannot be written[\s\S]*a str, not a whole number"):
+        to_onnx(masked(), tmp_path / "m.onnx", torch.ones(1, 16, 4, 4), opset="20")  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import twofour
 from tests.export.small import Net, masked, quick
 from twofour import masks
 from twofour.compiler import CompiledLinear
-from twofour.errors import FormatError, PackingError
+from twofour.errors import CompileError, FormatError, PackingError
 from twofour.export import Contents, read
 from twofour.export.file import write
 from twofour.patterns import parse
@@ -269,3 +269,19 @@ def test_a_plan_says_that_the_whole_model_takes_an_example(tmp_path: Path) -> No
     loaded = twofour.load(tmp_path / "m.safetensors", model)
     assert "whole model: layers (a file holds no graph; load(..., example=...)" in str(loaded.plan)
     assert twofour.load(tmp_path / "m.safetensors", model, graph=False).plan.account is None
+
+
+def test_an_example_that_the_model_does_not_run_on_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = twofour.prune(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), "2:4")
+    twofour.save(model, tmp_path / "m.safetensors")
+    with pytest.raises(CompileError, match=r"does not run on the example[\s\S]*\(3,\)[\s\S]*last size is 64"):
+        twofour.load(tmp_path / "m.safetensors", model, tokens=(2,), example=torch.randn(3))
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(CompileError, match=r"inside torch\.autocast"):
+        twofour.load(tmp_path / "m.safetensors", model, tokens=(2,))
+    assert "please report" not in caplog.text
+
+
+@pytest.mark.parametrize("part", ["a" * 300 + ".safetensors", "é" * 200, "b" * 300 + "/m.safetensors"])
+def test_a_name_that_no_file_system_takes_is_refused(tmp_path: Path, part: str) -> None:
+    with pytest.raises(FormatError, match="the path is too long"):
+        twofour.save(masked(), tmp_path / part)

@@ -243,3 +243,10 @@ def test_a_detached_model_loads_dense_weights_untouched() -> None:
     masks.detach(model)
     model.load_state_dict(dense)
     assert all(torch.equal(model.state_dict()[name], value) for name, value in dense.items())
+
+
+def test_weights_in_place_of_masks_are_refused_and_change_nothing() -> None:
+    model = nn.Sequential(nn.Linear(64, 64))
+    with pytest.raises(MaskError, match=r"a Tensor in place of a mask[\s\S]*weights, not masks"):
+        masks.load_state_dict(model, model.state_dict())
+    assert not masks.of(model)

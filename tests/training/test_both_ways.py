@@ -343,3 +343,8 @@ def test_the_saving_of_the_measured_size_is_the_measured_ratio_and_grows_with_wi
 def test_a_choice_reads_well() -> None:
     assert str(Choice("torch", False, "exact", "torch", 1.0)) == "torch (dense 1.00, exact)"
     assert LayerPlan("a", (4, 4), 1, "float32", {}).dense_ms == 0
+
+
+def test_an_empty_example_is_named() -> None:
+    with pytest.raises(TrainingError, match=r"the example is empty[\s\S]*sees 0 tokens[\s\S]*a batch with samples"):
+        both_ways.attach(nn.Sequential(nn.Linear(64, 64)), torch.ones(0, 64))

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,10 +33,11 @@ from twofour.compiler.replaceable import (
     left_alone,
     replaceable,
     require_memory_mode,
+    require_no_autocast,
     require_plain,
     require_tokens,
 )
-from twofour.errors import CompileError
+from twofour.errors import CompileError, TwofourError
 from twofour.kernels.conv import Images
 from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.layers import mark_compiled
@@ -96,12 +98,13 @@ def compile(
 
     Raises:
         CompileError: An argument is impossible or means nothing for this dtype, the model is compiled already or is on
-            no device with kernels, or the outputs do not agree.
+            no device with kernels, it does not run on the example, autocast is at work, or the outputs do not agree.
         KernelError: No kernel of that computing type runs here.
         PatternError: A weight holds NaN or infinity.
     """
     _require(model, memory, tokens)
     require_graph(graph, example)
+    require_no_autocast(model)
     encoding = Encoding.of(dtype_name(dtype), device_of(model), group=group, symmetric=symmetric)
     dtype, device = encoding.dtype, encoding.device
     if device == "cuda":
@@ -120,8 +123,10 @@ def compile(
         convs = dict(replaceable_convs(model, images)) if (dtype, device) == ("float32", "cpu") else {}
         left = left_alone(model, encoding, convs)
         fast, layers = build(model, weights, counts, terms, convs=convs, left=left, progress=progress)
+        if example is not None:
+            require_runs(fast, example)
         plan = fastest_engine(fast, layers, example, terms, graph, model) if graph and example is not None else layers
-        if example is not None and memory == "fast" and device == "cpu":
+        if example is not None and memory == "fast" and device == "cpu" and not _empty(reference):
             plan = never_slower(fast, plan, layers, model, example.run)
         if example is not None:
             plan = _verified(fast, plan, example, reference)
@@ -198,12 +203,32 @@ def _observe(model: nn.Module, example: Example | None) -> tuple[dict[str, int],
     return counts, images, calls.output_leaves(output)
 
 
+def require_runs(fast: nn.Module, example: Example) -> None:
+    """Run the example once through a compiled model, before anything is timed on it.
+
+    Raises:
+        CompileError: The compiled model does not run on it.
+    """
+    try:
+        example.run(fast)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _unfit(fast, example, error, getattr(error, "layer", None)) from error
+
+
 def _unfit(model: nn.Module, example: Example, error: Exception, layer: str | None) -> CompileError:
     """Build the error for an example that the model does not run on; `layer`: the one that raised, where known."""
     leaves = [leaf for leaf in example.leaves if isinstance(leaf, Tensor)]
     given = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}" for leaf in leaves) or "no tensor"
     known = list(dict.fromkeys(p.dtype for p in model.parameters() if p.is_floating_point()))
-    if known and any(leaf.is_floating_point() and leaf.dtype not in known for leaf in leaves):
+    if isinstance(error, TwofourError) and error.remedy:
+        remedy = error.remedy
+    elif any(isinstance(leaf, np.ndarray) for leaf in example.leaves):
+        remedy = "make a tensor of an array: torch.from_numpy(example)"
+    elif any(leaf.is_meta for leaf in leaves) and not any(p.is_meta for p in model.parameters()):
+        remedy = "pass an example with values: one on the meta device has none"
+    elif known and any(leaf.is_floating_point() and leaf.dtype not in known for leaf in leaves):
         remedy = f"convert it to the model's dtype: example.to({known[0]})"
     elif len(example.args) > 1:
         remedy = "check the arguments, which a tuple or a list is spread over: ([a, b],) is one argument, a list"
@@ -239,13 +264,19 @@ def _verified(fast: nn.Module, plan: Plan, example: Example, reference: Sequence
     return replace(plan, error=error)
 
 
+def _empty(reference: Sequence[Any]) -> bool:
+    """Tell whether a model's outputs are tensors without values: neither they nor the call's time say anything."""
+    tensors = [leaf for leaf in reference if isinstance(leaf, Tensor)]
+    return bool(tensors) and not any(leaf.numel() for leaf in tensors)
+
+
 def _incomparable(reference: Sequence[Any]) -> str:
     """Return why a model's outputs tell nothing about a copy of it, "" where they do."""
     tensors = [leaf for leaf in reference if isinstance(leaf, Tensor)]
     if not tensors:
         kinds = ", ".join(sorted({type(leaf).__name__ for leaf in reference})) or "nothing"
         return f"the model answers with {kinds}, not with tensors"
-    if not any(leaf.numel() for leaf in tensors):
+    if _empty(reference):
         return f"the example is empty, and so is the answer, {tuple(tensors[0].shape)}"
     if not any(not is_real(leaf) or torch.isfinite(leaf).any() for leaf in tensors):
         return "all of them are NaN or infinite"

@@ -70,6 +70,13 @@ class Encoding:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.symmetric, bool):
+            raise CompileError(
+                "`symmetric` is neither True nor False",
+                got=repr(self.symmetric),
+                wanted="True, or False for zero points",
+                remedy="leave it out for True",
+            )
         known = computing_types(self.device)
         for what, given, allowed in (("dtype", self.dtype, known), ("group", self.group, GROUPS)):
             if given not in allowed:

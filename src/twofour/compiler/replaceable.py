@@ -238,6 +238,24 @@ def require_plain(model: nn.Module) -> None:
         )
 
 
+def require_no_autocast(model: nn.Module) -> None:
+    """Refuse to compile where autocast changes what torch's own products compute in: dense times would be another's.
+
+    Raises:
+        CompileError: `torch.autocast` is at work on the model's device.
+    """
+    device = next((tensor.device.type for tensor in (*model.parameters(), *model.buffers())), "cpu")
+    if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
+        dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+        raise CompileError(
+            "a model is not compiled inside torch.autocast",
+            got=f'torch.autocast("{device}", torch.{dtype}) at work',
+            wanted="a call outside of it: the computing type of a compiled model is `dtype`",
+            remedy=f'leave the block and pass dtype="{dtype}", or wrap the call in torch.autocast("{device}", '
+            "enabled=False)",
+        )
+
+
 def device_of(model: nn.Module) -> str:
     """Return where a model is that kernels can run: "cpu" or "cuda".
 

@@ -19,7 +19,7 @@ from twofour.compiler.build import Terms, build, concluded
 from twofour.compiler.build_conv import ConvWeight, conv_weight
 from twofour.compiler.choose import DEFAULT_TOKENS
 from twofour.compiler.compilation import Compilation
-from twofour.compiler.compile import with_plan
+from twofour.compiler.compile import require_runs, with_plan
 from twofour.compiler.conv import conv_refusal
 from twofour.compiler.encoding import Encoding
 from twofour.compiler.inductor import fastest_engine
@@ -32,6 +32,7 @@ from twofour.compiler.replaceable import (
     left_alone,
     refusal,
     require_cpu,
+    require_no_autocast,
 )
 from twofour.errors import FormatError, TwofourError
 from twofour.export.buffers import fill_buffers
@@ -143,9 +144,10 @@ def fill_compiled(
 
     Raises:
         FormatError: A tensor that no checkpoint holds is on the meta device.
-        CompileError: The model is on a device without kernels.
+        CompileError: The model is on a device without kernels, it does not run on the example, or autocast is at work.
     """
     require_cpu(model, meta=True)
+    require_no_autocast(model)
     stored, patterns, parts = _all(contents), _patterns(contents), attention_parts(model)
     said = Compilation.from_dict(contents.settings, path)
     allowance = Allowance()
@@ -184,6 +186,8 @@ def _engine(fast: nn.Module, plan: Plan, example: Any, terms: Terms, graph: bool
     if example is None:
         logger.info("each layer is compiled by itself: %s", NO_EXAMPLE)
         return replace(plan, account=Account("layers", NO_EXAMPLE))
+    with torch.no_grad():
+        require_runs(fast, Example.of(example))
     return fastest_engine(fast, plan, Example.of(example), terms, graph)
 
 

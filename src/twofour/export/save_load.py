@@ -120,8 +120,8 @@ def load(
 
     Raises:
         FormatError: The file is damaged, does not fit the model, or (`masked`) says of no weight that it is sparse.
-        CompileError: The model is on a device without kernels, `memory` or `tokens` is impossible, or `graph` has no
-            example.
+        CompileError: The model is on a device without kernels, `memory` or `tokens` is impossible, `graph` has no
+            example, the model does not run on it, or autocast is at work.
     """
     require_module(model, FormatError)
     path = named(path, FormatError)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from twofour.errors import TwofourError
+from twofour.errors import TwofourError, cut
+
+LONGEST = 255
+"""Bytes of a file's name at most: ext4, XFS, btrfs, APFS and NTFS alike."""
 
 
 def named(path: object, kind: type[TwofourError], what: str = "the path") -> Path:
@@ -17,11 +20,20 @@ def named(path: object, kind: type[TwofourError], what: str = "the path") -> Pat
         what: What it is called in messages.
 
     Raises:
-        TwofourError: Of `kind`: it is no text, is empty, or holds a zero byte.
+        TwofourError: Of `kind`: it is no text, is empty, holds a zero byte, or a part of it is longer than any file
+            system's names.
     """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if isinstance(text, str) and text and "\0" not in text:
-        return Path(text)
+        found = Path(text)
+        if (longest := max((len(os.fsencode(part)) for part in found.parts), default=0)) > LONGEST:
+            raise kind(
+                f"{what} is too long",
+                got=f"a name of {longest} bytes: {cut(text, 120)}",
+                wanted=f"names of at most {LONGEST} bytes, as file systems have them",
+                remedy="choose a shorter name",
+            )
+        return found
     raise kind(
         f"{what} names no file or folder",
         got=repr(path) if isinstance(path, str | bytes | int | None) else type(path).__name__,

@@ -180,6 +180,14 @@ def _by_name(model: nn.Module) -> dict[str, PrunableWeight]:
 
 
 def _restore(prunable: PrunableWeight, saved: Any) -> tuple[PrunableWeight, Tensor, Pattern]:
+    if not isinstance(saved, Mapping):
+        raise MaskError(
+            "the saved mask is malformed",
+            got=f"a {type(saved).__name__} in place of a mask",
+            wanted="an entry of twofour.masks.state_dict: the model's own state dict holds weights, not masks",
+            remedy="twofour.masks.derive(model, pattern) finds masks in weights that are sparse already",
+            layer=prunable.name,
+        )
     try:
         pattern, shape, bits = parse(saved["pattern"]), tuple(saved["shape"]), saved["bits"]
         keep = _from_bits(bits, shape)

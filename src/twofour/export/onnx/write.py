@@ -194,12 +194,14 @@ def _require(model: nn.Module, matmul: str, dtype: str, data: Any) -> None:
 
 def _require_opset(opset: int) -> None:
     if not isinstance(opset, int) or isinstance(opset, bool) or not OLDEST <= opset <= OPSETS[1]:
-        raise _no_opset(opset, "a number that no operator set has, or that nothing converts to")
+        whole = isinstance(opset, int) and not isinstance(opset, bool)
+        got = "a number that no operator set has, or that nothing converts to"
+        raise _no_opset(opset, got if whole else f"a {type(opset).__name__}, not a whole number")
 
 
 def _no_opset(opset: object, got: str) -> ExportError:
     return ExportError(
-        f"opset {opset} cannot be written",
+        f"opset {opset!r} cannot be written",
         got=got,
         wanted=f"{OPSETS[0]} to {OPSETS[1]}; an older one only where ONNX's converter knows every node",
         remedy=f"opset={OPSET} (--opset {OPSET})",

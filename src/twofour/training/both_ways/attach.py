@@ -216,6 +216,13 @@ def _calls(model: nn.Module, weights: Sequence[PrunableWeight], example: Any) ->
         calls.observing(layers, note),
     ):
         calls.Example.of(example).run(model)
+    if empty := [name for name, (tokens, _) in found.items() if not tokens]:
+        raise TrainingError(
+            "the example is empty",
+            got=f"`{empty[0]}` sees 0 tokens",
+            wanted="a batch of the training's size: kernels are measured at its token counts",
+            remedy="pass a batch with samples",
+        )
     missing = [weight.name for weight in weights if weight.name not in found]
     known = {weight.name: products.types(weight.parameter.device) for weight in weights}
     other = [f"{name} in {dtype}" for name, (_, dtype) in found.items() if dtype not in known[name]]
