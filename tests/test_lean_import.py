@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+from pathlib import Path
+
+import twofour
 
 HEAVY = ("triton", "transformers", "sklearn", "rich", "typer", "safetensors", "twofour.native", "twofour.kernels")
 
@@ -25,6 +28,24 @@ else:
     raise AssertionError("an unknown name was found")
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_every_stage_is_an_attribute() -> None:
+    """`import twofour` alone is enough to write `twofour.export.to_onnx`."""
+    code = """
+import sys
+import twofour
+stages = [name for name in sys.argv[1:] if not hasattr(twofour, name)]
+assert not stages, stages
+assert twofour.export.to_onnx and twofour.compat.asp and twofour.checker.check_weights
+assert not hasattr(twofour, "legal") and not hasattr(twofour, "__nothing__")
+"""
+    source = Path(twofour.__file__).parent
+    stages = [
+        entry.stem for entry in source.iterdir() if not entry.name.startswith("_") and entry.suffix in ("", ".py")
+    ]
+    assert {"export", "checker", "compat", "errors"} <= set(stages)
+    subprocess.run([sys.executable, "-c", code, *stages], check=True, timeout=120)
 
 
 def test_one_openmp_runtime_in_the_process() -> None:

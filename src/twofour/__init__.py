@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"twofour.{name}")
     if name == "permutation":  # its name before it was a part of structure
         return import_module("twofour.structure.permutation")
+    if not name.startswith("_") and find_spec(f"twofour.{name}") is not None:  # the other stages, as export
+        return import_module(f"twofour.{name}")
     raise AttributeError(f"module 'twofour' has no attribute {name!r}")
 
 

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from twofour import calibration, criteria, masks
 from twofour.criteria import Criterion, Outcome, Solved
 from twofour.errors import LayerError, RecipeError
-from twofour.layers import SUPPORTED, PrunableWeight, compiled_parts, describe_attached, require_module, way_out
+from twofour.layers import (
+    SUPPORTED,
+    PrunableWeight,
+    compiled_parts,
+    describe_attached,
+    require_module,
+    require_unwrapped,
+    way_out,
+)
 from twofour.patterns import Pattern
 from twofour.recipe import Assignment, Recipe
 from twofour.structure import permutation
@@ -233,6 +241,7 @@ def _require_dense(model: Any) -> None:
         raise LayerError(
             "there is no model to prune", got=type(model).__name__, wanted="a torch.nn.Module", remedy=remedy
         )
+    require_unwrapped(model)
     if found := describe_attached(model):
         raise LayerError(
             "a model that something is attached to for training cannot be pruned",

@@ -352,3 +352,31 @@ def test_a_node_without_an_output_is_still_a_product(tmp_path) -> None:
 def test_a_constant_found_is_named_as_in_the_file(tmp_path) -> None:
     report = checked(tmp_path, [node("MatMul", "x", "w")], [constant("w", random(64, 32))])
     assert finding(report, "w").shape == (64, 32) and finding(report, "w").verdict == "dense"
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_promised_weight_that_is_computed_is_not_kept(tmp_path: Path, steps: int, turned: bool) -> None:
+    weight, one = pruned(random(64, 32), 1), torch.ones(64, 32)
+    names = ["w", *(f"w{step}" for step in range(1, steps + 1))]
+    nodes = [node("Add", names[step], "one", out=names[step + 1]) for step in range(steps)]
+    if turned:
+        nodes.append(node("Transpose", names[-1], out="t"))
+    nodes.append(node("Gemm", "x", "t" if turned else names[-1], out="h", transB=int(not turned)))
+    nodes.append(node("Gemm", "h", "v", transB=1))
+    constants = [constant("w", weight), constant("one", one), constant("v", pruned(random(64, 64), 1))]
+    report = checked(tmp_path, nodes, constants, expect="2:4")
+    lost = finding(report, "w")
+    assert not report.ok and not lost.kept and not lost.sparse and not lost.fits and lost.promised_by == "expect"
+    assert "cannot be judged: `w` goes through Add first" in lost.verdict
+    assert "1 of 2 promised weights kept" in report.summary and "w" not in dict(report.skipped)
+    assert finding(report, "v").kept
+    free = checked(tmp_path, nodes, constants)
+    assert free.ok and "goes through Add first" in dict(free.skipped)["w"], "nothing was promised of it"
+
+
+def test_what_is_computed_from_an_input_is_no_weight(tmp_path: Path) -> None:
+    weight = pruned(random(64, 64), 1)
+    nodes = [node("Mul", "w", "x", out="h"), node("Gemm", "x", "h", out="g"), node("Gemm", "g", "v", transB=1)]
+    report = checked(tmp_path, nodes, [constant("w", weight), constant("v", weight)], expect="2:4")
+    assert report.ok and "w" in dict(report.skipped)

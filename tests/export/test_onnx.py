@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import twofour
 from tests.export.small import masked, quick
+from twofour import export
 from twofour.demo.resnet import ResNet20
 from twofour.errors import CompileError, ExportError
 from twofour.export.onnx import Exported, to_onnx, write
@@ -243,3 +244,40 @@ def test_a_weight_changed_behind_its_mask_is_refused_before_any_work(tmp_path: P
 def test_an_opset_of_another_type_is_named(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"opset '20' cannot be written[\s\S]*a str, not a whole number"):
         to_onnx(masked(), tmp_path / "m.onnx", torch.ones(1, 16, 4, 4), opset="20")  # type: ignore[arg-type]
+
+
+def _mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return twofour.prune(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64)), "2:4")
+
+
+@pytest.mark.parametrize("given", ["model", "example"])
+def test_bfloat16_is_refused_with_what_to_do(given: str, tmp_path: Path) -> None:
+    model, x = _mlp(), torch.randn(8, 64)
+    model, x = (model.bfloat16(), x) if given == "model" else (model, x.bfloat16())
+    with pytest.raises(ExportError, match=r"bfloat16 model is not written[\s\S]*model\.float\(\)"):
+        to_onnx(model, tmp_path / "m.onnx", x)
+    assert not list(tmp_path.iterdir())
+
+
+def test_float16_is_written_within_a_tolerance_of_its_own(tmp_path: Path) -> None:
+    done = to_onnx(_mlp().half(), tmp_path / "m.onnx", torch.randn(8, 64).half())
+    assert len(require_legal(tmp_path / "m.onnx", done)) == 2 and done.error <= 0.01
+
+
+def test_an_example_without_values_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"the example is empty[\s\S]*\(0, 64\)"):
+        to_onnx(_mlp(), tmp_path / "m.onnx", torch.randn(0, 64))
+
+
+def test_a_dense_file_is_said_to_be_dense(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(64, 64))
+    to_onnx(model, tmp_path / "d.onnx", torch.randn(2, 64), dynamic=False)
+    export.to_safetensors(model, tmp_path / "d.safetensors")
+    assert [record.getMessage().split(":")[0] for record in caplog.records if "no masks" in record.getMessage()] == [
+        str(tmp_path / "d.onnx"),
+        str(tmp_path / "d.safetensors"),
+    ]
+    caplog.clear()
+    export.to_safetensors(_mlp(), tmp_path / "s.safetensors")
+    assert "no masks" not in caplog.text

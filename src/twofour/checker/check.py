@@ -14,7 +14,7 @@ from twofour.checker.sources import weights_in, weights_of
 from twofour.checker.weights import FIRST, JUDGED, KINDS, Expect, Expectation, Skipped, Weight
 from twofour.errors import FormatError, LayerError, cut
 from twofour.files import named
-from twofour.layers import Reduction, parse_globs
+from twofour.layers import Reduction, parse_globs, require_unwrapped
 
 Progress = Callable[[int, int, str], None]
 
@@ -114,6 +114,7 @@ def check(
     expectation = Expectation.of(expect)
     include, axes = parse_globs(include, "include"), _axes(axes)
     if isinstance(model, nn.Module):
+        require_unwrapped(model)
         if include or axes:
             raise LayerError(
                 "`include` and `axes` are for files",

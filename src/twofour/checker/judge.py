@@ -163,6 +163,9 @@ def _judge(weight: Weight) -> Finding:
         verdict="",
         notes=(*weight.notes, *note),
     )
+    if weight.unread:
+        said = f"{pattern.name} cannot be judged: {weight.unread}"
+        return replace(finding, satisfies=(), legal=False, legal_fraction=0.0, fits=(), verdict=said)
     return replace(finding, verdict=verdict(finding))
 
 

@@ -45,6 +45,7 @@ class Weight:
         by: Who promised it: "mask", "expect", "metadata", "packed form", "compressed-tensors", "apex mask", or
             the name of a compressed form, "marlin-24".
         notes: What the reader should know of how it was found.
+        unread: Why the product does not read these values, so that nothing tells whether a promise is kept.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Weight:
     outputs: int | None = None
     by: str | None = None
     notes: tuple[str, ...] = ()
+    unread: str = ""
 
     @property
     def out(self) -> int:

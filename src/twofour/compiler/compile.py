@@ -23,6 +23,7 @@ from twofour.compiler.choose_gpu import GPU_TOKENS, require_for_gpu
 from twofour.compiler.compilation import Compilation
 from twofour.compiler.conv import images_of
 from twofour.compiler.encoding import Encoding, dtype_name
+from twofour.compiler.foreign import watch
 from twofour.compiler.graph import require_graph
 from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.plan import Plan
@@ -136,6 +137,7 @@ def compile(
 def with_plan(fast: nn.Module, plan: Plan, encoding: Encoding) -> nn.Module:
     """Note on a model what it was compiled with, and put the plan on it unless its class has something of that name."""
     mark_compiled(fast, Compilation.of(fast, plan, encoding))
+    watch(fast)
     if hasattr(fast, "plan"):
         logger.warning("the model has an attribute `plan` of its own; the plan is logged instead:\n%s", plan)
     else:

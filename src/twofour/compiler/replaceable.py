@@ -17,7 +17,7 @@ from twofour.compiler.plan import LayerPlan
 from twofour.compiler.unpacked import exchanged
 from twofour.errors import CompileError, one_of
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
-from twofour.layers import compiled_parts, is_hugging_face_conv1d, kind_of, obstacle, require_module
+from twofour.layers import compiled_parts, is_hugging_face_conv1d, kind_of, obstacle, require_unwrapped
 from twofour.packing import Packed
 from twofour.patterns import Pattern
 
@@ -226,9 +226,9 @@ def require_plain(model: nn.Module) -> None:
     """Refuse a model that is compiled already.
 
     Raises:
-        CompileError: It is, or some of its layers are, or `model` is no module.
+        CompileError: It is, or some of its layers are, `model` is no module, or torch.compile has wrapped it.
     """
-    require_module(model, CompileError)
+    require_unwrapped(model, CompileError)
     if found := compiled_parts(model):
         raise CompileError(
             "the model is compiled already",

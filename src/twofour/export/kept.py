@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
+
 from torch import Tensor, nn
 
 from twofour import masks
 from twofour.errors import ExportError
 from twofour.layers import full_tensor
 from twofour.patterns import Pattern
+
+logger = logging.getLogger("twofour.export")
 
 
 def require_kept(model: nn.Module) -> None:
@@ -19,6 +24,15 @@ def require_kept(model: nn.Module) -> None:
     """
     for name, mask in masks.of(model).items():
         require_obeys(name, "the weight", mask.pattern, mask.axis.last(dense(mask)))
+
+
+def warn_dense(path: Path) -> None:
+    """Say that a file is written of a model without masks."""
+    logger.warning(
+        '%s: the model has no masks, so nothing in the file is promised to be sparse; twofour.prune(model, "2:4") '
+        "makes it sparse, twofour.masks.derive(model, pattern) finds masks in zeros that are there",
+        path,
+    )
 
 
 def require_obeys(name: str, what: str, pattern: Pattern, values: Tensor) -> None:

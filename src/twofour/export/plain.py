@@ -12,7 +12,7 @@ from twofour import masks
 from twofour.checkpoints import describe, write_tensors
 from twofour.compiler.replaceable import require_plain
 from twofour.errors import FormatError
-from twofour.export.kept import require_kept
+from twofour.export.kept import require_kept, warn_dense
 from twofour.files import named, replacing
 
 
@@ -20,7 +20,7 @@ def to_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
     """Write a masked model's state dict; tied tensors stand under each of their names.
 
     The metadata says which weights are sparse (`twofour.patterns`), for `twofour check` and `twofour.load`; every
-    other reader sees a usual file.
+    other reader sees a usual file. A model without masks is written too, and a warning says that nothing is sparse.
 
     Returns:
         The names of the sparse weights.
@@ -36,6 +36,8 @@ def to_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
     tensors = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     found = masks.of(model)
     patterns = {name: mask.pattern.name for name, mask in found.items()}
+    if not patterns:
+        warn_dense(path)
     write_plain(path, tensors, patterns, {name: mask.axis.axis for name, mask in found.items()})
     return list(patterns)
 

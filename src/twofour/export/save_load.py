@@ -21,7 +21,7 @@ from twofour.export.fill import fill_compiled, fill_masked
 from twofour.export.fit import require_fit, with_ties
 from twofour.export.shards import write_folder
 from twofour.files import named
-from twofour.layers import describe_schemes, require_module
+from twofour.layers import describe_schemes, require_unwrapped
 from twofour.masks import Mask
 from twofour.packing import Packed, pack
 
@@ -54,7 +54,7 @@ def save(
         PackingError: A masked weight does not keep its pattern, or its dtype or pattern has no packed form.
         MaskError: A masked module has lost its weight.
     """
-    require_module(model, FormatError)
+    require_unwrapped(model, FormatError)
     path = named(path, FormatError)
     folder = _is_folder(path, max_shard_bytes)
     if found := describe_schemes(model):
@@ -123,7 +123,7 @@ def load(
         CompileError: The model is on a device without kernels, `memory` or `tokens` is impossible, `graph` has no
             example, the model does not run on it, or autocast is at work.
     """
-    require_module(model, FormatError)
+    require_unwrapped(model, FormatError)
     path = named(path, FormatError)
     require_graph(graph, example)
     if memory is not None:

@@ -21,6 +21,7 @@ from twofour.layers.globs import (
     require_eligibility,
     require_matches,
     require_module,
+    require_unwrapped,
 )
 from twofour.layers.kinds import KINDS, SUPPORTED, Feed, Kind, is_hugging_face_conv1d, kind_of
 from twofour.layers.obstacles import obstacle
@@ -67,6 +68,7 @@ __all__ = [
     "require_eligibility",
     "require_matches",
     "require_module",
+    "require_unwrapped",
     "take_off",
     "walk",
     "way_out",

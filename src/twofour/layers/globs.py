@@ -64,6 +64,25 @@ def require_module(model: object, kind: type[TwofourError] = LayerError) -> None
         )
 
 
+def require_unwrapped(model: object, kind: type[TwofourError] = LayerError) -> None:
+    """Raise an error of `kind` unless `model` is a module of which torch.compile has wrapped no part.
+
+    torch.compile's wrapper shares the weights, but names all of them anew and runs code that was compiled for the
+    module as it was.
+    """
+    require_module(model, kind)
+    assert isinstance(model, nn.Module)
+    for name, part in model.named_modules():
+        if type(part).__name__ == "OptimizedModule" and "_orig_mod" in part._modules:
+            place = f"model.{name}" if name else "model"
+            raise kind(
+                "torch.compile has wrapped the model" if not name else "torch.compile has wrapped a part of the model",
+                got=f"{place}, an OptimizedModule",
+                wanted="the module itself, whose weights the wrapper shares",
+                remedy=f"pass {place}._orig_mod" if not name else f"put its module back: {place} = {place}._orig_mod",
+            )
+
+
 def require_eligibility(eligibility: object, kind: type[TwofourError] = LayerError) -> None:
     """Raise an error of `kind` unless `eligibility` is one of `ELIGIBILITIES`."""
     one_of("the eligibility rule is unknown", eligibility, ELIGIBILITIES, kind, "leave it out for ASP's rule")

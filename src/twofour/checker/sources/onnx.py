@@ -54,12 +54,13 @@ def onnx_weights(path: Path, expectation: Expectation, include: Sequence[str]) -
     model = _model(path)
     uses: dict[str, list[_Use]] = {}
     reasons: dict[str, str] = {}
+    computed: dict[str, Weight] = {}
     constants: dict[str, Initializer] = {}
     _require_few(model.graph, path)
     for scope, nodes in _scopes(model.graph, path, None):
         constants |= scope.constants
         for node in nodes:
-            for use in _uses(node, scope, reasons):
+            for use in _uses(node, scope, reasons, computed):
                 uses.setdefault(use.way.constant.name, []).append(use)
     require_names("include", include, list(uses), path)
     promises = expectation or _said(model, path)
@@ -81,7 +82,10 @@ def onnx_weights(path: Path, expectation: Expectation, include: Sequence[str]) -
                 skipped.append((called, weight))
     why = dict(skipped)
     promises.require_known({use for use in uses if why.get(use, LEFT_OUT) == LEFT_OUT})
-    rest = [c for c in constants.values() if c.name not in uses and len(c.shape) > 1]
+    unread = {name: weight for name, weight in computed.items() if name not in uses and named_by(include, name)}
+    unread = unread if promises.everywhere else {}
+    weights += [replace(weight, promise=promises.everywhere, by="expect") for weight in unread.values()]
+    rest = [c for c in constants.values() if c.name not in uses and c.name not in unread and len(c.shape) > 1]
     skipped += [(c.name, reasons.get(c.name, "no operand of Conv, Gemm or MatMul")) for c in rest]
     return weights, skipped
 
@@ -194,7 +198,7 @@ def _require_text(graph: Any, path: Path) -> None:
         raise _beyond(path, f"a name of {longest} letters", f"at most {MOST_LETTERS}")
 
 
-def _uses(node: Any, scope: Scope, reasons: dict[str, str]) -> Iterator[_Use]:
+def _uses(node: Any, scope: Scope, reasons: dict[str, str], computed: dict[str, Weight]) -> Iterator[_Use]:
     operands = OPERANDS.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ()
     for operand in operands:
         if operand.position >= len(node.input):
@@ -209,6 +213,23 @@ def _uses(node: Any, scope: Scope, reasons: dict[str, str]) -> Iterator[_Use]:
                 reasons.setdefault(way.constant.name, found)
         elif way is not None:
             reasons.setdefault(way.name, way.reason)
+            if way.computed is not None and (weight := _unread(node, operand, way.computed, way.reason)):
+                computed.setdefault(way.name, weight)
+
+
+def _unread(node: Any, operand: Operand, constant: Initializer, reason: str) -> Weight | None:
+    """Describe a constant from which nodes compute a weight that a promise about all weights means, or none."""
+    found = operand.axis(constant.shape, attributes_of(node))
+    if isinstance(found, str) or not constant.is_weight or 0 in constant.shape:
+        return None
+    kind, axis = found
+    outputs = _outputs(kind, axis, constant.shape)
+    weight = Weight(constant.name, kind, constant.shape, axis, constant.read, outputs=outputs, unread=reason)
+    return None if unaligned(weight.rows, weight.columns) else weight
+
+
+def _outputs(kind: str, axis: Reduction, shape: Sequence[int]) -> int:
+    return 1 - axis.axis if kind != "matmul" else 2 * len(shape) - 3 - axis.axis
 
 
 def _use(node: Any, operand: Operand, way: Way, scope: Scope) -> _Use | str:
@@ -217,7 +238,7 @@ def _use(node: Any, operand: Operand, way: Way, scope: Scope) -> _Use | str:
     if isinstance(found, str):
         return found
     kind, axis = found
-    out = 1 - axis.axis if kind != "matmul" else 2 * len(shape) - 3 - axis.axis
+    out = _outputs(kind, axis, shape)
     if not way.constant.is_weight:
         return f"type {way.constant.kind} is none that a weight is checked in"
     if 0 in shape:

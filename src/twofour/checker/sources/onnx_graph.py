@@ -192,6 +192,9 @@ THROUGH = ("Identity", "Cast", "Transpose", "QuantizeLinear", "DequantizeLinear"
 
 _STANDARD = ("", "ai.onnx")
 
+MOST_COMPUTING = 64
+"""Names on the way from constants to an operand that are looked at; what lies beyond is not."""
+
 Axis = tuple[str, Reduction] | str
 """Kind and reduction axis of an operand, or the reason why it has none."""
 
@@ -302,10 +305,12 @@ class Lost:
     Attributes:
         name: The constant's name.
         reason: Why not.
+        computed: The constant, where nodes make other values of it that nothing here can judge.
     """
 
     name: str
     reason: str
+    computed: Initializer | None = None
 
 
 def trace(name: str, scope: Scope) -> Way | Lost | None:
@@ -328,12 +333,25 @@ def trace(name: str, scope: Scope) -> Way | Lost | None:
 
 
 def _computed(node: Any, scope: Scope) -> Lost | None:
-    """Say that a node computes an operand from constants, and from nothing else: a weight times its mask, say."""
-    found = [scope.constant(given) for given in node.input]
-    weight = next((one for one in found if one is not None and len(one.shape) > 1), None)
-    if weight is None or None in found:
+    """Say that nodes compute an operand from constants, and from nothing else: a weight times its mask, say."""
+    weight, seen = None, set[str]()
+    waiting = list(node.input)[::-1]
+    while waiting and len(seen) < MOST_COMPUTING:
+        name = waiting.pop()  # depth first, the first operand first: of `w + one` the weight is w
+        if not name or name in seen:
+            continue
+        seen.add(name)
+        if (constant := scope.constant(name)) is not None:
+            weight = weight or (constant if len(constant.shape) > 1 else None)
+        elif (maker := scope.maker(name)) is None:
+            return None  # an input of the graph: no constant computes it
+        else:
+            waiting += list(maker.input)[::-1]
+    if weight is None:
         return None
-    return Lost(weight.name, f"`{weight.name}` goes through {node.op_type} first, which is computed at run time")
+    return Lost(
+        weight.name, f"`{weight.name}` goes through {node.op_type} first, which is computed at run time", weight
+    )
 
 
 def _way(constant: Initializer, steps: Sequence[Any]) -> Way | str:

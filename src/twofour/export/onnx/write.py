@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from twofour import calls
 from twofour.checkpoints import describe
 from twofour.compiler.replaceable import require_plain
 from twofour.errors import ExportError, cut, one_of
-from twofour.export.kept import require_kept
+from twofour.export.kept import require_kept, warn_dense
 from twofour.export.onnx import gemm, quantize, verify, weights
 from twofour.export.onnx.weights import SparseWeight
 from twofour.files import PATIENCE, locked, making, named, replacing
@@ -37,6 +37,10 @@ OLDEST = 7
 
 LARGEST_MODEL = 1_500_000_000
 """Bytes of constants up to which they stand in the .onnx file itself, of which protobuf takes 2 GB."""
+
+HALVES_LIMIT = 0.01
+"""Default tolerance of a model in float16: some twenty roundings of 2^-11 from one product to the next, which ONNX
+Runtime and torch make in other places."""
 
 OTHER_BATCHES = (1, 3)
 """Batches that a graph with a dynamic batch is compared on besides the example's."""
@@ -88,7 +92,7 @@ def to_onnx(
     The file's metadata says which constants are sparse, so that `twofour check` finds them.
 
     Args:
-        model: From `twofour.prune`, with its masks; a dense model is written too, and nothing is promised of it.
+        model: From `twofour.prune`, with its masks; a dense model is written too, and a warning says so.
         path: The .onnx file; with more than 1.5 GB of weights these lie beside it, in PATH.data,
             or PATH.1.data where that is taken; of the data there only those of the graph replaced go, if it was ours.
         example: As in `twofour.compile`.
@@ -100,17 +104,20 @@ def to_onnx(
         dtype: "float32", or "int8": sparse weights as int8 constants with a scale for each output behind
             DequantizeLinear, their inputs through QuantizeLinear and DequantizeLinear with one scale each.
         data: For int8: inputs, or pairs (input, target), whose largest magnitudes give the scales of the inputs.
-        tolerance: Largest difference to the model that is let through; default 1e-4, int8: 0.2.
+        tolerance: Largest difference to the model that is let through; default 1e-4, float16: 0.01, int8: 0.2.
 
     Raises:
-        ExportError: A package of the extra [onnx] is missing, the model cannot be captured, or the graph does not run,
-            is not as sparse, or computes something else.
+        ExportError: A package of the extra [onnx] is missing, the model or the example is bfloat16, the example is
+            empty, the model cannot be captured, or the graph does not run, is not as sparse, or computes something
+            else.
         CompileError: The model is compiled already.
     """
     path = named(path, ExportError)
     _require(model, matmul, dtype, data)
     _require_opset(opset)
-    limit, example = _limit(tolerance, dtype), calls.Example.of(example)
+    example = calls.Example.of(example)
+    limit = _limit(tolerance, dtype, _require_dtypes(model, example))
+    _require_values(example)
     with calls.evaluating(model), calls.without_cache(model), torch.no_grad():
         ranges = quantize.observe(model, data) if dtype == "int8" else {}
         exported = _captured(model, example, dynamic, opset)
@@ -118,6 +125,8 @@ def to_onnx(
         if (written := graph.opset_imports.get("")) != opset:  # the converters leave the graph as it was and only warn
             raise _no_opset(opset, f"a graph that stays at opset {written}")
         found, lost = weights.find(graph, model)
+        if not found and not lost:
+            warn_dense(path)
         if lost:
             logger.warning("not in the graph as they are in the model, so not promised: %s", ", ".join(lost))
         if matmul == "gemm":
@@ -137,15 +146,45 @@ def to_onnx(
     return Exported(path, opset, error, every, tuple(found), tuple(lost), dtype)
 
 
-def _limit(tolerance: object, dtype: str) -> float:
+def _require_dtypes(model: nn.Module, example: calls.Example) -> bool:
+    """Refuse bfloat16, which ONNX Runtime has no products of on CPUs; return whether anything is float16.
+
+    Raises:
+        ExportError: A parameter, a buffer or a part of the example is bfloat16.
+    """
+    named = [*model.named_parameters(), *model.named_buffers()]
+    held = [(f"`{name}`", value) for name, value in named]
+    held += [("the example", leaf) for leaf in example.leaves if isinstance(leaf, Tensor)]
+    if wrong := next((name for name, value in held if value.dtype is torch.bfloat16), None):
+        raise ExportError(
+            "a bfloat16 model is not written as ONNX",
+            got=f"{wrong} in bfloat16",
+            wanted="float32, float16 or float64: ONNX Runtime computes no bfloat16 on CPUs, so nothing could be proved",
+            remedy="to_onnx(model.float(), ...) with example.float(); runtimes convert to 16 bits themselves (--fp16)",
+        )
+    return any(value.dtype is torch.float16 for _, value in held)
+
+
+def _require_values(example: calls.Example) -> None:
+    for leaf in example.leaves:
+        if isinstance(leaf, Tensor) and not leaf.numel():
+            raise ExportError(
+                "the example is empty",
+                got=f"a tensor of shape {tuple(leaf.shape)}",
+                wanted="an input with values: the file is run on it and compared with the model",
+                remedy="pass a sample or more; the batch is free in the file (dynamic=True)",
+            )
+
+
+def _limit(tolerance: object, dtype: str, halves: bool) -> float:
     if tolerance is None:
-        return {"float32": 1e-4, "int8": 0.2}[dtype]
+        return {"float32": HALVES_LIMIT if halves else 1e-4, "int8": 0.2}[dtype]
     if not isinstance(tolerance, int | float) or not tolerance >= 0:
         raise ExportError(
             "`tolerance` is impossible",
             got=repr(tolerance),
             wanted="a number of at least 0, or None",
-            remedy="leave it out for 1e-4, or 0.2 for int8",
+            remedy=f"leave it out for 1e-4, {HALVES_LIMIT:g} for float16 or 0.2 for int8",
         )
     return tolerance
 
