@@ -105,7 +105,6 @@ def compile(
     """
     _require(model, memory, tokens)
     require_graph(graph, example)
-    require_no_autocast(model)
     encoding = Encoding.of(dtype_name(dtype), device_of(model), group=group, symmetric=symmetric)
     dtype, device = encoding.dtype, encoding.device
     if device == "cuda":
@@ -124,8 +123,7 @@ def compile(
         convs = dict(replaceable_convs(model, images)) if (dtype, device) == ("float32", "cpu") else {}
         left = left_alone(model, encoding, convs)
         fast, layers = build(model, weights, counts, terms, convs=convs, left=left, progress=progress)
-        if example is not None:
-            require_runs(fast, example)
+        require_runs(fast, example)
         plan = fastest_engine(fast, layers, example, terms, graph, model) if graph and example is not None else layers
         if example is not None and memory == "fast" and device == "cpu" and not _empty(reference):
             plan = never_slower(fast, plan, layers, model, example.run)
@@ -151,6 +149,7 @@ def _require(model: nn.Module, memory: str, tokens: Sequence[int]) -> None:
     require_memory_mode(memory)
     require_tokens(tokens)
     require_plain(model)
+    require_no_autocast(model)
 
 
 def _require_data(data: Iterable[Any] | None, dtype: str) -> None:
@@ -205,12 +204,14 @@ def _observe(model: nn.Module, example: Example | None) -> tuple[dict[str, int],
     return counts, images, calls.output_leaves(output)
 
 
-def require_runs(fast: nn.Module, example: Example) -> None:
-    """Run the example once through a compiled model, before anything is timed on it.
+def require_runs(fast: nn.Module, example: Example | None) -> None:
+    """Run the example, where there is one, once through a compiled model, before anything is timed on it.
 
     Raises:
         CompileError: The compiled model does not run on it.
     """
+    if example is None:
+        return
     try:
         example.run(fast)
     except MemoryError:

@@ -244,8 +244,9 @@ def require_no_autocast(model: nn.Module) -> None:
     Raises:
         CompileError: `torch.autocast` is at work on the model's device.
     """
-    device = next((tensor.device.type for tensor in (*model.parameters(), *model.buffers())), "cpu")
-    if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
+    on_gpu = any(tensor.is_cuda for tensor in (*model.parameters(), *model.buffers()))
+    device = "cuda" if on_gpu else "cpu"  # a model on the meta device is filled on the CPU
+    if torch.is_autocast_enabled(device):
         dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
         raise CompileError(
             "a model is not compiled inside torch.autocast",

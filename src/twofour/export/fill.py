@@ -32,7 +32,6 @@ from twofour.compiler.replaceable import (
     left_alone,
     refusal,
     require_cpu,
-    require_no_autocast,
 )
 from twofour.errors import FormatError, TwofourError
 from twofour.export.buffers import fill_buffers
@@ -144,10 +143,9 @@ def fill_compiled(
 
     Raises:
         FormatError: A tensor that no checkpoint holds is on the meta device.
-        CompileError: The model is on a device without kernels, it does not run on the example, or autocast is at work.
+        CompileError: The model is on a device without kernels, or it does not run on the example.
     """
     require_cpu(model, meta=True)
-    require_no_autocast(model)
     stored, patterns, parts = _all(contents), _patterns(contents), attention_parts(model)
     said = Compilation.from_dict(contents.settings, path)
     allowance = Allowance()

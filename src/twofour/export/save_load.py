@@ -14,7 +14,7 @@ from twofour import masks, native
 from twofour.compiler import CompiledConv, CompiledLinear
 from twofour.compiler.compilation import compilation_of
 from twofour.compiler.graph import require_graph
-from twofour.compiler.replaceable import require_memory_mode, require_tokens
+from twofour.compiler.replaceable import require_memory_mode, require_no_autocast, require_tokens
 from twofour.errors import FormatError, PackingError, TwofourError, integer_from
 from twofour.export.file import Contents, read, untie, write
 from twofour.export.fill import fill_compiled, fill_masked
@@ -126,6 +126,8 @@ def load(
     require_unwrapped(model, FormatError)
     path = named(path, FormatError)
     require_graph(graph, example)
+    if not masked:
+        require_no_autocast(model)
     if memory is not None:
         require_memory_mode(memory)
     if tokens not in (None, (), []):

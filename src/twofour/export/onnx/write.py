@@ -115,9 +115,7 @@ def to_onnx(
     path = named(path, ExportError)
     _require(model, matmul, dtype, data)
     _require_opset(opset)
-    example = calls.Example.of(example)
-    limit = _limit(tolerance, dtype, _require_dtypes(model, example))
-    _require_values(example)
+    limit, example = _limit(tolerance, dtype, model), _usable(model, example)
     with calls.evaluating(model), calls.without_cache(model), torch.no_grad():
         ranges = quantize.observe(model, data) if dtype == "int8" else {}
         exported = _captured(model, example, dynamic, opset)
@@ -125,10 +123,7 @@ def to_onnx(
         if (written := graph.opset_imports.get("")) != opset:  # the converters leave the graph as it was and only warn
             raise _no_opset(opset, f"a graph that stays at opset {written}")
         found, lost = weights.find(graph, model)
-        if not found and not lost:
-            warn_dense(path)
-        if lost:
-            logger.warning("not in the graph as they are in the model, so not promised: %s", ", ".join(lost))
+        _say_unpromised(path, found, lost)
         if matmul == "gemm":
             gemm.matmul_to_gemm(graph)
             found, lost = weights.find(graph, model)
@@ -146,37 +141,41 @@ def to_onnx(
     return Exported(path, opset, error, every, tuple(found), tuple(lost), dtype)
 
 
-def _require_dtypes(model: nn.Module, example: calls.Example) -> bool:
-    """Refuse bfloat16, which ONNX Runtime has no products of on CPUs; return whether anything is float16.
+def _usable(model: nn.Module, given: Any) -> calls.Example:
+    """Return the example, unless it is empty, or anything is bfloat16: ONNX Runtime has no products of it on CPUs.
 
     Raises:
-        ExportError: A parameter, a buffer or a part of the example is bfloat16.
+        ExportError: A parameter, a buffer or a part of the example is bfloat16, or a part of the example is empty.
     """
-    named = [*model.named_parameters(), *model.named_buffers()]
-    held = [(f"`{name}`", value) for name, value in named]
-    held += [("the example", leaf) for leaf in example.leaves if isinstance(leaf, Tensor)]
-    if wrong := next((name for name, value in held if value.dtype is torch.bfloat16), None):
+    example = calls.Example.of(given)
+    tensors = [("the example", leaf) for leaf in example.leaves if isinstance(leaf, Tensor)]
+    if empty := [tuple(leaf.shape) for _, leaf in tensors if not leaf.numel()]:
+        raise ExportError(
+            "the example is empty",
+            got=f"a tensor of shape {empty[0]}",
+            wanted="an input with values: the file is run on it and compared with the model",
+            remedy="pass a sample or more; the batch is free in the file (dynamic=True)",
+        )
+    held = [*((f"`{name}`", value) for name, value in (*model.named_parameters(), *model.named_buffers())), *tensors]
+    if wrong := [name for name, value in held if value.dtype is torch.bfloat16]:
         raise ExportError(
             "a bfloat16 model is not written as ONNX",
-            got=f"{wrong} in bfloat16",
+            got=f"{wrong[0]} in bfloat16",
             wanted="float32, float16 or float64: ONNX Runtime computes no bfloat16 on CPUs, so nothing could be proved",
             remedy="to_onnx(model.float(), ...) with example.float(); runtimes convert to 16 bits themselves (--fp16)",
         )
-    return any(value.dtype is torch.float16 for _, value in held)
+    return example
 
 
-def _require_values(example: calls.Example) -> None:
-    for leaf in example.leaves:
-        if isinstance(leaf, Tensor) and not leaf.numel():
-            raise ExportError(
-                "the example is empty",
-                got=f"a tensor of shape {tuple(leaf.shape)}",
-                wanted="an input with values: the file is run on it and compared with the model",
-                remedy="pass a sample or more; the batch is free in the file (dynamic=True)",
-            )
+def _say_unpromised(path: Path, found: list[SparseWeight], lost: list[str]) -> None:
+    if not found and not lost:
+        warn_dense(path)
+    if lost:
+        logger.warning("not in the graph as they are in the model, so not promised: %s", ", ".join(lost))
 
 
-def _limit(tolerance: object, dtype: str, halves: bool) -> float:
+def _limit(tolerance: object, dtype: str, model: nn.Module) -> float:
+    halves = any(parameter.dtype is torch.float16 for parameter in model.parameters())
     if tolerance is None:
         return {"float32": HALVES_LIMIT if halves else 1e-4, "int8": 0.2}[dtype]
     if not isinstance(tolerance, int | float) or not tolerance >= 0:
