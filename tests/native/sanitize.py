@@ -2,8 +2,9 @@
 
     python tests/native/sanitize.py tests/native tests/kernels
 
-Each part is a process of pytest, which a sanitizer may end. What the sanitizers say is read from files of their own, so
-that what children of the tests do is heard too. A part that runs again takes the place of its last run in the record.
+Each file of tests is a part, a process of pytest, which a sanitizer may end. What the sanitizers say is read from files of
+their own, so that what children of the tests do is heard too. A part that runs again takes the place of its last run in
+the record, and one whose file is gone leaves it.
 """
 
 from __future__ import annotations
@@ -33,16 +34,29 @@ def main(parts: list[str]) -> None:
         sys.exit("no sanitizer is preloaded: `make sanitize` or `make sanitize-threads`")
     file = RECORDS / f"sanitize-{kinds[0].replace(',', '-')}.json"
     kept = json.loads(file.read_text())["parts"] if file.exists() else {}
+    kept = {part: found for part, found in kept.items() if Path(part).is_file()}
     failed = False
-    for part in parts:
+    for part in files(parts):
         found = ran(part)
         failed |= bool(found["exit_code"] or found["findings"])
         print(part, json.dumps(found), flush=True)
         machine = measure.machine()
-        kept[part] = {**found, "commit": machine["commit"]}
+        kept[part] = {**found, "commit": commit()}
         content = {"kind": "sanitize", "sanitizers": kinds[0], "parts": dict(sorted(kept.items())), "machine": machine}
         measure.write_json(file, content)
     sys.exit(failed)
+
+
+def files(parts: list[str]) -> list[str]:
+    """Return the test files of the parts, those in folders too."""
+    listed = [sorted(Path(part).rglob("test_*.py")) if Path(part).is_dir() else [Path(part)] for part in parts]
+    return [str(file) for group in listed for file in group]
+
+
+def commit() -> str:
+    """Return the commit of the checkout that the sanitized package was copied from, "+" where files differ from it."""
+    git = ["git", "-C", str(RECORDS), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def ran(part: str) -> dict[str, Any]:
