@@ -115,7 +115,7 @@ def test_no_native_convolution_reads_another_bias() -> None:
 
 
 def test_no_normalisation_reads_a_weight_elsewhere() -> None:
-    with pytest.raises(KernelError, match=r"weight of torch\.float32"):
+    with pytest.raises(KernelError, match="a normalisation cannot read an operand"):
         norm(torch.randn(2, 8), torch.ones(8, device="meta"), None, 1e-5)
 
 
