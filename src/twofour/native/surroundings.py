@@ -123,4 +123,4 @@ def out_of_reach(x: Tensor) -> tuple[str, str] | None:
 def _end(x: Tensor) -> int:
     """Return at which byte of its storage a tensor that is not empty ends."""
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return (x.storage_offset() + last + 1) * x.element_size()
+    return (int(x.storage_offset()) + last + 1) * x.element_size()
