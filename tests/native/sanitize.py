@@ -2,9 +2,9 @@
 
     python tests/native/sanitize.py tests/native tests/kernels
 
-Each file of tests is a part, a process of pytest, which a sanitizer may end. What the sanitizers say is read from files of
-their own, so that what children of the tests do is heard too. A part that runs again takes the place of its last run in
-the record, and one whose file is gone leaves it.
+Each file of tests is a part, a process of pytest, which a sanitizer may end. What the sanitizers say is read from files
+of their own, so that what children of the tests do is heard too. A part that runs again takes the place of its last run
+in the record, and one whose file is gone leaves it.
 """
 
 from __future__ import annotations

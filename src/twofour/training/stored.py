@@ -111,7 +111,7 @@ def _require_like(what: str, wanted: Any, found: Any) -> None:
         if type(found) is not type(wanted) and wanted is not None:
             raise ValueError(f"{what} is {cut(repr(found), 40)}, wanted something like {cut(repr(wanted), 40)}")
     elif isinstance(wanted, int | float):
-        if isinstance(found, Tensor | bool) or not math.isfinite(float(found)):
+        if type(found) is bool or not isinstance(found, int | float) or not math.isfinite(found):
             raise ValueError(f"{what} is {cut(repr(found), 40)}, wanted a finite number")
     elif isinstance(wanted, Sequence):
         if not isinstance(found, Sequence) or len(found) != len(wanted):
