@@ -24,7 +24,7 @@ import twofour
 from twofour.compiler import graph as compiled_graph
 from twofour.compiler.conv import CompiledConv, PreparedConv
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
-from twofour.compiler.whole import WholeModel
+from twofour.compiler.whole_model import WholeModel
 from twofour.errors import TwofourError
 from twofour.kernels.attention import attention
 from twofour.kernels.base import Kernel

@@ -84,7 +84,7 @@ def test_a_rule_without_effect_is_refused(source, options, error: type[Exception
     ("source", "options", "error", "message"),
     [
         ({"a": "5:4"}, {}, PatternError, "rule 'a': the pattern '5:4' is impossible"),
-        ({"a": "channel"}, {}, PatternError, "planned"),
+        ({"a": "channel"}, {}, PatternError, "whole channels change the shapes of weights"),
         ({"a": 4}, {}, PatternError, "must be text or a Pattern"),
         ({3: "2:4"}, {}, RecipeError, "glob must be text"),
         ({}, {}, RecipeError, "the recipe has no rules"),

@@ -49,6 +49,7 @@ class Quantization:
                 "an int8 product cannot answer in this dtype",
                 got=str(self.y_dtype),
                 wanted="float32, bfloat16, uint8 or int8",
+                remedy="leave the dtype out for that of the input",
             )
         least, most = OUTPUTS[self.y_dtype]
         for what, scale, zero, bounds in (
@@ -60,6 +61,7 @@ class Quantization:
                     f"the quantization of {what} is impossible",
                     got=f"scale {scale}, zero point {zero}",
                     wanted=f"a positive normal float32, a whole number from {bounds[0]} to {bounds[1]}",
+                    remedy="take the range from data: twofour.compile(model, example, dtype='int8', data=loader)",
                 )
 
     @property

@@ -36,7 +36,12 @@ def add(kernel: Kernel) -> Kernel:
         KernelError: A kernel of that name is there.
     """
     if kernel.name in _by_name():
-        raise KernelError("a kernel of this name is in the table", got=kernel.name, wanted="another name")
+        raise KernelError(
+            "a kernel of this name is in the table",
+            got=kernel.name,
+            wanted="a name of its own",
+            remedy="name it <operation>_<pattern>_<dtype>_<design>__<hardware>, the package's name in <design>",
+        )
     _ADDED.append(kernel)
     rows.cache_clear()
     _by_name.cache_clear()

@@ -38,7 +38,7 @@ def encode(positions: Tensor, units: int, codes: Sequence[int] = ()) -> Tensor:
         uint8 (rows, bytes of a row's stream).
     """
     rows, bits = positions.shape[0], index_bits(units, codes)
-    fields = torch.tensor(codes, device=positions.device)[positions.long()] if codes else positions
+    fields = torch.tensor(codes, dtype=torch.int64, device=positions.device)[positions.long()] if codes else positions
     stream = fields.reshape(rows, -1, 1).numpy().astype(np.uint8)
     planes = (stream >> np.arange(bits, dtype=np.uint8)) & 1
     return torch.from_numpy(np.packbits(planes.reshape(rows, -1), axis=1, bitorder="little"))
@@ -82,7 +82,7 @@ def decode(stream: Tensor, groups: int, kept: int, units: int, codes: Sequence[i
 
 
 def _from_codes(fields: Tensor, codes: Sequence[int]) -> Tensor:
-    matches = fields.unsqueeze(-1) == torch.tensor(codes, device=fields.device)
+    matches = fields.unsqueeze(-1) == torch.tensor(codes, dtype=torch.int64, device=fields.device)
     bad = ~matches.any(-1)
     if bad.any():
         wanted = " or ".join(f"{code:#06b}" for code in codes)
