@@ -1,4 +1,4 @@
-"""Legality: promises kept or broken, wrong axes recognised, alignment per runtime, and the report's forms."""
+"""Checking: promises kept or broken, wrong axes recognised, alignment per runtime, and the report's forms."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ JSON = st.recursive(
         st.booleans(),
     ),
     memory=st.sampled_from(["fast", "small"]),
-    tokens=st.lists(st.integers(1, 9999), min_size=1, max_size=5).map(tuple),
+    tokens=st.lists(st.integers(1, 9999), min_size=1, max_size=64).map(tuple),
     counts=st.dictionaries(names, st.integers(1, 999), max_size=3),
     images=st.dictionaries(names, st.tuples(*[st.integers(1, 99)] * 3), max_size=3),
     ranges=st.dictionaries(names, st.builds(Quantization, st.floats(1e-3, 9.0), st.integers(0, 255)), max_size=3),

@@ -25,8 +25,8 @@ KIND = "compiled"
 MOST_TOKENS = 1 << 20
 """A file's token counts and sizes of images stay below it."""
 
-MOST_COUNTS = 16
-"""Token counts that a file may ask every layer to be measured at."""
+MOST_COUNTS = 64
+"""Token counts that a file may ask every layer to be measured at; `load` bounds the work they make."""
 
 
 @dataclass(frozen=True)
