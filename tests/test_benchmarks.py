@@ -363,3 +363,39 @@ def test_permutation_writes_efficacy_beside_times(tmp_path: Path):
     assert golden.meta["efficacy of windows of 8"] == pytest.approx(0.355, abs=1e-3)
     assert list(golden.timings) == ["windows of 8", "100 escapes", "windows of 12"]
     assert list(small.timings) == ["default"] and small.machine["cpu"]
+
+
+def test_two_checkouts_are_compared_cell_by_cell(cases, monkeypatch, capsys: pytest.CaptureFixture[str]):
+    """Ours apart from the control, the median over the rounds, and only what both have."""
+    import versions
+
+    cell = ("linear", "64x32", 4)
+    ours, theirs = (*cell, "nm_matmul_2x4_f32_panels__avx512"), (*cell, "oneDNN prepacked")
+    assert versions.is_ours(ours[-1]) and versions.is_ours("compiled") and versions.is_ours("twofour 2:4")
+    assert not any(map(versions.is_ours, (theirs[-1], "F.linear", "dense_matmul_f32_prepacked__onednn")))
+
+    old = [{ours: 2.0, theirs: 1.0, (*cell, "gone__avx2"): 1.0}] * 3
+    new = [{ours: seconds, theirs: 1.0} for seconds in (1.0, 3.0, 99.0)]
+    found = versions.ratios(old, new)
+    assert found == {ours: 1.5, theirs: 1.0}
+    versions.show(found, Console(width=160))
+    text = capsys.readouterr().out
+    assert "ours: new / old 1.500 over 1 cells" in text and "control: new / old 1.000 over 1 cells" in text
+
+
+@pytest.mark.parametrize("suite", [("conv", "--nonsense"), ("mask", "--threads", "1", "--seconds", "0.02")])
+def test_versions_runs_the_suites_of_both(tiny: Path, suite: tuple[str, ...], tmp_path: Path):
+    """A checkout against itself: its venv's Python, its benchmarks."""
+    checkout = tmp_path / "checkout"
+    (checkout / ".venv" / "bin").mkdir(parents=True)
+    python = checkout / ".venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (checkout / "benchmarks").symlink_to(ROOT)
+    words = [*suite, "--shapes", str(tiny)] if suite[0] == "mask" else suite
+    command = [sys.executable, str(ROOT / "versions.py"), "--rounds", "1", str(checkout), str(checkout), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if suite[0] == "mask":
+        assert done.returncode == 0 and "new / old" in done.stdout, done.stderr
+    else:
+        assert done.returncode and "No such option" in done.stderr, done.stderr
