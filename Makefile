@@ -4,7 +4,7 @@
 # make test-isa the same under each TWOFOUR_ISA that this CPU has, in turn: what runs on lesser CPUs is run here
 # make test-ray two Ray workers on this machine, in an environment of its own inside build/ (75 MB to download)
 # make test-arm  rows for aarch64, compiled here and run under qemu: needs g++-aarch64-linux-gnu, qemu-user, cmake
-# make check   formatting, lint, types
+# make check   formatting, lint, types, and the lines of each stage beside its budget
 # make bench   OP=linear|grid|conv|mask|models|memory: timings; ARGS=--record keeps the records in git
 # make records measures what is kept in benchmarks/records, in order of interest; it goes on where it stopped
 # make figures draws docs/figures from records and tables, and writes the tables of README.md and docs/benchmarks.md
@@ -72,6 +72,7 @@ check: $(VENV)/check.stamp $(VENV)/test.stamp $(VENV)/package.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+	$(BIN)/python tests/sizes.py
 
 bench: $(if $(filter linear grid models serving,$(OP)),$(VENV)/peers.stamp) $(if $(filter models serving,$(OP)),$(VENV)/weights.stamp) $(VENV)/package.stamp
 	$(BIN)/python benchmarks/run.py $(OP) $(ARGS)

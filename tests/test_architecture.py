@@ -5,6 +5,8 @@ import graphlib
 import re
 from pathlib import Path
 
+from tests import sizes
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "twofour"
 STAGES = re.findall(r"^\| `(\w+)`", (ROOT / "ARCHITECTURE.md").read_text(), re.M)
@@ -77,6 +79,15 @@ def module_imports() -> dict[str, set[str]]:
 def test_no_modules_import_each_other() -> None:
     graphlib.TopologicalSorter(module_imports()).prepare()  # raises CycleError, naming the modules
     assert "twofour.masks.link" in module_imports()["twofour.masks.hooks"]
+
+
+def test_stages_stay_within_their_budgets() -> None:
+    assert not sizes.over(sizes.sizes(), sizes.budgets())
+    assert set(sizes.budgets()) == set(sizes.sizes())
+    assert sizes.over({"new": (3, 4), "old": (9, 2)}, {"old": 10}) == [
+        "new: 7 lines, budget none (pyproject.toml, [tool.twofour.lines])",
+        "old: 11 lines, budget 10 (pyproject.toml, [tool.twofour.lines])",
+    ]
 
 
 def test_files_stay_small() -> None:
