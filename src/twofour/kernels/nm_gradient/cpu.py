@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from twofour import native
-from twofour.kernels.nm_unbiased.cpu import LAYOUTS
-from twofour.packing import HEADER_BYTES, layout_header
+from twofour.kernels.nm_unbiased.cpu import LAYOUTS, with_header
 
 MODES = ("magnitude", "rescaled", "random", "unbiased")
 """In the order of `GradientMode` in nm_gradient.h."""
@@ -41,11 +40,6 @@ def nm_gradient(gradient: Tensor, mode: str, *, eps: float = 0.0, seed: int = 0)
     return out
 
 
-def packed_bytes(rows: int, columns: int, dtype: torch.dtype) -> int:
-    """Return the bytes of `nm_gradient_packed`."""
-    return HEADER_BYTES + native.extension().layout_bytes(LAYOUTS[dtype], rows, columns, 0, False)
-
-
 def nm_gradient_packed(
     gradient: Tensor, mode: str, *, eps: float = 0.0, seed: int = 0, out: Tensor | None = None
 ) -> Tensor:
@@ -62,11 +56,7 @@ def nm_gradient_packed(
         uint8: header and bytes of the layout in `LAYOUTS`, of a weight (samples * tokens, channels).
     """
     samples, tokens, columns = gradient.shape
-    rows, layout = samples * tokens, LAYOUTS[gradient.dtype]
-    size = packed_bytes(rows, columns, gradient.dtype)
-    out = torch.empty(size, dtype=torch.uint8, device="cpu") if out is None else out[:size]
-    head = layout_header("2:4", str(gradient.dtype).removeprefix("torch."), layout, rows, columns)
-    out[:HEADER_BYTES] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    out = with_header(samples * tokens, columns, gradient.dtype, out)
     _prune(gradient, mode, eps, seed, out, packed=True)
     return out
 
