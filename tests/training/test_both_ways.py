@@ -174,15 +174,15 @@ def test_the_sparse_weight_gradient_is_the_estimate_times_x_and_unbiased() -> No
     model = nn.Sequential(nn.Linear(16, 8))
     x, gradient = torch.randn(32, 16), torch.randn(32, 8) ** 3
     handle = both_ways.attach(model, x, kernels="sparse", gradient="2:4", seed=11)
-    ways = model[0].__dict__[CARRIED]
+    products = model[0].__dict__[CARRIED]
     exact = gradient.T.double() @ x.double()
     total = torch.zeros(8, 16, dtype=torch.float64)
     rounds = 1500
     squares = torch.zeros_like(total)
     for call in range(1, rounds + 1):
-        found = ways.weight_gradient(gradient, x, torch.float32).double()
+        found = products.weight_gradient(gradient, x, torch.float32).double()
         if call < 4:
-            seed = (ways.seed + call * 0x9E3779B1) & 0xFFFFFFFF
+            seed = (products.sources["weight"].seed + call * 0x9E3779B1) & 0xFFFFFFFF
             want = nm_unbiased_reference(gradient, seed).T.double() @ x.double()
             assert (found - want).norm() <= 1e-6 * want.norm()
         total += found

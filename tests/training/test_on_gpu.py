@@ -54,7 +54,7 @@ def library_mm(
 @pytest.fixture(params=["cutlass", "cusparselt"])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     """One of the libraries is here, and training takes CPU tensors for a GPU's."""
-    monkeypatch.setattr("twofour.training.products.on_gpu", lambda device: True)
+    monkeypatch.setattr("twofour.training.sparse_linear.implementations.on_gpu", lambda device: True)
     monkeypatch.setattr(
         "twofour.measure.chooser.compare_on_gpu", lambda ways, **given: measure.compare(ways, repeats=3, seconds=0.01)
     )

@@ -13,7 +13,7 @@ from twofour.errors import TrainingError
 from twofour.layers import CARRIED
 from twofour.training import sdgp
 from twofour.training.sdgp import MODES
-from twofour.training.sdgp.products import prune
+from twofour.training.sdgp.convolution import prune
 
 LAYERS = {
     "linear": (lambda: nn.Linear(12, 18), (5, 12)),
@@ -37,13 +37,14 @@ def gradients(layer: nn.Module, x: Tensor, dz: Tensor) -> list[Tensor]:
 
 def chosen(layer: nn.Module, dz: Tensor) -> Tensor:
     """dL/dz as the next backward pass will prune it."""
-    state = layer.__dict__[CARRIED]
+    products = layer.__dict__[CARRIED]
+    source = products.sources["data"]
     if not isinstance(layer, nn.Linear):
         whole = dz if dz.ndim == layer.weight.ndim else dz.unsqueeze(0)
-        result = prune(whole, state.number).view(dz.shape)
+        result = prune(whole, products.number).view(dz.shape)
     else:
-        result = state.prune(dz.reshape(-1, *dz.shape[-2:])).view(dz.shape)
-    state.draws = 0
+        result = source.prune(dz.reshape(-1, *dz.shape[-2:])).view(dz.shape)
+    source.draws = 0
     return result
 
 
@@ -151,7 +152,7 @@ def test_the_weight_of_hugging_face_conv1d_stands_the_other_way() -> None:
     exact = gradients(layer, x, dz)
     handle = sdgp.attach(layer, "2:4", mode="magnitude")
     dx, dw, db = gradients(layer, x, dz)
-    left = layer.__dict__[CARRIED].prune(dz)
+    left = layer.__dict__[CARRIED].sources["data"].prune(dz)
     torch.testing.assert_close([dw, db], exact[1:], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(dx, left @ layer.weight.detach().t())
     assert type(handle.remove()) is utils.Conv1D
@@ -163,14 +164,16 @@ def test_an_input_without_gradient_and_evaluation_take_the_layer_as_it_is() -> N
     layer(torch.randn(3, 8)).sum().backward()
     with torch.no_grad():
         layer(torch.randn(3, 8, requires_grad=True))
-    assert layer.__dict__[CARRIED].draws == 0
+    assert layer.__dict__[CARRIED].sources["data"].draws == 0
 
 
 @pytest.mark.parametrize("kind", [nn.Linear(8, 8), nn.Conv2d(8, 8, 3)])
 def test_a_second_derivative_is_refused(kind: nn.Module) -> None:
     sdgp.attach(kind, "2:4")
     x = torch.randn((3, 8) if isinstance(kind, nn.Linear) else (2, 8, 5, 5), requires_grad=True)
-    with pytest.raises(TrainingError, match=r"a pruned gradient has no derivative[\s\S]*create_graph=True") as error:
+    with pytest.raises(
+        TrainingError, match=r"a gradient under pruned gradients \(SDGP\) has no derivative[\s\S]*create_graph=True"
+    ) as error:
         torch.autograd.grad(kind(x).square().sum(), x, create_graph=True)
     assert "skip" in str(error.value)
 
@@ -209,4 +212,4 @@ def test_copies_and_pickles_work_and_draw_on_their_own(kind: nn.Module) -> None:
         assert other.__dict__[CARRIED].number != kind.__dict__[CARRIED].number
         x = torch.randn((2, 8, 5, 5) if isinstance(kind, nn.Conv2d) else (2, 8, 8), requires_grad=True)
         other(x).square().sum().backward()
-        assert (other.__dict__[CARRIED].draws, kind.__dict__[CARRIED].draws) == (1, 0)
+        assert [one.__dict__[CARRIED].sources["data"].draws for one in (other, kind)] == [1, 0]

@@ -15,7 +15,8 @@ from twofour.errors import TrainingError
 from twofour.kernels.nm_gradient import packed_bytes
 from twofour.layers import CARRIED
 from twofour.training import sdgp
-from twofour.training.sdgp import MODES, ways
+from twofour.training.sdgp import MODES
+from twofour.training.sparse_linear import chooser
 
 PRODUCTS = ("auto", "sparse", "dense")
 LAYERS = {
@@ -29,7 +30,7 @@ LAYERS = {
 @pytest.fixture
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure small products too."""
-    monkeypatch.setattr(ways, "LEAST", 0)
+    monkeypatch.setattr(chooser, "LEAST", 0)
 
 
 def attached(layer: nn.Module, **options) -> sdgp.Handle:
@@ -144,9 +145,9 @@ def test_what_is_not_finite_gets_through_a_sparse_product(mode: str, bad: float)
 def test_one_buffer_of_half_the_largest_gradient_serves_all_layers() -> None:
     model = nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 512), nn.Linear(512, 64))
     attached(model, product="sparse")
-    states = [layer.__dict__[CARRIED] for layer in model]
+    workspaces = [layer.__dict__[CARRIED].sources["data"].workspace for layer in model]
     model(torch.randn(384, 64, requires_grad=True)).sum().backward()
-    buffers = {state.ways.shared.buffer(0).data_ptr(): state.ways.shared.buffer(0).nbytes for state in states}
+    buffers = {one.buffer(0).data_ptr(): one.buffer(0).nbytes for one in workspaces}
     assert list(buffers.values()) == [packed_bytes(384, 512, torch.float32)]
     assert packed_bytes(384, 512, torch.float32) < 0.54 * 384 * 512 * 4
     assert packed_bytes(384, 512, torch.bfloat16) < 0.58 * 384 * 512 * 2
@@ -202,8 +203,8 @@ def test_choices_stay_on_the_machine_that_measured_them(every_size: None) -> Non
     attached(layer)
     want = gradients(layer, x, dz)
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        state = other.__dict__[CARRIED]
-        assert state.ways.choices == {} and state.ways.shared.known == {}
+        products = other.__dict__[CARRIED]
+        assert products.plan.choices == {} and products.chooser.known == {}
         torch.testing.assert_close(gradients(other, x, dz), want)
 
 

@@ -12,15 +12,17 @@ from torch import nn
 
 from twofour import calls, masks
 from twofour.errors import TrainingError, one_of
-from twofour.layers import CARRIED, PrunableWeight, put_over, require_module, walk, way_out
+from twofour.layers import PrunableWeight, attached, require_module, walk, way_out
 from twofour.patterns import Transposable
-from twofour.training import products
 from twofour.training.both_ways import choose
-from twofour.training.both_ways.handle import BothWays
-from twofour.training.both_ways.linear import BothWaysLinear, Ways, computing_type
-from twofour.training.choice import Choice, LayerPlan, Plan
+from twofour.training.both_ways.estimate import Estimate
+from twofour.training.both_ways.handle import TITLE, BothWays
+from twofour.training.both_ways.masked_weight import MaskedWeight
 from twofour.training.schemes import require_free
 from twofour.training.schemes.sr_ste import DECAY
+from twofour.training.sparse_linear import LayerPlan, LinearProducts, Plan, Workspace
+from twofour.training.sparse_linear.implementations import types
+from twofour.training.sparse_linear.module import as_autocast, put_products
 
 _FORMS = '"fixed" or "every=K", K steps of the optimiser'
 
@@ -58,7 +60,7 @@ def attach(
         gradient: The weight gradient: "dense", exact, or "2:4", an unbiased 2:4 estimate of dZ along the tokens (Chmiel
             et al. 2022, arXiv 2203.10991), so that all three products are sparse.
         kernels: "measured": each product of each layer takes what is faster here, dense or 2:4; "sparse": 2:4 without
-            measuring; "dense": the control, no mask and the fastest dense ways.
+            measuring; "dense": the control, no mask and the fastest dense implementations.
         skip: Globs of layers to leave dense.
         eligibility: As in `twofour.prune`.
         seed: Of the estimates.
@@ -83,31 +85,25 @@ def attach(
     seen = _calls(model, weights, example)
     plans, known = [], {}
     for weight in weights:
-        tokens, dtype = seen.get(weight.name, (0, torch.float32))
+        tokens, dtype = seen[weight.name]
         out, columns = weight.parameter.shape
         case = choose.Case(out, columns, tokens, dtype, weight.parameter.device)
         if case not in known:
-            known[case] = _choices(case, gradient, every, kernels, seconds)
-        plans.append(_plan(weight, tokens, dtype, known[case]))
+            known[case] = choose.choices(case, gradient, every, kernels, seconds)
+        name = str(dtype).removeprefix("torch.")
+        plans.append(LayerPlan(weight.layer, (out, columns), tokens, name, known[case]))
+    workspace = Workspace()
     for index, (weight, plan) in enumerate(zip(weights, plans, strict=True)):
+        masked = MaskedWeight(seen[weight.name][1], every is not None)
         layer_seed = (seed * 0x85EBCA6B + index * 0xC2B2AE35) & 0xFFFFFFFF
-        put_over(weight.module, BothWaysLinear, Ways(plan, every is not None, layer_seed))
+        estimate = Estimate(masked, layer_seed, workspace, wanted=gradient == "2:4")
+        sources = {"forward": masked, "data": masked, "weight": estimate}
+        put_products(weight.module, LinearProducts(TITLE, sources, plan))
     start = begin if kernels != "dense" else -1
-    masked = bool(masks.of(model))
-    return BothWays(model, weights, Plan(tuple(plans), skipped), every=every, begin=start, decay=decay, masked=masked)
-
-
-def _plan(weight: PrunableWeight, tokens: int, dtype: torch.dtype, choices: dict[str, Choice]) -> LayerPlan:
-    out, columns = weight.parameter.shape
-    return LayerPlan(weight.layer, (out, columns), tokens, str(dtype).removeprefix("torch."), choices)
-
-
-def _choices(case: choose.Case, gradient: str, every: int | None, kernels: str, seconds: float) -> dict[str, Choice]:
-    if kernels == "sparse":
-        return choose.unmeasured(case, gradient)
-    if kernels == "dense":
-        return choose.dense(case, seconds)
-    return choose.measured(case, gradient, every, seconds)
+    has_masks = bool(masks.of(model))
+    return BothWays(
+        model, weights, Plan(tuple(plans), skipped), every=every, begin=start, decay=decay, masked=has_masks
+    )
 
 
 def _interval(schedule: str) -> int | None:
@@ -160,7 +156,7 @@ def _weights(
 
 def _require_model(model: nn.Module, every: int | None, kernels: str) -> None:
     require_module(model, TrainingError)
-    if any(isinstance(module.__dict__.get(CARRIED), Ways) for module in model.modules()):
+    if any(attached(module) == TITLE for module in model.modules()):
         raise TrainingError(
             "the model is trained both ways already",
             got="a second attach",
@@ -186,7 +182,7 @@ def _reason(weight: PrunableWeight) -> str | None:
         return f"{type(weight.module).__name__}: only nn.Linear runs sparse both ways"
     if weight.aliases:
         return f"tied to `{weight.aliases[0]}`"
-    known = (torch.float32, *products.types(parameter.device))
+    known = (torch.float32, *types(parameter.device))
     if (
         type(parameter) is not nn.Parameter
         or not (parameter.is_cpu or parameter.is_cuda)
@@ -206,7 +202,7 @@ def _calls(model: nn.Module, weights: Sequence[PrunableWeight], example: Any) ->
 
     def note(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = calls.first_input(args, kwargs)
-        found[name] = (x.numel() // x.shape[-1], computing_type(x))
+        found[name] = (x.numel() // x.shape[-1], as_autocast(x)[0].dtype)
 
     layers = [(weight.name, weight.module) for weight in weights]
     with (
@@ -224,13 +220,13 @@ def _calls(model: nn.Module, weights: Sequence[PrunableWeight], example: Any) ->
             remedy="pass a batch with samples",
         )
     missing = [weight.name for weight in weights if weight.name not in found]
-    known = {weight.name: products.types(weight.parameter.device) for weight in weights}
+    known = {weight.name: types(weight.parameter.device) for weight in weights}
     other = [f"{name} in {dtype}" for name, (_, dtype) in found.items() if dtype not in known[name]]
     if missing or other:
         raise TrainingError(
             "the example does not show how the layers are called",
             got="; ".join([f"`{name}` is not called" for name in missing[:3]] + other[:3]),
-            wanted=f"each layer called once, in {_listed({dtype for types in known.values() for dtype in types})}",
+            wanted=f"each layer called once, in {_listed({dtype for here in known.values() for dtype in here})}",
             remedy="pass a batch of the training as example, under its autocast, and skip= layers it does not reach",
         )
     return found

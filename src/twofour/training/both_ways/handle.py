@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,32 @@ from twofour.errors import PatternError, TrainingError, cut
 from twofour.kernels import available
 from twofour.layers import CARRIED, Attachment, PrunableWeight, take_off
 from twofour.patterns import Transposable
-from twofour.training.both_ways.linear import Ways
-from twofour.training.choice import Choice, Plan
+from twofour.training.both_ways.estimate import Estimate
+from twofour.training.both_ways.masked_weight import MaskedWeight
+from twofour.training.schemes.sr_ste import pruned_values
+from twofour.training.sparse_linear import Choice, LinearProducts, Plan
 
 _log = logging.getLogger("twofour.training")
 
 PATTERN = Transposable()
+TITLE = "2:4 both ways"
+
+
+class Layer(NamedTuple):
+    """A weight that takes part, and what its layer carries."""
+
+    weight: PrunableWeight
+    products: LinearProducts
+
+    @property
+    def masked(self) -> MaskedWeight:
+        """The source of its forward product and data gradient."""
+        return cast(MaskedWeight, self.products.sources["forward"])
+
+    @property
+    def estimate(self) -> Estimate:
+        """The source of its weight gradient."""
+        return cast(Estimate, self.products.sources["weight"])
 
 
 class BothWays(Attachment):
@@ -57,7 +77,7 @@ class BothWays(Attachment):
             register_optimizer_step_pre_hook(partial(_before_step, weakref.ref(self))),
             register_optimizer_step_post_hook(partial(_after_step, weakref.ref(self))),
         ]
-        self._begin(Ways.title, [weight.module for weight in self._weights])
+        self._begin(TITLE, [weight.module for weight in self._weights])
         if begin == 0:
             self._start()
 
@@ -67,15 +87,12 @@ class BothWays(Attachment):
 
     def masks(self) -> dict[str, Tensor]:
         """Return the masks in force, by parameter name: bool (out, in)."""
-        return {weight.name: keep for weight, ways in self._layers() if (keep := ways.keep) is not None and ways.active}
+        return {layer.weight.name: keep for layer in self._layers() if (keep := layer.masked.keep) is not None}
 
     @property
     def nbytes(self) -> int:
         """Bytes held beside the dense model now: packed weights and masks; estimates of gradients come and go."""
-        return sum(
-            ways.layouts.nbytes + (0 if ways.keep is None or not ways.active else ways.keep.nbytes)
-            for _, ways in self._layers()
-        )
+        return sum(layer.masked.nbytes for layer in self._layers())
 
     def finish(self) -> nn.Module:
         """Make the model plain and masked, as `twofour.prune` would have; returns it. The handle is over.
@@ -86,21 +103,19 @@ class BothWays(Attachment):
         self._require_attached()
         if self._first < 0:  # the control has no masks
             return self.remove()
-        if not all(ways.active for _, ways in self._layers()):
+        if len(self.masks()) < len(self._weights):
             self._start()
         self._take_off()
         if self._every is not None:
-            masks.attach_all(
-                [(weight, ways.keep.clone(), PATTERN) for weight, ways in self._removed if ways.keep is not None]
-            )
+            chosen = self.masks()
+            masks.attach_all([(weight, chosen[weight.name].clone(), PATTERN) for weight in self._weights])
         return self.model
 
     def remove(self) -> nn.Module:
         """Take everything off; the weights stay as the optimiser left them. Masks that the model came with stay."""
         self._require_attached()
-        fixed = self._every is None and not self._masked and any(ways.active for _, ways in self._layers())
         self._take_off()
-        if fixed and any(ways.keep is not None for _, ways in self._removed):
+        if self._every is None and not self._masked and self.masks():
             masks.detach(self.model)
         return self.model
 
@@ -112,10 +127,10 @@ class BothWays(Attachment):
         return {
             "steps": self.steps,
             "masks": {name: keep.clone() for name, keep in self.masks().items()},
-            "calls": {weight.name: ways.calls for weight, ways in self._layers()},
+            "calls": {layer.weight.name: layer.estimate.calls for layer in self._layers()},
             "choices": {
-                weight.name: {product: asdict(choice) for product, choice in ways.plan.choices.items()}
-                for weight, ways in self._layers()
+                weight.name: {product: asdict(choice) for product, choice in products.plan.choices.items()}
+                for weight, products in self._layers()
             },
         }
 
@@ -131,8 +146,8 @@ class BothWays(Attachment):
         self._require_ours(state)
         self.steps = int(state["steps"])
         chosen = {name: keep.to(torch.bool) for name, keep in state["masks"].items()}
-        for weight, ways in self._layers():
-            ways.calls = int(state["calls"][weight.name])
+        for layer in self._layers():
+            layer.estimate.calls = int(state["calls"][layer.weight.name])
         self._follow(state.get("choices", {}))
         if chosen:
             self._put(chosen)
@@ -162,15 +177,15 @@ class BothWays(Attachment):
                 "the interrupted run's kernels are not here (%s): its bits will not come back", ", ".join(wanted - here)
             )
             return
-        for weight, ways in self._layers():
+        for weight, products in self._layers():
             if weight.name in given:
-                ways.follow(replace(ways.plan, choices=given[weight.name]))
-        self.plan = replace(self.plan, layers=tuple(ways.plan for _, ways in self._layers()))
+                products.plan = replace(products.plan, choices=given[weight.name])
+        self.plan = replace(self.plan, layers=tuple(layer.products.plan for layer in self._layers()))
 
-    def _layers(self) -> list[tuple[PrunableWeight, Ways]]:
+    def _layers(self) -> list[Layer]:
         if not self.attached:
             return self._removed
-        return [(weight, weight.module.__dict__[CARRIED]) for weight in self._weights]
+        return [Layer(weight, weight.module.__dict__[CARRIED]) for weight in self._weights]
 
     def _take_off(self) -> None:
         self._removed = self._layers()
@@ -183,37 +198,38 @@ class BothWays(Attachment):
     def _start(self) -> None:
         """Put the first masks in force: those the model has, or the largest magnitudes."""
         have = {name: mask.keep for name, mask in masks.of(self.model).items()}
-        self._put(
-            {weight.name: have[weight.name] if weight.name in have else _best(weight) for weight in self._weights}
-        )
+        self._put(self._best(have))
+
+    def _best(self, have: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the masks of the largest magnitudes, where there are none to `have`."""
+        chosen = {}
+        for weight in self._weights:
+            try:
+                if (keep := have.get(weight.name)) is None:
+                    keep = PATTERN.project(weight.parameter.detach(), absolute=True)
+            except PatternError as error:
+                raise error.for_layer(weight.name) from None
+            chosen[weight.name] = keep
+        return chosen
 
     @torch.no_grad()
     def _put(self, chosen: Mapping[str, Tensor]) -> None:
         """Put masks in force: on the parameters when they are fixed, in the layers alone when they move."""
-        layers = [(weight, ways) for weight, ways in self._layers() if ways.plan.choices and weight.name in chosen]
+        layers = [layer for layer in self._layers() if layer.weight.name in chosen]
         if self._every is None:
-            masks.attach_all([(weight, chosen[weight.name], PATTERN) for weight, _ in layers])
+            masks.attach_all([(layer.weight, chosen[layer.weight.name], PATTERN) for layer in layers])
         found = masks.of(self.model)
         moved, places = 0, 0
-        for weight, ways in layers:
-            keep = found[weight.name].keep if self._every is None else chosen[weight.name]
-            if ways.active and ways.keep is not None:
-                moved, places = moved + int((ways.keep != keep).sum()), places + keep.numel()
-            ways.put(keep)
+        for layer in layers:
+            name, masked = layer.weight.name, layer.masked
+            keep = found[name].keep if self._every is None else chosen[name]
+            if masked.keep is not None:
+                moved, places = moved + int((masked.keep != keep).sum()), places + keep.numel()
+            masked.put(keep)
         self.flips = moved / places if places else None
 
-    def _refresh(self) -> None:
-        self._put({weight.name: _best(weight) for weight in self._weights})
 
-
-def _best(weight: PrunableWeight) -> Tensor:
-    try:
-        return PATTERN.project(weight.parameter.detach(), absolute=True)
-    except PatternError as error:
-        raise error.for_layer(weight.name) from None
-
-
-def _stepped(handle: BothWays, optimizer: Optimizer) -> set[int]:
+def _stepped(optimizer: Optimizer) -> set[int]:
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
@@ -221,15 +237,15 @@ def _stepped(handle: BothWays, optimizer: Optimizer) -> set[int]:
 def _before_step(
     reference: weakref.ref[BothWays], optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Add the masked weight decay to the gradients, once a step: decay * (1 - mask) * w (Zhou et al. 2021, eq. 9)."""
+    """Add the masked weight decay of SR-STE to the gradients, once a step."""
     handle = reference()
     if handle is None or handle._every is None or handle._decay == 0:
         return
-    stepped = _stepped(handle, optimizer)
-    for weight, ways in handle._layers():
-        parameter = weight.parameter
-        if ways.active and ways.keep is not None and id(parameter) in stepped and parameter.grad is not None:
-            parameter.grad.add_(parameter * ~ways.keep, alpha=handle._decay)
+    stepped = _stepped(optimizer)
+    for layer in handle._layers():
+        parameter, keep = layer.weight.parameter, layer.masked.keep
+        if keep is not None and id(parameter) in stepped and parameter.grad is not None:
+            parameter.grad.add_(pruned_values(parameter, keep), alpha=handle._decay)
 
 
 @torch.no_grad()
@@ -239,19 +255,15 @@ def _after_step(
     handle = reference()
     if handle is None or not handle.attached:
         return
-    stepped = _stepped(handle, optimizer)
+    stepped = _stepped(optimizer)
     layers = handle._layers()
-    for weight, ways in layers:
-        if id(weight.parameter) in stepped:
-            ways.forget_values()
-    if id(layers[0][0].parameter) not in stepped:  # of several optimisers, the one with the first layer counts
+    for layer in layers:
+        if id(layer.weight.parameter) in stepped:
+            layer.masked.forget_values()
+    if id(layers[0].weight.parameter) not in stepped:  # of several optimisers, the one with the first layer counts
         return
     handle.steps += 1
     if handle.steps == handle._first:
         handle._start()
-    elif (
-        handle._every is not None
-        and handle.steps > handle._first
-        and (handle.steps - handle._first) % handle._every == 0
-    ):
-        handle._refresh()
+    elif handle._every is not None and (since := handle.steps - handle._first) > 0 and since % handle._every == 0:
+        handle._put(handle._best({}))

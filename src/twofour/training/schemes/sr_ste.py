@@ -84,4 +84,9 @@ class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         weight, keep = ctx.saved_tensors
-        return gradients[0] + ctx.decay * weight.masked_fill(keep, 0), None, None
+        return gradients[0] + ctx.decay * pruned_values(weight, keep), None, None
+
+
+def pruned_values(weight: Tensor, keep: Tensor) -> Tensor:
+    """Return (1 - mask) * w of equation 9: what is added, times the decay, to the gradient."""
+    return weight.masked_fill(keep, 0)

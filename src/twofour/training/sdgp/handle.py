@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from twofour.errors import TrainingError
 from twofour.layers import (
     CARRIED,
     Attachment,
+    attached,
     kind_of,
     matches,
     obstacle,
@@ -20,11 +22,14 @@ from twofour.layers import (
     take_off,
 )
 from twofour.patterns import Pattern
-from twofour.training.choice import PRODUCTS, Choice, LayerPlan, Plan
-from twofour.training.sdgp.modules import is_on, on_top, put_on
+from twofour.training.sdgp.convolution import SdgpConv1d, SdgpConv2d
+from twofour.training.sdgp.pruned_gradient import PrunedGradient
 from twofour.training.sdgp.rule import EPS, Rule
-from twofour.training.sdgp.state import State
-from twofour.training.sdgp.ways import PRODUCT, Shared, Ways
+from twofour.training.sparse_linear import PRODUCTS, Choice, LayerPlan, LinearProducts, Plan, Workspace
+from twofour.training.sparse_linear.chooser import POLICIES, Chooser
+from twofour.training.sparse_linear.module import on_top, put_products
+
+TITLE = "pruned gradients (SDGP)"
 
 FEW_INPUTS = 3
 """Layers with as few input channels stay exact: the authors' rule for the first convolution of an image."""
@@ -41,7 +46,7 @@ class Handle(Attachment):
     """
 
     def __init__(self, model: nn.Module, rule: Rule, modules: dict[str, nn.Module], skipped: dict[str, str]) -> None:
-        super().__init__(model, State.title)
+        super().__init__(model, TITLE)
         self.rule, self.skipped, self.layers = rule, skipped, tuple(modules)
         self._modules = modules
 
@@ -50,15 +55,15 @@ class Handle(Attachment):
         """Which product of each layer runs how, and why: as in the last step; what is measured is so in the first."""
         layers = []
         for name, module in self._modules.items():
-            ways: Ways = module.__dict__[CARRIED].ways
-            later = {"data": Choice("-", False, ways.why_dense or "chosen when its input first needs a gradient")}
-            choices = {product: ways.choices[product] for product in PRODUCTS if product in ways.choices}
-            layers.append(LayerPlan(name, ways.shape, *ways.size, choices or later))
+            plan, why = module.__dict__[CARRIED].plan, _pruned(module).why_dense
+            later = {"data": Choice("-", False, why or "chosen when its input first needs a gradient")}
+            choices = {product: plan.choices[product] for product in PRODUCTS if product in plan.choices}
+            layers.append(replace(plan, name=name, choices=choices or later))
         return Plan(tuple(layers), self.skipped)
 
     def state_dict(self) -> dict[str, int]:
         """Return how often each layer has drawn: with the seed it says where the random modes stand."""
-        return {name: module.__dict__[CARRIED].draws for name, module in self._on().items()}
+        return {name: _pruned(module).draws for name, module in self._on().items()}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on where `state_dict` was taken.
@@ -75,7 +80,7 @@ class Handle(Attachment):
                 remedy="attach to the same model with the same `skip` as when the state was taken",
             )
         for name, module in self._on().items():
-            module.__dict__[CARRIED].draws = int(state[name])
+            _pruned(module).draws = int(state[name])
 
     def remove(self) -> nn.Module:
         """Give every layer its exact gradient back; returns the model. Nothing is left behind.
@@ -103,7 +108,7 @@ class Handle(Attachment):
         return self.remove()
 
     def _on(self) -> dict[str, nn.Module]:
-        self.attached = self.attached and all(map(is_on, self._modules.values()))
+        self.attached = self.attached and all(attached(module) == TITLE for module in self._modules.values())
         self._require_attached()
         return self._modules
 
@@ -139,7 +144,7 @@ def attach(
         eps: Added to the l1 norm that "rescaled" divides by; the authors' code has 1e-4 under a loss scale of 2^16.
         product: The input's gradient: "auto" packs dL/dz and multiplies it by a 2:4 kernel in layers where that is
             measured to be faster, in the first step; "sparse" wherever a kernel takes it; "dense" never. "auto" also
-            takes the fastest dense way of a Linear's other products; the others leave those to torch.
+            takes the fastest dense implementation of a Linear's other products; the others leave those to torch.
         seconds: Time box of measuring one product at one size.
 
     Returns:
@@ -161,11 +166,18 @@ def attach(
     globs = parse_globs(skip)
     require_matches(model, globs, "a glob in `skip`")
     modules, skipped = _chosen(model, rule, globs)
-    shared = Shared(product, seconds)
+    chooser, workspace = Chooser(product, seconds), Workspace()
     for position, (name, module) in enumerate(modules.items()):
-        ways = Ways(shared, _shape(module), "asked for" if product == "dense" else _why_dense(module, rule))
-        put_on(module, State(name, rule, _parts(module), seed, position, ways))
+        why = "asked for" if product == "dense" else _why_dense(module, rule)
+        source = PrunedGradient(rule, _parts(module), seed, position, workspace, why)
+        products = LinearProducts(TITLE, {"data": source}, LayerPlan(name, _shape(module), 0, "", {}), chooser)
+        over = next((kind for kind in (SdgpConv1d, SdgpConv2d) if isinstance(module, kind.__bases__[-1])), None)
+        put_products(module, products, over=over)
     return Handle(model, rule, modules, skipped)
+
+
+def _pruned(module: nn.Module) -> PrunedGradient:
+    return module.__dict__[CARRIED].sources["data"]
 
 
 def _chosen(model: nn.Module, rule: Rule, globs: Sequence[str]) -> tuple[dict[str, nn.Module], dict[str, str]]:
@@ -173,10 +185,10 @@ def _chosen(model: nn.Module, rule: Rule, globs: Sequence[str]) -> tuple[dict[st
     modules: dict[str, nn.Module] = {}
     skipped: dict[str, str] = {}
     for name, module in model.named_modules():
-        if is_on(module):
+        if attached(module) == TITLE:
             raise TrainingError(
                 "SDGP is attached already",
-                got=f"pruned gradients {module.__dict__[CARRIED].rule.pattern}",
+                got=f"pruned gradients {_pruned(module).rule.pattern}",
                 wanted="a model without",
                 remedy="handle.remove() first",
                 layer=name,
@@ -199,11 +211,11 @@ def _chosen(model: nn.Module, rule: Rule, globs: Sequence[str]) -> tuple[dict[st
 
 def _require_options(model: nn.Module, product: str, seconds: float, seed: int) -> None:
     require_module(model, TrainingError)
-    if product not in PRODUCT or not isinstance(seconds, int | float) or not seconds > 0 or type(seed) is not int:
+    if product not in POLICIES or not isinstance(seconds, int | float) or not seconds > 0 or type(seed) is not int:
         raise TrainingError(
             "an argument is impossible",
             got=f"product={product!r}, seconds={seconds!r}, seed={seed!r}",
-            wanted=f"product {' or '.join(map(repr, PRODUCT))}, seconds > 0",
+            wanted=f"product {' or '.join(map(repr, POLICIES))}, seconds > 0",
             remedy="leave them out",
         )
 

@@ -1,0 +1,57 @@
+"""An unbiased 2:4 estimate of the gradient, which makes the weight gradient sparse."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from twofour.kernels import Kernel
+from twofour.kernels.nm_unbiased import nm_unbiased, nm_unbiased_reference, packed_bytes
+from twofour.training.both_ways.masked_weight import MaskedWeight
+from twofour.training.sparse_linear import Call, Source, Workspace, implementations
+
+
+class Estimate(Source):
+    """The source of "weight": dZ^T, 2:4 along the tokens, by Chmiel et al. 2022 (arXiv 2203.10991).
+
+    Attributes:
+        weight: The layer's weight: while it has no mask the gradient is exact.
+        seed: 32 bits, of this layer.
+        workspace: What the estimate is packed into.
+        wanted: Whether there are estimates; else every weight gradient is exact.
+        calls: Estimates so far; with `seed` it seeds the next one.
+    """
+
+    same = False
+
+    def __init__(self, weight: MaskedWeight, seed: int, workspace: Workspace, *, wanted: bool) -> None:
+        self.weight, self.seed, self.workspace, self.wanted, self.calls = weight, seed, workspace, wanted, 0
+
+    def kernels(self, call: Call) -> tuple[list[Kernel], str]:
+        """See `Source.kernels`."""
+        if not self.wanted:
+            return [], "exact"
+        if call.obstacle:
+            return [], call.obstacle
+        tokens, out = call.left.shape
+        return implementations.fitting(
+            implementations.gradient_kernels(call.left.dtype, call.left.device), out, tokens, call.left
+        )
+
+    def takes(self, kernel: Kernel, call: Call) -> bool:
+        """Whether the layer's mask is in force and the kernel packs so many tokens."""
+        tokens, out = call.left.shape
+        return self.weight.takes(kernel, call) and tokens % 4 == 0 and not kernel.refill_refuses(out, tokens)
+
+    def packed(self, kernel: Kernel, call: Call) -> Tensor:
+        """Return the next estimate: on a GPU by plain torch and `refill`."""
+        self.calls += 1
+        seed = (self.seed + self.calls * 0x9E3779B1) & 0xFFFFFFFF
+        gradient = call.left
+        if implementations.on_gpu(gradient.device):
+            return kernel.refill(gradient, nm_unbiased_reference(gradient, seed).t())
+        size = packed_bytes(gradient.shape[1], len(gradient), gradient.dtype)
+        return nm_unbiased(gradient, seed, gradient.dtype, self.workspace.buffer(size))
+
+    def multiply(self, kernel: Kernel, packed: Tensor, call: Call) -> Tensor:
+        """Return dZ^T X, (out, in)."""
+        return kernel.run_columns(call.right, packed, call.left.shape[1], call.dtype)

@@ -1,0 +1,106 @@
+"""A weight and its mask, packed both ways: W for the forward product and W^T for the data gradient.
+
+On the CPU a layout is made once for a mask and filled again when the weight moves; on a GPU one pass packs both.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from twofour.kernels import Kernel
+from twofour.kernels.problem import Problem
+from twofour.training.sparse_linear import Call, Source
+from twofour.training.sparse_linear.implementations import fitting, weight_kernels
+
+
+class MaskedWeight(Source):
+    """The source of "forward" and "data"; nothing is packed twice for one state of the weight.
+
+    Attributes:
+        dtype: Computing type of the packed values.
+        dense_parameter: Whether the parameter holds pruned values too (the mask moves).
+        keep: Mask of the weight, bool (out, in); None before the first.
+    """
+
+    def __init__(self, dtype: torch.dtype, dense_parameter: bool) -> None:
+        self.dtype, self.dense_parameter = dtype, dense_parameter
+        self.keep: Tensor | None = None
+        self._packed: dict[tuple[str, str], tuple[Kernel, Tensor]] = {}
+        self._packed_state: tuple[int, int] | None = None
+        self._packed_mask: int | None = None
+        self._dense: tuple[tuple[object, ...], Tensor] | None = None
+
+    def put(self, keep: Tensor) -> None:
+        """Put a mask in force; the layer keeps the tensor itself, and sees when it is changed in place."""
+        if self.keep is not keep:
+            self._packed_mask = None
+        self.keep = keep
+        self.forget_values()
+
+    def forget_values(self) -> None:
+        """Take it that the weight has moved, though its version may not show it: it was written through `.data`."""
+        self._packed_state = self._dense = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the mask and of the layouts that were built."""
+        return sum(packed.nbytes for _, packed in self._packed.values()) + (
+            self.keep.nbytes if self.keep is not None else 0
+        )
+
+    def kernels(self, call: Call) -> tuple[list[Kernel], str]:
+        """See `Source.kernels`."""
+        rows, columns = call.right.shape if call.product == "forward" else call.right.t().shape
+        return fitting(weight_kernels(call.left.dtype, call.tokens, call.left.device), rows, columns, call.left)
+
+    def takes(self, kernel: Kernel, call: Call) -> bool:
+        """Whether a mask is in force, and the type is that of the packed values."""
+        return self.keep is not None and call.left.dtype == self.dtype
+
+    def packed(self, kernel: Kernel, call: Call) -> Tensor:
+        """Return the layout of W or W^T with the values that the weight has now."""
+        weight, keep, key = call.right, self.keep, (call.product, kernel.name)
+        assert keep is not None
+        if self._packed_mask != keep._version:
+            self._packed, self._packed_mask = {}, keep._version
+        stale = list(self._packed)
+        state = (weight._version, weight.data_ptr())
+        if self._packed_state == state:
+            stale = []
+        if key not in self._packed:
+            self._packed[key] = kernel, kernel.blank(keep.t().contiguous() if call.product == "data" else keep)
+            stale.append(key)
+        if stale:
+            # One conversion for all: torch's own rounds faster than a refill would.
+            values = weight.detach().to(self.dtype).contiguous()
+            for product, name in stale:
+                row, packed = self._packed[product, name]
+                given = (values.t(), keep.t()) if product == "data" else (values, keep)
+                self._packed[product, name] = row, row.refill(packed, *given)
+            self._packed_state = state
+        return self._packed[key][1]
+
+    def multiply(self, kernel: Kernel, packed: Tensor, call: Call) -> Tensor:
+        """Return X W^T + bias or dZ W, (tokens, out or in)."""
+        bias = None if call.bias is None else call.bias.float()
+        rows = call.right.shape[0 if call.product == "forward" else 1]
+        return kernel.run(call.left.flatten(0, -2), packed, bias, Problem(rows))
+
+    def dense(self, call: Call) -> tuple[Tensor, Tensor]:
+        """Return the weight in the other operand's type, masked where the parameter is dense."""
+        weight, dtype = call.right, call.left.dtype
+        keep = self.keep if self.dense_parameter else None
+        if keep is None and weight.dtype == dtype:
+            return call.left, weight
+        state = (weight._version, weight.data_ptr(), -1 if keep is None else keep._version, dtype)
+        if self._dense is None or self._dense[0] != state:
+            self._dense = state, (weight if keep is None else weight * keep).to(dtype)
+        return call.left, self._dense[1]
+
+    def trial(self) -> Self:
+        """Return itself, to be packed anew."""
+        self.forget_values()
+        return self

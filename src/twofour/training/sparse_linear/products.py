@@ -1,0 +1,114 @@
+"""The three products of one layer: what an attached layer carries."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from twofour.kernels import find
+from twofour.training.sparse_linear.chooser import Chooser
+from twofour.training.sparse_linear.implementations import TORCH
+from twofour.training.sparse_linear.plan import Choice, LayerPlan
+from twofour.training.sparse_linear.source import (
+    EXACT,
+    Call,
+    Source,
+    data_gradient_call,
+    forward_call,
+    weight_gradient_call,
+)
+from twofour.training.step_clock import part
+
+PARTS = {"forward": "forward", "data": "data gradient", "weight": "weight gradient"}
+"""Product -> what the clock of a step calls it."""
+
+_numbers = itertools.count()
+_numbered: WeakValueDictionary[int, LinearProducts] = WeakValueDictionary()
+
+
+class LinearProducts:
+    """How the products of one layer run. It copies along with its module.
+
+    Attributes:
+        title: What is attached, in messages.
+        sources: Product -> where its sparse operand comes from; products without one are exact.
+        plan: How each product runs: as it was given, or, with a chooser, as it ran last.
+        chooser: Chooses in the first step of a size; None: the plan is fixed.
+        number: What `numbered` knows it by: operators carry it through a compiled graph.
+    """
+
+    def __init__(
+        self, title: str, sources: Mapping[str, Source], plan: LayerPlan, chooser: Chooser | None = None
+    ) -> None:
+        self.title, self.sources, self.plan, self.chooser = title, dict(sources), plan, chooser
+        self._register()
+
+    @property
+    def backward_only(self) -> bool:
+        """Whether the forward product is the layer's own, so that only backward passes concern it."""
+        return "forward" not in self.sources
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return X W^T + bias; (..., in) -> (..., out)."""
+        x = x if self.backward_only else x.reshape(-1, x.shape[-1])
+        return self.run(forward_call(x, weight, bias))
+
+    def data_gradient(self, gradient: Tensor, weight: Tensor) -> Tensor:
+        """Return dZ W; (..., out) -> (..., in)."""
+        return self.run(data_gradient_call(gradient, weight)).view(*gradient.shape[:-1], weight.shape[1])
+
+    def weight_gradient(self, gradient: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return dZ^T X in `dtype`, of (..., out) and (..., in)."""
+        return self.run(weight_gradient_call(gradient, x, dtype))
+
+    def run(self, call: Call) -> Tensor:
+        """Return a product, by the row or the dense implementation that its choice names."""
+        source, choice = self.sources.get(call.product, EXACT), self._choice(call)
+        kernel = find(choice.kernel) if choice.sparse else None
+        if kernel is not None and source.takes(kernel, call):
+            with part("pack"):
+                packed = source.packed(kernel, call)
+            with part(PARTS[call.product]):
+                return source.multiply(kernel, packed, call)
+        with part("pack"):
+            left, right = source.dense(call)
+        with part(PARTS[call.product]):
+            # Nothing was measured in another type than the plan's.
+            name = choice.dense if _name(call.left.dtype) == self.plan.dtype else TORCH
+            result = call.dense[name](left, right)
+            return result if call.dtype is None else result.to(call.dtype)
+
+    def _choice(self, call: Call) -> Choice:
+        if self.chooser is None:
+            return self.plan.choices[call.product]
+        choice = self.chooser.choose(call, self.sources.get(call.product, EXACT), self.plan.shape)
+        choices = {**self.plan.choices, call.product: choice}
+        self.plan = replace(self.plan, tokens=call.tokens, dtype=_name(call.left.dtype), choices=choices)
+        return choice
+
+    def _register(self) -> None:
+        self.number = next(_numbers)
+        _numbered[self.number] = self
+
+    def __getstate__(self) -> dict[str, Any]:  # what was chosen here holds for this machine
+        unmeasured = replace(self.plan, tokens=0, dtype="", choices={})
+        return {**self.__dict__, "plan": self.plan if self.chooser is None else unmeasured}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # a copy, also of another process, gets a number of its own
+        self.__dict__.update(state)
+        self._register()
+
+
+def numbered(number: int) -> LinearProducts:
+    """Return the products of that number."""
+    return _numbered[number]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
