@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from twofour.errors import TrainingError
+from twofour.layers.modules import named_modules
 
 # Not in the modules: a copy of a model is not under the scheme of the original, and a reference would not pickle.
 _REGISTRY: WeakKeyDictionary[nn.Module, ReferenceType[Attachment]] = WeakKeyDictionary()
@@ -132,7 +133,7 @@ def attached(module: nn.Module) -> str:
 
 def _working(model: nn.Module) -> dict[str, str]:
     """Return the titles of the attachments that work on a model's weights, by the names of their layers."""
-    found = {name or "(model)": _REGISTRY[module]() for name, module in model.named_modules() if module in _REGISTRY}
+    found = {name or "(model)": _REGISTRY[module]() for name, module in named_modules(model) if module in _REGISTRY}
     return {name: attachment.title for name, attachment in found.items() if attachment is not None}
 
 
@@ -144,13 +145,13 @@ def describe_schemes(model: nn.Module) -> str:
 def describe_attached(model: nn.Module) -> str:
     """Return the same, and what was put over layers: what must go before weights are exchanged."""
     working = _working(model)
-    over = {name or "(model)": title for name, module in model.named_modules() if (title := attached(module))}
+    over = {name or "(model)": title for name, module in named_modules(model) if (title := attached(module))}
     over = {name: title for name, title in over.items() if working.get(name) != title}
     return "; ".join(filter(None, (_described(working), _described(over))))
 
 
 def _described(found: dict[str, str]) -> str:
-    texts = []
+    texts: list[str] = []
     for title in dict.fromkeys(found.values()):
         names = [f"`{name}`" for name, held in found.items() if held == title]
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -28,13 +29,14 @@ class Reduction:
         """View a tensor of the weight's shape as (out, [spatial], in); with parts it is a copy."""
         if self.parts == 1:
             return tensor.movedim(self.axis, -1)
-        return tensor.unflatten(self.axis, (self.parts, -1)).movedim((self.axis, self.axis + 1), (0, -1)).flatten(0, 1)
+        apart = torch.unflatten(tensor, self.axis, (self.parts, -1))
+        return apart.movedim((self.axis, self.axis + 1), (0, -1)).flatten(0, 1)
 
     def restore(self, tensor: Tensor) -> Tensor:
         """Undo `last`: a view, with parts a copy."""
         if self.parts == 1:
             return tensor.movedim(-1, self.axis)
-        apart = tensor.unflatten(0, (self.parts, -1)).movedim((0, -1), (self.axis, self.axis + 1))
+        apart = torch.unflatten(tensor, 0, (self.parts, -1)).movedim((0, -1), (self.axis, self.axis + 1))
         return apart.flatten(self.axis, self.axis + 1)
 
     def stored(self, index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:

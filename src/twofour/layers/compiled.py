@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from twofour.errors import LayerError
+from twofour.layers.modules import named_modules
 
 SETTINGS = (bool, int, float, str, tuple)
 """Types of the attributes that say how a layer computes: `kernel_size`, `padding`, `nf`."""
@@ -46,7 +47,7 @@ class CompiledLayer(nn.Module):
 
         # a layer without a bias moves no more than one with
         kept(torch.zeros(1, device=self.placed, dtype=torch.float32))
-        return super()._apply(kept, recurse)
+        return cast(Any, super())._apply(kept, recurse)
 
 
 def _stays(tensor: Tensor, found: Tensor) -> LayerError:
@@ -73,7 +74,7 @@ def compilation(model: nn.Module) -> object:
 
 def compiled_parts(model: nn.Module) -> str:
     """Return the names of a model's compiled layers, or of its compiled parts without any; "" where it is plain."""
-    modules = list(model.named_modules())
+    modules = list(named_modules(model))
     names = [f"`{name or '(model)'}`" for name, module in modules if isinstance(module, CompiledLayer)]
     if names:
         more = f" and {len(names) - 8} more" if len(names) > 8 else ""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
 from twofour.errors import LayerError, TwofourError, cut, one_of
+from twofour.layers.modules import named_modules, table
 
 ELIGIBILITIES = ("asp", "any")
 
@@ -42,7 +43,7 @@ def parse_globs(given: object, option: str = "skip", kind: type[TwofourError] = 
         return (given,)
     globs: tuple[Any, ...] = (given,)
     if isinstance(given, Iterable) and not isinstance(given, bytes | bytearray):
-        globs = tuple(given)
+        globs = tuple(cast(Iterable[Any], given))
     if wrong := [glob for glob in globs if not isinstance(glob, str)]:
         raise kind(
             f"`{option}` names no layers",
@@ -72,8 +73,8 @@ def require_unwrapped(model: object, kind: type[TwofourError] = LayerError) -> N
     """
     require_module(model, kind)
     assert isinstance(model, nn.Module)
-    for name, part in model.named_modules():
-        if type(part).__name__ == "OptimizedModule" and "_orig_mod" in part._modules:
+    for name, part in named_modules(model):
+        if type(part).__name__ == "OptimizedModule" and "_orig_mod" in table(part, "_modules"):
             place = f"model.{name}" if name else "model"
             raise kind(
                 "torch.compile has wrapped the model" if not name else "torch.compile has wrapped a part of the model",
@@ -95,7 +96,7 @@ def require_matches(model: nn.Module, globs: Iterable[str], source: str, kind: t
         LayerError: `model` is no module.
     """
     require_module(model)
-    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    names = [name for name, _ in named_modules(model, again=True)]
     for glob in globs:
         if not any(fnmatchcase(name, glob) for name in names):
             raise kind(

@@ -9,7 +9,10 @@ from torch import nn
 
 from twofour.layers.attachments import attached
 from twofour.layers.kinds import kind_of
+from twofour.layers.modules import table
 from twofour.layers.reasons import own_forward
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def obstacles(module: nn.Module) -> Iterator[tuple[str, str]]:
@@ -22,8 +25,7 @@ def obstacles(module: nn.Module) -> Iterator[tuple[str, str]]:
         yield "forward", own
     if torch.nn.utils.parametrize.is_parametrized(module):
         yield "parametrised", "its weight is parametrised"
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    if any(hooks):
+    if any(table(module, hooks) for hooks in _HOOKS):
         yield "hooks", "it has hooks, which a replacement would lose"
 
 

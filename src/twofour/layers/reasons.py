@@ -19,7 +19,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 ASP_RULE = "(ASP's rule)"
 """How a reason ends that `eligibility="any"` lifts."""
 
-_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)  # pyright: ignore[reportPrivateUsage]
 _ADAPTERS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
 """What peft calls the modules of its low-rank adapters."""
 

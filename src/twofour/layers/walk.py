@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from twofour.layers.axis import Reduction
 from twofour.layers.globs import parse_globs, require_eligibility, require_matches, require_module
+from twofour.layers.modules import named_modules, parameters_of
 from twofour.layers.reasons import Place, reason
 from twofour.layers.weight import PrunableWeight
 
@@ -65,7 +66,7 @@ def walk(
         # A head that is tied to an embedding is the layer to prune, whichever comes first in the model.
         first = next((place for place in places if not place.embeds), places[0])
         others = [place for place in places if place is not first]
-        parameter = first.module._parameters[first.attribute]
+        parameter = parameters_of(first.module)[first.attribute]
         assert parameter is not None
         why = reason([first, *others], parameter, globs, eligibility, asked, empty) or overlapping.get(key)
         if why is None:
@@ -94,13 +95,13 @@ def _places(model: nn.Module) -> dict[int, list[Place]]:
     """Group the places of each parameter by the parameter's identity, so that a tied one is handled once."""
     places: dict[int, list[Place]] = {}
     attentions: dict[str, nn.Module] = {}
-    for layer, module in model.named_modules(remove_duplicate=False):
+    for layer, module in named_modules(model, again=True):
         around = next(
             (found for name, found in attentions.items() if layer.startswith(f"{name}." if name else "")), None
         )
         if isinstance(module, nn.MultiheadAttention):
             attentions[layer] = module
-        for attribute, parameter in module._parameters.items():
+        for attribute, parameter in parameters_of(module).items():
             if parameter is not None:
                 name = f"{layer}.{attribute}" if layer else attribute
                 places.setdefault(id(parameter), []).append(Place(name, layer, module, attribute, around))
@@ -112,7 +113,7 @@ def _shared_memory(places_of: dict[int, list[Place]]) -> dict[int, str]:
     seen: dict[int, tuple[int, str]] = {}
     reasons: dict[int, str] = {}
     for key, (first, *_) in places_of.items():
-        parameter = first.module._parameters[first.attribute]
+        parameter = parameters_of(first.module)[first.attribute]
         if type(parameter) is not nn.Parameter or parameter.layout != torch.strided or parameter.numel() == 0:
             continue
         address = 0 if parameter.is_meta else parameter.data_ptr()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from twofour.layers.axis import Reduction
 from twofour.layers.kinds import Feed, Kind
+from twofour.layers.modules import parameters_of
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class PrunableWeight:
     @property
     def parameter(self) -> nn.Parameter:
         """The parameter itself, looked up again at each call."""
-        parameter = self.module._parameters[self.attribute]
+        parameter = parameters_of(self.module)[self.attribute]
         assert parameter is not None, self.name
         return parameter
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypedDict, runtime_checkable
+from typing import Any, Protocol, TypedDict, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +67,7 @@ def load_state_dict(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Mas
         MaskError: A name or shape does not fit the model, an entry is malformed, or the model has a mask that the
             state lacks.
     """
-    if not isinstance(state, Mapping):
+    if not _is_mapping(state):
         raise MaskError(
             "the masks are no state dict",
             got=type(state).__name__,
@@ -77,7 +77,7 @@ def load_state_dict(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Mas
     weights = _by_name(model)
     plan: list[tuple[PrunableWeight, Tensor, Pattern | str]] = []
     for name, saved in state.items():
-        if not isinstance(name, str) or name not in weights:
+        if name not in weights:
             raise MaskError(
                 "the checkpoint holds a mask for a weight the model lacks",
                 got=f"`{name}`",
@@ -96,6 +96,10 @@ def load_state_dict(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Mas
         )
     attach_all(plan)
     return of(model)
+
+
+def _is_mapping(state: object) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(state, Mapping)
 
 
 def derive(
@@ -179,8 +183,8 @@ def _by_name(model: nn.Module) -> dict[str, PrunableWeight]:
     return {name: prunable for prunable in weights for name in (prunable.name, *prunable.aliases)}
 
 
-def _restore(prunable: PrunableWeight, saved: Any) -> tuple[PrunableWeight, Tensor, Pattern]:
-    if not isinstance(saved, Mapping):
+def _restore(prunable: PrunableWeight, saved: object) -> tuple[PrunableWeight, Tensor, Pattern]:
+    if not _is_mapping(saved):
         raise MaskError(
             "the saved mask is malformed",
             got=f"a {type(saved).__name__} in place of a mask",
@@ -212,12 +216,12 @@ def _to_bits(keep: Tensor) -> Tensor:
     by_rows = mask.redistribute(mask.device_mesh, rows)
     width = -(-mask[:1].numel() // 8)
     bits, shape = _packed(by_rows.to_local()), (len(mask), width)
-    return type(mask).from_local(bits, mask.device_mesh, rows, run_check=False, shape=shape, stride=(width, 1))
+    return mask.from_local(bits, mask.device_mesh, rows, run_check=False, shape=shape, stride=(width, 1))
 
 
 def _packed(keep: Tensor) -> Tensor:
     rows = keep.reshape(len(keep), -1).to("cpu", torch.uint8)
-    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % 8)).unflatten(1, (-1, 8))
+    padded = torch.unflatten(torch.nn.functional.pad(rows, (0, -rows.shape[1] % 8)), 1, (-1, 8))
     return (padded << torch.arange(8, dtype=torch.uint8, device="cpu")).sum(-1, dtype=torch.uint8)
 
 
@@ -232,6 +236,6 @@ def _from_bits(bits: Tensor, shape: tuple[int, ...]) -> Tensor:
         return keep
     sharded: Any = bits
     stride = torch.empty(shape, device="meta", dtype=torch.float32).stride()
-    return type(sharded).from_local(
+    return sharded.from_local(
         keep.to(part.device), sharded.device_mesh, sharded.placements, run_check=False, shape=shape, stride=stride
     )

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from twofour.layers import MASKED, is_distributed, is_masked
+from twofour.layers.modules import table
 from twofour.masks import optimizer_state
 from twofour.masks import rule as rules
 from twofour.masks.link import Changes, Link, links_of, unpickled
@@ -31,13 +32,15 @@ from twofour.masks.stepped import looked_up, stepped
 def install() -> None:
     """Register the optimiser hooks and the one on parameters that are assigned to a module, once per process."""
     # A traced hook would be recompiled for each new masked model until torch.compile gives up on the step.
-    untraced = partial(torch.compiler.disable, reason="twofour masks: looks models up while it runs")
-    register_optimizer_step_pre_hook(cast(Any, untraced(_before_step)))
-    register_optimizer_step_post_hook(cast(Any, untraced(_after_step)))
+    untraced = partial(cast(Any, torch.compiler).disable, reason="twofour masks: looks models up while it runs")
+    register_optimizer_step_pre_hook(untraced(_before_step))
+    register_optimizer_step_post_hook(untraced(_after_step))
     register_module_parameter_registration_hook(cast(Any, _registered))
 
 
 unpickled.append(install)
+
+_AFTER_LOAD = "_load_state_dict_post_hooks"
 
 
 def _before_step(
@@ -131,8 +134,8 @@ def place(module: nn.Module, attribute: str, name: str, rule: Rule) -> None:
         Changes.note()
     else:
         module.__dict__.setdefault(MASKED, {})[attribute] = Link(module, attribute, name, rule)
-    if after_load not in module._load_state_dict_post_hooks.values():
-        module.register_load_state_dict_post_hook(after_load)
+    if after_load not in table(module, _AFTER_LOAD).values():
+        cast(Any, module).register_load_state_dict_post_hook(after_load)
 
 
 def leave(module: nn.Module) -> None:
@@ -141,6 +144,6 @@ def leave(module: nn.Module) -> None:
         for link in links_of(module).values():
             link.dissolve()
         del module.__dict__[MASKED]
-        hooks_of = module._load_state_dict_post_hooks
+        hooks_of = table(module, _AFTER_LOAD)
         for key in [key for key, hook in hooks_of.items() if hook is after_load]:
             del hooks_of[key]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from twofour.errors import MaskError
 from twofour.layers import MASKED
+from twofour.layers.modules import parameters_of
 from twofour.masks import rule as rules
 from twofour.masks.rule import Rule
 
@@ -79,7 +80,7 @@ class Link:
     def standing(self) -> Tensor | None:
         """Return the parameter that stands in the place now, whatever its shape."""
         module = self.module
-        return module._parameters.get(self.attribute) if module is not None else None
+        return parameters_of(module).get(self.attribute) if module is not None else None
 
     @property
     def keep(self) -> Tensor:

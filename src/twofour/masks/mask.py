@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from twofour.errors import MaskError, PatternError
 from twofour.layers import PrunableWeight, Reduction, full_tensor, is_distributed, local, placed, require_module
+from twofour.layers.modules import named_modules
 from twofour.masks import hooks
 from twofour.masks import rule as rules
 from twofour.masks.link import Changes, links_of
@@ -90,13 +91,7 @@ def attach_all(plan: Sequence[tuple[PrunableWeight, Tensor, Pattern | str]]) -> 
         MaskError: As `attach`.
     """
     for prunable, keep, _ in plan:
-        if not isinstance(prunable, PrunableWeight) or not isinstance(keep, Tensor):
-            raise MaskError(
-                "there is no weight to put a mask on, or no mask",
-                got=f"{type(prunable).__name__} and {type(keep).__name__}",
-                wanted="a PrunableWeight and a bool tensor of its shape",
-                remedy="twofour.layers.walk(model).weights lists a model's weights; twofour.prune masks all of them",
-            )
+        _require_pair(prunable, keep)
     parsed = [(prunable, keep, parse(pattern)) for prunable, keep, pattern in plan]
     for prunable, keep, pattern in parsed:
         try:
@@ -105,6 +100,16 @@ def attach_all(plan: Sequence[tuple[PrunableWeight, Tensor, Pattern | str]]) -> 
             raise error.for_layer(prunable.name) from error.__cause__
     hooks.install()
     return [_attach(*entry) for entry in parsed]
+
+
+def _require_pair(prunable: object, keep: object) -> None:
+    if not isinstance(prunable, PrunableWeight) or not isinstance(keep, Tensor):
+        raise MaskError(
+            "there is no weight to put a mask on, or no mask",
+            got=f"{type(prunable).__name__} and {type(keep).__name__}",
+            wanted="a PrunableWeight and a bool tensor of its shape",
+            remedy="twofour.layers.walk(model).weights lists a model's weights; twofour.prune masks all of them",
+        )
 
 
 def _attach(prunable: PrunableWeight, keep: Tensor, pattern: Pattern) -> Mask:
@@ -171,7 +176,7 @@ def of(model: nn.Module) -> dict[str, Mask]:
     require_module(model)
     found: dict[str, Mask] = {}
     seen: set[int] = set()
-    for layer, module in model.named_modules():
+    for layer, module in named_modules(model):
         for attribute, link in links_of(module).items():
             parameter = link.settle()
             if parameter is not None and id(parameter) in seen:

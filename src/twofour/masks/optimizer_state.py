@@ -5,11 +5,14 @@ Adam keeps two float32 values beside each of a parameter. Filling both moves 18 
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+
 from torch import Tensor, optim
 from torch.optim import Optimizer
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from twofour.layers import is_distributed
+from twofour.layers.modules import table
 
 KEEPING = (optim.SGD, optim.Adam, optim.AdamW)
 """Optimisers whose step leaves state at zero where state, parameter and gradient are zero, whatever their options.
@@ -18,7 +21,7 @@ Not their subclasses, which may do anything. Of torch's others Adamax and Rprop 
 Adadelta and RMSprop divide 0 by 0 when eps is 0, Adafactor, Muon and LBFGS mix places.
 """
 
-_filled: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_filled: MutableMapping[Tensor, tuple[TensorWeakRef, tuple[int, ...]]] = WeakTensorKeyDictionary()
 """State -> the mask at whose pruned places it was zero, and what shows that somebody wrote to it since."""
 
 
@@ -45,7 +48,7 @@ def review(optimizer: Optimizer, state: Tensor, parameter: Tensor, keep: Tensor,
         closure: Whether the step calls a closure, which may write anywhere.
     """
     # Hooks of the optimiser's own run between ours and may write as well.
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    hooks = table(optimizer, "_optimizer_step_pre_hooks") or table(optimizer, "_optimizer_step_post_hooks")
     trusted = type(optimizer) in KEEPING and not closure and not hooks and known(state, keep)
     if not (trusted and _filled[state][1] == _marks(state, parameter, keep)):
         _filled.pop(state, None)

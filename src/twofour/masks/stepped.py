@@ -76,7 +76,7 @@ def stepped(optimizer: Optimizer) -> list[Masked]:
     seen = optimizer.__dict__.get(_SEEN)
     if seen is not None and seen.holds(optimizer.param_groups):
         return seen.found
-    before = {id(masked.rule) for masked in seen.found} if seen is not None else set()
+    before: set[int] = {id(masked.rule) for masked in seen.found} if seen is not None else set()
     fresh = _Seen()
     fresh.change, fresh.groups = Changes.count, [list(group["params"]) for group in optimizer.param_groups]
     fresh.found = _look_up([parameter for group in fresh.groups for parameter in group])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import asdict, dataclass
 from math import prod
+from typing import Any, TypeGuard
 
 from twofour.errors import PackingError, PatternError, cut
 from twofour.packing import encodings, formats
@@ -101,7 +102,7 @@ class Header:
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON-able fields; `group` only where there are groups."""
-        fields = {**asdict(self), "shape": list(self.shape)}
+        fields: dict[str, object] = {**asdict(self), "shape": list(self.shape)}
         return fields if self.group else {key: value for key, value in fields.items() if key != "group"}
 
     @classmethod
@@ -111,7 +112,7 @@ class Header:
         Raises:
             PackingError: A field is missing, of the wrong type, or names something this version cannot read.
         """
-        if not isinstance(fields, dict) or set(fields) - {"group"} != _FIELDS:
+        if not _is_object(fields) or set(fields) - {"group"} != _FIELDS:
             got = cut(repr(fields), 200)
             raise _malformed("fields", got, "an object with pattern, dtype, shape, axis, layout and version")
         if type(fields["version"]) is not int or fields["version"] != FORMAT_VERSION:
@@ -132,8 +133,16 @@ class Header:
         return cls(rule.name, fields["dtype"], shape, axis, group=group)
 
 
+def _is_object(found: object) -> TypeGuard[dict[str, Any]]:
+    return isinstance(found, dict)
+
+
+def _is_array(found: object) -> TypeGuard[list[Any]]:
+    return isinstance(found, list)
+
+
 def _shape(found: object) -> tuple[int, ...]:
-    if not isinstance(found, list) or not 1 <= len(found) <= 5 or not all(type(n) is int and n > 0 for n in found):
+    if not _is_array(found) or not 1 <= len(found) <= 5 or not all(type(n) is int and n > 0 for n in found):
         raise _malformed("shape", f"shape {cut(repr(found), 80)}", "1 to 5 positive whole numbers")
     if max(found) > LARGEST_WEIGHT or prod(found) > LARGEST_WEIGHT:
         raise _malformed("size", f"shape {cut(repr(found), 80)}", "at most 2^40 values")

@@ -23,7 +23,7 @@ def require_values(values: Tensor, form: Format) -> None:
     """
     if not is_finite(values):
         bad = (~torch.isfinite(values)).nonzero()
-        where = tuple(bad[0].tolist())
+        where = tuple(map(int, bad[0]))
         raise PackingError(
             "the values of a packed weight are not finite",
             got=f"{len(bad)} values that are NaN or infinite, the first {values[where].item()} at {where}",

@@ -137,7 +137,7 @@ def require_groups(pattern: Pattern, tensor: Tensor, role: str) -> None:
         )
 
 
-def require_memory(tensor: Tensor, role: str) -> None:
+def require_memory(tensor: object, role: str) -> None:
     """Refuse what native code could not read: a tensor of a mode or a transform, a wrapper, freed memory.
 
     Raises:
@@ -168,13 +168,23 @@ def is_finite(tensor: Tensor) -> bool:
     """Tell whether no value is NaN or infinite, without allocating: both survive the extremes."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
-    return all(isfinite(extreme) for extreme in torch.stack(tensor.aminmax()).tolist())
+    return all(map(isfinite, tensor.aminmax()))
+
+
+def first_true(mask: Tensor) -> tuple[int, ...]:
+    """Return the index of the first True of a mask that has one."""
+    return tuple(map(int, mask.nonzero()[0]))
+
+
+def numbers(values: Tensor) -> tuple[float, ...]:
+    """Return a vector's values as numbers."""
+    return tuple(value.item() for value in values)
 
 
 def non_finite(role: str, tensor: Tensor) -> PatternError:
     """Build the error for scores or weights that hold NaN or infinity."""
     bad = (~torch.isfinite(tensor)).nonzero()
-    where = tuple(bad[0].tolist())
+    where = tuple(map(int, bad[0]))
     return PatternError(
         f"{role} cannot be ranked",
         got=f"{len(bad)} values that are NaN or infinite, the first {tensor[where].item()} at {where}",

@@ -6,20 +6,22 @@ import torch
 from torch import Tensor
 
 from twofour.errors import PatternError
-from twofour.patterns.base import Conformity, non_finite
+from twofour.patterns.base import Conformity, first_true, non_finite, numbers
 
 LARGEST_GROUP = 64
 """Largest M: the native kernel ranks a group in registers and on the stack."""
 
 
-def require_possible(name: str, n: int, m: int, unit: int) -> None:
+def require_possible(name: str, n: object, m: object, unit: int) -> None:
     """Refuse an N:M that keeps nothing or everything, is too large, or cuts a unit of `unit` values in two.
 
     Raises:
         PatternError: Not unit <= n < m <= 64, or `n` or `m` is no whole multiple of `unit`.
     """
-    whole = isinstance(n, int) and isinstance(m, int) and n % unit == m % unit == 0
-    if not whole or not unit <= n < m <= LARGEST_GROUP:
+    possible = (
+        isinstance(n, int) and isinstance(m, int) and n % unit == m % unit == 0 and unit <= n < m <= LARGEST_GROUP
+    )
+    if not possible:
         raise PatternError(
             f"the pattern {name!r} is impossible",
             got=f"N = {n}, M = {m}",
@@ -42,7 +44,7 @@ def project_reference(scores: Tensor, n: int, m: int, *, absolute: bool = False)
     """
     if scores.is_floating_point() and not torch.isfinite(scores).all():
         raise non_finite("a tensor of scores", scores)
-    groups = scores.unflatten(-1, (-1, m))
+    groups = torch.unflatten(scores, -1, (-1, m))
     # A stable descending sort puts the lowest index first among equals; integers widen so that |-128| is 128.
     groups = groups.to(torch.int64 if not scores.is_floating_point() else scores.dtype)
     best = (groups.abs() if absolute else groups).sort(dim=-1, descending=True, stable=True).indices[..., :n]
@@ -56,6 +58,6 @@ def check_groups(nonzero: Tensor, allowed: int, weight: Tensor, group: int) -> C
     good = int(legal.sum())
     if good == legal.numel():
         return Conformity(legal.numel(), good)
-    *rows, index = (~legal).nonzero()[0].tolist()
-    values = weight.detach()[tuple(rows)][index * group : (index + 1) * group].tolist()
-    return Conformity(legal.numel(), good, (*rows, index * group), tuple(values))
+    *rows, index = first_true(~legal)
+    values = weight.detach()[tuple(rows)][index * group : (index + 1) * group]
+    return Conformity(legal.numel(), good, (*rows, index * group), numbers(values))

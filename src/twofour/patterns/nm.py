@@ -67,7 +67,7 @@ class NM(Pattern):
     def check(self, weight: Tensor) -> Conformity:
         """Count the groups with at most `n` non-zeros; see `Pattern.check`."""
         require_groups(self, weight, "a weight")
-        return check_groups(weight.detach().unflatten(-1, (-1, self.m)) != 0, self.n, weight, self.m)
+        return check_groups(torch.unflatten(weight.detach(), -1, (-1, self.m)) != 0, self.n, weight, self.m)
 
 
 def _project_on_device(scores: Tensor, n: int, m: int, absolute: bool) -> Tensor:

@@ -151,7 +151,7 @@ class NonzeroBits:
     def values(self) -> Tensor:
         """Return the same as a bool tensor, True where a value is not zero."""
         bits = self._bits[: (self._size + 7) // 8].numpy()
-        return torch.from_numpy(np.unpackbits(bits, count=self._size, bitorder="little").view(np.bool_))
+        return torch.as_tensor(np.unpackbits(bits, count=self._size, bitorder="little").view(np.bool_), device="cpu")
 
 
 def ties(values: Tensor, pattern: NM, strides: GroupStrides) -> int:
@@ -174,7 +174,7 @@ def ties(values: Tensor, pattern: NM, strides: GroupStrides) -> int:
 
 def ties_reference(view: Tensor, n: int, m: int) -> int:
     """Count the same in plain torch, for groups along the last axis: the reference of `ties`."""
-    sizes = view.unflatten(-1, (-1, m)).double().abs().sort(-1, descending=True).values
+    sizes = torch.unflatten(view, -1, (-1, m)).double().abs().sort(-1, descending=True).values
     return int(((sizes[..., n - 1] == sizes[..., n]) & (sizes[..., n] != 0)).sum())
 
 

@@ -52,11 +52,11 @@ class PairedNM(Pattern):
         """Keep the pairs with the largest sum of scores; see `Pattern.project`."""
         require_groups(self, scores, "a tensor of scores")
         ranked = scores.detach().to(torch.float64 if scores.dtype == torch.float64 else torch.float32)
-        pairs = (ranked.abs() if absolute else ranked).unflatten(-1, (-1, 2)).sum(-1)
+        pairs = torch.unflatten(ranked.abs() if absolute else ranked, -1, (-1, 2)).sum(-1)
         return project_reference(pairs, self.n // 2, self.m // 2).repeat_interleave(2, dim=-1)
 
     def check(self, weight: Tensor) -> Conformity:
         """Count the groups with at most `n` / 2 pairs that are not zero; see `Pattern.check`."""
         require_groups(self, weight, "a weight")
-        pairs = (weight.detach().unflatten(-1, (-1, 2)) != 0).any(-1)
-        return check_groups(pairs.unflatten(-1, (-1, self.m // 2)), self.n // 2, weight, self.m)
+        pairs = (torch.unflatten(weight.detach(), -1, (-1, 2)) != 0).any(-1)
+        return check_groups(torch.unflatten(pairs, -1, (-1, self.m // 2)), self.n // 2, weight, self.m)

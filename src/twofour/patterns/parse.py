@@ -33,16 +33,18 @@ def parse(pattern: str | Pattern) -> Pattern:
     Raises:
         PatternError: The text is no pattern, or one that is planned and not built yet.
     """
-    if isinstance(pattern, Pattern):
-        return pattern
-    if not isinstance(pattern, str):
-        raise PatternError(
-            "a pattern must be text or a Pattern",
-            got=f"{type(pattern).__name__}: {pattern!r}",
-            wanted=_FORMS,
-            remedy='"2:4", or a mapping from layer globs to patterns where a function takes one',
-        )
-    return _parse(pattern.strip())
+    match pattern:
+        case Pattern():
+            return pattern
+        case str():
+            return _parse(pattern.strip())
+        case _:
+            raise PatternError(
+                "a pattern must be text or a Pattern",
+                got=f"{type(pattern).__name__}: {pattern!r}",
+                wanted=_FORMS,
+                remedy='"2:4", or a mapping from layer globs to patterns where a function takes one',
+            )
 
 
 def add(form: str, kind: Callable[..., Pattern]) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from twofour import native
 from twofour.errors import PatternError
 from twofour.native import gpu
-from twofour.patterns.base import Conformity, Pattern, non_finite, require_groups
+from twofour.patterns.base import Conformity, Pattern, first_true, non_finite, numbers, require_groups
 from twofour.patterns.nm import HALF_OR_SINGLE, NM, fits_float32
 
 PAIRS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
@@ -88,20 +88,20 @@ class Transposable(Pattern):
         """Count the groups of four, along both axes, with at most two non-zeros; see `Pattern.check`."""
         _require_tiles(self, weight, "a weight")
         nonzero = weight.detach() != 0
-        across = nonzero.unflatten(-1, (-1, self.m)).sum(-1, dtype=torch.uint8) <= self.n  # (out, ..., in / 4)
-        down = nonzero.unflatten(0, (-1, self.m)).sum(1, dtype=torch.uint8) <= self.n  # (out / 4, ..., in)
+        across = torch.unflatten(nonzero, -1, (-1, self.m)).sum(-1, dtype=torch.uint8) <= self.n  # (out, ..., in / 4)
+        down = torch.unflatten(nonzero, 0, (-1, self.m)).sum(1, dtype=torch.uint8) <= self.n  # (out / 4, ..., in)
         total, legal = across.numel() + down.numel(), int(across.sum()) + int(down.sum())
         if legal == total:
             return Conformity(total, legal)
         if not across.all():
-            *rows, group = (~across).nonzero()[0].tolist()
+            *rows, group = first_true(~across)
             first = (*rows, group * self.m)
             values = weight.detach()[tuple(rows)][first[-1] : first[-1] + self.m]
         else:
-            band, *rest = (~down).nonzero()[0].tolist()
+            band, *rest = first_true(~down)
             first = (band * self.m, *rest)
             values = weight.detach()[band * self.m : (band + 1) * self.m][(slice(None), *rest)]
-        return Conformity(total, legal, first, tuple(values.tolist()))
+        return Conformity(total, legal, first, numbers(values))
 
 
 def _require_tiles(pattern: Transposable, tensor: Tensor, role: str) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from twofour.errors import PatternError
-from twofour.patterns.base import Conformity, Pattern, non_finite, require_groups
+from twofour.patterns.base import Conformity, Pattern, first_true, non_finite, numbers, require_groups
 from twofour.patterns.groups import LARGEST_GROUP
 from twofour.patterns.nm import NM
 
@@ -73,11 +73,11 @@ class VNM(Pattern):
             raise non_finite("a tensor of scores", scores)
         wide = torch.float64 if scores.dtype == torch.float64 or not scores.is_floating_point() else torch.float32
         ranked = scores.detach().to(wide)
-        parts = [self._block(part) for part in _rows(ranked.abs() if absolute else ranked).split(self.v)]
-        return torch.cat(parts).reshape(scores.shape)
+        parts = torch.split(_rows(ranked.abs() if absolute else ranked), self.v)
+        return torch.cat([self._block(part) for part in parts]).reshape(scores.shape)
 
     def _block(self, rows: Tensor) -> Tensor:
-        groups = rows.unflatten(-1, (-1, self.m))  # (rows of the block, positions, groups, m)
+        groups = torch.unflatten(rows, -1, (-1, self.m))  # (rows of the block, positions, groups, m)
         columns = _best(groups.sum(0), 2 * self.n)
         kept = groups.masked_fill(~columns, -torch.inf)
         return (_best(kept, self.n) & columns).flatten(-2)
@@ -85,18 +85,19 @@ class VNM(Pattern):
     def check(self, weight: Tensor) -> Conformity:
         """Count the blocks whose rows and columns obey; see `Pattern.check`. A group is a block of v rows."""
         require_groups(self, weight, "a weight")
-        nonzero = _rows(weight.detach() != 0).unflatten(-1, (-1, self.m))
-        legal = torch.stack([self._legal(block) for block in nonzero.split(self.v)])  # (blocks, positions, groups)
+        nonzero = torch.unflatten(_rows(weight.detach() != 0), -1, (-1, self.m))
+        blocks = torch.split(nonzero, self.v)
+        legal = torch.stack([self._legal(block) for block in blocks])  # (blocks, positions, groups)
         good = int(legal.sum())
         if good == legal.numel():
             return Conformity(good, good)
-        block, position, group = (~legal).nonzero()[0].tolist()
+        block, position, group = first_true(~legal)
         rows = nonzero[block * self.v : (block + 1) * self.v, position, group]
         row = block * self.v + int((rows.sum(-1) > self.n).to(torch.uint8).argmax())  # too many columns: the first row
         between = np.unravel_index(position, weight.shape[1:-1]) if weight.ndim > 2 else ()
         first = (*((row, *(int(index) for index in between)) if weight.ndim > 1 else ()), group * self.m)
-        values = weight.detach()[first[:-1]][group * self.m : (group + 1) * self.m].tolist()
-        return Conformity(legal.numel(), good, first, tuple(values))
+        values = weight.detach()[first[:-1]][group * self.m : (group + 1) * self.m]
+        return Conformity(legal.numel(), good, first, numbers(values))
 
     def _legal(self, block: Tensor) -> Tensor:
         rows = (block.sum(-1) <= self.n).all(0)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from twofour.errors import PackingError
 from twofour.packing.formats.base import WRITE_AGAIN
+from twofour.patterns.base import first_true
 
 CODE_BITS = 4
 """Bits of a hardware's code."""
@@ -41,7 +42,7 @@ def encode(positions: Tensor, units: int, codes: Sequence[int] = ()) -> Tensor:
     fields = torch.tensor(codes, dtype=torch.int64, device=positions.device)[positions.long()] if codes else positions
     stream = fields.reshape(rows, -1, 1).numpy().astype(np.uint8)
     planes = (stream >> np.arange(bits, dtype=np.uint8)) & 1
-    return torch.from_numpy(np.packbits(planes.reshape(rows, -1), axis=1, bitorder="little"))
+    return torch.as_tensor(np.packbits(planes.reshape(rows, -1), axis=1, bitorder="little"), device="cpu")
 
 
 def decode(stream: Tensor, groups: int, kept: int, units: int, codes: Sequence[int] = ()) -> Tensor:
@@ -66,7 +67,7 @@ def decode(stream: Tensor, groups: int, kept: int, units: int, codes: Sequence[i
     if planes[:, count * bits :].any():
         raise _illegal("padding", "padding bits that are not zero", "zero bits behind the last index of a row")
     weights = (1 << np.arange(bits)).astype(np.uint8)
-    fields = torch.from_numpy(planes[:, : count * bits].reshape(rows, count, bits) @ weights).long()
+    fields = torch.as_tensor(planes[:, : count * bits].reshape(rows, count, bits) @ weights, device="cpu").long()
     if codes:
         fields = _from_codes(fields, codes)
     positions = fields.view(rows, groups, kept)
@@ -74,10 +75,9 @@ def decode(stream: Tensor, groups: int, kept: int, units: int, codes: Sequence[i
         raise _illegal("bound", f"index {int(positions.max())}", f"indices below {units}")
     falling = (positions.diff(dim=-1) <= 0).any(-1)
     if falling.any():
-        row, group = falling.nonzero()[0].tolist()
-        raise _illegal(
-            "order", f"indices {positions[row, group].tolist()} in row {row}, group {group}", "ascending indices"
-        )
+        row, group = first_true(falling)
+        found = [*map(int, positions[row, group])]
+        raise _illegal("order", f"indices {found} in row {row}, group {group}", "ascending indices")
     return positions
 
 
