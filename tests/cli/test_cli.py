@@ -187,9 +187,10 @@ def test_kernels_says_how_many_threads_they_run_on(run, monkeypatch):
     text, content = threads("openmp")
     assert f"kernels run on {count} thread" in text and "on torch's own OpenMP pool" in text
     assert content == {"backend": "openmp", "count": count}
-    text, content = threads("single")
-    assert "kernels run on 1 thread: built without torch's OpenMP pool" in text
-    assert content == {"backend": "single", "count": 1}
+    assert "on torch's own pool" in threads("torch")[0]
+    text, content = threads("own")
+    assert f"kernels run on {count} thread" in text and "on a pool of their own" in text
+    assert content == {"backend": "own", "count": count}
 
 
 def test_a_folder_without_transformers(run, monkeypatch):

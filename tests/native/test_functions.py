@@ -45,6 +45,7 @@ def test_every_table_that_the_package_asks_for_has_rows():
 def test_what_an_older_extension_does_not_have_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch):
     old = ModuleType("_ext")
     old.__file__ = "_ext.so"
+    old.use_threads = lambda source, library: True  # type: ignore[attr-defined]
     monkeypatch.setattr(native, "import_module", lambda name: old)
     loaded = native.extension.__wrapped__()
     with pytest.raises(KernelError, match="older than the sources") as error:

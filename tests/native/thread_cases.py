@@ -1,5 +1,7 @@
 """The child of test_threads: each row of each native operation from several threads of Python at once, then by a team.
 
+    python tests/native/thread_cases.py openmp
+
 All threads read the same operands and write answers of their own, which must be, bit for bit, those of a call alone.
 `make sanitize-threads` runs it under the thread sanitizer, which sees what calls share and what a team shares. Prints
 how many calls were made by how many threads, and how many by a team.
@@ -17,6 +19,8 @@ from typing import Any
 import torch
 from border_cases import calls
 from torch import Tensor
+
+from twofour import native
 
 THREADS, ROUNDS = 4, 2
 
@@ -77,29 +81,32 @@ def together(made: list[Call], alone: list[list[Any]]) -> None:
             done.result()
 
 
-def shared_out(made: list[Call], alone: list[list[Any]]) -> int:
-    """Make every call by a team of its own; return how many there were."""
-    count = 0
-    for call, expected in zip(made, alone, strict=True):
-        function, arguments = call
-        if function.__name__ in ALONE:
-            continue
-        place = 6 if function.__name__.startswith("nm_stripes") else len(arguments) - 1
-        assert arguments[place] == 1, f"{function.__name__} takes its threads elsewhere"
-        team = function, [*arguments[:place], THREADS - 1, *arguments[place + 1 :]]
-        require_same(team, answers(team), expected, f"by a team of {THREADS - 1}")
-        count += 1
-    return count
+def teams(made: list[Call], alone: list[list[Any]]) -> tuple[list[Call], list[list[Any]]]:
+    """Return the calls that take a number of threads, now of a team, and their answers."""
+    found: list[tuple[Call, list[Any]]] = []
+    for (function, arguments), expected in zip(made, alone, strict=True):
+        if function.__name__ not in ALONE:
+            place = 6 if function.__name__.startswith("nm_stripes") else len(arguments) - 1
+            assert arguments[place] == 1, f"{function.__name__} takes its threads elsewhere"
+            found.append(((function, [*arguments[:place], THREADS - 1, *arguments[place + 1 :]]), expected))
+    return [call for call, _ in found], [expected for _, expected in found]
 
 
 def main() -> None:
-    """Call everything, of short operands and of longer ones."""
+    """Call everything, of short operands and of longer ones; teams take their threads from the source that is named."""
+    if not native.extension().use_threads(sys.argv[1], torch._C.__file__):
+        sys.exit(f"this process has no threads of {sys.argv[1]}")
     torch.set_num_threads(1)
     sys.setswitchinterval(1e-6)
     made = [*calls(), *calls(scale=5)]
     alone = [answers(call) for call in made]
     together(made, alone)
-    print(len(made), "calls by", THREADS, "threads,", shared_out(made, alone), "by a team")
+    torch.set_num_threads(THREADS)  # torch's own loop grants no more
+    shared, expected = teams(made, alone)
+    for call, answer in zip(shared, expected, strict=True):
+        require_same(call, answers(call), answer, f"by a team of {THREADS - 1}")
+    together(shared, expected)
+    print(len(made), "calls by", THREADS, "threads,", len(shared), "by a team")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from twofour.kernels.table import listing
 
 _BACKENDS = {
     "openmp": "on torch's own OpenMP pool",
-    "single": "built without torch's OpenMP pool, which takes GCC on Linux; torch itself may use more",
+    "torch": "on torch's own pool",
+    "own": "on a pool of their own, since torch's cannot serve",
 }
 
 AVAILABLE = {True: "available", False: "available, not measured"}

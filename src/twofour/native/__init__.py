@@ -16,25 +16,23 @@ from twofour.errors import KernelError
 
 @cache
 def extension() -> ModuleType:
-    """Import the compiled extension once.
-
-    Torch must come first: the extension's OpenMP symbols bind to the runtime that torch has loaded.
+    """Import the compiled extension once, and let its kernels run on torch's threads.
 
     Raises:
         KernelError: The extension is missing or does not load in this environment; later, where a function is asked for
             that it does not have.
     """
-    assert torch.__version__  # the import above is what matters
     try:
         _ext = import_module("twofour.native._ext")
     except ImportError as error:
         raise KernelError(
             "the native extension of twofour does not load",
             got=str(error),
-            wanted="twofour/native/_ext built for this Python and linked against torch's OpenMP runtime",
+            wanted="twofour/native/_ext built for this Python and this C++ library",
             remedy="reinstall with `pip install --no-build-isolation .` in the environment that holds torch",
         ) from error
     _ext.__getattr__ = _older  # asked for what the module does not have (PEP 562)
+    next(source for source in thread_sources() if _ext.use_threads(source, torch._C.__file__))
     return _ext
 
 
@@ -208,8 +206,25 @@ def _cpu_has(instruction_set: str) -> bool:
 
 
 def threads() -> int:
-    """Return how many threads a kernel should use: torch's setting, or 1 where no shared OpenMP pool exists."""
-    return torch.get_num_threads() if threads_backend() == "openmp" else 1
+    """Return how many threads a kernel should use: torch's setting."""
+    return torch.get_num_threads()
+
+
+def thread_sources() -> tuple[str, ...]:
+    """Return what kernels may take their threads from, the best first: the first that this process has is used.
+
+    Torch's thread pool of its own, of some builds without OpenMP, is none: a team whose members wait for each other
+    would wait for ever where two callers share its threads.
+    """
+    return ("openmp", "torch", "own") if "backend: OpenMP" in torch.__config__.parallel_info() else ("own",)
+
+
+def threads_backend() -> str:
+    """Return what kernels take their threads from.
+
+    "openmp" is the OpenMP runtime that torch has loaded, "torch" its `torch_parallel_for`, "own" a pool of ours.
+    """
+    return extension().threads_backend()
 
 
 def release_free_memory() -> None:
@@ -219,9 +234,3 @@ def release_free_memory() -> None:
     compilation doubled.
     """
     extension().release_free_memory()
-
-
-@cache
-def threads_backend() -> str:
-    """Return "openmp" when kernels run on torch's own OpenMP pool, "single" when they run on one thread."""
-    return extension().threads_backend()

@@ -7,8 +7,8 @@
 #include "binding.h"
 #include "isa.h"
 #include "operand.h"
-#include "parallel.h"
 #include "scratch.h"
+#include "team.h"
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -25,6 +25,9 @@ NB_MODULE(_ext, m) {
     return sets;
   });
   m.def("threads_backend", [] { return std::string(threads_backend()); });
+  m.def("use_threads", [](const std::string& source, const std::string& library) {
+    return use_threads(source.c_str(), library.c_str());
+  });
   // Addresses, since oneDNN's opaque tensors are none that DLPack describes; nothing is read or written there, and the
   // system refuses what is not mapped.
   m.def("advise_huge_pages",

@@ -1,7 +1,4 @@
-// Threads for kernels: torch's own OpenMP pool where the compiler's runtime is the one torch loaded, else one thread.
-//
-// The objects are compiled with -fopenmp and linked without it: the undefined GOMP_* symbols bind to the libgomp that
-// `import torch` has loaded, so that one runtime lives in the process (a second one halves the speed).
+// One loop shared by a team: bodies that need no barrier.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +6,6 @@
 #include "native/team.h"
 
 namespace twofour {
-
-inline const char* threads_backend() {
-#ifdef _OPENMP
-  return "openmp";
-#else
-  return "single";
-#endif
-}
 
 // Calls body(begin, end) on contiguous shares of [0, count), each share a multiple of `grain` except the last.
 // The body must not throw, as that of a team.

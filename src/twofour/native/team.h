@@ -1,35 +1,37 @@
-// A team of threads on the OpenMP runtime that torch has loaded, or one thread where the compiler has none. Internal
-// linkage: every instruction-set object carries its own copy.
-//
-// The thread sanitizer cannot look into libgomp and takes what its barriers order for races: under it the team is of the
-// standard library's threads and barrier, and kernels share work and meet as they do elsewhere.
+// A team of threads: members that run one body at once, share its work out and wait for each other. Which threads they
+// are is chosen when the extension is imported (team.cc), so objects of every compiler use torch's. Internal linkage:
+// every instruction-set object carries its own copy.
 #pragma once
 
 #include <cstdint>
 
-#ifdef __SANITIZE_THREAD__
-#include <barrier>
-#include <thread>
-#include <vector>
-#elif defined(_OPENMP)
-#include <omp.h>
-#endif
+namespace twofour {
+
+class Meeting;
+using Member = void(const void* body, int64_t me, int64_t size, Meeting* meeting);
+
+// Runs `member` by `threads` threads at once, of which this one is the first, or by fewer where no more are granted.
+void run_team(int threads, Member* member, const void* body);
+void wait_for_team(Meeting* meeting);
+
+// Takes the threads of the teams to come from `source`: "openmp", "torch" or "own". Functions of the first two are looked
+// up in the process, then in `library`, torch's module of Python, and in what that was linked with. False, and no change,
+// where they are not found.
+bool use_threads(const char* source, const char* library);
+
+// The source in use, "own" until another is chosen.
+const char* threads_backend();
+
+}  // namespace twofour
 
 namespace {
 
 struct Team {
   int64_t me, size;
-#ifdef __SANITIZE_THREAD__
-  std::barrier<>* meeting = nullptr;
-#endif
+  twofour::Meeting* meeting = nullptr;
 
   void barrier() const {
-    if (size <= 1) return;
-#ifdef __SANITIZE_THREAD__
-    meeting->arrive_and_wait();
-#elif defined(_OPENMP)
-#pragma omp barrier
-#endif
+    if (size > 1) twofour::wait_for_team(meeting);
   }
   // This member's share of `count` items as [begin, end), in whole multiples of `grain` except the last.
   void share(int64_t count, int64_t grain, int64_t* begin, int64_t* end) const {
@@ -40,27 +42,18 @@ struct Team {
   }
 };
 
-// The runtime may grant fewer threads than asked for (limits, nesting), so the body is told the real size. The body must
-// not throw: an exception that leaves a thread of the team ends the process.
+// Fewer threads may be granted than asked for (limits, nesting), so the body is told the real size. The body must not
+// throw: an exception that leaves a thread of the team ends the process.
 template <class Body>
 inline void with_team(int threads, const Body& body) {
-#ifdef __SANITIZE_THREAD__
-  std::barrier<> meeting(threads > 1 ? threads : 1);
-  std::vector<std::thread> others;
-  for (int me = 1; me < threads; ++me) others.emplace_back([&, me] { body(Team{me, threads, &meeting}); });
-  body(Team{0, threads > 1 ? threads : 1, &meeting});
-  for (std::thread& other : others) other.join();
-#else
-#ifdef _OPENMP
-  if (threads > 1) {
-#pragma omp parallel num_threads(threads)
-    body(Team{omp_get_thread_num(), omp_get_num_threads()});
+  if (threads <= 1) {
+    body(Team{0, 1});
     return;
   }
-#endif
-  (void)threads;
-  body(Team{0, 1});
-#endif
+  const auto member = [](const void* given, int64_t me, int64_t size, twofour::Meeting* meeting) {
+    (*static_cast<const Body*>(given))(Team{me, size, meeting});
+  };
+  twofour::run_team(threads, member, &body);
 }
 
 }  // namespace
