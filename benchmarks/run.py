@@ -22,6 +22,7 @@ from cases import memory as memory_case
 from cases import models_table, records, shapes, table
 from cases import permutation as permutation_case
 from cases import serving as serving_case
+from cases import threads as threads_case
 from twofour.errors import DataError, TwofourError
 from twofour.measure import Record
 
@@ -117,6 +118,19 @@ def mask(
     path = _path(json, "mask-float32", record)
     cells = mask_case.cells(shapes.read(shape_list), _numbers(threads))
     _run(cells, mask_case.Bench(seconds), path, resume, table.show_mask)
+
+
+@app.command("threads")
+def _threads(
+    threads: ThreadsOption = "2",
+    seconds: SecondsOption = 3.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Products by the threads of torch's OpenMP runtime, of torch's own loop, and of a pool of ours."""
+    path = _path(json, "threads", record)
+    _run(threads_case.cells(_numbers(threads)), threads_case.Bench(seconds), path, resume, threads_case.show)
 
 
 @app.command()

@@ -94,6 +94,16 @@ def test_mask_writes_records(tiny: Path, tmp_path: Path):
     ]  # fmt: skip
 
 
+def test_threads_times_each_source(tmp_path: Path):
+    out = tmp_path / "t.json"
+    done = suite("threads", "--threads", "1", "--seconds", "0.01", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "own/openmp" in done.stdout and "geometric means: torch/openmp " in done.stdout
+    found = measure.load(out)
+    assert len(found) == 8 and {"torch", "own"} <= set(found[0].timings)
+    assert {record.meta["beside"] for record in found} == {"nothing", "torch"}
+
+
 def test_errors_are_in_their_form():
     done = suite("linear", "--shapes", "nowhere.txt")
     assert done.returncode == 2
