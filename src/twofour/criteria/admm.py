@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.calibration import Need, Statistics
+from twofour.calibration import Statistics
 from twofour.criteria.activation import live_first
 from twofour.criteria.base import Layerwise, Solution
 from twofour.criteria.sparsegpt import factor, prune_columns, require_whole_blocks
@@ -42,6 +42,9 @@ class ADMM(Layerwise):
         refine: Steps of conjugate gradients at most.
     """
 
+    kind = "admm"
+    need = "hessian"
+
     dampening: float = 0.01
     block: int = 128
     steps: int = 40
@@ -55,16 +58,6 @@ class ADMM(Layerwise):
                 wanted="dampening > 0, block >= 1, steps >= 0 and refine >= 0",
                 remedy='"admm" without options takes dampening=0.01, block=128, steps=40, refine=60',
             )
-
-    @property
-    def kind(self) -> str:
-        """The criterion's name: "admm"."""
-        return "admm"
-
-    @property
-    def need(self) -> Need | None:
-        """The Hessian."""
-        return "hessian"
 
     def solve(self, weight: Tensor, pattern: Pattern, statistics: Statistics | None, name: str) -> Solution:
         """Choose mask and values, group by group of a grouped convolution."""

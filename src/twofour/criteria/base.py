@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
@@ -30,9 +30,21 @@ class Solution:
     values: Tensor | None = None
     note: str = ""
 
+    def applied(self, dense: Tensor) -> Tensor:
+        """Return the pruned matrix of a dense one, in its type: the values that the model will hold."""
+        return (dense if self.values is None else self.values.to(dense.dtype)).masked_fill(~self.keep, 0.0)
+
 
 class Criterion(ABC):
-    """How important each value of a weight is. An implementation is a frozen dataclass whose fields are its options."""
+    """How important each value of a weight is. An implementation is a frozen dataclass whose fields are its options.
+
+    Attributes:
+        kind: The name without options.
+        need: What must be known of a weight's inputs; None when the weight itself is enough.
+    """
+
+    kind: ClassVar[str]
+    need: ClassVar[Need | None] = None
 
     @property
     def name(self) -> str:
@@ -43,16 +55,6 @@ class Criterion(ABC):
             if option.default is MISSING or getattr(self, option.name) != option.default
         ]
         return self.kind + (f":{','.join(options)}" if options else "")
-
-    @property
-    @abstractmethod
-    def kind(self) -> str:
-        """The name without options."""
-
-    @property
-    @abstractmethod
-    def need(self) -> Need | None:
-        """What must be known of a weight's inputs; None when the weight itself is enough."""
 
     def __str__(self) -> str:
         return self.name
@@ -77,12 +79,13 @@ class Layerwise(Criterion):
 
 
 class Scored(Layerwise):
-    """A criterion that ranks the values of each group and leaves those kept as they are."""
+    """A criterion that ranks the values of each group and leaves those kept as they are.
 
-    @property
-    @abstractmethod
-    def absolute(self) -> bool:
-        """Whether the scores are to be ranked by their absolute value."""
+    Attributes:
+        absolute: Whether the scores are to be ranked by their absolute value.
+    """
+
+    absolute: ClassVar[bool] = False
 
     @abstractmethod
     def score(self, weight: Tensor, statistics: Statistics | None = None, name: str = "") -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from twofour import calibration
-from twofour.calibration import Batch, Need
+from twofour.calibration import Batch
 from twofour.calibration.gradients import Loss, computed, require_loss, trainable
 from twofour.calibration.passes import calibrating, explained
 from twofour.calls import Example
@@ -59,6 +59,9 @@ class Learned(Criterion):
         seed: Of the Gumbel noise.
     """
 
+    kind = "learned"
+    need = "training"
+
     steps: int = 200
     rate: float = 0.1
     temperature: float = 4.0
@@ -73,16 +76,6 @@ class Learned(Criterion):
                 wanted=f"steps >= 1, rate > 0 and temperature >= {LAST_TEMPERATURE}",
                 remedy='"learned" without options takes steps=200, rate=0.1, temperature=4',
             )
-
-    @property
-    def kind(self) -> str:
-        """The criterion's name: "learned"."""
-        return "learned"
-
-    @property
-    def need(self) -> Need | None:
-        """Training on a loss."""
-        return "training"
 
     def learn(
         self,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.calibration import Need, Statistics
+from twofour.calibration import Statistics
 from twofour.criteria.base import Scored
 
 
@@ -20,22 +20,9 @@ class Random(Scored):
         seed: Starts the random numbers, which are drawn on the CPU whatever the weight's device.
     """
 
+    kind = "random"
+
     seed: int = 0
-
-    @property
-    def kind(self) -> str:
-        """The criterion's name: "random"."""
-        return "random"
-
-    @property
-    def need(self) -> Need | None:
-        """None: nothing is looked at."""
-        return None
-
-    @property
-    def absolute(self) -> bool:
-        """False."""
-        return False
 
     def score(self, weight: Tensor, statistics: Statistics | None = None, name: str = "") -> Tensor:
         """Return uniform random float32 scores of the weight's shape."""

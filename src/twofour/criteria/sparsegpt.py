@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.calibration import Need, Statistics
+from twofour.calibration import Statistics
 from twofour.criteria.activation import live_first
 from twofour.criteria.base import Layerwise, Solution
 from twofour.errors import RecipeError
@@ -39,21 +39,20 @@ class SparseGPT(Layerwise):
         block: Columns updated at a time; the result does not depend on it but for rounding.
     """
 
+    kind = "sparsegpt"
+    need = "hessian"
+
     dampening: float = 0.01
     block: int = 128
 
     def __post_init__(self) -> None:
-        _require_options(self.dampening, self.block)
-
-    @property
-    def kind(self) -> str:
-        """The criterion's name: "sparsegpt"."""
-        return "sparsegpt"
-
-    @property
-    def need(self) -> Need | None:
-        """The Hessian."""
-        return "hessian"
+        if not self.dampening > 0 or self.block < 1:
+            raise RecipeError(
+                "SparseGPT's options cannot be used",
+                got=f"dampening={self.dampening}, block={self.block}",
+                wanted="dampening > 0 and block >= 1",
+                remedy='"sparsegpt" without options takes dampening=0.01, block=128',
+            )
 
     def solve(self, weight: Tensor, pattern: Pattern, statistics: Statistics | None, name: str) -> Solution:
         """Choose the mask and the values of the kept weights, group by group of a grouped convolution."""
@@ -64,24 +63,11 @@ class SparseGPT(Layerwise):
 class SparseGPTMask(SparseGPT):
     """SparseGPT's mask over the original values, options as its: the control that shows what the update brings."""
 
-    @property
-    def kind(self) -> str:
-        """The criterion's name: "sparsegpt-mask"."""
-        return "sparsegpt-mask"
+    kind = "sparsegpt-mask"
 
     def solve(self, weight: Tensor, pattern: Pattern, statistics: Statistics | None, name: str) -> Solution:
         """Choose the mask as SparseGPT does and leave the values alone."""
         return Solution(super().solve(weight, pattern, statistics, name).keep)
-
-
-def _require_options(dampening: float, block: int) -> None:
-    if not dampening > 0 or block < 1:
-        raise RecipeError(
-            "SparseGPT's options cannot be used",
-            got=f"dampening={dampening}, block={block}",
-            wanted="dampening > 0 and block >= 1",
-            remedy='"sparsegpt" without options takes dampening=0.01, block=128',
-        )
 
 
 def require_whole_blocks(weight: Tensor, pattern: Pattern) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.calibration import Need, Statistics
+from twofour.calibration import Statistics
 from twofour.criteria.base import Scored
 
 LEAST = 1e-24
@@ -22,20 +22,9 @@ class Taylor(Scored):
     without a gradient, as of units that no sample wakes, come after all others, among themselves by magnitude.
     """
 
-    @property
-    def kind(self) -> str:
-        """The criterion's name: "taylor"."""
-        return "taylor"
-
-    @property
-    def need(self) -> Need | None:
-        """Gradients of the loss."""
-        return "gradients"
-
-    @property
-    def absolute(self) -> bool:
-        """True: the sign says nothing."""
-        return True
+    kind = "taylor"
+    need = "gradients"
+    absolute = True  # the sign says nothing
 
     def score(self, weight: Tensor, statistics: Statistics | None = None, name: str = "") -> Tensor:
         """Return |w| times the root mean square of its gradient, in float32."""
