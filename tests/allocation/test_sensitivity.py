@@ -268,7 +268,7 @@ def test_what_cannot_be_measured_is_refused(model, data):
     assert "not a sparsity pattern" in refused(PatternError, model, data, ("2:4", "none"))
     assert 'the criterion "taylor" needs a loss' in refused(RecipeError, model, data, criterion="taylor")
     assert "no batch" in refused(DataError, model, [])
-    assert refused(LayerError, "model", data).startswith("there is no model to measure\n  got     str")
+    assert refused(LayerError, "model", data).startswith("there is no model\n  got     str")
     masked = twofour.prune(copy.deepcopy(model), "2:4")
     text = refused(LayerError, masked, data)
     assert text.startswith("sensitivity is measured on the dense model\n  got     masks on `conv.weight`")

@@ -2,9 +2,10 @@
 
 from twofour.allocation.allocate import Allocation, Budget, allocate, trade_off, uniform
 from twofour.allocation.plot import plot
-from twofour.allocation.records import DENSE, Candidate, LayerSensitivity, Loss, Sensitivities
+from twofour.allocation.records import Candidate, LayerSensitivity, Loss, Sensitivities
 from twofour.allocation.sensitivity import PATTERNS, sensitivity
 from twofour.allocation.times import timed
+from twofour.recipe import DENSE
 
 __all__ = [
     "DENSE",

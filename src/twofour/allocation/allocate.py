@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from twofour import criteria, patterns
 from twofour.allocation.knapsack import STATES, Frontier, frontier
-from twofour.allocation.records import DENSE, Candidate, LayerSensitivity, Loss, Sensitivities
+from twofour.allocation.records import Candidate, LayerSensitivity, Loss, Sensitivities
 from twofour.errors import RecipeError
-from twofour.recipe import Recipe
+from twofour.recipe import DENSE, Recipe
 
 Axis = Literal["density", "latency"]
 """What a choice costs: the fraction of values kept, or milliseconds."""
@@ -37,18 +37,19 @@ class Budget:
     def __post_init__(self) -> None:
         limits = {name: getattr(self, name) for name in ("loss", "density", "latency")}
         given = {name: limit for name, limit in limits.items() if limit is not None}
+        shown = ", ".join(f"{name}={limit!r}" for name, limit in given.items())
         numbers = all(isinstance(v, int | float) and not isinstance(v, bool) and v == v for v in given.values())
         if len(given) != 1 or not numbers:
             raise RecipeError(
                 "a budget has one limit",
-                got=", ".join(f"{name}={limit!r}" for name, limit in given.items()) or "no limit",
+                got=shown or "no limit",
                 wanted="a number for one of loss, density and latency",
                 remedy="Budget(density=0.5) keeps as many values as 2:4 everywhere",
             )
         if (self.density is not None and not 0 < self.density <= 1) or (self.latency is not None and self.latency <= 0):
             raise RecipeError(
                 "the budget's limit is impossible",
-                got=", ".join(f"{name}={limit!r}" for name, limit in given.items()),
+                got=shown,
                 wanted="a density above 0 and at most 1, the fraction of values kept, or a latency above 0 ms",
                 remedy="Budget(density=0.5) keeps as many values as 2:4 everywhere",
             )
@@ -149,12 +150,7 @@ def uniform(sensitivities: Sensitivities, pattern: str, *, loss: Loss | None = N
     kind = sensitivities.require(loss)
     chosen = [layer.find(pattern) or layer.find(DENSE) for layer in sensitivities.layers]
     if pattern not in sensitivities.patterns or None in chosen:
-        raise RecipeError(
-            f"the pattern {pattern!r} is not among the candidates",
-            got=", ".join(sensitivities.patterns),
-            wanted="a pattern that the sensitivities were measured with",
-            remedy=f"measure again with sensitivity(..., patterns=(..., {pattern!r})), or take one of those",
-        )
+        raise sensitivities.without(pattern)
     return _allocation(sensitivities, [entry for entry in chosen if entry], kind, None, True)
 
 

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from twofour.errors import FormatError, RecipeError, one_of
 from twofour.files import read_json
 from twofour.measure import write_json
-from twofour.recipe import DENSE
 
 FORMAT = 1
 
@@ -112,12 +111,7 @@ class Sensitivities:
             RecipeError: One was not measured, or no layer is left.
         """
         if missing := [name for name in patterns if name not in self.patterns]:
-            raise RecipeError(
-                f"the pattern {missing[0]!r} is not among the candidates",
-                got=", ".join(self.patterns),
-                wanted="patterns that the sensitivities were measured with",
-                remedy=f"measure again with sensitivity(..., patterns=(..., {missing[0]!r})), or take some of those",
-            )
+            raise self.without(missing[0])
         kept = [tuple(entry for entry in layer.candidates if entry.pattern in patterns) for layer in self.layers]
         layers = tuple(replace(layer, candidates=some) for layer, some in zip(self.layers, kept, strict=True) if some)
         if not layers:
@@ -129,19 +123,23 @@ class Sensitivities:
             )
         return replace(self, layers=layers, patterns=tuple(name for name in self.patterns if name in patterns))
 
+    def without(self, pattern: str) -> RecipeError:
+        """Build the error for a pattern that was not measured, or not for every layer."""
+        return RecipeError(
+            f"the pattern {pattern!r} is not among the candidates",
+            got=", ".join(self.patterns),
+            wanted="patterns that the sensitivities were measured with",
+            remedy=f"measure again with sensitivity(..., patterns=(..., {pattern!r})), or take some of those",
+        )
+
     def require(self, loss: Loss | None) -> Loss:
         """Return the loss to be summed: the one given, or the best that was measured.
 
         Raises:
             RecipeError: It is unknown, or was not measured.
         """
-        one_of(
-            "the loss to be summed is unknown",
-            loss,
-            (None, "task", "error"),
-            RecipeError,
-            "leave it out to take the task's loss where it was measured, else the errors",
-        )
+        remedy = "leave it out to take the task's loss where it was measured, else the errors"
+        one_of("the loss to be summed is unknown", loss, (None, "task", "error"), RecipeError, remedy)
         if loss == "task" and self.baseline is None:
             raise RecipeError(
                 "the change of the task's loss was not measured",
@@ -234,6 +232,3 @@ def _real(value: Any) -> float:
     if not math.isfinite(number := float(value)):
         raise ValueError(f"{number} is no finite number")
     return number
-
-
-__all__ = ["DENSE", "Candidate", "LayerSensitivity", "Loss", "Sensitivities"]

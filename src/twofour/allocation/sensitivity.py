@@ -12,16 +12,24 @@ import torch
 from torch import Tensor, nn
 
 from twofour import calibration, criteria, masks, patterns
-from twofour.allocation.records import DENSE, Candidate, LayerSensitivity, Sensitivities
+from twofour.allocation.records import Candidate, LayerSensitivity, Sensitivities
 from twofour.calibration import Batch, Statistics
 from twofour.calibration.gradients import computed, require_function
 from twofour.calibration.passes import calibrating, explained
 from twofour.criteria import Criterion, Layerwise
-from twofour.errors import DataError, LayerError, PatternError, RecipeError, cut
-from twofour.layers import PrunableWeight, compiled_parts, describe_attached, is_distributed, walk, way_out
+from twofour.errors import DataError, LayerError, RecipeError, cut
+from twofour.layers import (
+    PrunableWeight,
+    compiled_parts,
+    describe_attached,
+    is_distributed,
+    require_module,
+    walk,
+    way_out,
+)
 from twofour.patterns import Pattern
-from twofour.patterns.base import is_finite, non_finite
 from twofour.progress import Progress
+from twofour.recipe import DENSE
 
 _log = logging.getLogger("twofour.allocation")
 
@@ -148,13 +156,8 @@ class _Run:
     def _candidate(
         self, weight: PrunableWeight, before: Tensor, values: Tensor, pattern: Pattern, statistics: Statistics
     ) -> Candidate:
-        try:
-            solution = self.criterion.solve(values, pattern, statistics, weight.name)
-        except (PatternError, RecipeError) as error:
-            error = error if is_finite(before) else non_finite("the weight", before)
-            raise error.for_layer(weight.name) from None
-        keep = solution.keep
-        new = (values if solution.values is None else solution.values.to(values.dtype)).masked_fill(~keep, 0.0)
+        solution = criteria.solve_one(values, weight, pattern, self.criterion, statistics)
+        keep, new = solution.keep, solution.applied(values)
         error, change = statistics.error(values, new), None
         if self.score is not None and self.baseline is not None:
             self.display.say(f"the task with {weight.name} at {pattern.name}")
@@ -205,26 +208,14 @@ def _criterion(criterion: str | Criterion, loss: Any) -> Layerwise:
             wanted="a criterion that decides weight by weight",
             remedy='"magnitude", "wanda" or "sparsegpt"',
         )
-    if chosen.need == "gradients" and loss is None:
-        raise RecipeError(
-            f'the criterion "{chosen.kind}" needs a loss',
-            got="loss=None",
-            wanted="loss(output, target) -> scalar tensor, and data of (input, target) pairs",
-            remedy="for instance loss=torch.nn.functional.cross_entropy",
-        )
+    criteria.require_given(chosen, (), loss if chosen.need == "gradients" else None)  # data are looked at by `take`
     if loss is not None:
         require_function(loss)
     return chosen
 
 
 def _require_dense(model: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise LayerError(
-            "there is no model to measure",
-            got=type(model).__name__,
-            wanted="a torch.nn.Module",
-            remedy="build the model and load its weights first",
-        )
+    require_module(model)
     masked = list(masks.of(model))
     found = describe_attached(model) or compiled_parts(model)
     if masked or found:

@@ -17,6 +17,7 @@ from twofour.criteria.solver import (
     require_given,
     require_unsharded,
     solve,
+    solve_one,
 )
 from twofour.criteria.sparsegpt import SparseGPT, SparseGPTMask
 from twofour.criteria.taylor import Taylor
@@ -47,4 +48,5 @@ __all__ = [
     "require_given",
     "require_unsharded",
     "solve",
+    "solve_one",
 ]

@@ -151,15 +151,21 @@ def solve(
 def _choose(weight: PrunableWeight, pattern: Pattern, criterion: Layerwise) -> Choice:
     """Choose the mask of one weight from its values alone."""
     values = calibration.matrix(weight, full_tensor(weight.parameter.detach()))
-    solution = _solve(values, weight, pattern, criterion, None)
+    solution = solve_one(values, weight, pattern, criterion, None)
     outcome = Outcome(weight.name, pattern.name, criterion.name, note=solution.note)
     return Choice(weight, pattern, calibration.from_matrix(weight, solution.keep), outcome)
 
 
 @torch.no_grad()
-def _solve(
+def solve_one(
     values: Tensor, weight: PrunableWeight, pattern: Pattern, criterion: Layerwise, statistics: Statistics | None
 ) -> Solution:
+    """Return what a criterion decides for one weight, laid out as `calibration.matrix` does.
+
+    Raises:
+        PatternError: The weight or its scores hold NaN or infinity.
+        RecipeError: The criterion cannot be laid over it.
+    """
     try:
         return criterion.solve(values, pattern, statistics, weight.name)
     except (PatternError, RecipeError) as error:
@@ -218,8 +224,7 @@ class _Run:
         """Prune a weight and note what its output lost."""
         values = calibration.matrix(weight, weight.parameter.detach())
         solution = self._solution(weight, values, statistics)
-        # In the weight's own type, so that the error is that of the values the model will hold.
-        new = (values if solution.values is None else solution.values.to(values.dtype)).masked_fill(~solution.keep, 0.0)
+        new = solution.applied(values)
         if statistics.dead:
             ranked = "kept by magnitude" if self.criterion.need in ("norms", "hessian") else "its error is not known"
             _log.warning("`%s`: %s: %s", weight.name, DEAD, ranked)
@@ -246,7 +251,7 @@ class _Run:
             statistics.gradient = calibration.matrix(weight, self.slopes.pop(weight.name))
             if share := (statistics.gradient == 0).float().mean().item():
                 _log.info("`%s`: %.1f %% of its values have no gradient: by magnitude", weight.name, 100 * share)
-        return _solve(values, weight, self.patterns[weight.name], self.criterion, statistics)
+        return solve_one(values, weight, self.patterns[weight.name], self.criterion, statistics)
 
     def _write(self, weight: PrunableWeight, solution: Solution, new: Tensor, error: float | None, rows: int) -> None:
         pattern = self.patterns[weight.name]
