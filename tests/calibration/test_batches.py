@@ -84,7 +84,7 @@ def test_tokens_that_count(name: str, mask: torch.Tensor, expected) -> None:
             r"batch of the calibration data holds no samples\n  got +batch 1: shape \(0, 3\)\n  wanted.*\n  try",
         ),
         ([X, {"a": X[:0]}], 8, r"holds no samples\n  got +batch 2: shape \(0, 3\)"),
-        ([X], 0, r"`samples` cannot be used\n  got +0"),
+        ([X], 0, r"`samples` cannot be used\n  got +samples=0"),
     ],
 )
 def test_errors(data, samples: int, message: str) -> None:

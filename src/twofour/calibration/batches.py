@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from twofour.calls import PAIRS
-from twofour.errors import DataError
+from twofour.errors import DataError, integer_from
 
 # Hugging Face marks the tokens that count, torch those that do not.
 _COUNTING, _PADDING = ("attention_mask",), ("src_key_padding_mask", "key_padding_mask")
@@ -51,13 +51,17 @@ class Batch:
 
 def to_device(value: Any, device: torch.device) -> Any:
     """The value with every tensor in it on the device; other things pass as they are."""
+    return _mapped(value, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     match value:
         case torch.Tensor():
-            return value.to(device, non_blocking=True)
+            return change(value)
         case tuple() | list():
-            return tuple(to_device(item, device) for item in value)
+            return tuple(_mapped(item, change) for item in value)
         case Mapping():
-            return {key: to_device(item, device) for key, item in value.items()}
+            return {key: _mapped(item, change) for key, item in value.items()}
         case _:
             return value
 
@@ -82,13 +86,8 @@ def take(
         DataError: There is no batch, one without samples or that is no tensor, tuple, dict or pair of them, or one that
             could be read as a pair as well as two arguments.
     """
-    if not isinstance(samples, int) or isinstance(samples, bool) or samples < 1:
-        raise DataError(
-            "`samples` cannot be used",
-            got=repr(samples),
-            wanted="a whole number, at least 1",
-            remedy="leave it out to use 128, as SparseGPT and Wanda do",
-        )
+    remedy = "leave it out to use 128, as SparseGPT and Wanda do"
+    integer_from(1, "`samples` cannot be used", DataError, remedy, samples=samples)
     batches: list[Batch] = []
     left = samples
     for item in items(data):
@@ -224,15 +223,7 @@ def _shapes(value: Any) -> str:
 
 
 def _cut(value: Any, size: int, left: int) -> Any:
-    match value:
-        case torch.Tensor():
-            return value[:left] if value.ndim and value.shape[0] == size else value
-        case tuple() | list():
-            return tuple(_cut(item, size, left) for item in value)
-        case Mapping():
-            return {key: _cut(item, size, left) for key, item in value.items()}
-        case _:
-            return value
+    return _mapped(value, lambda tensor: tensor[:left] if tensor.ndim and tensor.shape[0] == size else tensor)
 
 
 def _describe(value: Any) -> str:

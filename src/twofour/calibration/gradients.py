@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -122,17 +123,15 @@ def require_loss(value: Any, batches: Sequence[Batch] = ()) -> Tensor:
     )
 
 
-class trainable:
+@contextmanager
+def trainable(model: nn.Module, weights: Sequence[PrunableWeight]) -> Iterator[None]:
     """Let gradients reach the given weights and nothing else inside; then put every `requires_grad` back."""
-
-    def __init__(self, model: nn.Module, weights: Sequence[PrunableWeight]) -> None:
-        self._model, self._wanted = model, {id(weight.parameter) for weight in weights}
-
-    def __enter__(self) -> None:
-        self._before = [(parameter, parameter.requires_grad) for parameter in self._model.parameters()]
-        for parameter, _ in self._before:
-            parameter.requires_grad_(id(parameter) in self._wanted)
-
-    def __exit__(self, *_: object) -> None:
-        for parameter, required in self._before:
+    wanted = {id(weight.parameter) for weight in weights}
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        for parameter, _ in before:
+            parameter.requires_grad_(id(parameter) in wanted)
+        yield
+    finally:
+        for parameter, required in before:
             parameter.requires_grad_(required)

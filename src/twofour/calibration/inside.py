@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)
-CELLS = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 
 
 def joined_heads(attention: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:

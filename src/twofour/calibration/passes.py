@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -89,22 +90,17 @@ def calibrate(
     return refused
 
 
+@dataclass(eq=False)
 class _Run:
     """One calibration: what each pass needs to know."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        batches: Sequence[Batch],
-        need: Need,
-        visit: Visit,
-        display: Progress,
-        device: torch.device,
-        found: Survey,
-    ) -> None:
-        self.model, self.batches, self.visit = model, batches, visit
-        self.need: Need = need
-        self.display, self.device, self.found = display, device, found
+    model: nn.Module
+    batches: Sequence[Batch]
+    need: Need
+    visit: Visit
+    display: Progress
+    device: torch.device
+    found: Survey
 
     def whole_model(self, weights: Sequence[PrunableWeight], budget: int) -> None:
         """Visit weights in passes over the whole model, each as large as the budget allows."""
