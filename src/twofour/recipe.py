@@ -134,7 +134,7 @@ class Recipe:
         except (OSError, ValueError) as error:
             raise RecipeError(
                 f"the recipe {os.fspath(path)!r} cannot be read",
-                got=reason(error) if isinstance(error, OSError) else str(error),
+                got=reason(error),
                 wanted="a TOML file in UTF-8, as Recipe.save writes it",
                 remedy="look at the file: Recipe.parse(...).save(path) writes one",
             ) from error

@@ -112,8 +112,10 @@ def unreadable(path: str | os.PathLike[str], error: OSError, wanted: str) -> For
     )
 
 
-def reason(error: OSError) -> str:
-    """Say in a few words why a file cannot be read: "there is no such file", "permission denied"."""
+def reason(error: Exception) -> str:
+    """Say in a few words why a file is not read: "there is no such file", "permission denied", what is malformed."""
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
-    return (error.strerror or str(error) or type(error).__name__).lower()
+    if isinstance(error, OSError):
+        return (error.strerror or str(error) or type(error).__name__).lower()
+    return str(error)

@@ -129,10 +129,8 @@ class Initializer:
             require_plain(file)
             real, folders = file.resolve(), (self.file.parent.resolve(), self.file.resolve().parent)
         except (OSError, RuntimeError) as error:
-            why = reason(error) if isinstance(error, OSError) else str(error)
-            raise _malformed(
-                self.name, f"external data in {cut(repr(location), 120)}: {why}", "a file that can be read"
-            ) from error
+            got = f"external data in {cut(repr(location), 120)}: {reason(error)}"
+            raise _malformed(self.name, got, "a file that can be read") from error
         if not any(real.is_relative_to(folder) for folder in folders):
             raise _malformed(
                 self.name, f"external data in {cut(repr(location), 120)}, a link to elsewhere", "a file beside it"

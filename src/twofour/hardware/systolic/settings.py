@@ -54,10 +54,8 @@ def read_settings(path: str | os.PathLike[str]) -> Settings:
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read_string(read_text(source))
-    except OSError as error:
+    except (OSError, ValueError, configparser.Error) as error:
         raise _wrong(source, reason(error), "a SCALE-Sim .cfg") from error
-    except (ValueError, configparser.Error) as error:
-        raise _wrong(source, str(error), "a SCALE-Sim .cfg") from error
     return _Reader(source, parser).settings()
 
 

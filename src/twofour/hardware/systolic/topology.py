@@ -36,10 +36,8 @@ def read_topology(path: str | os.PathLike[str], form: str | None = None) -> tupl
     source = Path(path)
     try:
         lines = read_text(source).splitlines()
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _wrong(source, reason(error)) from error
-    except ValueError as error:
-        raise _wrong(source, str(error)) from error
     rows = [(number, _fields(line)) for number, line in enumerate(lines[1:], 2) if line.strip()]
     if not rows:
         raise _wrong(source, "no layer below the heading")
