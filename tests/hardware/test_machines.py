@@ -64,7 +64,7 @@ def test_the_parametric_ones():
     core = sme_core(vector_bits=512, clock=4e9)
     assert core.peak("float32") == 2 * 16 * 16 * 4e9  # FMOPA: one 16 x 16 outer product a cycle
     assert core.peak("int8", sparse=True) == 2 * core.peak("int8") == 16 * core.peak("float32") / 2
-    with pytest.raises(HardwareError, match="vector_bits=384"):
+    with pytest.raises(HardwareError, match="384"):
         sme_core(vector_bits=384)
 
 

@@ -1,9 +1,8 @@
 """What a machine that is not here would take for a product and for a model, dense and 2:4."""
 
-from twofour.hardware.costs import Costs, costs, price
+from twofour.hardware.costs import Costs, costs, explain, gemm, price
 from twofour.hardware.estimate import Estimate, Row, estimate
 from twofour.hardware.fitted import FITTED, Fitted
-from twofour.hardware.gemm import explain, gemm
 from twofour.hardware.machine import DTYPES, Machine
 from twofour.hardware.machines import MACHINES, ampere_like, machine, sme_core
 from twofour.hardware.plot import plot

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 
-from twofour.errors import HardwareError
+from twofour.errors import HardwareError, one_of
 from twofour.hardware.machine import Machine
 
 T = 1e12
@@ -21,6 +21,10 @@ def _rates(dense: Mapping[str, float]) -> dict[str, float]:
     return {name: rate * T for name, rate in dense.items()}
 
 
+def _doubled(dense: Mapping[str, float]) -> dict[str, float]:
+    return {name: 2 * rate for name, rate in dense.items()}
+
+
 def _sources(sheet: str, **others: str) -> dict[str, str]:
     numbers = ("units", "clock", "dense", "sparse", "bandwidth", "l2", "watts", "family")
     return {**dict.fromkeys(numbers, sheet), **others}
@@ -33,12 +37,11 @@ _H100 = {"tf32": 494, "float16": 989, "bfloat16": 989, "float8": 1979, "int8": 1
 _H100_SPARSE = {"tf32": 989, "float16": 1979, "bfloat16": 1979, "float8": 3958, "int8": 3958}
 _B200 = {"tf32": 1100, "float16": 2250, "bfloat16": 2250, "float8": 4500, "int8": 4500}
 _ADA = {"tf32": 82.6, "float16": 165.2, "bfloat16": 165.2, "float8": 330.3, "int8": 660.6, "int4": 1321.2}
-_ADA_SPARSE = {"tf32": 165.2, "float16": 330.4, "bfloat16": 330.4, "float8": 660.6, "int8": 1321.2, "int4": 2642.4}
 _CLOCK = "the clock at which units times operations a cycle give the published peak; the boost clock is higher"
 
 
 def _a100(name: str, bandwidth: float, watts: float) -> Machine:
-    dense, sparse = _rates({"float32": 19.5, **_A100}), _rates({key: 2 * rate for key, rate in _A100.items()})
+    dense, sparse = _rates({"float32": 19.5, **_A100}), _rates(_doubled(_A100))
     return Machine(name, 108, 1.41e9, dense, sparse, bandwidth, 40e6, watts, "ampere", _sources(AMPERE))
 
 
@@ -59,12 +62,12 @@ MACHINES: Mapping[str, Machine] = {
         _hopper("h100-sxm", 3.35e12, 700, HOPPER),
         _hopper("h200", 4.8e12, 700, HOPPER_200),
         Machine(
-            *("b200", 148, 1.85e9, _rates({"float32": 75, **_B200}), _rates({k: 2 * v for k, v in _B200.items()})),
+            *("b200", 148, 1.85e9, _rates({"float32": 75, **_B200}), _rates(_doubled(_B200))),
             *(8.0e12, 126e6, 1000, "blackwell"),
             _sources(BLACKWELL, clock=_CLOCK, units="torch.cuda device properties", l2="torch.cuda device properties"),
         ),
         Machine(
-            *("rtx-4090", 128, 2.52e9, _rates({"float32": 82.6, **_ADA}), _rates(_ADA_SPARSE)),
+            *("rtx-4090", 128, 2.52e9, _rates({"float32": 82.6, **_ADA}), _rates(_doubled(_ADA))),
             *(1.008e12, 72e6, 450, "ada", _sources(ADA)),
         ),
     )
@@ -118,7 +121,7 @@ def ampere_like(
     base = 2 * fma * units * clock
     scale = {"tf32": 0.5, "float16": 1, "bfloat16": 1, "int8": 2, "int4": 4}
     dense = {key: base * factor for key, factor in scale.items()}
-    sparse = {key: 2 * rate for key, rate in dense.items()}
+    sparse = _doubled(dense)
     sources = _sources("the caller; ratios between types and sparse = 2 dense as in the A100 whitepaper")
     return Machine(name, units, clock, {"float32": base / 16, **dense}, sparse, bandwidth, l2, watts, "ampere", sources)
 
@@ -152,13 +155,8 @@ def sme_core(
     Raises:
         HardwareError: The vector length is none that SME has, or a number is not positive.
     """
-    if vector_bits not in (128, 256, 512, 1024, 2048):
-        raise HardwareError(
-            "no SME unit has this streaming vector length",
-            got=f"vector_bits={vector_bits}",
-            wanted="128 to 2048, a power of 2",
-            remedy="vector_bits=512",
-        )
+    lengths = (128, 256, 512, 1024, 2048)
+    one_of("no SME unit has this streaming vector length", vector_bits, lengths, HardwareError, "vector_bits=512")
     base = 2 * (vector_bits // 32) ** 2 * units * clock
     dense = {"float32": base, "float16": 2 * base, "bfloat16": 2 * base, "int8": 4 * base}
     sparse = {key: 2 * rate for key, rate in dense.items() if key != "float32"}

@@ -21,7 +21,7 @@ from twofour.hardware.systolic import (
     step_layer,
     utilisation,
 )
-from twofour.hardware.systolic.cycles import kept_reduction
+from twofour.hardware.systolic.array import kept_reduction
 
 SIZES = st.integers(1, 20)
 ARRAYS = st.builds(SystolicArray, st.integers(1, 7), st.integers(1, 7), st.sampled_from(DATAFLOWS))

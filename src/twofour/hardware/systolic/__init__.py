@@ -1,7 +1,6 @@
 """Systolic arrays: exact cycles, real products stepped cycle by cycle, and SCALE-Sim's files in and out."""
 
-from twofour.hardware.systolic.array import DATAFLOWS, SystolicArray
-from twofour.hardware.systolic.cycles import cycles, utilisation
+from twofour.hardware.systolic.array import DATAFLOWS, SystolicArray, cycles, utilisation
 from twofour.hardware.systolic.layer import Layer
 from twofour.hardware.systolic.reports import write_reports
 from twofour.hardware.systolic.settings import Settings, read_settings

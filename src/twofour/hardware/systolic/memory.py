@@ -19,11 +19,11 @@ LATENCY, ESTIMATED = 1, 10
 
 @dataclass(frozen=True)
 class Traffic:
-    """What passes between a memory beside the array and the main one: first and last cycle, and values."""
+    """Requests of one operand, at the memory beside the array or at the main one: first and last cycle, and values."""
 
     start: int
     stop: int
-    values: int
+    values: float
 
     @property
     def rate(self) -> float:

@@ -12,21 +12,31 @@ from twofour.hardware.systolic.settings import Settings
 from twofour.hardware.systolic.simulate import Simulated
 
 Number = int | float | str
-KINDS = ("IFMAP", "Filter", "OFMAP")
+
+_COMPUTE = (
+    "Total Cycles (incl. prefetch), Total Cycles, Stall Cycles, Overall Util %, Mapping Efficiency %, Compute Util %,"
+)
+_ACCESSES = "".join(
+    f"{place} {kind} Start Cycle, {place} {kind} Stop Cycle, {place} {kind} {done}, "
+    for place in ("SRAM", "DRAM")
+    for kind, done in (("IFMAP", "Reads"), ("Filter", "Reads"), ("OFMAP", "Writes"))
+).rstrip()
+_SPARSE = (
+    "Sparsity Representation, Original Filter Storage, New Storage (Filter+Metadata), Filter Metadata Storage, "
+    "Avg FILTER Metadata SRAM BW, "
+)
 
 
 def texts(rows: Sequence[Simulated], settings: Settings) -> dict[str, str]:
     """Return the text of each report by its file name: compute, bandwidth, accesses, and sparse where it applies."""
     found = {
-        "COMPUTE_REPORT.csv": _table(_compute_head(), rows, _compute),
+        "COMPUTE_REPORT.csv": _table(_COMPUTE, rows, _compute),
         "BANDWIDTH_REPORT.csv": _table(_bandwidth_head(settings), rows, _bandwidth),
-        "DETAILED_ACCESS_REPORT.csv": _table(_access_head(), rows, _accesses),
+        "DETAILED_ACCESS_REPORT.csv": _table(_ACCESSES, rows, _accesses),
     }
     if settings.representation is not None:
         name = settings.representation
-        head = "Sparsity Representation, Original Filter Storage, New Storage (Filter+Metadata), "
-        head += "Filter Metadata Storage, Avg FILTER Metadata SRAM BW, "
-        found["SPARSE_REPORT.csv"] = _table(head, rows, lambda row: _sparse(row, name))
+        found["SPARSE_REPORT.csv"] = _table(_SPARSE, rows, lambda row: _sparse(row, name))
     return found
 
 
@@ -56,13 +66,6 @@ def _table(head: str, rows: Sequence[Simulated], cells: Callable[[Simulated], li
     return "\n".join([f"LayerID, {head}", *lines, ""])
 
 
-def _compute_head() -> str:
-    return (
-        "Total Cycles (incl. prefetch), Total Cycles, Stall Cycles, Overall Util %, Mapping Efficiency %, "
-        "Compute Util %,"
-    )
-
-
 def _compute(row: Simulated) -> list[Number]:
     return [row.span, row.cycles, row.stalls, row.overall, row.mapping, row.compute]
 
@@ -78,15 +81,6 @@ def _bandwidth(row: Simulated) -> list[Number]:
     if row.storage is not None:
         beside.insert(2, row.storage.metadata / row.cycles)
     return [*beside, *(traffic.rate for traffic in row.traffic)]
-
-
-def _access_head() -> str:
-    names = []
-    for place in ("SRAM", "DRAM"):
-        for kind in KINDS:
-            done = "Writes" if kind == "OFMAP" else "Reads"
-            names += [f"{place} {kind} Start Cycle", f"{place} {kind} Stop Cycle", f"{place} {kind} {done}"]
-    return ", ".join(names) + ","
 
 
 def _accesses(row: Simulated) -> list[Number]:

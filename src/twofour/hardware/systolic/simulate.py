@@ -22,15 +22,6 @@ WORD = 32
 
 
 @dataclass(frozen=True)
-class Access:
-    """Requests of one operand at the memory beside the array: first and last cycle, and how many."""
-
-    start: int
-    stop: int
-    values: float
-
-
-@dataclass(frozen=True)
 class Storage:
     """Values that a filter takes: whole, compressed with its metadata, and the metadata alone."""
 
@@ -61,7 +52,7 @@ class Simulated:
     overall: float
     mapping: float
     compute: float
-    accesses: tuple[Access, Access, Access]
+    accesses: tuple[Traffic, Traffic, Traffic]
     traffic: tuple[Traffic, Traffic, Traffic]
     storage: Storage | None
 
@@ -141,13 +132,13 @@ def _requests(schedule: Schedule, layer: Layer, sparse: bool) -> tuple[float, fl
 
 def _accesses(
     schedule: Schedule, requests: tuple[float, float, float], waiting: Waiting
-) -> tuple[Access, Access, Access]:
+) -> tuple[Traffic, Traffic, Traffic]:
     """An operand is there in the cycle after it is asked for, an output in the cycle that writes it."""
     found = []
     for index, operand in enumerate(OPERANDS):
         latency = LATENCY if operand != "outputs" else 0
         first, last = (waiting.served(line, index) + latency for line in _ends(schedule, operand))
-        found.append(Access(first, last, requests[index]))
+        found.append(Traffic(first, last, requests[index]))
     return found[0], found[1], found[2]
 
 

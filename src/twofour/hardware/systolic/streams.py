@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twofour.hardware.systolic.array import SystolicArray
-from twofour.hardware.systolic.cycles import fold_cycles
+from twofour.hardware.systolic.array import SystolicArray, fold_cycles
 from twofour.hardware.systolic.operands import NONE, Addresses, Operands
 
 OPERANDS = ("inputs", "weights", "outputs")

@@ -1,7 +1,6 @@
 """VersaGNN: blocked systolic arrays for both phases of graph networks, Strassen for dense, condensing for sparse."""
 
 from twofour.hardware.versagnn.condense import ORDERS, Condensed, Strips, condense, strips
-from twofour.hardware.versagnn.energy import Energy
 from twofour.hardware.versagnn.engine import MODES, Engine
 from twofour.hardware.versagnn.networks import (
     GraphLayer,
@@ -17,7 +16,7 @@ from twofour.hardware.versagnn.networks import (
 from twofour.hardware.versagnn.sparse import Sparse
 from twofour.hardware.versagnn.stepped import SteppedSlots, step_slots
 from twofour.hardware.versagnn.strassen import Counts, counts, strassen
-from twofour.hardware.versagnn.work import Work
+from twofour.hardware.versagnn.work import Energy, Work
 
 __all__ = [
     "MODES",

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twofour.errors import HardwareError
-from twofour.hardware.systolic.array import SystolicArray
-from twofour.hardware.systolic.cycles import cycles, folds
+from twofour.errors import HardwareError, one_of
+from twofour.hardware.systolic.array import SystolicArray, cycles, folds
 from twofour.hardware.versagnn.condense import Condensed, condense, strips
 from twofour.hardware.versagnn.sparse import Sparse, Whole
 from twofour.hardware.versagnn.strassen import PRODUCTS, counts, padded
@@ -91,6 +90,7 @@ class Engine:
         Raises:
             HardwareError: The mode is unknown.
         """
+        one_of(f"the mode {mode!r} is unknown", mode, MODES, HardwareError, 'mode="sorted"')
         return self._price(matrix, width, mode, *self._issued(matrix, mode))
 
     def _issued(self, matrix: Sparse, mode: str) -> tuple[Whole, int, float]:
@@ -106,12 +106,8 @@ class Engine:
         if mode == "tiles":
             issued = int(found.tiles.sum())
             return found.tiles, issued, float(issued * height)
-        if mode == "columns":
-            issued = int(found.occupied.sum())
-            return found.occupied, issued, issued * (height + COLUMN_WORDS)
-        raise HardwareError(
-            f"the mode {mode!r} is unknown", got=repr(mode), wanted=f"one of {', '.join(MODES)}", remedy='mode="sorted"'
-        )
+        issued = int(found.occupied.sum())
+        return found.occupied, issued, issued * (height + COLUMN_WORDS)
 
     def condense(self, matrix: Sparse, mode: str = "sorted") -> Condensed:
         """Condense a matrix for this engine's arrays; of "columns", each has a slot of its own."""

@@ -1,8 +1,12 @@
-"""Work: what a phase takes of an engine, to be added up over phases."""
+"""Work and Energy: what a phase takes of an engine, to be added up over phases, and its picojoules.
+
+The picojoules are of one published table; only ratios between modes mean anything.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 
 
 @dataclass(frozen=True)
@@ -27,11 +31,29 @@ class Work:
 
     def __add__(self, other: Work) -> Work:
         """Do one after the other."""
-        return Work(
-            self.cycles + other.cycles,
-            self.products + other.products,
-            self.useful + other.useful,
-            self.additions + other.additions,
-            self.beside + other.beside,
-            self.main + other.main,
-        )
+        return Work(*map(add, astuple(self), astuple(other)))
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Picojoules of one operation in 45 nm.
+
+    From M. Horowitz, "Computing's energy problem (and what we can do about it)", ISSCC 2014, figure 1.1.9: float32
+    multiplication 3.7 pJ and addition 0.9 pJ; 64 bits of an 8 KB memory 10 pJ, of DRAM 1.3 to 2.6 nJ (here 1.3).
+
+    Attributes:
+        multiplication: One of float32.
+        addition: One of float32.
+        beside: 32 bits of a memory beside the array.
+        main: 32 bits of the main memory.
+    """
+
+    multiplication: float = 3.7
+    addition: float = 0.9
+    beside: float = 5.0
+    main: float = 650.0
+
+    def of(self, work: Work) -> float:
+        """Return the picojoules of some work."""
+        computed = work.products * (self.multiplication + self.addition) + work.additions * self.addition
+        return computed + work.beside * self.beside + work.main * self.main
