@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from twofour.checkpoints import Checkpoint, read_promise, write_tensors
+from twofour.checkpoints import Checkpoint, write_tensors
 from twofour.errors import FormatError, PackingError
 from twofour.export.metadata import KEY, Description, malformed, read_description
-from twofour.files import replacing
+from twofour.files import replacing, writing
 from twofour.packing import Header, Packed
 
 VALUES, INDICES, SCALES, ZEROS = ".values", ".indices", ".scales", ".zeros"
@@ -74,16 +74,8 @@ def write(path: str | os.PathLike[str], contents: Contents) -> None:
         tensors |= parts_of(name, packed)
     headers = {name: packed.header.to_dict() for name, packed in contents.packed.items()}
     text = Description(headers, contents.aliases, contents.settings).to_text()
-    try:
-        with replacing(target) as temporary:
-            write_tensors(temporary, tensors, {"format": "pt", KEY: text})
-    except OSError as error:
-        raise FormatError(
-            "the file cannot be written",
-            got=f"{target}: {error}",
-            wanted="a writable path",
-            remedy="choose another place, or free space on the disk",
-        ) from error
+    with writing(target, FormatError), replacing(target) as temporary:
+        write_tensors(temporary, tensors, {"format": "pt", KEY: text})
 
 
 def read(path: str | os.PathLike[str]) -> Contents:
@@ -101,10 +93,8 @@ def read(path: str | os.PathLike[str]) -> Contents:
     texts = {file: found.metadata[file].get(KEY) for file in found.files}
     described = {file: read_description(file, text) for file, text in texts.items() if text is not None}
     if not described:
-        said = [read_promise(found.metadata[file], file) for file in found.files]
-        patterns = {name: text for promise in said for name, text in promise.patterns.items()}
-        axes = {name: axis for promise in said for name, axis in promise.axes.items()}
-        settings = {"patterns": patterns, **({"axes": axes} if axes else {})} if patterns else {}
+        said = found.promise
+        settings = {"patterns": said.patterns, **({"axes": said.axes} if said.axes else {})} if said.patterns else {}
         return Contents({name: tensor for part in tensors.values() for name, tensor in part.items()}, {}, {}, settings)
     first = require_one_save(target, texts, described)
     packed = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from torch import Tensor, nn
 
@@ -13,7 +12,7 @@ from twofour.checkpoints import describe, write_tensors
 from twofour.compiler.replaceable import require_plain
 from twofour.errors import FormatError
 from twofour.export.kept import require_kept, warn_dense
-from twofour.files import named, replacing
+from twofour.files import named, replacing, writing
 
 
 def to_safetensors(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
@@ -54,13 +53,5 @@ def write_plain(
     Raises:
         FormatError: The file cannot be written.
     """
-    try:
-        with replacing(Path(path)) as temporary:
-            write_tensors(temporary, tensors, {"format": "pt", **(metadata or {}), **describe(patterns, axes)})
-    except OSError as error:
-        raise FormatError(
-            "the file cannot be written",
-            got=f"{path}: {error}",
-            wanted="a writable path",
-            remedy="choose another place, or free space on the disk",
-        ) from error
+    with writing(path, FormatError), replacing(path) as temporary:
+        write_tensors(temporary, tensors, {"format": "pt", **(metadata or {}), **describe(patterns, axes)})

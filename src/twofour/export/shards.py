@@ -16,7 +16,7 @@ from twofour.checkpoints.checkpoint import read_index
 from twofour.errors import FormatError
 from twofour.export.file import Contents, parts_of, require_distinct, write
 from twofour.export.metadata import KEY
-from twofour.files import PATIENCE, locked, remove_left, replacing
+from twofour.files import PATIENCE, locked, remove_left, replacing, writing
 
 _SHARD = re.compile(r"model(\.(?P<save>\d{1,18}))?-\d{5,}-of-\d{5,}\.safetensors")
 
@@ -42,16 +42,9 @@ def write_folder(folder: str | os.PathLike[str], contents: Contents, max_shard_b
     target = Path(folder)
     require_distinct(contents)
     shards = list(_split(contents, max_shard_bytes))
-    try:
-        with locked(target, FormatError, remedy="save into another folder, or again a little later", wait=PATIENCE):
-            _replace(target, shards)
-    except OSError as error:
-        raise FormatError(
-            "the folder cannot be written",
-            got=f"{target}: {error}",
-            wanted="a writable folder",
-            remedy="choose another place, or free space on the disk",
-        ) from error
+    remedy = "save into another folder, or again a little later"
+    with writing(target, FormatError, "the folder"), locked(target, FormatError, remedy=remedy, wait=PATIENCE):
+        _replace(target, shards)
 
 
 def _replace(target: Path, shards: list[Contents]) -> None:

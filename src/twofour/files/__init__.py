@@ -7,21 +7,19 @@ from twofour.files.lock import PATIENCE, locked
 from twofour.files.named import named
 from twofour.files.reading import (
     LARGEST_LIST,
-    LARGEST_TEXT,
     opened,
     read_bytes,
     read_json,
     read_text,
+    read_toml,
     reason,
     require_plain,
     unreadable,
 )
-from twofour.files.replacing import is_temporary, remove_left, replacing
-from twofour.files.toml import read_toml
+from twofour.files.replacing import is_temporary, remove_left, replacing, writing
 
 __all__ = [
     "LARGEST_LIST",
-    "LARGEST_TEXT",
     "PATIENCE",
     "cache_folder",
     "is_archive",
@@ -42,4 +40,5 @@ __all__ = [
     "require_plain",
     "require_sound",
     "unreadable",
+    "writing",
 ]

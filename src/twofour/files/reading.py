@@ -10,7 +10,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
@@ -21,6 +23,15 @@ LARGEST_TEXT = 1 << 24
 """Bytes of a text that a person could have written: a configuration, a recipe, a list of layers, a record."""
 LARGEST_LIST = 100_000_000
 """Bytes of a list of tensors, as safetensors limits its header."""
+
+LARGEST_TOML = 1 << 20
+"""Bytes of a TOML file: twenty thousand rules."""
+PARTS = 64
+"""Parts of a dotted key at most; Python's reader needs time and memory quadratic in them, and one of 80,000 parts, 160
+kB, takes all memory of a machine."""
+
+_TEXTS = re.compile(r""""(?:[^"\\\n]|\\[^\n])*+"?|'[^'\n]*+'?""")
+"""Texts of one line, to their end or the line's; whatever they begin with is taken, so that time is linear."""
 
 _KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -97,6 +108,26 @@ def read_json(path: str | os.PathLike[str], most: int = LARGEST_TEXT) -> Any:
         return json.loads(read_text(path, most))
     except RecursionError as error:
         raise ValueError("lists and objects nested too deeply (RecursionError)") from error
+
+
+def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        OSError: As `opened`.
+        ValueError: It is larger than `LARGEST_TOML` bytes, no UTF-8, no TOML, has a multi-line text (in which a dotted
+            key could hide), a key of more than `PARTS` parts, or is nested too deeply.
+    """
+    text = read_text(path, LARGEST_TOML)
+    if '"""' in text or "'''" in text:
+        raise ValueError("a text of several lines, wanted texts of one line")
+    parts = max(piece.count(".") for piece in re.split(r"[\n=,\[\]{}]", _TEXTS.sub("", text))) + 1
+    if parts > PARTS:
+        raise ValueError(f"a key of {parts} parts, at most {PARTS} are read")
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError("lists and tables nested too deeply (RecursionError)") from error
 
 
 def unreadable(path: str | os.PathLike[str], error: OSError, wanted: str) -> FormatError:

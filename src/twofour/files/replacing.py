@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from twofour.errors import TwofourError
 from twofour.files.hold import hold, is_at
 
 STALE_SECONDS = 3600
@@ -58,6 +59,29 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.close(handle)
     with suppress(OSError):  # some file systems do not let a folder be flushed
         _flush(target.parent)
+
+
+@contextmanager
+def writing(path: object, kind: type[TwofourError], what: str = "the file") -> Iterator[None]:
+    """Say of an error of the operating system inside that something cannot be written.
+
+    Args:
+        path: The file or folder.
+        kind: The error to raise in its place.
+        what: What is written, for the message.
+
+    Raises:
+        TwofourError: Of `kind`.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(
+            f"{what} cannot be written",
+            got=f"{path}: {error}",
+            wanted="a path that may be written to",
+            remedy="choose another place, or free space on the disk",
+        ) from error
 
 
 def is_temporary(name: str) -> bool:

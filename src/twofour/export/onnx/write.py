@@ -22,7 +22,7 @@ from twofour.errors import ExportError, cut, one_of
 from twofour.export.kept import require_kept, warn_dense
 from twofour.export.onnx import gemm, quantize, verify, weights
 from twofour.export.onnx.weights import SparseWeight
-from twofour.files import PATIENCE, locked, making, named, replacing
+from twofour.files import PATIENCE, locked, making, named, replacing, writing
 
 logger = logging.getLogger("twofour.export")
 
@@ -314,7 +314,7 @@ def _written(exported: Any, path: Path) -> Iterator[Path]:
     import onnx_ir as ir  # pyright: ignore[reportMissingImports]
 
     size = sum(value.const_value.nbytes for value in exported.graph.initializers.values() if value.const_value)
-    try:
+    with writing(path, ExportError):
         if size <= LARGEST_MODEL:
             with replacing(path) as temporary:
                 ir.save(exported, temporary)
@@ -332,13 +332,6 @@ def _written(exported: Any, path: Path) -> Iterator[Path]:
                 yield folder / path.name
             for name in replaced:
                 path.with_name(name).unlink(missing_ok=True)
-    except OSError as error:
-        raise ExportError(
-            "the file cannot be written",
-            got=f"{path}: {error}",
-            wanted="a writable path",
-            remedy="choose another place, or free space on the disk",
-        ) from error
 
 
 def _data_of(path: Path) -> set[str]:
