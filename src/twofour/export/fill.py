@@ -101,17 +101,11 @@ def _plan(
     path: Any, model: nn.Module, state: Mapping[str, Tensor], patterns: Mapping[str, str]
 ) -> list[tuple[PrunableWeight, Tensor, Any]]:
     """Find the mask of each weight that is said to be sparse."""
-    prunable = _prunable(model)
+    prunable = walk(model, eligibility="any", tied="*").by_name
     for name in patterns:
         if name not in prunable:
             raise _no_layer("model-unprunable", path, name, "is no prunable weight of the model")
     return [_mask(path, prunable[name], name, state[name], text) for name, text in patterns.items()]
-
-
-def _prunable(model: nn.Module) -> dict[str, PrunableWeight]:
-    """Return every weight that a mask can be put on, under each of its names."""
-    weights = walk(model, eligibility="any", tied="*").weights
-    return {name: entry for entry in weights for name in (entry.name, *entry.aliases)}
 
 
 def _mask(path: Any, entry: PrunableWeight, name: str, weight: Tensor, text: str) -> tuple[PrunableWeight, Tensor, Any]:
@@ -171,7 +165,7 @@ def fill_compiled(
     fill_buffers(fast)
     _require_values(path, fast)
     # Layers that stay torch's own keep their masks, as in `compile`.
-    promises, prunable = promised(contents), _prunable(fast)
+    promises, prunable = promised(contents), walk(fast, eligibility="any", tied="*").by_name
     attach_masks(path, fast, {name: text for name, text in promises.items() if name in prunable})
     fast = fast.eval().requires_grad_(False)
     plan = _engine(fast, replace(plan, kept_dense=kept), example, terms, graph)
@@ -199,19 +193,22 @@ def _patterns(contents: Contents) -> dict[str, Pattern]:
 def _layer_weight(
     stored: Mapping[str, Stored], patterns: Mapping[str, Pattern], layer: str, module: nn.Linear, encoding: Encoding
 ) -> LayerWeight:
-    name = f"{layer}.weight".lstrip(".")
-    weight = stored[name]
-    bias = stored.get(f"{layer}.bias".lstrip("."))
-    bias = bias if isinstance(bias, Tensor) else None
-    weight = _like(weight, module)
-    return layer_weight(layer, module, weight, bias, encoding, patterns.get(name), module.weight.dtype)
+    key, weight, bias = _stored(stored, layer, module)
+    return layer_weight(layer, module, weight, bias, encoding, patterns.get(key), module.weight.dtype)
 
 
-def _like(weight: Stored, module: nn.Linear | nn.Conv1d | nn.Conv2d) -> Stored:
-    """Return a dense weight in the model's type, as loading a state dict does: kernels take no other."""
+def _stored(
+    stored: Mapping[str, Stored], layer: str, module: nn.Linear | nn.Conv1d | nn.Conv2d
+) -> tuple[str, Stored, Tensor | None]:
+    """Return a layer's weight with its name, and its bias.
+
+    A dense weight has the model's type, as after loading a state dict: kernels take no other.
+    """
+    key = f"{layer}.weight".lstrip(".")
+    weight, bias = stored[key], stored.get(f"{layer}.bias".lstrip("."))
     if isinstance(weight, Tensor) and weight.is_floating_point():
-        return weight.to(module.weight.dtype)
-    return weight
+        weight = weight.to(module.weight.dtype)
+    return key, weight, bias if isinstance(bias, Tensor) else None
 
 
 def _convs(
@@ -231,9 +228,7 @@ def _convs(
         if not allowance.takes(numbers, [(module.out_channels, prod(module.weight.shape[1:]), pixels)]):
             logger.warning("layer `%s`: images of %s in the file are not measured: too large", name, found)
             continue
-        key = f"{name}.weight".lstrip(".")
-        weight, bias = _like(stored[key], module), stored.get(f"{name}.bias".lstrip("."))
-        bias = bias if isinstance(bias, Tensor) else None
+        key, weight, bias = _stored(stored, name, module)
         yield name, conv_weight(name, module, weight, bias, found, patterns.get(key))
 
 

@@ -32,6 +32,11 @@ class Walk:
     weights: tuple[PrunableWeight, ...]
     skipped: tuple[Skipped, ...]
 
+    @property
+    def by_name(self) -> dict[str, PrunableWeight]:
+        """The weights under each of their names."""
+        return {name: weight for weight in self.weights for name in weight.names}
+
 
 def walk(
     model: nn.Module,

@@ -39,6 +39,11 @@ class PrunableWeight:
         return self.of.name
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the parameter, `name` first."""
+        return (self.name, *self.aliases)
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """The names of all layers that share the weight, `layer` first."""
         return (self.layer, *(alias.rpartition(".")[0] for alias in self.aliases))

@@ -74,7 +74,7 @@ def load_state_dict(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Mas
             wanted="what twofour.masks.state_dict returned: a dict of names and their masks",
             remedy="twofour.masks.derive(model, pattern) finds masks in a model's zeros",
         )
-    weights = _by_name(model)
+    weights = walk(model, eligibility="any", tied="*").by_name
     plan: list[tuple[PrunableWeight, Tensor, Pattern | str]] = []
     for name, saved in state.items():
         if name not in weights:
@@ -176,11 +176,6 @@ def _derive_one(prunable: PrunableWeight, pattern: Pattern) -> Tensor:
             remedy="twofour.prune makes it so",
         )
     return prunable.from_reduction_last(pattern.project(weight, absolute=True))
-
-
-def _by_name(model: nn.Module) -> dict[str, PrunableWeight]:
-    weights = walk(model, eligibility="any", tied="*").weights
-    return {name: prunable for prunable in weights for name in (prunable.name, *prunable.aliases)}
 
 
 def _restore(prunable: PrunableWeight, saved: object) -> tuple[PrunableWeight, Tensor, Pattern]:
