@@ -18,7 +18,7 @@ import twofour
 import twofour.layers
 from tests.cli.small import ZOO, refused
 from twofour import native
-from twofour.checkpoints import PROMISE
+from twofour.checkpoints import PROMISE, Checkpoint
 from twofour.cli import source
 from twofour.errors import FormatError, SourceError
 
@@ -48,7 +48,7 @@ def test_a_real_process(tmp_path: Path):
 def test_a_broken_promise_exits_with_1(run):
     run("prune", "zoo_cli:small", "--out", "out")
     path = Path("out/model.safetensors")
-    weights, metadata = load_file(path), source.read_metadata(path)
+    weights, metadata = load_file(path), Checkpoint.open(path).metadata[path]
     weights["2.weight"][3, 4:8] = 1.0
     save_file(weights, path, metadata=metadata)
     result = run("check", str(path))

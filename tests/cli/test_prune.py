@@ -16,7 +16,8 @@ from torch import nn
 import twofour
 import twofour.layers
 from tests.cli.small import refused
-from twofour.cli import prune, source
+from twofour.checkpoints import Checkpoint
+from twofour.cli import prune
 from twofour.streaming import result_folder
 
 
@@ -160,7 +161,8 @@ def test_a_file_needs_include(run):
     written = load_file("out/model.safetensors")
     assert torch.equal(written["embed.weight"], weights["embed.weight"])
     assert (written["conv.weight"].movedim(1, -1).reshape(-1, 4) != 0).sum(1).max() == 2
-    assert source.read_metadata(Path("out/model.safetensors"))["author"] == "someone"
+    (said,) = Checkpoint.open("out/model.safetensors").metadata.values()
+    assert said["author"] == "someone"
     assert run("check", "out/model.safetensors").exit_code == 0
     refused(
         run("prune", "dense.safetensors", "--out", "no", "--include", "none", "--axis", "1"),

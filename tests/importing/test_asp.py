@@ -101,7 +101,7 @@ DAMAGE = [
     ("fc1.weight", None, "a mask without"),
     ("fc1.__weight_mma_mask", lambda t: t.to(torch.uint8), "bool mask"),
     ("fc1.__weight_mma_mask", lambda t: t[:-8], "bool mask"),
-    ("fc1.__weight_mma_mask", lambda t: t | torch.eye(64, 256, dtype=torch.bool), "break 2:4"),
+    ("fc1.__weight_mma_mask", lambda t: t | torch.eye(64, 256, dtype=torch.bool), "groups break it"),
 ]
 
 

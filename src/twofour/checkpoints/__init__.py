@@ -3,12 +3,11 @@
 from twofour.checkpoints.checkpoint import INDEX, WEIGHTS, Checkpoint
 from twofour.checkpoints.configuration import CONFIG, architectures, empty_model, transformers_for
 from twofour.checkpoints.entry import DTYPES, MOST_AXES, MOST_LETTERS, Entry, Header, read_header
-from twofour.checkpoints.promise import AXES, PROMISE, Promise, describe, read_promise
+from twofour.checkpoints.promise import PROMISE, Promise, describe, read_promise
 from twofour.checkpoints.structure import Structure, structure
 from twofour.checkpoints.write import write_tensors
 
 __all__ = [
-    "AXES",
     "CONFIG",
     "DTYPES",
     "INDEX",

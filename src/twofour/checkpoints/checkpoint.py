@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from torch import Tensor
 
 from twofour.checkpoints.configuration import CONFIG
 from twofour.checkpoints.entry import ENTRIES, Entry, opened, read_header
+from twofour.checkpoints.promise import Promise, read_promise
 from twofour.checkpoints.settled import settled
 from twofour.errors import FormatError, cut
 from twofour.files import LARGEST_LIST, read_json, unreadable
@@ -117,6 +119,17 @@ class Checkpoint:
                 entries = [entry for entry in self.entries.values() if entry.file == path]
                 found[path] = {entry.name: entry.read_from(file) for entry in entries}
         return found
+
+    @cached_property
+    def promise(self) -> Promise:
+        """What the metadata of all files promise of the tensors.
+
+        Raises:
+            FormatError: A promise is malformed.
+        """
+        said = [read_promise(text, file) for file, text in self.metadata.items()]
+        patterns = {name: text for one in said for name, text in one.patterns.items()}
+        return Promise(patterns, {name: axis for one in said for name, axis in one.axes.items()})
 
     @property
     def nbytes(self) -> int:

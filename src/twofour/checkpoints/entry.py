@@ -51,8 +51,6 @@ ENTRIES = 1 << 20
 MOST_LETTERS = 4096
 """Letters of a tensor's name at most."""
 
-_METADATA = "__metadata__"
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -131,13 +129,8 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         raise FormatError("a tensor's file cannot be read", got=f"{path}: {error}", code="no-file") from error
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise FormatError(
-            "a file was written to while it was read",
-            got=f"{path}: {before.st_size} bytes, then {after.st_size}",
-            wanted="a file that nobody writes to",
-            remedy="wait until its download or copy is complete",
-            code="file-changed",
-        )
+        got = f"{path}: {before.st_size} bytes, then {after.st_size}"
+        raise _unsettled("file-changed", "a file was written to while it was read", got)
 
 
 def _bytes(file: BinaryIO, entry: Entry) -> Tensor:
@@ -192,17 +185,20 @@ def read_header(path: Path) -> Header:
             remedy="compare its size with the original's: a broken copy or download is the usual cause",
             code="not-safetensors",
         ) from error
+    table.pop("__metadata__", None)
     for name, of in table.items():
-        if name != _METADATA and (len(of["shape"]) > MOST_AXES or len(name) > MOST_LETTERS):
+        if len(of["shape"]) > MOST_AXES or len(name) > MOST_LETTERS:
             raise _beyond(
                 path,
                 f"`{cut(name, 80)}`: {len(of['shape'])} axes and a name of {len(name)} letters",
                 f"at most {MOST_AXES} axes and {MOST_LETTERS} letters",
             )
+    places = {name: of["data_offsets"] for name, of in table.items()}
     entries = [
-        Entry(name, tuple(of["shape"]), of["dtype"], path, 8 + length + of["data_offsets"][0], _size(of))
+        Entry(
+            name, tuple(of["shape"]), of["dtype"], path, 8 + length + places[name][0], places[name][1] - places[name][0]
+        )
         for name, of in table.items()
-        if name != _METADATA
     ]
     return Header(tuple(sorted(entries, key=lambda entry: (entry.start, entry.name))), metadata)
 
@@ -229,16 +225,11 @@ def _beyond(path: Path, got: str, wanted: str) -> FormatError:
     )
 
 
-def _size(of: dict[str, list[int]]) -> int:
-    start, end = of["data_offsets"]
-    return end - start
-
-
 def _shorter(entry: Entry, size: int) -> FormatError:
-    return FormatError(
-        "a file became shorter while it was read",
-        got=f"{entry.file}: {size} bytes, `{entry.name}` ends at {entry.start + entry.nbytes}",
-        wanted="a file that nobody writes to",
-        remedy="wait until its download or copy is complete",
-        code="file-shorter",
-    )
+    got = f"{entry.file}: {size} bytes, `{entry.name}` ends at {entry.start + entry.nbytes}"
+    return _unsettled("file-shorter", "a file became shorter while it was read", got)
+
+
+def _unsettled(code: str, what: str, got: str) -> FormatError:
+    wanted, remedy = "a file that nobody writes to", "wait until its download or copy is complete"
+    return FormatError(what, got=got, wanted=wanted, remedy=remedy, code=code)

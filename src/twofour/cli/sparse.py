@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from twofour import checker, export, masks
-from twofour.checkpoints import Checkpoint, read_promise
+from twofour.checkpoints import Checkpoint
 from twofour.cli import source as sources
 from twofour.cli.source import Source
 from twofour.compiler.replaceable import require_plain
@@ -49,7 +49,7 @@ def weights(found: Source, pattern: str | None) -> Weights:
     contents = export.read(found.path)
     dense = {**contents.plain, **{name: packed.unpack() for name, packed in contents.packed.items()}}
     tensors = dense | {alias: dense[name] for alias, name in contents.aliases.items()}
-    said = {**read_promise(sources.read_metadata(found.path), found.path).patterns, **_said(contents)}
+    said = {**Checkpoint.open(found.path).promise.patterns, **_said(contents)}
     _require_agreed(found, said, pattern)
     if not said and pattern is None:
         raise _nothing_sparse(found, "a file that promises nothing of its weights")
@@ -109,11 +109,7 @@ def _masked(found: Source, pattern: str | None) -> nn.Module:
 
 def _promised(found: Source) -> dict[str, str]:
     """Return what the files of a folder promise."""
-    if found.path is None:
-        return {}
-    checkpoint = Checkpoint.open(found.path)
-    said = [read_promise(checkpoint.metadata[file], file).patterns for file in checkpoint.files]
-    return {name: text for part in said for name, text in part.items()}
+    return {} if found.path is None else Checkpoint.open(found.path).promise.patterns
 
 
 def _filled(found: Source, builder: str | None, pattern: str | None) -> nn.Module:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
 from safetensors.torch import save_model
 from torch import nn
 
@@ -19,7 +18,7 @@ from twofour.errors import ExportError
 from twofour.export.card import Accuracy, card
 from twofour.export.kept import require_kept
 from twofour.export.plain import write_plain
-from twofour.files import LARGEST_LIST, making, named, read_json
+from twofour.files import LARGEST_LIST, making, named, read_json, writing
 from twofour.layers import full_tensor, walk
 from twofour.recipe import Recipe
 from twofour.streaming.companions import companions, copy_companions
@@ -68,18 +67,11 @@ def to_huggingface(
     save = _saver(model)
     _require_free(target)
     beside = companions(Path(source)) if source is not None else {}
-    try:
+    with writing(target, ExportError, "the folder"):
         target.parent.mkdir(parents=True, exist_ok=True)
         with making(target, lambda made: os.replace(made, target)) as made:  # takes the place of an empty folder
             names = _write(model, made, save, beside, recipe, accuracy, max_shard_bytes)
             made.chmod(0o755)
-    except OSError as error:
-        raise ExportError(
-            "the folder cannot be written",
-            got=f"{target}: {error}",
-            wanted="a writable place",
-            remedy="choose another place, or free space on the disk",
-        ) from error
     return names
 
 
@@ -174,11 +166,10 @@ def _promised(model: nn.Module, written: Checkpoint) -> tuple[dict[str, str], di
     attached = masks.of(model)
     patterns, axes, zeros = dict[str, str](), dict[str, int](), dict[str, float]()
     for weight in walk(model, eligibility="any", tied="*").weights:
-        names = (weight.name, *weight.aliases)
-        mask = next((attached[name] for name in names if name in attached), None)
+        mask = next((attached[name] for name in weight.names if name in attached), None)
         if mask is None:
             continue
-        stored = next((name for name in names if name in written.entries), None)
+        stored = next((name for name in weight.names if name in written.entries), None)
         if stored is None:
             logger.warning(
                 "layer `%s`: transformers stored it under another name; nothing is promised of it", mask.name
@@ -192,9 +183,7 @@ def _promised(model: nn.Module, written: Checkpoint) -> tuple[dict[str, str], di
 
 def _promise(file: Path, patterns: dict[str, str], axes: dict[str, int]) -> None:
     """Write a file again with the promise for its own tensors in the metadata."""
-    with safe_open(file, framework="pt") as opened:
-        metadata = dict(opened.metadata() or {})
-    _, read = Checkpoint.open_all(file)
+    found, read = Checkpoint.open_all(file)
     tensors = read[file]
     own = {name: pattern for name, pattern in patterns.items() if name in tensors}
-    write_plain(file, tensors, own, {name: axes[name] for name in own}, metadata)
+    write_plain(file, tensors, own, {name: axes[name] for name in own}, found.metadata[file])

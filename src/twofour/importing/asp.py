@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from twofour.errors import FormatError, TwofourError
-from twofour.importing.base import REAL, Found, Source, Sparse, malformed, require_finite, shown
+from twofour.importing.base import Found, Source, Sparse, malformed, may_be_weight, require_finite, shown
 from twofour.layers import Reduction
 from twofour.patterns import parse
 
@@ -73,16 +74,12 @@ def _weight_name(source: Source, buffer: str, match: re.Match[str], plain: Mappi
     raise malformed(source, buffer, f"a mask without `{names[0]}`", "the weight that it belongs to")
 
 
-def _masked(source: Source, name: str, weight: object, mask: object, axis: Reduction) -> Sparse | None:
+def _masked(source: Source, name: str, weight: Any, mask: Any, axis: Reduction) -> Sparse | None:
     """Return a weight with its mask, None where sparsity was off."""
-    if not isinstance(weight, Tensor) or not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        raise malformed(
-            source, name, f"weight {shown(weight)}, mask {shown(mask)}", "a bool mask of the weight's shape"
-        )
-    if weight.shape != mask.shape or not 2 <= weight.ndim <= 5 or weight.dtype not in REAL or not weight.numel():
-        raise malformed(
-            source, name, f"weight {shown(weight)}, mask {shown(mask)}", "a bool mask of the weight's shape"
-        )
+    both = isinstance(weight, Tensor) and isinstance(mask, Tensor)
+    if not both or (mask.dtype, mask.shape) != (torch.bool, weight.shape) or not may_be_weight(weight):
+        got = f"weight {shown(weight)}, mask {shown(mask)}"
+        raise malformed(source, name, got, "a bool mask of the weight's shape")
     require_finite(source, name, weight)
     if bool(mask.all()):
         return None
@@ -96,8 +93,7 @@ def _masked(source: Source, name: str, weight: object, mask: object, axis: Reduc
     except TwofourError as error:
         raise malformed(source, name, error.got or error.what, "a reduction axis that groups of four divide") from error
     if not legal.ok:
-        got = f"{legal.groups - legal.legal} of {legal.groups} groups of the mask break 2:4, the first at {legal.first}"
-        raise malformed(source, name, got, f"a 2:4 mask along axis {axis.axis}")
+        raise malformed(source, name, f"a mask, {legal.sentence}", f"a 2:4 mask along axis {axis.axis}")
     return Sparse(weight, rule.name, axis.axis, mask)
 
 

@@ -111,6 +111,11 @@ def shown(tensor: object) -> str:
     return f"{tuple(tensor.shape)} {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
 
 
+def may_be_weight(tensor: Tensor) -> bool:
+    """Tell whether a tensor has the axes and the type of a layer's weight, and values."""
+    return 2 <= tensor.ndim <= 5 and tensor.dtype in REAL and tensor.numel() > 0
+
+
 def require_finite(source: Source, layer: str, values: Tensor) -> None:
     """Refuse NaN and infinity.
 
@@ -124,9 +129,7 @@ def require_finite(source: Source, layer: str, values: Tensor) -> None:
 def spread(values: Tensor, keep: Tensor) -> Tensor:
     """Return a dense tensor that holds `values` in order where `keep` is True, and 0 elsewhere."""
     dense = torch.zeros(keep.shape, dtype=values.dtype, device="cpu")
-    bits = _BITS[
-        values.itemsize
-    ]  # as bits, since numpy has neither bfloat16 nor float8; its masks are 5 times as quick
+    bits = _BITS[values.itemsize]  # since numpy has neither bfloat16 nor float8; its masks are 5 times as quick
     dense.view(bits).numpy()[keep.numpy()] = values.reshape(-1).view(bits).numpy()
     return dense
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from twofour.errors import FormatError, TwofourError, cut
-from twofour.importing.base import REAL, Found, Source, Sparse, malformed, require_finite
+from twofour.importing.base import Found, Source, Sparse, malformed, may_be_weight, require_finite
 from twofour.layers import Reduction
 from twofour.patterns import Conformity, Pattern, parse
 
@@ -53,8 +53,7 @@ class Zeros:
 
 
 def _may_be_weight(name: str, tensor: Tensor, axes: Mapping[str, Reduction] | None) -> bool:
-    shaped = 2 <= tensor.ndim <= 5 and tensor.dtype in REAL and tensor.numel() > 0
-    return shaped and (axes is None or name in axes)
+    return may_be_weight(tensor) and (axes is None or name in axes)
 
 
 def _pattern(source: Source, name: str, weight: Tensor, axis: Reduction) -> str | None:
@@ -72,8 +71,7 @@ def _pattern(source: Source, name: str, weight: Tensor, axis: Reduction) -> str 
     except TwofourError as error:
         raise malformed(source, name, error.got or error.what, f"a weight that {cut(promised, 40)} divides") from error
     if not legal.ok:
-        got = f"{legal.groups - legal.legal} of {legal.groups} groups break {promised}, the first at {legal.first}"
-        raise malformed(source, name, got, f"a weight that keeps the {promised} that the file promises")
+        raise malformed(source, name, legal.sentence, f"a weight that keeps the {promised} that the file promises")
     return promised
 
 
@@ -98,10 +96,7 @@ def _none(
         if _may_be_weight(name, tensor, axes) and bool(tensor.ne(0).any()):
             legal = _legal(rule, (axes or {}).get(name, Reduction()).last(tensor))
             if legal and NEARLY <= legal.legal / legal.groups < 1:
-                broken = f"{legal.groups - legal.legal} of {legal.groups} groups break 2:4"
-                reasons.append(
-                    f"`{name}`: {broken}, the first at {legal.first} of (out, [spatial], in): {legal.values}"
-                )
+                reasons.append(f"`{name}` as 2:4: {legal.sentence} of (out, [spatial], in): {legal.values}")
     return FormatError(
         "the checkpoint holds no sparse weight",
         got=f"{source.path}: {len(plain)} plain tensors",

@@ -228,8 +228,7 @@ def _require_range(path: str | os.PathLike[str], model: nn.Module, contents: Con
 
 def _attach_exact(model: nn.Module, imported: Imported) -> None:
     """Attach the masks of a source that says which zeros are kept; those found in a plain weight are the tie rule's."""
-    weights = walk(model, eligibility="any", tied="*").weights
-    by_name = {name: entry for entry in weights for name in (entry.name, *entry.aliases)}
+    by_name = walk(model, eligibility="any", tied="*").by_name
     for name, found in imported.sparse.items():
         if found.keep is not None:
             masks.attach(by_name[name], found.keep.to(by_name[name].parameter.device), found.pattern)

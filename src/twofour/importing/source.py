@@ -15,7 +15,7 @@ from torch.sparse import (
     SparseSemiStructuredTensorCUTLASS,
 )
 
-from twofour.checkpoints import Checkpoint, read_promise
+from twofour.checkpoints import Checkpoint
 from twofour.checkpoints.kinds import PICKLED
 from twofour.errors import FormatError, cut
 from twofour.files import is_archive, named, read_json, require_sound, unreadable
@@ -57,12 +57,9 @@ def opened(path: str | os.PathLike[str]) -> Source:
             wanted="the checkpoint of another library",
             remedy="twofour.load(path, model) reads it; masked=True for plain weights",
         )
-    promises: dict[str, str] = {}
-    for file, text in checkpoint.metadata.items():
-        promises |= read_promise(text, file).patterns
     tensors = {name: checkpoint.read(name) for name in checkpoint.entries}
     config = {} if checkpoint.config is None else _config(checkpoint.config)
-    return Source(path, _without_module(tensors), config, promises)
+    return Source(path, _without_module(tensors), config, checkpoint.promise.patterns)
 
 
 def _config(path: Path) -> Mapping[str, Any]:

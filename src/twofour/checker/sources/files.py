@@ -241,7 +241,7 @@ class ByModel:
     def __init__(self, found: Structure) -> None:
         self._found = found
         asp, every = found.walk(), found.walk(eligibility="any", tied="*")
-        self._weights = {name: weight for weight in every.weights for name in (weight.name, *weight.aliases)}
+        self._weights = every.by_name
         self._dense = {skip.name: skip.reason for skip in (*every.skipped, *asp.skipped)}
 
     def _parameter(self, name: str) -> str | None:

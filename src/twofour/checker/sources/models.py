@@ -28,10 +28,9 @@ def weights_of(model: nn.Module, expectation: Expectation) -> tuple[list[Weight]
     found: list[Weight] = []
     seen: set[str] = set()
     for weight in layers.walk(model, eligibility="any", tied="*").weights:
-        names = (weight.name, *weight.aliases)
-        seen.update(names)
-        mask = next((attached[name] for name in names if name in attached), None)
-        promise = expectation.find(*names) or (expectation.everywhere if weight.name in eligible else None)
+        seen.update(weight.names)
+        mask = next((attached[name] for name in weight.names if name in attached), None)
+        promise = expectation.find(*weight.names) or (expectation.everywhere if weight.name in eligible else None)
         if mask is not None:
             found.append(_masked(weight.name, weight.kind, mask, promise))
         elif promise is not None or weight.name in eligible:

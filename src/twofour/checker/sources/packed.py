@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from twofour.checkpoints import Checkpoint, Entry, read_promise
+from twofour.checkpoints import Checkpoint, Entry
 from twofour.errors import FormatError, PackingError, PatternError, cut
 from twofour.export.file import INDICES, SCALES, VALUES, ZEROS, packed_in
 from twofour.export.metadata import malformed
@@ -240,14 +240,8 @@ def from_metadata(checkpoint: Checkpoint) -> tuple[dict[str, Pattern], dict[str,
     Raises:
         FormatError: It is malformed, or names a pattern that does not exist.
     """
-    patterns: dict[str, Pattern] = {}
-    axes: dict[str, int] = {}
-    for file in checkpoint.files:
-        said = read_promise(checkpoint.metadata[file], file)
-        for name, text in said.patterns.items():
-            patterns[name] = known(file, text)
-        axes |= said.axes
-    return patterns, axes
+    said = checkpoint.promise
+    return {name: known(checkpoint.path, text) for name, text in said.patterns.items()}, dict(said.axes)
 
 
 def known(path: Path, text: str) -> Pattern:

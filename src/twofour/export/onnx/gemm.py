@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from twofour.export.onnx.weights import add_constant
+
 
 def matmul_to_gemm(graph: Any) -> int:
     """Rewrite each MatMul(x, W), W a constant (in, out), as Gemm with W (out, in), its bias taken in; return how many.
@@ -24,23 +26,13 @@ def matmul_to_gemm(graph: Any) -> int:
         if len(weight.const_value.shape) != 2:
             continue
         if id(weight) not in turned:
-            turned[id(weight)] = _turned(graph, weight)
+            # (out, in), of a name of its own; `weights.find` names it after its parameter
+            turned[id(weight)] = add_constant(graph, f"{weight.name}.gemm", weight.const_value.numpy().T.copy())
         _rewrite(graph, node, x, turned[id(weight)])
         if not weight.uses():
             graph.initializers.pop(weight.name)
         count += 1
     return count
-
-
-def _turned(graph: Any, weight: Any) -> Any:
-    """Return the constant (out, in), of a name of its own; `weights.find` names it after its parameter."""
-    import onnx_ir as ir  # pyright: ignore[reportMissingImports]
-
-    values = weight.const_value.numpy().T.copy()
-    shape, tensor = ir.Shape(values.shape), ir.tensor(values)
-    made = ir.Value(name=f"{weight.name}.gemm", shape=shape, type=weight.type, const_value=tensor)
-    graph.register_initializer(made)
-    return made
 
 
 def _rewrite(graph: Any, node: Any, x: Any, weight: Any) -> None:

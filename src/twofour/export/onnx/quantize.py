@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from twofour import masks
 from twofour.calibration.batches import items, read
 from twofour.calls import call, first_input, observing
-from twofour.export.onnx.weights import SparseWeight
+from twofour.export.onnx.weights import SparseWeight, add_constant
 from twofour.packing.encodings import INT8_LARGEST
 
 logger = logging.getLogger("twofour.export")
@@ -72,7 +72,7 @@ def _quantize_weight(graph: Any, weight: SparseWeight, value: Any, uses: list[tu
     scales = np.where(scales < np.finfo(np.float32).tiny, np.float32(1), scales).astype(np.float32)
     shape = [-1 if axis == outputs else 1 for axis in range(dense.ndim)]
     whole = np.rint(dense / scales.reshape(shape)).astype(np.int8)
-    parts = [_constant(graph, ir, f"{value.name}.int8", whole), _constant(graph, ir, f"{value.name}.scales", scales)]
+    parts = [add_constant(graph, f"{value.name}.int8", whole), add_constant(graph, f"{value.name}.scales", scales)]
     back = ir.node("DequantizeLinear", parts, {"axis": outputs}, name=f"{value.name}.dequantize")
     back.outputs[0].name = f"{value.name}.dequantized"
     first = min((node for node, _ in uses), key=list(graph).index)
@@ -90,8 +90,8 @@ def _quantize_input(graph: Any, node: Any, scale: float, made: dict[tuple[int, f
     key = id(x), scale
     if key not in made:
         name = f"{x.name}.q{len(made)}"
-        scales = _constant(graph, ir, f"{name}.scale", np.array(scale, np.float32))
-        zero = _constant(graph, ir, f"{name}.zero", np.array(0, np.int8))
+        scales = add_constant(graph, f"{name}.scale", np.array(scale, np.float32))
+        zero = add_constant(graph, f"{name}.zero", np.array(0, np.int8))
         there = ir.node("QuantizeLinear", [x, scales, zero], name=f"{name}.quantize")
         there.outputs[0].name = f"{name}.int8"
         back = ir.node("DequantizeLinear", [there.outputs[0], scales, zero], name=f"{name}.dequantize")
@@ -99,10 +99,3 @@ def _quantize_input(graph: Any, node: Any, scale: float, made: dict[tuple[int, f
         graph.insert_before(node, [there, back])
         made[key] = back.outputs[0]
     node.replace_input_with(0, made[key])
-
-
-def _constant(graph: Any, ir: Any, name: str, values: Any) -> Any:
-    tensor = ir.tensor(values, name=name)
-    value = ir.Value(name=name, shape=ir.Shape(values.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
-    graph.register_initializer(value)
-    return value

@@ -112,6 +112,16 @@ def rename(graph: Any, value: Any, name: str) -> None:
     graph.register_initializer(value)
 
 
+def add_constant(graph: Any, name: str, values: Any) -> Any:
+    """Add a constant to a graph and return it."""
+    import onnx_ir as ir  # pyright: ignore[reportMissingImports]
+
+    tensor = ir.tensor(values, name=name)
+    value = ir.Value(name=name, shape=ir.Shape(values.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
 def by_initializer(weights: list[SparseWeight]) -> Mapping[str, str]:
     """Return the patterns by the names of constants: what the file promises of itself."""
     return {weight.initializer: weight.pattern.name for weight in weights}
