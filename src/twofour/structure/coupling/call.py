@@ -1,15 +1,21 @@
-"""One operator of a captured graph, as the rules see it: its arguments by name, and the axes of its tensors."""
+"""One operator of a captured graph, as the rules see it: its arguments by name, and the axes of its tensors.
+
+A rule says which axes of an operator's tensors are the same channels, and returns the axes of the answer. It has to
+hold for every order of every axis that it does not fix: the operator on permuted tensors gives the permuted answer.
+What has no rule is fixed, with the operator's name as the reason.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 
-from twofour.structure.coupling.axes import Atom, Axis, unify
+from twofour.structure.coupling.axes import Atom, Axis, fix, unify
+from twofour.structure.coupling.axes import size as size_of
 
 Axes = list[Axis]
 Value = Axes | list[Axes]
@@ -73,14 +79,6 @@ class Call:
             unify(first, second)
 
 
-def size_of(axis: Axis) -> int:
-    """Return the size of an axis."""
-    size = 1
-    for atom in axis:
-        size *= atom.size
-    return size
-
-
 def fresh(size: int, reason: str = "") -> Axis:
     """Return a new axis; fixed, where there is a reason."""
     return [Atom(size, reason)] if size != 1 else []
@@ -93,3 +91,27 @@ def named_arguments(node: fx.Node) -> dict[str, Any]:
     found = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     found |= {argument.name: value for argument, value in zip(schema, node.args, strict=False)}
     return found | dict(node.kwargs)
+
+
+Rule = Callable[[Call], Value]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for operators of ATen, named with blanks between them."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update({f"aten::{name}": function for name in " ".join(names).split()})
+        return function
+
+    return register
+
+
+def fix_all(call: Call, reason: str) -> Value:
+    """Keep the order of everything an operator touches."""
+    for axes in call.operands():
+        for axis in axes:
+            fix(axis, reason)
+    answers = [[fresh(size, reason) for size in shape] for shape in call.shapes]
+    single = isinstance(call.node.meta.get("val"), Tensor) or not answers
+    return answers[0] if single and answers else answers

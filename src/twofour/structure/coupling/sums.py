@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from twofour.structure.coupling.axes import Axis, DoesNotDivide, fix, regroup, unify
-from twofour.structure.coupling.call import Axes, Call, Value, fresh, size_of
-from twofour.structure.coupling.rules import rule
+from twofour.structure.coupling.axes import size as size_of
+from twofour.structure.coupling.call import Axes, Call, Value, fresh, rule
 
 
 @rule(

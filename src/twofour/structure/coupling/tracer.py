@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -13,9 +14,8 @@ from twofour import calls, capture
 from twofour.errors import LayerError
 from twofour.layers import PrunableWeight
 from twofour.structure.coupling.axes import Atom, Companions, Coordinates, DoesNotDivide, coordinates, fix, leaves
-from twofour.structure.coupling.call import Axes, Call, Value, fresh, named_arguments
-from twofour.structure.coupling.group import Coupling, Group, Place, Refusal
-from twofour.structure.coupling.rules import RULES, fix_all
+from twofour.structure.coupling.call import RULES, Axes, Call, Value, fix_all, fresh, named_arguments
+from twofour.structure.coupling.group import Coupling, Group, Place, Refusal, along
 from twofour.structure.coupling.sums import pointwise
 from twofour.structure.coupling.views import reshape
 
@@ -179,10 +179,7 @@ class _Tracer:
                         block.append((where, found[where][other].index.clamp(min=0) * scale))
                         scale *= other.size
                     places.append(Place(name, axis, own[leaf].index, own[leaf].stride, tuple(block)))
-        blocks = 1
-        for other in beside:
-            blocks *= other.size
-        return Group(leaf.size, blocks, tuple(places), tuple(names))
+        return Group(leaf.size, prod(other.size for other in beside), tuple(places), tuple(names))
 
 
 def _coordinates(axis: list[Atom]) -> dict[Atom, Coordinates]:
@@ -200,12 +197,8 @@ def reduction_leaves(weight: PrunableWeight, axes: Axes) -> list[Atom]:
     shape = weight.parameter.shape
     found: list[Atom] = []
     for index, axis in enumerate(axes):
-        here = (
-            torch.arange(shape[index], device="cpu")
-            .view([-1 if i == index else 1 for i in range(len(shape))])
-            .expand(shape)
-        )
-        last = weight.reduction_last(here)
+        here = along(torch.arange(shape[index], device="cpu"), index, len(shape))
+        last = weight.reduction_last(here.expand(shape))
         line = last[(0,) * (last.ndim - 1)]
         if line.numel() > 1 and int(line[0]) != int(line[-1]):
             found += [leaf for leaf, own in _coordinates(axis).items() if (own.stride == 1).any() and leaf not in found]

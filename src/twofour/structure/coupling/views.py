@@ -7,8 +7,8 @@ from math import prod
 from torch import fx
 
 from twofour.structure.coupling.axes import Axis, DoesNotDivide, fix, joined, part, regroup, unify
-from twofour.structure.coupling.call import Axes, Call, fresh, size_of
-from twofour.structure.coupling.rules import rule
+from twofour.structure.coupling.axes import size as size_of
+from twofour.structure.coupling.call import Axes, Call, fresh, rule
 
 
 @rule("view reshape _unsafe_view view_as reshape_as flatten unflatten squeeze unsqueeze")
