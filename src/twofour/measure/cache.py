@@ -182,7 +182,7 @@ class Cache:
         if self.path is None or len(self._new) == self._written:
             return
         entries = {**read_kept(self.path, _entry, _TIMES), **self._new}
-        if write_kept(self.path, {case: _json(entry) for case, entry in entries.items()}, _TIMES):
+        if write_kept(self.path, {case: vars(entry) for case, entry in entries.items()}, _TIMES):
             self._written = len(self._new)
 
     def finish(self) -> None:
@@ -194,10 +194,6 @@ class Cache:
         if unsettled:
             what = "serve now" if self.path is None else "serve now, and the next compile takes them once more"
             logger.warning("%d of %d times were taken on a busy machine: they %s", len(unsettled), self._measured, what)
-
-
-def _json(entry: Entry) -> dict[str, Any]:
-    return {"looks": entry.looks, "seconds": dict(entry.seconds)}
 
 
 def _identity(kernels: Sequence[str], device: str) -> str:

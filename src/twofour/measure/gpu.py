@@ -7,7 +7,6 @@ processor's launches do not count. What cannot be captured is timed call by call
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import statistics
 import subprocess
 import time
@@ -19,9 +18,9 @@ from typing import Any
 import torch
 
 from twofour.errors import MeasureError
-from twofour.measure.machine import machine
+from twofour.measure.machine import machine, version_of
 from twofour.measure.record import Record, Timing
-from twofour.measure.timing import AGAIN, balanced_orders
+from twofour.measure.timing import AGAIN, balanced_orders, noise_of
 
 SAMPLE_SECONDS = 2e-3
 """A sample lasts at least this long: events resolve half a microsecond."""
@@ -43,7 +42,7 @@ def gpu_facts() -> dict[str, object]:
         "l2": getattr(properties, "L2_cache_size", None),
         "cuda": torch.version.cuda,
         **dict(zip(_QUERY.split(","), _smi(), strict=False)),
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "packages": {name: version for name in PACKAGES if (version := version_of(name))},
     }
 
 
@@ -56,13 +55,6 @@ def _smi() -> list[str]:
         return []
     lines = done.stdout.splitlines() if done.returncode == 0 else []
     return [part.strip() for part in lines[0].split(",")] if lines else []
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 class Board:
@@ -209,22 +201,18 @@ def compare_on_gpu(
     before = board.now()
     _rounds(runners, repeats, seconds)
     timings = {runner.name: runner.timing() for runner in runners}
-    again = next((name for name in timings if name.endswith(AGAIN)), None)
-    facts = {
-        "gpu": gpu_facts(),
-        "before": before,
-        "after": board.now(),
-        "joules": _energy(board, runners) if energy else None,
-    }
+    copies = max(len(runner.calls) for runner in runners)
+    joules = _energy(board, runners) if energy else None
+    facts = {"gpu": gpu_facts(), "before": before, "after": board.now(), "joules": joules}
     eager = [runner.name for runner in runners if runner.replay is None]
     return Record(
-        timings={name: timing for name, timing in timings.items() if name != again},
+        timings={name: timing for name, timing in timings.items() if not name.endswith(AGAIN)},
         baseline=names,
         clock="cuda events",
         threads=torch.get_num_threads(),
-        weights="cold" if max(len(runner.calls) for runner in runners) > 1 else "hot",
-        cold={"copies": max(len(runner.calls) for runner in runners)},
-        noise=None if again is None else abs(timings[again].median / timings[again[: -len(AGAIN)]].median - 1),
+        weights="cold" if copies > 1 else "hot",
+        cold={"copies": copies},
+        noise=noise_of(timings),
         meta={**dict(meta or {}), **facts, "not_captured": eager},
         machine=machine(),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

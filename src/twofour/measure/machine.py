@@ -63,7 +63,7 @@ def processor() -> str:
 
 def software() -> dict[str, str | None]:
     """Return the versions of what computes: torch and twofour."""
-    return {name: _version(name) for name in ("torch", "twofour")}
+    return {name: version_of(name) for name in ("torch", "twofour")}
 
 
 @functools.cache
@@ -79,14 +79,8 @@ def require_threads(threads: object) -> None:
         MeasureError: It is no whole number from 1 to the machine's processors, or to what torch has if that is more.
     """
     most = max(os.cpu_count() or 1, torch.get_num_threads())
-    integer_from(
-        1,
-        "so many threads cannot be measured",
-        MeasureError,
-        "leave it out to use torch's default",
-        most,
-        threads=threads,
-    )
+    remedy = "leave it out to use torch's default"
+    integer_from(1, "so many threads cannot be measured", MeasureError, remedy, most, threads=threads)
 
 
 def free_memory_bytes() -> int | None:
@@ -131,7 +125,7 @@ def _software() -> dict[str, str | None]:
     return {
         "python": sys.version.split()[0],
         **software(),
-        "numpy": _version("numpy"),
+        "numpy": version_of("numpy"),
         "mkl": _first(r"(oneAPI Math Kernel Library Version \S+|Math Kernel Library Version \S+)", config),
         "onednn": _first(r"MKL-DNN (v\S+)|oneDNN (v\S+)", config),
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -146,7 +140,8 @@ def _native_isa() -> str:
         return f"none: {error.got}"
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package, None where it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -159,13 +159,8 @@ class Record:
         for name in fields["baseline"]:
             if name not in fields["timings"]:
                 raise _malformed(f"baseline `{name}` has no timing", list(fields["timings"]))
-        for name, kind in (
-            ("meta", Mapping),
-            ("machine", Mapping),
-            ("threads", int),
-            ("clock", str),
-            ("weights", str),
-        ):
+        kinds = {"meta": Mapping, "machine": Mapping, "threads": int, "clock": str, "weights": str}
+        for name, kind in kinds.items():
             if name in fields and not isinstance(fields[name], kind):
                 raise _malformed(f"`{name}` has the wrong type", fields[name])
         return cls(**fields)
@@ -183,11 +178,8 @@ class Record:
         """
         records = load(path)
         if len(records) != 1:
-            raise MeasureError(
-                f"{path} does not hold one record",
-                got=f"{len(records)} records",
-                remedy="use measure.load(path)",
-            )
+            got = f"{len(records)} records"
+            raise MeasureError(f"{path} does not hold one record", got=got, remedy="use measure.load(path)")
         return records[0]
 
 

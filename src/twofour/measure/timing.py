@@ -201,7 +201,7 @@ def compare(
         threads=count,
         weights="hot" if weights == "hot" else "cold",
         cold=_rotation(weights, runners),
-        noise=_noise(timings) if noise else None,
+        noise=noise_of(timings),
         doubt=_doubt(runners),
         note=note,
         meta=dict(meta or {}),
@@ -347,6 +347,7 @@ def _rotation(weights: str | Cold, runners: Sequence[_Runner]) -> dict[str, obje
     return None if weights == "hot" else {"copies": max(len(runner.copies) for runner in runners)}
 
 
-def _noise(timings: Mapping[str, Timing]) -> float:
-    (twin,) = (name for name in timings if name.endswith(AGAIN))
-    return abs(timings[twin].median / timings[twin.removesuffix(AGAIN)].median - 1)
+def noise_of(timings: Mapping[str, Timing]) -> float | None:
+    """Return how far the medians of a candidate and of its twin are apart, None where none was timed twice."""
+    twin = next((name for name in timings if name.endswith(AGAIN)), None)
+    return None if twin is None else abs(timings[twin].median / timings[twin.removesuffix(AGAIN)].median - 1)

@@ -101,13 +101,8 @@ def element(name: str | Element) -> Element:
     """
     if isinstance(name, Element):
         return name
-    one_of(
-        "Sparse Tensor Cores have no such element type here",
-        name,
-        ELEMENTS,
-        PackingError,
-        'PTX names without the dot: "bf16", "s8", "e4m3"',
-    )
+    remedy = 'PTX names without the dot: "bf16", "s8", "e4m3"'
+    one_of("Sparse Tensor Cores have no such element type here", name, ELEMENTS, PackingError, remedy)
     return ELEMENTS[name]
 
 

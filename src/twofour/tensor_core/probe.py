@@ -111,23 +111,21 @@ def run(text: str, row: Instruction, a: Tensor, b: Tensor, c: Tensor, metadata: 
 
 def _load(name: str, count: int, lanes: int) -> str:
     """Load `count` registers of this lane of this block."""
-    lines = [
-        f"ld.param.u64 %q0, [p_{name}];",
-        f"mad.lo.u32 %t2, %t1, {lanes}, %t0;",
-        f"mul.wide.u32 %q1, %t2, {4 * count};",
-        "add.u64 %q0, %q0, %q1;",
-    ]
-    return "\n".join(lines + [f"ld.global.b32 %{name}{i}, [%q0+{4 * i}];" for i in range(count)])
+    moves = [f"ld.global.b32 %{name}{i}, [%q0+{4 * i}];" for i in range(count)]
+    return "\n".join([_address(name, count, lanes), *moves])
 
 
 def _store(count: int, lanes: int) -> str:
-    lines = [
-        "ld.param.u64 %q0, [p_d];",
-        f"mad.lo.u32 %t2, %t1, {lanes}, %t0;",
-        f"mul.wide.u32 %q1, %t2, {4 * count};",
-        "add.u64 %q0, %q0, %q1;",
-    ]
-    return "\n".join(lines + [f"st.global.b32 [%q0+{4 * i}], %c{i};" for i in range(count)])
+    moves = [f"st.global.b32 [%q0+{4 * i}], %c{i};" for i in range(count)]
+    return "\n".join([_address("d", count, lanes), *moves])
+
+
+def _address(name: str, count: int, lanes: int) -> str:
+    """Put the address of this lane's registers of this block into q0."""
+    return (
+        f"ld.param.u64 %q0, [p_{name}];\nmad.lo.u32 %t2, %t1, {lanes}, %t0;\n"
+        f"mul.wide.u32 %q1, %t2, {4 * count};\nadd.u64 %q0, %q0, %q1;"
+    )
 
 
 def _shared(row: Instruction, opcode: str, count: dict[str, int], n: int, selector: int, shared_a: bool) -> list[str]:
