@@ -1,8 +1,8 @@
-"""Why a parameter stays dense."""
+"""Why a parameter stays dense, and what keeps a layer from being replaced."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from twofour.layers.attachments import attached
 from twofour.layers.globs import matches
 from twofour.layers.kinds import ATTENTION_OUT, SUPPORTED, Kind, kind_of
+from twofour.layers.modules import table
 from twofour.layers.sharded import is_distributed
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -22,6 +24,7 @@ ASP_RULE = "(ASP's rule)"
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)  # pyright: ignore[reportPrivateUsage]
 _ADAPTERS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
 """What peft calls the modules of its low-rank adapters."""
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @dataclass(frozen=True)
@@ -195,3 +198,22 @@ def way_out(reasons: Iterable[str]) -> str:
     if any(reason.endswith(ASP_RULE) for reason in reasons):
         return 'eligibility="any" lifts ASP\'s rule of 8 x 16 multiples'
     return "change what the reasons name, or pass a model that has such layers"
+
+
+def obstacles(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield (kind, reason) of each: "attached", "forward", "parametrised", "hooks"; a module of no kind has none."""
+    if (kind := kind_of(module)) is None:
+        return
+    if over := attached(module):
+        yield "attached", f"{over} is attached: call remove() of its handle first"
+    if own := own_forward(module, kind.base):
+        yield "forward", own
+    if torch.nn.utils.parametrize.is_parametrized(module):
+        yield "parametrised", "its weight is parametrised"
+    if any(table(module, hooks) for hooks in _HOOKS):
+        yield "hooks", "it has hooks, which a replacement would lose"
+
+
+def obstacle(module: nn.Module, accepted: Collection[str] = ()) -> str | None:
+    """Return the reason of the first obstacle whose kind is not accepted, None where there is none."""
+    return next((reason for kind, reason in obstacles(module) if kind not in accepted), None)
