@@ -10,7 +10,7 @@ import typer
 from twofour import compiler, measure
 from twofour.cli import source as sources
 from twofour.cli.console import JsonFile, print_table, progress, say, write
-from twofour.cli.options import DenseModel, Skip
+from twofour.cli.options import DenseModel, Skip, counts_of
 from twofour.compiler import Advice, AdviceRow
 from twofour.compiler.advise import WORTH
 from twofour.compiler.grouped import grouped
@@ -26,7 +26,7 @@ def advise(
     json: JsonFile = None,
 ) -> None:
     """Measure per layer what 2:4 would bring on this machine: best dense kernel against best sparse one."""
-    tokens = _tokens(batch)
+    tokens = tuple(dict.fromkeys(counts_of(batch, ",", "list of positive whole numbers such as 1,8,128", "--batch")))
     if threads is not None:
         measure.require_threads(threads)
         torch.set_num_threads(threads)
@@ -77,15 +77,3 @@ def _verdict(rows: list[AdviceRow]) -> str:
     if len(rows) == 1 or not faster:
         return rows[0].verdict if len(rows) == 1 else "dense stays: 2:4 is nowhere faster"
     return f"2:4 is faster at {', '.join(faster)}, dense elsewhere"
-
-
-def _tokens(batch: str) -> tuple[int, ...]:
-    try:
-        counts = tuple(dict.fromkeys(int(part) for part in batch.split(",")))
-    except ValueError:
-        counts = ()
-    if not counts or min(counts) < 1:
-        raise typer.BadParameter(
-            f"{batch!r} is no list of positive whole numbers such as 1,8,128", param_hint="--batch"
-        )
-    return counts

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -57,12 +57,8 @@ JsonFile = Annotated[
 ]
 
 
-class Advance(Protocol):
-    """Tells the progress bar that `done` of `total` steps are done and what comes next."""
-
-    def __call__(self, done: int, total: int, what: str = "") -> None:
-        """Move the bar."""
-        ...
+Advance = Callable[[int, int, str], None]
+"""Tells the progress bar how many steps are done, how many there are, and what comes next."""
 
 
 class _Output(Console):
@@ -144,7 +140,7 @@ def progress(title: str) -> Iterator[Advance]:
     """Show how far a step is: a bar with the time left on a terminal, plain lines elsewhere."""
     with Progress() as shown:
         shown.begin(title)
-        yield lambda done, total, what="": shown.move(done, total, what)
+        yield shown.move
 
 
 @contextmanager

@@ -49,21 +49,24 @@ def _gigabytes(count: int) -> str:
     return f"{count // 10**9}" if count >= 10**10 else f"{count / 1e9:.3g}"
 
 
-def shape_of(given: str | None) -> tuple[int, ...] | None:
-    """Return the sizes in a text such as 3x224x224.
+def counts_of(text: str, separator: str, what: str, option: str) -> tuple[int, ...]:
+    """Return the whole numbers from 1 in the text of an option.
 
     Raises:
-        typer.BadParameter: It is none.
+        typer.BadParameter: It is no `what`.
     """
-    if given is None:
-        return None
     try:
-        shape = tuple(int(part) for part in given.split("x"))
+        counts = tuple(int(part) for part in text.split(separator))
     except ValueError:
-        shape = ()
-    if not shape or min(shape) < 1:
-        raise typer.BadParameter(f"{given!r} is no shape such as 3x224x224", param_hint="--input")
-    return shape
+        counts = ()
+    if not counts or min(counts) < 1:
+        raise typer.BadParameter(f"{text!r} is no {what}", param_hint=option)
+    return counts
+
+
+def shape_of(given: str | None) -> tuple[int, ...] | None:
+    """Return the sizes in a text such as 3x224x224; as `counts_of`."""
+    return None if given is None else counts_of(given, "x", "shape such as 3x224x224", "--input")
 
 
 def axis_of(text: str) -> tuple[str, int]:

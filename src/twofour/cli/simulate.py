@@ -40,12 +40,9 @@ def simulate(
                 cycles.append(_stepped(row, settings))
     folder = systolic.write_reports(rows, settings, out)
     head = ("layer", "M x N x K", "cycles", "stalls", "mapped", "use")
-    print_table(
-        f"{settings.name}: {_array(settings.array)}",
-        head,
-        [_cells(row, settings) for row in rows],
-        right=(1, 2, 3, 4, 5),
-    )
+    array = settings.array
+    title = f"{settings.name}: {array.rows} x {array.columns} units, {array.dataflow}"
+    print_table(title, head, [_cells(row, settings) for row in rows], right=range(1, 6))
     say(
         f"{sum(row.cycles for row in rows)} cycles in all, {sum(row.stalls for row in rows)} of them waiting for memory"
     )
@@ -54,7 +51,7 @@ def simulate(
     if step:
         say(f"stepped: every product exact, {sum(cycles)} cycles, as the closed form")
     say(f"reports in {folder}")
-    write(json, {"array": asdict(settings.array), "reports": str(folder), "layers": [_row(row) for row in rows]})
+    write(json, {"array": asdict(array), "reports": str(folder), "layers": [_row(row) for row in rows]})
 
 
 def _stepped(row: Simulated, settings: systolic.Settings) -> int:
@@ -67,10 +64,6 @@ def _stepped(row: Simulated, settings: systolic.Settings) -> int:
             remedy="report the configuration and the row",
         )
     return found.cycles
-
-
-def _array(array: systolic.SystolicArray) -> str:
-    return f"{array.rows} x {array.columns} units, {array.dataflow}"
 
 
 def _counts(settings: systolic.Settings) -> bool:

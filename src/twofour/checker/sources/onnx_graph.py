@@ -97,9 +97,9 @@ class Initializer:
         elif self.proto.HasField("raw_data"):
             if len(self.proto.raw_data) != nbytes:
                 raise _malformed(self.name, f"{len(self.proto.raw_data)} bytes", f"{nbytes} for shape {self.shape}")
-            stored = torch.frombuffer(bytearray(self.proto.raw_data), dtype=torch.uint8) if nbytes else _none()
+            stored = torch.from_numpy(np.frombuffer(bytearray(self.proto.raw_data), np.uint8))
         else:
-            stored = self._fields(nbytes)
+            return self._fields(nbytes, dtype)
         if self.kind in _HALVES:
             return _apart(stored, dtype, count).view(self.shape)
         return stored.view(dtype).view(self.shape)
@@ -136,7 +136,7 @@ class Initializer:
                 self.name, f"external data in {cut(repr(location), 120)}, a link to elsewhere", "a file beside it"
             )
 
-    def _fields(self, nbytes: int) -> Tensor:
+    def _fields(self, nbytes: int, dtype: torch.dtype) -> Tensor:
         """Read values that stand in the message's typed fields, each type in its own."""
         from onnx import numpy_helper  # pyright: ignore[reportMissingImports]
 
@@ -147,11 +147,11 @@ class Initializer:
                 self.name, f"{type(error).__name__}: {error}", f"the values of shape {self.shape}"
             ) from error
         if self.kind in _HALVES:
-            return _together(torch.from_numpy(values.astype(np.int8)))
+            return torch.from_numpy(values.astype(np.int8)).to(dtype).view(self.shape)
         stored = torch.from_numpy(values.reshape(-1).view(np.uint8).copy())
         if stored.numel() != nbytes:
             raise _malformed(self.name, f"{stored.numel()} bytes", f"{nbytes} for shape {self.shape}")
-        return stored
+        return stored.view(dtype).view(self.shape)
 
 
 def _number(name: str, said: Mapping[str, str], key: str, default: int) -> int:
@@ -164,16 +164,6 @@ def _number(name: str, said: Mapping[str, str], key: str, default: int) -> int:
 def _apart(stored: Tensor, dtype: torch.dtype, count: int) -> Tensor:
     both = torch.stack((stored & 15, stored >> 4), -1).flatten()[:count]
     return both if dtype is torch.uint8 else torch.where(both > 7, both.to(torch.int8) - 16, both.to(torch.int8))
-
-
-def _together(values: Tensor) -> Tensor:
-    low = values.flatten().to(torch.uint8) & 15
-    low = torch.cat((low, low.new_zeros(low.numel() % 2)))
-    return low[::2] | low[1::2] << 4
-
-
-def _none() -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def _malformed(name: str, got: str, wanted: str) -> FormatError:
