@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import parametrize
 
 from twofour import check, masks, patterns, prune
 from twofour.errors import TrainingError
@@ -208,6 +209,33 @@ def test_tokens_that_are_no_multiple_of_four_get_the_exact_weight_gradient() -> 
     attach(model, gradient="2:4")
     attach(exact)
     assert_near(gradients(model, batch()[:1, :3]), gradients(exact, batch()[:1, :3]), 1e-6)
+
+
+def test_an_empty_batch_has_empty_gradients() -> None:
+    model = network()
+    attach(model, gradient="2:4")
+    for shape in ((0, 32), (0, 4, 32), (4, 0, 32)):
+        found = gradients(model, torch.zeros(shape))
+        assert found["y"].shape == (*shape[:-1], 7) and found["x"].shape == shape
+        assert not found["0.weight"].any()
+
+
+def test_what_is_put_over_a_layer_later_goes_first() -> None:
+    model = network()
+    handle = attach(model)
+    parametrize.register_parametrization(model[0], "bias", nn.Identity())
+    with pytest.raises(TrainingError, match="a layer cannot get its own class back"):
+        handle.remove()
+    parametrize.remove_parametrizations(model[0], "bias")
+    assert handle.remove() is model and type(model[0]) is nn.Linear
+
+
+def test_a_second_derivative_is_refused() -> None:
+    model = network()
+    attach(model)
+    x = batch().requires_grad_()
+    with pytest.raises(TrainingError, match="a gradient under 2:4 both ways has no derivative"):
+        torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
 
 
 def test_autocast_with_float32_parameters() -> None:

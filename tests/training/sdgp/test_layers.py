@@ -144,6 +144,16 @@ def test_a_vector_is_one_token() -> None:
     assert x.grad is not None and x.grad.shape == (8,)
 
 
+@pytest.mark.parametrize("product", ["auto", "sparse", "dense"])
+def test_an_empty_batch_has_empty_gradients(product: str) -> None:
+    layer = nn.Linear(8, 8)
+    sdgp.attach(layer, "2:4", product=product)
+    for shape in ((0, 8), (0, 4, 8), (4, 0, 8)):
+        x = torch.randn(shape, requires_grad=True)
+        layer(x).sum().backward()
+        assert x.grad is not None and x.grad.shape == shape
+
+
 def test_the_weight_of_hugging_face_conv1d_stands_the_other_way() -> None:
     utils = pytest.importorskip("transformers.pytorch_utils")
     torch.manual_seed(0)

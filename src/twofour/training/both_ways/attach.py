@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,13 +15,13 @@ from twofour import calls, masks
 from twofour.errors import TrainingError, one_of
 from twofour.layers import PrunableWeight, attached, require_module, walk, way_out
 from twofour.patterns import Transposable
-from twofour.training.both_ways import choose
+from twofour.training.both_ways.choose import choices
 from twofour.training.both_ways.estimate import Estimate
 from twofour.training.both_ways.handle import TITLE, BothWays
 from twofour.training.both_ways.masked_weight import MaskedWeight
 from twofour.training.schemes import require_free
 from twofour.training.schemes.sr_ste import DECAY
-from twofour.training.sparse_linear import LayerPlan, LinearProducts, Plan, Workspace
+from twofour.training.sparse_linear import LayerPlan, LinearProducts, Workspace
 from twofour.training.sparse_linear.implementations import types
 from twofour.training.sparse_linear.module import as_autocast, put_products
 
@@ -83,15 +84,13 @@ def attach(
     _require_options(begin, decay, gradient, kernels, seconds)
     weights, skipped = _weights(model, skip, eligibility, every, kernels)
     seen = _calls(model, weights, example)
-    plans, known = [], {}
+    chosen = cache(partial(choices, gradient, every, kernels, seconds))
+    plans = []
     for weight in weights:
-        tokens, dtype = seen[weight.name]
-        out, columns = weight.parameter.shape
-        case = choose.Case(out, columns, tokens, dtype, weight.parameter.device)
-        if case not in known:
-            known[case] = choose.choices(case, gradient, every, kernels, seconds)
-        name = str(dtype).removeprefix("torch.")
-        plans.append(LayerPlan(weight.layer, (out, columns), tokens, name, known[case]))
+        (tokens, dtype), parameter = seen[weight.name], weight.parameter
+        out, columns = parameter.shape
+        found = chosen((out, columns), tokens, dtype, parameter.device)
+        plans.append(LayerPlan(weight.layer, (out, columns), tokens, str(dtype).removeprefix("torch."), found))
     workspace = Workspace()
     for index, (weight, plan) in enumerate(zip(weights, plans, strict=True)):
         masked = MaskedWeight(seen[weight.name][1], every is not None)
@@ -101,9 +100,7 @@ def attach(
         put_products(weight.module, LinearProducts(TITLE, sources, plan))
     start = begin if kernels != "dense" else -1
     has_masks = bool(masks.of(model))
-    return BothWays(
-        model, weights, Plan(tuple(plans), skipped), every=every, begin=start, decay=decay, masked=has_masks
-    )
+    return BothWays(model, weights, skipped, every=every, begin=start, decay=decay, masked=has_masks)
 
 
 def _interval(schedule: str) -> int | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -15,53 +13,47 @@ from twofour.training.both_ways.masked_weight import MaskedWeight
 from twofour.training.sparse_linear import EXACT, Call, Choice, Source, Workspace
 from twofour.training.sparse_linear.chooser import measured
 from twofour.training.sparse_linear.implementations import TORCH, on_gpu
-from twofour.training.sparse_linear.source import data_gradient_call, forward_call, weight_gradient_call
 
 
-class Case(NamedTuple):
-    """What a layer's choices depend on: two layers with equal cases share them.
-
-    Attributes:
-        out: Outputs.
-        columns: Inputs.
-        tokens: Rows of the input.
-        dtype: Computing type.
-        device: Where it is computed.
-    """
-
-    out: int
-    columns: int
-    tokens: int
-    dtype: torch.dtype
-    device: torch.device
-
-
-def choices(case: Case, gradient: str, every: int | None, kernels: str, seconds: float) -> dict[str, Choice]:
+def choices(
+    gradient: str,
+    every: int | None,
+    kernels: str,
+    seconds: float,
+    shape: tuple[int, int],
+    tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[str, Choice]:
     """Return how every product of a layer runs.
 
     Args:
-        case: The layer.
         gradient: "dense" or "2:4".
         every: Steps between two choices of the mask, over which building a layout anew is spread; None: never.
         kernels: "measured"; "dense": the fastest dense implementations; "sparse": the first 2:4 kernel, unmeasured,
             for tests, and where a machine is too busy.
         seconds: Time box of measuring one product.
+        shape: (out, in) of the layer.
+        tokens: Rows of its input.
+        dtype: Computing type.
+        device: Where it is computed.
     """
-    weight = MaskedWeight(case.dtype, dense_parameter=False)
+    weight = MaskedWeight(dtype, dense_parameter=False)
     estimate = Estimate(weight, 0, Workspace(), wanted=gradient == "2:4")
     sources: dict[str, Source] = {"forward": weight, "data": weight, "weight": estimate}
-    shapes = (case.out, case.columns), (case.tokens, case.columns), (case.tokens, case.out)
+    out, columns = shape
+    shapes = (out, columns), (tokens, columns), (tokens, out)
     if kernels == "sparse":
-        empty = (torch.empty(shape, dtype=case.dtype, device=case.device) for shape in shapes)
+        empty = (torch.empty(size, dtype=dtype, device=device) for size in shapes)
         return {call.product: _first(call, sources[call.product]) for call in _calls(*empty)}
     generator = torch.Generator().manual_seed(0)
-    w, x, dz = (torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu") for shape in shapes)
-    w *= case.columns**-0.5
+    w, x, dz = (torch.randn(size, generator=generator, dtype=torch.float32, device="cpu") for size in shapes)
+    w *= columns**-0.5
     keep = Transposable().project(w, absolute=True)
-    keep = keep.to(case.device)
+    w, keep = w * keep, keep.to(device)
     weight.put(keep)
     found = {}
-    for call in _calls(*(tensor.to(case.device, case.dtype) for tensor in (w * keep.to(w.device), x, dz))):
+    for call in _calls(*(tensor.to(device, dtype) for tensor in (w, x, dz))):
         source = EXACT if kernels == "dense" else sources[call.product]
         building = {}
         if every is not None and source is weight:
@@ -72,8 +64,8 @@ def choices(case: Case, gradient: str, every: int | None, kernels: str, seconds:
 
 def _calls(weight: Tensor, x: Tensor, gradient: Tensor) -> tuple[Call, ...]:
     odd = f"{len(x)} tokens, no multiple of 4" if len(x) % 4 else ""
-    last = weight_gradient_call(gradient, x)
-    return forward_call(x, weight, None), data_gradient_call(gradient, weight), last._replace(obstacle=odd)
+    last = Call("weight", gradient.t(), x.t(), obstacle=odd)
+    return Call("forward", x, weight), Call("data", gradient, weight.t()), last
 
 
 def _first(call: Call, source: Source) -> Choice:

@@ -32,26 +32,21 @@ class Estimate(Source):
             return [], "exact"
         if call.obstacle:
             return [], call.obstacle
-        tokens, out = call.left.shape
-        return implementations.fitting(
-            implementations.gradient_kernels(call.left.dtype, call.left.device), out, tokens, call.left
-        )
+        found = implementations.gradient_kernels(call.a.dtype, call.a.device)
+        return implementations.fitting(found, call.a, call.a)
 
     def takes(self, kernel: Kernel, call: Call) -> bool:
         """Whether the layer's mask is in force and the kernel packs so many tokens."""
-        tokens, out = call.left.shape
-        return self.weight.takes(kernel, call) and tokens % 4 == 0 and not kernel.refill_refuses(out, tokens)
+        out, tokens = call.a.shape
+        fours = tokens > 0 and tokens % 4 == 0
+        return fours and self.weight.takes(kernel, call) and not kernel.refill_refuses(out, tokens)
 
     def packed(self, kernel: Kernel, call: Call) -> Tensor:
         """Return the next estimate: on a GPU by plain torch and `refill`."""
         self.calls += 1
         seed = (self.seed + self.calls * 0x9E3779B1) & 0xFFFFFFFF
-        gradient = call.left
+        gradient = call.a.t()
         if implementations.on_gpu(gradient.device):
             return kernel.refill(gradient, nm_unbiased_reference(gradient, seed).t())
-        size = packed_bytes(gradient.shape[1], len(gradient), gradient.dtype)
+        size = packed_bytes(*call.a.shape, gradient.dtype)
         return nm_unbiased(gradient, seed, gradient.dtype, self.workspace.buffer(size))
-
-    def multiply(self, kernel: Kernel, packed: Tensor, call: Call) -> Tensor:
-        """Return dZ^T X, (out, in)."""
-        return kernel.run_columns(call.right, packed, call.left.shape[1], call.dtype)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +16,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from twofour import masks
 from twofour.errors import PatternError, TrainingError, cut
 from twofour.kernels import available
-from twofour.layers import CARRIED, Attachment, PrunableWeight, take_off
+from twofour.layers import PrunableWeight
 from twofour.patterns import Transposable
 from twofour.training.both_ways.estimate import Estimate
 from twofour.training.both_ways.masked_weight import MaskedWeight
 from twofour.training.schemes.sr_ste import pruned_values
-from twofour.training.sparse_linear import Choice, LinearProducts, Plan
+from twofour.training.sparse_linear import Choice, LinearProducts
+from twofour.training.sparse_linear.handle import ProductsHandle
 
 _log = logging.getLogger("twofour.training")
 
@@ -30,29 +30,23 @@ PATTERN = Transposable()
 TITLE = "2:4 both ways"
 
 
-class Layer(NamedTuple):
-    """A weight that takes part, and what its layer carries."""
-
-    weight: PrunableWeight
-    products: LinearProducts
-
-    @property
-    def masked(self) -> MaskedWeight:
-        """The source of its forward product and data gradient."""
-        return cast(MaskedWeight, self.products.sources["forward"])
-
-    @property
-    def estimate(self) -> Estimate:
-        """The source of its weight gradient."""
-        return cast(Estimate, self.products.sources["weight"])
+def mask_of(products: LinearProducts) -> MaskedWeight:
+    """Return the source of a layer's forward product and data gradient."""
+    return cast(MaskedWeight, products.sources["forward"])
 
 
-class BothWays(Attachment):
+def estimate_of(products: LinearProducts) -> Estimate:
+    """Return the source of a layer's weight gradient."""
+    return cast(Estimate, products.sources["weight"])
+
+
+class BothWays(ProductsHandle):
     """Sparse weights in the forward pass and in the data gradient, while it is attached.
 
     Attributes:
         model: The model.
         plan: How each layer runs.
+        layers: Names of the weights.
         steps: Steps of the optimiser so far.
         flips: Share of the mask's places that changed when the masks were last chosen; None before.
     """
@@ -61,21 +55,21 @@ class BothWays(Attachment):
         self,
         model: nn.Module,
         weights: Sequence[PrunableWeight],
-        plan: Plan,
+        skipped: Mapping[str, str],
         *,
         every: int | None,
         begin: int,
         decay: float,
         masked: bool,
     ) -> None:
-        super().__init__(model)
-        self.plan, self.steps, self.layers = plan, 0, tuple(weight.name for weight in weights)
+        super().__init__(model, TITLE, {weight.name: weight.module for weight in weights}, skipped)
+        self.steps = 0
         self.flips: float | None = None
         self._weights, self._every, self._first, self._decay = list(weights), every, begin, decay
         self._masked = masked
         self._hooks = [
-            register_optimizer_step_pre_hook(partial(_before_step, weakref.ref(self))),
-            register_optimizer_step_post_hook(partial(_after_step, weakref.ref(self))),
+            register_optimizer_step_pre_hook(_weakly(self._before_step)),
+            register_optimizer_step_post_hook(_weakly(self._after_step)),
         ]
         self._begin(TITLE, [weight.module for weight in self._weights])
         if begin == 0:
@@ -87,12 +81,14 @@ class BothWays(Attachment):
 
     def masks(self) -> dict[str, Tensor]:
         """Return the masks in force, by parameter name: bool (out, in)."""
-        return {layer.weight.name: keep for layer in self._layers() if (keep := layer.masked.keep) is not None}
+        return {
+            name: keep for name, products in self._products().items() if (keep := mask_of(products).keep) is not None
+        }
 
     @property
     def nbytes(self) -> int:
         """Bytes held beside the dense model now: packed weights and masks; estimates of gradients come and go."""
-        return sum(layer.masked.nbytes for layer in self._layers())
+        return sum(mask_of(products).nbytes for products in self._products().values())
 
     def finish(self) -> nn.Module:
         """Make the model plain and masked, as `twofour.prune` would have; returns it. The handle is over.
@@ -127,10 +123,10 @@ class BothWays(Attachment):
         return {
             "steps": self.steps,
             "masks": {name: keep.clone() for name, keep in self.masks().items()},
-            "calls": {layer.weight.name: layer.estimate.calls for layer in self._layers()},
+            "calls": {name: estimate_of(products).calls for name, products in self._products().items()},
             "choices": {
-                weight.name: {product: asdict(choice) for product, choice in products.plan.choices.items()}
-                for weight, products in self._layers()
+                name: {product: asdict(choice) for product, choice in products.plan.choices.items()}
+                for name, products in self._products().items()
             },
         }
 
@@ -146,8 +142,8 @@ class BothWays(Attachment):
         self._require_ours(state)
         self.steps = int(state["steps"])
         chosen = {name: keep.to(torch.bool) for name, keep in state["masks"].items()}
-        for layer in self._layers():
-            layer.estimate.calls = int(state["calls"][layer.weight.name])
+        for name, products in self._products().items():
+            estimate_of(products).calls = int(state["calls"][name])
         self._follow(state.get("choices", {}))
         if chosen:
             self._put(chosen)
@@ -177,23 +173,14 @@ class BothWays(Attachment):
                 "the interrupted run's kernels are not here (%s): its bits will not come back", ", ".join(wanted - here)
             )
             return
-        for weight, products in self._layers():
-            if weight.name in given:
-                products.plan = replace(products.plan, choices=given[weight.name])
-        self.plan = replace(self.plan, layers=tuple(layer.products.plan for layer in self._layers()))
-
-    def _layers(self) -> list[Layer]:
-        if not self.attached:
-            return self._removed
-        return [Layer(weight, weight.module.__dict__[CARRIED]) for weight in self._weights]
+        for name, products in self._products().items():
+            if name in given:
+                products.plan = replace(products.plan, choices=given[name])
 
     def _take_off(self) -> None:
-        self._removed = self._layers()
-        self._end()
+        super()._take_off()
         for hook in self._hooks:
             hook.remove()
-        for weight in self._weights:
-            take_off(weight.module)
 
     def _start(self) -> None:
         """Put the first masks in force: those the model has, or the largest magnitudes."""
@@ -215,55 +202,53 @@ class BothWays(Attachment):
     @torch.no_grad()
     def _put(self, chosen: Mapping[str, Tensor]) -> None:
         """Put masks in force: on the parameters when they are fixed, in the layers alone when they move."""
-        layers = [layer for layer in self._layers() if layer.weight.name in chosen]
         if self._every is None:
-            masks.attach_all([(layer.weight, chosen[layer.weight.name], PATTERN) for layer in layers])
-        found = masks.of(self.model)
-        moved, places = 0, 0
-        for layer in layers:
-            name, masked = layer.weight.name, layer.masked
-            keep = found[name].keep if self._every is None else chosen[name]
+            masks.attach_all(
+                [(weight, chosen[weight.name], PATTERN) for weight in self._weights if weight.name in chosen]
+            )
+            found = masks.of(self.model)
+            chosen = {name: found[name].keep for name in chosen}
+        moved, places, products = 0, 0, self._products()
+        for name, keep in chosen.items():
+            masked = mask_of(products[name])
             if masked.keep is not None:
                 moved, places = moved + int((masked.keep != keep).sum()), places + keep.numel()
             masked.put(keep)
         self.flips = moved / places if places else None
 
+    def _before_step(self, stepped: set[int]) -> None:
+        """Add the masked weight decay of SR-STE to the gradients, once a step."""
+        if self._every is None or self._decay == 0:
+            return
+        keep = self.masks()
+        for weight in self._weights:
+            parameter = weight.parameter
+            if weight.name in keep and id(parameter) in stepped and parameter.grad is not None:
+                parameter.grad.add_(pruned_values(parameter, keep[weight.name]), alpha=self._decay)
 
-def _stepped(optimizer: Optimizer) -> set[int]:
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    def _after_step(self, stepped: set[int]) -> None:
+        """Have weights that moved packed again, and masks chosen where the schedule says so."""
+        if not self.attached:
+            return
+        for weight, products in zip(self._weights, self._products().values(), strict=True):
+            if id(weight.parameter) in stepped:
+                mask_of(products).forget_values()
+        if id(self._weights[0].parameter) not in stepped:  # of several optimisers, the one with the first layer counts
+            return
+        self.steps += 1
+        if self.steps == self._first:
+            self._start()
+        elif self._every is not None and (since := self.steps - self._first) > 0 and since % self._every == 0:
+            self._put(self._best({}))
 
 
-@torch.no_grad()
-def _before_step(
-    reference: weakref.ref[BothWays], optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Add the masked weight decay of SR-STE to the gradients, once a step."""
-    handle = reference()
-    if handle is None or handle._every is None or handle._decay == 0:
-        return
-    stepped = _stepped(optimizer)
-    for layer in handle._layers():
-        parameter, keep = layer.weight.parameter, layer.masked.keep
-        if keep is not None and id(parameter) in stepped and parameter.grad is not None:
-            parameter.grad.add_(pruned_values(parameter, keep), alpha=handle._decay)
+def _weakly(method: Callable[[set[int]], None]) -> Callable[[Optimizer, Any, Any], None]:
+    """Return an optimiser's hook that calls a handle's method with the ids of what is stepped, while there is one."""
+    reference = weakref.WeakMethod(method)
 
+    @torch.no_grad()
+    def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if (call := reference()) is not None:
+            call({id(parameter) for group in optimizer.param_groups for parameter in group["params"]})
 
-@torch.no_grad()
-def _after_step(
-    reference: weakref.ref[BothWays], optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    handle = reference()
-    if handle is None or not handle.attached:
-        return
-    stepped = _stepped(optimizer)
-    layers = handle._layers()
-    for layer in layers:
-        if id(layer.weight.parameter) in stepped:
-            layer.masked.forget_values()
-    if id(layers[0].weight.parameter) not in stepped:  # of several optimisers, the one with the first layer counts
-        return
-    handle.steps += 1
-    if handle.steps == handle._first:
-        handle._start()
-    elif handle._every is not None and (since := handle.steps - handle._first) > 0 and since % handle._every == 0:
-        handle._put(handle._best({}))
+    return hook

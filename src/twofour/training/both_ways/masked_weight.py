@@ -53,29 +53,27 @@ class MaskedWeight(Source):
 
     def kernels(self, call: Call) -> tuple[list[Kernel], str]:
         """See `Source.kernels`."""
-        rows, columns = call.right.shape if call.product == "forward" else call.right.t().shape
-        return fitting(weight_kernels(call.left.dtype, call.tokens, call.left.device), rows, columns, call.left)
+        tokens = call.a.shape[:-1].numel()
+        return fitting(weight_kernels(call.a.dtype, tokens, call.a.device), call.b, call.a)
 
     def takes(self, kernel: Kernel, call: Call) -> bool:
         """Whether a mask is in force, and the type is that of the packed values."""
-        return self.keep is not None and call.left.dtype == self.dtype
+        return self.keep is not None and call.a.dtype == self.dtype
 
     def packed(self, kernel: Kernel, call: Call) -> Tensor:
         """Return the layout of W or W^T with the values that the weight has now."""
-        weight, keep, key = call.right, self.keep, (call.product, kernel.name)
+        weight, keep, key = call.b, self.keep, (call.product, kernel.name)
         assert keep is not None
         if self._packed_mask != keep._version:
             self._packed, self._packed_mask = {}, keep._version
-        stale = list(self._packed)
         state = (weight._version, weight.data_ptr())
-        if self._packed_state == state:
-            stale = []
+        stale = [] if self._packed_state == state else list(self._packed)
         if key not in self._packed:
             self._packed[key] = kernel, kernel.blank(keep.t().contiguous() if call.product == "data" else keep)
             stale.append(key)
         if stale:
             # One conversion for all: torch's own rounds faster than a refill would.
-            values = weight.detach().to(self.dtype).contiguous()
+            values = (weight.t() if call.product == "data" else weight).detach().to(self.dtype).contiguous()
             for product, name in stale:
                 row, packed = self._packed[product, name]
                 given = (values.t(), keep.t()) if product == "data" else (values, keep)
@@ -84,21 +82,21 @@ class MaskedWeight(Source):
         return self._packed[key][1]
 
     def multiply(self, kernel: Kernel, packed: Tensor, call: Call) -> Tensor:
-        """Return X W^T + bias or dZ W, (tokens, out or in)."""
+        """Return the product, with B as `packed` returned it; leading axes are flattened."""
         bias = None if call.bias is None else call.bias.float()
-        rows = call.right.shape[0 if call.product == "forward" else 1]
-        return kernel.run(call.left.flatten(0, -2), packed, bias, Problem(rows))
+        return kernel.run(call.a.flatten(0, -2), packed, bias, Problem(len(call.b)))
 
     def dense(self, call: Call) -> tuple[Tensor, Tensor]:
-        """Return the weight in the other operand's type, masked where the parameter is dense."""
-        weight, dtype = call.right, call.left.dtype
+        """Return B in A's type, masked where the parameter is dense."""
         keep = self.keep if self.dense_parameter else None
-        if keep is None and weight.dtype == dtype:
-            return call.left, weight
-        state = (weight._version, weight.data_ptr(), -1 if keep is None else keep._version, dtype)
+        if keep is None and call.b.dtype == call.a.dtype:
+            return call.a, call.b
+        turned = call.product == "data"
+        weight = call.b.t() if turned else call.b
+        state = (weight._version, weight.data_ptr(), -1 if keep is None else keep._version, call.a.dtype)
         if self._dense is None or self._dense[0] != state:
-            self._dense = state, (weight if keep is None else weight * keep).to(dtype)
-        return call.left, self._dense[1]
+            self._dense = state, (weight if keep is None else weight * keep).to(call.a.dtype)
+        return call.a, self._dense[1].t() if turned else self._dense[1]
 
     def trial(self) -> Self:
         """Return itself, to be packed anew."""

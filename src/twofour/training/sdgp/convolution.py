@@ -81,7 +81,7 @@ def _data_gradient(products: LinearProducts, gradient: Tensor, weight: Tensor, e
     pixels = gradient.movedim(1, -1)
     dense = {TORCH: lambda left, _: exact(left.view(pixels.shape).movedim(-1, 1))}
     obstacle = "" if pixels.is_contiguous() else "its gradient is not channels-last"
-    result = products.run(Call("data", pixels.flatten(1, -2), weight.flatten(1), dense, obstacle=obstacle))
+    result = products.run(Call("data", pixels.flatten(1, -2), weight.flatten(1).t(), dense=dense, obstacle=obstacle))
     return result if result.ndim == gradient.ndim else result.view(*pixels.shape[:-1], -1).movedim(-1, 1)
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from twofour.errors import TrainingError
 from twofour.layers import (
     CARRIED,
-    Attachment,
     attached,
     kind_of,
     matches,
@@ -19,15 +17,15 @@ from twofour.layers import (
     parse_globs,
     require_matches,
     require_module,
-    take_off,
 )
 from twofour.patterns import Pattern
 from twofour.training.sdgp.convolution import SdgpConv1d, SdgpConv2d
 from twofour.training.sdgp.pruned_gradient import PrunedGradient
 from twofour.training.sdgp.rule import EPS, Rule
-from twofour.training.sparse_linear import PRODUCTS, Choice, LayerPlan, LinearProducts, Plan, Workspace
+from twofour.training.sparse_linear import Choice, LayerPlan, LinearProducts, Workspace
 from twofour.training.sparse_linear.chooser import POLICIES, Chooser
-from twofour.training.sparse_linear.module import on_top, put_products
+from twofour.training.sparse_linear.handle import ProductsHandle
+from twofour.training.sparse_linear.module import put_products
 
 TITLE = "pruned gradients (SDGP)"
 
@@ -35,35 +33,25 @@ FEW_INPUTS = 3
 """Layers with as few input channels stay exact: the authors' rule for the first convolution of an image."""
 
 
-class Handle(Attachment):
+class Handle(ProductsHandle):
     """SDGP as it is attached to a model.
 
     Attributes:
         model: The model.
+        plan: As in the last step; what is measured is measured in the first.
         rule: How gradients are pruned.
         layers: Names of the layers whose input gradient is pruned.
         skipped: Name of each other Linear, convolution, attention or recurrent layer -> why it stays exact.
     """
 
     def __init__(self, model: nn.Module, rule: Rule, modules: dict[str, nn.Module], skipped: dict[str, str]) -> None:
-        super().__init__(model, TITLE)
-        self.rule, self.skipped, self.layers = rule, skipped, tuple(modules)
-        self._modules = modules
-
-    @property
-    def plan(self) -> Plan:
-        """Which product of each layer runs how, and why: as in the last step; what is measured is so in the first."""
-        layers = []
-        for name, module in self._modules.items():
-            plan, why = module.__dict__[CARRIED].plan, _pruned(module).why_dense
-            later = {"data": Choice("-", False, why or "chosen when its input first needs a gradient")}
-            choices = {product: plan.choices[product] for product in PRODUCTS if product in plan.choices}
-            layers.append(replace(plan, name=name, choices=choices or later))
-        return Plan(tuple(layers), self.skipped)
+        super().__init__(model, TITLE, modules, skipped)
+        self.rule = rule
 
     def state_dict(self) -> dict[str, int]:
         """Return how often each layer has drawn: with the seed it says where the random modes stand."""
-        return {name: _pruned(module).draws for name, module in self._on().items()}
+        self._require_attached()
+        return {name: source_of(products).draws for name, products in self._products().items()}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on where `state_dict` was taken.
@@ -71,16 +59,16 @@ class Handle(Attachment):
         Raises:
             TrainingError: It is of a model with other layers.
         """
-        if state.keys() != self._modules.keys():
-            differing = sorted(state.keys() ^ self._modules.keys())
+        self._require_attached()
+        if differing := sorted(state.keys() ^ set(self.layers)):
             raise TrainingError(
                 "the state is of other layers",
                 got=f"a difference in {', '.join(differing[:8])}",
                 wanted="these layers",
                 remedy="attach to the same model with the same `skip` as when the state was taken",
             )
-        for name, module in self._on().items():
-            _pruned(module).draws = int(state[name])
+        for name, products in self._products().items():
+            source_of(products).draws = int(state[name])
 
     def remove(self) -> nn.Module:
         """Give every layer its exact gradient back; returns the model. Nothing is left behind.
@@ -88,34 +76,22 @@ class Handle(Attachment):
         Raises:
             TrainingError: It was removed already, or a layer has been parametrised since.
         """
-        covered = [name for name, module in self._on().items() if not on_top(module)]
-        if covered:
-            raise TrainingError(
-                "a layer cannot get its own class back",
-                got=f"{type(self._modules[covered[0]]).__name__}, put over ours after `attach`",
-                wanted="the order reversed: what came last goes first",
-                remedy="remove the parametrisation or finish the scheme, then call remove() again",
-                layer=covered[0],
-            )
-        for module in self._modules.values():
-            take_off(module)
-        self._end()
-        self._modules = {}
+        self._take_off()
         return self.model
 
     def finish(self) -> nn.Module:
         """Do what `remove` does: SDGP has no masks to leave behind."""
         return self.remove()
 
-    def _on(self) -> dict[str, nn.Module]:
-        self.attached = self.attached and all(attached(module) == TITLE for module in self._modules.values())
-        self._require_attached()
-        return self._modules
-
     def __str__(self) -> str:
         lines = [f"dL/dz {self.rule.pattern}, {self.rule.mode}: {len(self.layers)} layers"]
         lines += [f"  {name}" for name in self.layers]
         return "\n".join([*lines, *(f"  {name}: exact, {why}" for name, why in self.skipped.items())])
+
+
+def source_of(products: LinearProducts) -> PrunedGradient:
+    """Return where the data gradient of a layer gets its sparse operand from."""
+    return cast(PrunedGradient, products.sources["data"])
 
 
 def attach(
@@ -170,14 +146,12 @@ def attach(
     for position, (name, module) in enumerate(modules.items()):
         why = "asked for" if product == "dense" else _why_dense(module, rule)
         source = PrunedGradient(rule, _parts(module), seed, position, workspace, why)
-        products = LinearProducts(TITLE, {"data": source}, LayerPlan(name, _shape(module), 0, "", {}), chooser)
+        later = Choice("-", False, why or "chosen when its input first needs a gradient")
+        plan = LayerPlan(name, _shape(module), 0, "", {"data": later})
+        products = LinearProducts(TITLE, {"data": source}, plan, chooser)
         over = next((kind for kind in (SdgpConv1d, SdgpConv2d) if isinstance(module, kind.__bases__[-1])), None)
         put_products(module, products, over=over)
     return Handle(model, rule, modules, skipped)
-
-
-def _pruned(module: nn.Module) -> PrunedGradient:
-    return module.__dict__[CARRIED].sources["data"]
 
 
 def _chosen(model: nn.Module, rule: Rule, globs: Sequence[str]) -> tuple[dict[str, nn.Module], dict[str, str]]:
@@ -188,7 +162,7 @@ def _chosen(model: nn.Module, rule: Rule, globs: Sequence[str]) -> tuple[dict[st
         if attached(module) == TITLE:
             raise TrainingError(
                 "SDGP is attached already",
-                got=f"pruned gradients {_pruned(module).rule.pattern}",
+                got=f"pruned gradients {source_of(module.__dict__[CARRIED]).rule.pattern}",
                 wanted="a model without",
                 remedy="handle.remove() first",
                 layer=name,

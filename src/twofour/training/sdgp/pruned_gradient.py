@@ -36,32 +36,28 @@ class PrunedGradient(Source):
 
     def kernels(self, call: Call) -> tuple[list[Kernel], str]:
         """See `Source.kernels`."""
-        gradient, on_gpu = call.left, implementations.on_gpu(call.left.device)
+        gradient, on_gpu = call.a, implementations.on_gpu(call.a.device)
         why = self.why_dense or (None if on_gpu else refuses(gradient))
-        if why is None and call.right.dtype != gradient.dtype:
-            why = f"a weight of {call.right.dtype} with a gradient of {gradient.dtype}"
+        if why is None and call.b.dtype != gradient.dtype:
+            why = f"a weight of {call.b.dtype} with a gradient of {gradient.dtype}"
         if why is None and not gradient.numel():
             why = "an empty batch"
         if why := why or call.obstacle:
             return [], why
         found = implementations.gradient_kernels(gradient.dtype, gradient.device)
-        return implementations.fitting(found, call.tokens, gradient.shape[-1], gradient)
+        return implementations.fitting(found, gradient, gradient)
 
     def dense(self, call: Call) -> tuple[Tensor, Tensor]:
         """Return the pruned gradient, of the gradient's shape, and the weight."""
-        return self.prune(call.left), call.right
+        return self.prune(call.a), call.b
 
     def packed(self, kernel: Kernel, call: Call) -> Tensor:
         """Return what `prune` returns, packed: the same choices."""
-        gradient, rows = call.left, call.tokens
+        gradient, rows = call.a, call.a.shape[:-1].numel()
         if implementations.on_gpu(gradient.device):
             return kernel.refill(gradient, self.prune(gradient).reshape(rows, -1).contiguous())
         buffer = self.workspace.buffer(packed_bytes(rows, gradient.shape[-1], gradient.dtype))
         return packed(gradient, self.rule, generator=self._generator(gradient.device), out=buffer)
-
-    def multiply(self, kernel: Kernel, packed: Tensor, call: Call) -> Tensor:
-        """Return dZ W, (samples * tokens, in)."""
-        return kernel.run_columns(call.right, packed, call.tokens)
 
     def prune(self, gradient: Tensor) -> Tensor:
         """Return the pruned dL/dz, (samples, pixels, channels)."""

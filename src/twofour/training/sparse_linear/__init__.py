@@ -1,10 +1,10 @@
 """A Linear whose three products of a training step may each have a sparse operand.
 
-| product (`PRODUCTS`) | left, right | what may be sparse, by its `Source` |
+| product (`PRODUCTS`) | A B^T | what may be sparse, by its `Source` |
 | --- | --- | --- |
 | "forward" | Y = X W^T | W, masked (`both_ways.masked_weight`) |
-| "data" | dX = dZ W | W, masked along its other axis too; or dZ, pruned (`sdgp.pruned_gradient`) |
-| "weight" | dW = dZ^T X | dZ, an unbiased estimate of it (`both_ways.estimate`) |
+| "data" | dX = dZ (W^T)^T | W^T, masked along that axis too; or dZ, pruned (`sdgp.pruned_gradient`) |
+| "weight" | dW = dZ^T (X^T)^T | dZ^T, an unbiased estimate of it (`both_ways.estimate`) |
 
 `module.SparseLinear` is the layer and its autograd function. It hands each product to `products.LinearProducts`, as a
 `source.Call`. That runs the call as a `plan.Choice` says: the source makes the sparse operand and a 2:4 kernel

@@ -42,9 +42,9 @@ def measured(call: Call, source: Source, seconds: float, more: Mapping[str, floa
         more: Name of the row -> milliseconds of a step that the call does not show.
     """
     kernels, why = source.kernels(call)
-    dense = {name: partial(_run_dense, name, call, source) for name in call.dense}
+    dense = {name: partial(_run_dense, name, call, source) for name in call.implementations()}
     sparse = {kernel.name: partial(_run_sparse, kernel, call, source) for kernel in kernels}
-    if gpu := implementations.on_gpu(call.left.device):
+    if gpu := implementations.on_gpu(call.a.device):
         reference = cast(Tensor, next(iter(dense.values()))())
         faults = {name: fault(run, reference, WRONG if source.same else math.inf) for name, run in sparse.items()}
         for name, reason in faults.items():
@@ -64,7 +64,7 @@ def measured(call: Call, source: Source, seconds: float, more: Mapping[str, floa
 
 
 def _run_dense(name: str, call: Call, source: Source) -> Tensor:
-    return call.dense[name](*source.trial().dense(call))
+    return call.implementations()[name](*source.trial().dense(call))
 
 
 def _run_sparse(kernel: Kernel, call: Call, source: Source) -> Tensor:
@@ -89,28 +89,27 @@ class Chooser:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "known": {}}
 
-    def choose(self, call: Call, source: Source, shape: tuple[int, int]) -> Choice:
+    def choose(self, call: Call, source: Source, shape: tuple[int, int], tokens: int) -> Choice:
         """Return how a call runs; sizes up to a factor of two in the tokens share what was measured."""
         kernels, why = source.kernels(call)
         if self.policy == "sparse" and kernels:
             return Choice(kernels[0].name, True, "asked for, not measured")
-        if reason := self._unmeasured(call, shape):
+        if reason := self._unmeasured(call.a, tokens * math.prod(shape)):
             return Choice(TORCH, False, why or reason)
-        if source is EXACT and len(call.dense) == 1:
+        if source is EXACT and len(call.implementations()) == 1:
             return Choice(TORCH, False, "the one exact way here")
-        key = (call.product, *shape, call.tokens.bit_length(), call.left.dtype, why, *call.dense)
+        key = (call.product, *shape, tokens.bit_length(), call.a.dtype, why, *call.implementations())
         if key not in self.known:
             self.known[key] = measured(call, source, self.seconds)
         return self.known[key]
 
-    def _unmeasured(self, call: Call, shape: tuple[int, int]) -> str | None:
+    def _unmeasured(self, a: Tensor, work: int) -> str | None:
         """Return why torch's own product is taken without measuring, or None."""
-        left = call.left
         if self.policy != "auto":
             return "not measured"
-        known = left.is_cpu or implementations.on_gpu(left.device)
-        if not known or left.dtype not in implementations.types(left.device):
-            return f"{str(left.dtype).removeprefix('torch.')} on {left.device.type}: torch's own way"
-        if call.tokens * math.prod(shape) < LEAST:
+        known = a.is_cpu or implementations.on_gpu(a.device)
+        if not known or a.dtype not in implementations.types(a.device):
+            return f"{str(a.dtype).removeprefix('torch.')} on {a.device.type}: torch's own way"
+        if work < LEAST:
             return f"fewer than {LEAST / 1e6:.1f} million multiply-adds, not worth measuring"
         return None

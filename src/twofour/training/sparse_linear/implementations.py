@@ -44,59 +44,30 @@ def gradient_kernels(dtype: torch.dtype, device: torch.device) -> list[Kernel]:
     return found if on_gpu(device) else [kernel for kernel in found if kernel.layout == LAYOUTS[dtype]]
 
 
-def fitting(kernels: list[Kernel], rows: int, columns: int, operand: Tensor) -> tuple[list[Kernel], str]:
-    """Return those of `kernels` that pack a matrix of these sizes, and why there are none for `operand`'s type."""
+def fitting(kernels: list[Kernel], packed: Tensor, a: Tensor) -> tuple[list[Kernel], str]:
+    """Return those of `kernels` that can pack (..., columns), and why there are none for the type of A."""
     if not kernels:
-        here = "this GPU" if on_gpu(operand.device) else operand.device.type
-        return [], f"no 2:4 kernel for {str(operand.dtype).removeprefix('torch.')} on {here}"
-    refused = [kernel.refill_refuses(rows, columns) for kernel in kernels]
+        here = "this GPU" if on_gpu(a.device) else a.device.type
+        return [], f"no 2:4 kernel for {str(a.dtype).removeprefix('torch.')} on {here}"
+    refused = [kernel.refill_refuses(packed.shape[:-1].numel(), packed.shape[-1]) for kernel in kernels]
     left = [kernel for kernel, reason in zip(kernels, refused, strict=True) if reason is None]
     return left, next((reason for reason in refused if reason), "")
 
 
-def forward(name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return X W^T + bias by a dense implementation; x (..., in), weight (out, in), both of one dtype."""
+def multiply(name: str, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return A B^T + bias by a dense implementation; a (..., columns), b (rows, columns) -> (..., rows)."""
     if name == TORCH:
-        return functional.linear(x, weight, bias)
-    flat = matrix(x)
-    y = _onednn(flat, _reordered(weight, len(flat)) if name == REORDERED else weight, bias)
-    return y.view(*x.shape[:-1], len(weight))
-
-
-def data_gradient(name: str, gradient: Tensor, weight: Tensor) -> Tensor:
-    """Return dZ W (tokens, in) by a dense implementation; gradient (..., out), weight (out, in)."""
-    gradient = gradient.flatten(0, -2)
-    if name == TORCH:
-        return gradient @ weight
-    turned = weight.t().contiguous()
-    return _onednn(gradient, _reordered(turned, len(gradient)) if name == REORDERED else turned)
-
-
-def weight_gradient(name: str, gradient: Tensor, x: Tensor) -> Tensor:
-    """Return dZ^T X by a dense implementation; gradient (tokens, out), x (tokens, in)."""
-    if name == TORCH:
-        return gradient.t() @ x
-    turned = x.t().contiguous()
+        return functional.linear(a, b, bias)
+    flat, b = a.reshape(-1, a.shape[-1]), b.contiguous()
     if name == REORDERED:
-        return _onednn(gradient.t().contiguous(), _reordered(turned, gradient.shape[1]))
-    return _onednn(gradient.t(), turned)
-
-
-def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-
-
-def _reordered(weight: Tensor, rows: int) -> Tensor:
-    """Return a weight in the order that oneDNN multiplies by fastest: the copy is worth its time at many tokens."""
-    return torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+        # The order that oneDNN multiplies by fastest: the copy is worth its time at many tokens.
+        flat = flat.contiguous()
+        b = torch.ops.mkldnn._reorder_linear_weight(b, len(flat))
+    y = torch.ops.mkldnn._linear_pointwise(flat, b, bias, "none", [], "")
+    return y.view(*a.shape[:-1], -1)
 
 
 def names(operand: Tensor) -> tuple[str, ...]:
     """Return the names of the dense implementations that take an operand."""
     fits = operand.is_cpu and not on_gpu(operand.device) and operand.dtype in DTYPES
     return (TORCH, ONEDNN, REORDERED) if fits and torch.backends.mkldnn.is_available() else (TORCH,)
-
-
-def matrix(x: Tensor) -> Tensor:
-    """Return x (..., columns) as (tokens, columns), without gaps or repetitions."""
-    return x.reshape(-1, x.shape[-1]).contiguous()

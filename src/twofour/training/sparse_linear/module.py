@@ -103,20 +103,6 @@ def as_it_is(products: LinearProducts, x: Tensor) -> bool:
     return products.backward_only and not (torch.is_grad_enabled() and x.requires_grad)
 
 
-def _linear(products: LinearProducts, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if not products.backward_only:
-        return _masked(products, x, weight, bias)
-    return cast(Tensor, _Products.apply(*as_autocast(x, weight, bias), products.number))
-
-
-@torch.compiler.disable(reason="twofour: native, on raw pointers")
-def _masked(products: LinearProducts, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    # The weight is packed from the parameter itself, whatever the computing type.
-    (x,) = as_autocast(x)
-    with torch.autocast(x.device.type, enabled=False):
-        return cast(Tensor, _Products.apply(x, weight, bias, products.number))
-
-
 class SparseLinear(nn.Linear):
     """An `nn.Linear` while products are attached to it; (..., in) -> (..., out), in the computing type."""
 
@@ -125,18 +111,28 @@ class SparseLinear(nn.Linear):
         products: LinearProducts = self.__dict__[CARRIED]
         if as_it_is(products, input):
             return super().forward(input)
-        return _linear(products, input, self.weight, self.bias)
+        if not products.backward_only:
+            return _masked(products, input, self.weight, self.bias)
+        return cast(Tensor, _Products.apply(*as_autocast(input, self.weight, self.bias), products.number))
+
+
+@torch.compiler.disable(reason="twofour: native, on raw pointers")
+def _masked(products: LinearProducts, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    (x,) = as_autocast(x)  # the weight is packed from the parameter itself, whatever the computing type
+    with torch.autocast(x.device.type, enabled=False):
+        return cast(Tensor, _Products.apply(x, weight, bias, products.number))
 
 
 class SparseConv1D(nn.Module):
-    """Hugging Face's Conv1D, a linear layer whose weight is (in, out), while products are attached to it."""
+    """Hugging Face's Conv1D, a linear layer whose weight is (in, out), while its gradients are pruned."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return X W + bias."""
         products: LinearProducts = self.__dict__[CARRIED]
         if as_it_is(products, x):
             return super().forward(x)  # type: ignore[misc]
-        return _linear(products, x, self.weight.t(), self.bias)  # type: ignore[operator]
+        x, weight, bias = as_autocast(x, self.weight, self.bias)  # type: ignore[arg-type]
+        return cast(Tensor, _Products.apply(x, weight.t(), bias, products.number))
 
 
 def put_products(module: nn.Module, products: LinearProducts, *, over: type[nn.Module] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,15 +15,8 @@ from torch import Tensor
 from twofour.kernels import find
 from twofour.training.sparse_linear.chooser import Chooser
 from twofour.training.sparse_linear.implementations import TORCH
-from twofour.training.sparse_linear.plan import Choice, LayerPlan
-from twofour.training.sparse_linear.source import (
-    EXACT,
-    Call,
-    Source,
-    data_gradient_call,
-    forward_call,
-    weight_gradient_call,
-)
+from twofour.training.sparse_linear.plan import PRODUCTS, LayerPlan
+from twofour.training.sparse_linear.source import EXACT, Call, Source
 from twofour.training.step_clock import part
 
 PARTS = {"forward": "forward", "data": "data gradient", "weight": "weight gradient"}
@@ -56,20 +50,33 @@ class LinearProducts:
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return X W^T + bias; (..., in) -> (..., out)."""
-        x = x if self.backward_only else x.reshape(-1, x.shape[-1])
-        return self.run(forward_call(x, weight, bias))
+        a = x if self.backward_only else x.reshape(-1, x.shape[-1])
+        return self.run(Call("forward", a, weight, bias)).view(*x.shape[:-1], len(weight))
 
     def data_gradient(self, gradient: Tensor, weight: Tensor) -> Tensor:
         """Return dZ W; (..., out) -> (..., in)."""
-        return self.run(data_gradient_call(gradient, weight)).view(*gradient.shape[:-1], weight.shape[1])
+        # The last axis but one stands for the pixels of a convolution, those before it for the samples.
+        *samples, tokens, out = (1, *gradient.shape) if gradient.ndim == 1 else gradient.shape
+        a = gradient.reshape(math.prod(samples), tokens, out)
+        return self.run(Call("data", a, weight.t())).view(*gradient.shape[:-1], weight.shape[1])
 
     def weight_gradient(self, gradient: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return dZ^T X in `dtype`, of (..., out) and (..., in)."""
-        return self.run(weight_gradient_call(gradient, x, dtype))
+        a, b = (operand.reshape(-1, operand.shape[-1]).contiguous().t() for operand in (gradient, x))
+        return self.run(Call("weight", a, b, dtype=dtype))
 
     def run(self, call: Call) -> Tensor:
         """Return a product, by the row or the dense implementation that its choice names."""
-        source, choice = self.sources.get(call.product, EXACT), self._choice(call)
+        source = self.sources.get(call.product, EXACT)
+        dtype = str(call.a.dtype).removeprefix("torch.")
+        if self.chooser is not None:
+            out, columns = self.plan.shape
+            tokens = call.a.numel() * len(call.b) // (out * columns)
+            choice = self.chooser.choose(call, source, self.plan.shape, tokens)
+            choices = {**self.plan.choices, call.product: choice}
+            in_order = {product: choices[product] for product in PRODUCTS if product in choices}
+            self.plan = replace(self.plan, tokens=tokens, dtype=dtype, choices=in_order)
+        choice = self.plan.choices[call.product]
         kernel = find(choice.kernel) if choice.sparse else None
         if kernel is not None and source.takes(kernel, call):
             with part("pack"):
@@ -77,20 +84,11 @@ class LinearProducts:
             with part(PARTS[call.product]):
                 return source.multiply(kernel, packed, call)
         with part("pack"):
-            left, right = source.dense(call)
+            a, b = source.dense(call)
         with part(PARTS[call.product]):
             # Nothing was measured in another type than the plan's.
-            name = choice.dense if _name(call.left.dtype) == self.plan.dtype else TORCH
-            result = call.dense[name](left, right)
-            return result if call.dtype is None else result.to(call.dtype)
-
-    def _choice(self, call: Call) -> Choice:
-        if self.chooser is None:
-            return self.plan.choices[call.product]
-        choice = self.chooser.choose(call, self.sources.get(call.product, EXACT), self.plan.shape)
-        choices = {**self.plan.choices, call.product: choice}
-        self.plan = replace(self.plan, tokens=call.tokens, dtype=_name(call.left.dtype), choices=choices)
-        return choice
+            name = choice.dense if dtype == self.plan.dtype else TORCH
+            return call.implementations()[name](a, b).to(call.dtype or a.dtype)
 
     def _register(self) -> None:
         self.number = next(_numbers)
@@ -108,7 +106,3 @@ class LinearProducts:
 def numbered(number: int) -> LinearProducts:
     """Return the products of that number."""
     return _numbered[number]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

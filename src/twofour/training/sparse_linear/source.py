@@ -12,53 +12,34 @@ from torch import Tensor
 
 from twofour.kernels import Kernel
 from twofour.training.sparse_linear import implementations
-from twofour.training.sparse_linear.implementations import matrix, names
 
 
 class Call(NamedTuple):
-    """One product of one layer in one step.
+    """One product, A B^T + bias: of one layer in one step.
 
     Attributes:
         product: One of `PRODUCTS`.
-        left: X (..., in) of "forward"; dZ, (samples, tokens, out) of "data" and (tokens, out) of "weight".
-        right: W (out, in) of "forward" and "data"; X (tokens, in) of "weight".
-        dense: Name -> dense implementation, of left and right.
-        bias: Of "forward", (out,) or None.
-        dtype: Of the answer; None: that of `left`.
+        a: X (..., in) of "forward"; dZ (samples, tokens, out) of "data"; dZ^T (out, tokens) of "weight".
+        b: W (out, in), W^T (in, out), X^T (in, tokens).
+        bias: (out,) or None.
+        dtype: Of the answer; None: that of `a`.
+        dense: Name -> dense implementation, of a and b; None: those of `implementations`.
         obstacle: Why this call in particular has no sparse operand, or "".
     """
 
     product: str
-    left: Tensor
-    right: Tensor
-    dense: Mapping[str, Callable[[Tensor, Tensor], Tensor]]
+    a: Tensor
+    b: Tensor
     bias: Tensor | None = None
     dtype: torch.dtype | None = None
+    dense: Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None = None
     obstacle: str = ""
 
-    @property
-    def tokens(self) -> int:
-        """Rows of `left`."""
-        return self.left.numel() // self.left.shape[-1]
-
-
-def forward_call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Call:
-    """Return the call of X W^T + bias; x (..., in)."""
-    dense = {name: partial(implementations.forward, name, bias=bias) for name in names(x)}
-    return Call("forward", x, weight, dense, bias)
-
-
-def data_gradient_call(gradient: Tensor, weight: Tensor) -> Call:
-    """Return the call of dZ W; gradient (..., out)."""
-    # The last axis but one stands for the pixels of a convolution, those before it for the samples.
-    left = gradient.reshape(-1, gradient.shape[-2] if gradient.ndim > 1 else 1, gradient.shape[-1])
-    return Call("data", left, weight, {name: partial(implementations.data_gradient, name) for name in names(left)})
-
-
-def weight_gradient_call(gradient: Tensor, x: Tensor, dtype: torch.dtype | None = None) -> Call:
-    """Return the call of dZ^T X, answered in `dtype`; gradient (..., out), x (..., in)."""
-    dense = {name: partial(implementations.weight_gradient, name) for name in names(gradient)}
-    return Call("weight", matrix(gradient), matrix(x), dense, dtype=dtype)
+    def implementations(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
+        """Return the dense implementations by name, the first torch's own."""
+        if self.dense is not None:
+            return self.dense
+        return {name: partial(implementations.multiply, name, bias=self.bias) for name in implementations.names(self.a)}
 
 
 class Source:
@@ -79,16 +60,16 @@ class Source:
         return True
 
     def dense(self, call: Call) -> tuple[Tensor, Tensor]:
-        """Return left and right for a dense implementation."""
-        return call.left, call.right
+        """Return a and b for a dense implementation."""
+        return call.a, call.b
 
     def packed(self, kernel: Kernel, call: Call) -> Tensor:
         """Return the sparse operand in a row's layout."""
         raise NotImplementedError(kernel.name)
 
     def multiply(self, kernel: Kernel, packed: Tensor, call: Call) -> Tensor:
-        """Return the product of what `packed` returned and the other operand; leading axes may be flattened."""
-        raise NotImplementedError(kernel.name)
+        """Return the product, with A as `packed` returned it; leading axes are flattened."""
+        return kernel.run_columns(call.b.t(), packed, call.a.shape[:-1].numel(), call.dtype)
 
     def trial(self) -> Self:
         """Return what is used once for measuring: the training must not see that it was."""

@@ -1,0 +1,65 @@
+"""What both handles do: find the products of their layers, say the plan, and give the layers their own class back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from twofour.errors import TrainingError
+from twofour.layers import CARRIED, Attachment, attached, take_off
+from twofour.training.sparse_linear.module import on_top
+from twofour.training.sparse_linear.plan import Plan
+from twofour.training.sparse_linear.products import LinearProducts
+
+
+class ProductsHandle(Attachment):
+    """An attachment that has put `LinearProducts` over layers.
+
+    Attributes:
+        layers: Names of the weights or layers that take part.
+        skipped: Name of each other one -> why it does not.
+    """
+
+    def __init__(
+        self, model: nn.Module, title: str, modules: Mapping[str, nn.Module], skipped: Mapping[str, str]
+    ) -> None:
+        super().__init__(model, title)
+        self.layers, self.skipped, self._modules = tuple(modules), skipped, modules
+        self._removed: dict[str, LinearProducts] = {}
+
+    @property
+    def plan(self) -> Plan:
+        """Which product of each layer runs how, and why."""
+        return Plan(tuple(products.plan for products in self._products().values()), self.skipped)
+
+    def _products(self) -> dict[str, LinearProducts]:
+        """Return what each layer carries, or carried until the end."""
+        if not self.attached:
+            return self._removed
+        return {name: module.__dict__[CARRIED] for name, module in self._modules.items()}
+
+    def _take_off(self) -> None:
+        """Give every layer its own class back; the attachment is over.
+
+        Raises:
+            TrainingError: It is over already, or something was put over a layer since.
+        """
+        self._require_attached()
+        for name, module in self._modules.items():
+            if not on_top(module):
+                raise TrainingError(
+                    "a layer cannot get its own class back",
+                    got=f"{type(module).__name__}, put over ours after `attach`",
+                    wanted="the order reversed: what came last goes first",
+                    remedy="remove the parametrisation or finish the scheme, then call remove() again",
+                    layer=name,
+                )
+        self._removed = self._products()
+        self._end()
+        for module in self._modules.values():
+            take_off(module)
+
+    def _require_attached(self) -> None:
+        self.attached = self.attached and all(attached(module) == self.title for module in self._modules.values())
+        super()._require_attached()
