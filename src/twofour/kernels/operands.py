@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from twofour.errors import KernelError
+from twofour.native.surroundings import memoryless
 
 
 def require_memory(x: Tensor) -> None:
@@ -17,10 +18,10 @@ def require_memory(x: Tensor) -> None:
     Raises:
         KernelError: There is no memory behind it.
     """
-    if not x.data_ptr() and x.numel():
+    if (odd := memoryless(x)) is not None:
         raise KernelError(
             "a product cannot read its input",
-            got=f"{x.dtype} {tuple(x.shape)} without memory of its own (functional, fake, zero or freed)",
+            got=f"{odd[0]}: {x.dtype} {tuple(x.shape)}",
             wanted="a plain tensor with its values",
             remedy="call the layer with the tensor itself, before its storage is freed",
         )

@@ -22,7 +22,11 @@ STRANGE = (AssertionError, AttributeError, RuntimeError, TypeError, ValueError)
 """What torch raises where it meets a tensor or a mode that an operation was not written for."""
 
 
-WITH_VALUES = "pass a plain tensor with its values"
+MEMORYLESS = (
+    "a tensor without memory of its own (functional, fake, zero, freed, or its storage shrunk)",
+    "pass a plain tensor with its values",
+)
+"""What such a tensor is, and what to do."""
 
 
 def by_operators() -> bool:
@@ -76,9 +80,7 @@ def _odd(x: Any) -> tuple[str, str] | None:
     if type(x) is Tensor and x.layout is torch.strided and not x.is_nested and forward_ad._current_level < 0:
         if peek_interpreter_stack() is not None:
             return unreadable(x)
-        if not x.data_ptr() and x.numel():  # a copy that torch makes of it would read at the null address
-            return "a tensor without memory of its own (functional, zero or freed)", WITH_VALUES
-        return None
+        return memoryless(x)  # a copy that torch makes of it would read at the null address
     if (odd := unreadable(x)) is not None:
         return odd
     if has_tangent(x):
@@ -113,11 +115,14 @@ def out_of_reach(x: Tensor) -> tuple[str, str] | None:
         return "a call that torch follows operator by operator", "make the call outside of tracing and of torch's modes"
     if (odd := unreadable(x.detach() if isinstance(x, Tensor) else x)) is not None:
         return odd
-    lazy = x._is_zerotensor() or torch._is_functional_tensor(x)  # pyright: ignore[reportPrivateImportUsage]
-    if lazy or (x.is_cpu and x.numel() and x.untyped_storage().nbytes() < _end(x)):
-        what = "a tensor without memory of its own (functional, zero, freed, or its storage shrunk)"
-        return what, WITH_VALUES
-    return None
+    if not x.is_meta and memoryless(x) is not None:
+        return MEMORYLESS
+    return MEMORYLESS if x.is_cpu and x.numel() and x.untyped_storage().nbytes() < _end(x) else None
+
+
+def memoryless(x: Tensor) -> tuple[str, str] | None:
+    """Return what a strided tensor is that has no address, and what to do; None: it has one. It takes some 100 ns."""
+    return None if x.data_ptr() or not x.numel() else MEMORYLESS
 
 
 def _end(x: Tensor) -> int:

@@ -93,9 +93,10 @@ class Bf16Matmul(Kernel):
 
     def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
         """Multiply; see `Kernel.run`. The epilogue of a float32 input is applied to the widened product."""
-        require_memory(x)
-        low = x.dtype is torch.bfloat16
-        if (missing := weight.shape[1] - x.shape[1]) > 0:  # `prepare` widened it
+        low, missing = x.dtype is torch.bfloat16, weight.shape[1] - x.shape[1]
+        if missing > 0 or not low:
+            require_memory(x)  # before it is copied; the float32 row looks at its own input
+        if missing > 0:  # `prepare` widened the weight
             x = pad(x, (0, missing))
         # oneDNN wants a bias of x's type beside a second operand, and takes float32 elsewhere.
         epilogue = problem.epilogue
