@@ -22,16 +22,17 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import twofour
 from twofour.compiler import graph as compiled_graph
-from twofour.compiler.conv import CompiledConv, PreparedConv
+from twofour.compiler.conv import CompiledConv
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.whole_model import WholeModel
 from twofour.errors import TwofourError
 from twofour.kernels.attention import attention
 from twofour.kernels.base import Kernel
-from twofour.kernels.conv import ConvKernel, Geometry
+from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry
 from twofour.kernels.dispatch import read_dispatch
 from twofour.kernels.nm_conv.reference import CONV_REFERENCE
 from twofour.kernels.norm import norm
+from twofour.kernels.problem import Problem
 from twofour.kernels.table import available, convolutions
 from twofour.packing import pack
 from twofour.patterns import parse
@@ -56,15 +57,15 @@ twofour.save(FAST["float32"], f"{FOLDER}/fast.safetensors")
 
 def by_row(kernel: Kernel) -> CompiledLinear:
     """Return a layer that runs on one row."""
-    prepared = PreparedWeights({kernel.layout: kernel.prepare(PACKED if kernel.sparse else W)})
-    return CompiledLinear("fc", 64, 128, read_dispatch(f"*={kernel.name}"), prepared, torch.ones(128))
+    prepared = PreparedWeights([kernel.prepare(PACKED if kernel.sparse else W)])
+    return CompiledLinear("fc", 64, Problem(128), read_dispatch(f"*={kernel.name}"), prepared, torch.ones(128))
 
 
 def by_conv_row(kernel: ConvKernel) -> CompiledConv:
     """Return a convolution that runs on one row."""
     geometry, weight = Geometry(16, 16, (1, 1)), CONV[0].weight.detach()[:, :, :1, :1].contiguous()
-    prepared = PreparedConv(kernel.name, geometry, kernel.prepare(weight, geometry), 2, (1, 8, 8))
-    return CompiledConv("conv", prepared, torch.ones(16))
+    prepared = PreparedWeights([kernel.prepare(weight, geometry, (1, 8, 8))])
+    return CompiledConv("conv", ConvProblem.of(geometry), read_dispatch(f"*={kernel.name}"), prepared, torch.ones(16))
 
 
 LIBRARIES = {kernel.name: by_row(kernel) for kernel in available("dense_matmul") if kernel.dtype != "int4"}

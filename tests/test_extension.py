@@ -64,14 +64,14 @@ class Byte(encodings.Encoding):
 class Toy(kernels.Kernel):
     """A dense product of the unpacked values."""
 
-    def prepare(self, weight: Packed) -> Tensor:
-        return weight.unpack()
+    def prepare(self, weight: Packed) -> kernels.Prepared:
+        return kernels.Prepared(self, weight.unpack())
 
-    def restore(self, prepared: Tensor) -> Packed:
-        return pack(prepared, self.pattern, self.dtype)
+    def restore(self, prepared: kernels.Prepared) -> Packed:
+        return pack(prepared.tensor, self.pattern, self.dtype)
 
-    def run(self, x: Tensor, weight: Tensor, bias: Any, problem: Problem, other: Any = None) -> Tensor:
-        return problem.finish(linear(x, weight, bias), other)
+    def run(self, x: Tensor, weight: kernels.Prepared, bias: Any, problem: Problem, other: Any = None) -> Tensor:
+        return problem.finish(linear(x, weight.tensor, bias), other)
 
 
 BYTE = Byte("e5m2", torch.float32, 8)

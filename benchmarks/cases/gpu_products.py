@@ -6,15 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from twofour.compiler.choose import Case
 from twofour.compiler.choose_gpu import on_gpu, trusted
 from twofour.compiler.encoding import Encoding
 from twofour.errors import KernelError
-from twofour.kernels import Kernel
+from twofour.kernels import Kernel, Prepared
 from twofour.kernels.cuda import CudaKernel
-from twofour.kernels.epilogue import PLAIN_EPILOGUE
+from twofour.kernels.problem import Problem
 from twofour.measure import Record, compare_on_gpu
 from twofour.native import gpu
 from twofour.packing import Packed
@@ -77,14 +76,14 @@ def product(dtype: str, rows: int, columns: int, tokens: int, meta: dict[str, ob
     source, _ = Encoding.of(dtype, "cuda").encode(dense, parse("2:4"))
     assert isinstance(source, Packed), source
     kernels = [k for k in on_gpu(source, dtype) if isinstance(k, CudaKernel) and k.serves(tokens)]
-    layouts: dict[str, Tensor] = {}
+    layouts: dict[str, Prepared] = {}
 
-    def layout(kernel: Kernel) -> Tensor:
+    def layout(kernel: Kernel) -> Prepared:
         if kernel.layout not in layouts:
             layouts[kernel.layout] = kernel.prepare(source)
         return layouts[kernel.layout]
 
-    case = Case(rows, columns, None, tokens, torch.bfloat16, PLAIN_EPILOGUE)
+    case = Case(Problem(rows), columns, None, tokens, torch.bfloat16)
     copies = min(COPIES, 1 + 4 * gpu.l2_bytes() // max(1, int(Encoding.of(dtype, "cuda").bytes_of(rows, columns))))
     calls, reasons = trusted(source, kernels, layout, case, copies)
     if not calls:

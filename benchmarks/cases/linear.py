@@ -24,6 +24,7 @@ from cases.shapes import Shape
 from twofour import measure, packing, patterns
 from twofour.errors import KernelError, MeasureError
 from twofour.kernels import Kernel, available
+from twofour.kernels.base import Prepared
 from twofour.kernels.problem import Problem
 from twofour.measure import Cold, Record
 from twofour.native import pages
@@ -62,8 +63,9 @@ class Layer:
         if layout.startswith(dense.MKL):
             count = min(count, max(2, dense.MKL_BYTES // (made[0].numel() * made[0].element_size())))
         plain = isinstance(made[0], Tensor) and not made[0].is_mkldnn
+        again = made[0].copy if isinstance(made[0], Prepared) else make
         while len(made) < count:
-            made.append(pages.copy(made[0]) if plain else make())
+            made.append(pages.copy(made[0]) if plain else again())
         return made[:count]
 
 

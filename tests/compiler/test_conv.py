@@ -12,11 +12,13 @@ import twofour
 from tests.compiler.small import quick
 from twofour.compiler import CompiledConv
 from twofour.compiler.choose_conv import conv_candidates, pick
-from twofour.compiler.conv import PreparedConv, conv_refusal
+from twofour.compiler.layer import PreparedWeights
+from twofour.compiler.replaceable import refusal
 from twofour.errors import CompileError, KernelError
-from twofour.kernels import convolutions, find_convolution
-from twofour.kernels.conv import Geometry
+from twofour.kernels import convolutions, find
+from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry
 from twofour.kernels.conv_operator import from_numbers, to_numbers
+from twofour.kernels.dispatch import read_dispatch
 from twofour.kernels.fold import fold_batch_norm
 from twofour.patterns import parse
 
@@ -54,11 +56,11 @@ def image(*sizes: int) -> Tensor:
     return torch.randn(sizes, generator=torch.Generator().manual_seed(1))
 
 
-def compiled(name: str, module: nn.Conv1d | nn.Conv2d, **options: object) -> CompiledConv:
+def compiled(name: str, module: nn.Conv1d | nn.Conv2d, activation: str = "none") -> CompiledConv:
     geometry, weight = Geometry.of(module), module.weight.detach()
-    dimensions = weight.ndim - 2
-    tensor = find_convolution(name).prepare(weight if dimensions == 2 else weight.unsqueeze(2), geometry)
-    return CompiledConv("layer", PreparedConv(name, geometry, tensor, dimensions), module.bias, **options)  # type: ignore[arg-type]
+    prepared = PreparedWeights([find(name, ConvKernel).prepare(weight, geometry)])
+    problem, dispatch = ConvProblem.of(geometry, activation), read_dispatch(f"*={name}")
+    return CompiledConv("layer", problem, dispatch, prepared, module.bias, dimensions=weight.ndim - 2)
 
 
 def test_a_masked_network_compiles_and_serves_other_sizes() -> None:
@@ -71,7 +73,7 @@ def test_a_masked_network_compiles_and_serves_other_sizes() -> None:
     for name in ("3", "5", "6"):
         assert plan[name].dense_ms and plan[name].sparse_ms
         assert plan[name].tokens == 2 * 8 * 7
-        assert plan[name].sparse == fast.get_submodule(name).prepared.kernel.startswith("nm_conv")
+        assert plan[name].sparse == fast.get_submodule(name).dispatch.names[0].startswith("nm_conv")
     assert fast.plan.error < 1e-5
     for other in (x, image(1, 3, 16, 14), image(5, 3, 23, 9), x.to(memory_format=torch.channels_last)):
         torch.testing.assert_close(fast(other), model(other), atol=1e-4, rtol=1e-4)
@@ -129,7 +131,7 @@ def test_the_registered_operator_passes_opcheck_and_torch_compile() -> None:
     module = twofour.prune(nn.Sequential(nn.Conv2d(16, 8, 3, 2, 1)), "2:4")[0]
     layer, x = compiled("nm_conv_2x4_f32_blocks__scalar", module), image(2, 16, 9, 8)
     numbers = to_numbers(layer.geometry)
-    arguments = (x, layer.prepared.tensor, layer.bias, layer.prepared.kernel, numbers)
+    arguments = (x, layer.prepared.tensors[0], layer.bias, layer.dispatch.names[0], numbers)
     for test in ("test_schema", "test_faketensor"):
         torch.library.opcheck(torch.ops.twofour.conv.default, arguments, test_utils=test)
     exported = torch.export.export(layer, (x,))
@@ -159,7 +161,7 @@ def test_candidates_and_choices() -> None:
     found, because = conv_candidates(sparse, geometry, parse("4:8"), "")
     assert because == "4:8: the convolutions' kernels read 2:4"
     times = {BLOCKS: 2.0, DENSE: 1.0}
-    assert (pick(times, "fast"), pick(times, "small")) == (DENSE, BLOCKS)
+    assert (pick(times, "fast").name, pick(times, "small").name) == (DENSE, BLOCKS)
 
 
 def test_the_plan_says_that_onednn_was_left_out() -> None:
@@ -175,7 +177,7 @@ def test_the_plan_says_that_onednn_was_left_out() -> None:
 @pytest.mark.parametrize(("product", "chosen"), [(0.95, BLOCKS), (0.85, POINTWISE)])
 def test_a_product_must_lead_to_run_a_1x1_convolution(product: float, chosen: str) -> None:
     times = {BLOCKS: 1.0, POINTWISE: product, DENSE: 1.2}
-    assert pick(times, "fast") == pick(times, "small") == chosen
+    assert pick(times, "fast").name == pick(times, "small").name == chosen
 
 
 def test_what_cannot_be_replaced_is_named() -> None:
@@ -193,7 +195,7 @@ def test_what_cannot_be_replaced_is_named() -> None:
         (nn.Conv2d(4, 4, 1).double(), "float64"),
         (nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1)), "parametrised"),
     ):
-        assert said in (conv_refusal(module) or "")
+        assert said in (refusal(module, False) or "")
 
 
 def test_a_wrong_weight_is_refused_by_name() -> None:

@@ -100,9 +100,9 @@ def test_static_ranges_come_from_data_and_travel_in_the_file(tmp_path: Path) -> 
     fast = quick(model, dtype="int8", data=data)
     assert isinstance(fast, nn.Sequential)
     first = fast[0]
-    assert isinstance(first, CompiledLinear) and not first.quantization.dynamic
+    assert isinstance(first, CompiledLinear) and not first.problem.quantization.dynamic
     low, high = min(x.min() for x, _ in data), max(x.max() for x, _ in data)
-    assert first.quantization.x_scale == pytest.approx(float(high - low) / 255, rel=1e-5)
+    assert first.problem.quantization.x_scale == pytest.approx(float(high - low) / 255, rel=1e-5)
     x = data[0][0]
     with torch.inference_mode():
         assert relative(fast(x), model(x)) <= 3e-2
@@ -111,7 +111,7 @@ def test_static_ranges_come_from_data_and_travel_in_the_file(tmp_path: Path) -> 
         path = tmp_path / "m.safetensors"
         twofour.save(fast, path)
         back = twofour.load(path, mlp(1))
-        assert back.get_submodule("0").quantization == first.quantization
+        assert back.get_submodule("0").problem.quantization == first.problem.quantization
         assert relative(back(x), fast(x)) <= 1e-2
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -22,7 +22,7 @@ from twofour.errors import CompileError
 from twofour.packing import pack
 from twofour.patterns import parse
 
-NONE = PreparedWeights({})
+NONE = PreparedWeights(())
 
 pytestmark = pytest.mark.usefixtures("no_measuring")
 
@@ -312,7 +312,7 @@ def test_joined_products_are_timed_in_the_type_of_the_model(monkeypatch: pytest.
         return {"together": 1.0, "apart": 2.0}, True
 
     def measured(*args: object, **options: object) -> object:
-        if "epilogue" in options:  # a product of the graph, not a layer
+        if "dtype" in options:  # a product of the graph, not a layer
             seen.append(options["activations"])  # type: ignore[arg-type]
         return chosen(*args, **options)  # type: ignore[arg-type]
 

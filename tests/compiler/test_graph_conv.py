@@ -71,7 +71,7 @@ def test_small_memory_keeps_no_folded_copy(monkeypatch: pytest.MonkeyPatch) -> N
     assert fast.plan.bytes_after == fast[0].prepared.nbytes
     called = [getattr(value, "__self__", None) for value in fast.forward.program.names.values()]
     (layer,) = [layer for layer in called if isinstance(layer, ConvLayer)]
-    assert layer.prepared is fast[0].prepared and layer.activation == "none"
+    assert layer.prepared is fast[0].prepared and layer.problem.activation == "none"
     torch.testing.assert_close(fast(x), model(x), atol=1e-4, rtol=1e-4)
 
 

@@ -12,6 +12,7 @@ from twofour.errors import KernelError
 from twofour.kernels import available
 from twofour.kernels.dispatch import DispatchTable
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+from twofour.kernels.problem import Problem
 from twofour.packing import pack
 
 ROWS, COLUMNS = 37, 64
@@ -26,9 +27,9 @@ def _weight() -> torch.Tensor:
 
 def _layer(epilogue: Epilogue = PLAIN_EPILOGUE, *, bias: bool = True, sparse: bool = True) -> CompiledLinear:
     kernel = SPARSE if sparse else DENSE
-    prepared = PreparedWeights({kernel.layout: kernel.prepare(pack(_weight(), "2:4") if sparse else _weight())})
+    prepared = PreparedWeights([kernel.prepare(pack(_weight(), "2:4") if sparse else _weight())])
     added = torch.linspace(-1, 1, ROWS) if bias else None
-    return CompiledLinear("small", COLUMNS, ROWS, DispatchTable((), (kernel.name,)), prepared, added, epilogue)
+    return CompiledLinear("small", COLUMNS, Problem(ROWS, epilogue), DispatchTable((), (kernel.name,)), prepared, added)
 
 
 INPUTS = {

@@ -73,7 +73,7 @@ def test_no_static_range_from_zeros(caplog: pytest.LogCaptureFixture) -> None:
     model, x = twofour.prune(mlp(), "2:4"), torch.randn(5, 64)
     fast = quick(model, x, dtype="int8", data=[torch.zeros(4, 64)], memory="small")
     assert "zero throughout at `0`: no static range; each token gets its own there" in caplog.text
-    assert fast[0].quantization.dynamic and not fast[2].quantization.dynamic
+    assert fast[0].problem.quantization.dynamic and not fast[2].problem.quantization.dynamic
     torch.testing.assert_close(fast[0](x), model[0](x).detach(), atol=0.05, rtol=0.05)
 
 

@@ -29,7 +29,6 @@ def _forbid_unpacking(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a weight was unpacked")
 
     monkeypatch.setattr("twofour.compiler.layer.PreparedWeights.source", refuse)
-    monkeypatch.setattr("twofour.compiler.conv.PreparedConv.source", refuse)
 
 
 def test_what_is_known_of_a_weight_costs_no_unpacking(monkeypatch: pytest.MonkeyPatch) -> None:

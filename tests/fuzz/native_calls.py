@@ -12,6 +12,7 @@ from torch import Tensor
 
 from twofour import native
 from twofour.kernels.attention import attention, attention_of_columns
+from twofour.kernels.base import Prepared
 from twofour.kernels.conv import ConvProblem, Geometry
 from twofour.kernels.dense_matmul.int4_rows import native_dense_rows
 from twofour.kernels.epilogue import Epilogue
@@ -85,7 +86,7 @@ def sparse_weight() -> Tensor:
     return weight * parse("2:4").project(weight, absolute=True)
 
 
-def prepared_weights() -> list[tuple[Any, Tensor]]:
+def prepared_weights() -> list[tuple[Any, Prepared]]:
     """Return each kernel of nm_matmul that may run here with a weight in its layout."""
     weight, options = sparse_weight(), {"group": 32, "symmetric": False}
     packed = {name: pack(weight, "2:4", name, **(options if name == "int4" else {})) for name in _types()}

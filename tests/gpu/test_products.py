@@ -7,9 +7,9 @@ from torch import Tensor
 from twofour.compiler.choose import Case
 from twofour.compiler.choose_gpu import LARGEST_ERRORS, on_gpu, trusted
 from twofour.compiler.encoding import Encoding
-from twofour.kernels import rows
+from twofour.kernels import Prepared, rows
 from twofour.kernels.cuda import CudaKernel
-from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
+from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.problem import Problem
 from twofour.packing import Packed
 from twofour.patterns import parse
@@ -28,7 +28,7 @@ def source(row: CudaKernel, out: int, columns: int) -> Packed:
     return found
 
 
-def ready(row: CudaKernel, packed: Packed) -> Tensor:
+def ready(row: CudaKernel, packed: Packed) -> Prepared:
     if reason := row.unavailable():
         pytest.skip(reason)
     if not row.fits(*packed.header.shape):
@@ -107,6 +107,6 @@ def test_the_search_finds_a_trusted_configuration_of_every_row(dtype: str) -> No
     packed = source(row, 1024, 2048)
     kernels = on_gpu(packed, dtype)
     layouts = {kernel.layout: kernel.prepare(packed) for kernel in kernels}
-    case = Case(1024, 2048, None, 16, torch.bfloat16, PLAIN_EPILOGUE)
+    case = Case(Problem(1024), 2048, None, 16, torch.bfloat16)
     calls, reasons = trusted(packed, kernels, lambda kernel: layouts[kernel.layout], case, 2)
     assert not reasons and set(calls) == {kernel.name for kernel in kernels}

@@ -13,6 +13,7 @@ from torch.sparse._semi_structured_conversions import (
 
 from twofour.errors import KernelError
 from twofour.kernels import available, rows
+from twofour.kernels.base import Prepared
 from twofour.kernels.cuda import HALVES, CudaKernel, held_bias
 from twofour.kernels.dense_matmul.cuda import CUDA_DENSE
 from twofour.kernels.dense_matmul.cuda_int4 import TINY_INT4
@@ -61,7 +62,7 @@ def test_cutlass_bytes_are_torchs_and_open_to_the_weight(row: CudaKernel) -> Non
     whole = replace(weight, scales=None).unpack()
     multiple = 128 if row.dtype == "int8" else 64
     padded = torch.nn.functional.pad(whole, (0, -196 % multiple, 0, -70 % 32))
-    values, positions, *_ = opened(prepared, row._parts(70, 196), row.name)
+    values, positions, *_ = opened(prepared.tensor, row._parts(70, 196), row.name)
     assert torch.equal(values, sparse_semi_structured_from_dense_cutlass(padded)[0])
     assert torch.equal(sparse_semi_structured_to_dense_cutlass(values, positions), padded)
 
@@ -82,7 +83,7 @@ def test_products_have_the_sizes_of_the_answer(
         other = fake(x_dtype, tokens, rows) if epilogue.combine != "none" else None
         parts = row._parts(row._padded(rows, columns)[0]) if row in CUSPARSELT else row._parts(rows, columns)
         more = 256 * row._padded(rows, columns)[0] if row in CUSPARSELT else 0
-        prepared = fake(torch.uint8, size(parts) + more)
+        prepared = Prepared(row, fake(torch.uint8, size(parts) + more))
         run = row.run_as if row in CUSPARSELT else row.run
         given = ((3, 2, 1),) if row in CUSPARSELT else ()
         y = run(*given, x, prepared, bias, Problem(rows, epilogue), other)
@@ -94,7 +95,7 @@ def test_dense_products_have_the_sizes_of_the_answer(row: CudaKernel, monkeypatc
     monkeypatch.setattr(gpu, "runs", lambda _: False)
     kind = HALVES.get(row.dtype, torch.float32)
     eight = row.dtype in ("int8", "float8")
-    prepared = fake(torch.uint8, row.least_bytes(70, 196)) if eight else fake(kind, 70, 196)
+    prepared = Prepared(row, fake(torch.uint8, row.least_bytes(70, 196)) if eight else fake(kind, 70, 196))
     y = row.run(fake(torch.float32, 5, 196), prepared, fake(torch.float32, 70), Problem(70))
     assert (y.shape, y.dtype) == ((5, 70), torch.float32)
 

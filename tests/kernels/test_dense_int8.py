@@ -51,8 +51,8 @@ def test_static_ranges_and_whole_answers() -> None:
     weight, bias, x = layer()
     want = torch.nn.functional.linear(x, weight, bias)
     ranges = Quantization.of_range(x.min().item(), x.max().item())
-    prepared = ONEDNN_INT8.with_range(ONEDNN_INT8.prepare(weight), ranges)
-    assert error(ONEDNN_INT8.run(x, prepared, bias, Problem(40)), want) < 0.02
+    prepared = ONEDNN_INT8.prepare(weight)
+    assert error(ONEDNN_INT8.run(x, prepared, bias, Problem(40, quantization=ranges)), want) < 0.02
     whole = Quantization(ranges.x_scale, ranges.x_zero, torch.uint8, 0.25, 128)
     y = ONEDNN_INT8.run(x, ONEDNN_INT8.prepare(weight), bias, Problem(40, quantization=whole))
     assert y.dtype == torch.uint8
@@ -94,8 +94,8 @@ def test_the_weight_comes_back() -> None:
     packed = pack(weight, "2:4", dtype="int8")
     prepared = ONEDNN_INT8.prepare(packed)
     assert torch.equal(ONEDNN_INT8.restore(prepared), packed.unpack())
-    held = PreparedWeights({"onednn_int8": prepared})
+    held = PreparedWeights([prepared])
     copied = pickle.loads(pickle.dumps(held))
     y = ONEDNN_INT8.run(x, prepared, bias, Problem(40))
-    torch.testing.assert_close(ONEDNN_INT8.run(x, copied.tensors[0], bias, Problem(40)), y)
+    torch.testing.assert_close(ONEDNN_INT8.run(x, copied.weights[0], bias, Problem(40)), y)
     assert not isinstance(held.source(), Packed)

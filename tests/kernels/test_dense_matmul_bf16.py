@@ -9,7 +9,8 @@ import torch
 from torch.nn.functional import pad
 
 from twofour.compiler.layer import PreparedWeights
-from twofour.kernels.dense_matmul import ONEDNN, ONEDNN_BF16, PLAIN, PLAIN_BF16, Bf16Matmul
+from twofour.kernels.base import Prepared
+from twofour.kernels.dense_matmul import ONEDNN_BF16, PLAIN, PLAIN_BF16, Bf16Matmul
 from twofour.kernels.dense_matmul.bf16 import reads_past_rows
 from twofour.kernels.dense_matmul.plain import PlainMatmul
 from twofour.kernels.epilogue import Epilogue
@@ -29,7 +30,7 @@ def test_products_round_no_more_than_their_operands_and_answer(row: Bf16Matmul, 
     x = torch.randn(9, 64, dtype=dtype)
     for given in (weight, pack(weight, "2:4", dtype="bfloat16")):
         prepared = row.prepare(given)
-        assert prepared.numel() * prepared.element_size() >= row.least_bytes(48, 64)
+        assert prepared.nbytes >= row.least_bytes(48, 64)
         y = row.run(x, prepared, bias, Problem(48))
         want = x.bfloat16().double() @ weight.bfloat16().double().T + bias.double()
         assert y.dtype == dtype
@@ -43,7 +44,7 @@ def test_products_round_no_more_than_their_operands_and_answer(row: Bf16Matmul, 
 class ReadsPastRows(PlainMatmul):
     """A product as oneDNN makes it on some CPUs: the remainder of a row is read to the next multiple of 16."""
 
-    def run(self, x: torch.Tensor, weight: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+    def run(self, x: torch.Tensor, weight: Prepared, *rest: Any, **options: Any) -> torch.Tensor:
         y = super().run(x, weight, *rest, **options)
         step, memory = x.stride(0), torch.as_strided(x, (x.untyped_storage().nbytes() // 2,), (1,), 0)
         for row in range(len(x)):
@@ -86,7 +87,7 @@ def test_a_leaking_product_is_found_widened_and_said_in_the_plan() -> None:
     assert row.remark(100) == "widened to 128 columns, or a NaN or infinity of one token would reach the token before"
     assert row.remark(96) == ""
     prepared = row.prepare(weight)
-    assert prepared.shape == (17, 128)
+    assert prepared.tensor.shape == (17, 128)
     assert torch.equal(row.restore(prepared), weight.bfloat16())
     x = torch.randn(40, 100).bfloat16()
     want = PLAIN_BF16.run(x, PLAIN_BF16.prepare(weight), bias, Problem(17))
@@ -97,12 +98,12 @@ def test_a_widened_weight_keeps_its_width_through_a_pickle() -> None:
     if reason := ONEDNN_BF16.unavailable():
         pytest.skip(reason)
     weight = torch.randn(16, 33)
-    plain, opaque = (kernel.prepare(pad(weight.bfloat16(), (0, 31))) for kernel in (PLAIN, ONEDNN))
-    plain.columns = opaque.columns = 33
-    held = PreparedWeights({PLAIN.layout: plain, ONEDNN.layout: opaque})
+    wide = [row.kernel.prepare(pad(weight.bfloat16(), (0, 31))) for row in (PLAIN_BF16, ONEDNN_BF16)]
+    rows = (PLAIN_BF16, ONEDNN_BF16)
+    held = PreparedWeights([replace(part, kernel=row, columns=33) for row, part in zip(rows, wide, strict=True)])
     back = pickle.loads(pickle.dumps(held))
     assert torch.equal(held.source(), weight.bfloat16())
     assert torch.equal(back.source(), weight.bfloat16())
     x = torch.randn(5, 33)
-    for row, tensor in zip((PLAIN_BF16, ONEDNN_BF16), back.tensors, strict=True):
-        torch.testing.assert_close(row.run(x, tensor, None, Problem(16)), x @ weight.T, atol=0.2, rtol=0.02)
+    for row, part in zip(rows, back.weights, strict=True):
+        torch.testing.assert_close(row.run(x, part, None, Problem(16)), x @ weight.T, atol=0.2, rtol=0.02)

@@ -59,7 +59,7 @@ def test_epilogues_packed_weights_and_pickles(kernel: MklMatmul) -> None:
     x, bias, other = torch.randn(kernel.tokens, 32), torch.randn(24), torch.randn(kernel.tokens, 24)
     want = torch.relu(reference(x, weight, bias)) + other.double()
     close(kernel.run(x, prepared, bias, Problem(24, Epilogue("relu", "add")), other), want)
-    held = PreparedWeights({kernel.layout: prepared})
+    held = PreparedWeights([prepared])
     assert held.nbytes > 2 * weight.nbytes, "the plain weight is kept beside it"
     again = pickle.loads(pickle.dumps(held))
-    close(kernel.run(x, again.tensors[0], bias, Problem(24)), reference(x, weight, bias))
+    close(kernel.run(x, again.weights[0], bias, Problem(24)), reference(x, weight, bias))

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from twofour.errors import KernelError
-from twofour.kernels import available, rows
+from twofour.kernels import Kernel, available, rows
 from twofour.kernels.dense_matmul import MKL, ONEDNN, ONEDNN_BF16, ONEDNN_INT8, PLAIN, PLAIN_BF16
 from twofour.kernels.dispatch import DispatchTable, build_dispatch, read_dispatch
 from twofour.kernels.nm_matmul import REFERENCE
@@ -77,7 +77,8 @@ def test_the_registered_operator_passes_opcheck() -> None:
     weight *= parse("2:4").project(weight, absolute=True)
     packed = pack(weight, "2:4")
     dispatch = DispatchTable((4,), (A, B))
-    layouts = [kernel.prepare(packed) for kernel, _ in dispatch.steps]
+    prepared = [kernel.prepare(packed) for kernel in dispatch.kernels if isinstance(kernel, Kernel)]
+    layouts = [part.tensor for part in prepared]
     x, bias = torch.randn(6, 32), torch.randn(24)
     torch.library.opcheck(
         torch.ops.twofour.linear.default, (x, layouts, bias, dispatch.to_text(), 24), test_utils="test_schema"
@@ -87,6 +88,6 @@ def test_the_registered_operator_passes_opcheck() -> None:
     )
     want = torch.nn.functional.linear(x, weight, bias)
     assert torch.allclose(torch.ops.twofour.linear(x, layouts, bias, dispatch.to_text(), 24), want, atol=1e-5)
-    assert torch.allclose(linear(x[:2], layouts, bias, dispatch, Problem(24)), want[:2], atol=1e-5)
+    assert torch.allclose(linear(x[:2], prepared, bias, dispatch, Problem(24)), want[:2], atol=1e-5)
     with pytest.raises(KernelError, match="gradient"):
         torch.ops.twofour.linear(x.requires_grad_(), layouts, bias, dispatch.to_text(), 24)

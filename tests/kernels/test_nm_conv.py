@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tests.conftest import assert_undisturbed, each_row, threads
 from twofour import native
 from twofour.errors import KernelError, PackingError
-from twofour.kernels import convolutions, find_convolution
+from twofour.kernels import convolutions, find
 from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry
 from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV
 from twofour.kernels.fold import fold_batch_norm
@@ -237,8 +237,8 @@ def test_what_does_not_fit_is_refused() -> None:
         row.run(torch.randn(1, 16, 2, 9), prepared, None, ConvProblem.of(geometry))
     with pytest.raises(KernelError, match="operands of a convolution"):
         row.run(torch.randn(1, 16, 9, 9), prepared, None, ConvProblem.of(geometry, "none"), torch.randn(1, 8, 9, 9))
-    damaged = prepared.clone()
-    damaged[0] = 0
+    damaged = prepared.copy()
+    damaged.tensor[0] = 0
     for weight, other in (
         (prepared, Geometry(16, 8, (5, 5))),
         (prepared, Geometry(16, 7, (3, 3))),
@@ -251,7 +251,7 @@ def test_what_does_not_fit_is_refused() -> None:
     assert "not a multiple of 4" in (row.refuses(Geometry(3, 8, (7, 7))) or "")
     assert "taps" in (row.refuses(Geometry(4, 8, (1, 65))) or "")
     with pytest.raises(KernelError, match="no such kernel of a convolution"):
-        find_convolution("nm_conv_2x4_f32_best__avx1024")
+        find("nm_conv_2x4_f32_best__avx1024", ConvKernel)
 
 
 def test_a_level_above_the_cap_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,8 +200,8 @@ def test_bytes_made_for_another_kernel_are_refused() -> None:
     for kernel, weight, out in ((other, prepared, 16), (panels, prepared, 15)):
         with pytest.raises(KernelError, match="bytes made for another kernel"):
             kernel.run(x, weight, None, Problem(out))
-    damaged = prepared.clone()
-    damaged[0] = 0
+    damaged = prepared.copy()
+    damaged.tensor[0] = 0
     with pytest.raises(KernelError, match="bytes made for another kernel"):
         panels.run(x, damaged, None, Problem(16))
 

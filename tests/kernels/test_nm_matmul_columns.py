@@ -6,7 +6,7 @@ import torch
 from tests.conftest import threads
 from twofour import native, packing, patterns
 from twofour.errors import KernelError
-from twofour.kernels import available
+from twofour.kernels import Prepared, available
 from twofour.kernels.nm_matmul import NativeMatmul, native_rows
 from twofour.kernels.nm_matmul.layout import to_layout
 
@@ -30,7 +30,7 @@ def test_columns_equal_float64(isa: str, layout: str, dtype: torch.dtype, rows: 
     for kernel in kernels:
         for count in (1, 3):
             with threads(count):
-                y = kernel.run_columns(x, to_layout(packing.pack(w, "2:4"), layout), rows)
+                y = kernel.run_columns(x, kernel.prepare(packing.pack(w, "2:4")), rows)
             limit = 1e-6 if dtype is torch.float32 else 5e-3
             assert y.dtype == dtype and (y.double() - want).norm() <= limit * want.norm(), kernel.name
 
@@ -51,13 +51,15 @@ def test_refilling_equals_packing_anew(
         before, after = (value.T.contiguous() if turned else value for value in (old * keep, new * keep))
         packed = to_layout(packing.pack(before, "2:4", dtype=dtype), layout)
         with threads(2):
-            by_layout(layout).refill(packed, new.T if turned else new)
+            row = by_layout(layout)
+            row.refill(Prepared(row, packed), new.T if turned else new)
         assert torch.equal(packed, to_layout(packing.pack(after, "2:4", dtype=dtype), layout))
 
 
 def test_layouts_without_a_refill_say_so() -> None:
     assert not native.extension().layout_refills("rows")
-    packed = to_layout(packing.pack(torch.zeros(4, 4), "2:4"), "rows")
+    row = by_layout("rows")
+    packed = row.prepare(packing.pack(torch.zeros(4, 4), "2:4"))
     with pytest.raises(KernelError, match="layout_refill cannot read its packed weight") as error:
-        by_layout("rows").refill(packed, torch.zeros(4, 4))
+        row.refill(packed, torch.zeros(4, 4))
     assert "a layout whose values can be written anew in place" in str(error.value)

@@ -110,22 +110,22 @@ def test_int8_weights_without_scales_and_with_the_lowest_value(row: NativeMatmul
 
 
 @each_row(ROWS)
-def test_u8_inputs_and_ranges_kept_with_the_weight(row: NativeMatmul) -> None:
+def test_u8_inputs_and_static_ranges(row: NativeMatmul) -> None:
     packed, x, bias = sparse(40, 76), random(11, 76), random(40)
-    prepared = row.with_range(row.prepare(packed), STATIC)
+    prepared, ranged = row.prepare(packed), Problem(40, quantization=STATIC)
     want = nm_matmul_int8_reference(x, packed, bias, STATIC)
-    assert_same(row.run(x, prepared, bias, Problem(40)), want)
+    assert_same(row.run(x, prepared, bias, ranged), want)
     whole, _, _ = quantize_input(x, STATIC)
-    assert_same(row.run(whole, prepared, bias, Problem(40)), want)
-    assert_same(row.run(whole, row.prepare(packed), bias, Problem(40, quantization=STATIC)), want)
+    assert_same(row.run(whole, prepared, bias, ranged), want)
     with pytest.raises(KernelError, match=r"does not know what its input stands for[\s\S]*Quantization\(x_scale"):
-        row.run(whole, row.prepare(packed), bias, Problem(40))
+        row.run(whole, prepared, bias, Problem(40))
 
 
 @each_row(ROWS)
 def test_a_range_in_the_bytes_that_no_packing_writes_is_refused(row: NativeMatmul) -> None:
-    prepared = row.with_range(row.prepare(sparse(40, 76)), STATIC)
-    prepared[HEADER_BYTES + 8 : HEADER_BYTES + 12] = 0xD5  # the zero point; its products would overflow
+    prepared = row.prepare(sparse(40, 76))
+    prepared.tensor[HEADER_BYTES] = 1  # there is a range
+    prepared.tensor[HEADER_BYTES + 8 : HEADER_BYTES + 12] = 0xD5  # the zero point; its products would overflow
     with pytest.raises(KernelError, match="zero points of bytes"):
         row.run(random(3, 76), prepared, None, Problem(40))
 

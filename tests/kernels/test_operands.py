@@ -5,11 +5,12 @@ import torch
 from torch import nn
 
 from tests.conftest import each_row
-from twofour.compiler.conv import CompiledConv, PreparedConv
+from twofour.compiler.conv import CompiledConv
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import KernelError
-from twofour.kernels.conv import Geometry
+from twofour.kernels.conv import ConvProblem, Geometry
 from twofour.kernels.dispatch import read_dispatch
+from twofour.kernels.problem import Problem
 from twofour.kernels.table import convolutions, rows
 from twofour.packing import pack
 
@@ -27,15 +28,15 @@ def layer_of(kernel) -> CompiledLinear:
     weight = torch.randn(32, 64)
     weight *= torch.arange(64) % 4 < 2
     given = pack(weight, kernel.pattern, dtype=kernel.dtype) if kernel.sparse else weight
-    prepared = PreparedWeights({kernel.layout: kernel.prepare(given)})
-    return CompiledLinear("fc", 64, 32, read_dispatch(f"*={kernel.name}"), prepared, torch.zeros(32))
+    prepared = PreparedWeights([kernel.prepare(given)])
+    return CompiledLinear("fc", 64, Problem(32), read_dispatch(f"*={kernel.name}"), prepared, torch.zeros(32))
 
 
 def convolution_of(kernel) -> CompiledConv:
     weight, geometry = torch.randn(32, 64, 1, 1), Geometry(64, 32, (1, 1))
     weight *= (torch.arange(64) % 4 < 2)[:, None, None]
-    prepared = PreparedConv(kernel.name, geometry, kernel.prepare(weight, geometry), 2, (1, 4, 4))
-    return CompiledConv("fc", prepared, torch.zeros(32))
+    prepared = PreparedWeights([kernel.prepare(weight, geometry, (1, 4, 4))])
+    return CompiledConv("fc", ConvProblem.of(geometry), read_dispatch(f"*={kernel.name}"), prepared, torch.zeros(32))
 
 
 def assign(layer: nn.Module, bias: torch.Tensor) -> None:

@@ -97,12 +97,13 @@ def products(scale: int) -> Iterator[Call]:
     x, bias = torch.randn(tokens, 128), torch.randn(rows)
     other, y = torch.randn(tokens, rows), torch.empty(tokens, rows)
     for row in native_rows():
-        packed = row.prepare(packing.pack(sparse(rows, 128), "2:4", dtype=row.dtype))
+        packed = row.prepare(packing.pack(sparse(rows, 128), "2:4", dtype=row.dtype)).tensor
         yield row.isa, EXT.nm_matmul, [row.index, x, packed, bias, y, 1, 1, other, True, 1.0, 0, 1.0, 0, 1]
         if row.layout in ("panels", "pairs", "bf16_panels"):
             yield row.isa, EXT.nm_matmul_columns, [row.index, x.T.contiguous(), packed, y.T.contiguous(), 1]
     for row in native_dense_rows():
-        yield row.isa, EXT.dense_matmul, [row.index, x, row.prepare(torch.randn(rows, 128)), bias, y, 1, 1, other, 1]
+        dense = row.prepare(torch.randn(rows, 128)).tensor
+        yield row.isa, EXT.dense_matmul, [row.index, x, dense, bias, y, 1, 1, other, 1]
     geometry = Geometry.of(torch.nn.Conv2d(8, 12, 3))
     weight = sparse(12 * 9, 8).view(12, 3, 3, 8).permute(0, 3, 1, 2)
     image, answer = (
@@ -123,13 +124,13 @@ def layouts(scale: int) -> Iterator[Call]:
     for layout, dtype in {(row.layout, row.dtype) for row in native_rows()}:
         weight = sparse(32 * scale, 128)
         packed = packing.pack(weight, "2:4", dtype=dtype)
-        buffer = next(row for row in native_rows() if row.layout == layout).prepare(packed)
+        buffer = next(row for row in native_rows() if row.layout == layout).prepare(packed).tensor
         parts = [packed.values, packed.indices, packed.scales, packed.zeros]
         yield "scalar", EXT.layout_pack, [buffer, *parts]
         yield "scalar", EXT.layout_unpack, [buffer, *parts]
         if EXT.layout_refills(layout):
             yield "scalar", EXT.layout_refill, [buffer, weight, 1]
-    dense = native_dense_rows()[0].prepare(torch.randn(32, 128))
+    dense = native_dense_rows()[0].prepare(torch.randn(32, 128)).tensor
     yield "scalar", EXT.dense_int4_pack, [dense, torch.zeros(32, 64, dtype=torch.uint8), torch.ones(32, 2), None]
 
 

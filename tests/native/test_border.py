@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,8 @@ def linear(bias: torch.Tensor) -> tuple[CompiledLinear, torch.Tensor]:
     weight = torch.randn(32, 64)
     weight *= torch.arange(64) % 4 < 2
     row = next(row for row in native_rows() if row.name == "nm_matmul_2x4_f32_rows__scalar")
-    prepared = PreparedWeights({row.layout: row.prepare(packing.pack(weight, "2:4"))})
-    return CompiledLinear("fc", 64, 32, read_dispatch(f"*={row.name}"), prepared, bias), weight
+    prepared = PreparedWeights([row.prepare(packing.pack(weight, "2:4"))])
+    return CompiledLinear("fc", 64, Problem(32), read_dispatch(f"*={row.name}"), prepared, bias), weight
 
 
 def test_a_refused_operand_names_its_layer_and_the_way_out() -> None:
@@ -64,9 +65,9 @@ def test_a_damaged_weight_gives_an_error_or_numbers(kernel) -> None:
     good = kernel.prepare(packing.pack(weight, "2:4", dtype=kernel.dtype))
     generator = torch.Generator().manual_seed(0)
     for tokens in (1, 3, 40):
-        bad = good.clone()
-        noise = torch.randint(256, bad.shape, dtype=torch.uint8, generator=generator)
-        bad[HEADER_BYTES:] = noise[HEADER_BYTES:]
+        bad = good.copy()
+        noise = torch.randint(256, bad.tensor.shape, dtype=torch.uint8, generator=generator)
+        bad.tensor[HEADER_BYTES:] = noise[HEADER_BYTES:]
         x = torch.randn(tokens, 128)
         if kernel.layout == "pairs":
             with pytest.raises(
@@ -87,7 +88,7 @@ def test_a_convolution_says_that_its_weight_is_damaged(kernel) -> None:
     conv.weight.data *= (torch.arange(8) % 4 < 2)[:, None, None]
     geometry = Geometry.of(conv)
     bad = kernel.prepare(conv.weight, geometry)
-    bad[HEADER_BYTES + 200 :] = 255
+    bad.tensor[HEADER_BYTES + 200 :] = 255
     with pytest.raises(KernelError, match="damaged weight"):
         kernel.run(torch.randn(2, 8, 6, 6), bad, None, ConvProblem.of(geometry))
 
@@ -97,7 +98,7 @@ def test_bytes_that_are_fewer_than_their_header_says_are_refused() -> None:
         if not kernel.unavailable():
             good = kernel.prepare(packing.pack(torch.zeros(64, 128), "2:4", dtype=kernel.dtype))
             with pytest.raises(KernelError, match="as many bytes as its header says"):
-                kernel.run(torch.randn(2, 128), good[:-64].clone(), None, Problem(64))
+                kernel.run(torch.randn(2, 128), replace(good, tensor=good.tensor[:-64].clone()), None, Problem(64))
 
 
 def test_an_answer_without_a_place_for_each_number_is_refused() -> None:

@@ -12,15 +12,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from twofour import masks, native
-from twofour.compiler.build_conv import ConvWeight, build_convs
 from twofour.compiler.choose import Choice, Progress, choose, why
+from twofour.compiler.choose_conv import choose_conv
+from twofour.compiler.conv import CompiledConv
 from twofour.compiler.encoding import Encoding
-from twofour.compiler.layer import CompiledLinear, PreparedWeights
+from twofour.compiler.layer import CompiledLinear, MeasuredLayer, PreparedWeights
 from twofour.compiler.plan import LayerPlan, Plan, described
 from twofour.compiler.replaceable import LayerWeight
 from twofour.compiler.unpacked import Reads, WeightedLayer
 from twofour.errors import TwofourError
 from twofour.kernels import rows
+from twofour.kernels.conv import SCATTERED, ConvProblem
+from twofour.kernels.problem import Problem
 from twofour.measure.cache import Cache
 from twofour.measure.travelling import MachineTimes
 from twofour.native import gpu
@@ -53,7 +56,14 @@ class Terms:
         )
 
     def choose(
-        self, name: str, weight: Packed | Tensor, bias: Tensor | None, count: int | None, footprint: int, **options: Any
+        self,
+        name: str,
+        weight: Packed | Tensor,
+        bias: Tensor | None,
+        count: int | None,
+        footprint: int,
+        problem: Problem,
+        **options: Any,
     ) -> Choice:
         """Choose the kernels of one weight at these token counts and the example's; errors name the layer.
 
@@ -63,11 +73,12 @@ class Terms:
             bias: float32 (out,) or None.
             count: The example's token count, or None.
             footprint: Bytes of the whole model's weights.
+            problem: As `choose` takes it.
             options: More for `choose`.
         """
         tokens = {*self.tokens, count} if count else self.tokens
         terms = {"memory": self.memory, "cache": self.cache, "device": self.encoding.device}
-        terms |= {"dtype": self.encoding.dtype, **options}
+        terms |= {"dtype": self.encoding.dtype, "problem": problem, **options}
         try:
             return choose(weight, bias, tokens, footprint=footprint, example=count, **terms)
         except TwofourError as error:
@@ -80,7 +91,6 @@ def build(
     counts: Mapping[str, int],
     terms: Terms,
     *,
-    convs: Mapping[str, ConvWeight] | None = None,
     left: Sequence[LayerPlan] = (),
     progress: Progress | None = None,
 ) -> tuple[nn.Module, Plan]:
@@ -95,30 +105,26 @@ def build(
         weights: Layer name to its weight.
         counts: Token counts of an example, by layer.
         terms: What holds for every layer.
-        convs: Name of a convolution to its weight.
         left: Plan entries of layers that stay as they are.
         progress: See `compile`.
     """
-    convs = convs or {}
-    footprint = sum(entry.nbytes for entry in (*weights.values(), *convs.values()))
-    chooser = _Chooser(terms, footprint)
+    chooser = _Chooser(terms, sum(entry.nbytes for entry in weights.values()))
     seen: set[object] = set()
     for done, (name, entry) in enumerate(weights.items()):
         if progress is not None:
-            progress(done, len(weights) + len(convs), name)
+            progress(done, len(weights), name)
         chooser.measure(entry, counts.get(name), seen)
         native.release_free_memory()
-    convolutions, conv_plans = build_convs(convs, terms.memory, footprint, terms.cache, progress, len(weights))
     terms.cache.save()
-    replacements: dict[str, nn.Module] = {**convolutions}
+    replacements: dict[str, nn.Module] = {}
     plans: dict[str, LayerPlan] = {}
-    shared: dict[int, PreparedWeights] = {}
+    shared: dict[object, PreparedWeights] = {}
     for name, entry in weights.items():
         layer, plans[name] = chooser.layer(entry, counts.get(name), shared)
         replacements |= {} if layer is None else {name: layer}
         native.release_free_memory()
     fast = copy_with(model, replacements)
-    layers = _in_order(model, masked_sizes(fast, [*plans.values(), *conv_plans, *left]))
+    layers = _in_order(model, masked_sizes(fast, [*plans.values(), *left]))
     encoding = terms.encoding
     here = native.threads(), gpu.name() if encoding.device == "cuda" else native.isa()
     plan = Plan(layers, encoding.dtype, terms.memory, terms.tokens, *here)
@@ -155,39 +161,48 @@ class _Chooser:
     terms: Terms
     footprint: int
 
-    def choice(self, entry: LayerWeight, source: Packed | Tensor, count: int | None) -> Choice:
-        """Choose the kernels of one layer."""
-        options = {"activations": entry.activations, "quantization": entry.quantization}
-        return self.terms.choose(entry.name, source, entry.bias, count, self.footprint, **options)
+    def choice(
+        self, entry: LayerWeight, source: Packed | Tensor, because: str, count: int | None
+    ) -> tuple[Choice, str]:
+        """Choose the kernels of one layer; return them, and why none is sparse, "" where one is."""
+        if entry.geometry is None:
+            given = source, entry.bias, count, self.footprint, entry.problem
+            return self.terms.choose(entry.name, *given, activations=entry.activations), because
+        try:
+            return choose_conv(entry, memory=self.terms.memory, footprint=self.footprint, cache=self.terms.cache)
+        except TwofourError as error:
+            raise error.for_layer(entry.name) from None
 
     def measure(self, entry: LayerWeight, count: int | None, seen: set[object]) -> None:
         """Time the candidates for one layer, unless one of its shape was timed; what that needs is freed again."""
-        source, _ = entry.encoded()
-        shape = entry.rows, entry.columns, entry.bias is None, isinstance(source, Packed), entry.activations, count
-        shape = *shape, entry.quantization.dynamic
+        source, because = entry.encoded()
+        shape = entry.rows, entry.columns, entry.bias is None, because == "", entry.activations, count
+        shape = *shape, entry.problem.quantization.dynamic, entry.geometry, entry.images
         if shape not in seen:
             seen.add(shape)
-            self.choice(entry, source, count)
+            self.choice(entry, source, because, count)
 
     def layer(
-        self, entry: LayerWeight, count: int | None, shared: dict[int, PreparedWeights]
-    ) -> tuple[CompiledLinear | None, LayerPlan]:
+        self, entry: LayerWeight, count: int | None, shared: dict[object, PreparedWeights]
+    ) -> tuple[MeasuredLayer | None, LayerPlan]:
         """Return the compiled layer, None where torch's own serves best, and its plan; its shape was timed before.
 
-        Tied layers share one prepared weight where their tables need the same layouts and no range is written there.
+        Tied layers share one prepared weight where their tables need the same layouts.
         """
-        source, because = entry.encoded()
-        choice = self.choice(entry, source, count)
-        tokens = count or max(self.terms.tokens)
+        choice, because = self.choice(entry, *entry.encoded(), count)
+        tokens = count if count in choice.times else max(choice.times)
         if _is_torchs(choice, entry):  # what the layer does already, without a microsecond of ours on top
             return None, _describe(entry, choice, tokens, entry.nbytes, entry.nbytes, self.terms, because)
-        prepared = PreparedWeights(choice.layouts)
-        if entry.quantization.dynamic:
-            known = shared.setdefault(entry.identity, prepared)
-            prepared = known if known.layouts == choice.dispatch.layouts else prepared
-        layer = CompiledLinear(entry.name, entry.columns, entry.rows, choice.dispatch, prepared, entry.bias)
-        layer.quantization, layer.axis, layer.weight_dtype = entry.quantization, entry.axis, entry.activations
-        layer.pattern = entry.pattern
+        prepared = PreparedWeights(choice.layouts.values())
+        known = shared.setdefault((entry.identity, entry.geometry, entry.shape), prepared)
+        prepared = known if known.layouts == choice.dispatch.layouts else prepared
+        given = choice.dispatch, prepared, entry.bias
+        if entry.geometry is None:
+            layer = CompiledLinear(entry.name, entry.columns, entry.problem, *given)
+        else:
+            problem, dimensions = ConvProblem.of(entry.geometry), len(entry.shape) - 2
+            layer = CompiledConv(entry.name, problem, *given, entry.images, dimensions)
+        layer.axis, layer.weight_dtype, layer.pattern = entry.axis, entry.activations, entry.pattern
         stored = self._stored(entry, choice)
         return layer, _describe(entry, choice, tokens, prepared.nbytes, stored, self.terms, because)
 
@@ -199,7 +214,7 @@ class _Chooser:
         group = encoding.group if encodings.get(name).groups else 0
         if entry.pattern is None or not has_form(packed_rule(entry.pattern), name):
             return entry.rows * entry.columns * encoding.plain_itemsize
-        header = Header(entry.pattern.rows.name, name, (entry.rows, entry.columns), 1, group=group)
+        header = Header(entry.pattern.rows.name, name, entry.shape, 1, group=group)
         return packed_bytes(header, zeros=not encoding.symmetric)
 
 
@@ -218,8 +233,9 @@ def _describe(
         reason += "; a file holds it as float32"
     if remark := choice.dispatch.at(tokens)[0].remark(entry.columns):
         reason += f"; {remark}"
-    shape, sizes = (entry.rows, entry.columns), (entry.nbytes, nbytes, stored)
-    return described(entry.name, entry.kind, shape, tokens, choice, reason, sizes)
+    if entry.geometry is not None and entry.geometry.scattered:
+        reason += f"; {SCATTERED}"
+    return described(entry.name, entry.kind, entry.shape, tokens, choice, reason, (entry.nbytes, nbytes, stored))
 
 
 def _in_order(model: nn.Module, layers: Sequence[LayerPlan]) -> tuple[LayerPlan, ...]:

@@ -7,33 +7,42 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.kernels.epilogue import Epilogue
+from twofour.kernels.problem import Problem
 from twofour.packing import Packed
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What is measured: one layer at one token count."""
+    """What is measured: one layer at one token count.
 
-    rows: int
+    Attributes:
+        problem: Rows of the weight, the input's range, what the layer does to its product.
+        columns: Inputs.
+        bias: float32 (out,) or None.
+        tokens: Rows of the input.
+        activations: dtype of the input.
+    """
+
+    problem: Problem
     columns: int
     bias: Tensor | None
     tokens: int
     activations: torch.dtype
-    epilogue: Epilogue
 
     def text(self, dtype: str, weight: Packed | Tensor) -> str:
         """Name the case for the cache."""
+        problem, epilogue = self.problem, self.problem.epilogue
+        ranged = "" if problem.quantization.dynamic else "/static"
         group = f"/g{weight.header.group}" if isinstance(weight, Packed) and weight.header.group else ""
         group += "z" if isinstance(weight, Packed) and weight.zeros is not None else ""
         held = str(self.activations).removeprefix("torch.")
-        parts = f"{self.rows}x{self.columns}{'+bias' if self.bias is not None else ''}@{self.tokens}"
-        return f"{parts}/{dtype}{group}/{held}/{self.epilogue.activation}/{self.epilogue.combine}"
+        parts = f"{problem.rows}x{self.columns}{'+bias' if self.bias is not None else ''}@{self.tokens}"
+        return f"{parts}/{dtype}{ranged}{group}/{held}/{epilogue.activation}/{epilogue.combine}"
 
     def operands(self, device: torch.device | str = "cpu") -> tuple[Tensor, ...]:
         """Return random input, and the epilogue's second operand where it has one."""
         generator = torch.Generator().manual_seed(0)
-        features = (self.columns,) if self.epilogue.combine == "none" else (self.columns, self.rows)
+        features = (self.columns,) if self.problem.epilogue.combine == "none" else (self.columns, self.problem.rows)
         drawn = (
             torch.randn(self.tokens, size, generator=generator, dtype=torch.float32, device="cpu") for size in features
         )

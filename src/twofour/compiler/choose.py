@@ -18,16 +18,14 @@ from twofour.compiler.choose_gpu import on_gpu, times_on_gpu
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import CompileError, KernelError
 from twofour.kernels import Kernel, available, find
-from twofour.kernels.base import R, Row
+from twofour.kernels.base import Prepared, R, Row
 from twofour.kernels.dense_matmul import PLAIN
 from twofour.kernels.dispatch import DispatchTable, build_dispatch
-from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
-from twofour.kernels.nm_matmul import DYNAMIC, Quantization
-from twofour.kernels.table import find_row
+from twofour.kernels.problem import Problem
 from twofour.measure.cache import Cache
 from twofour.measure.chooser import race
 from twofour.measure.machine import free_memory_bytes
-from twofour.native import gpu, pages
+from twofour.native import gpu
 from twofour.packing import Packed
 
 logger = logging.getLogger("twofour.compiler")
@@ -65,12 +63,12 @@ class Choice:
 
     dispatch: DispatchTable
     times: Times
-    layouts: dict[str, Tensor]
+    layouts: dict[str, Prepared]
     origin: str = ""
 
     def runs(self, tokens: int) -> Row:
         """Return the kernel that was chosen for `tokens`."""
-        return find_row(self.dispatch.names[bisect_left(self.dispatch.limits, tokens)], Row)
+        return find(self.dispatch.names[bisect_left(self.dispatch.limits, tokens)], Row)
 
     def at(self, tokens: int, *, sparse: bool) -> float | None:
         """Return seconds at `tokens` of the chosen kernel if it is sparse, or dense, else of the fastest that is."""
@@ -82,7 +80,7 @@ class Choice:
 
     def best(self, tokens: int, *, sparse: bool) -> tuple[str, float] | None:
         """Return name and seconds of the fastest sparse, or dense, kernel at `tokens`, if one was measured."""
-        found = [(s, n) for n, s in self.times[tokens].items() if find_row(n, Row).sparse is sparse]
+        found = [(s, n) for n, s in self.times[tokens].items() if find(n, Row).sparse is sparse]
         return (min(found)[1], min(found)[0]) if found else None
 
 
@@ -123,11 +121,10 @@ def choose(
     memory: str,
     footprint: int,
     cache: Cache,
+    problem: Problem | None = None,
     example: int | None = None,
     dtype: str = "float32",
     activations: torch.dtype = torch.float32,
-    epilogue: Epilogue = PLAIN_EPILOGUE,
-    quantization: Quantization = DYNAMIC,
     device: str = "cpu",
 ) -> Choice:
     """Measure the candidates for one layer and keep the fastest at each token count.
@@ -140,11 +137,10 @@ def choose(
         footprint: Bytes of the whole model's weights: that many bytes of copies are rotated (up to a cap), so that
             each call finds its weights as far from the core as it would inside the model.
         cache: Times measured earlier on this machine.
+        problem: int8: the input's static range; what the layer does to its product, inside the timing.
         example: The example's token count, which weighs as much as all others where one layout has to serve all.
         dtype: Computing type.
         activations: dtype of the input.
-        epilogue: What the layer does to its product, inside the timing.
-        quantization: int8: the input's static range, which the prepared weights carry; or dynamic.
         device: "cpu" or "cuda".
 
     Raises:
@@ -152,25 +148,26 @@ def choose(
         CompileError: A count of tokens does not fit into memory.
     """
     kernels = candidates(weight, dtype, device)
-    layouts: dict[str, Tensor] = {}
+    layouts: dict[str, Prepared] = {}
 
-    def layout(kernel: Kernel) -> Tensor:
+    def layout(kernel: Kernel) -> Prepared:
         if kernel.layout not in layouts:
-            layouts[kernel.layout] = kernel.with_range(kernel.prepare(weight), quantization)
+            layouts[kernel.layout] = kernel.prepare(weight)
         return layouts[kernel.layout]
 
     rows, columns = weight.header.shape if isinstance(weight, Packed) else weight.shape
+    problem = problem or Problem(rows)
     copies = _copies(rows, columns, footprint, device)
     timed = _times if device == "cpu" else partial(times_on_gpu, weight)
-    held, small = dtype if quantization.dynamic else f"{dtype}/static", memory == "small"
+    small = memory == "small"
     times: Times = {}
     keys: list[str] = []
     for count in require_room(tokens, rows + columns):
         # One layout has to serve every count, so "small" measures each kernel everywhere.
         alone = count == example and memory == "fast" and rows * columns >= PACKED_APART
         measured = [kernel for kernel in kernels if _promising(kernel, count, small, alone)]
-        case = Case(rows, columns, bias, count, activations, epilogue)
-        keys.append(cache.key(case.text(held, weight), copies))
+        case = Case(problem, columns, bias, count, activations)
+        keys.append(cache.key(case.text(dtype, weight), copies))
         times[count] = timed(measured, layout, case, copies, cache, keys[-1])
     dispatch = _one_layout(kernels, times, (rows, columns), example) if small else _few_layouts(kernels, times)
     kept = {kernel.layout: layout(kernel) for kernel in dispatch.kernels}
@@ -208,7 +205,7 @@ def _copies(rows: int, columns: int, footprint: int, device: str) -> int:
 
 def _times(
     kernels: Sequence[Kernel],
-    layout: Callable[[Kernel], Tensor],
+    layout: Callable[[Kernel], Prepared],
     case: Case,
     copies: int,
     cache: Cache,
@@ -276,21 +273,21 @@ def _one_layout(kernels: Sequence[Kernel], times: Times, shape: tuple[int, int],
 
 
 def _measure(
-    kernels: Sequence[Kernel], layout: Callable[[Kernel], Tensor], case: Case, copies: int
+    kernels: Sequence[Kernel], layout: Callable[[Kernel], Prepared], case: Case, copies: int
 ) -> tuple[dict[str, float], bool]:
     operands = case.operands()
 
-    def call(kernel: Kernel, weight: Tensor) -> Callable[[], object]:
+    def call(kernel: Kernel, weight: Prepared) -> Callable[[], object]:
         return partial(_layer(kernel, weight, case), *operands)
 
-    return race_kernels(kernels, layout, _copy, call, copies, f"({case.rows}, {case.columns}) at {case.tokens} tokens")
+    what = f"({case.problem.rows}, {case.columns}) at {case.tokens} tokens"
+    return race_kernels(kernels, layout, call, copies, what)
 
 
 def race_kernels(
     kernels: Sequence[R],
-    prepare: Callable[[R], Tensor],
-    copy: Callable[[R, Tensor], Tensor],
-    call: Callable[[R, Tensor], Callable[[], object]],
+    prepare: Callable[[R], Prepared],
+    call: Callable[[R, Prepared], Callable[[], object]],
     copies: int,
     what: str,
 ) -> tuple[dict[str, float], bool]:
@@ -299,19 +296,18 @@ def race_kernels(
     Args:
         kernels: Candidates; those of one layout share the copies.
         prepare: Returns the weight as a kernel has it.
-        copy: Returns another one beside it in memory.
         call: Returns the layer on one copy as the compiled model would hold it, so that what its call costs in Python
             is measured too.
         copies: Copies to rotate over.
         what: Named in the log.
     """
-    copied: dict[str, list[Tensor]] = {}
+    copied: dict[str, list[Prepared]] = {}
 
     def calls(kernel: R) -> list[Callable[[], object]]:
         if kernel.layout not in copied:
             first = prepare(kernel)
-            fit = ROTATED_BYTES // (first.numel() * first.element_size())  # MKL's are larger than the weight
-            copied[kernel.layout] = [first, *(copy(kernel, first) for _ in range(min(copies, max(fit, 1)) - 1))]
+            fit = ROTATED_BYTES // first.nbytes  # MKL's are larger than the weight
+            copied[kernel.layout] = [first, *(first.copy() for _ in range(min(copies, max(fit, 1)) - 1))]
         return [call(kernel, weight) for weight in copied[kernel.layout]]
 
     with torch.inference_mode():
@@ -321,23 +317,17 @@ def race_kernels(
     return found, settled
 
 
-def _layer(kernel: Kernel, weight: Tensor, case: Case) -> nn.Module:
+def _layer(kernel: Kernel, weight: Prepared, case: Case) -> nn.Module:
     """Return the layer as the compiled model would hold it: `nn.Linear` itself where that is what runs."""
-    rows, columns, bias = case.rows, case.columns, case.bias
-    if kernel is not PLAIN or not case.epilogue.plain:
-        prepared = PreparedWeights({kernel.layout: weight})
-        return CompiledLinear(
-            "measured", columns, rows, DispatchTable((), (kernel.name,)), prepared, bias, case.epilogue
-        )
-    plain = nn.Linear(columns, rows, bias=bias is not None, device="meta")
-    plain.weight = nn.Parameter(weight, requires_grad=False)
+    columns, problem, bias = case.columns, case.problem, case.bias
+    if kernel is not PLAIN or not problem.epilogue.plain:
+        prepared = PreparedWeights([weight])
+        return CompiledLinear("measured", columns, problem, DispatchTable((), (kernel.name,)), prepared, bias)
+    plain = nn.Linear(columns, problem.rows, bias=bias is not None, device="meta")
+    plain.weight = nn.Parameter(weight.tensor, requires_grad=False)
     if bias is not None:
         plain.bias = nn.Parameter(bias, requires_grad=False)
     return plain
-
-
-def _copy(kernel: Kernel, prepared: Tensor) -> Tensor:
-    return kernel.prepare(kernel.restore(prepared)) if prepared.is_mkldnn else pages.copy(prepared)
 
 
 def why(choice: Choice, tokens: int, dense_because: str, memory: str) -> str:

@@ -10,15 +10,18 @@ import torch
 from torch import Tensor
 
 from twofour.compiler.choose import ROTATED_BYTES, Choice, race_kernels
-from twofour.compiler.conv import CompiledConv, PreparedConv
+from twofour.compiler.conv import CompiledConv
 from twofour.compiler.encoding import broken
-from twofour.kernels import convolutions, find_convolution
-from twofour.kernels.base import widest
-from twofour.kernels.conv import ConvKernel, Geometry, Images, channels_last
+from twofour.compiler.layer import PreparedWeights
+from twofour.compiler.replaceable import LayerWeight
+from twofour.kernels import convolutions, find
+from twofour.kernels.base import Prepared, widest
+from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry, channels_last
 from twofour.kernels.conv_operator import to_numbers
 from twofour.kernels.dispatch import DispatchTable
 from twofour.kernels.nm_conv import CONV_REFERENCE
 from twofour.measure.cache import Cache
+from twofour.packing import Packed
 from twofour.patterns import Pattern
 
 MOST_COPIES = 16
@@ -54,66 +57,53 @@ def conv_candidates(
     return (*widest(fitting), *dense), ""
 
 
-def pick(times: Mapping[str, float], memory: str) -> str:
+def pick(times: Mapping[str, float], memory: str) -> ConvKernel:
     """Return the kernel to use: the fastest, or with memory="small" the fastest sparse one where there is one.
 
     One that is ahead of the others by less than its `lead` counts as slower.
     """
-    kernels = [find_convolution(name) for name in times]
+    kernels = [find(name, ConvKernel) for name in times]
     pool = [kernel for kernel in kernels if kernel.sparse and memory == "small"] or kernels
-    return min(pool, key=lambda kernel: times[kernel.name] * kernel.lead).name
+    return min(pool, key=lambda kernel: times[kernel.name] * kernel.lead)
 
 
-def choose_conv(
-    weight: Tensor,
-    bias: Tensor | None,
-    geometry: Geometry,
-    shape: Images,
-    *,
-    memory: str,
-    footprint: int,
-    cache: Cache,
-    pattern: Pattern | None,
-    because: str = "",
-) -> tuple[Choice, str]:
+def choose_conv(entry: LayerWeight, *, memory: str, footprint: int, cache: Cache) -> tuple[Choice, str]:
     """Measure the candidates for one convolution on channels-last images and keep the fastest.
 
     Args:
-        weight: (out, in / groups, height, width).
-        bias: float32 (out,) or None.
-        geometry: Of the convolution.
-        shape: Images, height and width of the example's input.
+        entry: Its weight, and the images it is chosen for.
         memory: "fast" takes the fastest kernel, "small" a sparse one where the weight is 2:4.
         footprint: Bytes of the whole model's weights; see `choose`.
         cache: Times measured earlier on this machine.
-        pattern: What the weight obeys along its input channels, None for a dense one.
-        because: Why there is no pattern.
 
     Returns:
         The choice at the output's pixels of all images, and why no sparse kernel was measured, "" when one was.
     """
-    kernels, because = conv_candidates(weight, geometry, pattern, because)
+    geometry, images = entry.geometry, entry.images
+    assert geometry is not None, entry.name
+    weight = entry.weight.unpack() if isinstance(entry.weight, Packed) else entry.weight
+    kernels, because = conv_candidates(weight, geometry, entry.pattern, entry.dense_because)
     copies = min(MOST_COPIES, max(1, min(footprint, ROTATED_BYTES) // (weight.numel() * 4)))
-    numbers, size = "/".join(map(str, to_numbers(geometry))), "x".join(map(str, shape))
-    key = cache.key(f"conv/{numbers}{'+bias' if bias is not None else ''}@{size}", copies)
-    draw = torch.Generator().manual_seed(0)
-    count, height, width = shape
+    numbers, size = "/".join(map(str, to_numbers(geometry))), "x".join(map(str, images))
+    key = cache.key(f"conv/{numbers}{'+bias' if entry.bias is not None else ''}@{size}", copies)
+    count, height, width = images
+    problem = ConvProblem.of(geometry)
+
+    def prepare(kernel: ConvKernel) -> Prepared:
+        return kernel.prepare(weight, geometry, images)
 
     def measure() -> tuple[dict[str, float], bool]:
+        draw = torch.Generator().manual_seed(0)
         x = torch.randn((count, geometry.in_channels, height, width), generator=draw, dtype=torch.float32, device="cpu")
         x = channels_last(x)
 
-        def prepare(kernel: ConvKernel) -> Tensor:
-            return kernel.prepare(weight, geometry, shape)
+        def call(kernel: ConvKernel, made: Prepared) -> Callable[[], object]:
+            alone = DispatchTable((), (kernel.name,)), PreparedWeights([made])
+            return partial(CompiledConv("measured", problem, *alone, entry.bias, images), x)
 
-        def copy(kernel: ConvKernel, first: Tensor) -> Tensor:
-            return prepare(kernel) if first.is_mkldnn else first.clone()
-
-        def call(kernel: ConvKernel, tensor: Tensor) -> Callable[[], object]:
-            return partial(CompiledConv("measured", PreparedConv(kernel.name, geometry, tensor, images=shape), bias), x)
-
-        return race_kernels(kernels, prepare, copy, call, copies, f"{geometry} on {shape}")
+        return race_kernels(kernels, prepare, call, copies, f"{geometry} on {images}")
 
     times = cache.times(key, [kernel.name for kernel in kernels], measure)
-    pixels = count * prod(geometry.output(height, width))
-    return Choice(DispatchTable((), (pick(times, memory),)), {pixels: times}, {}, cache.origin([key])), because
+    pixels, chosen = count * prod(geometry.output(height, width)), pick(times, memory)
+    layouts = {chosen.layout: prepare(chosen)}
+    return Choice(DispatchTable((), (chosen.name,)), {pixels: times}, layouts, cache.origin([key])), because

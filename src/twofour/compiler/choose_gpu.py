@@ -15,10 +15,10 @@ from torch import Tensor
 from twofour.compiler.case import Case
 from twofour.errors import CompileError, KernelError
 from twofour.kernels import Kernel, available
+from twofour.kernels.base import Prepared
 from twofour.kernels.cuda import CudaKernel
 from twofour.kernels.nm_matmul.cuda import tuned
 from twofour.kernels.nm_matmul.cuda.tuning import key
-from twofour.kernels.problem import Problem
 from twofour.measure import device_seconds
 from twofour.measure.cache import Cache
 from twofour.measure.chooser import fault, race
@@ -74,7 +74,7 @@ def on_gpu(weight: Packed | Tensor, dtype: str) -> tuple[Kernel, ...]:
 def times_on_gpu(
     source: Packed | Tensor,
     kernels: Sequence[Kernel],
-    layout: Callable[[Kernel], Tensor],
+    layout: Callable[[Kernel], Prepared],
     case: Case,
     copies: int,
     cache: Cache,
@@ -104,7 +104,7 @@ def times_on_gpu(
 
 
 def _measured(
-    source: Packed | Tensor, kernels: Sequence[Kernel], layout: Callable[[Kernel], Tensor], case: Case, copies: int
+    source: Packed | Tensor, kernels: Sequence[Kernel], layout: Callable[[Kernel], Prepared], case: Case, copies: int
 ) -> dict[str, float]:
     with torch.inference_mode():
         calls, reasons = trusted(source, kernels, layout, case, copies)
@@ -118,7 +118,7 @@ def _measured(
 
 
 def trusted(
-    source: Packed | Tensor, kernels: Sequence[Kernel], layout: Callable[[Kernel], Tensor], case: Case, copies: int
+    source: Packed | Tensor, kernels: Sequence[Kernel], layout: Callable[[Kernel], Prepared], case: Case, copies: int
 ) -> tuple[dict[str, list[Callable[[], object]]], list[str]]:
     """Search each kernel's configurations and compare it with the reference.
 
@@ -147,17 +147,17 @@ def trusted(
             reasons.append(f"{kernel.name}: {why}")
             continue
         prepared = layout(kernel)
-        weights = [prepared, *(prepared.clone() for _ in range(copies - 1))]
+        weights = [prepared, *(prepared.copy() for _ in range(copies - 1))]
         calls[kernel.name] = [partial(_run, kernel, weight, case, operands) for weight in weights]
     for reason in reasons:
-        logger.warning("(%d, %d) at %d tokens: not used: %s", case.rows, case.columns, case.tokens, reason)
+        logger.warning("(%d, %d) at %d tokens: not used: %s", case.problem.rows, case.columns, case.tokens, reason)
     tuned().save()
     return calls, reasons
 
 
-def _run(kernel: Kernel, weight: Tensor, case: Case, operands: tuple[Tensor, ...]) -> Tensor:
+def _run(kernel: Kernel, weight: Prepared, case: Case, operands: tuple[Tensor, ...]) -> Tensor:
     x, *other = operands
-    return kernel.run(x, weight, case.bias, Problem(case.rows, case.epilogue), other[0] if other else None)
+    return kernel.run(x, weight, case.bias, case.problem, other[0] if other else None)
 
 
 def _reference(source: Packed | Tensor, case: Case, operands: tuple[Tensor, ...]) -> Tensor:
@@ -166,20 +166,22 @@ def _reference(source: Packed | Tensor, case: Case, operands: tuple[Tensor, ...]
     x, *other = operands
     y = x.double() @ weight.t()
     y = y if case.bias is None else y + case.bias
-    return case.epilogue.apply(y, other[0].double() if other else None)
+    return case.problem.epilogue.apply(y, other[0].double() if other else None)
 
 
-def _search(kernel: CudaKernel, prepared: Tensor, case: Case, operands: tuple[Tensor, ...], reference: Tensor) -> None:
+def _search(
+    kernel: CudaKernel, prepared: Prepared, case: Case, operands: tuple[Tensor, ...], reference: Tensor
+) -> None:
     """Find the kernel's best configuration for this product, unless it is known or there is one way alone."""
-    name = key(kernel.name, case.rows, case.columns, case.tokens)
-    ways = kernel.configurations(case.rows, case.columns, case.tokens)
+    sizes = case.problem.rows, case.columns, case.tokens
+    name, ways = key(kernel.name, *sizes), kernel.configurations(*sizes)
     if not ways or tuned().configuration(name) is not None:
         return
     x, *other = operands
     second = other[0] if other else None
 
     def run(configuration: tuple[int, ...]) -> Tensor:
-        return kernel.run_as(configuration, x, prepared, case.bias, Problem(case.rows, case.epilogue), second)
+        return kernel.run_as(configuration, x, prepared, case.bias, case.problem, second)
 
     found = tuned().search(
         name,

@@ -57,7 +57,9 @@ class Compilation:
     def of(cls, fast: nn.Module, plan: Plan, encoding: Encoding) -> Compilation:
         """Return the settings of a model that was compiled by a plan."""
         layers = list(fast.named_modules())
-        quantized = [(name, module.quantization) for name, module in layers if isinstance(module, CompiledLinear)]
+        quantized = [
+            (name, module.problem.quantization) for name, module in layers if isinstance(module, CompiledLinear)
+        ]
         return cls(
             encoding,
             plan.memory,

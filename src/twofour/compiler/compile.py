@@ -17,7 +17,6 @@ from twofour import calls
 from twofour.calls import Example
 from twofour.compiler.against_dense import never_slower
 from twofour.compiler.build import Terms, build, concluded
-from twofour.compiler.build_conv import replaceable_convs
 from twofour.compiler.choose import DEFAULT_TOKENS, Progress
 from twofour.compiler.choose_gpu import GPU_TOKENS, require_for_gpu
 from twofour.compiler.compilation import Compilation
@@ -115,14 +114,14 @@ def compile(
     example = None if example is None else Example.of(example)
     with calls.evaluating(model), torch.no_grad():
         counts, images, reference = _observe(model, example)
-        weights = dict(replaceable(model, encoding))
+        images = images if (dtype, device) == ("float32", "cpu") else {}
+        weights = dict(replaceable(model, encoding, images))
         if data is not None:
             ranges = observe(model, weights, data)
             weights = {name: replace(w, quantization=ranges.get(name, DYNAMIC)) for name, w in weights.items()}
         terms = Terms(encoding, memory, tuple(tokens))
-        convs = dict(replaceable_convs(model, images)) if (dtype, device) == ("float32", "cpu") else {}
-        left = left_alone(model, encoding, convs)
-        fast, layers = build(model, weights, counts, terms, convs=convs, left=left, progress=progress)
+        left = left_alone(model, encoding, weights)
+        fast, layers = build(model, weights, counts, terms, left=left, progress=progress)
         require_runs(fast, example)
         plan = fastest_engine(fast, layers, example, terms, graph, model) if graph and example is not None else layers
         if example is not None and memory == "fast" and device == "cpu" and not _empty(reference):

@@ -284,7 +284,7 @@ def _case(
     graph: Graph, leaves: Sequence[Any], layers: Mapping[str, CompiledLinear], convs: Mapping[str, CompiledConv]
 ) -> str:
     """Name what the engines are timed on: the captured graph, the example's sizes, and what runs its layers."""
-    kernels = [layer.dispatch_text for layer in layers.values()] + [layer.prepared.kernel for layer in convs.values()]
+    kernels = [layer.dispatch_text for layer in (*layers.values(), *convs.values())]
     sizes = [(tuple(leaf.shape), str(leaf.dtype)) for leaf in leaves if isinstance(leaf, Tensor)]
     facts = repr((graph.module.code, kernels, sizes))
     return f"engines/{hashlib.sha256(facts.encode()).hexdigest()[:16]}"

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from torch import Tensor, fx, nn
 
-from twofour.compiler.conv import CompiledConv, PreparedConv, image_weight
+from twofour.compiler.conv import CompiledConv
+from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.plan import LayerPlan
 from twofour.graph import Convolution, Norm
-from twofour.kernels import find_convolution
+from twofour.kernels.conv import ConvProblem
 from twofour.kernels.fold import fold_batch_norm
 from twofour.packing import Packed
 
@@ -23,7 +24,8 @@ class ConvLayer(CompiledConv):
     @property
     def label(self) -> str:
         """Return "conv" with what is done in its pass, such as "conv+add+relu"."""
-        parts = ["conv", *(["add"] if self.residual else []), *([self.activation] if self.activation != "none" else [])]
+        activation = self.problem.activation
+        parts = ["conv", *(["add"] if self.residual else []), *([activation] if activation != "none" else [])]
         return "+".join(parts)
 
 
@@ -72,10 +74,9 @@ def _layer(module: fx.GraphModule, layer: CompiledConv, marked: Convolution) -> 
         source = prepared.source()
         dense = source.unpack() if isinstance(source, Packed) else source
         weight, bias = fold_batch_norm(dense, bias, _module(module, marked.norm, len(dense)))
-        kernel = find_convolution(prepared.kernel)
-        tensor = kernel.prepare(image_weight(weight), prepared.geometry, prepared.images)
-        prepared = PreparedConv(prepared.kernel, prepared.geometry, tensor, prepared.dimensions, prepared.images)
-    new = ConvLayer(layer.name, prepared, bias, marked.activation, layer.images)
+        prepared = PreparedWeights(held.again(weight) for held in prepared.weights)
+    problem = ConvProblem.of(layer.geometry, marked.activation)
+    new = ConvLayer(layer.name, problem, layer.dispatch, prepared, bias, layer.images, layer.dimensions)
     new.residual = marked.residual
     return new
 

@@ -29,7 +29,7 @@ from twofour.measure.distance import distance
 
 logger = logging.getLogger("twofour.compiler")
 
-_NONE = PreparedWeights({})
+_NONE = PreparedWeights(())
 
 
 def fastest_engine(

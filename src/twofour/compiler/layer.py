@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any
 
@@ -16,36 +15,38 @@ from torch.compiler import is_compiling
 
 from twofour.compiler.unpacked import WeightedLayer
 from twofour.errors import KernelError
-from twofour.kernels import Kernel, rows
+from twofour.kernels.base import Prepared
 from twofour.kernels.dispatch import DispatchTable, read_dispatch
-from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
-from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.kernels.operands import require_memory
 from twofour.kernels.operator import convert, inference_only, through_packed
 from twofour.kernels.problem import Problem
 from twofour.native.surroundings import STRANGE, followed, has_tangent, unreadable
 from twofour.packing import Packed
 
-Step = tuple[Callable[[Tensor, Tensor, Tensor | None, Problem, Tensor | None], Tensor], Tensor, bool]
+Step = tuple[Callable[[Tensor, Prepared, Tensor | None, Problem, Tensor | None], Tensor], Prepared, bool]
 """A kernel's `run`, the weight in its layout, and whether it takes contiguous inputs of more than two axes."""
 
 
 class PreparedWeights:
     """A weight in each layout a dispatch table needs; immutable, so copies of a model share it.
 
-    oneDNN's opaque tensors cannot be deep-copied or pickled: copying shares them, pickling goes through dense ones.
+    Attributes:
+        weights: The weight in each layout.
+        layouts: Their names.
+        tensors: All their tensors in one list, as a registered operator takes them.
     """
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.layouts = tuple(tensors)
-        self.tensors = list(tensors.values())
+    def __init__(self, weights: Iterable[Prepared]) -> None:
+        self.weights = tuple(weights)
+        self.layouts = tuple(weight.kernel.layout for weight in self.weights)
+        self.tensors = [tensor for weight in self.weights for tensor in weight.tensors]
         self.steps: dict[str, tuple[tuple[int, ...], tuple[Step, ...]]] = {}
 
     def bound(self, dispatch: str) -> tuple[tuple[int, ...], tuple[Step, ...]]:
         """Return the dispatch table's limits, and each step's kernel call with its weight; looked up once per table."""
         if dispatch not in self.steps:
             found = read_dispatch(dispatch)
-            calls = tuple((kernel.run, self.tensors[layout], kernel.any_axes) for kernel, layout in found.steps)
+            calls = tuple((kernel.run, self.weights[layout], kernel.any_axes) for kernel, layout in found.steps)
             self.steps[dispatch] = (found.limits, calls)
         return self.steps[dispatch]
 
@@ -53,91 +54,90 @@ class PreparedWeights:
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        pairs = tuple(zip(self.layouts, self.tensors, strict=True))
-        plain = {layout: tensor for layout, tensor in pairs if not tensor.is_mkldnn}
-        opaque = {layout: _of(layout, tensor).restore(tensor) for layout, tensor in pairs if tensor.is_mkldnn}
-        return _unpickle, (self.layouts, plain, opaque)
+        return PreparedWeights, (self.weights,)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all layouts; MKL's comes with the plain weight, which it needs beside its own."""
-        beside = [plain for tensor in self.tensors if isinstance(plain := getattr(tensor, "plain", None), Tensor)]
-        return sum(tensor.numel() * tensor.element_size() for tensor in (*self.tensors, *beside))
+        """Bytes of all layouts, and of what stands beside them."""
+        return sum(weight.nbytes for weight in self.weights)
 
     def source(self) -> Packed | Tensor:
         """Return the weight in its canonical packed form, or dense (out, in) where no layout is packed."""
-        pairs = zip(self.layouts, self.tensors, strict=True)
-        weights = [_of(layout, tensor).restore(tensor) for layout, tensor in pairs]
+        weights = [weight.restore() for weight in self.weights]
         return next((weight for weight in weights if isinstance(weight, Packed)), weights[0])
 
 
-def _of(layout: str, weight: Packed | Tensor) -> Kernel:
-    """Return a kernel of the layout: that of the weight's own type where rows of several types share it."""
-    found = [kernel for kernel in rows() if kernel.layout == layout]
-    held = str(weight.dtype).removeprefix("torch.") if isinstance(weight, Tensor) else ""
-    return next((kernel for kernel in found if kernel.dtype == held), found[0])
-
-
-def _unpickle(
-    layouts: tuple[str, ...], plain: dict[str, Tensor], opaque: dict[str, Packed | Tensor]
-) -> PreparedWeights:
-    made = plain | {layout: _of(layout, weight).prepare(weight) for layout, weight in opaque.items()}
-    return PreparedWeights({layout: made[layout] for layout in layouts})
-
-
-class CompiledLinear(WeightedLayer):
-    """A Linear for inference whose kernel is chosen by token count.
+class MeasuredLayer(WeightedLayer):
+    """A layer for inference that runs on measured kernels.
 
     Args:
         name: Name of the layer in its model, for messages.
-        in_features: Reduction length.
-        out_features: Rows of the weight.
+        problem: What a kernel is asked.
         dispatch: Kernels by token count.
         prepared: The weight in each layout of `dispatch.layouts`.
         bias: float32 (out,) or None.
-        epilogue: What happens to the product before it is stored.
-
-    Attributes:
-        quantization: int8: the input's static range, which the prepared weights carry; else dynamic.
     """
 
     bias: nn.Parameter | None
     prepared: PreparedWeights
 
     def __init__(
-        self,
-        name: str,
-        in_features: int,
-        out_features: int,
-        dispatch: DispatchTable,
-        prepared: PreparedWeights,
-        bias: Tensor | None,
-        epilogue: Epilogue = PLAIN_EPILOGUE,
+        self, name: str, problem: Problem, dispatch: DispatchTable, prepared: PreparedWeights, bias: Tensor | None
     ) -> None:
         super().__init__()
         assert prepared.layouts == dispatch.layouts, (prepared.layouts, dispatch.layouts)
         self.name = name
-        self.in_features = in_features
-        self.out_features = out_features
+        self.problem = problem
         self.prepared = prepared
-        self.epilogue = epilogue
-        self.quantization = DYNAMIC
         self.dispatch_text = dispatch.to_text()
-        self.reads = dispatch.reads
         self.placed = prepared.tensors[0].device
-        self.on_cpu = self.placed.type == "cpu"
-        kept = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
+        kept = None if bias is None else nn.Parameter(bias.detach().float().clone(), requires_grad=False)
         self.register_parameter("bias", kept)
-
-    @cached_property
-    def problem(self) -> Problem:
-        """What a kernel is asked."""
-        return Problem(self.out_features, self.epilogue)
 
     @property
     def dispatch(self) -> DispatchTable:
         """Kernels by token count."""
         return read_dispatch(self.dispatch_text)
+
+    def _by_operator(self, x: Tensor, other: Tensor | None) -> Tensor:
+        """Return the answer of the registered operator, which whatever follows the call sees."""
+        operator, arguments = self._operator(x, other)
+        if is_compiling():
+            return operator(*arguments)
+        with followed():
+            return operator(*arguments)
+
+    def _operator(self, x: Tensor, other: Tensor | None) -> tuple[Any, tuple[Any, ...]]:
+        """Return the registered operator of the layer and what it is called with."""
+        raise NotImplementedError
+
+
+class CompiledLinear(MeasuredLayer):
+    """A Linear for inference whose kernel is chosen by token count.
+
+    Args:
+        name: Name of the layer in its model, for messages.
+        in_features: Reduction length.
+        problem: Rows of the weight, int8: the input's static range, and what happens to the product.
+        dispatch: Kernels by token count.
+        prepared: The weight in each layout of `dispatch.layouts`.
+        bias: float32 (out,) or None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        in_features: int,
+        problem: Problem,
+        dispatch: DispatchTable,
+        prepared: PreparedWeights,
+        bias: Tensor | None,
+    ) -> None:
+        super().__init__(name, problem, dispatch, prepared, bias)
+        self.in_features = in_features
+        self.out_features = problem.rows
+        self.reads = dispatch.reads
+        self.on_cpu = self.placed.type == "cpu"
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         """Return epilogue(x @ W.T + bias): x (..., in), float32 or bfloat16 -> (..., out) in x's dtype.
@@ -178,14 +178,11 @@ class CompiledLinear(WeightedLayer):
                 raise
             raise self._unfit(x) from error
 
-    def _by_operator(self, x: Tensor, other: Tensor | None) -> Tensor:
-        """Return the answer of the registered operator, which whatever follows the call sees."""
-        tensors, options = self.prepared.tensors, (self.epilogue.activation, self.epilogue.combine, other)
-        arguments = x, tensors, self.bias, self.dispatch_text, self.out_features, *options
-        if is_compiling():
-            return torch.ops.twofour.linear(*arguments)
-        with followed():
-            return torch.ops.twofour.linear(*arguments)
+    def _operator(self, x: Tensor, other: Tensor | None) -> tuple[Any, tuple[Any, ...]]:
+        epilogue, range_of_x = self.problem.epilogue, self.problem.quantization
+        options = epilogue.activation, epilogue.combine, other, range_of_x.x_scale, range_of_x.x_zero
+        weights = self.prepared.tensors, self.bias, self.dispatch_text
+        return torch.ops.twofour.linear, (x, *weights, self.out_features, *options)
 
     def _plain(self, x: Tensor) -> Tensor:
         """Return x as its memory says it, or refuse what its memory does not hold."""
@@ -194,9 +191,9 @@ class CompiledLinear(WeightedLayer):
         return x.resolve_neg()
 
     def _differentiable(self, x: Tensor, other: Tensor | None) -> Tensor:
-        if self.dispatch.device == "cpu" or not self.epilogue.plain or other is not None:
+        if self.dispatch.device == "cpu" or not self.problem.epilogue.plain or other is not None:
             raise inference_only().for_layer(self.name)
-        return through_packed(x, self.prepared.tensors, self.bias, self.dispatch, self.out_features)
+        return through_packed(x, self.prepared.weights, self.bias, self.dispatch, self.out_features)
 
     @property
     def weight_shape(self) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from twofour.compiler.account import Account
 from twofour.compiler.choose import Choice, Times
 from twofour.compiler.grouped import grouped, one_text, without_numbers
 from twofour.kernels.base import Row
-from twofour.kernels.table import find_row
+from twofour.kernels.table import find
 from twofour.measure.travelling import MachineTimes
 
 
@@ -53,7 +53,7 @@ class LayerPlan:
     @property
     def sparse(self) -> bool:
         """Whether a sparse kernel runs at `tokens`."""
-        return self.kernel != "torch" and find_row(self.kernel, Row).sparse
+        return self.kernel != "torch" and find(self.kernel, Row).sparse
 
 
 @dataclass(frozen=True)

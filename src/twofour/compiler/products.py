@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, count
 from typing import Any
 
@@ -19,6 +20,7 @@ from twofour.compiler.plan import LayerPlan, described
 from twofour.graph import Product, Source
 from twofour.graph.base import insert, product, value
 from twofour.kernels.nm_matmul import DYNAMIC
+from twofour.kernels.problem import Problem
 from twofour.measure.chooser import race
 from twofour.packing import Header, Packed
 
@@ -31,7 +33,7 @@ class ProductLayer(CompiledLinear):
     @property
     def label(self) -> str:
         """Return "linear" with the epilogue, such as "linear+gelu"."""
-        parts = [self.epilogue.activation, self.epilogue.combine]
+        parts = [self.problem.epilogue.activation, self.problem.epilogue.combine]
         return "+".join(["linear", *(part for part in parts if part != "none")])
 
 
@@ -121,12 +123,10 @@ class _Placer:
         # One layer's product: its kernels were chosen on float32 inputs. In a graph with bfloat16 activations they are
         # measured again, unless no second copy of the weight may be made.
         if first is not None and (not self.lowered or self.terms.memory == "small"):
-            shape = first.name, first.in_features, first.out_features
-            layer = ProductLayer(*shape, first.dispatch, first.prepared, first.bias, product.epilogue)
-            layer.quantization = first.quantization
-            return layer
-        if len({self.layers[source.layer].quantization for source in product.sources if source.layer}) > 1:
-            return None  # their weights carry different ranges of the input
+            problem = replace(first.problem, epilogue=product.epilogue)
+            return ProductLayer(first.name, first.in_features, problem, first.dispatch, first.prepared, first.bias)
+        if len({self.layers[source.layer].problem.quantization for source in product.sources if source.layer}) > 1:
+            return None  # they take different ranges of the input
         # Joined sources become one weight, their rows one below the other, with the bias and the reason of the first
         # one that could not be packed.
         found = [self.weight(source) for source in product.sources]
@@ -164,17 +164,16 @@ class _Placer:
         rows, columns = weight.header.shape if isinstance(weight, Packed) else weight.shape
         terms = self.terms
         parts = [self.layers[source.layer] for source in product.sources if source.layer in self.layers]
-        quantization = parts[0].quantization if parts else DYNAMIC  # joined layers have one input, so one range
+        ranged = parts[0].problem.quantization if parts else DYNAMIC  # joined layers have one input, so one range
+        problem = Problem(rows, product.epilogue, ranged)
         # A dense weight that the layers leave to torch keeps its own numbers: rounding it would be a surprise.
         rounded = parts or isinstance(weight, Packed)
         dtype = terms.encoding.dtype if rounded else str(activations).removeprefix("torch.")
-        options = {"dtype": dtype, "activations": activations, "quantization": quantization}
-        options["epilogue"] = product.epilogue
-        choice = terms.choose(name, weight, bias, tokens, self.footprint, **options)
-        prepared = PreparedWeights(choice.layouts)
+        options = {"dtype": dtype, "activations": activations}
+        choice = terms.choose(name, weight, bias, tokens, self.footprint, problem, **options)
+        prepared = PreparedWeights(choice.layouts.values())
         reason = f"{why(choice, tokens, because, terms.memory)}; in the graph"
-        layer = ProductLayer(name, columns, rows, choice.dispatch, prepared, bias, product.epilogue)
-        layer.quantization = quantization
+        layer = ProductLayer(name, columns, problem, choice.dispatch, prepared, bias)
         if len(parts) > 1:
             together, apart = self.together_and_apart(layer, parts, tokens, activations)
             reason = f"joined: {1e3 * together:.4f} ms, {1e3 * apart:.4f} ms apart"
@@ -210,8 +209,7 @@ class _Placer:
             return 0, prepared.nbytes
         stored = getattr(self.module, source.weight.replace(".", "__"))
         added = [t for t in prepared.tensors if t.is_mkldnn or t.data_ptr() != stored.data_ptr()]
-        more = prepared.nbytes if len(added) == len(prepared.tensors) else sum(t.nbytes for t in added)
-        return stored.nbytes, stored.nbytes + more
+        return stored.nbytes, stored.nbytes + sum(t.numel() * t.element_size() for t in added)
 
 
 def together_and_apart(

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from twofour import masks
-from twofour.compiler.build_conv import NO_IMAGES
-from twofour.compiler.conv import conv_refusal, unread
 from twofour.compiler.encoding import FLOAT32, Encoding
 from twofour.compiler.plan import LayerPlan
 from twofour.compiler.unpacked import exchanged
 from twofour.errors import CompileError, one_of
+from twofour.kernels.conv import Geometry, Images
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
+from twofour.kernels.problem import Problem
 from twofour.layers import compiled_parts, is_hugging_face_conv1d, kind_of, obstacle, require_unwrapped
 from twofour.packing import Packed
 from twofour.patterns import Pattern
@@ -24,19 +25,21 @@ from twofour.patterns import Pattern
 _SHOWN = ("weight", "in_proj_weight", "q_proj_weight", "weight_ih_l0", "weight_ih")
 """Names of the weight whose shape the plan shows, of the layers of a kind that a pattern can be laid over."""
 
+NO_IMAGES = "no example: the size of its images is not known"
+
 _PLACED = "nn.MultiheadAttention reads its weights without calling a layer; a graph runs its projections packed"
 
 
 @dataclass(frozen=True, eq=False)
 class LayerWeight:
-    """The weight of a Linear to be replaced.
+    """The weight of a layer to be replaced.
 
     Attributes:
         name: Name of the layer.
-        weight: The weight (out, in) as the model or the file holds it.
+        weight: (out, in), or (out, in / groups, [height,] width), as the model or the file holds it.
         bias: float32 (out,) or None.
-        rows: out_features.
-        columns: in_features.
+        rows: Outputs, or output channels.
+        columns: Inputs that one output sums over.
         identity: Equal for tied weights.
         encoding: How the compiled layer writes it.
         activations: dtype of the layer's input in the model.
@@ -46,6 +49,8 @@ class LayerWeight:
         pattern: What the weight obeys: its mask's pattern, the file's, or the one that was found in its zeros; None
             for a dense weight.
         dense_because: Why there is no pattern, "" where there is.
+        geometry: Of a convolution, else None.
+        images: The input that a convolution's kernel is chosen for.
     """
 
     name: str
@@ -61,6 +66,18 @@ class LayerWeight:
     axis: int = 1
     pattern: Pattern | None = None
     dense_because: str = ""
+    geometry: Geometry | None = None
+    images: Images = (0, 0, 0)
+
+    @property
+    def problem(self) -> Problem:
+        """What a Linear asks of a kernel."""
+        return Problem(self.rows, quantization=self.quantization)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of `weight`."""
+        return tuple(self.weight.header.shape if isinstance(self.weight, Packed) else self.weight.shape)
 
     @property
     def nbytes(self) -> int:
@@ -68,7 +85,12 @@ class LayerWeight:
         return self.rows * self.columns * self.activations.itemsize
 
     def encoded(self) -> tuple[Packed | Tensor, str]:
-        """Return the weight as the kernels take it, and why it is not packed, "" when it is; made at each call."""
+        """Return the weight as the kernels take it, and why it is not packed, "" when it is; made at each call.
+
+        The kernels of convolutions pack a weight themselves.
+        """
+        if self.geometry is not None:
+            return self.weight, self.dense_because
         if self.pattern is None:
             return self.weight.contiguous() if isinstance(self.weight, Tensor) else self.weight, self.dense_because
         if isinstance(self.weight, Packed):
@@ -76,8 +98,15 @@ class LayerWeight:
         return self.encoding.encode(self.weight.contiguous(), self.pattern)
 
 
-def replaceable(model: nn.Module, encoding: Encoding) -> Iterator[tuple[str, LayerWeight]]:
-    """Yield the linear layers that compile replaces, by name: Linear, and Conv1D of Hugging Face.
+def replaceable(
+    model: nn.Module, encoding: Encoding, images: Mapping[str, Images] | None = None
+) -> Iterator[tuple[str, LayerWeight]]:
+    """Yield the layers that compile replaces, by name: Linear, Conv1D of Hugging Face, and Conv1d and Conv2d.
+
+    Args:
+        model: Any module.
+        encoding: How the compiled layers write their weights.
+        images: The inputs of the convolutions; one without stays.
 
     Raises:
         PatternError: A weight holds NaN or infinity.
@@ -85,9 +114,16 @@ def replaceable(model: nn.Module, encoding: Encoding) -> Iterator[tuple[str, Lay
     inside_attention = attention_parts(model)
     patterns = {name: mask.pattern for name, mask in masks.of(model).items()}
     for name, module in model.named_modules():
-        if is_linear(module) and refusal(module, name in inside_attention, encoding) is None:
+        known = is_linear(module) or (is_convolution(module) and name in (images or {}))
+        if known and refusal(module, name in inside_attention, encoding) is None:
             pattern = patterns.get(f"{name}.weight".lstrip("."))
-            yield name, layer_weight(name, module, module.weight, module.bias, encoding, pattern)
+            found = layer_weight(name, module, module.weight, module.bias, encoding, pattern)
+            yield name, replace(found, images=(images or {}).get(name, found.images))
+
+
+def is_convolution(module: nn.Module) -> TypeGuard[nn.Conv1d | nn.Conv2d]:
+    """Whether a layer is a convolution that there are kernels for."""
+    return isinstance(module, nn.Conv1d | nn.Conv2d)
 
 
 def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
@@ -104,12 +140,12 @@ def layer_weight(
     pattern: Pattern | None = None,
     like: torch.dtype | None = None,
 ) -> LayerWeight:
-    """Describe the weight of a linear layer.
+    """Describe the weight of a layer.
 
     Args:
         name: Name of the layer.
         module: The layer.
-        weight: Dense or packed, the module's own or a file's, in the order of the module's: (out, in), or (in, out).
+        weight: Dense or packed, the module's own or a file's, in the module's order: (out, in, ...), or (in, out).
         bias: (out,) or None.
         encoding: How the compiled layer writes it.
         pattern: What the weight is said to obey, by its mask or its file; None looks for it in the zeros.
@@ -118,32 +154,47 @@ def layer_weight(
     Raises:
         PatternError: The weight holds NaN or infinity.
     """
-    first = is_hugging_face_conv1d(module)
-    kind, axis = ("Conv1D (Hugging Face)", 0) if first else ("Linear", 1)
+    kind, axis = ("Conv1D (Hugging Face)", 0) if is_hugging_face_conv1d(module) else ("Linear", 1)
+    geometry = Geometry.of(module) if is_convolution(module) else None
+    kind = kind if geometry is None else type(module).__name__
     stored = torch.float32 if isinstance(weight, Packed) else weight.dtype
     held = exchanged(weight if isinstance(weight, Packed) else weight.detach(), axis)
-    rows, columns = held.header.shape if isinstance(held, Packed) else held.shape
+    rows, *taps = held.header.shape if isinstance(held, Packed) else held.shape
     bias = None if bias is None else bias.detach().float()
-    pattern, because = encoding.pattern_of(name, held, pattern)
-    described = (held, bias, rows, columns, id(weight), encoding, like or stored)
-    return LayerWeight(name, *described, kind=kind, axis=axis, pattern=pattern, dense_because=because)
+    last = held if isinstance(held, Packed) else held.movedim(1, -1)
+    pattern, because = encoding.pattern_of(name, last, pattern)
+    described = (held, bias, rows, prod(taps), id(weight), encoding, like or stored)
+    return LayerWeight(
+        name, *described, kind=kind, axis=axis, pattern=pattern, dense_because=because, geometry=geometry
+    )
 
 
 def refusal(module: nn.Module, inside_attention: bool, encoding: Encoding = FLOAT32) -> str | None:
     """Return why a layer with a weight cannot be replaced, or None when it can."""
-    if isinstance(module, nn.Conv1d | nn.Conv2d):
-        other = "" if encoding.dtype == "float32" else f"convolutions run in float32, not in {encoding.dtype}"
-        return conv_refusal(module) or other or NO_IMAGES
+    image = is_convolution(module)
     if inside_attention or isinstance(module, nn.MultiheadAttention):
         return _PLACED
-    if kind_of(module) is None or not is_linear(module):
+    if kind_of(module) is None or not (image or is_linear(module)):
         return f"no packed kernel for {type(module).__name__} yet"
+    if image and module.padding_mode != "zeros":
+        return f"padding_mode {module.padding_mode!r}: the kernels pad with zeros"
     if reason := obstacle(module):
         return reason
-    weight = module.weight
-    if not encoding.takes(weight) or type(weight) is not nn.Parameter or not weight.numel():
-        return unread(weight, encoding.dtype)
+    weight, read = module.weight, FLOAT32 if image else encoding
+    if not read.takes(weight) or type(weight) is not nn.Parameter or not weight.numel():
+        return _unread(weight, read.dtype)
+    if image and encoding.dtype != "float32":
+        return f"convolutions run in float32, not in {encoding.dtype}"
     return None
+
+
+def _unread(weight: Tensor, dtype: str) -> str:
+    """Say that no kernel of a computing type takes a weight, and what to do where its dtype is why."""
+    other = weight.is_floating_point() and weight.dtype is not torch.float32 and weight.numel()
+    remedy = "; convert the model first: model.float()" if other else ""
+    if other and weight.dtype is torch.bfloat16 and weight.ndim == 2:
+        remedy += ', or pass dtype="bfloat16"'
+    return f"its weight is {weight.dtype} of shape {tuple(weight.shape)}: no {dtype} kernel takes it{remedy}"
 
 
 def attention_parts(model: nn.Module) -> set[str]:
@@ -160,7 +211,7 @@ def attention_parts(model: nn.Module) -> set[str]:
 def left_alone(
     model: nn.Module,
     encoding: Encoding = FLOAT32,
-    convs: Mapping[str, object] | None = None,
+    replaced: Collection[str] = (),
     kept: Collection[str] = (),
 ) -> list[LayerPlan]:
     """Return a plan entry for every layer that stays and that a pattern could be laid over, with its reason.
@@ -168,15 +219,15 @@ def left_alone(
     Args:
         model: Any module.
         encoding: How the compiled layers write their weights.
-        convs: The convolutions that are replaced, by name.
+        replaced: Layers that are replaced.
         kept: Layers that were kept dense when the model was compiled.
     """
     inside_attention = attention_parts(model)
     entries = []
     for name, module in model.named_modules():
-        if name in (convs or {}) or kind_of(module) is None:
+        if name in replaced or kind_of(module) is None:
             continue
-        reason = refusal(module, name in inside_attention, encoding)
+        reason = refusal(module, name in inside_attention, encoding) or (NO_IMAGES if is_convolution(module) else None)
         reason = "the whole model was faster so where it was compiled" if name in kept else reason
         weight = next((w for shown in _SHOWN if isinstance(w := getattr(module, shown, None), Tensor)), None)
         if reason and weight is not None:

@@ -16,17 +16,16 @@ from twofour.calls import Example
 from twofour.compiler import CompiledConv, CompiledLinear
 from twofour.compiler.account import Account
 from twofour.compiler.build import Terms, build, concluded
-from twofour.compiler.build_conv import ConvWeight, conv_weight
 from twofour.compiler.choose import DEFAULT_TOKENS
 from twofour.compiler.compilation import Compilation
 from twofour.compiler.compile import require_runs, with_plan
-from twofour.compiler.conv import conv_refusal
 from twofour.compiler.encoding import Encoding
 from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.plan import Plan
 from twofour.compiler.replaceable import (
     LayerWeight,
     attention_parts,
+    is_convolution,
     is_linear,
     layer_weight,
     left_alone,
@@ -141,21 +140,15 @@ def fill_compiled(
         CompileError: The model is on a device without kernels, or it does not run on the example.
     """
     require_cpu(model, meta=True)
-    stored, patterns, parts = _all(contents), _patterns(contents), attention_parts(model)
+    stored, patterns = _all(contents), _patterns(contents)
     said = Compilation.from_dict(contents.settings, path)
     allowance = Allowance()
     terms = _terms(model, said, memory, tokens or _affordable(said.tokens, model, allowance), measure)
-    weights: dict[str, LayerWeight] = {}
     kept = said.kept_dense
-    for layer, module in model.named_modules():
-        if layer not in kept and is_linear(module) and refusal(module, layer in parts, terms.encoding) is None:
-            weights[layer] = _layer_weight(stored, patterns, layer, module, terms.encoding)
-    weights = {name: replace(weight, quantization=said.ranges.get(name, DYNAMIC)) for name, weight in weights.items()}
-    convs = dict(_convs(stored, patterns, model, said.images, allowance)) if terms.encoding.dtype == "float32" else {}
-    convs = {layer: conv for layer, conv in convs.items() if layer not in kept}
-    left = left_alone(model, terms.encoding, convs, kept)
+    weights = dict(_weights(stored, patterns, model, said, terms.encoding, allowance))
     counts = dict(_counts(said.counts, weights, allowance))
-    fast, plan = build(model, weights, counts, terms, convs=convs, left=left)
+    left = left_alone(model, terms.encoding, weights, kept)
+    fast, plan = build(model, weights, counts, terms, left=left)
     compiled = {name for name, module in fast.named_modules(remove_duplicate=False) if isinstance(module, COMPILED)}
     outside = {name: weight for name, weight in stored.items() if name.rpartition(".")[0] not in compiled}
     state = _dense(outside, model)
@@ -191,45 +184,53 @@ def _patterns(contents: Contents) -> dict[str, Pattern]:
 
 
 def _layer_weight(
-    stored: Mapping[str, Stored], patterns: Mapping[str, Pattern], layer: str, module: nn.Linear, encoding: Encoding
+    stored: Mapping[str, Stored],
+    patterns: Mapping[str, Pattern],
+    layer: str,
+    module: nn.Linear | nn.Conv1d | nn.Conv2d,
+    encoding: Encoding,
 ) -> LayerWeight:
-    key, weight, bias = _stored(stored, layer, module)
-    return layer_weight(layer, module, weight, bias, encoding, patterns.get(key), module.weight.dtype)
-
-
-def _stored(
-    stored: Mapping[str, Stored], layer: str, module: nn.Linear | nn.Conv1d | nn.Conv2d
-) -> tuple[str, Stored, Tensor | None]:
-    """Return a layer's weight with its name, and its bias.
-
-    A dense weight has the model's type, as after loading a state dict: kernels take no other.
-    """
+    """Describe a layer with the file's weight; a dense one in the model's type, as after loading a state dict."""
     key = f"{layer}.weight".lstrip(".")
     weight, bias = stored[key], stored.get(f"{layer}.bias".lstrip("."))
     if isinstance(weight, Tensor) and weight.is_floating_point():
         weight = weight.to(module.weight.dtype)
-    return key, weight, bias if isinstance(bias, Tensor) else None
+    bias = bias if isinstance(bias, Tensor) else None
+    return layer_weight(layer, module, weight, bias, encoding, patterns.get(key), module.weight.dtype)
 
 
-def _convs(
+def _weights(
     stored: Mapping[str, Stored],
     patterns: Mapping[str, Pattern],
     model: nn.Module,
-    known: Mapping[str, Images],
+    said: Compilation,
+    encoding: Encoding,
     allowance: Allowance,
-) -> Iterator[tuple[str, ConvWeight]]:
-    """Yield the convolutions whose images the file knows, with the file's weights."""
+) -> Iterator[tuple[str, LayerWeight]]:
+    """Yield the layers to compile with the weights of a file: linear ones, and convolutions whose images it knows."""
+    parts = attention_parts(model)
     for name, module in model.named_modules():
-        found = known.get(name)
-        if found is None or not isinstance(module, nn.Conv1d | nn.Conv2d) or conv_refusal(module):
+        if name in said.kept_dense or not (is_linear(module) or is_convolution(module)):
             continue
-        numbers = prod(found) * max(module.in_channels, module.out_channels)
-        pixels = prod(found) // prod(module.stride)
-        if not allowance.takes(numbers, [(module.out_channels, prod(module.weight.shape[1:]), pixels)]):
-            logger.warning("layer `%s`: images of %s in the file are not measured: too large", name, found)
+        if refusal(module, name in parts, encoding) is not None:
             continue
-        key, weight, bias = _stored(stored, name, module)
-        yield name, conv_weight(name, module, weight, bias, found, patterns.get(key))
+        if is_convolution(module) and not _measurable(name, module, said.images.get(name), allowance):
+            continue
+        found = _layer_weight(stored, patterns, name, module, encoding)
+        ranged = replace(found, quantization=said.ranges.get(name, DYNAMIC))
+        yield name, ranged if found.geometry is None else replace(found, images=said.images[name])
+
+
+def _measurable(name: str, module: nn.Conv1d | nn.Conv2d, images: Images | None, allowance: Allowance) -> bool:
+    """Whether a convolution may be measured on the images that a file says."""
+    if images is None:
+        return False
+    numbers = prod(images) * max(module.in_channels, module.out_channels)
+    pixels = prod(images) // prod(module.stride)
+    if allowance.takes(numbers, [(module.out_channels, prod(module.weight.shape[1:]), pixels)]):
+        return True
+    logger.warning("layer `%s`: images of %s in the file are not measured: too large", name, images)
+    return False
 
 
 def _affordable(counts: Sequence[int], model: nn.Module, allowance: Allowance) -> tuple[int, ...]:
@@ -271,7 +272,7 @@ def _counts(
     """Yield the layers whose token count in the example the file knows; older files know none."""
     for name, weight in weights.items():
         found = known.get(name)
-        if found is None:
+        if found is None or weight.geometry is not None:
             continue
         if not allowance.takes(found * max(weight.rows, weight.columns), [(weight.rows, weight.columns, found)]):
             logger.warning("layer `%s`: %d tokens in the file are not measured: too many", name, found)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from twofour import native
 from twofour.kernels.problem import MaybeTensor, Problem
-from twofour.kernels.quantization import Quantization
+from twofour.native import pages
 from twofour.packing import Packed
 from twofour.packing.encodings import Encoding
 from twofour.patterns import Pattern, parse
@@ -33,6 +33,7 @@ class Row(ABC):
         device: "cpu" or "cuda".
         isa: Instruction set it needs (`native.supports`), "any" when torch chooses; of the GPU its least architecture.
         layout: Order of the weight's bytes; kernels of one layout share a prepared weight.
+        any_axes: Whether it takes contiguous inputs of more than two axes as they are.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Row(ABC):
     device: str
     isa: str
     layout: str
+    any_axes: ClassVar[bool] = False
 
     @property
     def sparse(self) -> bool:
@@ -56,6 +58,26 @@ class Row(ABC):
     def unavailable(self) -> str | None:
         """Return why this kernel cannot run here and now, or None when it can."""
         return None if self.isa == "any" else native.unavailable(self.isa)
+
+    def is_own(self, dtype: torch.dtype) -> bool:
+        """Whether it is what torch runs anyway for a Linear of this dtype."""
+        return False
+
+    def remark(self, in_features: int) -> str:
+        """Return what this kernel does differently for a weight of this width, for the plan; "" where nothing."""
+        return ""
+
+    def least_bytes(self, out_features: int, in_features: int) -> int:
+        """Return how many bytes the first tensor of a prepared weight of this size has at least."""
+        return 4 * out_features * in_features
+
+    def beside_bytes(self, out_features: int, in_features: int) -> tuple[int, ...]:
+        """Return the same of each tensor beside it."""
+        return ()
+
+    @abstractmethod
+    def run(self, x: Tensor, weight: Any, bias: MaybeTensor, problem: Any, other: MaybeTensor = None) -> Tensor:
+        """Return the answer of a problem; see `Kernel.run` and `ConvKernel.run`."""
 
     @property
     def level(self) -> int:
@@ -72,6 +94,55 @@ def widest(rows: Sequence[R]) -> list[R]:
     return [row for row in rows if row.level == best]
 
 
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A weight as a row reads it; rows of one layout share it, and copies of a model do.
+
+    oneDNN's and MKL's opaque tensors cannot be pickled: they go through the weight that they were made of.
+
+    Attributes:
+        kernel: The row that prepared it.
+        tensor: What is multiplied by.
+        beside: Further tensors that the row reads: scales, or the plain weight.
+        columns: Inputs of the weight where `tensor` is widened; None where it is not.
+    """
+
+    kernel: Any
+    tensor: Tensor
+    beside: tuple[Tensor, ...] = ()
+    columns: int | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of it: what a registered operator is handed."""
+        return self.tensor, *self.beside
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of it."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+
+    def restore(self) -> Packed | Tensor:
+        """Return the weight that it was made of; see `Kernel.restore`."""
+        return self.kernel.restore(self)
+
+    def again(self, weight: Packed | Tensor) -> Prepared:
+        """Return another weight, prepared as this one is."""
+        return self.kernel.prepare(weight)
+
+    def copy(self) -> Prepared:
+        """Return the same weight elsewhere in memory."""
+        if self.tensor.is_mkldnn:
+            return self.again(self.restore())
+        flat = self.tensor.is_cpu and self.tensor.ndim <= 2
+        return replace(self, tensor=pages.copy(self.tensor) if flat else self.tensor.clone())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.tensor.is_mkldnn:
+            return self.kernel.prepare, (self.restore(),)
+        return super().__reduce_ex__(protocol)
+
+
 @dataclass(frozen=True)
 class Kernel(Row):
     """One implementation of a product.
@@ -79,12 +150,10 @@ class Kernel(Row):
     Attributes:
         tokens_least: Tokens from which `compile` tries it; it is correct for any number.
         tokens_most: Tokens up to which it does. Equal to `tokens_least`: its weight is prepared for that count alone.
-        any_axes: Whether it takes contiguous inputs of more than two axes as they are.
     """
 
     tokens_least: int = field(default=0, kw_only=True)
     tokens_most: int = field(default=EVERY, kw_only=True)
-    any_axes: ClassVar[bool] = False
 
     @property
     def one_count(self) -> bool:
@@ -99,10 +168,6 @@ class Kernel(Row):
         """Whether it takes a weight of these sizes."""
         return True
 
-    def is_own(self, dtype: torch.dtype) -> bool:
-        """Whether it is what torch runs anyway for a Linear of this dtype."""
-        return False
-
     def takes(self, pattern: Pattern, encoding: Encoding) -> bool:
         """Whether it multiplies by weights packed by this pattern, their values in this encoding."""
         return self.form == pattern and encoding.name == self.dtype
@@ -116,36 +181,24 @@ class Kernel(Row):
             return f"takes {self.pattern} weights, not {header.pattern}"
         return f"computes in {self.dtype}, the weight is {header.dtype}"
 
-    def least_bytes(self, out_features: int, in_features: int) -> int:
-        """Return how many bytes a prepared weight of this size has at least."""
-        return 4 * out_features * in_features
-
-    def remark(self, in_features: int) -> str:
-        """Return what this kernel does differently for a weight of this width, for the plan; "" where nothing."""
-        return ""
-
     @abstractmethod
-    def prepare(self, weight: Packed | Tensor) -> Tensor:
+    def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return the weight in this kernel's layout: canonical form for sparse kernels, (out, in) for dense ones."""
 
-    def with_range(self, prepared: Tensor, quantization: Quantization) -> Tensor:
-        """Return a prepared weight that carries the input's static range, which rows in whole numbers use."""
-        assert quantization.dynamic, (self.name, quantization)
-        return prepared
-
-    def restore(self, prepared: Tensor) -> Packed | Tensor:
+    def restore(self, prepared: Prepared) -> Packed | Tensor:
         """Return the inverse of `prepare`: canonical form for sparse kernels, (out, in) for dense ones."""
-        dense = prepared.to_dense() if prepared.is_mkldnn else prepared
-        columns = getattr(prepared, "columns", None)  # a row that widens its weight notes what it was given
-        return dense if columns is None else dense[:, :columns]
+        dense = prepared.tensor.to_dense() if prepared.tensor.is_mkldnn else prepared.tensor
+        return dense if prepared.columns is None else dense[:, : prepared.columns]
 
     @abstractmethod
-    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
+    def run(
+        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None
+    ) -> Tensor:
         """Return epilogue(x @ W.T + bias).
 
         Args:
             x: (tokens, in), float32 or this row's dtype.
-            weight: What `prepare` returned.
+            weight: What `prepare` or `refill` returned.
             bias: float32 (out,) or None.
             problem: What is computed.
             other: Second operand of the epilogue, (tokens, out) in x's dtype.
@@ -163,14 +216,14 @@ class Kernel(Row):
         """Return why a weight of these sizes cannot be filled again, or None."""
         return None if self.refills else f"{self.name} prepares a weight once"
 
-    def blank(self, keep: Tensor) -> Tensor:
+    def blank(self, keep: Tensor) -> Prepared:
         """Return what `refill` fills for a mask, bool (out, in).
 
         It is made from the mask, never from a weight: a kept value that is 0 today may move tomorrow.
         """
         raise NotImplementedError(self.name)
 
-    def refill(self, prepared: Tensor, values: Tensor, keep: Tensor | None = None) -> Tensor:
+    def refill(self, prepared: Prepared, values: Tensor, keep: Tensor | None = None) -> Prepared:
         """Return the prepared weight with new values: `prepared` itself, changed in place, or a new one.
 
         Args:
@@ -180,7 +233,7 @@ class Kernel(Row):
         """
         raise NotImplementedError(self.name)
 
-    def run_columns(self, x: Tensor, weight: Tensor, out_features: int, dtype: torch.dtype | None = None) -> Tensor:
+    def run_columns(self, x: Tensor, weight: Prepared, out_features: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return W @ x: both activations stand transposed.
 
         Args:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from twofour.errors import KernelError
-from twofour.kernels.base import Row
+from twofour.kernels.base import Prepared, Row
 from twofour.kernels.epilogue import ACTIVATIONS, Epilogue
 from twofour.kernels.operands import require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
+from twofour.packing import Packed
 
 Pair = tuple[int, int]
 
@@ -140,6 +141,32 @@ class ConvProblem(Problem):
         return self.epilogue.activation
 
 
+@dataclass(frozen=True, eq=False)
+class PreparedConv(Prepared):
+    """The weight of a convolution as a row reads it.
+
+    Attributes:
+        geometry: Of the convolution.
+        images: What `prepare` was told of the input.
+        shape: Of the weight, (out, in / groups, [height,] width).
+        fitted: The weight for other images, where a row keeps one.
+    """
+
+    geometry: Geometry = field(kw_only=True)
+    images: Images | None = None
+    shape: tuple[int, ...] = ()
+    fitted: dict[Images, Tensor] = field(default_factory=dict, repr=False)
+
+    def again(self, weight: Packed | Tensor) -> PreparedConv:
+        """Return another weight, prepared as this one is."""
+        return self.kernel.prepare(weight, self.geometry, self.images)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.tensor.is_mkldnn:
+            return self.kernel.prepare, (self.restore(), self.geometry, self.images)
+        return super().__reduce_ex__(protocol)
+
+
 @dataclass(frozen=True)
 class ConvKernel(Row):
     """One implementation of y = activation(conv(x, W) + bias + other), channels last.
@@ -154,22 +181,34 @@ class ConvKernel(Row):
         """Return why this kernel cannot run a convolution of this geometry, or None when it can."""
         return self.unavailable()
 
-    @abstractmethod
-    def prepare(self, weight: Tensor, geometry: Geometry, images: Images | None = None) -> Tensor:
-        """Return the weight (out, in / groups, height, width) in this kernel's layout.
+    def prepare(self, weight: Packed | Tensor, geometry: Geometry, images: Images | None = None) -> PreparedConv:
+        """Return the weight (out, in / groups, [height,] width) in this kernel's layout.
 
         Args:
-            weight: Dense, with its zeros.
+            weight: Packed, or dense with its zeros.
             geometry: Of the convolution.
             images: The input it is prepared for, where the layout depends on it; every other one is served too.
 
         Raises:
             PackingError: A sparse kernel is given a weight that is not 2:4 along axis 1.
         """
+        dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
+        image = dense.float() if dense.ndim == 4 else dense.float().unsqueeze(2)
+        tensor = self.reorder(image, geometry, images)
+        return PreparedConv(self, tensor, geometry=geometry, images=images, shape=tuple(dense.shape))
+
+    @abstractmethod
+    def reorder(self, weight: Tensor, geometry: Geometry, images: Images | None) -> Tensor:
+        """Return a float32 weight (out, in / groups, height, width) in this kernel's layout; see `prepare`."""
+
+    def restore(self, prepared: PreparedConv) -> Packed | Tensor:
+        """Return the inverse of `prepare`: canonical form for sparse kernels, dense for the others."""
+        dense = prepared.tensor.to_dense() if prepared.tensor.is_mkldnn else prepared.tensor
+        return dense.contiguous().view(prepared.shape)
 
     @abstractmethod
     def run(
-        self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
+        self, x: Tensor, weight: PreparedConv, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
     ) -> Tensor:
         """Return activation(conv(x, W) + bias + other), as residual networks have it.
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from twofour.errors import KernelError
-from twofour.kernels.conv import ConvProblem, Geometry
+from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry, PreparedConv
 from twofour.kernels.nm_conv.layout import group_bytes
 from twofour.kernels.operator import inference_only
-from twofour.kernels.table import find_convolution
+from twofour.kernels.table import find
 
 _LIBRARY = torch.library.Library("twofour", "FRAGMENT")
 _LIBRARY.define(
@@ -58,7 +58,7 @@ def _conv(
     activation: str = "none",
     other: Tensor | None = None,
 ) -> Tensor:
-    shape, chosen = from_numbers(geometry), find_convolution(kernel)
+    shape, chosen = from_numbers(geometry), find(kernel, ConvKernel)
     if reason := chosen.refuses(shape):
         raise KernelError(
             f"{kernel} cannot run this convolution",
@@ -80,7 +80,8 @@ def _conv(
             wanted=f"torch.float32 ({shape.out_channels},)",
             remedy="pass the bias of the convolution that the weight belongs to",
         )
-    return chosen.run(x, weight, bias, ConvProblem.of(shape, activation), other)
+    prepared = PreparedConv(chosen, weight, geometry=shape)
+    return chosen.run(x, prepared, bias, ConvProblem.of(shape, activation), other)
 
 
 def _no_gradient(x: Tensor, *arguments: Any) -> Tensor:

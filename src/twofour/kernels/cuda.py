@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from twofour.kernels.base import Kernel
+from twofour.kernels.base import Kernel, Prepared
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import gpu
 
@@ -49,7 +49,7 @@ class CudaKernel(Kernel):
         self,
         way: Configuration,
         x: Tensor,
-        weight: Tensor,
+        weight: Prepared,
         bias: MaybeTensor,
         problem: Problem,
         other: MaybeTensor = None,
@@ -58,7 +58,7 @@ class CudaKernel(Kernel):
         raise NotImplementedError(self.name)
 
     @abstractmethod
-    def dense(self, prepared: Tensor, rows: int, columns: int) -> Tensor:
+    def dense(self, prepared: Prepared, rows: int, columns: int) -> Tensor:
         """Return the weight (rows, columns) that a prepared one stands for, on its device: for gradients and files."""
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import islice
 
 import torch
+from torch import Tensor
 
 from twofour.errors import KernelError
-from twofour.kernels.base import Kernel
+from twofour.kernels.base import Prepared, Row
 from twofour.kernels.cuda import READS
 from twofour.kernels.table import find
 
@@ -36,13 +39,13 @@ class DispatchTable:
         assert list(self.limits) == sorted(set(self.limits)), self.limits
 
     @cached_property
-    def kernels(self) -> tuple[Kernel, ...]:
+    def kernels(self) -> tuple[Row, ...]:
         """The kernels, in the order of `names`.
 
         Raises:
             KernelError: One of them cannot run here: the dispatch table comes from another machine.
         """
-        found = tuple(find(name) for name in self.names)
+        found = tuple(find(name, Row) for name in self.names)
         for kernel in found:
             if reason := kernel.unavailable():
                 raise KernelError(
@@ -59,18 +62,41 @@ class DispatchTable:
         return tuple(dict.fromkeys(kernel.layout for kernel in self.kernels))
 
     @cached_property
-    def by_layout(self) -> dict[str, Kernel]:
+    def by_layout(self) -> dict[str, Row]:
         """One kernel of each layout, in the order of `layouts`."""
         return {layout: next(k for k in self.kernels if k.layout == layout) for layout in self.layouts}
 
     @cached_property
-    def steps(self) -> tuple[tuple[Kernel, int], ...]:
+    def steps(self) -> tuple[tuple[Row, int], ...]:
         """Each kernel with the index of its layout in `layouts`."""
         return tuple((kernel, self.layouts.index(kernel.layout)) for kernel in self.kernels)
 
-    def at(self, tokens: int) -> tuple[Kernel, int]:
+    def at(self, tokens: int) -> tuple[Row, int]:
         """Return the kernel for `tokens` and the index of its layout."""
         return self.steps[bisect_left(self.limits, tokens) if self.limits else 0]
+
+    def gather(self, tensors: Sequence[Tensor], sizes: tuple[int, int]) -> tuple[Prepared, ...]:
+        """Return the weight (out, in) of these `sizes` in each of `layouts`, of the flat list an operator carries.
+
+        Raises:
+            KernelError: There are too few tensors, too many or too small ones.
+        """
+        needed = {
+            kernel: (kernel.least_bytes(*sizes), *kernel.beside_bytes(*sizes)) for kernel in self.by_layout.values()
+        }
+        least = [size for part in needed.values() for size in part]
+        held = [tensor.numel() * tensor.element_size() for tensor in tensors]
+        if len(held) != len(least) or any(size < wanted for size, wanted in zip(held, least, strict=True)):
+            raise KernelError(
+                "the weights of twofour::linear do not fit its dispatch table",
+                got=f"{len(held)} weights of {held} bytes",
+                wanted=f"layouts {', '.join(self.layouts)} of at least {least} bytes",
+                remedy="pass the weights and the dispatch table of one compiled layer, and inputs of its width",
+            )
+        left = iter(tensors)
+        return tuple(
+            Prepared(kernel, next(left), tuple(islice(left, len(part) - 1))) for kernel, part in needed.items()
+        )
 
     @cached_property
     def reads(self) -> tuple[torch.dtype, ...]:
@@ -145,5 +171,5 @@ def read_dispatch(text: str) -> DispatchTable:
             "the text is no dispatch table", got=repr(text), wanted='"16=kernel;*=kernel"', remedy=_REMEDY
         ) from None
     for name in names:
-        find(name)
+        find(name, Row)
     return DispatchTable(counts, names)

@@ -13,22 +13,24 @@ import torch
 from torch import Tensor
 
 from twofour.errors import KernelError
+from twofour.kernels.base import Prepared
 from twofour.kernels.dispatch import DispatchTable, read_dispatch
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.problem import Problem
+from twofour.kernels.quantization import Quantization
 from twofour.native import gpu
 
 _LIBRARY = torch.library.Library("twofour", "FRAGMENT")
 # The table of kernels is called `ladder` in exported programs, which store the names of arguments.
 _LIBRARY.define(
     "linear(Tensor x, Tensor[] weights, Tensor? bias, str ladder, int out_features, "
-    'str activation="none", str combine="none", Tensor? other=None) -> Tensor'
+    'str activation="none", str combine="none", Tensor? other=None, float? x_scale=None, int x_zero=0) -> Tensor'
 )
 
 
 def linear(
     x: Tensor,
-    weights: list[Tensor],
+    weights: Sequence[Prepared],
     bias: Tensor | None,
     dispatch: DispatchTable,
     problem: Problem,
@@ -41,7 +43,7 @@ def linear(
         weights: The weight prepared in each of `dispatch.layouts`.
         bias: float32 (out,) or None.
         dispatch: Kernels by token count.
-        problem: Rows of W, and what happens to the product.
+        problem: Rows of W, the range of x, and what happens to the product.
         other: Its second operand, (..., out).
 
     Returns:
@@ -65,26 +67,19 @@ def _linear(
     activation: str = "none",
     combine: str = "none",
     other: Tensor | None = None,
+    x_scale: float | None = None,
+    x_zero: int = 0,
 ) -> Tensor:
     steps = read_dispatch(dispatch)
     _require(x, bias, steps, out_features)
-    problem = _problem(out_features, activation, combine)
+    problem = _problem(out_features, activation, combine, x_scale, x_zero)
     problem.epilogue.require(other, (*x.shape[:-1], out_features))
-    sizes = [weight.numel() * weight.element_size() for weight in weights]
-    needed = [kernel.least_bytes(out_features, x.shape[-1]) for kernel in steps.by_layout.values()]
-    if len(sizes) != len(needed) or any(size < least for size, least in zip(sizes, needed, strict=True)):
-        raise KernelError(
-            "the weights of twofour::linear do not fit its dispatch table",
-            got=f"{len(sizes)} weights of {sizes} bytes",
-            wanted=f"layouts {', '.join(steps.by_layout)} of at least {needed} bytes",
-            remedy="pass the weights and the dispatch table of one compiled layer, and inputs of its width",
-        )
-    return linear(x, weights, bias, steps, problem, other)
+    return linear(x, steps.gather(weights, (out_features, x.shape[-1])), bias, steps, problem, other)
 
 
 @lru_cache(maxsize=1024)
-def _problem(out_features: int, activation: str, combine: str) -> Problem:
-    return Problem(out_features, Epilogue(activation, combine))
+def _problem(out_features: int, activation: str, combine: str, x_scale: float | None, x_zero: int) -> Problem:
+    return Problem(out_features, Epilogue(activation, combine), Quantization(x_scale, x_zero))
 
 
 def _require(x: Tensor, bias: Tensor | None, dispatch: DispatchTable, out_features: int) -> None:
@@ -107,17 +102,17 @@ def _require(x: Tensor, bias: Tensor | None, dispatch: DispatchTable, out_featur
         )
 
 
+_PLAINLY = ("none", "none", None, None, 0)
+"""Arguments from `activation` on of a product that is stored as it is."""
+
+
 def _no_gradient(x: Tensor, *arguments: Any) -> Tensor:
     if torch.is_grad_enabled() and x.requires_grad:
         weights, bias, dispatch, out_features, *after = arguments
-        if read_dispatch(dispatch).device != "cuda" or after not in (
-            [],
-            ["none"],
-            ["none", "none"],
-            ["none", "none", None],
-        ):
+        steps = read_dispatch(dispatch)
+        if steps.device != "cuda" or any(given != left for given, left in zip(after, _PLAINLY, strict=False)):
             raise inference_only()
-        return through_packed(x, weights, bias, read_dispatch(dispatch), out_features)
+        return through_packed(x, steps.gather(weights, (out_features, x.shape[-1])), bias, steps, out_features)
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.twofour.linear(x, *arguments)
 
@@ -127,7 +122,12 @@ class _ThroughPacked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weights: list[Tensor], bias: Tensor | None, dispatch: DispatchTable, out_features: int
+        ctx: Any,
+        x: Tensor,
+        weights: Sequence[Prepared],
+        bias: Tensor | None,
+        dispatch: DispatchTable,
+        out_features: int,
     ) -> Tensor:
         ctx.weights, ctx.dispatch, ctx.sizes = weights, dispatch, (out_features, x.shape[-1])
         with torch.no_grad():
@@ -142,7 +142,7 @@ class _ThroughPacked(torch.autograd.Function):
 
 
 def through_packed(
-    x: Tensor, weights: list[Tensor], bias: Tensor | None, dispatch: DispatchTable, out_features: int
+    x: Tensor, weights: Sequence[Prepared], bias: Tensor | None, dispatch: DispatchTable, out_features: int
 ) -> Tensor:
     """Return `linear` on a GPU with a gradient for its input: dX = dY W, with W opened for the backward pass alone."""
     return _ThroughPacked.apply(x, weights, bias, dispatch, out_features)  # pyright: ignore[reportReturnType]

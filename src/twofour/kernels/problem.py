@@ -20,8 +20,7 @@ class Problem:
     Attributes:
         rows: Rows of W: the outputs.
         epilogue: What happens to the product before it is stored.
-        quantization: Rows in whole numbers: the input's range, else that which the prepared weight carries; and the
-            dtype of the answer.
+        quantization: Rows in whole numbers: the input's range, and the dtype of the answer.
     """
 
     rows: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -93,21 +92,6 @@ class Quantization:
 
 DYNAMIC = Quantization()
 """Every token gets its own range; the answer has the input's dtype."""
-
-_RANGE = struct.Struct("<Ifi")  # Int8Head in int8/int8_layout.h
-
-
-def write_range(layout: Tensor, quantization: Quantization) -> None:
-    """Store a static input range at the start of an int8 layout (behind its header); a dynamic one erases it."""
-    scale = quantization.x_scale
-    data = _RANGE.pack(scale is not None, scale or 0.0, quantization.x_zero)
-    layout[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def read_range(layout: Tensor) -> Quantization:
-    """Return the input range stored by `write_range`."""
-    static, scale, zero = _RANGE.unpack(bytes(layout[: _RANGE.size].tolist()))
-    return Quantization(scale, zero) if static else DYNAMIC
 
 
 def quantize_input(x: Tensor, quantization: Quantization = DYNAMIC) -> tuple[Tensor, Tensor, Tensor]:

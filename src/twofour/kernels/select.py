@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from twofour.errors import KernelError
-from twofour.kernels.base import Kernel
+from twofour.kernels.base import Kernel, Prepared
 from twofour.kernels.nm_matmul.cpu import READS
 from twofour.kernels.problem import Problem
 from twofour.kernels.table import find, rows
@@ -24,7 +24,7 @@ FEW_TOKENS = 16
 LAYOUTS = {"float32": ("rows", "pairs"), "bfloat16": ("bf16_rows", "bf16_panels"), "int4": ("int4_rows", "int4_rows")}
 """dtype of the weight -> layouts for few and for many tokens; other dtypes take the table's first."""
 
-_prepared: WeakKeyDictionary[Packed, dict[str, Tensor]] = WeakKeyDictionary()
+_prepared: WeakKeyDictionary[Packed, dict[str, Prepared]] = WeakKeyDictionary()
 
 
 def select(packed: Packed, tokens: int) -> Kernel:

@@ -113,7 +113,7 @@ def _by_name() -> dict[str, Row]:
     return {row.name: row for row in (*rows(), *convolutions())}
 
 
-def find_row(name: str, kind: type[R]) -> R:
+def find(name: str, kind: type[R] = Kernel) -> R:
     """Return the row of a kind that is called `name`: `Kernel`, `ConvKernel`, or `Row` for either.
 
     Raises:
@@ -129,16 +129,6 @@ def find_row(name: str, kind: type[R]) -> R:
             remedy="`twofour kernels` lists them with what each needs",
         )
     return found
-
-
-def find(name: str) -> Kernel:
-    """Return the kernel of a product called `name`; see `find_row`."""
-    return find_row(name, Kernel)
-
-
-def find_convolution(name: str) -> ConvKernel:
-    """Return the kernel of a convolution called `name`; see `find_row`."""
-    return find_row(name, ConvKernel)
 
 
 def available(operation: str, device: str = "cpu") -> tuple[Kernel, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import struct
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ from tests.fuzz.cursor import NUMBERS, Cursor
 from tests.fuzz.native_calls import COLUMNS, ROWS, prepared_weights
 from twofour.compiler.layer import PreparedWeights
 from twofour.errors import KernelError, PackingError
+from twofour.kernels.base import Prepared
 from twofour.kernels.nm_matmul.layout import from_layout
 from twofour.kernels.problem import Problem
 
@@ -39,7 +41,7 @@ class Use:
 
 
 @cache
-def weights() -> list[tuple[Any, Tensor]]:
+def weights() -> list[tuple[Any, Prepared]]:
     """Return every kernel with a good weight."""
     torch.manual_seed(0)
     return prepared_weights()
@@ -49,7 +51,7 @@ def build(data: bytes) -> Use:
     """Return the use of a weight whose header, bytes or length are changed."""
     cursor = Cursor(data)
     kernel, prepared = cursor.pick(weights())
-    how, buffer = cursor.pick(USES), prepared.clone()
+    how, buffer = cursor.pick(USES), prepared.tensor.clone()
     dispatch = f"*={kernel.name}"
     for _ in range(6):
         if cursor.empty:
@@ -89,35 +91,36 @@ def _change_header(cursor: Cursor, buffer: Tensor) -> None:
 def run(built: Use) -> str:
     """Use it; what is not refused has the right shape, and a product is that of the weight that the bytes hold."""
     kernel, buffer = built.kernel, built.buffer
+    prepared = Prepared(kernel, buffer)
     x = torch.linspace(-1, 1, 3 * COLUMNS).view(3, COLUMNS).sin()
     if built.how == "restore":
         _ = from_layout(buffer)
     elif built.how == "pickle":
-        made, (layouts, plain, opaque) = PreparedWeights({kernel.layout: buffer}).__reduce__()
-        made(layouts, plain, opaque).source()
+        pickle.loads(pickle.dumps(PreparedWeights([prepared]))).source()
     elif built.how == "operator":
         y = torch.ops.twofour.linear(x, [buffer], None, built.dispatch, ROWS)
         assert tuple(y.shape) == (3, ROWS), y.shape
     elif built.how == "columns" and kernel.layout in ("panels", "pairs", "bf16_panels"):
-        assert tuple(kernel.run_columns(x.T, buffer, ROWS).shape) == (ROWS, 3)
+        assert tuple(kernel.run_columns(x.T, prepared, ROWS).shape) == (ROWS, 3)
     elif built.how == "refill" and kernel.layout in ("panels", "pairs", "bf16_panels"):
-        kernel.refill(buffer, torch.ones(ROWS, COLUMNS))
-        require_product(kernel, buffer, x)
+        kernel.refill(prepared, torch.ones(ROWS, COLUMNS))
+        require_product(prepared, x)
     else:
-        require_product(kernel, buffer, x)
+        require_product(prepared, x)
     return built.how
 
 
-def require_product(kernel: Any, buffer: Tensor, x: Tensor) -> None:
+def require_product(prepared: Prepared, x: Tensor) -> None:
     """Require a product of the right shape, and of the weight that the bytes hold where packing writes them so."""
-    y = kernel.run(x, buffer, None, Problem(ROWS)).double()
+    kernel = prepared.kernel
+    y = kernel.run(x, prepared, None, Problem(ROWS)).double()
     assert tuple(y.shape) == (3, ROWS), y.shape
     try:
-        packed = kernel.restore(buffer)
+        packed = kernel.restore(prepared)
         again = kernel.prepare(packed)
     except (PackingError, KernelError):
         return
-    if not torch.equal(again, buffer):
+    if not torch.equal(again.tensor, prepared.tensor):
         return  # bytes of no weight: what was not refused stays within its bounds
     dense = packed.unpack().double()
     if kernel.dtype == "int8" or not float(dense.abs().max()) < REACH:

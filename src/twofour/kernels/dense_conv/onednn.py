@@ -14,6 +14,7 @@ from twofour.kernels.conv import (
     ConvProblem,
     Geometry,
     Images,
+    PreparedConv,
     channels_last,
     finish,
     padded,
@@ -39,7 +40,7 @@ class OneDnnConv(ConvKernel):
         """Return why not: no oneDNN, or a geometry at which it can end the process."""
         return SCATTERED if geometry.scattered else self.unavailable()
 
-    def prepare(self, weight: Tensor, geometry: Geometry, images: Images | None = None) -> Tensor:
+    def reorder(self, weight: Tensor, geometry: Geometry, images: Images | None) -> Tensor:
         """Return the weight in oneDNN's blocked order: an opaque tensor of mkldnn layout.
 
         Raises:
@@ -57,32 +58,44 @@ class OneDnnConv(ConvKernel):
         image = [count, geometry.in_channels, *map(max, size, reach)]
         padding = geometry.before if geometry.symmetric else (0, 0)
         return torch.ops.mkldnn._reorder_convolution_weight(
-            weight.detach().contiguous(), padding, geometry.stride, geometry.dilation, geometry.groups, image
+            weight.contiguous(), padding, geometry.stride, geometry.dilation, geometry.groups, image
         )
 
     def run(
-        self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
+        self, x: Tensor, weight: PreparedConv, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
     ) -> Tensor:
-        """Convolve; see `ConvKernel.run`."""
+        """Convolve; see `ConvKernel.run`. A weight reordered for images of another size is reordered once more."""
         geometry, activation = problem.geometry, problem.activation
         require_image(x, geometry, other)
+        blocked = self._fitting(weight, (x.shape[0], x.shape[2], x.shape[3]))
         bias = plain_bias(bias, geometry.out_channels)
         x, padding = padded(channels_last(x), geometry)
         sizes = (padding, geometry.stride, geometry.dilation, geometry.groups)
         fused = activation in ("none", "relu")
         if other is None:
             y = torch.ops.mkldnn._convolution_pointwise(
-                x, weight, bias, *sizes, "relu" if activation == "relu" else "none", [], ""
+                x, blocked, bias, *sizes, "relu" if activation == "relu" else "none", [], ""
             )
             return y if fused else finish(y, activation, None)
         if not fused:
             return finish(
-                torch.ops.mkldnn._convolution_pointwise(x, weight, bias, *sizes, "none", [], ""), activation, other
+                torch.ops.mkldnn._convolution_pointwise(x, blocked, bias, *sizes, "none", [], ""), activation, other
             )
         unary = "relu" if activation == "relu" else None
         return torch.ops.mkldnn._convolution_pointwise.binary(
-            x, channels_last(other), weight, bias, *sizes, "add", None, unary, [], ""
+            x, channels_last(other), blocked, bias, *sizes, "add", None, unary, [], ""
         )
+
+    def _fitting(self, weight: PreparedConv, images: Images) -> Tensor:
+        """Return the weight for images of this size; the last that it was not prepared for is kept."""
+        if weight.images is None or images == weight.images:
+            return weight.tensor
+        known = weight.fitted.get(images)
+        if known is None:
+            known = self.reorder(weight.tensor.to_dense(), weight.geometry, images)
+            weight.fitted.clear()
+            weight.fitted[images] = known
+        return known
 
 
 ONEDNN_CONV = OneDnnConv(

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry, Images, channels_last, finish, padded, require_image
+from twofour.kernels.conv import (
+    ConvKernel,
+    ConvProblem,
+    Geometry,
+    Images,
+    PreparedConv,
+    channels_last,
+    finish,
+    padded,
+    require_image,
+)
 from twofour.kernels.operands import plain_bias
 from twofour.kernels.problem import MaybeTensor
 
@@ -16,21 +26,22 @@ from twofour.kernels.problem import MaybeTensor
 class PlainConv(ConvKernel):
     """torch.conv2d on a channels-last weight; channels first where oneDNN, which does the work, needs that."""
 
-    def prepare(self, weight: Tensor, geometry: Geometry, images: Images | None = None) -> Tensor:
+    def reorder(self, weight: Tensor, geometry: Geometry, images: Images | None) -> Tensor:
         """Return the weight (out, in / groups, height, width), channels last or first."""
-        return _channels_first(weight.detach()) if geometry.scattered else channels_last(weight.detach())
+        return _channels_first(weight) if geometry.scattered else channels_last(weight)
 
     def run(
-        self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
+        self, x: Tensor, weight: PreparedConv, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
     ) -> Tensor:
         """Convolve; see `ConvKernel.run`."""
         geometry = problem.geometry
         require_image(x, geometry, other)
         bias = plain_bias(bias, geometry.out_channels)
         x, padding = padded(x if geometry.scattered else channels_last(x), geometry)
+        held = weight.tensor
         if geometry.scattered:
-            x, weight = _channels_first(x), _channels_first(weight)
-        y = torch.conv2d(x, weight, bias, geometry.stride, padding, geometry.dilation, geometry.groups)
+            x, held = _channels_first(x), _channels_first(held)
+        y = torch.conv2d(x, held, bias, geometry.stride, padding, geometry.dilation, geometry.groups)
         return finish(channels_last(y), problem.activation, other)
 
 

@@ -5,14 +5,14 @@ oneDNN uses AMX where the CPU has it, else vdpbf16ps, else float32 arithmetic.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from twofour.kernels.base import Kernel
+from twofour.kernels.base import Kernel, Prepared
 from twofour.kernels.dense_matmul.onednn import ONEDNN
 from twofour.kernels.dense_matmul.plain import PLAIN
 from twofour.kernels.operands import require_memory
@@ -80,20 +80,23 @@ class Bf16Matmul(Kernel):
         wide = in_features + -in_features % WHOLE_STEP
         return f"widened to {wide} columns, or a NaN or infinity of one token would reach the token before"
 
-    def prepare(self, weight: Packed | Tensor) -> Tensor:
+    def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return the weight rounded to bfloat16, in the float32 row's order, widened where that row has to be."""
         dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
         dense = dense.to(torch.bfloat16)
         columns = dense.shape[1]
         if not reads_past_rows(self.kernel, columns):
-            return self.kernel.prepare(dense)
-        prepared = self.kernel.prepare(pad(dense, (0, -columns % WHOLE_STEP)))
-        prepared.columns = columns  # pyright: ignore[reportAttributeAccessIssue]
-        return prepared
+            return self._rounded(dense)
+        return replace(self._rounded(pad(dense, (0, -columns % WHOLE_STEP))), columns=columns)
 
-    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
+    def _rounded(self, dense: Tensor) -> Prepared:
+        return replace(self.kernel.prepare(dense), kernel=self)
+
+    def run(
+        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None
+    ) -> Tensor:
         """Multiply; see `Kernel.run`. The epilogue of a float32 input is applied to the widened product."""
-        low, missing = x.dtype is torch.bfloat16, weight.shape[1] - x.shape[1]
+        low, missing = x.dtype is torch.bfloat16, weight.tensor.shape[1] - x.shape[1]
         if missing > 0 or not low:
             require_memory(x)  # before it is copied; the float32 row looks at its own input
         if missing > 0:  # `prepare` widened the weight

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from twofour.kernels.base import Prepared
 from twofour.kernels.cuda import HALVES, CudaKernel, held_bias, padded, rounded_up
 from twofour.kernels.nm_matmul.cuda.eight_bits import TYPES, rescaled, rounded, rounded_reference
 from twofour.kernels.nm_matmul.cuda.sealed_buffers import Part, joined, opened, size
@@ -36,22 +37,24 @@ class CublasMatmul(CudaKernel):
         """Return the bytes of the weight."""
         return self.torchs.itemsize * out_features * in_features
 
-    def prepare(self, weight: Packed | Tensor) -> Tensor:
+    def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return the weight (out, in) in the row's type on the current GPU, a copy of its own."""
         dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
-        return dense.to(gpu.device(), self.torchs, copy=True).contiguous()
+        return Prepared(self, dense.to(gpu.device(), self.torchs, copy=True).contiguous())
 
-    def restore(self, prepared: Tensor) -> Tensor:
+    def restore(self, prepared: Prepared) -> Tensor:
         """Return the weight (out, in), on the CPU."""
-        return prepared.cpu()
+        return prepared.tensor.cpu()
 
-    def dense(self, prepared: Tensor, rows: int, columns: int) -> Tensor:
+    def dense(self, prepared: Prepared, rows: int, columns: int) -> Tensor:
         """Return the weight itself."""
-        return prepared
+        return prepared.tensor
 
-    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
+    def run(
+        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None
+    ) -> Tensor:
         """Multiply; see `Kernel.run`."""
-        y = functional.linear(x.to(self.torchs), weight, held_bias(bias, problem.rows, self.torchs)).to(x.dtype)
+        y = functional.linear(x.to(self.torchs), weight.tensor, held_bias(bias, problem.rows, self.torchs)).to(x.dtype)
         return problem.finish(y, other)
 
 
@@ -71,7 +74,7 @@ class EightBitMatmul(CudaKernel):
         """Return the bytes of the padded weight and its scales."""
         return size(self._parts(out_features, in_features))
 
-    def prepare(self, weight: Packed | Tensor) -> Tensor:
+    def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return the weight rounded, padded to multiples of 16, with its scales behind it."""
         if isinstance(weight, Packed) and self.dtype == "int8" and weight.scales is not None:
             values, scales = replace(weight, scales=None).unpack(), weight.scales
@@ -82,22 +85,24 @@ class EightBitMatmul(CudaKernel):
         more = rounded_up(rows, 16) - rows, rounded_up(columns, 16) - columns
         values = functional.pad(values.view(torch.int8), (0, more[1], 0, more[0])).view(self._type)
         tensors = [values, functional.pad(scales.flatten(), (0, more[0]), value=1.0)]
-        return joined(layout_header("dense", self.dtype, self.layout, rows, columns), tensors)
+        return Prepared(self, joined(layout_header("dense", self.dtype, self.layout, rows, columns), tensors))
 
-    def restore(self, prepared: Tensor) -> Tensor:
+    def restore(self, prepared: Prepared) -> Tensor:
         """Return the weight as `prepare` rounded it: float32 (out, in)."""
-        rows, columns = read_layout_header(bytes(prepared[:HEADER_BYTES].tolist())).shape
+        rows, columns = read_layout_header(bytes(prepared.tensor[:HEADER_BYTES].tolist())).shape
         return self.dense(prepared, rows, columns).cpu()
 
-    def dense(self, prepared: Tensor, rows: int, columns: int) -> Tensor:
+    def dense(self, prepared: Prepared, rows: int, columns: int) -> Tensor:
         """Return the weight as float32 (rows, columns)."""
-        values, scales = opened(prepared, self._parts(rows, columns), self.name)
+        values, scales = opened(prepared.tensor, self._parts(rows, columns), self.name)
         return values[:rows, :columns].float() * scales[:rows, None]
 
-    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
+    def run(
+        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None
+    ) -> Tensor:
         """Multiply; see `Kernel.run`."""
         tokens, columns = x.shape
-        values, scales = opened(weight, self._parts(problem.rows, columns), self.name)
+        values, scales = opened(weight.tensor, self._parts(problem.rows, columns), self.name)
         whole, scale = rounded(x, self._type)
         wide = padded(whole.view(torch.int8), LEAST_TOKENS if tokens < LEAST_TOKENS else 8, values.shape[1])
         if self.dtype == "int8":

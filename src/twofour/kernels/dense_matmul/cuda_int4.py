@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from twofour.kernels.base import Prepared
 from twofour.kernels.cuda import CudaKernel
 from twofour.kernels.nm_matmul.cuda.sealed_buffers import ALIGNED, Part, joined, opened, size
 from twofour.kernels.problem import MaybeTensor, Problem
@@ -36,7 +37,7 @@ class TinyMatmul(CudaKernel):
         """Return the bytes of a prepared weight with the fewest scales."""
         return size(self._parts(out_features, in_features, max(GROUPS)))
 
-    def prepare(self, weight: Packed | Tensor) -> Tensor:
+    def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return the weight in torch's order: a packed int4 one with its own scales, a dense one in groups of 64."""
         if isinstance(weight, Packed) and weight.scales is not None and weight.header.group:
             group, scales, zeros = weight.header.group, weight.scales, weight.zeros
@@ -52,24 +53,25 @@ class TinyMatmul(CudaKernel):
         packed = torch.ops.aten._convert_weight_to_int4pack(codes[:, 0::2] << 4 | codes[:, 1::2], INNER_TILES)
         scaled = torch.stack((scales, -zeros * scales), -1).transpose(0, 1).contiguous().bfloat16()
         rows, columns = whole.shape
-        return _marked(
-            joined(layout_header("dense", "int4", self.layout, rows, columns, group=group), [packed, scaled]), group
-        )
+        head = layout_header("dense", "int4", self.layout, rows, columns, group=group)
+        return Prepared(self, _marked(joined(head, [packed, scaled]), group))
 
-    def restore(self, prepared: Tensor) -> Tensor:
+    def restore(self, prepared: Prepared) -> Tensor:
         """Return the weight as it is multiplied by: float32 (out, in)."""
-        rows, columns = read_layout_header(bytes(prepared[:HEADER_BYTES].tolist())).shape
+        rows, columns = read_layout_header(bytes(prepared.tensor[:HEADER_BYTES].tolist())).shape
         return self.dense(prepared, rows, columns).cpu()
 
-    def dense(self, prepared: Tensor, rows: int, columns: int) -> Tensor:
+    def dense(self, prepared: Prepared, rows: int, columns: int) -> Tensor:
         """Return the weight as the product of the unit matrix: only the operator knows its order."""
-        unit = torch.eye(columns, dtype=torch.bfloat16, device=prepared.device)
+        unit = torch.eye(columns, dtype=torch.bfloat16, device=prepared.tensor.device)
         return self.run(unit, prepared, None, Problem(rows)).float().t()
 
-    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
+    def run(
+        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None
+    ) -> Tensor:
         """Multiply; see `Kernel.run`."""
-        group = GROUPS[weight.numel() // ALIGNED % 4]
-        packed, scaled = opened(weight, self._parts(problem.rows, x.shape[1], group), self.name)
+        group = GROUPS[weight.tensor.numel() // ALIGNED % 4]
+        packed, scaled = opened(weight.tensor, self._parts(problem.rows, x.shape[1], group), self.name)
         y = torch.ops.aten._weight_int4pack_mm(x.to(torch.bfloat16).contiguous(), packed, group, scaled)
         y = (y if bias is None else y.float() + bias).to(x.dtype)
         return problem.finish(y, other)

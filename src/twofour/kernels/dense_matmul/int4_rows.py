@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twofour import native
 from twofour.errors import KernelError
-from twofour.kernels.base import Kernel
+from twofour.kernels.base import Kernel, Prepared
 from twofour.kernels.operands import together
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import pages
@@ -36,7 +36,7 @@ class Int4Matmul(Kernel):
         """Return the bytes of header and layout with the largest groups."""
         return HEADER_BYTES + native.extension().dense_int4_bytes(out_features, in_features, max(GROUPS), False)
 
-    def prepare(self, weight: Packed | Tensor) -> Tensor:
+    def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return the weight in this row's layout behind a 64-byte header: uint8.
 
         A packed int4 weight keeps its whole numbers, scales and zero points, zeros written out; any other is rounded
@@ -52,11 +52,11 @@ class Int4Matmul(Kernel):
         head = layout_header("dense", self.dtype, self.layout, rows, columns, group=group, zeros=zeros is not None)
         buffer[:HEADER_BYTES] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         extension.dense_int4_pack(buffer, values, scales, zeros)
-        return buffer
+        return Prepared(self, buffer)
 
-    def restore(self, prepared: Tensor) -> Tensor:
+    def restore(self, prepared: Prepared) -> Tensor:
         """Return the weight as `prepare` rounded it: float32 (out, in), read column by column by the product itself."""
-        rows, columns = read_layout_header(bytes(prepared[:HEADER_BYTES].tolist())).shape
+        rows, columns = read_layout_header(bytes(prepared.tensor[:HEADER_BYTES].tolist())).shape
         unit = torch.eye(columns, dtype=torch.float32, device="cpu")
         blocks = [
             self.run(unit[first : first + RESTORED], prepared, None, Problem(rows))
@@ -64,7 +64,9 @@ class Int4Matmul(Kernel):
         ]
         return torch.cat(blocks).T.contiguous()
 
-    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
+    def run(
+        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None
+    ) -> Tensor:
         """Multiply; see `Kernel.run`. x may have any row stride.
 
         Raises:
@@ -79,7 +81,7 @@ class Int4Matmul(Kernel):
         ok = native.extension().dense_matmul(
             self.index,
             x,
-            weight,
+            weight.tensor,
             bias,
             y,
             *problem.epilogue.codes,
@@ -87,7 +89,7 @@ class Int4Matmul(Kernel):
             native.threads(),
         )
         if not ok:
-            raise _foreign(self, weight, problem.rows, in_features)
+            raise _foreign(self, weight.tensor, problem.rows, in_features)
         return y
 
 

@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from twofour.kernels.base import Kernel
+from twofour.kernels.base import Kernel, Prepared
 from twofour.kernels.operands import plain_bias, require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.kernels.quantization import DYNAMIC, Quantization, quantize_output
@@ -37,8 +37,12 @@ class OneDnnInt8Matmul(Kernel):
         """Return the bytes of the weight in int8."""
         return out_features * in_features
 
-    def prepare(self, weight: Packed | Tensor) -> Tensor:
-        """Return the weight in oneDNN's order, an opaque int8 tensor that carries its scales as attributes.
+    def beside_bytes(self, out_features: int, in_features: int) -> tuple[int, ...]:
+        """Return the bytes of scales and zero points."""
+        return 4 * out_features, 4 * out_features
+
+    def prepare(self, weight: Packed | Tensor) -> Prepared:
+        """Return the weight in oneDNN's order, an opaque int8 tensor; its scales and zero points stand beside it.
 
         Args:
             weight: Packed, or floating (out, in), which is rounded symmetrically per row.
@@ -51,36 +55,31 @@ class OneDnnInt8Matmul(Kernel):
             whole, scales, _ = INT8.quantize(dense.float())
         prepared = torch.ops.onednn.qlinear_prepack(whole.contiguous(), None)
         pages.collapse(prepared)
-        prepared.scales = scales.flatten().contiguous()
-        prepared.zeros = torch.zeros(len(whole), dtype=torch.int32, device="cpu")
-        return self.with_range(prepared, DYNAMIC)
+        zeros = torch.zeros(len(whole), dtype=torch.int32, device="cpu")
+        return Prepared(self, prepared, (scales.flatten().contiguous(), zeros))
 
-    def with_range(self, prepared: Tensor, quantization: Quantization) -> Tensor:
-        """Hang the range on the opaque tensor."""
-        prepared.quantization = quantization  # pyright: ignore[reportAttributeAccessIssue]
-        return prepared
-
-    def restore(self, prepared: Tensor) -> Tensor:
+    def restore(self, prepared: Prepared) -> Tensor:
         """Return the weight as `prepare` rounded it: float32 (out, in)."""
-        return prepared.to_dense().T.float() * prepared.scales.unsqueeze(1)  # pyright: ignore[reportAttributeAccessIssue]
+        return prepared.tensor.to_dense().T.float() * prepared.beside[0].unsqueeze(1)
 
-    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
+    def run(
+        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None
+    ) -> Tensor:
         """Multiply; see `Kernel.run` and `NativeMatmul.run`."""
         if not len(x):  # an empty tensor has no range
             return torch.empty(0, problem.rows, dtype=problem.quantization.output(x), device="cpu")
         require_memory(x)
         bias = plain_bias(bias, problem.rows)
-        scales, zeros, kept = weight.scales, weight.zeros, weight.quantization  # pyright: ignore[reportAttributeAccessIssue]
         lost = None
         try:
-            whole, scale, zero = _quantize(x, kept if problem.quantization.dynamic else problem.quantization)
+            whole, scale, zero = _quantize(x, problem.quantization)
         except _NoRangeError:
             x, lost = _without_unbounded(x)
             whole, scale, zero = _quantize(x, DYNAMIC)
         answer = problem.quantization.output(x)
         held = answer if answer.is_floating_point else torch.float32
         y = torch.ops.onednn.qlinear_pointwise(
-            whole, scale, zero, weight, scales, zeros, bias, 1.0, 0, held, "none", [], ""
+            whole, scale, zero, weight.tensor, *weight.beside, bias, 1.0, 0, held, "none", [], ""
         )
         y = y if lost is None else y.masked_fill_(lost, torch.nan)
         y = problem.finish(y, other)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.kernels.base import Kernel
+from twofour.kernels.base import Kernel, Prepared
 from twofour.kernels.dense_matmul.plain import PLAIN
 from twofour.kernels.operands import plain_bias, require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
@@ -34,29 +34,29 @@ class MklMatmul(Kernel):
         """Return why not: torch was built without MKL."""
         return None if torch.backends.mkl.is_available() else "this build of torch has no MKL"
 
-    def least_bytes(self, out_features: int, in_features: int) -> int:
-        """Return the bytes of the packed weight, which is what an operator's list of weights holds."""
-        return 4 * out_features * in_features
+    def beside_bytes(self, out_features: int, in_features: int) -> tuple[int, ...]:
+        """Return the bytes of the plain weight."""
+        return (4 * out_features * in_features,)
 
-    def prepare(self, weight: Packed | Tensor) -> Tensor:
-        """Return the weight in MKL's order, an opaque tensor that carries the plain weight as an attribute."""
-        dense = PLAIN.prepare(weight)
-        prepared = torch.ops.mkl._mkl_reorder_linear_weight(dense, self.tokens)
-        prepared.plain = dense
-        return prepared
+    def prepare(self, weight: Packed | Tensor) -> Prepared:
+        """Return the weight in MKL's order, an opaque tensor, and the plain weight beside it."""
+        plain = PLAIN.prepare(weight).tensor
+        return Prepared(self, torch.ops.mkl._mkl_reorder_linear_weight(plain, self.tokens), (plain,))
 
-    def restore(self, prepared: Tensor) -> Tensor:
+    def restore(self, prepared: Prepared) -> Tensor:
         """Return the plain weight (out, in)."""
-        return prepared.plain  # pyright: ignore[reportAttributeAccessIssue]
+        return prepared.beside[0]
 
-    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
+    def run(
+        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None
+    ) -> Tensor:
         """Multiply; see `Kernel.run`."""
         require_memory(x)
-        plain, bias = self.restore(weight), plain_bias(bias, problem.rows)
+        plain, bias = weight.beside[0], plain_bias(bias, problem.rows)
         if len(x) != self.tokens:
             y = torch.nn.functional.linear(x, plain, bias)
         else:
-            y = torch.ops.mkl._mkl_linear(x, weight, plain, bias, self.tokens)
+            y = torch.ops.mkl._mkl_linear(x, weight.tensor, plain, bias, self.tokens)
         return problem.finish(y, other)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.kernels.base import Kernel
+from twofour.kernels.base import Kernel, Prepared
 from twofour.kernels.epilogue import COMBINES
 from twofour.kernels.operands import plain_bias, require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
@@ -32,23 +32,26 @@ class OneDnnMatmul(Kernel):
         """Return why not: torch was built without oneDNN."""
         return None if torch.backends.mkldnn.is_available() else "this build of torch has no oneDNN"
 
-    def prepare(self, weight: Packed | Tensor) -> Tensor:
+    def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return the weight in oneDNN's blocked order: an opaque tensor of mkldnn layout."""
         dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
-        return pages.collapse(torch.ops.mkldnn._reorder_linear_weight(dense.contiguous(), REORDER_TOKENS))
+        blocked = torch.ops.mkldnn._reorder_linear_weight(dense.contiguous(), REORDER_TOKENS)
+        return Prepared(self, pages.collapse(blocked))
 
-    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
+    def run(
+        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None
+    ) -> Tensor:
         """Multiply; see `Kernel.run`."""
         require_memory(x)
         epilogue, bias = problem.epilogue, plain_bias(bias, problem.rows)
         if epilogue.plain:
-            return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+            return torch.ops.mkldnn._linear_pointwise(x, weight.tensor, bias, "none", [], "")
         epilogue.require(other, (x.size(0), problem.rows))
         if epilogue.activation == "none":
             combine = "add" if epilogue.combine == "add" else "mul"
-            return torch.ops.mkldnn._linear_pointwise.binary(x, other, weight, bias, combine)
+            return torch.ops.mkldnn._linear_pointwise.binary(x, other, weight.tensor, bias, combine)
         kind, algorithm = ATTRIBUTES[epilogue.activation]
-        y = torch.ops.mkldnn._linear_pointwise(x, weight, bias, kind, [], algorithm)
+        y = torch.ops.mkldnn._linear_pointwise(x, weight.tensor, bias, kind, [], algorithm)
         return y if other is None else COMBINES[epilogue.combine](y, other)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.kernels.base import Kernel
+from twofour.kernels.base import Kernel, Prepared
 from twofour.kernels.operands import plain_bias, require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import pages
@@ -22,14 +22,16 @@ class PlainMatmul(Kernel):
         """Whether torch runs it anyway: always, where this computes what the layer does."""
         return True
 
-    def prepare(self, weight: Packed | Tensor) -> Tensor:
+    def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return the weight (out, in), contiguous and not the caller's own: what he does to his later must not show."""
-        return pages.copy(weight.unpack() if isinstance(weight, Packed) else weight)
+        return Prepared(self, pages.copy(weight.unpack() if isinstance(weight, Packed) else weight))
 
-    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
+    def run(
+        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None
+    ) -> Tensor:
         """Multiply; see `Kernel.run`."""
         require_memory(x)
-        y = torch.nn.functional.linear(x, weight, plain_bias(bias, problem.rows))
+        y = torch.nn.functional.linear(x, weight.tensor, plain_bias(bias, problem.rows))
         return problem.finish(y, other)
 
 

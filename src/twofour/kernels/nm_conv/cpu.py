@@ -11,14 +11,37 @@ from torch import Tensor
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel
-from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry, Images, channels_last, finish, require_image
-from twofour.kernels.nm_conv.layout import LAYOUT, describe, to_conv_layout
+from twofour.kernels.conv import (
+    ConvKernel,
+    ConvProblem,
+    Geometry,
+    Images,
+    PreparedConv,
+    channels_last,
+    finish,
+    require_image,
+)
+from twofour.kernels.nm_conv.layout import LAYOUT, describe, from_conv_layout, to_conv_layout
 from twofour.kernels.nm_matmul import native_rows
 from twofour.kernels.problem import MaybeTensor
+from twofour.packing import Packed
 
 
 @dataclass(frozen=True)
-class NativeConv(ConvKernel):
+class PackedConv(ConvKernel):
+    """A row that reads weights of the layout `LAYOUT`."""
+
+    def reorder(self, weight: Tensor, geometry: Geometry, images: Images | None) -> Tensor:
+        """Return the weight behind a 64-byte header per group: uint8; see `to_conv_layout`."""
+        return to_conv_layout(weight, geometry)
+
+    def restore(self, prepared: PreparedConv) -> Packed:
+        """Return the canonical form."""
+        return from_conv_layout(prepared.tensor, prepared.geometry, prepared.shape)
+
+
+@dataclass(frozen=True)
+class NativeConv(PackedConv):
     """One row of nm_conv.inc.
 
     Pruned positions are skipped: an infinity or NaN in `x` at such a position does not reach the output.
@@ -35,12 +58,8 @@ class NativeConv(ConvKernel):
             return f"the kernel {geometry.kernel} has more than {native.extension().conv_taps} taps an axis"
         return self.unavailable()
 
-    def prepare(self, weight: Tensor, geometry: Geometry, images: Images | None = None) -> Tensor:
-        """Return the weight behind a 64-byte header per group: uint8; see `to_conv_layout`."""
-        return to_conv_layout(weight, geometry)
-
     def run(
-        self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
+        self, x: Tensor, weight: PreparedConv, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
     ) -> Tensor:
         """Convolve; see `ConvKernel.run`.
 
@@ -57,7 +76,7 @@ class NativeConv(ConvKernel):
         ok = native.extension().nm_conv(
             self.index,
             x,
-            weight,
+            weight.tensor,
             bias,
             other if fused else None,
             y,
@@ -67,12 +86,12 @@ class NativeConv(ConvKernel):
             native.threads(),
         )
         if not ok:
-            raise _foreign(self, weight, geometry)
+            raise _foreign(self, weight.tensor, geometry)
         return y if fused else finish(y, activation, other)
 
 
 @dataclass(frozen=True)
-class PointwiseConv(ConvKernel):
+class PointwiseConv(PackedConv):
     """A 1x1 convolution of stride 1 as a product over its pixels, by a row of nm_matmul.
 
     Attributes:
@@ -95,12 +114,8 @@ class PointwiseConv(ConvKernel):
             return f"in_channels {geometry.in_channels} is not a multiple of 4"
         return self.unavailable()
 
-    def prepare(self, weight: Tensor, geometry: Geometry, images: Images | None = None) -> Tensor:
-        """Return the weight as the product takes it."""
-        return to_conv_layout(weight, geometry)
-
     def run(
-        self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
+        self, x: Tensor, weight: PreparedConv, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
     ) -> Tensor:
         """Convolve; see `ConvKernel.run`."""
         if other is not None:  # a product activates before it adds: a pass of its own took as long as the convolution

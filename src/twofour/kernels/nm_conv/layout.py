@@ -53,15 +53,21 @@ def to_conv_layout(weight: Tensor, geometry: Geometry) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def from_conv_layout(buffer: Tensor, geometry: Geometry) -> Packed:
+def from_conv_layout(buffer: Tensor, geometry: Geometry, shape: tuple[int, ...] | None = None) -> Packed:
     """Read what `to_conv_layout` wrote back into the canonical form of a weight (out, in / groups, height, width).
+
+    Args:
+        buffer: The bytes.
+        geometry: Of the convolution.
+        shape: Of the answer: without its height for a Conv1d.
 
     Raises:
         PackingError: The buffer has no header of this version.
     """
     parts = [from_layout(part).unpack() for part in buffer.chunk(geometry.groups)]
     channels, (height, width) = geometry.in_channels // geometry.groups, geometry.kernel
-    return pack(from_rows(torch.cat(parts), channels, height, width), "2:4", axis=1)
+    dense = from_rows(torch.cat(parts), channels, height, width)
+    return pack(dense if shape is None else dense.view(shape), "2:4", axis=1)
 
 
 def group_bytes(geometry: Geometry) -> int:

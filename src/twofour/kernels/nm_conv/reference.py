@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry, Images, channels_last, finish, padded
+from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry, Images, PreparedConv, channels_last, finish, padded
 from twofour.kernels.operands import plain_bias
 from twofour.kernels.problem import MaybeTensor
 
@@ -33,16 +33,16 @@ def nm_conv_reference(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: 
 class ReferenceConv(ConvKernel):
     """The reference as a row of the table; it keeps the weight dense, so it saves neither time nor memory."""
 
-    def prepare(self, weight: Tensor, geometry: Geometry, images: Images | None = None) -> Tensor:
+    def reorder(self, weight: Tensor, geometry: Geometry, images: Images | None) -> Tensor:
         """Return the dense weight."""
-        return weight.detach()
+        return weight
 
     def run(
-        self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
+        self, x: Tensor, weight: PreparedConv, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
     ) -> Tensor:
         """Convolve densely; see `ConvKernel.run`."""
         bias = plain_bias(bias, problem.rows)
-        y = nm_conv_reference(x, weight, bias, problem.geometry)
+        y = nm_conv_reference(x, weight.tensor, bias, problem.geometry)
         return finish(channels_last(y), problem.activation, other)
 
 

@@ -10,17 +10,12 @@ from torch import Tensor
 
 from twofour import native
 from twofour.errors import KernelError
-from twofour.kernels.base import Kernel
+from twofour.kernels.base import Kernel, Prepared
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_matmul.layout import from_layout, to_layout
 from twofour.kernels.operands import together
 from twofour.kernels.problem import MaybeTensor, Problem
-from twofour.kernels.quantization import (
-    LARGEST_REDUCTION,
-    Quantization,
-    read_range,
-    write_range,
-)
+from twofour.kernels.quantization import LARGEST_REDUCTION
 from twofour.packing import HEADER_BYTES, Packed, encodings, pack
 
 READS = {
@@ -49,21 +44,14 @@ class NativeMatmul(Kernel):
             return f"sums of {packed.header.reduction} inputs may exceed int32; at most {LARGEST_REDUCTION}"
         return super().refuses(packed)
 
-    def prepare(self, weight: Packed | Tensor) -> Tensor:
+    def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return a canonical 2:4 weight in this row's layout behind a 64-byte header: uint8."""
         assert isinstance(weight, Packed), type(weight)
-        return to_layout(weight, self.layout)
+        return Prepared(self, to_layout(weight, self.layout))
 
-    def with_range(self, prepared: Tensor, quantization: Quantization) -> Tensor:
-        """Write the range into the bytes of an int8 layout."""
-        if not quantization.dynamic:
-            assert self.dtype == "int8", self.dtype
-            write_range(prepared[HEADER_BYTES:], quantization)
-        return prepared
-
-    def restore(self, prepared: Tensor) -> Packed:
+    def restore(self, prepared: Prepared) -> Packed:
         """Return the canonical form of a prepared weight."""
-        return from_layout(prepared)
+        return from_layout(prepared.tensor)
 
     def layout_bytes(self, out_features: int, in_features: int, group: int = 0, zeros: bool = False) -> int:
         """Return the bytes of a weight of this size in this row's layout, without the header."""
@@ -74,7 +62,9 @@ class NativeMatmul(Kernel):
         group = max(encodings.get(self.dtype).groups, default=0)  # the fewest scales
         return HEADER_BYTES + self.layout_bytes(out_features, in_features, group)
 
-    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
+    def run(
+        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None
+    ) -> Tensor:
         """Multiply; see `Kernel.run`. x may have any row stride.
 
         Args:
@@ -89,15 +79,15 @@ class NativeMatmul(Kernel):
                 made for another kernel or another shape.
         """
         epilogue, quantization = problem.epilogue, problem.quantization
-        if x.dtype is torch.uint8 and self.dtype == "int8":
-            _require_range(self, weight, quantization)
+        if x.dtype is torch.uint8 and self.dtype == "int8" and quantization.dynamic:
+            raise _no_range(self)
         *leading, in_features = x.shape
         y = torch.empty((*leading, problem.rows), dtype=quantization.output(x), device="cpu")
         other = None if epilogue.plain else _second_operand(epilogue, other, x, y)
         if not native.extension().nm_matmul(
             self.index,
             x if x.is_contiguous() else together(x),
-            weight,
+            weight.tensor,
             bias,
             y,
             *epilogue.codes,
@@ -105,7 +95,7 @@ class NativeMatmul(Kernel):
             *quantization.codes,
             native.threads(),
         ):
-            raise _foreign(self, weight, problem.rows, in_features)
+            raise _foreign(self, weight.tensor, problem.rows, in_features)
         return y
 
     @property
@@ -113,16 +103,16 @@ class NativeMatmul(Kernel):
         """Whether its layout is one that a native pass fills again: "panels", "pairs" and "bf16_panels"."""
         return native.extension().layout_refills(self.layout)
 
-    def blank(self, keep: Tensor) -> Tensor:
+    def blank(self, keep: Tensor) -> Prepared:
         """Return the layout of a mask, all its values one."""
         return self.prepare(pack(keep.to(torch.float32), self.pattern, self.dtype))
 
-    def refill(self, prepared: Tensor, values: Tensor, keep: Tensor | None = None) -> Tensor:
+    def refill(self, prepared: Prepared, values: Tensor, keep: Tensor | None = None) -> Prepared:
         """Write float32 or bfloat16 values into the kept places, in one pass; bfloat16 layouts round float32."""
-        native.extension().layout_refill(prepared, values, native.threads())
+        native.extension().layout_refill(prepared.tensor, values, native.threads())
         return prepared
 
-    def run_columns(self, x: Tensor, weight: Tensor, out_features: int, dtype: torch.dtype | None = None) -> Tensor:
+    def run_columns(self, x: Tensor, weight: Prepared, out_features: int, dtype: torch.dtype | None = None) -> Tensor:
         """Multiply; see `Kernel.run_columns`. x is float32 or of this row's dtype, its rows contiguous.
 
         The weight may come from kernels.nm_unbiased; bfloat16 rows can answer in float32 too.
@@ -136,12 +126,12 @@ class NativeMatmul(Kernel):
         ok = native.extension().nm_matmul_columns(
             self.index,
             x,
-            weight,
+            weight.tensor,
             y,
             native.threads(),
         )
         if not ok:
-            raise _foreign(self, weight, out_features, in_features)
+            raise _foreign(self, weight.tensor, out_features, in_features)
         return y
 
 
@@ -174,14 +164,13 @@ def _second_operand(epilogue: Epilogue, other: Tensor | None, x: Tensor, y: Tens
     return together(other)
 
 
-def _require_range(kernel: NativeMatmul, weight: Tensor, quantization: Quantization) -> None:
-    if quantization.dynamic and read_range(weight[HEADER_BYTES:]).dynamic:
-        raise KernelError(
-            f"{kernel.name} does not know what its input stands for",
-            got="x of torch.uint8 without scale and zero point",
-            wanted="a static range",
-            remedy="pass quantization=Quantization(x_scale, x_zero) to the Problem, or use `with_range`",
-        )
+def _no_range(kernel: NativeMatmul) -> KernelError:
+    return KernelError(
+        f"{kernel.name} does not know what its input stands for",
+        got="x of torch.uint8 without scale and zero point",
+        wanted="a static range",
+        remedy="pass quantization=Quantization(x_scale, x_zero) to the Problem",
+    )
 
 
 def _foreign(kernel: NativeMatmul, weight: Tensor, out_features: int, in_features: int) -> KernelError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from twofour.kernels.base import Kernel
+from twofour.kernels.base import Kernel, Prepared
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.kernels.quantization import DYNAMIC, Quantization, quantize_input, quantize_output
@@ -70,15 +70,18 @@ class ReferenceMatmul(Kernel):
             return f"computes in floating point, the weight is {packed.header.dtype} without scales"
         return None
 
-    def prepare(self, weight: Packed | Tensor) -> Tensor:
+    def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return the dense weight (out, in)."""
         assert isinstance(weight, Packed), type(weight)
-        return weight.unpack()
+        return Prepared(self, weight.unpack())
 
-    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
+    def run(
+        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None
+    ) -> Tensor:
         """Multiply densely; see `Kernel.run`."""
-        assert len(weight) == problem.rows, (weight.shape, problem.rows)
-        y = torch.nn.functional.linear(x, weight.to(x.dtype), bias)
+        dense = weight.tensor
+        assert len(dense) == problem.rows, (dense.shape, problem.rows)
+        y = torch.nn.functional.linear(x, dense.to(x.dtype), bias)
         return problem.finish(y, other)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from twofour.kernels import Kernel
+from twofour.kernels import Kernel, Prepared
 from twofour.kernels.nm_unbiased import nm_unbiased, nm_unbiased_reference, packed_bytes
 from twofour.training.both_ways.masked_weight import MaskedWeight
 from twofour.training.sparse_linear import Call, Source, Workspace, implementations
@@ -41,12 +39,12 @@ class Estimate(Source):
         fours = tokens > 0 and tokens % 4 == 0
         return fours and self.weight.takes(kernel, call) and not kernel.refill_refuses(out, tokens)
 
-    def packed(self, kernel: Kernel, call: Call) -> Tensor:
+    def packed(self, kernel: Kernel, call: Call) -> Prepared:
         """Return the next estimate: on a GPU by plain torch and `refill`."""
         self.calls += 1
         seed = (self.seed + self.calls * 0x9E3779B1) & 0xFFFFFFFF
         gradient = call.a.t()
         if implementations.on_gpu(gradient.device):
-            return kernel.refill(gradient, nm_unbiased_reference(gradient, seed).t())
-        size = packed_bytes(*call.a.shape, gradient.dtype)
-        return nm_unbiased(gradient, seed, gradient.dtype, self.workspace.buffer(size))
+            return kernel.refill(kernel.blank(gradient), nm_unbiased_reference(gradient, seed).t())
+        buffer = self.workspace.buffer(packed_bytes(*call.a.shape, gradient.dtype))
+        return Prepared(kernel, nm_unbiased(gradient, seed, gradient.dtype, buffer))

@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from twofour.kernels import Kernel
+from twofour.kernels import Kernel, Prepared
 from twofour.kernels.problem import Problem
 from twofour.training.sparse_linear import Call, Source
 from twofour.training.sparse_linear.implementations import fitting, weight_kernels
@@ -28,7 +28,7 @@ class MaskedWeight(Source):
     def __init__(self, dtype: torch.dtype, dense_parameter: bool) -> None:
         self.dtype, self.dense_parameter = dtype, dense_parameter
         self.keep: Tensor | None = None
-        self._packed: dict[tuple[str, str], tuple[Kernel, Tensor]] = {}
+        self._packed: dict[tuple[str, str], Prepared] = {}
         self._packed_state: tuple[int, int] | None = None
         self._packed_mask: int | None = None
         self._dense: tuple[tuple[object, ...], Tensor] | None = None
@@ -47,7 +47,7 @@ class MaskedWeight(Source):
     @property
     def nbytes(self) -> int:
         """Bytes of the mask and of the layouts that were built."""
-        return sum(packed.nbytes for _, packed in self._packed.values()) + (
+        return sum(packed.nbytes for packed in self._packed.values()) + (
             self.keep.nbytes if self.keep is not None else 0
         )
 
@@ -60,7 +60,7 @@ class MaskedWeight(Source):
         """Whether a mask is in force, and the type is that of the packed values."""
         return self.keep is not None and call.a.dtype == self.dtype
 
-    def packed(self, kernel: Kernel, call: Call) -> Tensor:
+    def packed(self, kernel: Kernel, call: Call) -> Prepared:
         """Return the layout of W or W^T with the values that the weight has now."""
         weight, keep, key = call.b, self.keep, (call.product, kernel.name)
         assert keep is not None
@@ -69,19 +69,19 @@ class MaskedWeight(Source):
         state = (weight._version, weight.data_ptr())
         stale = [] if self._packed_state == state else list(self._packed)
         if key not in self._packed:
-            self._packed[key] = kernel, kernel.blank(keep.t().contiguous() if call.product == "data" else keep)
+            self._packed[key] = kernel.blank(keep.t().contiguous() if call.product == "data" else keep)
             stale.append(key)
         if stale:
             # One conversion for all: torch's own rounds faster than a refill would.
             values = (weight.t() if call.product == "data" else weight).detach().to(self.dtype).contiguous()
             for product, name in stale:
-                row, packed = self._packed[product, name]
+                packed = self._packed[product, name]
                 given = (values.t(), keep.t()) if product == "data" else (values, keep)
-                self._packed[product, name] = row, row.refill(packed, *given)
+                self._packed[product, name] = packed.kernel.refill(packed, *given)
             self._packed_state = state
-        return self._packed[key][1]
+        return self._packed[key]
 
-    def multiply(self, kernel: Kernel, packed: Tensor, call: Call) -> Tensor:
+    def multiply(self, kernel: Kernel, packed: Prepared, call: Call) -> Tensor:
         """Return the product, with B as `packed` returned it; leading axes are flattened."""
         bias = None if call.bias is None else call.bias.float()
         return kernel.run(call.a.flatten(0, -2), packed, bias, Problem(len(call.b)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from twofour.kernels import Kernel
+from twofour.kernels import Kernel, Prepared
 from twofour.kernels.nm_gradient import packed_bytes, refuses
 from twofour.training import randomness
 from twofour.training.sdgp.rule import Rule, packed, pruned
@@ -51,13 +51,13 @@ class PrunedGradient(Source):
         """Return the pruned gradient, of the gradient's shape, and the weight."""
         return self.prune(call.a), call.b
 
-    def packed(self, kernel: Kernel, call: Call) -> Tensor:
+    def packed(self, kernel: Kernel, call: Call) -> Prepared:
         """Return what `prune` returns, packed: the same choices."""
         gradient, rows = call.a, call.a.shape[:-1].numel()
         if implementations.on_gpu(gradient.device):
-            return kernel.refill(gradient, self.prune(gradient).reshape(rows, -1).contiguous())
+            return kernel.refill(kernel.blank(gradient), self.prune(gradient).reshape(rows, -1).contiguous())
         buffer = self.workspace.buffer(packed_bytes(rows, gradient.shape[-1], gradient.dtype))
-        return packed(gradient, self.rule, generator=self._generator(gradient.device), out=buffer)
+        return Prepared(kernel, packed(gradient, self.rule, generator=self._generator(gradient.device), out=buffer))
 
     def prune(self, gradient: Tensor) -> Tensor:
         """Return the pruned dL/dz, (samples, pixels, channels)."""

@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from twofour.kernels import Kernel
+from twofour.kernels import Kernel, Prepared
 from twofour.training.sparse_linear import implementations
 
 
@@ -63,11 +63,11 @@ class Source:
         """Return a and b for a dense implementation."""
         return call.a, call.b
 
-    def packed(self, kernel: Kernel, call: Call) -> Tensor:
+    def packed(self, kernel: Kernel, call: Call) -> Prepared:
         """Return the sparse operand in a row's layout."""
         raise NotImplementedError(kernel.name)
 
-    def multiply(self, kernel: Kernel, packed: Tensor, call: Call) -> Tensor:
+    def multiply(self, kernel: Kernel, packed: Prepared, call: Call) -> Tensor:
         """Return the product, with A as `packed` returned it; leading axes are flattened."""
         return kernel.run_columns(call.b.t(), packed, call.a.shape[:-1].numel(), call.dtype)
 

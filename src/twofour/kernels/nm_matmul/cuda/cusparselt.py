@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from twofour.kernels.base import Prepared
 from twofour.kernels.cuda import HALVES, Configuration, held_bias, padded, rounded_up
 from twofour.kernels.nm_matmul.cuda.eight_bits import TYPES, rescaled, rounded, rounded_reference
 from twofour.kernels.nm_matmul.cuda.library import LibraryMatmul
@@ -60,7 +61,7 @@ class CusparseltMatmul(LibraryMatmul):
         multiple = WEIGHT_MULTIPLE[self._type.itemsize]
         return rounded_up(rows, multiple), rounded_up(columns, multiple)
 
-    def prepare(self, weight: Packed | Tensor) -> Tensor:
+    def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return the weight compressed on the current GPU, padded, with its scales in front where it has 8 bits."""
         assert isinstance(weight, Packed), weight
         rows, columns = weight.header.shape
@@ -73,21 +74,22 @@ class CusparseltMatmul(LibraryMatmul):
         tensors = [compressed.view(torch.uint8)]
         if scales is not None:
             tensors.insert(0, functional.pad(scales, (0, high - rows), value=1.0))
-        return joined(layout_header("2:4", self.dtype, self.layout, rows, columns), tensors, open_end=True)
+        head = layout_header("2:4", self.dtype, self.layout, rows, columns)
+        return Prepared(self, joined(head, tensors, open_end=True))
 
     def _multiples(self) -> tuple[int, int]:
         multiple = WEIGHT_MULTIPLE[self._type.itemsize]
         return multiple, multiple
 
-    def repack(self, values: Tensor, keep: Tensor | None = None) -> Tensor:
+    def repack(self, values: Tensor, keep: Tensor | None = None) -> Prepared:
         """Zero what is pruned, and let the library compress; see `LibraryMatmul.repack`."""
         pruned = values if keep is None else values.masked_fill(~keep, 0)
         compressed = torch.ops.aten._cslt_compress(pruned.to(self._type).contiguous())
-        return beside([compressed.view(torch.uint8)], open_end=True)
+        return Prepared(self, beside([compressed.view(torch.uint8)], open_end=True))
 
-    def _multiply(self, packed: Tensor, rows: int, x: Tensor) -> Tensor:
+    def _multiply(self, packed: Prepared, rows: int, x: Tensor) -> Tensor:
         algorithm, split, mode = tuned().chosen(key(self.name, rows, len(x), x.shape[1]), DEFAULT)
-        (compressed,) = opened(packed, self._parts(rows), self.name)
+        (compressed,) = opened(packed.tensor, self._parts(rows), self.name)
         return torch.ops.aten._cslt_sparse_mm(
             *(compressed, x, None, None, None), alg_id=algorithm, split_k=split, split_k_mode=mode
         )
@@ -105,7 +107,9 @@ class CusparseltMatmul(LibraryMatmul):
             return plain
         return [*plain, *((a, split, mode) for a in range(ALGORITHMS) for split in (2, 4, 8) for mode in (1, 2))]
 
-    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
+    def run(
+        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None
+    ) -> Tensor:
         """Multiply; see `Kernel.run`."""
         chosen = tuned().chosen(key(self.name, problem.rows, x.shape[1], len(x)), DEFAULT)
         return self.run_as(chosen, x, weight, bias, problem, other)
@@ -114,7 +118,7 @@ class CusparseltMatmul(LibraryMatmul):
         self,
         way: Configuration,
         x: Tensor,
-        weight: Tensor,
+        weight: Prepared,
         bias: MaybeTensor,
         problem: Problem,
         other: MaybeTensor = None,
@@ -122,7 +126,7 @@ class CusparseltMatmul(LibraryMatmul):
         """Multiply by a given algorithm: (algorithm, split, mode)."""
         tokens, columns = x.shape
         high, wide = self._padded(problem.rows, columns)
-        parts = opened(weight, self._parts(high), self.name)
+        parts = opened(weight.tensor, self._parts(high), self.name)
         if self.dtype in HALVES:
             held = held_bias(bias, high, self._type)
             y = self._product(way, x.to(self._type), parts[0], held, wide)[:tokens, : problem.rows]
@@ -159,26 +163,26 @@ class CusparseltMatmul(LibraryMatmul):
         compressed = Part(self._type, (high, -1))
         return (compressed,) if self.dtype in HALVES else (Part(torch.float32, (high,)), compressed)
 
-    def _opened(self, prepared: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor | None]:
+    def _opened(self, prepared: Prepared, rows: int, columns: int) -> tuple[Tensor, Tensor | None]:
         """Return what the library holds, by multiplying the unit matrix, which is exact; and the scales (out, 1).
 
         The compressed bytes are the library's own, so only the library can open them.
         """
         high, wide = self._padded(rows, columns)
-        *scales, compressed = opened(prepared, self._parts(high), self.name)
-        unit = torch.eye(columns, device=prepared.device, dtype=torch.float32).to(self._type)
+        *scales, compressed = opened(prepared.tensor, self._parts(high), self.name)
+        unit = torch.eye(columns, device=prepared.tensor.device, dtype=torch.float32).to(self._type)
         exact = {torch.int8: torch.int32, torch.float8_e4m3fn: torch.float32}.get(self._type)
         total = self._product(DEFAULT, unit, compressed, None, wide, exact)[:columns, :rows].t()
         return total, scales[0][:rows, None] if scales else None
 
-    def dense(self, prepared: Tensor, rows: int, columns: int) -> Tensor:
+    def dense(self, prepared: Prepared, rows: int, columns: int) -> Tensor:
         """Return the weight (rows, columns): 16-bit in its type, 8-bit as float32."""
         total, scales = self._opened(prepared, rows, columns)
         return total if scales is None else total.float() * scales
 
-    def restore(self, prepared: Tensor) -> Packed:
+    def restore(self, prepared: Prepared) -> Packed:
         """Return the canonical form of what the library holds; float8 weights come back as float32."""
-        rows, columns = read_layout_header(bytes(prepared[:HEADER_BYTES].tolist())).shape
+        rows, columns = read_layout_header(bytes(prepared.tensor[:HEADER_BYTES].tolist())).shape
         total, scales = self._opened(prepared, rows, columns)
         if scales is None or self._type is not torch.int8:
             return pack(self.dense(prepared, rows, columns).cpu(), "2:4")

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.sparse._semi_structured_conversions import sparse_semi_structured_to_dense_cutlass
 
+from twofour.kernels.base import Prepared
 from twofour.kernels.cuda import HALVES, held_bias, padded, rounded_up
 from twofour.kernels.nm_matmul.cuda.eight_bits import rescaled, rounded
 from twofour.kernels.nm_matmul.cuda.library import LibraryMatmul
@@ -61,7 +62,7 @@ class CutlassMatmul(LibraryMatmul):
         parts = (Part(self._type, (high, wide // 2)), positions)
         return parts if half else (*parts, Part(torch.float32, (high,)))
 
-    def prepare(self, weight: Packed | Tensor) -> Tensor:
+    def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return the weight in torch's order on the current GPU, padded, with its scales behind it in int8."""
         assert isinstance(weight, Packed), weight
         rows, columns = weight.header.shape
@@ -74,12 +75,12 @@ class CutlassMatmul(LibraryMatmul):
                 else weight.scales.flatten()
             )
             tensors.append(functional.pad(scales, (0, len(operand.values) - rows), value=1.0))
-        return joined(layout_header("2:4", self.dtype, self.layout, rows, columns), tensors)
+        return Prepared(self, joined(layout_header("2:4", self.dtype, self.layout, rows, columns), tensors))
 
     def _multiples(self) -> tuple[int, int]:
         return WEIGHT_MULTIPLES[self._type.itemsize]
 
-    def repack(self, values: Tensor, keep: Tensor | None = None) -> Tensor:
+    def repack(self, values: Tensor, keep: Tensor | None = None) -> Prepared:
         """Pack in one pass over memory; see `LibraryMatmul.repack`."""
         from twofour.kernels.nm_compress.on_gpu import compress  # imports Triton
 
@@ -87,21 +88,23 @@ class CutlassMatmul(LibraryMatmul):
         buffer = torch.empty(size(parts), dtype=torch.uint8, device=values.device)
         out = opened(buffer, parts, self.name)
         compress(values, keep, dtype=self._type, cutlass=True, out=(out[0], out[1]))
-        return buffer
+        return Prepared(self, buffer)
 
-    def _multiply(self, packed: Tensor, rows: int, x: Tensor) -> Tensor:
-        values, positions = opened(packed, self._parts(rows, len(x)), self.name)
+    def _multiply(self, packed: Prepared, rows: int, x: Tensor) -> Tensor:
+        values, positions = opened(packed.tensor, self._parts(rows, len(x)), self.name)
         return torch.ops.aten._sparse_semi_structured_mm(values, positions, x)
 
     def least_bytes(self, out_features: int, in_features: int) -> int:
         """Return the bytes of a prepared weight."""
         return size(self._parts(out_features, in_features))
 
-    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
+    def run(
+        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None
+    ) -> Tensor:
         """Multiply; see `Kernel.run`."""
         tokens, columns = x.shape
         high, wide = self._padded(problem.rows, columns)
-        values, positions, *scales = opened(weight, self._parts(problem.rows, columns), self.name)
+        values, positions, *scales = opened(weight.tensor, self._parts(problem.rows, columns), self.name)
         if self.dtype not in HALVES:
             whole, scale = rounded(x, torch.int8)
             whole = padded(whole, TOKEN_MULTIPLE[1], wide)
@@ -120,16 +123,16 @@ class CutlassMatmul(LibraryMatmul):
         rest = replace(problem.epilogue, activation="none") if fused else problem.epilogue
         return (y if rest.plain else rest.apply(y, other)).contiguous()
 
-    def dense(self, prepared: Tensor, rows: int, columns: int) -> Tensor:
+    def dense(self, prepared: Prepared, rows: int, columns: int) -> Tensor:
         """Return the weight (rows, columns): 16-bit in its type, int8 as float32."""
-        values, positions, *scales = opened(prepared, self._parts(rows, columns), self.name)
+        values, positions, *scales = opened(prepared.tensor, self._parts(rows, columns), self.name)
         weight = sparse_semi_structured_to_dense_cutlass(values, positions)[:rows, :columns]
         return weight.float() * scales[0][:rows, None] if scales else weight
 
-    def restore(self, prepared: Tensor) -> Packed:
+    def restore(self, prepared: Prepared) -> Packed:
         """Return the canonical form of a prepared weight."""
-        rows, columns = read_layout_header(bytes(prepared[:HEADER_BYTES].tolist())).shape
-        values, positions, *scales = opened(prepared, self._parts(rows, columns), self.name)
+        rows, columns = read_layout_header(bytes(prepared.tensor[:HEADER_BYTES].tolist())).shape
+        values, positions, *scales = opened(prepared.tensor, self._parts(rows, columns), self.name)
         kind = {"bfloat16": "bf16", "float16": "f16", "int8": "s8"}[self.dtype]
         padded_operand = from_sm80(values.cpu(), positions.cpu(), kind)
         kept = padded_operand.values[:rows, : columns // 2], padded_operand.codes[:rows, : columns // 4]

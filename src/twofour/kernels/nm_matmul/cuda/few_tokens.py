@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from twofour.errors import KernelError
+from twofour.kernels.base import Prepared
 from twofour.kernels.cuda import HALVES, Configuration, CudaKernel, rounded_up
 from twofour.kernels.nm_matmul.cuda.reference import opened_weight
 from twofour.kernels.nm_matmul.cuda.sealed_buffers import ALIGNED, Part, joined, opened, size
@@ -42,7 +43,7 @@ GROUPS_A_STEP = 32
 class FewTokens(CudaKernel):
     """y = x @ W.T + bias with W 2:4 and read packed; an infinity or NaN at a pruned position makes its output NaN."""
 
-    def prepare(self, weight: Packed | Tensor) -> Tensor:
+    def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return `weight` in this row's order, one buffer on the current GPU."""
         assert isinstance(weight, Packed) and weight.header.dtype == self.dtype, weight
         weight.validate()
@@ -62,16 +63,15 @@ class FewTokens(CudaKernel):
             tensors += _scales(weight, self.name)
         group, zeros = header.group, weight.zeros is not None
         buffer = joined(layout_header("2:4", self.dtype, self.layout, rows, columns, group=group, zeros=zeros), tensors)
-        return _marked(buffer, (group, zeros)) if self.dtype == "int4" else buffer
+        return Prepared(self, _marked(buffer, (group, zeros)) if self.dtype == "int4" else buffer)
 
-    def restore(self, prepared: Tensor) -> Packed:
+    def restore(self, prepared: Prepared) -> Packed:
         """Return the canonical form of a prepared weight."""
-        head = bytes(prepared[:HEADER_BYTES].tolist())
+        buffer = prepared.tensor
+        head = bytes(buffer[:HEADER_BYTES].tolist())
         found = read_layout_header(head)
         rows, columns = found.shape
-        values, codes, *scaled = (
-            part.cpu() for part in opened(prepared, self._parts(prepared, rows, columns), self.name)
-        )
+        values, codes, *scaled = (part.cpu() for part in opened(buffer, self._parts(buffer, rows, columns), self.name))
         kept = columns // 4 if self.dtype == "int4" else columns // 2
         indices = codes.view(torch.uint8)[:, : (columns // 4 + 1) // 2].clone()
         if columns // 4 % 2:
@@ -82,11 +82,11 @@ class FewTokens(CudaKernel):
         scales = scaled[0][:, :runs].float() if scaled else None
         return Packed(header, values, indices, scales, scaled[1][:, :runs].float() if has_zeros(head) else None)
 
-    def dense(self, prepared: Tensor, rows: int, columns: int) -> Tensor:
+    def dense(self, prepared: Prepared, rows: int, columns: int) -> Tensor:
         """Return the weight (rows, columns) in the row's type, int4 as float32."""
-        parts = self._parts(prepared, rows, columns)
-        values, codes, *scaled = opened(prepared, parts, self.name)
-        group = _form(prepared)[0] if scaled else 0
+        parts = self._parts(prepared.tensor, rows, columns)
+        values, codes, *scaled = opened(prepared.tensor, parts, self.name)
+        group = _form(prepared.tensor)[0] if scaled else 0
         return opened_weight(values, codes, scaled, group, HALVES.get(self.dtype, torch.float32))[:, :columns]
 
     def least_bytes(self, out_features: int, in_features: int) -> int:
@@ -104,7 +104,9 @@ class FewTokens(CudaKernel):
             if padded % (groups * split) == 0 and (split == 1 or padded // (groups * split) >= 4)
         ]
 
-    def run(self, x: Tensor, weight: Tensor, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None) -> Tensor:
+    def run(
+        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None
+    ) -> Tensor:
         """Multiply; see `Kernel.run`. float32 and foreign 16-bit inputs are rounded to the row's type first."""
         chosen = tuned().chosen(key(self.name, problem.rows, x.shape[1], len(x)), _default(x.shape[1]))
         return self.run_as(chosen, x, weight, bias, problem, other)
@@ -113,7 +115,7 @@ class FewTokens(CudaKernel):
         self,
         way: Configuration,
         x: Tensor,
-        weight: Tensor,
+        weight: Prepared,
         bias: MaybeTensor,
         problem: Problem,
         other: MaybeTensor = None,
@@ -127,8 +129,8 @@ class FewTokens(CudaKernel):
         if not y.numel():
             return y
         kind = HALVES.get(self.dtype, torch.float16 if x.dtype is torch.float16 else torch.bfloat16)
-        parts = opened(weight, self._parts(weight, problem.rows, columns), self.name)
-        group, _ = _form(weight) if self.dtype == "int4" else (0, False)
+        parts = opened(weight.tensor, self._parts(weight.tensor, problem.rows, columns), self.name)
+        group, _ = _form(weight.tensor) if self.dtype == "int4" else (0, False)
         other = None if other is None else other.contiguous()
         launch(way, _groups(x.to(kind)), parts, group, bias, other, y, problem.epilogue, kind)
         return y

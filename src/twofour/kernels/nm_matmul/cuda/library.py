@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from twofour.errors import KernelError
+from twofour.kernels.base import Prepared
 from twofour.kernels.cuda import HALVES, CudaKernel
 
 COLUMN_MULTIPLE = 8
@@ -21,7 +22,7 @@ class LibraryMatmul(CudaKernel):
     """A row whose 16-bit weights can be packed anew in every training step, without leaving the GPU."""
 
     @abstractmethod
-    def repack(self, values: Tensor, keep: Tensor | None = None) -> Tensor:
+    def repack(self, values: Tensor, keep: Tensor | None = None) -> Prepared:
         """Pack a matrix on its GPU: what `run` and `run_columns` take.
 
         Args:
@@ -32,7 +33,7 @@ class LibraryMatmul(CudaKernel):
         """
 
     @abstractmethod
-    def _multiply(self, packed: Tensor, rows: int, x: Tensor) -> Tensor:
+    def _multiply(self, packed: Prepared, rows: int, x: Tensor) -> Tensor:
         """Return W x of the row's type; x (in, columns) of the row's type, columns a multiple of `COLUMN_MULTIPLE`."""
 
     @abstractmethod
@@ -44,11 +45,11 @@ class LibraryMatmul(CudaKernel):
         """Whether there is `refill`: it packs anew."""
         return True
 
-    def blank(self, keep: Tensor) -> Tensor:
+    def blank(self, keep: Tensor) -> Prepared:
         """Return nothing: `refill` packs from the values and the mask."""
-        return torch.empty(0, dtype=torch.uint8, device=keep.device)
+        return Prepared(self, torch.empty(0, dtype=torch.uint8, device=keep.device))
 
-    def refill(self, prepared: Tensor, values: Tensor, keep: Tensor | None = None) -> Tensor:
+    def refill(self, prepared: Prepared, values: Tensor, keep: Tensor | None = None) -> Prepared:
         """Return a weight packed anew."""
         return self.repack(values, keep)
 
@@ -61,7 +62,7 @@ class LibraryMatmul(CudaKernel):
             return f"{rows} x {columns}: multiples of {high} x {wide} are wanted"
         return None
 
-    def run_columns(self, x: Tensor, weight: Tensor, out_features: int, dtype: torch.dtype | None = None) -> Tensor:
+    def run_columns(self, x: Tensor, weight: Prepared, out_features: int, dtype: torch.dtype | None = None) -> Tensor:
         """Multiply; see `Kernel.run_columns`. x is rounded to the row's type.
 
         Raises:
