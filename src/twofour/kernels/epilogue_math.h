@@ -1,13 +1,8 @@
-// Activations and epilogues of float vectors, for every kernel. V is the vector type of an instruction-set file:
-// V::reg, a vector of floats of the compiler (__m512, __m256, or one of its vector extension), and V::width.
+// Activations and epilogues of float vectors, for every kernel. V: native/simd.h.
 //
 // The polynomials are minimax fits made for this file (linear programming on Chebyshev points, coefficients rounded to
 // float). tests/kernels/test_epilogue.py holds them against float64.
 #pragma once
-
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
 
 #include <cstdint>
 
@@ -25,25 +20,9 @@ struct FloatMath {
   using F = typename V::reg;
   typedef int32_t I __attribute__((vector_size(sizeof(F))));
 
-  // A NaN in x stays: max and min return their second operand then. gcc 12 makes two instructions of a comparison.
-  static TWOFOUR_INLINE F at_least(float low, F x) {
-#if defined(__AVX512F__)
-    if constexpr (sizeof(F) == 64) return _mm512_max_ps(F{} + low, x);
-#endif
-#if defined(__AVX2__)
-    if constexpr (sizeof(F) == 32) return _mm256_max_ps(F{} + low, x);
-#endif
-    return x < low ? F{} + low : x;
-  }
-  static TWOFOUR_INLINE F at_most(float high, F x) {
-#if defined(__AVX512F__)
-    if constexpr (sizeof(F) == 64) return _mm512_min_ps(F{} + high, x);
-#endif
-#if defined(__AVX2__)
-    if constexpr (sizeof(F) == 32) return _mm256_min_ps(F{} + high, x);
-#endif
-    return x > high ? F{} + high : x;
-  }
+  // A NaN in x stays: max and min return their second operand then.
+  static TWOFOUR_INLINE F at_least(float low, F x) { return V::max(V::all(low), x); }
+  static TWOFOUR_INLINE F at_most(float high, F x) { return V::min(V::all(high), x); }
 
   // 1 + x c[0] + x^2 c[1] + ...
   template <int n>
@@ -147,7 +126,6 @@ TWOFOUR_INLINE typename V::reg apply_combine(typename V::reg x, typename V::reg 
 
 // y[row][column] (sums with their bias) -> epilogue, in place, right after they were stored and while they are in the
 // caches: rows [row, row + rows) and columns [column, column + columns) of the whole output, float32 as `other` is.
-// Of V it wants load and store, unaligned and partial: load_partial(p, count), store_partial(p, v, count).
 template <class V>
 TWOFOUR_NOINLINE void finish_rows(const Epilogue& epilogue, float* y, int64_t stride, int64_t row, int64_t rows,
                                   int64_t column, int64_t columns) {
@@ -158,13 +136,9 @@ TWOFOUR_NOINLINE void finish_rows(const Epilogue& epilogue, float* y, int64_t st
       const float* other = static_cast<const float*>(epilogue.other) + r * epilogue.other_stride + column;
       for (int64_t c = 0; c < columns; c += V::width) {
         const int64_t left = columns - c;
-        const bool whole = left >= V::width;
-        auto v = activated<decltype(constant)::value, V>(whole ? V::load_unaligned(to + c)
-                                                               : V::load_partial(to + c, left));
-        if (combine != Combine::none)
-          v = apply_combine<V>(v, whole ? V::load_unaligned(other + c) : V::load_partial(other + c, left), combine);
-        if (whole) V::store_unaligned(to + c, v);
-        else V::store_partial(to + c, v, left);
+        auto v = activated<decltype(constant)::value, V>(V::load(to + c, left));
+        if (combine != Combine::none) v = apply_combine<V>(v, V::load(other + c, left), combine);
+        V::store(to + c, v, left);
       }
     }
   });

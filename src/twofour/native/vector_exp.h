@@ -1,4 +1,4 @@
-// 2^x for a vector type of vector_*.h. Internal linkage: for instruction-set objects only.
+// 2^x for vectors of simd.h. Internal linkage.
 #pragma once
 
 namespace {
@@ -7,7 +7,7 @@ namespace {
 // 2^(n + r) with |r| <= 1/2; 2^r by the polynomial of degree 5 with the least relative error that is 1 at 0 (9e-8).
 template <class V>
 inline typename V::reg exp2_of(typename V::reg x) {
-  const auto n = V::round(x), r = V::sub(x, n);
+  const auto n = V::round(x), r = x - n;
   auto p = V::fma(r, V::all(1.3264709e-3f), V::all(9.6715111e-3f));
   p = V::fma(r, p, V::all(5.5507340e-2f));
   p = V::fma(r, p, V::all(2.4022242e-1f));
@@ -19,7 +19,7 @@ inline typename V::reg exp2_of(typename V::reg x) {
 // The same with a relative error below 8e-5, for answers in bfloat16: the polynomial of degree 3 with the least one.
 template <class V>
 inline typename V::reg exp2_rough(typename V::reg x) {
-  const auto n = V::round(x), r = V::sub(x, n);
+  const auto n = V::round(x), r = x - n;
   auto p = V::fma(r, V::all(5.5171418e-2f), V::all(2.4261117e-1f));
   p = V::fma(r, p, V::all(6.9326106e-1f));
   p = V::fma(r, p, V::all(9.9992807e-1f));

@@ -1,5 +1,4 @@
-// The exact search of a 4 x 4 tile, one tile in each lane of a vector. V: vectors of `width` floats and integers as GCC
-// and clang write them (F, I), split() and in_order(). Included once per instruction-set file; internal linkage.
+// The exact search of a 4 x 4 tile, one tile in each lane of a vector. Included once per instruction set; internal linkage.
 //
 // Two upper rows keep 0, 1 or 2 values of a column and the two lower ones the rest: 19 kinds of masks, and in each the
 // upper and the lower rows are chosen apart. 72 sums of two rows, 52 comparisons for the best of 90.
@@ -100,9 +99,9 @@ TWOFOUR_INLINE void search_tiles(const float* scores, int64_t stride, uint8_t* k
       *largest = magnitude > *largest ? magnitude : *largest;
       x[r][c] = (typename V::F)(kAbsolute ? magnitude : bits);
     }
-    V::split(x[r]);
+    V::transpose_quarters(x[r]);  // now column c of the tiles in x[r][c], of each quarter of the lanes in turn
   }
-  const typename V::I mask = V::in_order(best_mask<V>(x));
+  const typename V::I mask = (typename V::I)V::from_quarters((typename V::ireg)best_mask<V>(x));
   TWOFOUR_UNROLL
   for (int r = 0; r < 4; r++) {
     const typename V::I row = (mask >> (4 * r)) & 15;  // bit i of it becomes byte i

@@ -1,12 +1,11 @@
 // The AVX512-BF16 row: pairs of bfloat16 are multiplied and added at once. vdpbf16ps rounds both sums to nearest and takes
 // denormals for zero; the weights of the values are rounded to bfloat16, their sum is that of the unrounded ones.
-#include "native/vector_avx512.h"
 #include "rows.h"
 
 namespace {
 
 struct PairCells {
-  using V = Floats;
+  using V = Lanes;
   using Element = uint16_t;
   using reg = __m512;
   static constexpr int step = 2;
@@ -34,7 +33,7 @@ struct PairCells {
   }
 };
 
-using Kernel = Rows<FloatCells<Floats, uint16_t>, Blocks<PairCells, 6, 4>, Blocks<PairCells, 12, 2>>;
+using Kernel = Rows<FloatCells<uint16_t>, Blocks<PairCells, 6, 4>, Blocks<PairCells, 12, 2>>;
 
 }  // namespace
 

@@ -73,7 +73,7 @@ struct Blocks {
         for (int i = 0; i < kWidth; ++i)
           t[i] = i < present ? C::load(k.at(key + i) + cell * C::step, numbers) : V::zero();
         V::transpose(t);
-        for (int i = 0; i < cells; ++i) V::store(panel + (cell + i) * kWide, t[i]);
+        for (int i = 0; i < cells; ++i) V::store_unaligned(panel + (cell + i) * kWide, t[i]);
       }
     }
   }
@@ -88,7 +88,7 @@ struct Blocks {
         for (int64_t c = 0; c < kWide; c += V::width) {
           const int64_t left = least(a.value_width - column - c, V::width);
           const reg found = left > 0 ? C::load_column(row + c, next ? next + c : nullptr, left) : V::zero();
-          V::store(panels + cell * kWide + c, found);
+          V::store_unaligned(panels + cell * kWide + c, found);
         }
       }
   }
@@ -100,8 +100,8 @@ struct Blocks {
       for (int64_t cell = 0; cell < plan.width; cell += V::width) {
         const int64_t numbers = least(a.width - cell * C::step, V::width * C::step);
         reg found = r < rows ? C::load(q + r * a.q_strides.row + cell * C::step, numbers) : V::zero();
-        if (C::scaled_queries) found = V::mul(found, scale);
-        V::store(block + cell, found, least(plan.width - cell, V::width));
+        if (C::scaled_queries) found = found * scale;
+        V::store_partial(block + cell, found, least(plan.width - cell, V::width));
       }
   }
 
@@ -115,10 +115,10 @@ struct Blocks {
     for (int64_t k = 0; k < depth; ++k, right += kWide) {
       reg columns[kColumns];
 #pragma GCC unroll 4
-      for (int c = 0; c < kColumns; ++c) columns[c] = V::load_once(right + c * V::width);
+      for (int c = 0; c < kColumns; ++c) columns[c] = V::load_shared(right + c * V::width);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
-        const reg value = V::spread_once(left + r * left_stride + k);
+        const reg value = V::broadcast_shared(left + r * left_stride + k);
 #pragma GCC unroll 4
         for (int c = 0; c < kColumns; ++c) sums[r][c] = C::multiply_add(value, columns[c], sums[r][c]);
       }
@@ -135,8 +135,8 @@ struct Blocks {
       for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
         for (int c = 0; c < kColumns; ++c)
-          V::store(scores + r * plan.score_stride + key + c * V::width,
-                   C::scaled_queries ? sums[r][c] : V::mul(sums[r][c], scale));
+          V::store_unaligned(scores + r * plan.score_stride + key + c * V::width,
+                   C::scaled_queries ? sums[r][c] : sums[r][c] * scale);
     }
   }
 
@@ -152,12 +152,12 @@ struct Blocks {
         E* to = out + r * a.out_strides.row + column;
 #pragma GCC unroll 4
         for (int c = 0; c < kColumns; ++c) {
-          const reg result = V::mul(sums[r][c], V::all(weights[r]));
+          const reg result = sums[r][c] * V::all(weights[r]);
           const int64_t wanted = left - c * V::width;
           if (wanted >= V::width) {
-            V::store(to + c * V::width, result);
+            V::store_unaligned(to + c * V::width, result);
           } else if (wanted > 0) {
-            V::store(to + c * V::width, result, wanted);
+            V::store_partial(to + c * V::width, result, wanted);
           }
         }
       }

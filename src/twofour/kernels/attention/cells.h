@@ -3,8 +3,9 @@
 #pragma once
 
 #include "attention.h"
-#include "native/vector_exp.h"
 #include "native/integers.h"
+#include "native/simd.h"
+#include "native/vector_exp.h"
 
 namespace {
 
@@ -13,22 +14,22 @@ using twofour::AttentionMask;
 using twofour::Parts;
 
 // Cells of one number; operands of float or bfloat16 (uint16_t) become floats as they are arranged.
-template <class Vector, class Number>
+template <class Number>
 struct FloatCells {
-  using V = Vector;
+  using V = Lanes;
   using Element = Number;
-  using reg = typename V::reg;
+  using reg = V::reg;
   static constexpr int step = 1;
   static constexpr bool scaled_queries = true;  // else the scores are multiplied by the scale
 
-  static reg load(const Element* p, int64_t count) { return V::load(p, count); }
-  static reg load_column(const Element* row, const Element*, int64_t count) { return V::load(row, count); }
+  static reg load(const Element* p, int64_t count) { return V::load_partial(p, count); }
+  static reg load_column(const Element* row, const Element*, int64_t count) { return V::load_partial(row, count); }
   static reg multiply_add(reg a, reg b, reg c) { return V::fma(a, b, c); }
   // 2^x; an answer in bfloat16 (rounded to 2^-8) does not show the error of a shorter polynomial.
   static reg exp2(reg x) { return sizeof(Element) == 2 ? exp2_rough<V>(x) : exp2_of<V>(x); }
   static void store_weights(float* row, int64_t at, reg p, int64_t count) {
-    if (count == V::width) V::store(row + at, p);
-    else V::store(row + at, p, count);
+    if (count == V::width) V::store_unaligned(row + at, p);
+    else V::store_partial(row + at, p, count);
   }
   static void clear_weights(float* row, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) row[i] = 0.0f;

@@ -39,18 +39,18 @@ struct FewQueries {
       for (int i = 0; i < V::width; ++i) dots[i] = V::zero();
       for (int64_t c = 0; c < a.width; c += V::width) {
         const int64_t left = a.width - c < V::width ? a.width - c : V::width;
-        const reg x = V::mul(V::load(q + c, left), scale);
+        const reg x = V::load_partial(q + c, left) * scale;
 #pragma GCC unroll 16
         for (int i = 0; i < V::width; ++i) {
           const int64_t row = key + i < seen ? key + i : seen - 1;
-          dots[i] = V::fma(x, V::load(k.at(row) + c, left), dots[i]);
+          dots[i] = V::fma(x, V::load_partial(k.at(row) + c, left), dots[i]);
         }
       }
       V::transpose(dots);
       reg total = dots[0];
 #pragma GCC unroll 16
-      for (int i = 1; i < V::width; ++i) total = V::add(total, dots[i]);
-      V::store(scores + key, total);
+      for (int i = 1; i < V::width; ++i) total = total + dots[i];
+      V::store_unaligned(scores + key, total);
     }
   }
 
@@ -71,14 +71,17 @@ struct FewQueries {
         const reg p = V::all(scores[key]), next = V::all(scores[key + 1]);
 #pragma GCC unroll 4
         for (int c = 0; c < kColumns; ++c) {
-          even[c] = V::fma(p, V::load(from + c * V::width, counts[c]), even[c]);
-          odd[c] = V::fma(next, V::load(behind + c * V::width, counts[c]), odd[c]);
+          even[c] = V::fma(p, V::load_partial(from + c * V::width, counts[c]), even[c]);
+          odd[c] = V::fma(next, V::load_partial(behind + c * V::width, counts[c]), odd[c]);
         }
       }
       for (int c = 0; c < kColumns; ++c) {
-        reg sum = V::add(even[c], odd[c]);
-        if (key < seen) sum = V::fma(V::all(scores[key]), V::load(v.at(key) + column + c * V::width, counts[c]), sum);
-        V::store(out + column + c * V::width, V::mul(sum, V::all(weight)), counts[c]);
+        reg sum = even[c] + odd[c];
+        if (key < seen) {
+          const E* last = v.at(key) + column + c * V::width;
+          sum = V::fma(V::all(scores[key]), V::load_partial(last, counts[c]), sum);
+        }
+        V::store_partial(out + column + c * V::width, sum * V::all(weight), counts[c]);
       }
     }
   }

@@ -17,28 +17,28 @@ float masked(const Attention& a, int64_t offset, int64_t seen, float* scores) {
   int64_t j = 0;
   if (a.mask_kind == AttentionMask::none)  // two chains: the largest so far is what the next one waits for
     for (; j + 2 * V::width <= seen; j += 2 * V::width) {
-      most = V::max(most, V::load(scores + j));
-      odd = V::max(odd, V::load(scores + j + V::width));
+      most = V::max(most, V::load_unaligned(scores + j));
+      odd = V::max(odd, V::load_unaligned(scores + j + V::width));
     }
   most = V::max(most, odd);
   for (; j < seen; j += V::width) {
     const int64_t left = least(seen - j, V::width);
-    reg s = V::load(scores + j, left);
+    reg s = V::load_partial(scores + j, left);
     if (a.mask_kind == AttentionMask::add) {
       // A finite mask near -FLT_MAX overflows in units of ln 2; the bound is NaN where the mask is infinite, and the
       // second operand of a maximum with NaN is the answer: true infinities stay.
-      const reg mask = V::load(static_cast<const float*>(a.mask) + offset + j, left);
+      const reg mask = V::load_partial(static_cast<const float*>(a.mask) + offset + j, left);
       s = V::max(V::fma(mask, V::zero(), V::all(-__FLT_MAX__)), V::fma(mask, V::all(kLog2E), s));
     } else if (a.mask_kind == AttentionMask::keep) {
       s = V::where_byte(static_cast<const uint8_t*>(a.mask) + offset + j, left, s, hidden);
     }
     if (left < V::width) {
-      V::store(scores + j, s, left);
+      V::store_partial(scores + j, s, left);
       float tail[V::width];
-      V::store(tail, s);
+      V::store_unaligned(tail, s);
       for (int64_t i = 0; i < left; ++i) most = V::max(most, V::all(tail[i]));
     } else {
-      if (a.mask_kind != AttentionMask::none) V::store(scores + j, s);
+      if (a.mask_kind != AttentionMask::none) V::store_unaligned(scores + j, s);
       most = V::max(most, s);
     }
   }
@@ -57,15 +57,15 @@ float softmax(const Attention& a, int64_t batch, int64_t head, int64_t row, int6
   reg total = V::zero();
   int64_t j = 0;
   for (; j + V::width <= own; j += V::width) {
-    const reg p = C::exp2(V::sub(V::load(scores + j), shift));
+    const reg p = C::exp2(V::load_unaligned(scores + j) - shift);
     C::store_weights(scores, j, p, V::width);
-    total = V::add(total, p);
+    total = total + p;
   }
   float sum = V::sum(total);
   if (j < own) {
-    const reg p = C::exp2(V::sub(V::load(scores + j, own - j), shift));
+    const reg p = C::exp2(V::load_partial(scores + j, own - j) - shift);
     float tail[V::width];
-    V::store(tail, p);
+    V::store_unaligned(tail, p);
     for (int64_t i = 0; j + i < own; ++i) sum += tail[i];
     C::store_weights(scores, j, p, own - j);
   }

@@ -144,9 +144,9 @@ struct ConvBlocks {
     for (int i = 0; i < V::width; i++) {
       if (pixels[i] == nullptr) continue;
       float* to = pixels[i] + m;
-      typename V::reg v = V::add(t[i], bias);
-      if (a.other != nullptr) v = V::add(v, V::load_partial(a.other + (to - a.y), count));
-      if (a.relu) v = V::relu(v);
+      typename V::reg v = t[i] + bias;
+      if (a.other != nullptr) v = v + V::load_partial(a.other + (to - a.y), count);
+      if (a.relu) v = V::max(V::zero(), v);  // a NaN stays one: the second operand wins
       if (whole) V::store_unaligned(to, v);
       else V::store_partial(to, v, count);
     }

@@ -76,7 +76,7 @@ struct ConvSums {
   static TWOFOUR_INLINE void finish(const typename V::reg (&sums)[U], bool first, float* y) {
     TWOFOUR_UNROLL
     for (int u = 0; u < U; u++)
-      V::store_aligned(y + u * V::width, first ? sums[u] : V::add(sums[u], V::load_aligned(y + u * V::width)));
+      V::store_aligned(y + u * V::width, first ? sums[u] : sums[u] + V::load_aligned(y + u * V::width));
   }
 };
 

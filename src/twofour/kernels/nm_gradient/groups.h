@@ -1,5 +1,5 @@
-// What is kept of one group of four in each lane: the four modes on vectors. x[i] holds value i of every group. V as in
-// nm_unbiased/choice.h. Included once per instruction-set file; internal linkage.
+// What is kept of one group of four in each lane: the four modes on vectors. x[i] holds value i of every group. Included
+// once per instruction set; internal linkage.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +54,7 @@ TWOFOUR_INLINE Chosen<V> keep_two(const typename V::F (&x)[4], uint32_t group, u
   else if constexpr (mode == GradientMode::magnitude) return largest_two<V>(x, x);
   typename V::F values[4];
   TWOFOUR_UNROLL
-  for (int i = 0; i < 4; i++) values[i] = x[i] * (typename V::F)V::load_unaligned(factor + i * V::width);
+  for (int i = 0; i < 4; i++) values[i] = x[i] * V::load_unaligned(factor + i * V::width);
   return largest_two<V>(x, values);
 }
 

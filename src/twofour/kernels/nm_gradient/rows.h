@@ -1,6 +1,4 @@
-// Rows of a gradient, pruned and written where they belong. V adds to nm_unbiased/choice.h: evens and odds of two vectors
-// one behind the other, lows and highs (their halves interleaved), and nibbles. Included once per instruction-set file;
-// internal linkage.
+// Rows of a gradient, pruned and written where they belong. Included once per instruction set; internal linkage.
 #pragma once
 
 #include <cstdint>
@@ -32,25 +30,9 @@ TWOFOUR_INLINE void load_groups(const T* from, typename V::F (&x)[4]) {
   using F = typename V::F;
   F v[4];
   TWOFOUR_UNROLL
-  for (int i = 0; i < 4; i++) {
-    if constexpr (sizeof(T) == 2) {
-      typename V::H half;
-      std::memcpy(&half, from + i * V::width, sizeof half);
-      v[i] = (F)(__builtin_convertvector(half, typename V::U) << 16);
-    } else {
-      v[i] = (F)V::load_unaligned(from + i * V::width);
-    }
-  }
+  for (int i = 0; i < 4; i++) v[i] = V::load_unaligned(from + i * V::width);
   const F e0 = V::evens(v[0], v[1]), o0 = V::odds(v[0], v[1]), e1 = V::evens(v[2], v[3]), o1 = V::odds(v[2], v[3]);
   x[0] = V::evens(e0, e1), x[1] = V::evens(o0, o1), x[2] = V::odds(e0, e1), x[3] = V::odds(o0, o1);
-}
-
-template <class V>
-TWOFOUR_INLINE void store_numbers(float* to, typename V::F v) { V::store_unaligned(to, (typename V::reg)v); }
-template <class V>
-TWOFOUR_INLINE void store_numbers(uint16_t* to, typename V::F v) {
-  const auto half = __builtin_convertvector(as_bf16<V>(v), typename V::H);
-  std::memcpy(to, &half, sizeof half);
 }
 
 // The inverse of load_groups.
@@ -58,18 +40,18 @@ template <class V, class T>
 TWOFOUR_INLINE void store_groups(T* to, const typename V::F (&y)[4]) {
   using F = typename V::F;
   const F a = V::lows(y[0], y[2]), b = V::lows(y[1], y[3]), c = V::highs(y[0], y[2]), d = V::highs(y[1], y[3]);
-  store_numbers<V>(to, V::lows(a, b));
-  store_numbers<V>(to + V::width, V::highs(a, b));
-  store_numbers<V>(to + 2 * V::width, V::lows(c, d));
-  store_numbers<V>(to + 3 * V::width, V::highs(c, d));
+  V::store_unaligned(to, V::lows(a, b));
+  V::store_unaligned(to + V::width, V::highs(a, b));
+  V::store_unaligned(to + 2 * V::width, V::lows(c, d));
+  V::store_unaligned(to + 3 * V::width, V::highs(c, d));
 }
 
 // What stays of `width` groups as the layouts want it; returns their nibbles, lowest first.
 template <class V>
 TWOFOUR_INLINE uint64_t store_kept(float* to, const Chosen<V>& kept) {
-  store_numbers<V>(to, V::lows(kept.values[0], kept.values[1]));
-  store_numbers<V>(to + V::width, V::highs(kept.values[0], kept.values[1]));
-  return V::nibbles((typename V::U)(kept.first | kept.second << 2));
+  V::store_unaligned(to, V::lows(kept.values[0], kept.values[1]));
+  V::store_unaligned(to + V::width, V::highs(kept.values[0], kept.values[1]));
+  return V::nibbles((typename V::ireg)(kept.first | kept.second << 2));
 }
 template <class V>
 TWOFOUR_INLINE uint64_t store_kept(uint16_t* to, const Chosen<V>& kept) {
@@ -79,7 +61,7 @@ TWOFOUR_INLINE uint64_t store_kept(uint16_t* to, const Chosen<V>& kept) {
   const auto turned = ascending != twofour::kBf16AscendingCode;
   const U pairs = turned ? (two | one << 16) : (one | two << 16);
   std::memcpy(to, &pairs, sizeof pairs);
-  return V::nibbles(turned ? falling : ascending);
+  return V::nibbles((typename V::ireg)(turned ? falling : ascending));
 }
 
 // Where a row's tile stands in the packed bytes.
@@ -175,8 +157,8 @@ struct Run {
     for (int v = 0; v < kVectors<V>; v++)
       for (int i = 0; i < 4; i++) {
         const int at = (v * 4 + i) * V::width;
-        store_numbers<V>(to.before + at, (F)V::load_unaligned(to.before + at) + before[v][i]);
-        store_numbers<V>(to.after + at, (F)V::load_unaligned(to.after + at) + after[v][i]);
+        V::store_unaligned(to.before + at, V::load_unaligned(to.before + at) + before[v][i]);
+        V::store_unaligned(to.after + at, V::load_unaligned(to.after + at) + after[v][i]);
       }
   }
 

@@ -1,5 +1,5 @@
-// The choice of README.md, one group of four in each lane. V: the vector type F of floats and the types I, U of whole
-// numbers of the same size, as GCC and clang write them. Included once per instruction-set file; internal linkage.
+// The choice of README.md, one group of four in each lane of V (native/simd.h). Included once per instruction set;
+// internal linkage.
 //
 // No product feeds a sum here, so that no compiler fuses them: every instruction set makes the same choices.
 #pragma once
@@ -69,12 +69,10 @@ TWOFOUR_INLINE Chosen<V> choose(const typename V::F (&x)[4], typename V::F u) {
   return {first, second, {scaled<V>(one, half), scaled<V>(two, half)}};
 }
 
-// Two floats as the lower and the upper half of a dword, rounded to bfloat16; a NaN stays one.
+// Floats rounded to bfloat16, in the lower halves of dwords.
 template <class V>
 TWOFOUR_INLINE typename V::U as_bf16(typename V::F x) {
-  const typename V::U bits = (typename V::U)x;
-  const typename V::U even = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, quiet = bits >> 16 | 0x40;
-  return x == x ? even : quiet;
+  return (typename V::U)V::to_upper(x) >> 16;
 }
 
 }  // namespace

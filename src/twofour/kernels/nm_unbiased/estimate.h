@@ -1,6 +1,5 @@
 // One group of four tokens in each lane of a vector, lanes along the gradient's columns: the choice of choice.h, then a
-// transpose of registers into the rows of the layout. V: vectors of floats (reg, transpose) and the GCC and clang types
-// F, I of the same size. Included once per instruction-set file; internal linkage.
+// transpose of registers into the rows of the layout. Included once per instruction set; internal linkage.
 #pragma once
 
 #include <cstdint>
@@ -25,19 +24,9 @@ constexpr int kGroups = kPanelTile / 4;
 // One number of `count` columns; the lanes past them are zero.
 template <class V>
 TWOFOUR_INLINE typename V::F load_columns(const NmUnbiased& a, int64_t token, int64_t column, int64_t count) {
-  typename V::F x{};
   const int64_t at = token * a.stride + column;
-  if (a.bf16) {
-    typename V::H half{};
-    const auto* from = static_cast<const uint16_t*>(a.gradient) + at;
-    if (count >= V::width) std::memcpy(&half, from, sizeof half);
-    else for (int64_t i = 0; i < count; i++) half[i] = from[i];
-    return (typename V::F)(__builtin_convertvector(half, typename V::U) << 16);
-  }
-  const float* from = static_cast<const float*>(a.gradient) + at;
-  if (count >= V::width) std::memcpy(&x, from, sizeof x);
-  else for (int64_t i = 0; i < count; i++) x[i] = from[i];
-  return x;
+  if (a.bf16) return V::load(static_cast<const uint16_t*>(a.gradient) + at, count);
+  return V::load(static_cast<const float*>(a.gradient) + at, count);
 }
 
 // One tile of the packed rows: where rows and values stand.

@@ -1,6 +1,7 @@
 // Normalisation row by row: a row stays in the first cache between its passes. Internal linkage.
 #pragma once
 
+#include "native/simd.h"
 #include "norm.h"
 
 namespace {
@@ -8,9 +9,10 @@ namespace {
 using twofour::Norm;
 
 // Rows of X, answers of Y: float, or bfloat16 as uint16_t.
-template <class V, class X, class Y>
+template <class X, class Y>
 struct NormRows {
-  using reg = typename V::reg;
+  using V = Lanes;
+  using reg = V::reg;
 
   // Sum over the row of (x - shift)^power, in four sums that hide the adder's latency.
   template <int kPower>
@@ -21,17 +23,17 @@ struct NormRows {
     for (; i + 4 * V::width <= width; i += 4 * V::width)
 #pragma GCC unroll 4
       for (int c = 0; c < 4; ++c) {
-        const reg d = V::sub(V::load(x + i + c * V::width), offset);
-        sums[c] = kPower == 1 ? V::add(sums[c], d) : V::fma(d, d, sums[c]);
+        const reg d = V::load_unaligned(x + i + c * V::width) - offset;
+        sums[c] = kPower == 1 ? sums[c] + d : V::fma(d, d, sums[c]);
       }
     for (; i + V::width <= width; i += V::width) {
-      const reg d = V::sub(V::load(x + i), offset);
-      sums[0] = kPower == 1 ? V::add(sums[0], d) : V::fma(d, d, sums[0]);
+      const reg d = V::load_unaligned(x + i) - offset;
+      sums[0] = kPower == 1 ? sums[0] + d : V::fma(d, d, sums[0]);
     }
-    float total = V::sum(V::add(V::add(sums[0], sums[1]), V::add(sums[2], sums[3])));
+    float total = V::sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
     if (i < width) {
       float tail[V::width];
-      V::store(tail, V::load(x + i, width - i));
+      V::store_unaligned(tail, V::load_partial(x + i, width - i));
       for (int64_t k = 0; k < width - i; ++k) {
         const float d = tail[k] - shift;
         total += kPower == 1 ? d : d * d;
@@ -41,9 +43,9 @@ struct NormRows {
   }
 
   static reg scaled(const Norm& a, reg x, reg shift, reg factor, int64_t i, int64_t count) {
-    reg y = V::mul(V::sub(x, shift), factor);
-    if (a.weight) y = V::mul(y, V::load(a.weight + i, count));
-    return a.bias ? V::add(y, V::load(a.bias + i, count)) : y;
+    reg y = (x - shift) * factor;
+    if (a.weight) y = y * V::load_partial(a.weight + i, count);
+    return a.bias ? y + V::load_partial(a.bias + i, count) : y;
   }
 
   static void run(const Norm& a, int64_t begin, int64_t end) {
@@ -56,17 +58,17 @@ struct NormRows {
       const reg shift = V::all(mean), factor = V::all(1.0f / root);
       int64_t i = 0;
       for (; i + V::width <= a.width; i += V::width)
-        V::store(y + i, scaled(a, V::load(x + i), shift, factor, i, V::width));
+        V::store_unaligned(y + i, scaled(a, V::load_unaligned(x + i), shift, factor, i, V::width));
       const int64_t left = a.width - i;
-      if (left > 0) V::store(y + i, scaled(a, V::load(x + i, left), shift, factor, i, left), left);
+      if (left > 0) V::store_partial(y + i, scaled(a, V::load_partial(x + i, left), shift, factor, i, left), left);
     }
   }
 };
 
-template <class V, class X>
+template <class X>
 void norm_rows(const Norm& a, int64_t begin, int64_t end) {
-  if (a.y_bf16) NormRows<V, X, uint16_t>::run(a, begin, end);
-  else NormRows<V, X, float>::run(a, begin, end);
+  if (a.y_bf16) NormRows<X, uint16_t>::run(a, begin, end);
+  else NormRows<X, float>::run(a, begin, end);
 }
 
 }  // namespace

@@ -1,7 +1,4 @@
 // The AMX row of the dense int4 weight: half bytes become the lines of tiles.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12's own _mm512_undefined_ps
-#endif
 #include "kernels/dense_matmul/dense_matmul.h"
 #include "kernels/nm_matmul/int4/tiles.h"
 

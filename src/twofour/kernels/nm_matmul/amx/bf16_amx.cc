@@ -1,20 +1,11 @@
 // The bf16 row on AMX tiles.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12's own _mm512_undefined_ps
-#endif
-#include <immintrin.h>
-
 #include "kernels/epilogue_math.h"
+#include "native/simd.h"
 #include "tile_product.h"
 
 namespace {
 
 using twofour::Type;
-
-struct Floats {
-  using reg = __m512;
-  static constexpr int width = 16;
-};
 
 inline __mmask16 lanes(int64_t count) { return static_cast<__mmask16>(count >= 16 ? 0xffff : (1u << count) - 1); }
 
@@ -98,8 +89,8 @@ struct Bf16 {
       TWOFOUR_UNROLL
       for (int v = 0; v < 2; v++) {
         const __m512 sum = _mm512_load_ps(sums + (v * stride + t) * 64);
-        y[v] = activated<activation, Floats>(_mm512_add_ps(sum, bias[v]));
-        if (combine != Combine::none) y[v] = apply_combine<Floats>(y[v], real(other + v * kTileRows, mask[v]), combine);
+        y[v] = activated<activation, Lanes>(_mm512_add_ps(sum, bias[v]));
+        if (combine != Combine::none) y[v] = apply_combine<Lanes>(y[v], real(other + v * kTileRows, mask[v]), combine);
       }
       write(to, mask, y);
     }

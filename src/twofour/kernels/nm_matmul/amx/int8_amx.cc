@@ -1,7 +1,4 @@
 // The int8 row on AMX tiles: activations u8, quantized by the token as int8/README.md says, weights s8.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12's own _mm512_undefined_ps
-#endif
 #include "kernels/nm_matmul/int8/avx512_vnni.h"
 #include "kernels/nm_matmul/int8/finish.h"
 #include "tile_product.h"

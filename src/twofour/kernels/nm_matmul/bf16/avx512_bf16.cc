@@ -1,6 +1,5 @@
 // The AVX512-BF16 rows: vdpbf16ps multiplies pairs. It adds both products with round to nearest and takes denormals for
 // zero, so these rows and the others differ in the last bits.
-#include "avx512.h"
 #include "pair_panels.h"
 #include "rows.h"
 
@@ -10,7 +9,7 @@ TWOFOUR_INLINE __m512 dot(__m512 sum, __m512i a, __m512i b) { return _mm512_dpbf
 
 // Groups as pairs: one permute of words and one vdpbf16ps. Activations are pieces of four bfloat16.
 struct PairGroups {
-  using V = Vec;
+  using V = Lanes;
   static constexpr int64_t piece = 8;
   using Index = __m512i;
   using Weights = __m512i;
@@ -27,7 +26,7 @@ struct PairGroups {
     __m512& sum = group % 2 == 0 ? a : b;
     sum = dot(sum, _mm512_permutexvar_epi16(i, x), w);
   }
-  static TWOFOUR_INLINE void write(char* to, __m512 x) { Vec::store_upper(to, x); }
+  static TWOFOUR_INLINE void write(char* to, __m512 x) { V::store_upper(reinterpret_cast<uint16_t*>(to), x); }
 };
 
 }  // namespace

@@ -1,14 +1,15 @@
 // The row with BFDOT, which multiplies pairs: both products are added with one rounding to odd, denormals are zero, so
 // this row and the others differ in the last bits.
-#include "neon.h"
+#include <arm_neon.h>
 
+#include "native/simd.h"
 #include "rows.h"
 
 namespace {
 
 // Groups as pairs: one look-up of words and one BFDOT. Activations are pieces of four bfloat16.
 struct PairGroups {
-  using V = Vec;
+  using V = Lanes;
   static constexpr int64_t piece = 8;
   using Index = uint16x8_t;
   using Weights = bfloat16x8_t;
@@ -29,7 +30,7 @@ struct PairGroups {
     V::reg& sum = group % 2 == 0 ? a : b;
     sum = vbfdotq_f32(sum, vreinterpretq_bf16_u8(vqtbl1q_u8(x, vreinterpretq_u8_u16(bytes))), w);
   }
-  static TWOFOUR_INLINE void write(char* to, V::reg x) { V::store_upper(to, x); }
+  static TWOFOUR_INLINE void write(char* to, V::reg x) { V::store_upper(reinterpret_cast<uint16_t*>(to), x); }
 };
 
 }  // namespace

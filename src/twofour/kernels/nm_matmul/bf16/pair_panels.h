@@ -5,7 +5,7 @@
 // rows makes it anew, which is less work than fetching it. Sums are S[row][tokens].
 #pragma once
 
-#include "avx512.h"
+#include "native/simd.h"
 #include "panels.h"
 
 namespace {
@@ -43,7 +43,7 @@ TWOFOUR_INLINE __m512 load_pairs(const char* x, int64_t inputs) {
 // 16 numbers at a and 16 at b as bfloat16 pairs (a, b); the first `tokens` of each exist.
 template <Type type>
 TWOFOUR_INLINE __m512 pair_rows(const char* a, const char* b, int64_t tokens) {
-  const __mmask16 mask = tokens >= 16 ? static_cast<__mmask16>(-1) : Vec::mask(tokens);
+  const __mmask16 mask = tokens >= 16 ? static_cast<__mmask16>(-1) : Lanes::mask(tokens);
   if constexpr (type == Type::bf16) {
     const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, a));
     const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, b));
@@ -58,23 +58,23 @@ TWOFOUR_INLINE __m512 pair_rows(const char* a, const char* b, int64_t tokens) {
 // The same as transpose_inputs for an x that stands as (inputs, tokens).
 template <Type type>
 TWOFOUR_NOINLINE void pair_inputs(const NmMatmul& a, int64_t first, int used, int64_t k0, int64_t k1, float* to) {
-  const int64_t stride = used * Vec::width;
+  const int64_t stride = used * Lanes::width;
   for (int64_t k = k0; k < k1; k += 2)
     for (int u = 0; u < used; u++) {
-      const int64_t token = first + u * Vec::width;
+      const int64_t token = first + u * Lanes::width;
       const char* x = element(a.x, type, k * a.x_stride + token);
       const char* next = element(a.x, type, (k + 1) * a.x_stride + token);
       const __m512 pair = k < a.in_features ? pair_rows<type>(x, next, a.tokens - token) : _mm512_setzero_ps();
-      Vec::store_aligned(to + k / 2 * stride + u * Vec::width, pair);
+      Lanes::store_aligned(to + k / 2 * stride + u * Lanes::width, pair);
     }
 }
 
 // Inputs [k0, k1) of the panel from token `first` on -> T; tokens and inputs past the end become zero.
 template <Type type>
 TWOFOUR_NOINLINE void transpose_inputs(const NmMatmul& a, int64_t first, int used, int64_t k0, int64_t k1, float* to) {
-  const int64_t x_bytes = a.x_stride * (type == Type::f32 ? 4 : 2), stride = used * Vec::width;
+  const int64_t x_bytes = a.x_stride * (type == Type::f32 ? 4 : 2), stride = used * Lanes::width;
   for (int u = 0; u < used; u++) {
-    const int64_t token = first + u * Vec::width, tokens = a.tokens - token;
+    const int64_t token = first + u * Lanes::width, tokens = a.tokens - token;
     for (int64_t k = k0; k < k1; k += 32) {
       const char* x = element(a.x, type, token * a.x_stride + k);
       const int64_t inputs = a.in_features - k;
@@ -82,9 +82,9 @@ TWOFOUR_NOINLINE void transpose_inputs(const NmMatmul& a, int64_t first, int use
       TWOFOUR_UNROLL
       for (int i = 0; i < 16; i++)
         t[i] = i < tokens && inputs > 0 ? load_pairs<type>(x + i * x_bytes, inputs) : _mm512_setzero_ps();
-      Vec::transpose(t);
+      Lanes::transpose(t);
       TWOFOUR_UNROLL
-      for (int i = 0; i < 16; i++) Vec::store_aligned(to + (k / 2 + i) * stride + u * Vec::width, t[i]);
+      for (int i = 0; i < 16; i++) Lanes::store_aligned(to + (k / 2 + i) * stride + u * Lanes::width, t[i]);
     }
   }
 }
@@ -92,15 +92,15 @@ TWOFOUR_NOINLINE void transpose_inputs(const NmMatmul& a, int64_t first, int use
 // A tile of T -> the six pairs of every group: P[6 * group + nibble - 2][tokens], the nibble that of the metadata.
 template <int U>
 TWOFOUR_NOINLINE void spread_pairs(const float* from, float* tile) {
-  constexpr int64_t stride = panel_stride(U) * Vec::width;
+  constexpr int64_t stride = panel_stride(U) * Lanes::width;
   const __m512i upper = _mm512_set1_epi32(-65536);
-  for (int g = 0; g < kTileGroups; g++, from += 2 * U * Vec::width, tile += kBf16PairsPerGroup * stride) {
+  for (int g = 0; g < kTileGroups; g++, from += 2 * U * Lanes::width, tile += kBf16PairsPerGroup * stride) {
     TWOFOUR_UNROLL
     for (int u = 0; u < U; u++) {
-      const __m512i a = dwords(Vec::load_aligned(from + u * Vec::width));          // inputs 0 and 1
-      const __m512i b = dwords(Vec::load_aligned(from + (U + u) * Vec::width));  // inputs 2 and 3
+      const __m512i a = dwords(Lanes::load_aligned(from + u * Lanes::width));          // inputs 0 and 1
+      const __m512i b = dwords(Lanes::load_aligned(from + (U + u) * Lanes::width));  // inputs 2 and 3
       const auto put = [&](int code, __m512i pair) {
-        _mm512_store_si512(tile + (code - twofour::kBf16LeastCode) * stride + u * Vec::width, pair);
+        _mm512_store_si512(tile + (code - twofour::kBf16LeastCode) * stride + u * Lanes::width, pair);
       };
       const __m512i zero_up = _mm512_slli_epi32(a, 16), three_down = _mm512_srli_epi32(b, 16);
       put(4, a);
@@ -144,7 +144,6 @@ TWOFOUR_INLINE void add_quad(const __m512 (&lines)[R], const char* x, const uint
 template <int U, int R>
 TWOFOUR_INLINE void add_pair_rows(const char* metadata, const char* values, int64_t quads, const char* x, bool first,
                                   float* y) {
-  constexpr int64_t stride = panel_stride(U) * 64;
   __m512 acc[R][U];
   TWOFOUR_UNROLL
   for (int r = 0; r < R; r++) {
@@ -156,7 +155,7 @@ TWOFOUR_INLINE void add_pair_rows(const char* metadata, const char* values, int6
   // A line of weights per row is loaded once and its quads are shuffled out: 3 to 4 % over a load of each quad.
   __m512 lines[R];
   TWOFOUR_UNROLL
-  for (int r = 0; r < R; r++) lines[r] = Vec::load_shared(reinterpret_cast<const float*>(values + r * kBf16PanelTile));
+  for (int r = 0; r < R; r++) lines[r] = Lanes::load_shared(reinterpret_cast<const float*>(values + r * kBf16PanelTile));
   add_quad<0, U>(lines, x, meta, acc);
   if (quads == kTileGroups / 4) {
     add_quad<1, U>(lines, x, meta, acc);
@@ -170,8 +169,8 @@ TWOFOUR_INLINE void add_pair_rows(const char* metadata, const char* values, int6
   for (int r = 0; r < R; r++) {
     TWOFOUR_UNROLL
     for (int u = 0; u < U; u++) {
-      float* at = y + (r * panel_stride(U) + u) * Vec::width;
-      Vec::store_aligned(at, first ? acc[r][u] : Vec::add(acc[r][u], Vec::load_aligned(at)));
+      float* at = y + (r * panel_stride(U) + u) * Lanes::width;
+      Lanes::store_aligned(at, first ? acc[r][u] : acc[r][u] + Lanes::load_aligned(at));
     }
   }
 }
@@ -190,9 +189,9 @@ TWOFOUR_NOINLINE void add_pair_tile(int used, const NmMatmul& a, const RowChunk&
                                     float* scratch, float* y, Fetch fetch) {
   if constexpr (U > 1)
     if (used < U) return add_pair_tile<U - 1>(used, a, chunk, t, inputs, scratch, y, fetch);
-  constexpr int64_t stride = panel_stride(U) * Vec::width;
+  constexpr int64_t stride = panel_stride(U) * Lanes::width;
   constexpr int R = pair_rows_at_once(U);
-  spread_pairs<U>(inputs + t * kTilePairs * U * Vec::width, scratch);
+  spread_pairs<U>(inputs + t * kTilePairs * U * Lanes::width, scratch);
   const char* x = reinterpret_cast<const char*>(scratch - twofour::kBf16LeastCode * stride);
   const int64_t quads = least(kTileGroups / 4, ceil_div(a.in_features - t * kBf16PanelTile, 16));
   const char* tile = chunk.tiles + t * chunk.tile_bytes;
@@ -213,16 +212,16 @@ TWOFOUR_NOINLINE void add_pair_tile(int used, const NmMatmul& a, const RowChunk&
 template <Activation kind>
 TWOFOUR_NOINLINE void store_pairs_as(const NmMatmul& a, int64_t first, int used, int64_t m0, int64_t m1,
                                      const float* sums) {
-  const int64_t stride = panel_stride(used) * Vec::width;
+  const int64_t stride = panel_stride(used) * Lanes::width;
   const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
                                               23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   for (int u = 0; u < used; u++)
     for (int64_t m = m0; m < m1; m += 32) {
-      const int64_t token = first + u * Vec::width;
-      const float* from = sums + (m - m0) * stride + u * Vec::width;
+      const int64_t token = first + u * Lanes::width;
+      const float* from = sums + (m - m0) * stride + u * Lanes::width;
       const auto row = [&](int i) {
-        const __m512 sum = Vec::load_aligned(from + i * stride);
-        return activated<kind, Vec, true>(a.bias == nullptr ? sum : _mm512_add_ps(sum, _mm512_set1_ps(a.bias[m + i])));
+        const __m512 sum = Lanes::load_aligned(from + i * stride);
+        return activated<kind, Lanes, true>(a.bias == nullptr ? sum : _mm512_add_ps(sum, _mm512_set1_ps(a.bias[m + i])));
       };
       __m512 t[16];
       TWOFOUR_UNROLL
@@ -230,7 +229,7 @@ TWOFOUR_NOINLINE void store_pairs_as(const NmMatmul& a, int64_t first, int used,
         const __m512i two = (__m512i)_mm512_cvtne2ps_pbh(row(2 * i + 1), row(2 * i));
         t[i] = _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleave, two));
       }
-      Vec::transpose(t);
+      Lanes::transpose(t);
       for (int i = 0; i < 16 && token + i < a.tokens; i++)
         _mm512_storeu_ps(const_cast<char*>(element(a.y, a.y_type, (token + i) * a.y_stride + m)), t[i]);
     }
@@ -238,11 +237,11 @@ TWOFOUR_NOINLINE void store_pairs_as(const NmMatmul& a, int64_t first, int used,
 
 // Sums S[row][tokens] of rows [m0, m1) -> y[token][row], 32 rows at a time where the epilogue allows it.
 void store_pair_sums(const NmMatmul& a, int64_t first, int used, int64_t m0, int64_t m1, const float* sums) {
-  if (a.columns) return store_rows<Vec>(a, first, used, m0, m1, sums);
-  const int64_t stride = panel_stride(used) * Vec::width;
+  if (a.columns) return store_rows<Lanes>(a, first, used, m0, m1, sums);
+  const int64_t stride = panel_stride(used) * Lanes::width;
   const bool paired = a.y_type == Type::bf16 && a.epilogue.combine == Combine::none;
   const int64_t whole = paired ? (m1 - m0) / 32 * 32 : 0;
-  if (whole < m1 - m0) unpack_sums<Vec>(a, first, used, m0 + whole, m1, sums + whole * stride);
+  if (whole < m1 - m0) unpack_sums<Lanes>(a, first, used, m0 + whole, m1, sums + whole * stride);
   if (whole > 0)
     with_activation(a.epilogue.activation, [&](auto constant) {
       store_pairs_as<decltype(constant)::value>(a, first, used, m0, m0 + whole, sums);
@@ -254,18 +253,18 @@ struct PairPlan {
   int64_t vectors, panel_tokens, panels, group, inputs_floats, tile_floats, sums_floats;
 
   explicit PairPlan(const NmMatmul& a) {
-    const int64_t all = a.tokens > 0 ? ceil_div(a.tokens, Vec::width) : 1;
+    const int64_t all = a.tokens > 0 ? ceil_div(a.tokens, Lanes::width) : 1;
     vectors = ceil_div(all, ceil_div(all, kPairVectors));
-    panel_tokens = vectors * Vec::width;
+    panel_tokens = vectors * Lanes::width;
     panels = ceil_div(all, vectors);
     group = least(kPairGroup, panels);
-    const int64_t stride = panel_stride(static_cast<int>(vectors)) * Vec::width;
+    const int64_t stride = panel_stride(static_cast<int>(vectors)) * Lanes::width;
     inputs_floats = panel_tiles(a) * kTilePairs * panel_tokens;
     tile_floats = kPairTileRows * stride;
     sums_floats = least(kBf16PanelRows, a.out_features) * stride;
   }
   int used(const NmMatmul& a, int64_t panel) const {
-    return static_cast<int>(least(ceil_div(a.tokens - panel * panel_tokens, Vec::width), vectors));
+    return static_cast<int>(least(ceil_div(a.tokens - panel * panel_tokens, Lanes::width), vectors));
   }
   int64_t member_floats() const { return tile_floats + group * sums_floats; }
 };

@@ -30,7 +30,7 @@ TWOFOUR_INLINE uint64_t shifted(uint64_t bits, int left) { return left >= 0 ? bi
 // Rows whose sums fill the registers meant for them.
 template <class P>
 constexpr int rows_at_once(int stride) {
-  return P::V::panel_sums / stride < P::most_rows ? P::V::panel_sums / stride : P::most_rows;
+  return P::V::sums / stride < P::most_rows ? P::V::sums / stride : P::most_rows;
 }
 
 // Panels of inputs as floats: P[k][tokens]. A kept pair is two weights and two rows.
@@ -124,7 +124,7 @@ TWOFOUR_NOINLINE void unpack_as(const NmMatmul& a, int64_t first, int used, int6
       for (int i = 0; i < V::width; i++) t[i] = i < rows ? V::load_aligned(from + i * stride) : V::zero();
       V::transpose(t);
       for (int i = 0; i < V::width && token + i < a.tokens; i++) {
-        typename V::reg y = activated<kind, V, type == Type::bf16>(V::add(t[i], bias));
+        typename V::reg y = activated<kind, V, type == Type::bf16>(t[i] + bias);
         if (combine != Combine::none) {
           const char* other = element(a.epilogue.other, type, (token + i) * a.epilogue.other_stride + m);
           y = apply_combine<V>(y, load_numbers<V>(other, type, rows), combine);
@@ -203,7 +203,7 @@ TWOFOUR_INLINE void add_rows(const NmMatmul& a, const RowChunk& chunk, int64_t r
     TWOFOUR_UNROLL
     for (int u = 0; u < U; u++) {
       float* at = y + (r * panel_stride(U) + u) * V::width;
-      V::store_aligned(at, t0 == 0 ? acc[r][u] : V::add(acc[r][u], V::load_aligned(at)));
+      V::store_aligned(at, t0 == 0 ? acc[r][u] : acc[r][u] + V::load_aligned(at));
     }
   }
 }

@@ -8,6 +8,7 @@
 
 #include <cstring>
 
+#include "kernels/nm_matmul/row_shape.h"
 #include "vectors.h"
 
 namespace {
@@ -108,7 +109,7 @@ template <class G, class Fetch, int T, int Halves>
 TWOFOUR_NOINLINE void row_unit(const NmMatmul& a, const char* unit, const char* x, int64_t first, int64_t row) {
   using V = typename G::V;
   constexpr int vectors = Halves * (kBf16RowUnit / V::width);
-  constexpr int Sets = vectors * T * 2 <= V::row_sums ? 2 : 1;
+  constexpr int Sets = vectors * T * 2 <= V::sums ? 2 : 1;
   typename V::reg acc[Sets][vectors][T];
   TWOFOUR_UNROLL
   for (int s = 0; s < Sets; s++) {
@@ -131,8 +132,8 @@ TWOFOUR_NOINLINE void row_unit(const NmMatmul& a, const char* unit, const char* 
     TWOFOUR_UNROLL
     for (int t = 0; t < T; t++) {
       typename V::reg sum = acc[0][v][t];
-      if (Sets == 2) sum = V::add(sum, acc[Sets - 1][v][t]);
-      store_outputs<V>(a, first + t, m, rows, V::add(sum, bias));
+      if (Sets == 2) sum = sum + acc[Sets - 1][v][t];
+      store_outputs<V>(a, first + t, m, rows, sum + bias);
     }
   }
 }
@@ -140,7 +141,7 @@ TWOFOUR_NOINLINE void row_unit(const NmMatmul& a, const char* unit, const char* 
 // Unit u (32 rows) for `tokens` <= T.
 template <class G, class Fetch, int T>
 void row_unit_of(int64_t tokens, const NmMatmul& a, const char* x, int64_t first, int64_t u) {
-  constexpr int Halves = G::V::row_halves;
+  constexpr int Halves = kRowHalves<typename G::V>;
   if (tokens == T) {
     const int64_t unit_bytes = ceil_div(a.in_features, kBf16RowTile) * 2 * kBf16HalfUnitBytes;
     const char* unit = static_cast<const char*>(a.weight) + u * unit_bytes;
@@ -169,14 +170,14 @@ TWOFOUR_NOINLINE void copy_tokens(const NmMatmul& a, int64_t first, int64_t toke
     }
 }
 
-// Pieces of at most V::row_tokens tokens, evenly filled, as many per pass over the weights as fit kRowWorkspace.
+// Pieces of at most kRowTokens<V> tokens, evenly filled, as many per pass over the weights as fit kRowWorkspace.
 template <class G>
 struct RowPlan {
   int64_t all, bytes, pieces;
 
   explicit RowPlan(const NmMatmul& a) {
-    all = ceil_div(a.tokens, G::V::row_tokens);
-    bytes = ceil_div(a.in_features, kBf16RowTile) * kRowGroups * G::V::row_tokens * G::piece;
+    all = ceil_div(a.tokens, kRowTokens<typename G::V>);
+    bytes = ceil_div(a.in_features, kBf16RowTile) * kRowGroups * kRowTokens<typename G::V> * G::piece;
     pieces = least(all, kRowWorkspace / bytes > 0 ? kRowWorkspace / bytes : 1);
   }
   int64_t begin(const NmMatmul& a, int64_t p) const { return a.tokens * p / all; }
@@ -205,7 +206,7 @@ void row_blocks(const NmMatmul& a) {
       for (int64_t u = u0; u < u1; u++)
         for (int64_t p = p0; p < p1; p++) {
           const int64_t first = plan.begin(a, p), tokens = plan.begin(a, p + 1) - first;
-          row_unit_of<G, Fetch, G::V::row_tokens>(tokens, a, x + (p - p0) * plan.bytes, first, u);
+          row_unit_of<G, Fetch, kRowTokens<typename G::V>>(tokens, a, x + (p - p0) * plan.bytes, first, u);
         }
     }
   });

@@ -1,5 +1,4 @@
-// What the bfloat16 kernels share: rounding, activations in, answers out. V is the vector type of an instruction-set
-// file: a vector of floats (V::reg) and how to move it. bfloat16 is the upper half of a float: a shift widens it.
+// What the bfloat16 kernels share: activations in, answers out. V: native/simd.h.
 #pragma once
 
 #include <cstdint>
@@ -21,37 +20,23 @@ TWOFOUR_INLINE const char* element(const void* base, Type type, int64_t at) {
   return static_cast<const char*>(base) + at * (type == Type::f32 ? 4 : 2);
 }
 
-// Floats to the nearest bfloat16, ties to even, still as floats; a NaN stays a NaN.
-template <class V>
-TWOFOUR_INLINE typename V::reg rounded(typename V::reg x) {
-  typedef uint32_t U __attribute__((vector_size(sizeof(x))));
-  const U bits = (U)x, nan = (U)(x != x);
-  const U even = bits + 0x7fff + ((bits >> 16) & 1), quiet = bits | 0x400000;
-  return (typename V::reg)(((even & ~nan) | (quiet & nan)) & 0xffff0000u);
-}
-
 // `count` numbers as floats, the rest of the vector zero.
 template <class V>
 TWOFOUR_INLINE typename V::reg load_numbers(const char* from, Type type, int64_t count) {
-  if (type == Type::bf16)
-    return count >= V::width ? V::load_upper(from) : V::load_upper_partial(from, count);
-  return count >= V::width ? V::load_unaligned(reinterpret_cast<const float*>(from))
-                           : V::load_partial(reinterpret_cast<const float*>(from), count);
+  return type == Type::bf16 ? V::load(reinterpret_cast<const uint16_t*>(from), count)
+                            : V::load(reinterpret_cast<const float*>(from), count);
 }
 // The same, rounded to bfloat16: the operand of every product.
 template <class V>
 TWOFOUR_INLINE typename V::reg load_rounded(const char* from, Type type, int64_t count) {
   const typename V::reg x = load_numbers<V>(from, type, count);
-  return type == Type::bf16 ? x : rounded<V>(x);
+  return type == Type::bf16 ? x : V::rounded(x);
 }
 
 template <class V>
 TWOFOUR_INLINE void store_numbers(char* to, Type type, typename V::reg x, int64_t count) {
-  if (type == Type::bf16) {
-    if (count >= V::width) V::store_upper(to, rounded<V>(x));
-    else V::store_upper_partial(to, rounded<V>(x), count);
-  } else if (count >= V::width) V::store_unaligned(reinterpret_cast<float*>(to), x);
-  else V::store_partial(reinterpret_cast<float*>(to), x, count);
+  if (type == Type::bf16) V::store(reinterpret_cast<uint16_t*>(to), x, count);
+  else V::store(reinterpret_cast<float*>(to), x, count);
 }
 
 // Apart from the loops: the activations are long and a plain product never calls it.
@@ -74,8 +59,7 @@ TWOFOUR_INLINE void store_outputs(const NmMatmul& a, int64_t token, int64_t row,
 
 template <class V>
 TWOFOUR_INLINE typename V::reg bias_of(const NmMatmul& a, int64_t row, int64_t count) {
-  if (a.bias == nullptr) return V::zero();
-  return count >= V::width ? V::load_unaligned(a.bias + row) : V::load_partial(a.bias + row, count);
+  return a.bias == nullptr ? V::zero() : V::load(a.bias + row, count);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "f32_layout.h"
 #include "kernels/epilogue_math.h"
 #include "kernels/nm_matmul/nm_matmul.h"
+#include "kernels/nm_matmul/row_shape.h"
 #include "native/compiler.h"
 #include "native/team.h"
 #include "native/integers.h"
@@ -101,7 +102,7 @@ TWOFOUR_INLINE void add_sums(const typename V::reg (&acc)[Sets][vectors][T], typ
   for (int v = 0; v < vectors; v++) {
     TWOFOUR_UNROLL
     for (int t = 0; t < T; t++)
-      total[v][t] = V::add(total[v][t], Sets == 2 ? V::add(acc[0][v][t], acc[Sets - 1][v][t]) : acc[0][v][t]);
+      total[v][t] = total[v][t] + (Sets == 2 ? acc[0][v][t] + acc[Sets - 1][v][t] : acc[0][v][t]);
   }
 }
 
@@ -109,7 +110,7 @@ TWOFOUR_INLINE void add_sums(const typename V::reg (&acc)[Sets][vectors][T], typ
 template <class V, class Fetch, int T, int Halves>
 TWOFOUR_INLINE void row_unit(const NmMatmul& a, const char* unit, const float* x, int64_t first, int64_t row) {
   constexpr int vectors = Halves * (kRowUnit / V::width);
-  constexpr int Sets = vectors * T * 2 <= V::row_sums ? 2 : 1;
+  constexpr int Sets = vectors * T * 2 <= V::sums ? 2 : 1;
   typename V::reg total[vectors][T];
   TWOFOUR_UNROLL
   for (int v = 0; v < vectors; v++) {
@@ -137,7 +138,7 @@ TWOFOUR_INLINE void row_unit(const NmMatmul& a, const char* unit, const float* x
     const typename V::reg bias = a.bias == nullptr ? V::zero() : V::load_partial(a.bias + m, rows);
     TWOFOUR_UNROLL
     for (int t = 0; t < T; t++) {
-      V::store_partial(y_of(a) + (first + t) * a.y_stride + m, V::add(total[v][t], bias), rows);
+      V::store_partial(y_of(a) + (first + t) * a.y_stride + m, total[v][t] + bias, rows);
     }
   }
 }
@@ -145,7 +146,7 @@ TWOFOUR_INLINE void row_unit(const NmMatmul& a, const char* unit, const float* x
 // All rows of units [u0, u1) (32 rows each) for T tokens.
 template <class V, class Fetch, int T>
 TWOFOUR_NOINLINE void row_units(const NmMatmul& a, const float* x, int64_t first, int64_t u0, int64_t u1) {
-  constexpr int Halves = V::row_halves;
+  constexpr int Halves = kRowHalves<V>;
   const int64_t unit_bytes = row_tiles(a) * 2 * kRowUnitBytes;
   for (int64_t u = u0; u < u1; u++) {
     const char* unit = static_cast<const char*>(a.weight) + u * unit_bytes;
@@ -173,14 +174,14 @@ inline void copy_tokens(const NmMatmul& a, int64_t first, int64_t tokens, float*
   }
 }
 
-// Pieces of at most V::row_tokens tokens, as many per pass over the weights as fit kRowWorkspace.
+// Pieces of at most kRowTokens<V> tokens, as many per pass over the weights as fit kRowWorkspace.
 template <class V>
 struct RowPlan {
   int64_t piece_floats, pieces;
 
   explicit RowPlan(const NmMatmul& a) {
-    piece_floats = row_tiles(a) * kRowTile * V::row_tokens;
-    const int64_t all = (a.tokens + V::row_tokens - 1) / V::row_tokens, fit = kRowWorkspace / (piece_floats * 4);
+    piece_floats = row_tiles(a) * kRowTile * kRowTokens<V>;
+    const int64_t all = (a.tokens + kRowTokens<V> - 1) / kRowTokens<V>, fit = kRowWorkspace / (piece_floats * 4);
     pieces = least(all, fit > 0 ? fit : 1);
   }
 };
@@ -191,12 +192,12 @@ int64_t row_blocks_workspace(const NmMatmul& a) {
   return plan.pieces * plan.piece_floats * 4;
 }
 
-template <class V, class Fetch = FetchTwice>
+template <class V, class Fetch>
 void row_blocks(const NmMatmul& a) {
   if (a.tokens <= 0) return;
   const RowPlan<V> plan(a);
   float* x = static_cast<float*>(a.workspace);
-  const int64_t all = (a.tokens + V::row_tokens - 1) / V::row_tokens;
+  const int64_t all = (a.tokens + kRowTokens<V> - 1) / kRowTokens<V>;
   with_team(a.threads, [&](const Team& team) {
     int64_t u0, u1;
     team.share((a.out_features + 2 * kRowUnit - 1) / (2 * kRowUnit), 1, &u0, &u1);
@@ -204,14 +205,14 @@ void row_blocks(const NmMatmul& a) {
       const int64_t p1 = least(p0 + plan.pieces, all);
       if (p0 > 0) team.barrier();  // the last pieces are still being read
       for (int64_t p = p0 + team.me; p < p1; p += team.size) {
-        const int64_t first = p * V::row_tokens;
-        copy_tokens(a, first, least(V::row_tokens, a.tokens - first), x + (p - p0) * plan.piece_floats);
+        const int64_t first = p * kRowTokens<V>;
+        copy_tokens(a, first, least(kRowTokens<V>, a.tokens - first), x + (p - p0) * plan.piece_floats);
       }
       team.barrier();
       for (int64_t p = p0; p < p1; p++) {
-        const int64_t first = p * V::row_tokens;
-        const int64_t tokens = least(V::row_tokens, a.tokens - first);
-        row_units_of<V, Fetch, V::row_tokens>(tokens, a, x + (p - p0) * plan.piece_floats, first, u0, u1);
+        const int64_t first = p * kRowTokens<V>;
+        const int64_t tokens = least(kRowTokens<V>, a.tokens - first);
+        row_units_of<V, Fetch, kRowTokens<V>>(tokens, a, x + (p - p0) * plan.piece_floats, first, u0, u1);
         const int64_t row = u0 * 2 * kRowUnit, end = least(u1 * 2 * kRowUnit, a.out_features);
         if (!a.epilogue.plain())
           finish_rows<V>(a.epilogue, y_of(a), a.y_stride, first, tokens, row, end - row);

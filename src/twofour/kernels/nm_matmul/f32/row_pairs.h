@@ -66,7 +66,7 @@ struct PairSums {
 template <class V, int U>
 TWOFOUR_INLINE void finish_pair_row(const typename V::reg (&sums)[U], bool first, float* y) {
   TWOFOUR_UNROLL
-  for (int u = 0; u < U; u++) V::store_aligned(y + u * V::width, first ? sums[u] : V::add(sums[u], V::load_aligned(y + u * V::width)));
+  for (int u = 0; u < U; u++) V::store_aligned(y + u * V::width, first ? sums[u] : sums[u] + V::load_aligned(y + u * V::width));
 }
 
 struct PairWeights {

@@ -13,7 +13,7 @@
 namespace {
 
 constexpr int64_t kSpreadInputs = 16 * 1024;  // bytes of a piece's copied inputs; with 32 KB twice the time from DRAM
-constexpr int64_t kSpreadPieces = 16;         // pieces of V::row_tokens tokens that share a pass over the weights
+constexpr int64_t kSpreadPieces = 16;         // pieces of kRowTokens<V> tokens that share a pass over the weights
 constexpr int64_t kSpreadChunk = 256 * 1024;  // bytes of weights that stay in L2 from piece to piece
 constexpr int64_t kSpreadAhead = 4;           // tiles (2 KB) fetched ahead, into L1: 5 % over L2
 constexpr int64_t kTileBytes = 2 * kRowUnitBytes;
@@ -57,7 +57,7 @@ TWOFOUR_INLINE void add_to_y(const NmMatmul& a, const SpreadPart& part, int64_t 
     TWOFOUR_UNROLL
     for (int t = 0; t < T; t++) {
       float* y = y_of(a) + (part.first + t) * a.y_stride + m;
-      V::store_partial(y, V::add(total[v][t], part.k0 > 0 ? V::load_partial(y, rows) : bias), rows);
+      V::store_partial(y, total[v][t] + (part.k0 > 0 ? V::load_partial(y, rows) : bias), rows);
     }
   }
 }
@@ -65,7 +65,7 @@ TWOFOUR_INLINE void add_to_y(const NmMatmul& a, const SpreadPart& part, int64_t 
 template <class V, int T, int Halves>
 TWOFOUR_INLINE void row_strip(const NmMatmul& a, const SpreadPart& part, int64_t strip) {
   constexpr int vectors = Halves * (kRowUnit / V::width);
-  constexpr int Sets = vectors * T * 2 <= V::row_sums ? 2 : 1;
+  constexpr int Sets = vectors * T * 2 <= V::sums ? 2 : 1;
   typename V::reg total[vectors][T];
   TWOFOUR_UNROLL
   for (int v = 0; v < vectors; v++) {
@@ -99,7 +99,7 @@ TWOFOUR_INLINE void row_strip(const NmMatmul& a, const SpreadPart& part, int64_t
 // Units [u0, u1) (32 rows each) of a part.
 template <class V, int T>
 TWOFOUR_NOINLINE void spread_units(const NmMatmul& a, const SpreadPart& part, int64_t u0, int64_t u1) {
-  constexpr int Halves = V::row_halves, per_unit = 2 / Halves;
+  constexpr int Halves = kRowHalves<V>, per_unit = 2 / Halves;
   for (int64_t strip = u0 * per_unit; strip < u1 * per_unit; strip++) row_strip<V, T, Halves>(a, part, strip);
 }
 
@@ -120,19 +120,19 @@ void spread_tokens(const NmMatmul& a, const SpreadPart& part, int64_t tokens, fl
     const float* from = x_of(a) + (part.first + t) * a.x_stride + begin * 4;
     float* at = to + t * V::width;
     const int64_t step = tokens * V::width;
-    for (int64_t g = 0; g < whole; g++) V::store_aligned(at + g * step, V::broadcast4_unaligned(from + g * 4));
+    for (int64_t g = 0; g < whole; g++) V::store_aligned(at + g * step, V::broadcast4(from + g * 4));
     for (int64_t g = whole; g < groups; g++) V::store_aligned(at + g * step, V::zero());
   }
 }
 
-// How a call is cut: tokens into even pieces of at most V::row_tokens, inputs into runs whose copy stays in L1.
+// How a call is cut: tokens into even pieces of at most kRowTokens<V>, inputs into runs whose copy stays in L1.
 template <class V>
 struct SpreadPlan {
   int64_t tokens, pieces, tiles, piece_floats;
 
   explicit SpreadPlan(const NmMatmul& a) {
     const int64_t all = a.tokens > 0 ? a.tokens : 1;
-    tokens = ceil_div(all, ceil_div(all, V::row_tokens));
+    tokens = ceil_div(all, ceil_div(all, kRowTokens<V>));
     pieces = least(ceil_div(all, tokens), kSpreadPieces);
     const int64_t tile_floats = kRowTile / 4 * tokens * V::width;
     tiles = least(row_tiles(a), kSpreadInputs / 4 / tile_floats);
@@ -162,7 +162,7 @@ void spread_pieces(const NmMatmul& a, const SpreadPlan<V>& plan, int64_t t0, int
         float* piece = x + (t - t0) / plan.tokens * plan.piece_floats;
         const SpreadPart part{k0, k1, t, piece};
         if (u == u0) spread_tokens<V>(a, part, tokens, piece);
-        spread_units_of<V, V::row_tokens>(tokens, a, part, u, end);
+        spread_units_of<V, kRowTokens<V>>(tokens, a, part, u, end);
         const int64_t row = u * 2 * kRowUnit, stop = least(end * 2 * kRowUnit, a.out_features);
         if (k1 == row_tiles(a) && !a.epilogue.plain())
           finish_rows<V>(a.epilogue, y_of(a), a.y_stride, t, tokens, row, stop - row);

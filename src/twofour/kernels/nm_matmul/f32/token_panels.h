@@ -18,7 +18,7 @@ TWOFOUR_INLINE int64_t panel_steps(const NmMatmul& a) { return (a.in_features + 
 // Rows whose sums fill the registers meant for them; four keep enough independent chains for the narrow panels.
 template <class V>
 constexpr int panel_rows(int stride) {
-  return V::panel_sums / stride < 4 ? V::panel_sums / stride : 4;
+  return V::sums / stride < 4 ? V::sums / stride : 4;
 }
 
 // A block of at most kPanelRows rows in the packed bytes.
@@ -97,7 +97,7 @@ TWOFOUR_INLINE void add_rows(const PanelBlock& block, int64_t row, int64_t t0, i
     TWOFOUR_UNROLL
     for (int u = 0; u < U; u++) {
       float* at = y + (r * panel_stride(U) + u) * V::width;
-      V::store_aligned(at, t0 == 0 ? acc[r][u] : V::add(acc[r][u], V::load_aligned(at)));
+      V::store_aligned(at, t0 == 0 ? acc[r][u] : acc[r][u] + V::load_aligned(at));
     }
   }
 }

@@ -65,8 +65,8 @@ TWOFOUR_INLINE void store_square(const float* sums, int64_t stride, typename V::
   V::transpose(t);
   TWOFOUR_UNROLL
   for (int i = 0; i < V::width; i++) {
-    if (whole) V::store_unaligned(y + i * y_stride, V::add(t[i], bias));
-    else if (i < tokens) V::store_partial(y + i * y_stride, V::add(t[i], bias), least(rows, V::width));
+    if (whole) V::store_unaligned(y + i * y_stride, t[i] + bias);
+    else if (i < tokens) V::store_partial(y + i * y_stride, t[i] + bias, least(rows, V::width));
   }
 }
 

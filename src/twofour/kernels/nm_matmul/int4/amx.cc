@@ -1,7 +1,4 @@
 // The AMX row.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12's own _mm512_undefined_ps
-#endif
 #include "tiles.h"
 
 namespace {

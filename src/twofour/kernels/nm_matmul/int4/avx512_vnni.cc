@@ -1,7 +1,4 @@
 // The AVX-512 VNNI row: the eight inputs that a lane's four values are kept from are broadcast and permuted (vpermb).
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12's own _mm512_undefined_ps
-#endif
 #include "row_products.h"
 
 namespace {

@@ -6,13 +6,12 @@
 // are spread like a normal distribution.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 
 #include "kernels/epilogue_math.h"
 #include "kernels/nm_matmul/nm_matmul.h"
 #include "native/compiler.h"
+#include "native/simd.h"
 
 namespace {
 
@@ -59,11 +58,6 @@ TWOFOUR_INLINE __m256i to_bfloat16(__m512 y) {
   return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(up, nan, _mm512_set1_epi32(0x7fc0)));
 }
 
-struct FloatVector {
-  using reg = __m512;
-  static constexpr int width = 16;
-};
-
 // Bias and epilogue of 16 outputs of one token, stored as y's type.
 TWOFOUR_INLINE void finish(const NmMatmul& a, int64_t t, int64_t row, __m512 y) {
   const int64_t left = a.out_features - row;
@@ -71,10 +65,10 @@ TWOFOUR_INLINE void finish(const NmMatmul& a, int64_t t, int64_t row, __m512 y) 
   const bool wide = a.y_type == Type::f32;
   if (a.bias != nullptr) y = _mm512_add_ps(y, _mm512_maskz_loadu_ps(mask, a.bias + row));
   if (!a.epilogue.plain()) {
-    y = apply_activation<FloatVector>(y, a.epilogue.activation);
+    y = apply_activation<Lanes>(y, a.epilogue.activation);
     const int64_t at = t * a.epilogue.other_stride + row;
     if (a.epilogue.combine != Combine::none)
-      y = apply_combine<FloatVector>(
+      y = apply_combine<Lanes>(
           y,
           wide ? _mm512_maskz_loadu_ps(mask, static_cast<const float*>(a.epilogue.other) + at)
                : from_bfloat16(_mm256_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(a.epilogue.other) + at)),

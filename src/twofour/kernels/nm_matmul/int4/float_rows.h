@@ -1,9 +1,7 @@
 // int4 weights against float activations: vectors hold output rows, half bytes become floats in the register, and each
 // row picks its inputs from a broadcast group of four by its code (design C of ../README.md).
 //
-// Exact up to the rounding of float sums. For CPUs without VNNI; V is the vector type of the instruction-set file:
-// reg and width as in epilogue_math.h, tokens (per pass), broadcast4(p) and permute4(x, indices), whose control is the
-// low two bits of a lane. Everything has internal linkage.
+// Exact up to the rounding of float sums. For CPUs without VNNI. V: native/simd.h. Everything has internal linkage.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +9,7 @@
 #include "int4_layout.h"
 #include "kernels/epilogue_math.h"
 #include "kernels/nm_matmul/nm_matmul.h"
+#include "kernels/nm_matmul/row_shape.h"
 #include "native/compiler.h"
 #include "native/team.h"
 
@@ -40,7 +39,7 @@ inline float read(const void* from, Type type, int64_t at) {
 template <class V, bool Dense = false>
 struct Int4Floats {
   using F = typename V::reg;
-  typedef uint32_t I __attribute__((vector_size(sizeof(F))));
+  using I = typename V::U;
   static constexpr int kWidth = V::width;
 
   static I load(const uint8_t* p) {
@@ -101,8 +100,8 @@ struct Int4Floats {
         TWOFOUR_UNROLL
         for (int t = 0; t < T; t++) {
           const F four = V::broadcast4(x + (g * T + t) * 4);
-          sums[0][t] += w0 * V::permute4(four, codes >> 4 * g);
-          sums[1][t] += w1 * V::permute4(four, codes >> (4 * g + 2));
+          sums[0][t] += w0 * V::permute4(four, (typename V::ireg)(codes >> 4 * g));
+          sums[1][t] += w1 * V::permute4(four, (typename V::ireg)(codes >> (4 * g + 2)));
         }
       }
     }
@@ -169,7 +168,7 @@ struct Int4Floats {
   }
 
   static int64_t workspace(const NmMatmul& a) {
-    return (a.in_features + kInt4Tile - 1) / kInt4Tile * kInt4Tile * V::tokens * 4;
+    return (a.in_features + kInt4Tile - 1) / kInt4Tile * kInt4Tile * kRowTokens<V> * 4;
   }
 
   static void run(const NmMatmul& a) {
@@ -177,12 +176,12 @@ struct Int4Floats {
     with_team(a.threads, [&](const Team& team) {
       int64_t u0, u1;
       team.share((a.out_features + kInt4Rows - 1) / kInt4Rows, 1, &u0, &u1);
-      for (int64_t first = 0; first < a.tokens; first += V::tokens) {
-        const int64_t tokens = a.tokens - first < V::tokens ? a.tokens - first : V::tokens;
+      for (int64_t first = 0; first < a.tokens; first += kRowTokens<V>) {
+        const int64_t tokens = a.tokens - first < kRowTokens<V> ? a.tokens - first : kRowTokens<V>;
         if (first > 0) team.barrier();  // the last tokens are still being read
         copy_tokens(a, team, first, tokens, x);
         team.barrier();
-        units_of<V::tokens>(tokens, a, x, first, u0, u1);
+        units_of<kRowTokens<V>>(tokens, a, x, first, u0, u1);
       }
     });
   }

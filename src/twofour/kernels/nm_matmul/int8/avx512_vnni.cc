@@ -1,7 +1,4 @@
 // The AVX-512 VNNI row: VBMI permutes the activations, vpdpbusd multiplies.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12's own _mm512_undefined_ps
-#endif
 #include "avx512_vnni.h"
 #include "row_octets.h"
 

@@ -24,37 +24,37 @@ struct Finish {
     const uint8_t* head = static_cast<const uint8_t*>(a.weight) + sizeof(twofour::Int8Head);
     scale = V::load_aligned(reinterpret_cast<const float*>(head) + row);
     sums = V::load_ints(head + (twofour::int8_padded_rows(a.out_features) + row) * 4);
-    bias = a.bias == nullptr ? V::zero() : V::load_x(a.bias + row, rows);
+    bias = a.bias == nullptr ? V::zero() : V::load(a.bias + row, rows);
   }
 
   // (sum - zero * sums) * (x scale * w scale) + bias, each operation rounded once: the barrier keeps the compiler from
   // fusing the last two.
   TWOFOUR_INLINE typename V::reg product(typename V::ints sum, Range range) const {
     const typename V::reg exact = V::to_real(V::minus_product(sum, sums, range.zero));
-    typename V::reg scaled = V::mul(exact, V::mul(V::set(range.scale), scale));
+    typename V::reg scaled = exact * (V::all(range.scale) * scale);
 #if defined(__x86_64__)
     asm("" : "+v"(scaled));
 #elif defined(__aarch64__)
     asm("" : "+w"(scaled));
 #endif
-    return V::add(scaled, bias);
+    return scaled + bias;
   }
 
   TWOFOUR_INLINE typename V::reg combined(typename V::reg y, int64_t token) const {
     if (a.epilogue.combine == Combine::none) return y;
     const int64_t at = token * a.epilogue.other_stride + row;
-    const auto other = a.y_type == Type::bf16 ? V::load_x(static_cast<const uint16_t*>(a.epilogue.other) + at, rows)
-                                              : V::load_x(static_cast<const float*>(a.epilogue.other) + at, rows);
+    const auto other = a.y_type == Type::bf16 ? V::load(static_cast<const uint16_t*>(a.epilogue.other) + at, rows)
+                                              : V::load(static_cast<const float*>(a.epilogue.other) + at, rows);
     return apply_combine<V>(y, other, a.epilogue.combine);
   }
 
   template <Type type>
   TWOFOUR_INLINE void store(typename V::reg y, int64_t token) const {
     const int64_t at = token * a.y_stride + row;
-    if constexpr (type == Type::f32) return V::store_f32(static_cast<float*>(a.y) + at, y, rows);
-    if constexpr (type == Type::bf16) return V::store_bf16(static_cast<uint16_t*>(a.y) + at, y, rows);
+    if constexpr (type == Type::f32) return V::store(static_cast<float*>(a.y) + at, y, rows);
+    if constexpr (type == Type::bf16) return V::store(static_cast<uint16_t*>(a.y) + at, y, rows);
     const int low = a.y_type == Type::u8 ? 0 : -128;
-    const typename V::Rounder rounder(1.0f / a.quantization.y_scale, a.quantization.y_zero, low, low + 255);
+    const Rounder<V> rounder(1.0f / a.quantization.y_scale, a.quantization.y_zero, low, low + 255);
     V::store_bytes(static_cast<uint8_t*>(a.y) + at, rounder(y), rows);
   }
 };

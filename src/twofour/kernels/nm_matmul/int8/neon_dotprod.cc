@@ -9,7 +9,7 @@ struct Vec : OctetVec {
     // x - 128 fits a signed byte; 128 times the weights comes back as 64 twice.
     const int8x16_t shifted = vreinterpretq_s8_u8(veorq_u8(chosen, vdupq_n_u8(0x80)));
     const int8x16_t half = vdupq_n_s8(64);
-    return vdotq_s32(vdotq_s32(vdotq_s32(sum, w.values, shifted), w.values, half), w.values, half);
+    return (ints)vdotq_s32(vdotq_s32(vdotq_s32((int32x4_t)sum, w.values, shifted), w.values, half), w.values, half);
   }
 };
 

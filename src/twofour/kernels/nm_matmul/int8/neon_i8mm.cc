@@ -6,7 +6,7 @@ namespace {
 struct Vec : OctetVec {
   static TWOFOUR_INLINE ints dot(ints sum, uint8x16_t x, const Octet& w) {
     const uint8x16_t chosen = vqtbl1q_u8(x, w.places);
-    return vusdotq_s32(sum, chosen, w.values);
+    return (ints)vusdotq_s32((int32x4_t)sum, chosen, w.values);
   }
 };
 

@@ -8,8 +8,6 @@
 namespace {
 
 struct OctetVec : Portable {
-  static constexpr int row_halves = 1, row_tokens = 4, row_sums = 16;
-
   // Four kept values of each of four rows, and where their activations stand among the eight.
   struct Octet {
     int8x16_t values;
@@ -17,7 +15,7 @@ struct OctetVec : Portable {
   };
   static TWOFOUR_INLINE Octet octet(const uint8_t* p, ints meta) {
     const uint8x16_t second = vreinterpretq_u8_u32(vdupq_n_u32(0x04040000u));  // of the second group of four
-    const uint8x16_t low = vandq_u8(vreinterpretq_u8_s32(meta), vdupq_n_u8(3));
+    const uint8x16_t low = vandq_u8(vreinterpretq_u8_u32(meta), vdupq_n_u8(3));
     return {vld1q_s8(reinterpret_cast<const int8_t*>(p)), vorrq_u8(low, second)};
   }
   static TWOFOUR_INLINE uint8x16_t broadcast8(const uint8_t* p) { return vcombine_u8(vld1_u8(p), vld1_u8(p)); }

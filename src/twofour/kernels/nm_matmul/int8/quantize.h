@@ -7,6 +7,7 @@
 
 #include "int8_layout.h"
 #include "native/compiler.h"
+#include "octet_lanes.h"
 
 namespace {
 
@@ -44,38 +45,38 @@ TWOFOUR_INLINE Range range_of(const X* x, int64_t in) {
   for (; k + chains * V::width <= in; k += chains * V::width) {
     TWOFOUR_UNROLL
     for (int c = 0; c < chains; c++) {
-      const typename V::reg v = V::load_x(x + k + c * V::width, V::width);
+      const typename V::reg v = V::load_unaligned(x + k + c * V::width);
       low[c] = V::min(low[c], v);
       high[c] = V::max(high[c], v);
-      broken[c] = V::times_zero(v, broken[c]);
+      broken[c] = V::fma(v, V::zero(), broken[c]);
     }
   }
   for (; k < in; k += V::width) {
-    const typename V::reg v = V::load_x(x + k, in - k);
+    const typename V::reg v = V::load(x + k, in - k);
     low[0] = V::min(low[0], v);
     high[0] = V::max(high[0], v);
-    broken[0] = V::times_zero(v, broken[0]);
+    broken[0] = V::fma(v, V::zero(), broken[0]);
   }
   TWOFOUR_UNROLL
   for (int c = 1; c < chains; c++) {
     low[0] = V::min(low[0], low[c]);
     high[0] = V::max(high[0], high[c]);
-    broken[0] = V::add(broken[0], broken[c]);
+    broken[0] = broken[0] + broken[c];
   }
-  const float least = V::least(low[0]), most = V::most(high[0]), nothing = V::sum(broken[0]);
+  const float least = V::smallest(low[0]), most = V::largest(high[0]), nothing = V::sum(broken[0]);
   float scale = (most - least) / 255.0f;
   if (scale < kLeastScale) scale = kLeastScale;
   if (!(nothing == 0.0f)) return {__builtin_nanf(""), 0};
-  return {scale, V::nearest(-least / scale)};
+  return {scale, ((typename V::I)V::to_ints(V::all(-least / scale)))[0]};
 }
 
 // One token as u8 with 8 bytes every `stride`: x is [octet][token][8].
 template <class V, class X>
 TWOFOUR_INLINE void quantize_token(const X* x, int64_t in, Range range, uint8_t* to, int64_t stride) {
-  const typename V::Rounder rounder(1.0f / range.scale, range.zero, 0, 255);
+  const Rounder<V> rounder(1.0f / range.scale, range.zero, 0, 255);
   int64_t k = 0;
-  for (; k + V::width <= in; k += V::width) V::store_x(rounder(V::load_x(x + k, V::width)), to, k, stride);
-  if (k < in) V::store_x(rounder(V::load_x(x + k, in - k)), to, k, stride);
+  for (; k + V::width <= in; k += V::width) V::store_x(rounder(V::load_unaligned(x + k)), to, k, stride);
+  if (k < in) V::store_x(rounder(V::load(x + k, in - k)), to, k, stride);
 }
 
 template <class V, class X>

@@ -10,6 +10,7 @@
 
 #include "finish.h"
 #include "int8_layout.h"
+#include "kernels/nm_matmul/row_shape.h"
 #include "native/compiler.h"
 #include "native/team.h"
 #include "native/integers.h"
@@ -79,14 +80,14 @@ template <class V, int T, int Halves>
 TWOFOUR_INLINE void octet_unit(const NmMatmul& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
                                int64_t first, int64_t row) {
   constexpr int vectors = Halves * (kOctetRows / V::width);
-  constexpr int Sets = vectors * T * 2 <= V::row_sums ? 2 : 1;
+  constexpr int Sets = vectors * T * 2 <= V::sums ? 2 : 1;
   typename V::ints acc[Sets][vectors][T];
   TWOFOUR_UNROLL
   for (int s = 0; s < Sets; s++) {
     TWOFOUR_UNROLL
     for (int v = 0; v < vectors; v++) {
       TWOFOUR_UNROLL
-      for (int t = 0; t < T; t++) acc[s][v][t] = V::no_ints();
+      for (int t = 0; t < T; t++) acc[s][v][t] = typename V::ints{};
     }
   }
   for (int64_t k = octet_tiles(a); k > 0; k--, unit += 2 * kOctetHalfBytes, x += kOctetTile * T)
@@ -109,8 +110,8 @@ template <class V, int T>
 TWOFOUR_NOINLINE void octet_rows(const NmMatmul& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
                                  int64_t first, int64_t row) {
   expect_answers<T>(a, first, row);
-  for (int h = 0; h < 2; h += V::row_halves)
-    octet_unit<V, T, V::row_halves>(a, unit + h * kOctetHalfBytes, x, ranges, first, row + h * kOctetRows);
+  for (int h = 0; h < 2; h += kRowHalves<V>)
+    octet_unit<V, T, kRowHalves<V>>(a, unit + h * kOctetHalfBytes, x, ranges, first, row + h * kOctetRows);
 }
 
 // The same for `tokens` <= T.
@@ -121,14 +122,14 @@ void octet_rows_of(int64_t tokens, const NmMatmul& a, const uint8_t* unit, const
   if constexpr (T > 1) octet_rows_of<V, T - 1>(tokens, a, unit, x, ranges, first, row);
 }
 
-// Passes of tokens whose activations fit kOctetPass; each pass in pieces of nearly equal size, at most V::row_tokens.
+// Passes of tokens whose activations fit kOctetPass; each pass in pieces of nearly equal size, at most kRowTokens<V>.
 template <class V>
 struct OctetPlan {
   int64_t tokens, row_bytes, per_pass;
 
   explicit OctetPlan(const NmMatmul& a) : tokens(a.tokens), row_bytes(octet_tiles(a) * kOctetTile) {
-    const int64_t fit = kOctetPass / row_bytes / V::row_tokens * V::row_tokens;
-    per_pass = least(fit > 0 ? fit : V::row_tokens, tokens);
+    const int64_t fit = kOctetPass / row_bytes / kRowTokens<V> * kRowTokens<V>;
+    per_pass = least(fit > 0 ? fit : kRowTokens<V>, tokens);
   }
   int64_t range_bytes() const { return (tokens * static_cast<int64_t>(sizeof(Range)) + 63) / 64 * 64; }
   int64_t bytes() const { return range_bytes() + per_pass * row_bytes; }
@@ -157,7 +158,7 @@ void row_octets(const NmMatmul& a) {
     team.share(twofour::int8_padded_rows(a.out_features) / (2 * kOctetRows), 1, &u0, &u1);
     for (int64_t pass = 0; pass < a.tokens; pass += plan.per_pass) {
       const int64_t count = least(plan.per_pass, a.tokens - pass);
-      const int64_t pieces = (count + V::row_tokens - 1) / V::row_tokens;
+      const int64_t pieces = (count + kRowTokens<V> - 1) / kRowTokens<V>;
       if (pass > 0) team.barrier();  // the last pass is still being read
       for (int64_t p = team.me; p < pieces; p += team.size) {
         const int64_t first = piece_first(p, pieces, count), tokens = piece_first(p + 1, pieces, count) - first;
@@ -168,7 +169,7 @@ void row_octets(const NmMatmul& a) {
       team.barrier();
       const auto product = [&](int64_t u, int64_t p) {
         const int64_t first = piece_first(p, pieces, count), tokens = piece_first(p + 1, pieces, count) - first;
-        octet_rows_of<V, V::row_tokens>(tokens, a, units + u * unit_bytes, x + first * plan.row_bytes, ranges,
+        octet_rows_of<V, kRowTokens<V>>(tokens, a, units + u * unit_bytes, x + first * plan.row_bytes, ranges,
                                         pass + first, u * 2 * kOctetRows);
       };
       if ((u1 - u0) * unit_bytes <= kOctetWeights) {  // they stay in L2, and whole rows of y are written in order

@@ -1,0 +1,16 @@
+// The row, once for every instruction set.
+#include "conv_blocks.h"
+#include "native/simd.h"
+
+namespace {
+
+constexpr int kWide = Lanes::width == 16 ? 8 : 4;
+
+}  // namespace
+
+namespace twofour {
+
+int64_t TWOFOUR_WORKSPACE_HERE(nm_conv_2x4_f32_blocks)(const NmConv& a) { return conv_blocks_workspace<Lanes, kWide>(a); }
+void TWOFOUR_HERE(nm_conv_2x4_f32_blocks)(const NmConv& a) { conv_blocks<Lanes, kWide>(a); }
+
+}  // namespace twofour
