@@ -53,7 +53,7 @@ if not child:
 signal.alarm(60)
 assert same and os.waitpid(child, 0)[1] == 0
 """
-    done = run(["-c", code])
+    done = run(["-c", code], TSAN_OPTIONS=f"{os.environ.get('TSAN_OPTIONS', '')}:die_after_fork=0")
     assert done.returncode == 0, done.stderr
 
 
