@@ -151,7 +151,8 @@ class NonzeroBits:
     def values(self) -> Tensor:
         """Return the same as a bool tensor, True where a value is not zero."""
         bits = self._bits[: (self._size + 7) // 8].numpy()
-        return torch.as_tensor(np.unpackbits(bits, count=self._size, bitorder="little").view(np.bool_), device="cpu")
+        nonzero = np.unpackbits(bits, count=self._size, bitorder="little").view(np.bool_)
+        return torch.as_tensor(nonzero, dtype=torch.bool, device="cpu")
 
 
 def ties(values: Tensor, pattern: NM, strides: GroupStrides) -> int:

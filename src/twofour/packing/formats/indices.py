@@ -42,7 +42,8 @@ def encode(positions: Tensor, units: int, codes: Sequence[int] = ()) -> Tensor:
     fields = torch.tensor(codes, dtype=torch.int64, device=positions.device)[positions.long()] if codes else positions
     stream = fields.reshape(rows, -1, 1).numpy().astype(np.uint8)
     planes = (stream >> np.arange(bits, dtype=np.uint8)) & 1
-    return torch.as_tensor(np.packbits(planes.reshape(rows, -1), axis=1, bitorder="little"), device="cpu")
+    written = np.packbits(planes.reshape(rows, -1), axis=1, bitorder="little")
+    return torch.as_tensor(written, dtype=torch.uint8, device="cpu")
 
 
 def decode(stream: Tensor, groups: int, kept: int, units: int, codes: Sequence[int] = ()) -> Tensor:
@@ -67,7 +68,8 @@ def decode(stream: Tensor, groups: int, kept: int, units: int, codes: Sequence[i
     if planes[:, count * bits :].any():
         raise _illegal("padding", "padding bits that are not zero", "zero bits behind the last index of a row")
     weights = (1 << np.arange(bits)).astype(np.uint8)
-    fields = torch.as_tensor(planes[:, : count * bits].reshape(rows, count, bits) @ weights, device="cpu").long()
+    found = planes[:, : count * bits].reshape(rows, count, bits) @ weights
+    fields = torch.as_tensor(found, dtype=torch.int64, device="cpu")
     if codes:
         fields = _from_codes(fields, codes)
     positions = fields.view(rows, groups, kept)
@@ -76,8 +78,8 @@ def decode(stream: Tensor, groups: int, kept: int, units: int, codes: Sequence[i
     falling = (positions.diff(dim=-1) <= 0).any(-1)
     if falling.any():
         row, group = first_true(falling)
-        found = [*map(int, positions[row, group])]
-        raise _illegal("order", f"indices {found} in row {row}, group {group}", "ascending indices")
+        offending = [*map(int, positions[row, group])]
+        raise _illegal("order", f"indices {offending} in row {row}, group {group}", "ascending indices")
     return positions
 
 
