@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils._device import _device_constructors
 
+from tests import shapes
 from twofour import native
 from twofour.kernels.base import Row
 
@@ -23,6 +24,10 @@ if not torch.cuda.is_available():
 
 # `with torch.device(...)` looks functions up in a list made at its first use: it must hold torch.empty itself.
 _device_constructors()
+
+
+def pytest_report_header() -> str:
+    return shapes.described()
 
 
 @pytest.fixture(autouse=True)

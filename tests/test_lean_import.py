@@ -6,6 +6,7 @@ from pathlib import Path
 
 import twofour
 
+FOR_TESTS = ("jaxtyping", "beartype")
 HEAVY = ("triton", "transformers", "sklearn", "rich", "typer", "safetensors", "twofour.native", "twofour.kernels")
 
 
@@ -13,7 +14,7 @@ def test_import_brings_nothing_heavy() -> None:
     code = f"""
 import sys
 import twofour
-heavy = [name for name in {HEAVY} if name in sys.modules]
+heavy = [name for name in {HEAVY + FOR_TESTS} if name in sys.modules]
 assert not heavy, heavy
 torch = sys.modules.get("torch")
 assert torch is None or not torch.cuda.is_initialized()

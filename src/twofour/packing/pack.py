@@ -16,6 +16,7 @@ from twofour.packing.header import FORMS, Header, has_form
 from twofour.packing.validate import require_scales, require_values
 from twofour.patterns import NM, VNM, PairedNM, Pattern, parse
 from twofour.patterns.base import is_finite, non_finite, require_groups, require_memory
+from twofour.shapes import Int64, Real
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +44,7 @@ class Packed:
         parts = (self.values, self.indices, self.scales, self.zeros)
         return sum(part.nbytes for part in parts if part is not None)
 
-    def positions(self) -> Tensor:
+    def positions(self) -> Int64[Tensor, "rows groups kept"]:
         """Return the validated positions of the kept values in their groups: int64 (rows, groups, n).
 
         Raises:
@@ -90,7 +91,7 @@ class Packed:
 
 
 def pack(
-    weight: Tensor,
+    weight: Real[Tensor, "*shape"],
     pattern: str | Pattern,
     dtype: str | torch.dtype | None = None,
     *,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from twofour.errors import PatternError
 from twofour.native.surroundings import out_of_reach
+from twofour.shapes import Bool, Real, Shaped
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,9 @@ class Pattern(ABC):
         """Largest fraction of values that may be non-zero."""
 
     @abstractmethod
-    def project(self, scores: Tensor, *, absolute: bool = False) -> Tensor:
+    def project(
+        self, scores: Real[Tensor, "*rows reduction"], *, absolute: bool = False
+    ) -> Bool[Tensor, "*rows reduction"]:
         """Return the mask that keeps the best-scored values of each group, the lowest index winning ties.
 
         Args:
@@ -75,7 +78,7 @@ class Pattern(ABC):
         """
 
     @abstractmethod
-    def check(self, weight: Tensor) -> Conformity:
+    def check(self, weight: Shaped[Tensor, "*rows reduction"]) -> Conformity:
         """Say how many groups of `weight` (..., in) obey the pattern; -0.0 counts as zero.
 
         Raises:
@@ -171,12 +174,12 @@ def is_finite(tensor: Tensor) -> bool:
     return all(map(isfinite, tensor.aminmax()))
 
 
-def first_true(mask: Tensor) -> tuple[int, ...]:
+def first_true(mask: Bool[Tensor, "*axes"]) -> tuple[int, ...]:
     """Return the index of the first True of a mask that has one."""
     return tuple(map(int, mask.nonzero()[0]))
 
 
-def numbers(values: Tensor) -> tuple[float, ...]:
+def numbers(values: Shaped[Tensor, " count"]) -> tuple[float, ...]:
     """Return a vector's values as numbers."""
     return tuple(value.item() for value in values)
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from twofour.errors import PatternError
 from twofour.patterns.base import Conformity, first_true, non_finite, numbers
+from twofour.shapes import Bool, Real, Shaped
 
 LARGEST_GROUP = 64
 """Largest M: the native kernel ranks a group in registers and on the stack."""
@@ -30,7 +31,9 @@ def require_possible(name: str, n: object, m: object, unit: int) -> None:
         )
 
 
-def project_reference(scores: Tensor, n: int, m: int, *, absolute: bool = False) -> Tensor:
+def project_reference(
+    scores: Real[Tensor, "*rows reduction"], n: int, m: int, *, absolute: bool = False
+) -> Bool[Tensor, "*rows reduction"]:
     """Keep the `n` largest of every `m` scores in plain torch: the reference of the native kernels, any device.
 
     Args:
@@ -51,7 +54,9 @@ def project_reference(scores: Tensor, n: int, m: int, *, absolute: bool = False)
     return torch.zeros(groups.shape, dtype=torch.bool, device=scores.device).scatter_(-1, best, True).flatten(-2)
 
 
-def check_groups(nonzero: Tensor, allowed: int, weight: Tensor, group: int) -> Conformity:
+def check_groups(
+    nonzero: Bool[Tensor, "*rows groups units"], allowed: int, weight: Shaped[Tensor, "*rows reduction"], group: int
+) -> Conformity:
     """Count the legal groups of `nonzero` (..., groups, m) and find the first offending one in `weight`."""
     counts = nonzero.sum(-1, dtype=torch.uint8 if nonzero.shape[-1] < 256 else torch.int32)
     legal = counts <= allowed

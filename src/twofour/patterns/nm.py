@@ -14,6 +14,7 @@ from twofour import native
 from twofour.native import gpu
 from twofour.patterns.base import Conformity, Pattern, non_finite, require_groups
 from twofour.patterns.groups import check_groups, project_reference, require_possible
+from twofour.shapes import Bool, Real, Shaped
 
 HALF_OR_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 """What the masks on the GPU read."""
@@ -56,7 +57,9 @@ class NM(Pattern):
             return self.n * (other.m // self.m) <= other.n
         return self.m % other.m == 0 and self.n <= other.n
 
-    def project(self, scores: Tensor, *, absolute: bool = False) -> Tensor:
+    def project(
+        self, scores: Real[Tensor, "*rows reduction"], *, absolute: bool = False
+    ) -> Bool[Tensor, "*rows reduction"]:
         """Keep the `n` largest scores of every group; see `Pattern.project`."""
         require_groups(self, scores, "a tensor of scores")
         scores = scores.detach().resolve_neg()
@@ -64,7 +67,7 @@ class NM(Pattern):
             return _project_on_device(scores, self.n, self.m, absolute)
         return _project_native(scores, self.n, self.m, absolute)
 
-    def check(self, weight: Tensor) -> Conformity:
+    def check(self, weight: Shaped[Tensor, "*rows reduction"]) -> Conformity:
         """Count the groups with at most `n` non-zeros; see `Pattern.check`."""
         require_groups(self, weight, "a weight")
         return check_groups(torch.unflatten(weight.detach(), -1, (-1, self.m)) != 0, self.n, weight, self.m)

@@ -19,6 +19,7 @@ from twofour import native
 from twofour.errors import PatternError, one_of
 from twofour.patterns.nm import NM
 from twofour.patterns.pairs import PairedNM
+from twofour.shapes import Bool, Real
 
 _FORMS = {
     torch.float64: (0x7FFFFFFFFFFFFFFF, 0x7FEFFFFFFFFFFFFF),
@@ -148,7 +149,7 @@ class NonzeroBits:
         bits, kept = (one._bits[: (self._size + 7) // 8].numpy() for one in (self, keep))
         return int(_ONES[bits & ~kept].sum(dtype=np.int64))
 
-    def values(self) -> Tensor:
+    def values(self) -> Bool[Tensor, " count"]:
         """Return the same as a bool tensor, True where a value is not zero."""
         bits = self._bits[: (self._size + 7) // 8].numpy()
         nonzero = np.unpackbits(bits, count=self._size, bitorder="little").view(np.bool_)
@@ -173,7 +174,7 @@ def ties(values: Tensor, pattern: NM, strides: GroupStrides) -> int:
     return native.extension().nm_ties(row.index, values, sign, *strides, pattern.n, pattern.m)
 
 
-def ties_reference(view: Tensor, n: int, m: int) -> int:
+def ties_reference(view: Real[Tensor, "*rows reduction"], n: int, m: int) -> int:
     """Count the same in plain torch, for groups along the last axis: the reference of `ties`."""
     sizes = torch.unflatten(view, -1, (-1, m)).double().abs().sort(-1, descending=True).values
     return int(((sizes[..., n - 1] == sizes[..., n]) & (sizes[..., n] != 0)).sum())

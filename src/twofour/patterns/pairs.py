@@ -14,6 +14,7 @@ from torch import Tensor
 from twofour.patterns.base import Conformity, Pattern, require_groups
 from twofour.patterns.groups import check_groups, project_reference, require_possible
 from twofour.patterns.nm import NM
+from twofour.shapes import Bool, Real, Shaped
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,16 @@ class PairedNM(Pattern):
         """Tell whether this pair-wise N:M, which is N:M too, implies another; see `Pattern.within`."""
         return super().within(other) or NM(self.n, self.m).within(other)
 
-    def project(self, scores: Tensor, *, absolute: bool = False) -> Tensor:
+    def project(
+        self, scores: Real[Tensor, "*rows reduction"], *, absolute: bool = False
+    ) -> Bool[Tensor, "*rows reduction"]:
         """Keep the pairs with the largest sum of scores; see `Pattern.project`."""
         require_groups(self, scores, "a tensor of scores")
         ranked = scores.detach().to(torch.float64 if scores.dtype == torch.float64 else torch.float32)
         pairs = torch.unflatten(ranked.abs() if absolute else ranked, -1, (-1, 2)).sum(-1)
         return project_reference(pairs, self.n // 2, self.m // 2).repeat_interleave(2, dim=-1)
 
-    def check(self, weight: Tensor) -> Conformity:
+    def check(self, weight: Shaped[Tensor, "*rows reduction"]) -> Conformity:
         """Count the groups with at most `n` / 2 pairs that are not zero; see `Pattern.check`."""
         require_groups(self, weight, "a weight")
         pairs = (torch.unflatten(weight.detach(), -1, (-1, 2)) != 0).any(-1)

@@ -21,6 +21,7 @@ from twofour.errors import PatternError
 from twofour.native import gpu
 from twofour.patterns.base import Conformity, Pattern, first_true, non_finite, numbers, require_groups
 from twofour.patterns.nm import HALF_OR_SINGLE, NM, fits_float32
+from twofour.shapes import Bool, Real, Shaped
 
 PAIRS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
 """The columns that a row of a tile may keep; pair p and pair 5 - p have no column in common."""
@@ -66,7 +67,9 @@ class Transposable(Pattern):
         """What every row obeys by itself: N:M. Packed weights are written so."""
         return NM(self.n, self.m)
 
-    def project(self, scores: Tensor, *, absolute: bool = False) -> Tensor:
+    def project(
+        self, scores: Real[Tensor, "out *between reduction"], *, absolute: bool = False
+    ) -> Bool[Tensor, "out *between reduction"]:
         """Keep in every tile the mask with the largest sum of scores; see `Pattern.project`.
 
         The sums run in float32 (float64 and wide integers: float64). Among equal sums the choice is the first in a
@@ -84,7 +87,7 @@ class Transposable(Pattern):
             return project_tiles_reference(scores, absolute=absolute)
         return _project_native(scores, absolute)
 
-    def check(self, weight: Tensor) -> Conformity:
+    def check(self, weight: Shaped[Tensor, "out *between reduction"]) -> Conformity:
         """Count the groups of four, along both axes, with at most two non-zeros; see `Pattern.check`."""
         _require_tiles(self, weight, "a weight")
         nonzero = weight.detach() != 0
@@ -115,7 +118,9 @@ def _require_tiles(pattern: Transposable, tensor: Tensor, role: str) -> None:
         )
 
 
-def project_tiles_reference(scores: Tensor, *, absolute: bool = False) -> Tensor:
+def project_tiles_reference(
+    scores: Real[Tensor, "out *between reduction"], *, absolute: bool = False
+) -> Bool[Tensor, "out *between reduction"]:
     """Search every 4 x 4 tile in plain torch: the reference of the native kernels, any device.
 
     Args:

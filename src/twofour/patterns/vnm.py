@@ -16,6 +16,7 @@ from twofour.errors import PatternError
 from twofour.patterns.base import Conformity, Pattern, first_true, non_finite, numbers, require_groups
 from twofour.patterns.groups import LARGEST_GROUP
 from twofour.patterns.nm import NM
+from twofour.shapes import Bool, Real, Shaped
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,9 @@ class VNM(Pattern):
         """What every row obeys by itself: N:M. Packed weights are written so."""
         return NM(self.n, self.m)
 
-    def project(self, scores: Tensor, *, absolute: bool = False) -> Tensor:
+    def project(
+        self, scores: Real[Tensor, "*rows reduction"], *, absolute: bool = False
+    ) -> Bool[Tensor, "*rows reduction"]:
         """Keep in each block the 2 n columns with the largest sums, in those the n largest of every row.
 
         See `Pattern.project`. The sums are over |scores| if `absolute`, and run in float32 or wider.
@@ -82,7 +85,7 @@ class VNM(Pattern):
         kept = groups.masked_fill(~columns, -torch.inf)
         return (_best(kept, self.n) & columns).flatten(-2)
 
-    def check(self, weight: Tensor) -> Conformity:
+    def check(self, weight: Shaped[Tensor, "*rows reduction"]) -> Conformity:
         """Count the blocks whose rows and columns obey; see `Pattern.check`. A group is a block of v rows."""
         require_groups(self, weight, "a weight")
         nonzero = torch.unflatten(_rows(weight.detach() != 0), -1, (-1, self.m))

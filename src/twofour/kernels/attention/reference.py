@@ -5,10 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from twofour.shapes import Float, Shaped
+
 
 def reference(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, scale: float | None = None, causal: bool = False
-) -> Tensor:
+    q: Float[Tensor, "batch heads queries width"],
+    k: Float[Tensor, "batch groups keys width"],
+    v: Float[Tensor, "batch groups keys out"],
+    mask: Shaped[Tensor, "*mask"] | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+) -> Float[Tensor, "batch heads queries out"]:
     """Return softmax(scale q k^T + mask) v; arguments as in `attention`, any floating dtype."""
     group = q.shape[1] // k.shape[1]
     k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))

@@ -6,9 +6,12 @@ from torch import Tensor
 
 from twofour.packing.formats.indices import encode
 from twofour.patterns import project_reference
+from twofour.shapes import Float32, UInt8
 
 
-def nm_compress_reference(weight: Tensor) -> tuple[int, Tensor, Tensor]:
+def nm_compress_reference(
+    weight: Float32[Tensor, "rows columns"],
+) -> tuple[int, Float32[Tensor, "rows columns//2"], UInt8[Tensor, "rows bytes"]]:
     """Keep the two largest magnitudes of every four values; the lowest index wins ties.
 
     Args:

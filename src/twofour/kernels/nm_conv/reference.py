@@ -10,9 +10,15 @@ from torch import Tensor
 from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry, Images, PreparedConv, channels_last, finish, padded
 from twofour.kernels.operands import plain_bias
 from twofour.kernels.problem import MaybeTensor
+from twofour.shapes import Float
 
 
-def nm_conv_reference(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+def nm_conv_reference(
+    x: Float[Tensor, "images channels height width"],
+    weight: Float[Tensor, "out reduction rows columns"],
+    bias: Float[Tensor, " out"] | None,
+    geometry: Geometry,
+) -> Float[Tensor, "images out high wide"]:
     """Return conv(x, W) + bias.
 
     Args:

@@ -6,12 +6,15 @@ import torch
 from torch import Tensor
 
 from twofour.kernels.nm_unbiased.reference import nm_unbiased_reference, uniform
+from twofour.shapes import Float
 
 PAIRS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
 """What "random" chooses from."""
 
 
-def nm_gradient_reference(gradient: Tensor, mode: str, *, eps: float = 0.0, seed: int = 0) -> Tensor:
+def nm_gradient_reference(
+    gradient: Float[Tensor, "samples tokens channels"], mode: str, *, eps: float = 0.0, seed: int = 0
+) -> Float[Tensor, "samples tokens channels"]:
     """Return the gradient with at most two of every four consecutive channels non-zero.
 
     Args:

@@ -12,9 +12,12 @@ from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.kernels.quantization import DYNAMIC, Quantization, quantize_input, quantize_output
 from twofour.packing import Packed
+from twofour.shapes import Float, Float32, Real
 
 
-def nm_matmul_reference(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
+def nm_matmul_reference(
+    x: Float[Tensor, "*tokens in"], packed: Packed, bias: Float[Tensor, " out"] | None = None
+) -> Float[Tensor, "*tokens out"]:
     """Return x @ W.T + bias with W unpacked.
 
     Args:
@@ -30,13 +33,13 @@ def nm_matmul_reference(x: Tensor, packed: Packed, bias: Tensor | None = None) -
 
 
 def nm_matmul_int8_reference(
-    x: Tensor,
+    x: Real[Tensor, "tokens in"],
     packed: Packed,
-    bias: Tensor | None = None,
+    bias: Float32[Tensor, " out"] | None = None,
     quantization: Quantization = DYNAMIC,
     epilogue: Epilogue = PLAIN_EPILOGUE,
-    other: Tensor | None = None,
-) -> Tensor:
+    other: Real[Tensor, "tokens out"] | None = None,
+) -> Real[Tensor, "tokens out"]:
     """Return epilogue(x @ W.T + bias) as int8 kernels compute it: with a plain epilogue the same bits.
 
     sum = (q - zero) W^T in whole numbers; y = sum * (scale * W's scale) + bias in float32, each step rounded once.

@@ -5,11 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from twofour.shapes import Float32, Real
+
 _32_BITS = 0xFFFFFFFF
 _TINY = torch.finfo(torch.float32).tiny
 
 
-def uniform(groups: int, columns: int, seed: int, device: torch.device | None = None) -> Tensor:
+def uniform(
+    groups: int, columns: int, seed: int, device: torch.device | None = None
+) -> Float32[Tensor, "{groups} {columns}"]:
     """Return the uniform numbers of the estimate, float32 (groups, columns) in [0, 1): 24 bits of a hash of the place.
 
     The hash is the finaliser of MurmurHash3.
@@ -21,7 +25,7 @@ def uniform(groups: int, columns: int, seed: int, device: torch.device | None = 
     return (x >> 8).float().mul(2**-24).view(groups, columns)
 
 
-def nm_unbiased_reference(gradient: Tensor, seed: int) -> Tensor:
+def nm_unbiased_reference(gradient: Real[Tensor, "tokens columns"], seed: int) -> Float32[Tensor, "tokens columns"]:
     """Return an estimate with two values in every four tokens whose expectation is the gradient.
 
     Args:

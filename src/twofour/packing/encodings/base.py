@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from twofour.patterns import PairedNM, Pattern
+from twofour.shapes import Float32, Int, Shaped
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Encoding:
             return False
         return not self.codes or pattern == self.core
 
-    def store(self, values: Tensor) -> Tensor:
+    def store(self, values: Shaped[Tensor, "rows count"]) -> Shaped[Tensor, "rows width"]:
         """Write values (rows, count) of `dtype` as they stand in memory and in files: (rows, width) of `stored`.
 
         Raises:
@@ -60,13 +61,13 @@ class Encoding:
         """
         return values
 
-    def read(self, stored: Tensor, count: int) -> Tensor:
+    def read(self, stored: Shaped[Tensor, "rows width"], count: int) -> Shaped[Tensor, "rows {count}"]:
         """Return what `store` was given: the first `count` values of each row."""
         return stored
 
     def quantize(
-        self, values: Tensor, per_scale: int = 0, symmetric: bool = True
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        self, values: Float32[Tensor, "rows count"], per_scale: int = 0, symmetric: bool = True
+    ) -> tuple[Shaped[Tensor, "rows count"], Float32[Tensor, "rows runs"] | None, Float32[Tensor, "rows runs"] | None]:
         """Round float32 values (rows, count) to whole numbers, where the encoding has scales.
 
         Args:
@@ -80,7 +81,9 @@ class Encoding:
         return values, None, None
 
 
-def dequantize(whole: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
+def dequantize(
+    whole: Int[Tensor, "rows kept"], scales: Float32[Tensor, "rows runs"], zeros: Float32[Tensor, "rows runs"] | None
+) -> Float32[Tensor, "rows kept"]:
     """Return s * (q - z).
 
     Args:

@@ -10,6 +10,7 @@ from torch import Tensor
 from twofour.errors import PackingError
 from twofour.packing.encodings.base import Encoding, nonzero_scales
 from twofour.patterns import PairedNM, Pattern
+from twofour.shapes import Float32, Int, UInt8
 
 INT4_LARGEST = 7
 INT4_LEAST = -8
@@ -26,7 +27,7 @@ class Int4(Encoding):
         """See `Encoding.takes`; it takes pairs too."""
         return True
 
-    def store(self, values: Tensor) -> Tensor:
+    def store(self, values: Int[Tensor, "rows count"]) -> UInt8[Tensor, "rows width"]:
         """Put two whole numbers from -8 to 7 into a byte; behind an odd number the high half is zero."""
         if int(values.min()) < INT4_LEAST or int(values.max()) > INT4_LARGEST:
             raise PackingError(
@@ -38,14 +39,14 @@ class Int4(Encoding):
         nibbles = torch.nn.functional.pad(nibbles, (0, nibbles.shape[1] % 2))
         return nibbles[:, 0::2] | nibbles[:, 1::2] << 4
 
-    def read(self, stored: Tensor, count: int) -> Tensor:
+    def read(self, stored: UInt8[Tensor, "rows width"], count: int) -> Int[Tensor, "rows {count}"]:
         """Take the bytes apart again: int8; see `Encoding.read`."""
         nibbles = torch.stack((stored & 0xF, stored >> 4), -1).flatten(1)[:, :count].to(torch.int8)
         return torch.where(nibbles > INT4_LARGEST, nibbles - 16, nibbles)
 
     def quantize(
-        self, values: Tensor, per_scale: int = 0, symmetric: bool = True
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        self, values: Float32[Tensor, "rows count"], per_scale: int = 0, symmetric: bool = True
+    ) -> tuple[Int[Tensor, "rows count"], Float32[Tensor, "rows runs"], Float32[Tensor, "rows runs"] | None]:
         """Round runs of kept values; see `Encoding.quantize`.
 
         Symmetric: q = round(w / s), s = max |w| / 7. Asymmetric: q = round(w / s) + z, s = (max - min) / 15 over the

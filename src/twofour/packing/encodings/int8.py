@@ -9,6 +9,7 @@ from torch import Tensor
 
 from twofour.packing.encodings.base import Encoding, nonzero_scales
 from twofour.patterns import NM
+from twofour.shapes import Float32, Int
 
 INT8_LARGEST = 127
 """Largest magnitude of a symmetric int8 value; -128 is not used, so that a weight and its negative round alike."""
@@ -18,7 +19,9 @@ INT8_LARGEST = 127
 class Int8(Encoding):
     """One value a byte, two's complement; a file's groups of inputs may be of any size."""
 
-    def quantize(self, values: Tensor, per_scale: int = 0, symmetric: bool = True) -> tuple[Tensor, Tensor, None]:
+    def quantize(
+        self, values: Float32[Tensor, "rows count"], per_scale: int = 0, symmetric: bool = True
+    ) -> tuple[Int[Tensor, "rows count"], Float32[Tensor, "rows runs"], None]:
         """Round each row symmetrically; see `Encoding.quantize`. A row of zeros has scale 1."""
         scales = nonzero_scales(values.abs().amax(1, keepdim=True) / INT8_LARGEST)
         return (values / scales).round().to(torch.int8), scales, None

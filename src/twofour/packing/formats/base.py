@@ -12,6 +12,7 @@ from torch import Tensor
 from twofour.errors import PackingError
 from twofour.packing.encodings import Encoding
 from twofour.patterns import Pattern
+from twofour.shapes import Int64, Shaped, UInt8
 
 WRITE_AGAIN = "the file is damaged or was not written by twofour; write it again from the dense weights"
 
@@ -53,15 +54,15 @@ class Format(ABC):
         return sum(prod(shape) * dtype.itemsize for shape, dtype in self.parts.values())
 
     @abstractmethod
-    def places(self, weight: Tensor) -> Tensor:
+    def places(self, weight: Shaped[Tensor, "rows reduction"]) -> Int64[Tensor, "rows groups kept"]:
         """Return where a weight (rows, reduction) that obeys the pattern has its kept values, as `positions` does."""
 
     @abstractmethod
-    def write(self, places: Tensor) -> Tensor:
+    def write(self, places: Int64[Tensor, "rows groups kept"]) -> UInt8[Tensor, "rows bytes"]:
         """Write places as the part "indices"."""
 
     @abstractmethod
-    def positions(self, indices: Tensor) -> Tensor:
+    def positions(self, indices: UInt8[Tensor, "rows bytes"]) -> Int64[Tensor, "rows groups kept"]:
         """Read "indices" back and validate every one: int64, the last axis the place of each kept value in its group.
 
         Raises:
@@ -69,14 +70,21 @@ class Format(ABC):
         """
 
     @abstractmethod
-    def validate(self, indices: Tensor) -> None:
+    def validate(self, indices: UInt8[Tensor, "rows bytes"]) -> None:
         """Refuse what `positions` refuses, faster where there is a way."""
 
-    def gather(self, weight: Tensor, places: Tensor) -> Tensor:
+    def gather(
+        self, weight: Shaped[Tensor, "rows reduction"], places: Int64[Tensor, "rows groups kept"]
+    ) -> Shaped[Tensor, "rows groups*kept"]:
         """Return the values of a weight (rows, reduction) at the places: (rows, kept)."""
         return weight.view(*places.shape[:2], -1).gather(-1, places).flatten(1)
 
-    def scatter(self, weight: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    def scatter(
+        self,
+        weight: Shaped[Tensor, "rows reduction"],
+        places: Int64[Tensor, "rows groups kept"],
+        values: Shaped[Tensor, "rows groups*kept"],
+    ) -> Shaped[Tensor, "rows reduction"]:
         """Write values (rows, kept) at the places of a weight (rows, reduction), in place; return it."""
         weight.view(*places.shape[:2], -1).scatter_(-1, places, values.view(places.shape))
         return weight

@@ -17,6 +17,7 @@ from torch import Tensor
 from twofour.errors import PackingError
 from twofour.packing.formats.base import WRITE_AGAIN
 from twofour.patterns.base import first_true
+from twofour.shapes import Int, Int64, UInt8
 
 CODE_BITS = 4
 """Bits of a hardware's code."""
@@ -27,7 +28,9 @@ def index_bits(units: int, codes: Sequence[int] = ()) -> int:
     return CODE_BITS if codes else (units - 1).bit_length()
 
 
-def encode(positions: Tensor, units: int, codes: Sequence[int] = ()) -> Tensor:
+def encode(
+    positions: Int[Tensor, "rows groups kept"], units: int, codes: Sequence[int] = ()
+) -> UInt8[Tensor, "rows bytes"]:
     """Write ascending positions as an index stream.
 
     Args:
@@ -46,7 +49,9 @@ def encode(positions: Tensor, units: int, codes: Sequence[int] = ()) -> Tensor:
     return torch.as_tensor(written, dtype=torch.uint8, device="cpu")
 
 
-def decode(stream: Tensor, groups: int, kept: int, units: int, codes: Sequence[int] = ()) -> Tensor:
+def decode(
+    stream: UInt8[Tensor, "rows bytes"], groups: int, kept: int, units: int, codes: Sequence[int] = ()
+) -> Int64[Tensor, "rows {groups} {kept}"]:
     """Read an index stream back and validate every index.
 
     Args:
@@ -92,7 +97,7 @@ def _from_codes(fields: Tensor, codes: Sequence[int]) -> Tensor:
     return matches.long().argmax(-1)
 
 
-def ascending(stream: Tensor, groups: int) -> bool:
+def ascending(stream: UInt8[Tensor, "rows bytes"], groups: int) -> bool:
     """Tell whether every nibble of a 2:4 index stream is a legal code, and the padding zero; a few bytes a byte."""
     low = (stream & 3) < (stream >> 2 & 3)
     high = (stream >> 4 & 3) < stream >> 6

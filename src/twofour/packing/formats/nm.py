@@ -10,6 +10,7 @@ from torch import Tensor
 from twofour.packing.formats.base import Format
 from twofour.packing.formats.indices import ascending, decode, encode, index_bits
 from twofour.patterns import NM, VNM, PairedNM, Pattern
+from twofour.shapes import Int64, Shaped, UInt8
 
 
 @dataclass(frozen=True)
@@ -57,23 +58,23 @@ class ConstantCount(Format):
         """See `Format.kept`."""
         return self.reduction // self._rule.m * self._rule.n
 
-    def places(self, weight: Tensor) -> Tensor:
+    def places(self, weight: Shaped[Tensor, "rows reduction"]) -> Int64[Tensor, "rows groups kept"]:
         """See `Format.places`: int64 (rows, groups, n), ascending."""
         keep = self._rule.project(weight, absolute=True).view(len(weight), -1, self._rule.m)
         return keep.nonzero()[:, -1].view(*keep.shape[:2], -1)
 
-    def write(self, places: Tensor) -> Tensor:
+    def write(self, places: Int64[Tensor, "rows groups kept"]) -> UInt8[Tensor, "rows bytes"]:
         """Write places (rows, groups, n) as an index stream; see `formats.indices`."""
         return encode(places[..., :: self._width] // self._width, self._units[2], self.encoding.codes)
 
-    def positions(self, indices: Tensor) -> Tensor:
+    def positions(self, indices: UInt8[Tensor, "rows bytes"]) -> Int64[Tensor, "rows groups kept"]:
         """See `Format.positions`: int64 (rows, groups, n), ascending."""
         found = decode(indices, *self._units, self.encoding.codes)
         if self._width == 1:
             return found
         return (found.unsqueeze(-1) * 2 + torch.arange(2, device=found.device)).flatten(-2)
 
-    def validate(self, indices: Tensor) -> None:
+    def validate(self, indices: UInt8[Tensor, "rows bytes"]) -> None:
         """See `Format.validate`: no positions are built where the pattern is 2:4."""
         groups, *units = self._units
         if units != [2, 4] or not ascending(indices, groups):

@@ -7,8 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from twofour.shapes import Float, Int, Int32, UInt8
 
-def opened_weight(values: Tensor, codes: Tensor, scaled: Sequence[Tensor], group: int, dtype: torch.dtype) -> Tensor:
+
+def opened_weight(
+    values: Int[Tensor, "rows groups"] | UInt8[Tensor, "rows groups"],
+    codes: Int32[Tensor, "rows groups//8"],
+    scaled: Sequence[Tensor],
+    group: int,
+    dtype: torch.dtype,
+) -> Float[Tensor, "rows 4*groups"]:
     """Return the dense weight that the order of bytes of `few_tokens` stands for, on its device.
 
     Args:
