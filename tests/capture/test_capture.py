@@ -55,9 +55,9 @@ def test_conditions_on_sizes_are_kept() -> None:
 
 def test_named_layers_stay_whole() -> None:
     model = Block()
-    graph = capture(model, {"x": torch.randn(2, 3, 8)}, {"first": 16})
+    graph = capture(model, {"x": torch.randn(2, 3, 8)}, {"first": (16,)})
     nodes = [node for node in graph.module.graph.nodes if node.target is KEPT]
-    assert [node.args[1:] for node in nodes] == [("first", 16)]
+    assert [node.args[1:] for node in nodes] == [("first", 16, [])]
     assert "forward" not in model.first.__dict__, "the model is left as it was"
     assert not any("first" in name for name, _ in graph.module.named_buffers())
 

@@ -40,7 +40,7 @@ def test_values_are_dropped_after_their_last_use() -> None:
 
 def test_layers_kept_whole_are_called() -> None:
     model = Model().eval()
-    graph = capture(model, {"x": torch.randn(3, 4)}, {"layer": 6})
+    graph = capture(model, {"x": torch.randn(3, 4)}, {"layer": (6,)})
     x = torch.randn(2, 4)
     torch.testing.assert_close(Program(graph.module, {"layer": model.layer})(x)[1], model(x)[1])
 

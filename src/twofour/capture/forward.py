@@ -10,9 +10,10 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,25 +29,23 @@ from twofour.errors import CompileError, cut
 logger = logging.getLogger("twofour.capture")
 
 _LIBRARY = torch.library.Library("twofour", "FRAGMENT")
-_LIBRARY.define("kept(Tensor x, str name, int width) -> Tensor")
-torch.library.register_fake("twofour::kept", lambda x, name, width: x.new_empty(*x.shape[:-1], width), lib=_LIBRARY)
+_LIBRARY.define("kept(Tensor x, str name, int width, int[] axes) -> Tensor")
 KEPT = torch.ops.twofour.kept.default
-"""Stands for a layer that is kept whole: (x, its name, its output's last size). It is never run."""
+"""Stands for a layer that is kept whole: (x, its name, outputs, axes). It is never run.
 
-_LIBRARY.define("kept_conv(Tensor x, str name, int channels, int[] axes) -> Tensor")
-KEPT_CONV = torch.ops.twofour.kept_conv.default
-"""The same for a convolution: (x, its name, output channels, and taps, stride, zeros and dilation of each axis)."""
+Of a convolution the axes are taps, stride, zeros and dilation of each axis of an image; of a Linear there are none.
+"""
 
 
-def _kept_conv(x: Tensor, name: str, channels: int, axes: Sequence[int]) -> Tensor:
+def _kept(x: Tensor, name: str, width: int, axes: Sequence[int]) -> Tensor:
     sizes = []
-    for size, start in zip(x.shape[-(len(axes) // 4) :], range(0, len(axes), 4), strict=True):
+    for size, start in zip(x.shape[x.ndim - len(axes) // 4 :], range(0, len(axes), 4), strict=True):
         taps, stride, zeros, dilation = axes[start : start + 4]
         sizes.append((size + zeros - dilation * (taps - 1) - 1) // stride + 1)
-    return x.new_empty(*x.shape[: -len(sizes) - 1], channels, *sizes)
+    return x.new_empty(*x.shape[: -len(sizes) - 1], width, *sizes)
 
 
-torch.library.register_fake("twofour::kept_conv", _kept_conv, lib=_LIBRARY)
+torch.library.register_fake("twofour::kept", _kept, lib=_LIBRARY)
 
 
 SYMBOL_SECONDS = 15
@@ -118,8 +117,7 @@ def _first_line(error: Exception) -> str:
 def capture(
     model: nn.Module,
     example: Mapping[str, Any],
-    kept: Mapping[str, int] | None = None,
-    convolutions: Mapping[str, tuple[int, tuple[int, ...]]] | None = None,
+    kept: Mapping[str, tuple[int, ...]] | None = None,
     *,
     dynamic: bool = True,
 ) -> Graph:
@@ -128,9 +126,7 @@ def capture(
     Args:
         model: Any module; it is not changed.
         example: Values of the parameters of its forward, as from `arguments`.
-        kept: Names of submodules that become single `KEPT` nodes, and the last size of their output; they take one
-            tensor and keep all sizes but the last.
-        convolutions: Names of convolutions that become single `KEPT_CONV` nodes, with its last two arguments.
+        kept: Names of submodules that become single `KEPT` nodes, with their outputs and axes; they take one tensor.
         dynamic: Try to serve other sizes than the example's; without, all sizes in the graph are whole numbers.
 
     Returns:
@@ -143,7 +139,7 @@ def capture(
     reasons: list[str] = []
     with (
         _ONE_AT_A_TIME,
-        _kept_whole(model, _answers(kept or {}, convolutions or {})),
+        _kept_whole(model, kept or {}),
         without_fast_paths(),
         torch.no_grad(),
         warnings.catch_warnings(),
@@ -204,29 +200,21 @@ def _attempts(example: Mapping[str, Any], dynamic: bool) -> Iterator[tuple[str, 
     yield "fixed sizes", None, fresh(False)
 
 
-Answer = Callable[[Tensor], Tensor]
-
-
-def _answers(
-    kept: Mapping[str, int], convolutions: Mapping[str, tuple[int, tuple[int, ...]]]
-) -> Iterator[tuple[str, Answer]]:
-    """Yield the modules that are kept whole, each with a forward that answers with a single node."""
-    for name, width in kept.items():
-        yield name, lambda x, name=name, width=width: KEPT(x, name, width)
-    for name, (channels, axes) in convolutions.items():
-        yield name, lambda x, name=name, channels=channels, axes=axes: KEPT_CONV(x, name, channels, list(axes))
-
-
 @contextmanager
-def _kept_whole(model: nn.Module, answers: Iterator[tuple[str, Answer]]) -> Iterator[None]:
-    """Let the named modules answer so."""
+def _kept_whole(model: nn.Module, kept: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
+    """Let the named modules answer with a single node."""
     with ExitStack() as stack:
-        for name, forward in answers:
+        for name, (width, *axes) in kept.items():
             module = model.get_submodule(name)
             if "forward" not in module.__dict__:  # a module that has several names is done once
+                forward = partial(_answer, name=name, width=width, axes=axes)
                 object.__setattr__(module, "forward", forward)
                 stack.callback(object.__delattr__, module, "forward")
         yield
+
+
+def _answer(x: Tensor, *, name: str, width: int, axes: list[int]) -> Tensor:
+    return KEPT(x, name, width, axes)
 
 
 class _TooLateError(Exception):

@@ -22,7 +22,7 @@ from twofour.compiler.conv import CompiledConv
 from twofour.compiler.graph_conv import kept_convs, place_convs
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.plan import Plan, with_products
-from twofour.compiler.products import most_tokens, place
+from twofour.compiler.products import most_tokens, place_products
 from twofour.compiler.whole_model import WholeModel, by_layers, hooked
 from twofour.errors import CompileError, cut
 from twofour.graph import JOIN_QKV, Program, arrange, fuse, lower_activations, simplify
@@ -122,7 +122,8 @@ def _captured(fast: nn.Module, given: Mapping[str, Any]) -> Graph:
     if "" in layers or "" in convs:
         raise _RefusedError("the model is a single layer: a model with operators around its layers gains from a graph")
     try:
-        return capture(fast, given, {name: layer.out_features for name, layer in layers.items()}, kept_convs(convs))
+        kept = {name: (layer.out_features,) for name, layer in layers.items()} | kept_convs(convs)
+        return capture(fast, given, kept)
     except CompileError as error:
         why = _cache_in(fast, given, error) or next(iter(error.reasons), error.wanted)
         raise _RefusedError(str(error).partition("\n")[0] + f": {why}") from error
@@ -146,7 +147,7 @@ def _rewritten(
     before = () if carried else by_operator(Program(graph.module, plain, timed=True).seconds(leaves))
     rewrites = rewritten(graph, plan.dtype, leaves, copies=terms.memory == "fast")
     folded = place_convs(graph.module, convs, {layer.name: layer for layer in plan.layers})
-    placed, apart = place(graph, leaves, layers, terms, lowered=rewrites.get(BETWEEN, 0) > 0)
+    placed, apart = place_products(graph, leaves, layers, terms, lowered=rewrites.get(BETWEEN, 0) > 0)
     if apart:  # the rule joined them; measuring took them apart
         rewrites[JOIN_QKV.name] -= apart
     rewrites |= arrange(graph.module)

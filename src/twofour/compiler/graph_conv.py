@@ -11,6 +11,7 @@ from twofour.compiler.conv import CompiledConv
 from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.plan import LayerPlan
 from twofour.graph import Convolution, Norm
+from twofour.graph.base import place
 from twofour.kernels.conv import ConvProblem
 from twofour.kernels.fold import fold_batch_norm
 from twofour.packing import Packed
@@ -29,13 +30,13 @@ class ConvLayer(CompiledConv):
         return "+".join(parts)
 
 
-def kept_convs(layers: Mapping[str, CompiledConv]) -> dict[str, tuple[int, tuple[int, ...]]]:
+def kept_convs(layers: Mapping[str, CompiledConv]) -> dict[str, tuple[int, ...]]:
     """Return what `capture` wants to know of each convolution: output channels, then four numbers an axis."""
     found = {}
     for name, layer in layers.items():
         g = layer.geometry
         axes = [(g.kernel[i], g.stride[i], g.before[i] + g.after[i], g.dilation[i]) for i in range(2)]
-        found[name] = g.out_channels, tuple(size for axis in axes[2 - layer.dimensions :] for size in axis)
+        found[name] = g.out_channels, *(size for axis in axes[2 - layer.dimensions :] for size in axis)
     return found
 
 
@@ -58,12 +59,7 @@ def place_convs(
             reason = f"{plan.reason}; kept again with its normalisation folded in"
             both = plan.bytes_before + layer.prepared.nbytes
             added.append(replace(plan, bytes_after=both, reason=reason))
-        module.add_submodule(f"convolution_{index}", layer)
-        with module.graph.inserting_before(node):
-            new = module.graph.call_module(f"convolution_{index}", node.args)
-        new.meta = {"val": node.meta["val"]}
-        node.replace_all_uses_with(new)
-        module.graph.erase_node(node)
+        place(module, node, f"convolution_{index}", layer)
     module.graph.lint()
     return tuple(added)
 

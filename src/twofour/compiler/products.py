@@ -18,7 +18,7 @@ from twofour.compiler.choose import why
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.plan import LayerPlan, described
 from twofour.graph import Product, Source
-from twofour.graph.base import insert, product, value
+from twofour.graph.base import insert, place, product, value
 from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.kernels.problem import Problem
 from twofour.measure.chooser import race
@@ -37,7 +37,7 @@ class ProductLayer(CompiledLinear):
         return "+".join(["linear", *(part for part in parts if part != "none")])
 
 
-def place(
+def place_products(
     graph: Graph,
     leaves: Sequence[Any],
     layers: Mapping[str, CompiledLinear],
@@ -69,12 +69,7 @@ def place(
         if layer is None:
             waiting, apart = _separate(node) + waiting, apart + 1
             continue
-        module.add_submodule(f"product_{index}", layer)
-        with module.graph.inserting_before(node):
-            new = module.graph.call_module(f"product_{index}", node.args)
-        new.meta = {"val": node.meta["val"]}
-        node.replace_all_uses_with(new)
-        module.graph.erase_node(node)
+        place(module, node, f"product_{index}", layer)
     _drop_unused(module)
     module.graph.lint()
     return tuple(placer.plans), apart

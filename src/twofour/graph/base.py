@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 
@@ -126,6 +126,15 @@ def replace_with(node: fx.Node, new: fx.Node) -> None:
     """Let the users of `node` use `new`, and remove it."""
     node.replace_all_uses_with(new)
     node.graph.erase_node(node)
+
+
+def place(module: fx.GraphModule, node: fx.Node, name: str, layer: nn.Module) -> None:
+    """Let a layer, held by the graph's module under `name`, do what a node stands for."""
+    module.add_submodule(name, layer)
+    with module.graph.inserting_before(node):
+        new = module.graph.call_module(name, node.args)
+    new.meta = {"val": node.meta["val"]}
+    replace_with(node, new)
 
 
 def insert(before: fx.Node, target: Any, args: tuple[Any, ...], like: fx.Node, **meta: Any) -> fx.Node:

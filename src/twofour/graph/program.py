@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 from torch._ops import OpOverload
 
-from twofour.capture import KEPT, KEPT_CONV
+from twofour.capture import KEPT
 from twofour.graph.base import aten
 
 METHODS: dict[Any, str] = {
@@ -137,9 +137,7 @@ def _label(module: fx.GraphModule, node: fx.Node) -> str:
         layer = module.get_submodule(str(node.target))
         return getattr(layer, "label", type(layer).__name__)
     if node.target is KEPT:
-        return "linear"
-    if node.target is KEPT_CONV:
-        return "conv"
+        return "conv" if node.args[3] else "linear"
     return getattr(node.target, "__name__", str(node.target)).split(".")[0]
 
 
@@ -172,7 +170,7 @@ class _Writer:
         if target in OPERATORS and plain and len(node.args) == 2:
             a, b = node.args
             return f"{self.text(a)} {OPERATORS[target]} {self.text(b)}"
-        if target in (KEPT, KEPT_CONV):
+        if target is KEPT:
             layer = self.layers[str(node.args[1])]
             return f"{self.constant(layer)}({self.text(node.args[0])})"
         if node.op == "call_module":

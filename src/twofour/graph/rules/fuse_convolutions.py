@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from twofour.capture import KEPT_CONV
+from twofour.capture import KEPT
 from twofour.graph.base import Rule, argument, aten, calls, insert, is_float32, replace_with, same_size
 
 
@@ -53,7 +53,7 @@ def convolution_of(node: Any) -> Convolution | None:
 
 def rewrite(module: fx.GraphModule, *, fold: bool = True) -> int:
     """Replace them; returns how many operators were taken into a convolution; `fold`: normalisations too."""
-    for node in calls(module.graph, KEPT_CONV):
+    for node in [node for node in calls(module.graph, KEPT) if node.args[3]]:  # a Linear has no axes
         new = insert(node, convolution, node.args[:1], node, convolution=Convolution(str(node.args[1])))
         replace_with(node, new)
     return (_norms(module.graph) if fold else 0) + _sums(module.graph) + _activations(module.graph)

@@ -52,9 +52,9 @@ def _unflattened(x: Any, node: fx.Node) -> tuple[Any, fx.Node]:
 
 def _read(node: Any) -> tuple[Any, Source] | None:
     if node.target is KEPT:
-        x, name, width = node.args
+        x, name, width, axes = node.args
         assert isinstance(name, str) and isinstance(width, int), node.args
-        return x, Source(name, "", "", width)
+        return None if axes else (x, Source(name, "", "", width))  # of a convolution there are axes
     if node.target is aten.linear.default:
         x, weight = node.args[:2]
         bias, transposed = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias"), False
