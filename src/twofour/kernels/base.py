@@ -17,6 +17,9 @@ from twofour.packing import Packed
 from twofour.packing.encodings import Encoding
 from twofour.patterns import Pattern, parse
 
+FLOATS = (torch.float32, torch.bfloat16)
+"""What rows of 16 bits and fewer read on a CPU."""
+
 EVERY = 1 << 30
 """More tokens than there are."""
 
@@ -58,6 +61,11 @@ class Row(ABC):
     def unavailable(self) -> str | None:
         """Return why this kernel cannot run here and now, or None when it can."""
         return None if self.isa == "any" else native.unavailable(self.isa)
+
+    @property
+    def reads(self) -> tuple[torch.dtype, ...]:
+        """What an input may be: float32, of rows that compute in fewer bits bfloat16 too."""
+        return FLOATS[:1] if self.dtype == "float32" else FLOATS
 
     def is_own(self, dtype: torch.dtype) -> bool:
         """Whether it is what torch runs anyway for a Linear of this dtype."""

@@ -18,9 +18,6 @@ from twofour.native import gpu
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """Computing types of 16 bits."""
 
-READS = (torch.float32, torch.bfloat16, torch.float16)
-"""What a GPU row takes and answers in; float32 is rounded to the row's type on the way in."""
-
 Configuration = tuple[int, ...]
 """One way of running a row at a shape, such as (algorithm, split of the inputs, mode of the split)."""
 
@@ -40,6 +37,11 @@ class CudaKernel(Kernel):
     def unavailable(self) -> str | None:
         """Return why this kernel cannot run here and now, or None when it can."""
         return gpu.unavailable(self.capability, triton=self.triton)
+
+    @property
+    def reads(self) -> tuple[torch.dtype, ...]:
+        """What an input may be; float32 is rounded to the row's type on the way in."""
+        return torch.float32, *HALVES.values()
 
     def configurations(self, rows: int, columns: int, tokens: int) -> Sequence[Configuration]:
         """Return the ways worth trying for this product; empty where there is one way."""

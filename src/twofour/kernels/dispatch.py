@@ -13,13 +13,9 @@ from torch import Tensor
 
 from twofour.errors import KernelError
 from twofour.kernels.base import Prepared, Row
-from twofour.kernels.cuda import READS
 from twofour.kernels.table import find
 
 _REMEDY = "compile the model again, or load its file with twofour.load"
-
-ACTIVATION_DTYPES = (torch.float32, torch.bfloat16)
-"""What compiled layers take and answer in; those that compute in float32 take float32 alone."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +96,9 @@ class DispatchTable:
 
     @cached_property
     def reads(self) -> tuple[torch.dtype, ...]:
-        """What the input may be for every step takes: kernels that compute in float32 read nothing else."""
-        if self.device == "cuda":
-            return READS
-        alone = any(kernel.dtype == "float32" for kernel in self.kernels)
-        return ACTIVATION_DTYPES[:1] if alone else ACTIVATION_DTYPES
+        """What the input may be: what every step reads and answers in."""
+        first, *others = self.kernels
+        return tuple(dtype for dtype in first.reads if all(dtype in kernel.reads for kernel in others))
 
     @cached_property
     def device(self) -> str:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel, Prepared
-from twofour.kernels.nm_matmul.cpu import READS
 from twofour.kernels.problem import Problem
 from twofour.kernels.table import find, rows
 from twofour.native.surroundings import by_operators, plain, unreadable
@@ -92,7 +91,8 @@ def _readable(x: Tensor, packed: Packed, bias: Tensor | None) -> tuple[Tensor, T
         raise _unfit(f"a packed weight of shape {header.shape}, axis {header.axis}", "a Linear weight (out, in)")
     if x.ndim == 0 or x.shape[-1] != header.reduction:
         raise _unfit(f"x of shape {tuple(x.shape)}", f"(..., {header.reduction})")
-    readable = READS.get(header.dtype, (torch.float32,))
+    own = [row for row in rows() if (row.operation, row.device, row.dtype) == ("nm_matmul", "cpu", header.dtype)]
+    readable = own[0].reads if own else (torch.float32,)
     for role, tensor, dtypes in (("x", x, readable), ("bias", bias, (torch.float32,))):
         if tensor is not None and (tensor.device.type != "cpu" or tensor.dtype not in dtypes):
             wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)

@@ -16,9 +16,6 @@ from twofour.native import pages
 from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header
 from twofour.packing.encodings import GROUPS, INT4
 
-TYPES = (torch.float32, torch.bfloat16)
-"""dtypes of activations."""
-
 RESTORED = 256
 """Columns of a weight that are restored at a time."""
 
@@ -95,7 +92,7 @@ class Int4Matmul(Kernel):
 
 def _readable(kernel: Kernel, operand: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `operand` with contiguous rows, any distance apart."""
-    if operand.dtype not in TYPES or operand.dtype != dtype or not operand.is_cpu:
+    if operand.dtype not in kernel.reads or operand.dtype != dtype or not operand.is_cpu:
         raise KernelError(
             f"{kernel.name} cannot read its input",
             got=f"an operand of {operand.dtype} on {operand.device}",

@@ -18,14 +18,6 @@ from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.kernels.quantization import LARGEST_REDUCTION
 from twofour.packing import HEADER_BYTES, Packed, encodings, pack
 
-READS = {
-    "float32": (torch.float32,),
-    "bfloat16": (torch.float32, torch.bfloat16),
-    "int4": (torch.float32, torch.bfloat16),
-    "int8": (torch.float32, torch.bfloat16, torch.uint8),
-}
-"""Computing type -> the dtypes of x its rows read."""
-
 
 @dataclass(frozen=True)
 class NativeMatmul(Kernel):
@@ -68,7 +60,7 @@ class NativeMatmul(Kernel):
         """Multiply; see `Kernel.run`. x may have any row stride.
 
         Args:
-            x: (tokens, in), or contiguous (..., in), of one of the dtypes in `READS`; uint8 needs a static range.
+            x: (tokens, in), or contiguous (..., in), of a dtype in `reads`, or uint8 where int8 has a static range.
             weight: What `prepare` returned.
             bias: float32 (out,) or None.
             problem: What is computed.
