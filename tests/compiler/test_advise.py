@@ -27,6 +27,15 @@ def test_each_layer_is_measured_dense_and_sparse_and_the_model_is_untouched() ->
     assert "128x64" in str(advice) and "dense: 1.weight: a convolution" in str(advice)
 
 
+def test_the_kernels_of_a_computing_type_are_asked_for_their_form() -> None:
+    model = nn.Sequential(nn.Linear(64, 128), nn.Linear(36, 64))
+    advice = advise(model, tokens=(1,), dtype="int4")
+    assert [row.layer for row in advice.rows] == ["0"] and "int4" in advice.rows[0].kernel
+    assert "36" in dict(advice.skipped)["1.weight"]
+    with pytest.raises(CompileError, match="dtype is not known"):
+        advise(model, dtype="float7")
+
+
 def test_nothing_to_measure_is_an_error_with_reasons() -> None:
     with pytest.raises(CompileError, match="no layer of the model can run 2:4") as caught:
         advise(nn.Sequential(nn.Linear(3, 5)))

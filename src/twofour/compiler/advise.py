@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from twofour import kernels, native
 from twofour.compiler.choose import Choice, Progress, choose, require_room
-from twofour.compiler.encoding import FLOAT32
+from twofour.compiler.encoding import Encoding, dtype_name
 from twofour.compiler.grouped import grouped
 from twofour.compiler.plan import aligned
 from twofour.compiler.replaceable import attention_parts, refusal, require_cpu, require_plain, require_tokens
 from twofour.errors import CompileError
 from twofour.layers import PrunableWeight, walk
 from twofour.measure.cache import Cache
-from twofour.packing import pack
+from twofour.packing import Packed
+from twofour.patterns import parse
 from twofour.patterns.base import is_finite, non_finite
+
+TWO_FOUR = parse("2:4")
 
 WORTH = 1.05
 """Ratio from which a layer is said to go faster: below it, the gain is within the noise of a shared machine."""
@@ -109,6 +113,7 @@ def advise(
     model: nn.Module,
     *,
     tokens: Sequence[int] = (1, 8, 128),
+    dtype: str | torch.dtype = "float32",
     skip: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Advice:
@@ -117,8 +122,9 @@ def advise(
     The weights are pruned by magnitude for the measurement only: what counts for time is the pattern.
 
     Args:
-        model: Any model on the CPU with float32 weights.
+        model: Any model on the CPU with weights that `compile` takes at this `dtype`.
         tokens: Token counts (batch times sequence length) to measure.
+        dtype: Computing type, as for `compile`.
         skip: Layer globs to leave out.
         progress: Called with layers done, layers in all and the layer that is measured next.
 
@@ -130,9 +136,10 @@ def advise(
     require_tokens(tokens)
     require_plain(model)
     require_cpu(model)
+    encoding = Encoding.of(dtype_name(dtype))
     found = walk(model, skip=skip)
     parts = attention_parts(model)
-    reasons = {entry.name: _refusal(entry.module, entry.layer in parts) for entry in found.weights}
+    reasons = {entry.name: _refusal(entry.module, entry.layer in parts, encoding) for entry in found.weights}
     chosen = [entry for entry in found.weights if reasons[entry.name] is None]
     skipped = [(entry.name, entry.reason) for entry in found.skipped]
     skipped += [(entry.name, reason) for entry in found.weights if (reason := reasons[entry.name]) is not None]
@@ -145,12 +152,15 @@ def advise(
         )
     require_room(tokens, max(entry.rows + entry.reduction for entry in chosen))
     cache = Cache.for_this_machine([kernel.name for kernel in kernels.rows()])
-    footprint = sum(entry.parameter.numel() * 4 for entry in chosen)
+    footprint = sum(entry.parameter.nbytes for entry in chosen)
     rows: list[AdviceRow] = []
     for done, entry in enumerate(chosen):
         if progress is not None:
             progress(done, len(chosen), entry.layer)
-        choice = _measure(entry, tokens, footprint, cache)
+        choice = _measure(entry, tokens, encoding, footprint, cache)
+        if isinstance(choice, str):
+            skipped.append((entry.name, choice))
+            continue
         rows += [_row(entry.layer, (entry.rows, entry.reduction), count, choice) for count in tokens]
     cache.finish()
     if progress is not None:
@@ -158,21 +168,26 @@ def advise(
     return Advice(tuple(rows), tuple(skipped), tuple(tokens), native.threads(), native.isa())
 
 
-def _refusal(module: nn.Module, inside_attention: bool) -> str | None:
+def _refusal(module: nn.Module, inside_attention: bool, encoding: Encoding) -> str | None:
     if isinstance(module, nn.Conv1d | nn.Conv2d):
         return "a convolution: twofour.compile measures it on the images of an example"
-    return refusal(module, inside_attention)
+    return refusal(module, inside_attention, encoding)
 
 
-def _measure(entry: PrunableWeight, tokens: Sequence[int], footprint: int, cache: Cache) -> Choice:
+def _measure(
+    entry: PrunableWeight, tokens: Sequence[int], encoding: Encoding, footprint: int, cache: Cache
+) -> Choice | str:
+    """Return the choice of one layer, or why its weight cannot be packed."""
     bias = entry.module._parameters["bias"]
     dense = entry.reduction_last(entry.parameter.detach()).contiguous()
     if not is_finite(dense):
         raise non_finite("a weight", dense).for_layer(entry.layer)
-    (form,) = FLOAT32.forms
-    pruned = dense * form.project(dense, absolute=True)
-    bias = None if bias is None else bias.detach()
-    return choose(pack(pruned, form), bias, tokens, memory="fast", footprint=footprint, cache=cache)
+    packed, because = encoding.encode(dense * TWO_FOUR.project(dense, absolute=True), TWO_FOUR)
+    if not isinstance(packed, Packed):
+        return because
+    bias = None if bias is None else bias.detach().float()
+    terms = {"memory": "fast", "footprint": footprint, "cache": cache, "dtype": encoding.dtype}
+    return choose(packed, bias, tokens, activations=dense.dtype, **terms)
 
 
 def _row(layer: str, shape: tuple[int, ...], tokens: int, choice: Choice) -> AdviceRow:
