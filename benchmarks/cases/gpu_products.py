@@ -9,7 +9,7 @@ import torch
 
 from twofour.compiler.choose import Case
 from twofour.compiler.choose_gpu import on_gpu, trusted
-from twofour.compiler.encoding import Encoding
+from twofour.compiler.computing import Computing
 from twofour.errors import KernelError
 from twofour.kernels import Kernel, Prepared
 from twofour.kernels.cuda import CudaKernel
@@ -73,7 +73,7 @@ def product(dtype: str, rows: int, columns: int, tokens: int, meta: dict[str, ob
     """
     dense = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)) * columns**-0.5
     dense *= parse("2:4").project(dense, absolute=True)
-    source, _ = Encoding.of(dtype, "cuda").encode(dense, parse("2:4"))
+    source, _ = Computing.of(dtype, "cuda").encode(dense, parse("2:4"))
     assert isinstance(source, Packed), source
     kernels = [k for k in on_gpu(source, dtype) if isinstance(k, CudaKernel) and k.serves(tokens)]
     layouts: dict[str, Prepared] = {}
@@ -84,7 +84,7 @@ def product(dtype: str, rows: int, columns: int, tokens: int, meta: dict[str, ob
         return layouts[kernel.layout]
 
     case = Case(Problem(rows), columns, None, tokens, torch.bfloat16)
-    copies = min(COPIES, 1 + 4 * gpu.l2_bytes() // max(1, int(Encoding.of(dtype, "cuda").bytes_of(rows, columns))))
+    copies = min(COPIES, 1 + 4 * gpu.l2_bytes() // max(1, int(Computing.of(dtype, "cuda").bytes_of(rows, columns))))
     calls, reasons = trusted(source, kernels, layout, case, copies)
     if not calls:
         raise KernelError("no kernel of this GPU computes the product", reasons=reasons)

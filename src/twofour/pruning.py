@@ -18,9 +18,9 @@ from twofour.layers import (
     PrunableWeight,
     compiled_parts,
     describe_attached,
+    remedy_for,
     require_module,
     require_unwrapped,
-    way_out,
 )
 from twofour.patterns import Pattern
 from twofour.recipe import Assignment, Recipe
@@ -264,7 +264,7 @@ def _nothing_to_prune(assignment: Assignment) -> LayerError:
         reasons=[f"`{skipped.name}`: {skipped.reason}" for skipped in assignment.skipped]
         or ["the model has no parameter with two or more axes"],
         wanted=f"at least one layer ({SUPPORTED}) that a rule matches and the pattern fits",
-        remedy=way_out(skipped.reason for skipped in assignment.skipped),
+        remedy=remedy_for(skipped.reason for skipped in assignment.skipped),
     )
 
 

@@ -30,10 +30,10 @@ from twofour.layers import (
     Skipped,
     matches,
     parse_globs,
+    remedy_for,
     require_eligibility,
     require_matches,
     walk,
-    way_out,
 )
 from twofour.patterns import Pattern
 
@@ -224,7 +224,7 @@ class Recipe:
                 f"the rule {glob!r} asks for {pattern.name} and prunes nothing",
                 reasons=reasons or ["an earlier rule decides all its layers, or they have no weight"],
                 wanted="a rule that prunes at least one weight",
-                remedy=f'{way_out(reasons)}; "dense" leaves layers alone',
+                remedy=f'{remedy_for(reasons)}; "dense" leaves layers alone',
             )
 
 

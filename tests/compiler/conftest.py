@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from twofour.compiler import choose, products
+from twofour.compiler import choose, fused_matmuls
 from twofour.compiler import graph as compiled_graph
 from twofour.kernels import Kernel
 
@@ -28,4 +28,4 @@ def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOFOUR_CACHE", "off")  # these times are for no other test
     monkeypatch.setattr(choose, "_measure", first)
     monkeypatch.setattr(compiled_graph, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, True))
-    monkeypatch.setattr(products, "together_and_apart", lambda *_: ({"together": 1.0, "apart": 2.0}, True))
+    monkeypatch.setattr(fused_matmuls, "together_and_apart", lambda *_: ({"together": 1.0, "apart": 2.0}, True))

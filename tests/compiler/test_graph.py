@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import twofour
 from tests.compiler.small import Branching, mlp, quick
 from tests.graph.small import Encoder, GatedBlock, PreNormBlock
+from twofour.compiler import fused_matmuls
 from twofour.compiler import graph as compiled_graph
-from twofour.compiler import products
 from twofour.compiler.build import Terms
 from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.whole_model import WholeModel
@@ -126,7 +126,7 @@ def test_the_plan_accounts_for_the_time() -> None:
 def test_products_that_are_faster_apart_are_not_joined(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(products, "together_and_apart", lambda *_: ({"together": 2.0, "apart": 1.0}, True))
+    monkeypatch.setattr(fused_matmuls, "together_and_apart", lambda *_: ({"together": 2.0, "apart": 1.0}, True))
     model = pruned(Encoder(layers=1))
     example = torch.randint(0, 50, (2, 16)), torch.ones(2, 16)
     fast = whole(model, example)
@@ -140,7 +140,7 @@ def test_products_that_are_faster_apart_are_not_joined(
 
 def test_the_plan_counts_the_joins_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([{"together": 2.0, "apart": 1.0}, {"together": 1.0, "apart": 2.0}])
-    monkeypatch.setattr(products._Placer, "together_and_apart", lambda *_: next(times).values())
+    monkeypatch.setattr(fused_matmuls._Placer, "together_and_apart", lambda *_: next(times).values())
     fast = whole(pruned(Encoder(layers=2)), (torch.randint(0, 50, (2, 16)), torch.ones(2, 16)))
     joined = [entry for entry in fast.plan.layers if entry.parts]
     assert len(joined) == fast.plan.account.rewrites["products of one input joined"] == 1
@@ -300,7 +300,7 @@ def test_weights_of_different_kinds_keep_their_zero_points_when_joined(others: t
     weight = torch.randn(8, 64) + 1
     weight *= parse("2:4").project(weight, absolute=True)
     parts = [pack(weight, parse("2:4"), "int4", group=64, symmetric=symmetric) for symmetric in others]
-    torch.testing.assert_close(products.joined(parts), torch.cat([part.unpack() for part in parts]))
+    torch.testing.assert_close(fused_matmuls.joined(parts), torch.cat([part.unpack() for part in parts]))
 
 
 def test_joined_products_are_timed_in_the_type_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +316,7 @@ def test_joined_products_are_timed_in_the_type_of_the_model(monkeypatch: pytest.
             seen.append(options["activations"])  # type: ignore[arg-type]
         return chosen(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(products, "together_and_apart", timed)
+    monkeypatch.setattr(fused_matmuls, "together_and_apart", timed)
     monkeypatch.setattr(Terms, "choose", measured)
     example = torch.randint(0, 50, (2, 8)), torch.ones(2, 8)
     quick(pruned(Encoder(layers=1)).bfloat16(), example, graph=True, dtype="bfloat16")
@@ -347,7 +347,7 @@ def test_small_memory_keeps_no_weight_twice(caplog: pytest.LogCaptureFixture) ->
     assert "products of one input joined" not in fast.plan.account.rewrites
     held = {tensor.data_ptr() for layer in plain.modules() for tensor in getattr(layer, "prepared", NONE).tensors}
     called = [getattr(value, "__self__", None) for value in fast.forward.program.names.values()]
-    layers = [layer for layer in called if isinstance(layer, products.ProductLayer)]
+    layers = [layer for layer in called if isinstance(layer, fused_matmuls.ProductLayer)]
     own = {tensor.data_ptr() for layer in fast.modules() for tensor in getattr(layer, "prepared", NONE).tensors}
     assert len(own) == len(held) and layers
     assert {tensor.data_ptr() for layer in layers for tensor in layer.prepared.tensors} <= own

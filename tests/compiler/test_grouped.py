@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 
 from twofour.compiler import LayerPlan, Plan
-from twofour.compiler.account import Account, OperatorTime
 from twofour.compiler.advise import Advice, AdviceRow
+from twofour.compiler.graph_report import GraphReport, OperatorTime
 from twofour.compiler.grouped import grouped, one_text, without_numbers
 
 SPARSE, DENSE = "nm_matmul_2x4_f32_rows__scalar", "dense_matmul_f32_linear__torch"
@@ -115,7 +115,7 @@ def test_a_layer_counts_as_sparse_where_the_product_that_holds_it_is() -> None:
 
 
 def test_an_account_says_which_rewrites_do_not_run() -> None:
-    account = Account("graph", "faster", {}, {"joined": 2}, (), (OperatorTime("linear", 1, 1.0),))
+    account = GraphReport("graph", "faster", {}, {"joined": 2}, (), (OperatorTime("linear", 1, 1.0),))
     assert account.lines()[1:] == ["rewrites: joined 2", "after: 1.000 ms = linear 1.000 ms (1)"]
     idle = replace(account, engine="layers").lines()[1:]
     assert [line.partition(":")[0] for line in idle] == [

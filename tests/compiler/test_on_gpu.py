@@ -10,7 +10,7 @@ from torch import nn
 
 import twofour
 from twofour.compiler import choose, compile
-from twofour.compiler.encoding import Encoding
+from twofour.compiler.computing import Computing
 from twofour.errors import CompileError, KernelError
 from twofour.kernels.cuda import CudaKernel
 from twofour.kernels.dispatch import DispatchTable
@@ -127,7 +127,7 @@ def test_the_registered_operator_has_a_gradient_on_the_gpu_alone() -> None:
 
 
 def test_types_of_the_gpu_are_the_gpus_alone() -> None:
-    assert Encoding.of("float8", "cuda").stored == "float32"
+    assert Computing.of("float8", "cuda").stored == "float32"
     for dtype in ("float16", "float8"):
         with pytest.raises(CompileError, match="dtype is not known"):
             twofour.compile(model(torch.float32), dtype=dtype)

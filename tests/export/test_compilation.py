@@ -13,7 +13,7 @@ from torch import nn
 
 import twofour
 from twofour.compiler.compilation import Compilation, compilation_of
-from twofour.compiler.encoding import Encoding
+from twofour.compiler.computing import Computing
 from twofour.errors import FormatError
 from twofour.kernels.nm_matmul import Quantization
 
@@ -26,8 +26,8 @@ JSON = st.recursive(
 
 
 @given(
-    encoding=st.builds(
-        Encoding,
+    computing=st.builds(
+        Computing,
         st.sampled_from(["float32", "bfloat16", "int8", "int4"]),
         st.sampled_from([32, 64, 128]),
         st.booleans(),
@@ -39,11 +39,11 @@ JSON = st.recursive(
     ranges=st.dictionaries(names, st.builds(Quantization, st.floats(1e-3, 9.0), st.integers(0, 255)), max_size=3),
     kept=st.lists(names, max_size=3).map(tuple),
 )
-def test_a_file_says_again_what_it_was_told(encoding, memory, tokens, counts, images, ranges, kept) -> None:
-    ranges = ranges if encoding.dtype == "int8" else {}
-    if encoding.dtype != "int4":
-        encoding = Encoding(encoding.dtype)
-    made = Compilation(encoding, memory, tokens, counts, images, ranges, kept)
+def test_a_file_says_again_what_it_was_told(computing, memory, tokens, counts, images, ranges, kept) -> None:
+    ranges = ranges if computing.dtype == "int8" else {}
+    if computing.dtype != "int4":
+        computing = Computing(computing.dtype)
+    made = Compilation(computing, memory, tokens, counts, images, ranges, kept)
     assert Compilation.from_dict(made.to_dict(), "model.safetensors") == made
 
 

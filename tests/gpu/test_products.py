@@ -6,7 +6,7 @@ from torch import Tensor
 
 from twofour.compiler.choose import Case
 from twofour.compiler.choose_gpu import LARGEST_ERRORS, on_gpu, trusted
-from twofour.compiler.encoding import Encoding
+from twofour.compiler.computing import Computing
 from twofour.kernels import Prepared, rows
 from twofour.kernels.cuda import CudaKernel
 from twofour.kernels.epilogue import Epilogue
@@ -23,7 +23,7 @@ def source(row: CudaKernel, out: int, columns: int) -> Packed:
     columns += -columns % 64 if row.dtype == "int4" else 0
     dense = torch.randn(out, columns, generator=torch.Generator().manual_seed(0)) * columns**-0.5
     dense *= parse("2:4").project(dense, absolute=True)
-    found, reason = Encoding.of(row.dtype, "cuda").encode(dense, parse("2:4"))
+    found, reason = Computing.of(row.dtype, "cuda").encode(dense, parse("2:4"))
     assert isinstance(found, Packed), reason
     return found
 

@@ -23,9 +23,9 @@ from twofour.layers import (
     compiled_parts,
     describe_attached,
     is_distributed,
+    remedy_for,
     require_module,
     walk,
-    way_out,
 )
 from twofour.patterns import Pattern
 from twofour.progress import Progress
@@ -342,5 +342,5 @@ def _nothing(what: str, reasons: dict[str, str]) -> LayerError:
         reasons=[f"`{name}`: {reason}" for name, reason in reasons.items()]
         or ["the model has no parameter with two or more axes"],
         wanted="at least one layer that a pattern fits and the data reach",
-        remedy=way_out(reasons.values()),
+        remedy=remedy_for(reasons.values()),
     )

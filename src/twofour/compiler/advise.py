@@ -10,7 +10,7 @@ from torch import nn
 
 from twofour import kernels, native
 from twofour.compiler.choose import Choice, Progress, choose, require_room
-from twofour.compiler.encoding import Encoding, dtype_name
+from twofour.compiler.computing import Computing, dtype_name
 from twofour.compiler.grouped import grouped
 from twofour.compiler.plan import aligned
 from twofour.compiler.replaceable import attention_parts, refusal, require_cpu, require_plain, require_tokens
@@ -136,10 +136,9 @@ def advise(
     require_tokens(tokens)
     require_plain(model)
     require_cpu(model)
-    encoding = Encoding.of(dtype_name(dtype))
+    computing, parts = Computing.of(dtype_name(dtype)), attention_parts(model)
     found = walk(model, skip=skip)
-    parts = attention_parts(model)
-    reasons = {entry.name: _refusal(entry.module, entry.layer in parts, encoding) for entry in found.weights}
+    reasons = {entry.name: _refusal(entry.module, entry.layer in parts, computing) for entry in found.weights}
     chosen = [entry for entry in found.weights if reasons[entry.name] is None]
     skipped = [(entry.name, entry.reason) for entry in found.skipped]
     skipped += [(entry.name, reason) for entry in found.weights if (reason := reasons[entry.name]) is not None]
@@ -157,7 +156,7 @@ def advise(
     for done, entry in enumerate(chosen):
         if progress is not None:
             progress(done, len(chosen), entry.layer)
-        choice = _measure(entry, tokens, encoding, footprint, cache)
+        choice = _measure(entry, tokens, computing, footprint, cache)
         if isinstance(choice, str):
             skipped.append((entry.name, choice))
             continue
@@ -168,25 +167,25 @@ def advise(
     return Advice(tuple(rows), tuple(skipped), tuple(tokens), native.threads(), native.isa())
 
 
-def _refusal(module: nn.Module, inside_attention: bool, encoding: Encoding) -> str | None:
+def _refusal(module: nn.Module, inside_attention: bool, computing: Computing) -> str | None:
     if isinstance(module, nn.Conv1d | nn.Conv2d):
         return "a convolution: twofour.compile measures it on the images of an example"
-    return refusal(module, inside_attention, encoding)
+    return refusal(module, inside_attention, computing)
 
 
 def _measure(
-    entry: PrunableWeight, tokens: Sequence[int], encoding: Encoding, footprint: int, cache: Cache
+    entry: PrunableWeight, tokens: Sequence[int], computing: Computing, footprint: int, cache: Cache
 ) -> Choice | str:
     """Return the choice of one layer, or why its weight cannot be packed."""
     bias = entry.module._parameters["bias"]
     dense = entry.reduction_last(entry.parameter.detach()).contiguous()
     if not is_finite(dense):
         raise non_finite("a weight", dense).for_layer(entry.layer)
-    packed, because = encoding.encode(dense * TWO_FOUR.project(dense, absolute=True), TWO_FOUR)
+    packed, because = computing.encode(dense * TWO_FOUR.project(dense, absolute=True), TWO_FOUR)
     if not isinstance(packed, Packed):
         return because
     bias = None if bias is None else bias.detach().float()
-    terms = {"memory": "fast", "footprint": footprint, "cache": cache, "dtype": encoding.dtype}
+    terms = {"memory": "fast", "footprint": footprint, "cache": cache, "dtype": computing.dtype}
     return choose(packed, bias, tokens, activations=dense.dtype, **terms)
 
 

@@ -12,12 +12,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from twofour import masks, native
-from twofour.compiler.choose import Choice, Progress, choose, why
+from twofour.compiler.choose import Choice, Progress, choose
 from twofour.compiler.choose_conv import choose_conv
+from twofour.compiler.computing import Computing
 from twofour.compiler.conv import CompiledConv
-from twofour.compiler.encoding import Encoding
 from twofour.compiler.layer import CompiledLinear, MeasuredLayer, PreparedWeights
 from twofour.compiler.plan import LayerPlan, Plan, described
+from twofour.compiler.reasons import AS_FLOATS, explain
 from twofour.compiler.replaceable import LayerWeight
 from twofour.compiler.unpacked import Reads, WeightedLayer
 from twofour.errors import TwofourError
@@ -35,14 +36,14 @@ class Terms:
     """What holds for every layer of one compilation.
 
     Attributes:
-        encoding: Computing type and how weights are written.
+        computing: Computing type and how weights are written.
         memory: "fast" or "small".
         tokens: Token counts to measure besides the example's.
         given: Times that a saved model carries.
         fresh: Measure everything once more.
     """
 
-    encoding: Encoding
+    computing: Computing
     memory: str
     tokens: tuple[int, ...]
     given: tuple[MachineTimes, ...] = ()
@@ -52,7 +53,7 @@ class Terms:
     def cache(self) -> Cache:
         """The times that everything in this compilation is chosen by."""
         return Cache.for_this_machine(
-            [kernel.name for kernel in rows()], self.encoding.device, given=self.given, fresh=self.fresh
+            [kernel.name for kernel in rows()], self.computing.device, given=self.given, fresh=self.fresh
         )
 
     def choose(
@@ -77,8 +78,8 @@ class Terms:
             options: More for `choose`.
         """
         tokens = {*self.tokens, count} if count else self.tokens
-        terms = {"memory": self.memory, "cache": self.cache, "device": self.encoding.device}
-        terms |= {"dtype": self.encoding.dtype, "problem": problem, **options}
+        terms = {"memory": self.memory, "cache": self.cache, "device": self.computing.device}
+        terms |= {"dtype": self.computing.dtype, "problem": problem, **options}
         try:
             return choose(weight, bias, tokens, footprint=footprint, example=count, **terms)
         except TwofourError as error:
@@ -125,18 +126,18 @@ def build(
         native.release_free_memory()
     fast = copy_with(model, replacements)
     layers = _in_order(model, masked_sizes(fast, [*plans.values(), *left]))
-    encoding = terms.encoding
-    here = native.threads(), gpu.name() if encoding.device == "cuda" else native.isa()
-    plan = Plan(layers, encoding.dtype, terms.memory, terms.tokens, *here)
+    computing = terms.computing
+    here = native.threads(), gpu.name() if computing.device == "cuda" else native.isa()
+    plan = Plan(layers, computing.dtype, terms.memory, terms.tokens, *here)
     seen_by = {name: count for name, count in counts.items() if name in weights}
-    plan = replace(plan, group=encoding.group, symmetric=encoding.symmetric, counts=seen_by)
+    plan = replace(plan, group=computing.group, symmetric=computing.symmetric, counts=seen_by)
     return fast, plan
 
 
 def concluded(plan: Plan, terms: Terms) -> Plan:
     """Keep the times, say in one line if the machine was busy, and let the plan carry them to a file."""
     terms.cache.finish()
-    return replace(plan, machines=terms.cache.machines()) if terms.encoding.device == "cpu" else plan
+    return replace(plan, machines=terms.cache.machines()) if terms.computing.device == "cpu" else plan
 
 
 def masked_sizes(fast: nn.Module, layers: Sequence[LayerPlan]) -> list[LayerPlan]:
@@ -208,14 +209,14 @@ class _Chooser:
 
     def _stored(self, entry: LayerWeight, choice: Choice) -> int:
         """Return the bytes of the layer's weight in a file: packed by its pattern, whole numbers where those run."""
-        encoding, name = self.terms.encoding, "float32"
-        if choice.dispatch.sparse or encoding.plain_itemsize == 2:
-            name = encoding.stored
-        group = encoding.group if encodings.get(name).groups else 0
+        computing, name = self.terms.computing, "float32"
+        if choice.dispatch.sparse or computing.plain_itemsize == 2:
+            name = computing.stored
+        group = computing.group if encodings.get(name).groups else 0
         if entry.pattern is None or not has_form(packed_rule(entry.pattern), name):
-            return entry.rows * entry.columns * encoding.plain_itemsize
+            return entry.rows * entry.columns * computing.plain_itemsize
         header = Header(entry.pattern.rows.name, name, entry.shape, 1, group=group)
-        return packed_bytes(header, zeros=not encoding.symmetric)
+        return packed_bytes(header, zeros=not computing.symmetric)
 
 
 def _is_torchs(choice: Choice, entry: LayerWeight) -> bool:
@@ -228,13 +229,12 @@ def _is_torchs(choice: Choice, entry: LayerWeight) -> bool:
 def _describe(
     entry: LayerWeight, choice: Choice, tokens: int, nbytes: int, stored: int, terms: Terms, because: str
 ) -> LayerPlan:
-    reason = why(choice, tokens, because, terms.memory)
-    if terms.encoding.packed.scaled and not choice.dispatch.sparse:
-        reason += "; a file holds it as float32"
-    if remark := choice.dispatch.at(tokens)[0].remark(entry.columns):
-        reason += f"; {remark}"
-    if entry.geometry is not None and entry.geometry.scattered:
-        reason += f"; {SCATTERED}"
+    notes = (
+        AS_FLOATS if terms.computing.packed.scaled and not choice.dispatch.sparse else "",
+        choice.dispatch.at(tokens)[0].remark(entry.columns),
+        SCATTERED if entry.geometry is not None and entry.geometry.scattered else "",
+    )
+    reason = explain(choice, tokens, because, terms.memory, *notes)
     return described(entry.name, entry.kind, entry.shape, tokens, choice, reason, (entry.nbytes, nbytes, stored))
 
 

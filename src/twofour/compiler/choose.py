@@ -170,7 +170,7 @@ def choose(
         keys.append(cache.key(case.text(dtype, weight), copies))
         times[count] = timed(measured, layout, case, copies, cache, keys[-1])
     dispatch = _one_layout(kernels, times, (rows, columns), example) if small else _few_layouts(kernels, times)
-    kept = {kernel.layout: layout(kernel) for kernel in dispatch.kernels}
+    kept = {kernel.layout: layout(kernel) for kernel in map(find, dispatch.names)}
     return Choice(dispatch, times, kept, cache.origin(keys))
 
 
@@ -328,28 +328,3 @@ def _layer(kernel: Kernel, weight: Prepared, case: Case) -> nn.Module:
     if bias is not None:
         plain.bias = nn.Parameter(bias, requires_grad=False)
     return plain
-
-
-def why(choice: Choice, tokens: int, dense_because: str, memory: str) -> str:
-    """Say in a few words why the layer runs as it does at `tokens`; `dense_because`: why it is not packed, or ""."""
-    reason = _why(choice, tokens, dense_because, memory)
-    return f"{reason} ({choice.origin})" if choice.origin else reason
-
-
-def _why(choice: Choice, tokens: int, dense_because: str, memory: str) -> str:
-    if dense_because:
-        return f"dense: {dense_because}"
-    dense, sparse = choice.at(tokens, sparse=False), choice.at(tokens, sparse=True)
-    if sparse is None:
-        return "dense: no sparse kernel runs here"
-    if dense is None:
-        return "sparse: no dense kernel of this type runs here"
-    ratio = dense / sparse
-    if choice.runs(tokens).sparse:
-        if ratio > 1:
-            return "sparse is faster"
-        small = f'memory="small" keeps packed weights alone, at {1 / ratio:.2f}x the time of dense'
-        return f"sparse: {small}" if memory == "small" else f"sparse: within {WORTH_A_COPY - 1:.0%}, one copy fewer"
-    if ratio <= 1:
-        return f"dense: the best sparse kernel takes {1 / ratio:.2f}x its time here"
-    return f"dense: sparse would gain {ratio - 1:.1%} at most, less than a further copy is worth"

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from twofour.compiler.choose import ROTATED_BYTES, Choice, race_kernels
+from twofour.compiler.computing import broken
 from twofour.compiler.conv import CompiledConv
-from twofour.compiler.encoding import broken
 from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.replaceable import LayerWeight
 from twofour.kernels import convolutions, find

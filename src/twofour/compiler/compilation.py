@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from twofour.compiler.choose import DEFAULT_TOKENS
+from twofour.compiler.computing import Computing
 from twofour.compiler.conv import CompiledConv
-from twofour.compiler.encoding import Encoding
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.plan import Plan
 from twofour.errors import CompileError, FormatError, KernelError, cut
@@ -34,7 +34,7 @@ class Compilation:
     """The settings of one compiled model; a file has them as JSON (docs/formats.md, section 2).
 
     Attributes:
-        encoding: Computing type and how weights are written; None of a file that was not compiled.
+        computing: Computing type and how weights are written; None of a file that was not compiled.
         memory: "fast" or "small".
         tokens: Token counts that every layer was measured at besides the example's.
         counts: Tokens that each Linear saw in the example.
@@ -44,7 +44,7 @@ class Compilation:
         machines: The times that kernels were chosen by.
     """
 
-    encoding: Encoding | None = None
+    computing: Computing | None = None
     memory: str = "fast"
     tokens: tuple[int, ...] = tuple(DEFAULT_TOKENS)
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -54,14 +54,14 @@ class Compilation:
     machines: tuple[MachineTimes, ...] = ()
 
     @classmethod
-    def of(cls, fast: nn.Module, plan: Plan, encoding: Encoding) -> Compilation:
+    def of(cls, fast: nn.Module, plan: Plan, computing: Computing) -> Compilation:
         """Return the settings of a model that was compiled by a plan."""
         layers = list(fast.named_modules())
         quantized = [
             (name, module.problem.quantization) for name, module in layers if isinstance(module, CompiledLinear)
         ]
         return cls(
-            encoding,
+            computing,
             plan.memory,
             plan.tokens,
             dict(plan.counts),
@@ -73,10 +73,10 @@ class Compilation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as a file has them; what is empty is left out."""
-        encoding = self.encoding or Encoding()
-        settings = {"kind": KIND, "memory": self.memory, "tokens": list(self.tokens), "dtype": encoding.dtype}
-        if encoding.packed.groups:
-            settings |= {"group": encoding.group, "symmetric": encoding.symmetric}
+        computing = self.computing or Computing()
+        settings = {"kind": KIND, "memory": self.memory, "tokens": list(self.tokens), "dtype": computing.dtype}
+        if computing.packed.groups:
+            settings |= {"group": computing.group, "symmetric": computing.symmetric}
         more = {
             "counts": dict(self.counts),
             "kept_dense": list(self.kept_dense),
@@ -99,7 +99,7 @@ class Compilation:
         """
         dtype = encodings.find(settings.get("dtype"))
         return cls(
-            _encoding(settings),
+            _computing(settings),
             "small" if settings.get("memory") == "small" else "fast",
             _tokens(settings.get("tokens")),
             {name: n for name, n in _entries(settings, "counts") if type(n) is int and n > 0},
@@ -116,10 +116,10 @@ def compilation_of(model: nn.Module) -> Compilation | None:
     return found if isinstance(found, Compilation) else None
 
 
-def _encoding(settings: Mapping[str, Any]) -> Encoding | None:
+def _computing(settings: Mapping[str, Any]) -> Computing | None:
     fields = {key: settings[key] for key in ("dtype", "group", "symmetric") if key in settings}
     try:
-        return Encoding(**fields) if "dtype" in fields else None
+        return Computing(**fields) if "dtype" in fields else None
     except (CompileError, TypeError):  # unknown or unhashable
         return None
 

@@ -20,8 +20,8 @@ from twofour.compiler.build import Terms, build, concluded
 from twofour.compiler.choose import DEFAULT_TOKENS, Progress
 from twofour.compiler.choose_gpu import GPU_TOKENS, require_for_gpu
 from twofour.compiler.compilation import Compilation
+from twofour.compiler.computing import Computing, dtype_name
 from twofour.compiler.conv import images_of
-from twofour.compiler.encoding import Encoding, dtype_name
 from twofour.compiler.foreign import watch
 from twofour.compiler.graph import require_graph
 from twofour.compiler.inductor import fastest_engine
@@ -104,8 +104,8 @@ def compile(
     """
     _require(model, memory, tokens)
     require_graph(graph, example)
-    encoding = Encoding.of(dtype_name(dtype), device_of(model), group=group, symmetric=symmetric)
-    dtype, device = encoding.dtype, encoding.device
+    computing = Computing.of(dtype_name(dtype), device_of(model), group=group, symmetric=symmetric)
+    dtype, device = computing.dtype, computing.device
     if device == "cuda":
         graph = False if graph == "auto" else graph  # planned there
         require_for_gpu(data, graph)
@@ -115,12 +115,12 @@ def compile(
     with calls.evaluating(model), torch.no_grad():
         counts, images, reference = _observe(model, example)
         images = images if (dtype, device) == ("float32", "cpu") else {}
-        weights = dict(replaceable(model, encoding, images))
+        weights = dict(replaceable(model, computing, images))
         if data is not None:
             ranges = observe(model, weights, data)
             weights = {name: replace(w, quantization=ranges.get(name, DYNAMIC)) for name, w in weights.items()}
-        terms = Terms(encoding, memory, tuple(tokens))
-        left = left_alone(model, encoding, weights)
+        terms = Terms(computing, memory, tuple(tokens))
+        left = left_alone(model, computing, weights)
         fast, layers = build(model, weights, counts, terms, left=left, progress=progress)
         require_runs(fast, example)
         plan = fastest_engine(fast, layers, example, terms, graph, model) if graph and example is not None else layers
@@ -128,12 +128,12 @@ def compile(
             plan = never_slower(fast, plan, layers, model, example.run)
         if example is not None:
             plan = _verified(fast, plan, example, reference)
-    return with_plan(fast, concluded(plan, terms), terms.encoding)
+    return with_plan(fast, concluded(plan, terms), terms.computing)
 
 
-def with_plan(fast: nn.Module, plan: Plan, encoding: Encoding) -> nn.Module:
+def with_plan(fast: nn.Module, plan: Plan, computing: Computing) -> nn.Module:
     """Note on a model what it was compiled with, and put the plan on it unless its class has something of that name."""
-    mark_compiled(fast, Compilation.of(fast, plan, encoding))
+    mark_compiled(fast, Compilation.of(fast, plan, computing))
     watch(fast)
     if hasattr(fast, "plan"):
         logger.warning("the model has an attribute `plan` of its own; the plan is logged instead:\n%s", plan)

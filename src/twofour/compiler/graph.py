@@ -15,14 +15,14 @@ from torch.utils._pytree import tree_flatten
 
 from twofour.calls import Example
 from twofour.capture import Graph, Guard, arguments, capture
-from twofour.compiler.account import Account, by_operator
 from twofour.compiler.agreement import agreement
 from twofour.compiler.build import Terms
 from twofour.compiler.conv import CompiledConv
+from twofour.compiler.fused_matmuls import most_tokens, place_products
 from twofour.compiler.graph_conv import kept_convs, place_convs
+from twofour.compiler.graph_report import GraphReport, by_operator
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.plan import Plan, with_products
-from twofour.compiler.products import most_tokens, place_products
 from twofour.compiler.whole_model import WholeModel, by_layers, hooked
 from twofour.errors import CompileError, cut
 from twofour.graph import JOIN_QKV, Program, arrange, fuse, lower_activations, simplify
@@ -106,13 +106,13 @@ def capture_model(
         account, asked = None, True
         logger.debug("the graph failed", exc_info=error)
     logger.log(logging.WARNING if asked else logging.INFO, "each layer is compiled by itself: %s", reason)
-    return replace(plan, account=replace(account or Account("layers", ""), reason=reason))
+    return replace(plan, account=replace(account or GraphReport("layers", ""), reason=reason))
 
 
 class _RefusedError(Exception):
     """A model stays layer by layer for a reason that the plan states, with the account as far as it went."""
 
-    def __init__(self, reason: str, account: Account | None = None) -> None:
+    def __init__(self, reason: str, account: GraphReport | None = None) -> None:
         super().__init__(reason)
         self.account = account
 
@@ -158,7 +158,7 @@ def _rewritten(
     runner.agreement = agreement(
         fast, plan.dtype, leaves, lambda: tree_flatten(by_layers(fast, guard.inputs.value(leaves)))[0]
     )
-    account = Account("layers", "", {}, rewrites, before, after)
+    account = GraphReport("layers", "", {}, rewrites, before, after)
     if not (error := _probe(runner, graph, leaves)) <= runner.agreement:
         reason = f"the rewritten graph differs from the layers by {error:.1e} on the example, please report it"
         raise _RefusedError(reason, account)

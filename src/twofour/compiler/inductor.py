@@ -15,10 +15,10 @@ from torch.utils._pytree import tree_leaves
 from twofour import calls
 from twofour.calls import Example
 from twofour.capture import arguments
-from twofour.compiler.account import Account
 from twofour.compiler.agreement import agreement
 from twofour.compiler.build import Terms
 from twofour.compiler.graph import TIE, capture_model, impossible
+from twofour.compiler.graph_report import GraphReport
 from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.plan import Plan
 from twofour.compiler.whole_model import all_hooks, by_layers, layers_alone, own_signature
@@ -50,7 +50,7 @@ def fastest_engine(
     found = capture_model(fast, plan, example, terms, original, asked=graph != "auto")
     if graph != "inductor" or impossible(fast, given):
         return found
-    account = found.account or Account("layers", "")
+    account = found.account or GraphReport("layers", "")
     try:
         engine = InductorModel(fast)
         error, times = _tried(engine, given, {**account.engine_ms})

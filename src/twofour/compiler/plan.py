@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from twofour.compiler.account import Account
 from twofour.compiler.choose import Choice, Times
+from twofour.compiler.graph_report import GraphReport
 from twofour.compiler.grouped import grouped, one_text, without_numbers
 from twofour.kernels.base import Row
 from twofour.kernels.table import find
@@ -88,7 +88,7 @@ class Plan:
     group: int = 64
     symmetric: bool = True
     counts: Mapping[str, int] = field(default_factory=dict)
-    account: Account | None = None
+    account: GraphReport | None = None
     whole_ms: Mapping[str, float] = field(default_factory=dict)
     kept_dense: tuple[str, ...] = ()
     machines: tuple[MachineTimes, ...] = field(default=(), repr=False)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour import masks
-from twofour.compiler.encoding import FLOAT32, Encoding
+from twofour.compiler.computing import FLOAT32, Computing
 from twofour.compiler.plan import LayerPlan
 from twofour.compiler.unpacked import exchanged
 from twofour.errors import CompileError, one_of
@@ -41,7 +41,7 @@ class LayerWeight:
         rows: Outputs, or output channels.
         columns: Inputs that one output sums over.
         identity: Equal for tied weights.
-        encoding: How the compiled layer writes it.
+        computing: How the compiled layer writes it.
         activations: dtype of the layer's input in the model.
         quantization: int8: the input's static range, or dynamic.
         kind: Class of the layer.
@@ -59,7 +59,7 @@ class LayerWeight:
     rows: int
     columns: int
     identity: int
-    encoding: Encoding
+    computing: Computing
     activations: torch.dtype
     quantization: Quantization = DYNAMIC
     kind: str = "Linear"
@@ -94,18 +94,18 @@ class LayerWeight:
         if self.pattern is None:
             return self.weight.contiguous() if isinstance(self.weight, Tensor) else self.weight, self.dense_because
         if isinstance(self.weight, Packed):
-            return self.encoding.encode(self.weight, self.pattern)
-        return self.encoding.encode(self.weight.contiguous(), self.pattern)
+            return self.computing.encode(self.weight, self.pattern)
+        return self.computing.encode(self.weight.contiguous(), self.pattern)
 
 
 def replaceable(
-    model: nn.Module, encoding: Encoding, images: Mapping[str, Images] | None = None
+    model: nn.Module, computing: Computing, images: Mapping[str, Images] | None = None
 ) -> Iterator[tuple[str, LayerWeight]]:
     """Yield the layers that compile replaces, by name: Linear, Conv1D of Hugging Face, and Conv1d and Conv2d.
 
     Args:
         model: Any module.
-        encoding: How the compiled layers write their weights.
+        computing: How the compiled layers write their weights.
         images: The inputs of the convolutions; one without stays.
 
     Raises:
@@ -115,9 +115,9 @@ def replaceable(
     patterns = {name: mask.pattern for name, mask in masks.of(model).items()}
     for name, module in model.named_modules():
         known = is_linear(module) or (is_convolution(module) and name in (images or {}))
-        if known and refusal(module, name in inside_attention, encoding) is None:
+        if known and refusal(module, name in inside_attention, computing) is None:
             pattern = patterns.get(f"{name}.weight".lstrip("."))
-            found = layer_weight(name, module, module.weight, module.bias, encoding, pattern)
+            found = layer_weight(name, module, module.weight, module.bias, computing, pattern)
             yield name, replace(found, images=(images or {}).get(name, found.images))
 
 
@@ -136,7 +136,7 @@ def layer_weight(
     module: nn.Module,
     weight: Packed | Tensor,
     bias: Tensor | None,
-    encoding: Encoding,
+    computing: Computing,
     pattern: Pattern | None = None,
     like: torch.dtype | None = None,
 ) -> LayerWeight:
@@ -147,7 +147,7 @@ def layer_weight(
         module: The layer.
         weight: Dense or packed, the module's own or a file's, in the module's order: (out, in, ...), or (in, out).
         bias: (out,) or None.
-        encoding: How the compiled layer writes it.
+        computing: How the compiled layer writes it.
         pattern: What the weight is said to obey, by its mask or its file; None looks for it in the zeros.
         like: dtype of the model's weight where `weight` is not it but a file's.
 
@@ -162,14 +162,14 @@ def layer_weight(
     rows, *taps = held.header.shape if isinstance(held, Packed) else held.shape
     bias = None if bias is None else bias.detach().float()
     last = held if isinstance(held, Packed) else held.movedim(1, -1)
-    pattern, because = encoding.pattern_of(name, last, pattern)
-    described = (held, bias, rows, prod(taps), id(weight), encoding, like or stored)
+    pattern, because = computing.pattern_of(name, last, pattern)
+    described = (held, bias, rows, prod(taps), id(weight), computing, like or stored)
     return LayerWeight(
         name, *described, kind=kind, axis=axis, pattern=pattern, dense_because=because, geometry=geometry
     )
 
 
-def refusal(module: nn.Module, inside_attention: bool, encoding: Encoding = FLOAT32) -> str | None:
+def refusal(module: nn.Module, inside_attention: bool, computing: Computing = FLOAT32) -> str | None:
     """Return why a layer with a weight cannot be replaced, or None when it can."""
     image = is_convolution(module)
     if inside_attention or isinstance(module, nn.MultiheadAttention):
@@ -180,11 +180,11 @@ def refusal(module: nn.Module, inside_attention: bool, encoding: Encoding = FLOA
         return f"padding_mode {module.padding_mode!r}: the kernels pad with zeros"
     if reason := obstacle(module):
         return reason
-    weight, read = module.weight, FLOAT32 if image else encoding
+    weight, read = module.weight, FLOAT32 if image else computing
     if not read.takes(weight) or type(weight) is not nn.Parameter or not weight.numel():
         return _unread(weight, read.dtype)
-    if image and encoding.dtype != "float32":
-        return f"convolutions run in float32, not in {encoding.dtype}"
+    if image and computing.dtype != "float32":
+        return f"convolutions run in float32, not in {computing.dtype}"
     return None
 
 
@@ -210,7 +210,7 @@ def attention_parts(model: nn.Module) -> set[str]:
 
 def left_alone(
     model: nn.Module,
-    encoding: Encoding = FLOAT32,
+    computing: Computing = FLOAT32,
     replaced: Collection[str] = (),
     kept: Collection[str] = (),
 ) -> list[LayerPlan]:
@@ -218,7 +218,7 @@ def left_alone(
 
     Args:
         model: Any module.
-        encoding: How the compiled layers write their weights.
+        computing: How the compiled layers write their weights.
         replaced: Layers that are replaced.
         kept: Layers that were kept dense when the model was compiled.
     """
@@ -227,7 +227,7 @@ def left_alone(
     for name, module in model.named_modules():
         if name in replaced or kind_of(module) is None:
             continue
-        reason = refusal(module, name in inside_attention, encoding) or (NO_IMAGES if is_convolution(module) else None)
+        reason = refusal(module, name in inside_attention, computing) or (NO_IMAGES if is_convolution(module) else None)
         reason = "the whole model was faster so where it was compiled" if name in kept else reason
         weight = next((w for shown in _SHOWN if isinstance(w := getattr(module, shown, None), Tensor)), None)
         if reason and weight is not None:

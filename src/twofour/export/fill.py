@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from twofour import masks
 from twofour.calls import Example
 from twofour.compiler import CompiledConv, CompiledLinear
-from twofour.compiler.account import Account
 from twofour.compiler.build import Terms, build, concluded
 from twofour.compiler.choose import DEFAULT_TOKENS
 from twofour.compiler.compilation import Compilation
 from twofour.compiler.compile import require_runs, with_plan
-from twofour.compiler.encoding import Encoding
+from twofour.compiler.computing import Computing
+from twofour.compiler.graph_report import GraphReport
 from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.plan import Plan
 from twofour.compiler.replaceable import (
@@ -145,9 +145,9 @@ def fill_compiled(
     allowance = Allowance()
     terms = _terms(model, said, memory, tokens or _affordable(said.tokens, model, allowance), measure)
     kept = said.kept_dense
-    weights = dict(_weights(stored, patterns, model, said, terms.encoding, allowance))
+    weights = dict(_weights(stored, patterns, model, said, terms.computing, allowance))
     counts = dict(_counts(said.counts, weights, allowance))
-    left = left_alone(model, terms.encoding, weights, kept)
+    left = left_alone(model, terms.computing, weights, kept)
     fast, plan = build(model, weights, counts, terms, left=left)
     compiled = {name for name, module in fast.named_modules(remove_duplicate=False) if isinstance(module, COMPILED)}
     outside = {name: weight for name, weight in stored.items() if name.rpartition(".")[0] not in compiled}
@@ -162,7 +162,7 @@ def fill_compiled(
     attach_masks(path, fast, {name: text for name, text in promises.items() if name in prunable})
     fast = fast.eval().requires_grad_(False)
     plan = _engine(fast, replace(plan, kept_dense=kept), example, terms, graph)
-    return with_plan(fast, concluded(plan, terms), terms.encoding)
+    return with_plan(fast, concluded(plan, terms), terms.computing)
 
 
 def _engine(fast: nn.Module, plan: Plan, example: Any, terms: Terms, graph: bool | str) -> Plan:
@@ -171,7 +171,7 @@ def _engine(fast: nn.Module, plan: Plan, example: Any, terms: Terms, graph: bool
         return plan
     if example is None:
         logger.info("each layer is compiled by itself: %s", NO_EXAMPLE)
-        return replace(plan, account=Account("layers", NO_EXAMPLE))
+        return replace(plan, account=GraphReport("layers", NO_EXAMPLE))
     with torch.no_grad():
         require_runs(fast, Example.of(example))
     return fastest_engine(fast, plan, Example.of(example), terms, graph)
@@ -188,7 +188,7 @@ def _layer_weight(
     patterns: Mapping[str, Pattern],
     layer: str,
     module: nn.Linear | nn.Conv1d | nn.Conv2d,
-    encoding: Encoding,
+    computing: Computing,
 ) -> LayerWeight:
     """Describe a layer with the file's weight; a dense one in the model's type, as after loading a state dict."""
     key = f"{layer}.weight".lstrip(".")
@@ -196,7 +196,7 @@ def _layer_weight(
     if isinstance(weight, Tensor) and weight.is_floating_point():
         weight = weight.to(module.weight.dtype)
     bias = bias if isinstance(bias, Tensor) else None
-    return layer_weight(layer, module, weight, bias, encoding, patterns.get(key), module.weight.dtype)
+    return layer_weight(layer, module, weight, bias, computing, patterns.get(key), module.weight.dtype)
 
 
 def _weights(
@@ -204,7 +204,7 @@ def _weights(
     patterns: Mapping[str, Pattern],
     model: nn.Module,
     said: Compilation,
-    encoding: Encoding,
+    computing: Computing,
     allowance: Allowance,
 ) -> Iterator[tuple[str, LayerWeight]]:
     """Yield the layers to compile with the weights of a file: linear ones, and convolutions whose images it knows."""
@@ -212,11 +212,11 @@ def _weights(
     for name, module in model.named_modules():
         if name in said.kept_dense or not (is_linear(module) or is_convolution(module)):
             continue
-        if refusal(module, name in parts, encoding) is not None:
+        if refusal(module, name in parts, computing) is not None:
             continue
         if is_convolution(module) and not _measurable(name, module, said.images.get(name), allowance):
             continue
-        found = _layer_weight(stored, patterns, name, module, encoding)
+        found = _layer_weight(stored, patterns, name, module, computing)
         ranged = replace(found, quantization=said.ranges.get(name, DYNAMIC))
         yield name, ranged if found.geometry is None else replace(found, images=said.images[name])
 
@@ -325,8 +325,8 @@ def _terms(
 ) -> Terms:
     """Return what the caller asks for, else the file, else what suits the model's own type."""
     own = {module.weight.dtype for module in model.modules() if is_linear(module)}
-    encoding = said.encoding or Encoding("bfloat16" if own == {torch.bfloat16} else "float32")
-    return Terms(encoding, memory or said.memory, tuple(tokens or said.tokens), said.machines, measure)
+    computing = said.computing or Computing("bfloat16" if own == {torch.bfloat16} else "float32")
+    return Terms(computing, memory or said.memory, tuple(tokens or said.tokens), said.machines, measure)
 
 
 def _require_values(path: Any, model: nn.Module) -> None:

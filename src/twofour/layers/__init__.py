@@ -24,7 +24,7 @@ from twofour.layers.globs import (
     require_unwrapped,
 )
 from twofour.layers.kinds import KINDS, SUPPORTED, Feed, Kind, is_hugging_face_conv1d, kind_of
-from twofour.layers.reasons import DTYPES, dtype_reason, obstacle, way_out
+from twofour.layers.reasons import DTYPES, dtype_reason, obstacle, remedy_for
 from twofour.layers.sharded import full_tensor, is_distributed, local, placed
 from twofour.layers.walk import Skipped, Walk, reduction_axes, walk
 from twofour.layers.weight import PrunableWeight
@@ -64,11 +64,11 @@ __all__ = [
     "placed",
     "put_over",
     "reduction_axes",
+    "remedy_for",
     "require_eligibility",
     "require_matches",
     "require_module",
     "require_unwrapped",
     "take_off",
     "walk",
-    "way_out",
 ]

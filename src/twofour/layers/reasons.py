@@ -193,7 +193,7 @@ def _asp_reason(kind: Kind, module: nn.Module, weight: Tensor) -> str | None:
     return f"{kind.rows_name} {rows} is not a multiple of 8 {ASP_RULE}" if rows % 8 else None
 
 
-def way_out(reasons: Iterable[str]) -> str:
+def remedy_for(reasons: Iterable[str]) -> str:
     """Return what to try where no weight was taken, from the reasons why each was not."""
     if any(reason.endswith(ASP_RULE) for reason in reasons):
         return 'eligibility="any" lifts ASP\'s rule of 8 x 16 multiples'

@@ -12,7 +12,7 @@ from torch import nn
 from twofour.checkpoints import Checkpoint, Entry, structure
 from twofour.criteria import Scored
 from twofour.errors import LayerError, RecipeError
-from twofour.layers import PrunableWeight, Reduction, dtype_reason, matches, walk, way_out
+from twofour.layers import PrunableWeight, Reduction, dtype_reason, matches, remedy_for, walk
 from twofour.patterns import Pattern
 from twofour.recipe import Recipe
 
@@ -133,7 +133,7 @@ def _plan(
             else "no tensor of two or more axes",
             reasons=_reasons(skipped),
             wanted="rules that match at least one weight of a Linear or a convolution",
-            remedy=way_out(reason for _, reason in skipped),
+            remedy=remedy_for(reason for _, reason in skipped),
         )
     weights = sorted(weights, key=lambda weight: order[weight.entry.name])
     return Plan(checkpoint, recipe, tuple(weights), tuple(skipped))

@@ -13,7 +13,7 @@ from torch import nn
 
 from twofour import calls, masks
 from twofour.errors import TrainingError, one_of
-from twofour.layers import PrunableWeight, attached, require_module, walk, way_out
+from twofour.layers import PrunableWeight, attached, remedy_for, require_module, walk
 from twofour.patterns import Transposable
 from twofour.training.both_ways.choose import choices
 from twofour.training.both_ways.estimate import Estimate
@@ -146,7 +146,7 @@ def _weights(
             got="; ".join(f"{name}: {reason}" for name, reason in list(skipped.items())[:4])
             or "a model without weights",
             wanted="at least one nn.Linear, float32 or 16 bits, both sides multiples of 4",
-            remedy=way_out(skipped.values()),
+            remedy=remedy_for(skipped.values()),
         )
     return found, skipped
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from twofour import masks
 from twofour.errors import PatternError, TrainingError
-from twofour.layers import Attachment, PrunableWeight, describe_attached, is_distributed, require_module, way_out
+from twofour.layers import Attachment, PrunableWeight, describe_attached, is_distributed, remedy_for, require_module
 from twofour.patterns import Pattern
 from twofour.recipe import Recipe
 from twofour.training.schemes.slots import Slot, parametrise_all
@@ -156,6 +156,6 @@ def assigned(
             "the scheme has nothing to make sparse",
             reasons=[f"`{left.name}`: {left.reason}" for left in assignment.skipped],
             wanted="at least one Linear or convolution that is not tied",
-            remedy=way_out(left.reason for left in assignment.skipped),
+            remedy=remedy_for(left.reason for left in assignment.skipped),
         )
     return found

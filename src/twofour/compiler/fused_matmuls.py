@@ -1,4 +1,4 @@
-"""The products of a rewritten graph get their kernels: those of the compiled layers, or measured ones of their own."""
+"""The matmuls of a rewritten graph get their kernels: those of the compiled layers, or measured ones of their own."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import Tensor, fx
 
 from twofour.capture import Graph
 from twofour.compiler.build import Terms
-from twofour.compiler.choose import why
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.plan import LayerPlan, described
+from twofour.compiler.reasons import explain, explain_join
 from twofour.graph import Product, Source
 from twofour.graph.base import insert, place, product, value
 from twofour.kernels.nm_matmul import DYNAMIC
@@ -136,8 +136,8 @@ class _Placer:
             return self.layers[source.layer].prepared.source(), ""
         stored = getattr(self.module, source.weight.replace(".", "__"))
         dense = stored.detach().t().contiguous() if source.transposed else stored.detach()
-        pattern, because = self.terms.encoding.find(dense)
-        return (dense, because) if pattern is None else self.terms.encoding.encode(dense, pattern)
+        pattern, because = self.terms.computing.find(dense)
+        return (dense, because) if pattern is None else self.terms.computing.encode(dense, pattern)
 
     def bias(self, source: Source) -> Tensor | None:
         if source.layer:
@@ -163,19 +163,19 @@ class _Placer:
         problem = Problem(rows, product.epilogue, ranged)
         # A dense weight that the layers leave to torch keeps its own numbers: rounding it would be a surprise.
         rounded = parts or isinstance(weight, Packed)
-        dtype = terms.encoding.dtype if rounded else str(activations).removeprefix("torch.")
+        dtype = terms.computing.dtype if rounded else str(activations).removeprefix("torch.")
         options = {"dtype": dtype, "activations": activations}
         choice = terms.choose(name, weight, bias, tokens, self.footprint, problem, **options)
         prepared = PreparedWeights(choice.layouts.values())
-        reason = f"{why(choice, tokens, because, terms.memory)}; in the graph"
+        remark = choice.dispatch.at(tokens)[0].remark(columns)
+        reason = explain(choice, tokens, because, terms.memory, "in the graph", remark)
         layer = ProductLayer(name, columns, problem, choice.dispatch, prepared, bias)
         if len(parts) > 1:
             together, apart = self.together_and_apart(layer, parts, tokens, activations)
-            reason = f"joined: {1e3 * together:.4f} ms, {1e3 * apart:.4f} ms apart"
+            reason = "; ".join(filter(None, (explain_join(together, apart), remark)))
             if apart < together:
                 logger.info("`%s` is not %s", name, reason)
                 return None
-        reason = "; ".join(filter(None, (reason, choice.dispatch.at(tokens)[0].remark(columns))))
         before, after = self.own_bytes(product, prepared)
         held, sizes = tuple(names) if len(names) > 1 else (), (before, after, before)
         self.plans.append(described(name, "product", (rows, columns), tokens, choice, reason, sizes, held))

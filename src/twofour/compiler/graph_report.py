@@ -22,7 +22,7 @@ class OperatorTime:
 
 
 @dataclass(frozen=True)
-class Account:
+class GraphReport:
     """What became of the graph of a model that was compiled with an example.
 
     Attributes:

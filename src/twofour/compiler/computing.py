@@ -54,8 +54,8 @@ def computing_types(device: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Encoding:
-    """How the weights of a compiled model are written.
+class Computing:
+    """The computing type of a compiled model, and how its weights are written for it.
 
     Attributes:
         dtype: Computing type, one of `computing_types`.
@@ -92,8 +92,8 @@ class Encoding:
                 )
 
     @classmethod
-    def of(cls, dtype: str, device: str = "cpu", **options: Any) -> Encoding:
-        """Return the encoding with the options that are not None.
+    def of(cls, dtype: str, device: str = "cpu", **options: Any) -> Computing:
+        """Return the computing type with the options that are not None.
 
         Raises:
             CompileError: One is unknown, or is given although the computing type has nothing of the kind.
@@ -126,7 +126,7 @@ class Encoding:
         return self.packed.name
 
     def bytes_of(self, rows: int, columns: int) -> float:
-        """Return the bytes of a dense weight of this size in this encoding, scales left out."""
+        """Return the bytes of a dense weight of this size in this type, scales left out."""
         return rows * columns * encodings.get(self.dtype).bits / 8
 
     @property
@@ -212,4 +212,4 @@ def _or(patterns: Sequence[Pattern]) -> str:
     return " or ".join(pattern.name for pattern in patterns) or "no packed weight"
 
 
-FLOAT32 = Encoding()
+FLOAT32 = Computing()
