@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/nm_compress/nm_compress.h"
-#include "kernels/nm_matmul/layout.h"
+#include "kernels/layouts/layout.h"
 #include "kernels/nm_matmul/nm_matmul.h"
 #include "native/isa.h"
 #include "patterns/nm_mask.h"
@@ -153,7 +153,7 @@ std::vector<float> product(const NmMatmulKernel& row, const Weight& weight, cons
   const int64_t stride = weight.out + 5;
   std::vector<float> y(static_cast<size_t>(tokens * stride + 8), 99);
   bool damaged = false;
-  NmMatmul args{x.data(), Type::f32, weight.in + 3, packed, bias.data(), y.data(), Type::f32, stride, tokens,
+  Matmul args{x.data(), Type::f32, weight.in + 3, packed, bias.data(), y.data(), Type::f32, stride, tokens,
                 weight.out, weight.in, 0, false, {Activation::none, Combine::none, nullptr, 0}, {true, 0, 0, 0, 0},
                 threads, nullptr, &damaged};
   const Aligned workspace(row.workspace_bytes(args));

@@ -1,6 +1,7 @@
 // Dense products for Python: the table of kernels, the packing, the call.
 #include "dense_matmul.h"
-#include "kernels/nm_matmul/product_operands.h"
+#include "kernels/layouts/int4.h"
+#include "kernels/product_operands.h"
 #include "native/binding.h"
 #include "native/scratch.h"
 #include "native/integers.h"
@@ -55,7 +56,7 @@ void bind_dense_matmul(nb::module_& m) {
     const PackedWeight packed(border, weight);
     if (!packed.made_for(kernel.dtype, kernel.layout, seen.to.width, seen.from.width)) return false;
     require_int4(packed);
-    DenseMatmul args = seen.call(packed, {}, threads);
+    Matmul args = seen.call(packed, {}, threads);
     nb::gil_scoped_release release;
     const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
     args.workspace = lease.data();

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include "kernels/nm_matmul/packed_weight.h"
+#include "kernels/layouts/packed_weight.h"
 #include "native/binding.h"
 #include "native/scratch.h"
 #include "nm_conv.h"

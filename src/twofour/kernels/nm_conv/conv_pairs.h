@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "kernels/nm_matmul/f32/f32_layout.h"
-#include "kernels/nm_matmul/f32/pair_check.h"
+#include "kernels/layouts/pairs.h"
+#include "kernels/layouts/pair_check.h"
 #include "native/compiler.h"
 
 namespace {

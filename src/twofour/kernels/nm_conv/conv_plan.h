@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/layouts/pairs.h"
 #include "native/compiler.h"
 #include "native/integers.h"
 #include "nm_conv.h"
@@ -15,6 +16,7 @@ namespace {
 using twofour::ConvAxis;
 using twofour::kConvBlock;
 using twofour::kConvTaps;
+using twofour::kPairRows;
 using twofour::NmConv;
 
 constexpr int64_t kStripBytes = 1 << 20;  // packed input of a strip: about a second-level cache
@@ -92,7 +94,7 @@ struct ConvPlan {
     packed_floats = strip_floats(a, strip);
     zero_floats = ceil_div(channels, 16) * 16 + Wide * V::width;
     table_ints = tiles * 64;
-    chunk = a.threads > 1 && strip * panels < 4 * a.threads ? 96 : 384;
+    chunk = a.threads > 1 && strip * panels < 4 * a.threads ? kPairRows : 4 * kPairRows;
     sums_floats = (least(chunk, rows) + 1) * vectors * V::width;  // pairs may add a row of zeros
   }
   int64_t strip_floats(const NmConv& a, int64_t count) const {

@@ -1,5 +1,5 @@
 // Pruned gradients for Python.
-#include "kernels/nm_matmul/packed_weight.h"
+#include "kernels/layouts/packed_weight.h"
 #include "native/binding.h"
 #include "native/parallel.h"
 #include "nm_gradient.h"

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/nm_unbiased/choice.h"
+#include "kernels/unbiased_choice.h"
 #include "native/compiler.h"
 #include "nm_gradient.h"
 

@@ -5,18 +5,14 @@
 #include <cstring>
 
 #include "groups.h"
-#include "kernels/nm_matmul/bf16/bf16_layout.h"
-#include "kernels/nm_matmul/f32/f32_layout.h"
+#include "kernels/layouts/panels.h"
 #include "native/integers.h"
 #include "tasks.h"
 
 namespace {
 
-using twofour::kPanelRows;
 using twofour::kPanelTile;
 using twofour::NmGradient;
-static_assert(kPanelRows == twofour::kBf16PanelRows && kPanelTile == twofour::kBf16PanelTile);
-static_assert(kPanelTile == kGradientTile);
 
 constexpr int64_t kBundle = 8;  // rows at a time: the metadata of as many fill a line
 constexpr uint64_t kNoGroups = 0x4444444444444444;  // past the columns: the pair (0, 1)
@@ -63,30 +59,6 @@ TWOFOUR_INLINE uint64_t store_kept(uint16_t* to, const Chosen<V>& kept) {
   std::memcpy(to, &pairs, sizeof pairs);
   return V::nibbles((typename V::ireg)(turned ? falling : ascending));
 }
-
-// Where a row's tile stands in the packed bytes.
-struct PackedTile {
-  uint8_t* meta;
-  uint8_t* values;
-};
-
-// The block of kPanelRows rows that holds `row`, and its tiles.
-struct Block {
-  uint8_t* tiles;
-  int64_t first, rows, meta_bytes, value_bytes;
-
-  Block(const NmGradient& a, int64_t row) {
-    value_bytes = kPanelTile / 2 * (a.bf16 ? 2 : 4);
-    first = row / kPanelRows * kPanelRows;
-    rows = least(kPanelRows, a.samples * a.tokens - first);
-    meta_bytes = round_up(rows * 8, 64);
-    tiles = static_cast<uint8_t*>(a.out) + first * ceil_div(a.columns, kPanelTile) * (8 + value_bytes);
-  }
-  PackedTile at(int64_t tile, int64_t row) const {
-    uint8_t* begin = tiles + tile * (meta_bytes + rows * value_bytes);
-    return {begin + (row - first) * 8, begin + meta_bytes + (row - first) * value_bytes};
-  }
-};
 
 // Sums of |g| and of what stays of it, per column in the order of load_groups; the factors take their place.
 struct TileSums {
@@ -171,19 +143,20 @@ struct Run {
       }
   }
 
+  using Block = PanelBlock<sizeof(T), uint8_t>;
   TWOFOUR_INLINE void pack(const Block& block, int64_t row, int64_t stop, int64_t tile) const {
     T buffer[kPanelTile];
     for (; row < stop; row++) {
-      const PackedTile to = block.at(tile, row);
-      auto* values = reinterpret_cast<T*>(to.values);
+      uint8_t* to = block.meta(tile, row - block.first);
+      auto* values = reinterpret_cast<T*>(block.values(tile, row - block.first));
       uint64_t meta = pack_row<V, mode>(numbers(row, tile, buffer), group(row, tile), a.seed, factors(tile), values);
       if (left(tile) < kPanelTile) {
         const uint64_t real = (uint64_t{1} << left(tile)) - 1;  // a nibble for four columns
         meta = (meta & real) | (kNoGroups & ~real);
       }
-      std::memcpy(to.meta, &meta, 8);
+      std::memcpy(to, &meta, 8);
       if (row + 1 == block.first + block.rows)
-        std::memset(to.meta + 8, 0, static_cast<size_t>(block.meta_bytes - block.rows * 8));
+        std::memset(to + 8, 0, static_cast<size_t>(block.meta_bytes - block.rows * 8));
     }
   }
   TWOFOUR_INLINE void write(int64_t row, int64_t stop, int64_t tile) const {
@@ -207,7 +180,7 @@ struct Run {
   TWOFOUR_NOINLINE void operator()() {
     if constexpr (mode == GradientMode::rescaled) sum();
     for (int64_t row = begin; row < end;) {
-      const Block block(a, row);
+      const Block block(static_cast<uint8_t*>(a.out), row, a.samples * a.tokens, a.columns);
       const int64_t stop = least(least(row / kBundle * kBundle + kBundle, end), block.first + block.rows);
       for (int64_t tile = t0; tile < t1; tile++) {
         if (a.packed) pack(block, row, stop, tile);

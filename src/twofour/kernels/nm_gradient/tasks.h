@@ -3,12 +3,12 @@
 
 #include <cstdint>
 
+#include "kernels/layouts/panels.h"
 #include "native/integers.h"
 #include "nm_gradient.h"
 
 namespace {
 
-constexpr int64_t kGradientTile = 64;  // columns
 constexpr int64_t kTaskTiles = 32, kTaskRows = 64;
 
 // A task is a run of rows of one sample and a run of tiles. Rescaling needs all rows of a sample: threads without a
@@ -19,7 +19,7 @@ struct GradientTasks {
   int64_t row_runs, tile_runs, samples;  // runs of a sample; samples in all
 
   explicit GradientTasks(const twofour::NmGradient& a) {
-    const int64_t all = ceil_div(a.columns, kGradientTile), tokens = a.tokens > 0 ? a.tokens : 1;
+    const int64_t all = ceil_div(a.columns, twofour::kPanelTile), tokens = a.tokens > 0 ? a.tokens : 1;
     const bool whole = a.mode == twofour::GradientMode::rescaled;
     rows = whole ? tokens : kTaskRows;
     const int64_t shares = ceil_div(a.threads > 1 ? a.threads : 1, a.samples > 0 ? a.samples : 1);

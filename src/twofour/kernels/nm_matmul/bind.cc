@@ -4,14 +4,14 @@
 #include <cstring>
 #include <string>
 
-#include "int8/int8_layout.h"
+#include "kernels/layouts/octets.h"
 #include "native/binding.h"
 #include "native/parallel.h"
 #include "native/scratch.h"
 #include "native/integers.h"
 #include "nm_matmul.h"
-#include "packed_weight.h"
-#include "product_operands.h"
+#include "kernels/layouts/packed_weight.h"
+#include "kernels/product_operands.h"
 
 namespace nb = nanobind;
 
@@ -109,18 +109,12 @@ void bind_layouts(nb::module_& m) {
   });
 }
 
-// Kernels that take activations transposed; the others have no such loops.
-bool takes_columns(const NmMatmulKernel& kernel) {
-  const std::string layout = kernel.layout;
-  return layout == "panels" || layout == "pairs" || layout == "bf16_panels";
-}
-
 const NmMatmulKernel& kernel_at(int index) {
   return row(kNmMatmulKernels, static_cast<size_t>(kNmMatmulKernelCount), index);
 }
 
 // Runs a call whose operands have passed the border.
-void run(const Border& border, const NmMatmulKernel& kernel, NmMatmul args) {
+void run(const Border& border, const NmMatmulKernel& kernel, Matmul args) {
   static Scratch scratch;
   bool damaged = false;
   args.damaged = &damaged;
@@ -141,7 +135,7 @@ void bind_columns(nb::module_& m) {
     const Types types = std::strcmp(kernel.dtype, "float32") == 0 ? Types{Type::f32} : kReal;
     const Rows from = border.rows(x, "input", types), to = border.rows(y, "answer", types);
     const PackedWeight packed(border, weight);
-    if (!takes_columns(kernel) || !packed.made_for(kernel.dtype, kernel.layout, to.rows, from.rows)) return false;
+    if (!kernel.order->columns || !packed.made_for(kernel.dtype, kernel.layout, to.rows, from.rows)) return false;
     packed.require_size(*kernel.order);
     border.require(to.width == from.width && (to.stride == to.width || to.rows == 1), y, "answer",
                    "contiguous, as many columns as the input");

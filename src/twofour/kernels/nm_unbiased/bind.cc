@@ -1,5 +1,6 @@
 // Unbiased estimates for Python.
-#include "kernels/nm_matmul/packed_weight.h"
+#include "kernels/layouts/packed_weight.h"
+#include "kernels/layouts/panels.h"
 #include "native/binding.h"
 #include "native/parallel.h"
 #include "native/integers.h"
@@ -15,7 +16,6 @@ constexpr NmUnbiasedKernel kNmUnbiasedKernels[] = {
 #include "nm_unbiased.inc"
 #undef TWOFOUR_ROW
 };
-constexpr int64_t kBlock = 384;  // rows of a block of the panel layouts
 
 }  // namespace
 
@@ -33,9 +33,9 @@ void bind_nm_unbiased(nb::module_& m) {
       border.refuse(packed, "packed estimate", "a header of layout panels or bf16_panels for the transposed gradient");
     to.require_size(*layout_called(bf16 ? "bf16_panels" : "panels"));
     nb::gil_scoped_release release;
-    parallel_for(ceil_div(from.width, kBlock), 1, threads, [&](int64_t begin, int64_t end) {
+    parallel_for(ceil_div(from.width, kPanelRows), 1, threads, [&](int64_t begin, int64_t end) {
       kernel.run({from.data, from.type == Type::bf16, from.stride, from.rows, from.width, seed, bf16, to.bytes(),
-                  begin * kBlock, least(end * kBlock, from.width)});
+                  begin * kPanelRows, least(end * kPanelRows, from.width)});
     });
   });
 }

@@ -1,13 +1,12 @@
-// One group of four tokens in each lane of a vector, lanes along the gradient's columns: the choice of choice.h, then a
+// One group of four tokens in each lane of a vector, lanes along the gradient's columns: unbiased_choice.h, then a
 // transpose of registers into the rows of the layout. Included once per instruction set; internal linkage.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-#include "choice.h"
-#include "kernels/nm_matmul/bf16/bf16_layout.h"
-#include "kernels/nm_matmul/f32/f32_layout.h"
+#include "kernels/layouts/panels.h"
+#include "kernels/unbiased_choice.h"
 #include "native/compiler.h"
 #include "native/integers.h"
 #include "nm_unbiased.h"
@@ -17,7 +16,6 @@ namespace {
 using twofour::kPanelRows;
 using twofour::kPanelTile;
 using twofour::NmUnbiased;
-static_assert(kPanelRows == twofour::kBf16PanelRows && kPanelTile == twofour::kBf16PanelTile);
 
 constexpr int kGroups = kPanelTile / 4;
 
@@ -78,15 +76,15 @@ TWOFOUR_INLINE void pack_tile(const NmUnbiased& a, int64_t token, int64_t column
 
 template <class V, bool kToBf16>
 TWOFOUR_INLINE void pack_rows(const NmUnbiased& a) {
-  constexpr int64_t value_bytes = kPanelTile / 2 * (kToBf16 ? 2 : 4);
+  using Block = PanelBlock<kToBf16 ? 2 : 4, uint8_t>;
   for (int64_t first = a.begin; first < a.end; first += kPanelRows) {
-    const int64_t rows = least(kPanelRows, a.rows - first), meta_bytes = round_up(rows * 8, 64);
-    auto* tile = static_cast<uint8_t*>(a.packed) + first * ceil_div(a.tokens, kPanelTile) * (8 + value_bytes);
-    for (int64_t token = 0; token < a.tokens; token += kPanelTile, tile += meta_bytes + rows * value_bytes) {
-      for (int64_t r = rows * 8; r < meta_bytes; r++) tile[r] = 0;
-      for (int64_t r = 0; r < rows; r += V::width)
-        pack_tile<V, kToBf16>(a, token, first + r, rows - r,
-                              {tile + r * 8, tile + meta_bytes + r * value_bytes, value_bytes});
+    const Block block(static_cast<uint8_t*>(a.packed), first, a.rows, a.tokens);
+    for (int64_t token = 0; token < a.tokens; token += kPanelTile) {
+      const int64_t tile = token / kPanelTile;
+      for (uint8_t* to = block.meta(tile, block.rows); to < block.values(tile, 0); to++) *to = 0;
+      for (int64_t r = 0; r < block.rows; r += V::width)
+        pack_tile<V, kToBf16>(a, token, first + r, block.rows - r,
+                              {block.meta(tile, r), block.values(tile, r), Block::kRowBytes});
     }
   }
 }

@@ -8,7 +8,7 @@
 namespace twofour {
 
 // Rows [begin, end) of the estimate S (rows x tokens) of gradient^T, written behind the header of a panel layout of
-// kernels/nm_matmul: "panels" (float32) or "bf16_panels". begin is a multiple of 384.
+// kernels/layouts: "panels" (float32) or "bf16_panels". begin is a multiple of kPanelRows.
 struct NmUnbiased {
   const void* gradient;  // tokens x rows, `stride` numbers from token to token
   bool bf16;             // type of the gradient

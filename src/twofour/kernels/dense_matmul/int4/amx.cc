@@ -1,6 +1,6 @@
 // The AMX row of the dense int4 weight: half bytes become the lines of tiles.
 #include "kernels/dense_matmul/dense_matmul.h"
-#include "kernels/nm_matmul/int4/tiles.h"
+#include "kernels/int4/tiles.h"
 
 namespace {
 
@@ -29,7 +29,7 @@ struct Dense {
 
 namespace twofour {
 
-int64_t dense_matmul_int4_rows__amx__workspace(const DenseMatmul& a) { return tile_product_workspace(a); }
-void dense_matmul_int4_rows__amx(const DenseMatmul& a) { tile_product<Dense>(a); }
+int64_t dense_matmul_int4_rows__amx__workspace(const Matmul& a) { return tile_product_workspace(a); }
+void dense_matmul_int4_rows__amx(const Matmul& a) { tile_product<Dense>(a); }
 
 }  // namespace twofour

@@ -1,6 +1,6 @@
 // The AVX-512 VNNI row of the dense int4 weight: activations are broadcast four at a time, nothing is permuted.
 #include "kernels/dense_matmul/dense_matmul.h"
-#include "kernels/nm_matmul/int4/row_products.h"
+#include "kernels/int4/row_products.h"
 
 namespace {
 
@@ -48,7 +48,7 @@ struct Dense {
 
 namespace twofour {
 
-int64_t dense_matmul_int4_rows__avx512_vnni__workspace(const DenseMatmul& a) { return row_products_workspace(a); }
-void dense_matmul_int4_rows__avx512_vnni(const DenseMatmul& a) { row_products<Dense>(a); }
+int64_t dense_matmul_int4_rows__avx512_vnni__workspace(const Matmul& a) { return row_products_workspace(a); }
+void dense_matmul_int4_rows__avx512_vnni(const Matmul& a) { row_products<Dense>(a); }
 
 }  // namespace twofour

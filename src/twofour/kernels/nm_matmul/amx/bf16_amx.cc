@@ -1,5 +1,6 @@
 // The bf16 row on AMX tiles.
 #include "kernels/epilogue_math.h"
+#include "kernels/nm_matmul/nm_matmul.h"
 #include "native/simd.h"
 #include "tile_product.h"
 
@@ -13,8 +14,8 @@ struct Bf16 {
   static constexpr int64_t inputs = twofour::kBf16Inputs;
   static constexpr int64_t packed = twofour::kBf16Packed;
 
-  static int64_t call_bytes(const NmMatmul&) { return 0; }
-  static const uint8_t* weights(const NmMatmul& a) { return static_cast<const uint8_t*>(a.weight); }
+  static int64_t call_bytes(const Matmul&) { return 0; }
+  static const uint8_t* weights(const Matmul& a) { return static_cast<const uint8_t*>(a.weight); }
 
   template <int sum, int x, int w>
   static TWOFOUR_INLINE void dot() {
@@ -52,7 +53,7 @@ struct Bf16 {
     const int64_t last = (steps - 1) * inputs;
     _mm512_store_si512(to + (steps - 1) * stride, step_of(x + last, in - last));
   }
-  static void copy_token(const NmMatmul& a, int64_t t, int64_t steps, uint8_t* to, int64_t stride,
+  static void copy_token(const Matmul& a, int64_t t, int64_t steps, uint8_t* to, int64_t stride,
                          uint8_t*) {
     if (a.x_type == Type::bf16)
       return copy(static_cast<const uint16_t*>(a.x) + t * a.x_stride, a.in_features, steps, to, stride);
@@ -72,7 +73,7 @@ struct Bf16 {
   }
 
   template <Activation activation, class Y>
-  static void finish_as(const NmMatmul& a, const uint8_t* sums, int64_t stride, int64_t token, int64_t tokens,
+  static void finish_as(const Matmul& a, const uint8_t* sums, int64_t stride, int64_t token, int64_t tokens,
                         int64_t row) {
     __mmask16 mask[2];
     __m512 bias[2];
@@ -96,7 +97,7 @@ struct Bf16 {
     }
   }
   // sums is [16 rows][stride tokens][16].
-  static void finish(const NmMatmul& a, const uint8_t* sums, int64_t stride, int64_t token, int64_t tokens, int64_t row,
+  static void finish(const Matmul& a, const uint8_t* sums, int64_t stride, int64_t token, int64_t tokens, int64_t row,
                      const uint8_t*) {
     with_activation(a.epilogue.activation, [&](auto constant) {
       constexpr Activation activation = decltype(constant)::value;
@@ -110,7 +111,7 @@ struct Bf16 {
 
 namespace twofour {
 
-int64_t nm_matmul_2x4_bf16_tiles__amx__workspace(const NmMatmul& a) { return tile_product_workspace<Bf16>(a); }
-void nm_matmul_2x4_bf16_tiles__amx(const NmMatmul& a) { tile_product<Bf16>(a); }
+int64_t nm_matmul_2x4_bf16_tiles__amx__workspace(const Matmul& a) { return tile_product_workspace<Bf16>(a); }
+void nm_matmul_2x4_bf16_tiles__amx(const Matmul& a) { tile_product<Bf16>(a); }
 
 }  // namespace twofour

@@ -1,6 +1,7 @@
 // The int8 row on AMX tiles: activations u8, quantized by the token as int8/README.md says, weights s8.
 #include "kernels/nm_matmul/int8/avx512_vnni.h"
 #include "kernels/nm_matmul/int8/finish.h"
+#include "kernels/nm_matmul/nm_matmul.h"
 #include "tile_product.h"
 
 namespace {
@@ -17,10 +18,10 @@ struct Int8 {
   static constexpr int64_t packed = twofour::kInt8Packed;
 
   // The range of every token.
-  static int64_t call_bytes(const NmMatmul& a) {
+  static int64_t call_bytes(const Matmul& a) {
     return (a.tokens * static_cast<int64_t>(sizeof(Range)) + 63) / 64 * 64;
   }
-  static const uint8_t* weights(const NmMatmul& a) {
+  static const uint8_t* weights(const Matmul& a) {
     return static_cast<const uint8_t*>(a.weight) + twofour::int8_head_bytes(a.out_features);
   }
 
@@ -40,7 +41,7 @@ struct Int8 {
     }
   }
 
-  static void copy_token(const NmMatmul& a, int64_t t, int64_t, uint8_t* to, int64_t stride, uint8_t* call) {
+  static void copy_token(const Matmul& a, int64_t t, int64_t, uint8_t* to, int64_t stride, uint8_t* call) {
     Range range{1.0f, 0};
     if (a.x_type == Type::f32) {
       range = real_token<TileVec>(a, static_cast<const float*>(a.x) + t * a.x_stride, to, stride);
@@ -58,7 +59,7 @@ struct Int8 {
     reinterpret_cast<Range*>(call)[t] = range;
   }
 
-  static void finish(const NmMatmul& a, const uint8_t* sums, int64_t stride, int64_t token, int64_t tokens, int64_t row,
+  static void finish(const Matmul& a, const uint8_t* sums, int64_t stride, int64_t token, int64_t tokens, int64_t row,
                      const uint8_t* call) {
     finish_sums<Vec>(a, reinterpret_cast<const int32_t*>(sums), 2, stride, reinterpret_cast<const Range*>(call), token,
                      tokens, row);
@@ -69,7 +70,7 @@ struct Int8 {
 
 namespace twofour {
 
-int64_t nm_matmul_2x4_int8_tiles__amx__workspace(const NmMatmul& a) { return tile_product_workspace<Int8>(a); }
-void nm_matmul_2x4_int8_tiles__amx(const NmMatmul& a) { tile_product<Int8>(a); }
+int64_t nm_matmul_2x4_int8_tiles__amx__workspace(const Matmul& a) { return tile_product_workspace<Int8>(a); }
+void nm_matmul_2x4_int8_tiles__amx(const Matmul& a) { tile_product<Int8>(a); }
 
 }  // namespace twofour

@@ -7,18 +7,18 @@
 
 #include <cstdint>
 
-#include "kernels/nm_matmul/nm_matmul.h"
+#include "kernels/matmul.h"
 #include "native/team.h"
 #include "native/integers.h"
 #include "tile_unit.h"
-#include "tiles_layout.h"
+#include "kernels/layouts/tiles.h"
 
 namespace {
 
 using twofour::kStripRows;
 using twofour::kTileBytes;
 using twofour::kTileRows;
-using twofour::NmMatmul;
+using twofour::Matmul;
 
 constexpr int64_t kPairTokens = 2 * kTileRows;
 constexpr int64_t kPassBytes = 1 << 20;  // activations per pass over the weights: half of L2
@@ -37,7 +37,7 @@ struct TilePlan {
   int64_t steps, strips, rows, pairs, pass_pairs, block;
   int64_t x_bytes, thread_at, thread_bytes;  // a thread's scratch: expanded weights, sums of every pair of a pass
 
-  explicit TilePlan(const NmMatmul& a) {
+  explicit TilePlan(const Matmul& a) {
     steps = ceil_div(a.in_features, D::inputs);
     strips = ceil_div(a.out_features, kStripRows);
     rows = least(a.tokens, kTileRows);
@@ -115,11 +115,11 @@ TWOFOUR_NOINLINE void add_packed(const uint8_t* packed, uint8_t* w, int64_t ring
 // One thread's part of the work.
 template <class D>
 struct Strips {
-  const NmMatmul& a;
+  const Matmul& a;
   const TilePlan<D>& plan;
   uint8_t *call, *expanded, *sums;
 
-  Strips(const NmMatmul& args, const TilePlan<D>& cut, int64_t thread) : a(args), plan(cut) {
+  Strips(const Matmul& args, const TilePlan<D>& cut, int64_t thread) : a(args), plan(cut) {
     call = static_cast<uint8_t*>(a.workspace);
     expanded = call + plan.thread_at + thread * plan.thread_bytes;
     sums = expanded + kBlockSteps * kStepBytes;
@@ -157,7 +157,7 @@ struct Strips {
 
 // Tokens of one pair into tiles, [step][tile][row][64 bytes], zero past in_features and past the last token.
 template <class D>
-void copy_pair(const NmMatmul& a, const TilePlan<D>& plan, int64_t pair, uint8_t* to, uint8_t* call) {
+void copy_pair(const Matmul& a, const TilePlan<D>& plan, int64_t pair, uint8_t* to, uint8_t* call) {
   const int64_t first = pair * kPairTokens, tokens = least(kPairTokens, a.tokens - first);
   const int64_t tiles = ceil_div(tokens, kTileRows), stride = tiles * plan.rows * 64;
   for (int64_t t = 0; t < tiles * plan.rows; t++)
@@ -167,12 +167,12 @@ void copy_pair(const NmMatmul& a, const TilePlan<D>& plan, int64_t pair, uint8_t
 }
 
 template <class D>
-int64_t tile_product_workspace(const NmMatmul& a) {
+int64_t tile_product_workspace(const Matmul& a) {
   return TilePlan<D>(a).bytes(a.threads);
 }
 
 template <class D>
-void tile_product(const NmMatmul& a) {
+void tile_product(const Matmul& a) {
   if (a.tokens <= 0) return;
   const TilePlan<D> plan(a);
   uint8_t* x = static_cast<uint8_t*>(a.workspace);

@@ -1,5 +1,6 @@
 // The AVX512-BF16 rows: vdpbf16ps multiplies pairs. It adds both products with round to nearest and takes denormals for
 // zero, so these rows and the others differ in the last bits.
+#include "kernels/nm_matmul/nm_matmul.h"
 #include "pair_panels.h"
 #include "rows.h"
 
@@ -33,19 +34,19 @@ struct PairGroups {
 
 namespace twofour {
 
-int64_t nm_matmul_2x4_bf16_rows__avx512_bf16__workspace(const NmMatmul& a) {
+int64_t nm_matmul_2x4_bf16_rows__avx512_bf16__workspace(const Matmul& a) {
   return row_blocks_workspace<PairGroups>(a);
 }
-void nm_matmul_2x4_bf16_rows__avx512_bf16(const NmMatmul& a) { row_blocks<PairGroups, FetchTwice>(a); }
+void nm_matmul_2x4_bf16_rows__avx512_bf16(const Matmul& a) { row_blocks<PairGroups, FetchTwice>(a); }
 
-int64_t nm_matmul_2x4_bf16_rows_near__avx512_bf16__workspace(const NmMatmul& a) {
+int64_t nm_matmul_2x4_bf16_rows_near__avx512_bf16__workspace(const Matmul& a) {
   return row_blocks_workspace<PairGroups>(a);
 }
-void nm_matmul_2x4_bf16_rows_near__avx512_bf16(const NmMatmul& a) { row_blocks<PairGroups, FetchOnce>(a); }
+void nm_matmul_2x4_bf16_rows_near__avx512_bf16(const Matmul& a) { row_blocks<PairGroups, FetchOnce>(a); }
 
-int64_t nm_matmul_2x4_bf16_panels__avx512_bf16__workspace(const NmMatmul& a) {
+int64_t nm_matmul_2x4_bf16_panels__avx512_bf16__workspace(const Matmul& a) {
   return pair_product_workspace(a);
 }
-void nm_matmul_2x4_bf16_panels__avx512_bf16(const NmMatmul& a) { pair_product(a); }
+void nm_matmul_2x4_bf16_panels__avx512_bf16(const Matmul& a) { pair_product(a); }
 
 }  // namespace twofour

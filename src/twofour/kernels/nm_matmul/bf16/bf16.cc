@@ -1,4 +1,5 @@
 // The rows whose products are of floats: bfloat16 is widened in the register. Once for every instruction set.
+#include "kernels/nm_matmul/nm_matmul.h"
 #include "native/simd.h"
 #include "panels.h"
 #include "rows.h"
@@ -10,14 +11,14 @@ constexpr int kWide = Lanes::width == 16 ? 8 : 4;
 
 }  // namespace
 
-int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_bf16_rows)(const NmMatmul& a) {
+int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_bf16_rows)(const Matmul& a) {
   return row_blocks_workspace<FloatGroups<Lanes>>(a);
 }
-void TWOFOUR_HERE(nm_matmul_2x4_bf16_rows)(const NmMatmul& a) { row_blocks<FloatGroups<Lanes>, FetchTwice>(a); }
+void TWOFOUR_HERE(nm_matmul_2x4_bf16_rows)(const Matmul& a) { row_blocks<FloatGroups<Lanes>, FetchTwice>(a); }
 
-int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_bf16_panels)(const NmMatmul& a) {
+int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_bf16_panels)(const Matmul& a) {
   return panel_product_workspace<FloatPanel<Lanes>, kWide, 1>(a);
 }
-void TWOFOUR_HERE(nm_matmul_2x4_bf16_panels)(const NmMatmul& a) { panel_product<FloatPanel<Lanes>, kWide, 1>(a); }
+void TWOFOUR_HERE(nm_matmul_2x4_bf16_panels)(const Matmul& a) { panel_product<FloatPanel<Lanes>, kWide, 1>(a); }
 
 }  // namespace twofour

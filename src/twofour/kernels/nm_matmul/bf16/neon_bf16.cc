@@ -2,6 +2,7 @@
 // this row and the others differ in the last bits.
 #include <arm_neon.h>
 
+#include "kernels/nm_matmul/nm_matmul.h"
 #include "native/simd.h"
 #include "rows.h"
 
@@ -37,7 +38,7 @@ struct PairGroups {
 
 namespace twofour {
 
-int64_t nm_matmul_2x4_bf16_rows__neon_bf16__workspace(const NmMatmul& a) { return row_blocks_workspace<PairGroups>(a); }
-void nm_matmul_2x4_bf16_rows__neon_bf16(const NmMatmul& a) { row_blocks<PairGroups, FetchTwice>(a); }
+int64_t nm_matmul_2x4_bf16_rows__neon_bf16__workspace(const Matmul& a) { return row_blocks_workspace<PairGroups>(a); }
+void nm_matmul_2x4_bf16_rows__neon_bf16(const Matmul& a) { row_blocks<PairGroups, FetchTwice>(a); }
 
 }  // namespace twofour

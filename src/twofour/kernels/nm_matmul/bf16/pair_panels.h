@@ -15,7 +15,7 @@ using twofour::kBf16PairsPerGroup;
 constexpr int kPairVectors = 4;       // vectors of tokens in a panel: its tile takes 25 KB of L1
 constexpr int64_t kPairGroup = 4;     // panels that a tile of the weights meets before the next one is read
 constexpr int64_t kPairFar = 1 << 20;  // weights of as many inputs x outputs are fetched ahead
-constexpr int64_t kTilePairs = kBf16PanelTile / 2;
+constexpr int64_t kTilePairs = kPanelTile / 2;
 // Rows behind the last group that a nibble can address: 15 in a damaged weight. Those below the least code stand in T.
 constexpr int64_t kPairSpareRows = 15 - twofour::kBf16LeastCode + 1 - kBf16PairsPerGroup;
 constexpr int64_t kPairTileRows = kTileGroups * kBf16PairsPerGroup + kPairSpareRows;
@@ -57,7 +57,7 @@ TWOFOUR_INLINE __m512 pair_rows(const char* a, const char* b, int64_t tokens) {
 
 // The same as transpose_inputs for an x that stands as (inputs, tokens).
 template <Type type>
-TWOFOUR_NOINLINE void pair_inputs(const NmMatmul& a, int64_t first, int used, int64_t k0, int64_t k1, float* to) {
+TWOFOUR_NOINLINE void pair_inputs(const Matmul& a, int64_t first, int used, int64_t k0, int64_t k1, float* to) {
   const int64_t stride = used * Lanes::width;
   for (int64_t k = k0; k < k1; k += 2)
     for (int u = 0; u < used; u++) {
@@ -71,7 +71,7 @@ TWOFOUR_NOINLINE void pair_inputs(const NmMatmul& a, int64_t first, int used, in
 
 // Inputs [k0, k1) of the panel from token `first` on -> T; tokens and inputs past the end become zero.
 template <Type type>
-TWOFOUR_NOINLINE void transpose_inputs(const NmMatmul& a, int64_t first, int used, int64_t k0, int64_t k1, float* to) {
+TWOFOUR_NOINLINE void transpose_inputs(const Matmul& a, int64_t first, int used, int64_t k0, int64_t k1, float* to) {
   const int64_t x_bytes = a.x_stride * (type == Type::f32 ? 4 : 2), stride = used * Lanes::width;
   for (int u = 0; u < used; u++) {
     const int64_t token = first + u * Lanes::width, tokens = a.tokens - token;
@@ -155,7 +155,7 @@ TWOFOUR_INLINE void add_pair_rows(const char* metadata, const char* values, int6
   // A line of weights per row is loaded once and its quads are shuffled out: 3 to 4 % over a load of each quad.
   __m512 lines[R];
   TWOFOUR_UNROLL
-  for (int r = 0; r < R; r++) lines[r] = Lanes::load_shared(reinterpret_cast<const float*>(values + r * kBf16PanelTile));
+  for (int r = 0; r < R; r++) lines[r] = Lanes::load_shared(reinterpret_cast<const float*>(values + r * kPanelTile));
   add_quad<0, U>(lines, x, meta, acc);
   if (quads == kTileGroups / 4) {
     add_quad<1, U>(lines, x, meta, acc);
@@ -185,7 +185,7 @@ struct Fetch {
 
 // Tile t of one chunk against one panel's T; `scratch` takes the tile's pairs.
 template <int U>
-TWOFOUR_NOINLINE void add_pair_tile(int used, const NmMatmul& a, const RowChunk& chunk, int64_t t, const float* inputs,
+TWOFOUR_NOINLINE void add_pair_tile(int used, const Matmul& a, const RowChunk& chunk, int64_t t, const float* inputs,
                                     float* scratch, float* y, Fetch fetch) {
   if constexpr (U > 1)
     if (used < U) return add_pair_tile<U - 1>(used, a, chunk, t, inputs, scratch, y, fetch);
@@ -193,24 +193,24 @@ TWOFOUR_NOINLINE void add_pair_tile(int used, const NmMatmul& a, const RowChunk&
   constexpr int R = pair_rows_at_once(U);
   spread_pairs<U>(inputs + t * kTilePairs * U * Lanes::width, scratch);
   const char* x = reinterpret_cast<const char*>(scratch - twofour::kBf16LeastCode * stride);
-  const int64_t quads = least(kTileGroups / 4, ceil_div(a.in_features - t * kBf16PanelTile, 16));
+  const int64_t quads = least(kTileGroups / 4, ceil_div(a.in_features - t * kPanelTile, 16));
   const char* tile = chunk.tiles + t * chunk.tile_bytes;
   const char* values = tile + chunk.meta_bytes;
   const int from = fetch.line(R, fetch.part), to = fetch.line(R, fetch.part + 1);
-  int64_t row = chunk.row % kBf16PanelRows;
+  int64_t row = chunk.row % kPanelRows;
   const int64_t end = row + chunk.rows;
   for (; row + R <= end; row += R, y += R * stride) {
-    for (int r = from; r < to; r++) __builtin_prefetch(values + chunk.tile_bytes + (row + r) * kBf16PanelTile, 0, 2);
-    add_pair_rows<U, R>(tile + row * 8, values + row * kBf16PanelTile, quads, x, t == 0, y);
+    for (int r = from; r < to; r++) __builtin_prefetch(values + chunk.tile_bytes + (row + r) * kPanelTile, 0, 2);
+    add_pair_rows<U, R>(tile + row * 8, values + row * kPanelTile, quads, x, t == 0, y);
   }
   for (; row < end; row++, y += stride)
-    add_pair_rows<U, 1>(tile + row * 8, values + row * kBf16PanelTile, quads, x, t == 0, y);
+    add_pair_rows<U, 1>(tile + row * 8, values + row * kPanelTile, quads, x, t == 0, y);
 }
 
 // Sums S[row][tokens] of rows [m0, m1), a multiple of 32 -> bfloat16 y[token][row] without another operand: rounded and
 // paired before they are transposed, so that a token gets a whole line and half the shuffles do.
 template <Activation kind>
-TWOFOUR_NOINLINE void store_pairs_as(const NmMatmul& a, int64_t first, int used, int64_t m0, int64_t m1,
+TWOFOUR_NOINLINE void store_pairs_as(const Matmul& a, int64_t first, int used, int64_t m0, int64_t m1,
                                      const float* sums) {
   const int64_t stride = panel_stride(used) * Lanes::width;
   const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
@@ -236,7 +236,7 @@ TWOFOUR_NOINLINE void store_pairs_as(const NmMatmul& a, int64_t first, int used,
 }
 
 // Sums S[row][tokens] of rows [m0, m1) -> y[token][row], 32 rows at a time where the epilogue allows it.
-void store_pair_sums(const NmMatmul& a, int64_t first, int used, int64_t m0, int64_t m1, const float* sums) {
+void store_pair_sums(const Matmul& a, int64_t first, int used, int64_t m0, int64_t m1, const float* sums) {
   if (a.columns) return store_rows<Lanes>(a, first, used, m0, m1, sums);
   const int64_t stride = panel_stride(used) * Lanes::width;
   const bool paired = a.y_type == Type::bf16 && a.epilogue.combine == Combine::none;
@@ -252,7 +252,7 @@ void store_pair_sums(const NmMatmul& a, int64_t first, int used, int64_t m0, int
 struct PairPlan {
   int64_t vectors, panel_tokens, panels, group, inputs_floats, tile_floats, sums_floats;
 
-  explicit PairPlan(const NmMatmul& a) {
+  explicit PairPlan(const Matmul& a) {
     const int64_t all = a.tokens > 0 ? ceil_div(a.tokens, Lanes::width) : 1;
     vectors = ceil_div(all, ceil_div(all, kPairVectors));
     panel_tokens = vectors * Lanes::width;
@@ -261,21 +261,21 @@ struct PairPlan {
     const int64_t stride = panel_stride(static_cast<int>(vectors)) * Lanes::width;
     inputs_floats = panel_tiles(a) * kTilePairs * panel_tokens;
     tile_floats = kPairTileRows * stride;
-    sums_floats = least(kBf16PanelRows, a.out_features) * stride;
+    sums_floats = least(kPanelRows, a.out_features) * stride;
   }
-  int used(const NmMatmul& a, int64_t panel) const {
+  int used(const Matmul& a, int64_t panel) const {
     return static_cast<int>(least(ceil_div(a.tokens - panel * panel_tokens, Lanes::width), vectors));
   }
   int64_t member_floats() const { return tile_floats + group * sums_floats; }
 };
 
-int64_t pair_product_workspace(const NmMatmul& a) {
+int64_t pair_product_workspace(const Matmul& a) {
   const PairPlan plan(a);
   return (plan.group * plan.inputs_floats + (a.threads > 1 ? a.threads : 1) * plan.member_floats()) * 4;
 }
 
 // Panels [p0, p1), transposed: rows [begin, end) of the output, chunk by chunk.
-void multiply_pairs(const NmMatmul& a, const PairPlan& plan, int64_t begin, int64_t end, int64_t p0, int64_t p1,
+void multiply_pairs(const Matmul& a, const PairPlan& plan, int64_t begin, int64_t end, int64_t p0, int64_t p1,
                     const float* inputs, float* scratch) {
   float* sums = scratch + plan.tile_floats;
   const bool far = a.out_features * a.in_features >= kPairFar;
@@ -295,14 +295,14 @@ void multiply_pairs(const NmMatmul& a, const PairPlan& plan, int64_t begin, int6
 }
 
 // The members share the transposing of every group of panels, then the rows of the output.
-void pair_product(const NmMatmul& a) {
+void pair_product(const Matmul& a) {
   if (a.tokens <= 0) return;
   const PairPlan plan(a);
   float* inputs = static_cast<float*>(a.workspace);
   with_team(a.threads, [&](const Team& team) {
     float* scratch = inputs + plan.group * plan.inputs_floats + team.me * plan.member_floats();
     int64_t k0, k1, begin, end;
-    team.share(panel_tiles(a) * kBf16PanelTile, kBf16PanelTile, &k0, &k1);
+    team.share(panel_tiles(a) * kPanelTile, kPanelTile, &k0, &k1);
     team.share(a.out_features, 16, &begin, &end);
     for (int64_t p0 = 0; p0 < plan.panels; p0 += plan.group) {
       const int64_t p1 = least(p0 + plan.group, plan.panels);

@@ -8,17 +8,18 @@
 
 #include <cstring>
 
+#include "kernels/layouts/panels.h"
 #include "vectors.h"
 
 namespace {
 
-using twofour::kBf16PanelRows;
-using twofour::kBf16PanelTile;
+using twofour::kPanelRows;
+using twofour::kPanelTile;
 
 constexpr int64_t kPanelL1Bytes = 32768;           // panel bytes one pass over the rows keeps in L1 (32 to 48 KB)
-constexpr int64_t kTileGroups = kBf16PanelTile / 4;  // groups of inputs in a tile
+constexpr int64_t kTileGroups = kPanelTile / 4;  // groups of inputs in a tile
 
-TWOFOUR_INLINE int64_t panel_tiles(const NmMatmul& a) { return ceil_div(a.in_features, kBf16PanelTile); }
+TWOFOUR_INLINE int64_t panel_tiles(const Matmul& a) { return ceil_div(a.in_features, kPanelTile); }
 
 // Vectors between two panel rows for a panel that uses `used` of them: the next power of two, so that metadata becomes
 // an address by shifting.
@@ -85,7 +86,7 @@ struct FloatPanel {
 
 // x[first token.., k0..k1) -> panel rows; tokens and inputs past the end become zero.
 template <class P, Type type>
-TWOFOUR_NOINLINE void pack_panel_of(const NmMatmul& a, int64_t first, int used, int64_t k0, int64_t k1, float* panel) {
+TWOFOUR_NOINLINE void pack_panel_of(const Matmul& a, int64_t first, int used, int64_t k0, int64_t k1, float* panel) {
   using V = typename P::V;
   const int64_t stride = panel_stride(used) * V::width, x_bytes = a.x_stride * (type == Type::f32 ? 4 : 2);
   for (int u = 0; u < used; u++) {
@@ -104,14 +105,14 @@ TWOFOUR_NOINLINE void pack_panel_of(const NmMatmul& a, int64_t first, int used, 
   }
 }
 template <class P>
-void pack_panel(const NmMatmul& a, int64_t first, int used, int64_t k0, int64_t k1, float* panel) {
+void pack_panel(const Matmul& a, int64_t first, int used, int64_t k0, int64_t k1, float* panel) {
   if (a.x_type == Type::f32) pack_panel_of<P, Type::f32>(a, first, used, k0, k1, panel);
   else pack_panel_of<P, Type::bf16>(a, first, used, k0, k1, panel);
 }
 
 // sums[row][tokens] of rows [m0, m1) -> y[token][row] with bias and epilogue.
 template <class V, Activation kind, Type type>
-TWOFOUR_NOINLINE void unpack_as(const NmMatmul& a, int64_t first, int used, int64_t m0, int64_t m1, const float* sums) {
+TWOFOUR_NOINLINE void unpack_as(const Matmul& a, int64_t first, int used, int64_t m0, int64_t m1, const float* sums) {
   const int64_t stride = panel_stride(used) * V::width;
   const Combine combine = a.epilogue.combine;
   for (int u = 0; u < used; u++)
@@ -135,7 +136,7 @@ TWOFOUR_NOINLINE void unpack_as(const NmMatmul& a, int64_t first, int used, int6
 }
 // sums[row][tokens] of rows [m0, m1) -> y that stands as (outputs, tokens).
 template <class V>
-TWOFOUR_NOINLINE void store_rows(const NmMatmul& a, int64_t first, int used, int64_t m0, int64_t m1,
+TWOFOUR_NOINLINE void store_rows(const Matmul& a, int64_t first, int used, int64_t m0, int64_t m1,
                                  const float* sums) {
   const int64_t stride = panel_stride(used) * V::width;
   for (int64_t m = m0; m < m1; m++)
@@ -146,7 +147,7 @@ TWOFOUR_NOINLINE void store_rows(const NmMatmul& a, int64_t first, int used, int
     }
 }
 template <class V>
-void unpack_sums(const NmMatmul& a, int64_t first, int used, int64_t m0, int64_t m1, const float* sums) {
+void unpack_sums(const Matmul& a, int64_t first, int used, int64_t m0, int64_t m1, const float* sums) {
   if (a.columns) return store_rows<V>(a, first, used, m0, m1, sums);
   with_activation(a.epilogue.activation, [&](auto constant) {
     constexpr Activation kind = decltype(constant)::value;
@@ -155,26 +156,18 @@ void unpack_sums(const NmMatmul& a, int64_t first, int used, int64_t m0, int64_t
   });
 }
 
-// Rows [row, row + rows) of the weights, inside one block of kBf16PanelRows; and that block in the packed bytes.
-struct RowChunk {
-  int64_t row, rows, meta_bytes, tile_bytes;
-  const char* tiles;
+// Rows [row, row + rows) of the weights, inside one block; and that block in the packed bytes.
+struct RowChunk : PanelBlock<2, const char> {
+  int64_t row, rows;
 
-  RowChunk(const NmMatmul& a, int64_t first, int64_t end) {
-    const int64_t block = first / kBf16PanelRows * kBf16PanelRows;
-    const int64_t block_rows = least(kBf16PanelRows, a.out_features - block);
-    row = first;
-    rows = least(block + kBf16PanelRows, end) - first;
-    meta_bytes = ceil_div(block_rows * 8, 64) * 64;
-    tile_bytes = meta_bytes + block_rows * kBf16PanelTile;
-    const int64_t full_tile = kBf16PanelRows * (8 + kBf16PanelTile);
-    tiles = static_cast<const char*>(a.weight) + block / kBf16PanelRows * panel_tiles(a) * full_tile;
-  }
+  RowChunk(const Matmul& a, int64_t at, int64_t end)
+      : PanelBlock(static_cast<const char*>(a.weight), at, a.out_features, a.in_features), row(at),
+        rows(least(first + kPanelRows, end) - at) {}
 };
 
 // Tiles [t0, t1) of R rows, the first being the r0-th of its block. Their sums are formed apart and then added to y.
 template <class P, int U, int R>
-TWOFOUR_INLINE void add_rows(const NmMatmul& a, const RowChunk& chunk, int64_t r0, int64_t t0, int64_t t1,
+TWOFOUR_INLINE void add_rows(const Matmul& a, const RowChunk& chunk, int64_t r0, int64_t t0, int64_t t1,
                              const float* panel, float* y) {
   using V = typename P::V;
   constexpr int64_t stride = panel_stride(U) * V::width * 4;
@@ -190,9 +183,9 @@ TWOFOUR_INLINE void add_rows(const NmMatmul& a, const RowChunk& chunk, int64_t r
     const char* tile = chunk.tiles + t * chunk.tile_bytes;
     uint64_t meta[R];
     std::memcpy(meta, tile + r0 * 8, sizeof meta);
-    const char* values = tile + chunk.meta_bytes + r0 * kBf16PanelTile;
+    const char* values = tile + chunk.meta_bytes + r0 * kPanelTile;
     for (int64_t q = least(kTileGroups / 4, quads - t * (kTileGroups / 4)); q > 0; q--) {
-      P::template add_four<U, R>(values, kBf16PanelTile, x, meta, acc);
+      P::template add_four<U, R>(values, kPanelTile, x, meta, acc);
       for (int r = 0; r < R; r++) meta[r] >>= 16;
       values += 16;
       x += 4 * P::group_rows * stride;
@@ -210,13 +203,13 @@ TWOFOUR_INLINE void add_rows(const NmMatmul& a, const RowChunk& chunk, int64_t r
 
 // One chunk through tiles [t0, t1) of a panel that uses `used` <= U vectors.
 template <class P, int U>
-TWOFOUR_NOINLINE void add_chunk(int used, const NmMatmul& a, const RowChunk& chunk, int64_t t0, int64_t t1,
+TWOFOUR_NOINLINE void add_chunk(int used, const Matmul& a, const RowChunk& chunk, int64_t t0, int64_t t1,
                                 const float* panel, float* y) {
   if constexpr (U > 1)
     if (used < U) return add_chunk<P, U - 1>(used, a, chunk, t0, t1, panel, y);
   constexpr int64_t stride = panel_stride(U) * P::V::width;
   constexpr int R = rows_at_once<P>(panel_stride(U));
-  int64_t row = chunk.row % kBf16PanelRows;
+  int64_t row = chunk.row % kPanelRows;
   const int64_t end = row + chunk.rows;
   for (; row + R <= end; row += R, y += R * stride) add_rows<P, U, R>(a, chunk, row, t0, t1, panel, y);
   for (; row < end; row++, y += stride) add_rows<P, U, 1>(a, chunk, row, t0, t1, panel, y);
@@ -228,7 +221,7 @@ struct PanelPlan {
   using V = typename P::V;
   int64_t vectors, panel_tokens, panels, group, panel_floats, sums_floats, threads;
 
-  explicit PanelPlan(const NmMatmul& a) {
+  explicit PanelPlan(const Matmul& a) {
     const int64_t all = a.tokens > 0 ? ceil_div(a.tokens, V::width) : 1;
     vectors = ceil_div(all, ceil_div(all, Wide));
     panel_tokens = vectors * V::width;
@@ -236,10 +229,10 @@ struct PanelPlan {
     group = least(Group, panels);
     const int64_t stride = panel_stride(static_cast<int>(vectors)) * V::width;
     panel_floats = ceil_div(panel_tiles(a) * kTileGroups * P::group_rows * stride, 16) * 16;
-    sums_floats = ceil_div(least(kBf16PanelRows, a.out_features) * stride, 16) * 16;
+    sums_floats = ceil_div(least(kPanelRows, a.out_features) * stride, 16) * 16;
     threads = a.threads > 1 ? a.threads : 1;
   }
-  int used(const NmMatmul& a, int64_t panel) const {
+  int used(const Matmul& a, int64_t panel) const {
     return static_cast<int>(least(ceil_div(a.tokens - panel * panel_tokens, V::width), vectors));
   }
   int64_t bytes() const { return group * (panel_floats + threads * sums_floats) * 4; }
@@ -247,7 +240,7 @@ struct PanelPlan {
 
 // Panels [p0, p1), packed: rows [begin, end) of the output, chunk by chunk, in L1-sized passes.
 template <class P, int Wide, class Plan>
-void multiply_group(const NmMatmul& a, const Plan& plan, int64_t begin, int64_t end, int64_t p0, int64_t p1,
+void multiply_group(const Matmul& a, const Plan& plan, int64_t begin, int64_t end, int64_t p0, int64_t p1,
                     const float* panels, float* sums) {
   using V = typename P::V;
   const int64_t tiles = panel_tiles(a), row_bytes = panel_stride(plan.used(a, p0)) * V::width * 4;
@@ -265,20 +258,20 @@ void multiply_group(const NmMatmul& a, const Plan& plan, int64_t begin, int64_t 
 }
 
 template <class P, int Wide, int Group>
-int64_t panel_product_workspace(const NmMatmul& a) {
+int64_t panel_product_workspace(const Matmul& a) {
   return PanelPlan<P, Wide, Group>(a).bytes();
 }
 
 // The members share the packing of every group of panels, then the rows of the output.
 template <class P, int Wide, int Group>
-void panel_product(const NmMatmul& a) {
+void panel_product(const Matmul& a) {
   if (a.tokens <= 0) return;
   const PanelPlan<P, Wide, Group> plan(a);
   float* packed = static_cast<float*>(a.workspace);
   with_team(a.threads, [&](const Team& team) {
     float* sums = packed + plan.group * (plan.panel_floats + team.me * plan.sums_floats);
     int64_t k0, k1, begin, end;
-    team.share(panel_tiles(a) * kBf16PanelTile, kBf16PanelTile, &k0, &k1);
+    team.share(panel_tiles(a) * kPanelTile, kPanelTile, &k0, &k1);
     team.share(a.out_features, 16, &begin, &end);
     for (int64_t p0 = 0; p0 < plan.panels; p0 += plan.group) {
       const int64_t p1 = least(p0 + plan.group, plan.panels);

@@ -8,17 +8,18 @@
 
 #include <cstring>
 
-#include "kernels/nm_matmul/row_shape.h"
+#include "kernels/layouts/rows.h"
+#include "kernels/row_shape.h"
 #include "vectors.h"
 
 namespace {
 
-using twofour::kBf16HalfUnitBytes;
-using twofour::kBf16RowTile;
-using twofour::kBf16RowUnit;
+using twofour::kBf16HalfBytes;
+using twofour::kRowTile;
+using twofour::kRowUnit;
 
 constexpr int64_t kRowWorkspace = 512 * 1024;  // copied activations per pass over the weights: half of a small L2
-constexpr int64_t kRowGroups = kBf16RowTile / 4;     // groups of inputs in a unit
+constexpr int64_t kRowGroups = kRowTile / 4;     // groups of inputs in a unit
 
 // How weights are fetched ahead, as in f32/row_blocks.h: into L2 and then into L1, or once, into L1 alone. Zen 5, a
 // decoding step of GPT-2 small: once takes 0.92 of the time of twice.
@@ -71,25 +72,25 @@ struct FloatGroups {
 // allow, so that few tokens are not bound by the latency of the products.
 template <class G, class Fetch, int T, int Halves, int Sets>
 TWOFOUR_INLINE void add_unit(const char* unit, const char* x,
-                             typename G::V::reg (&acc)[Sets][Halves * (kBf16RowUnit / G::V::width)][T]) {
+                             typename G::V::reg (&acc)[Sets][Halves * (kRowUnit / G::V::width)][T]) {
   using V = typename G::V;
-  constexpr int per_half = kBf16RowUnit / V::width;
+  constexpr int per_half = kRowUnit / V::width;
   constexpr int vectors = Halves * per_half;
   typename G::Index index[vectors];
   const char* values[vectors];
   TWOFOUR_UNROLL
   for (int v = 0; v < vectors; v++) {
-    const char* half = unit + v / per_half * kBf16HalfUnitBytes + v % per_half * V::width * 4;
+    const char* half = unit + v / per_half * kBf16HalfBytes + v % per_half * V::width * 4;
     index[v] = G::load_index(half);
     Fetch::template fetch<V>(half);
-    values[v] = half + kBf16RowUnit * 4;
+    values[v] = half + kRowUnit * 4;
   }
   TWOFOUR_UNROLL
   for (int g = 0; g < kRowGroups; g++) {
     typename G::Weights w[vectors];
     TWOFOUR_UNROLL
     for (int v = 0; v < vectors; v++) {
-      const char* at = values[v] + g * kBf16RowUnit * 4;
+      const char* at = values[v] + g * kRowUnit * 4;
       w[v] = G::load_weights(at);
       Fetch::template fetch<V>(at);
     }
@@ -106,9 +107,9 @@ TWOFOUR_INLINE void add_unit(const char* unit, const char* x,
 
 // Rows [row, row + 16 * Halves) of T tokens from `first` on.
 template <class G, class Fetch, int T, int Halves>
-TWOFOUR_NOINLINE void row_unit(const NmMatmul& a, const char* unit, const char* x, int64_t first, int64_t row) {
+TWOFOUR_NOINLINE void row_unit(const Matmul& a, const char* unit, const char* x, int64_t first, int64_t row) {
   using V = typename G::V;
-  constexpr int vectors = Halves * (kBf16RowUnit / V::width);
+  constexpr int vectors = Halves * (kRowUnit / V::width);
   constexpr int Sets = vectors * T * 2 <= V::sums ? 2 : 1;
   typename V::reg acc[Sets][vectors][T];
   TWOFOUR_UNROLL
@@ -119,9 +120,9 @@ TWOFOUR_NOINLINE void row_unit(const NmMatmul& a, const char* unit, const char* 
       for (int t = 0; t < T; t++) acc[s][v][t] = V::zero();
     }
   }
-  for (int64_t k = ceil_div(a.in_features, kBf16RowTile); k > 0; k--) {
+  for (int64_t k = ceil_div(a.in_features, kRowTile); k > 0; k--) {
     add_unit<G, Fetch, T, Halves, Sets>(unit, x, acc);
-    unit += 2 * kBf16HalfUnitBytes;
+    unit += 2 * kBf16HalfBytes;
     x += kRowGroups * T * G::piece;
   }
   TWOFOUR_UNROLL
@@ -140,13 +141,13 @@ TWOFOUR_NOINLINE void row_unit(const NmMatmul& a, const char* unit, const char* 
 
 // Unit u (32 rows) for `tokens` <= T.
 template <class G, class Fetch, int T>
-void row_unit_of(int64_t tokens, const NmMatmul& a, const char* x, int64_t first, int64_t u) {
+void row_unit_of(int64_t tokens, const Matmul& a, const char* x, int64_t first, int64_t u) {
   constexpr int Halves = kRowHalves<typename G::V>;
   if (tokens == T) {
-    const int64_t unit_bytes = ceil_div(a.in_features, kBf16RowTile) * 2 * kBf16HalfUnitBytes;
+    const int64_t unit_bytes = ceil_div(a.in_features, kRowTile) * 2 * kBf16HalfBytes;
     const char* unit = static_cast<const char*>(a.weight) + u * unit_bytes;
     for (int h = 0; h < 2; h += Halves)
-      row_unit<G, Fetch, T, Halves>(a, unit + h * kBf16HalfUnitBytes, x, first, (2 * u + h) * kBf16RowUnit);
+      row_unit<G, Fetch, T, Halves>(a, unit + h * kBf16HalfBytes, x, first, (2 * u + h) * kRowUnit);
     return;
   }
   if constexpr (T > 1) row_unit_of<G, Fetch, T - 1>(tokens, a, x, first, u);
@@ -155,9 +156,9 @@ void row_unit_of(int64_t tokens, const NmMatmul& a, const char* x, int64_t first
 // Tokens [first, first + tokens) -> x[group][token], rounded to bfloat16, zero past in_features. Reading rows of x in
 // place would put tokens into one L1 set when in_features is a multiple of 1024.
 template <class G>
-TWOFOUR_NOINLINE void copy_tokens(const NmMatmul& a, int64_t first, int64_t tokens, char* to) {
+TWOFOUR_NOINLINE void copy_tokens(const Matmul& a, int64_t first, int64_t tokens, char* to) {
   using V = typename G::V;
-  const int64_t inputs = ceil_div(a.in_features, kBf16RowTile) * kBf16RowTile;
+  const int64_t inputs = ceil_div(a.in_features, kRowTile) * kRowTile;
   alignas(64) char pieces[V::width / 4 * 16];
   for (int64_t t = 0; t < tokens; t++)
     for (int64_t k = 0; k < inputs; k += V::width) {
@@ -175,28 +176,28 @@ template <class G>
 struct RowPlan {
   int64_t all, bytes, pieces;
 
-  explicit RowPlan(const NmMatmul& a) {
+  explicit RowPlan(const Matmul& a) {
     all = ceil_div(a.tokens, kRowTokens<typename G::V>);
-    bytes = ceil_div(a.in_features, kBf16RowTile) * kRowGroups * kRowTokens<typename G::V> * G::piece;
+    bytes = ceil_div(a.in_features, kRowTile) * kRowGroups * kRowTokens<typename G::V> * G::piece;
     pieces = least(all, kRowWorkspace / bytes > 0 ? kRowWorkspace / bytes : 1);
   }
-  int64_t begin(const NmMatmul& a, int64_t p) const { return a.tokens * p / all; }
+  int64_t begin(const Matmul& a, int64_t p) const { return a.tokens * p / all; }
 };
 
 template <class G>
-int64_t row_blocks_workspace(const NmMatmul& a) {
+int64_t row_blocks_workspace(const Matmul& a) {
   const RowPlan<G> plan(a);
   return plan.pieces * plan.bytes;
 }
 
 template <class G, class Fetch>
-void row_blocks(const NmMatmul& a) {
+void row_blocks(const Matmul& a) {
   if (a.tokens <= 0) return;
   const RowPlan<G> plan(a);
   char* x = static_cast<char*>(a.workspace);
   with_team(a.threads, [&](const Team& team) {
     int64_t u0, u1;
-    team.share(ceil_div(a.out_features, 2 * kBf16RowUnit), 1, &u0, &u1);
+    team.share(ceil_div(a.out_features, 2 * kRowUnit), 1, &u0, &u1);
     for (int64_t p0 = 0; p0 < plan.all; p0 += plan.pieces) {
       const int64_t p1 = least(p0 + plan.pieces, plan.all);
       if (p0 > 0) team.barrier();  // the last pieces are still being read

@@ -3,16 +3,15 @@
 
 #include <cstdint>
 
-#include "bf16_layout.h"
 #include "kernels/epilogue_math.h"
-#include "kernels/nm_matmul/nm_matmul.h"
+#include "kernels/matmul.h"
 #include "native/compiler.h"
 #include "native/team.h"
 #include "native/integers.h"
 
 namespace {
 
-using twofour::NmMatmul;
+using twofour::Matmul;
 using twofour::Type;
 
 // Where element (row, column) of x, y or the epilogue's other operand stands; all are float32 or bfloat16.
@@ -41,7 +40,7 @@ TWOFOUR_INLINE void store_numbers(char* to, Type type, typename V::reg x, int64_
 
 // Apart from the loops: the activations are long and a plain product never calls it.
 template <class V>
-TWOFOUR_NOINLINE typename V::reg epilogue_of(const NmMatmul& a, int64_t token, int64_t row, int64_t count,
+TWOFOUR_NOINLINE typename V::reg epilogue_of(const Matmul& a, int64_t token, int64_t row, int64_t count,
                                              typename V::reg x) {
   x = apply_activation<V>(x, a.epilogue.activation);
   if (a.epilogue.combine == Combine::none) return x;
@@ -51,14 +50,14 @@ TWOFOUR_NOINLINE typename V::reg epilogue_of(const NmMatmul& a, int64_t token, i
 
 // Sums with their bias of outputs [row, row + count) of one token -> y.
 template <class V>
-TWOFOUR_INLINE void store_outputs(const NmMatmul& a, int64_t token, int64_t row, int64_t count, typename V::reg sums) {
+TWOFOUR_INLINE void store_outputs(const Matmul& a, int64_t token, int64_t row, int64_t count, typename V::reg sums) {
   if (!a.epilogue.plain()) sums = epilogue_of<V>(a, token, row, count, sums);
   char* y = const_cast<char*>(element(a.y, a.y_type, token * a.y_stride + row));
   store_numbers<V>(y, a.y_type, sums, count);
 }
 
 template <class V>
-TWOFOUR_INLINE typename V::reg bias_of(const NmMatmul& a, int64_t row, int64_t count) {
+TWOFOUR_INLINE typename V::reg bias_of(const Matmul& a, int64_t row, int64_t count) {
   return a.bias == nullptr ? V::zero() : V::load(a.bias + row, count);
 }
 

@@ -1,4 +1,5 @@
 // The rows, once for every instruction set, and those that one of them has alone.
+#include "kernels/nm_matmul/nm_matmul.h"
 #include "native/simd.h"
 #include "row_blocks.h"
 #include "row_pairs.h"
@@ -12,18 +13,18 @@ constexpr int kPanelWide = Lanes::sums == 4 ? 4 : 8, kPairWide = Lanes::width ==
 
 }  // namespace
 
-int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_f32_rows)(const NmMatmul& a) { return row_blocks_workspace<Lanes>(a); }
-void TWOFOUR_HERE(nm_matmul_2x4_f32_rows)(const NmMatmul& a) { row_blocks<Lanes, FetchTwice>(a); }
+int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_f32_rows)(const Matmul& a) { return row_blocks_workspace<Lanes>(a); }
+void TWOFOUR_HERE(nm_matmul_2x4_f32_rows)(const Matmul& a) { row_blocks<Lanes, FetchTwice>(a); }
 #if defined(TWOFOUR_SET_avx512)
-int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_f32_rows_near)(const NmMatmul& a) { return row_blocks_workspace<Lanes>(a); }
-void TWOFOUR_HERE(nm_matmul_2x4_f32_rows_near)(const NmMatmul& a) { row_blocks<Lanes, FetchOnce>(a); }
-int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_f32_rows_spread)(const NmMatmul& a) { return row_spread_workspace<Lanes>(a); }
-void TWOFOUR_HERE(nm_matmul_2x4_f32_rows_spread)(const NmMatmul& a) { row_spread<Lanes>(a); }
+int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_f32_rows_near)(const Matmul& a) { return row_blocks_workspace<Lanes>(a); }
+void TWOFOUR_HERE(nm_matmul_2x4_f32_rows_near)(const Matmul& a) { row_blocks<Lanes, FetchOnce>(a); }
+int64_t TWOFOUR_WORKSPACE_HERE(nm_matmul_2x4_f32_rows_spread)(const Matmul& a) { return row_spread_workspace<Lanes>(a); }
+void TWOFOUR_HERE(nm_matmul_2x4_f32_rows_spread)(const Matmul& a) { row_spread<Lanes>(a); }
 #endif
 
 #define TWOFOUR_PANEL_ROW(name, Weights, ...)                                                                       \
-  int64_t TWOFOUR_WORKSPACE_HERE(name)(const NmMatmul& a) { return panel_product_workspace<Lanes, __VA_ARGS__>(a); } \
-  void TWOFOUR_HERE(name)(const NmMatmul& a) { panel_product<Lanes, Weights, __VA_ARGS__>(a); }
+  int64_t TWOFOUR_WORKSPACE_HERE(name)(const Matmul& a) { return panel_product_workspace<Lanes, __VA_ARGS__>(a); } \
+  void TWOFOUR_HERE(name)(const Matmul& a) { panel_product<Lanes, Weights, __VA_ARGS__>(a); }
 TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_panels, BlockWeights, kPanelWide, 1)
 TWOFOUR_PANEL_ROW(nm_matmul_2x4_f32_pairs, PairWeights, kPairWide, 1)
 #if defined(TWOFOUR_SET_avx512)

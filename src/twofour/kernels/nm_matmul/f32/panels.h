@@ -16,7 +16,7 @@ namespace {
 
 using twofour::kPanelRows;
 using twofour::kPanelTile;
-using twofour::NmMatmul;
+using twofour::Matmul;
 
 constexpr int64_t kPanelL1Bytes = 32768;   // panel bytes one pass over the rows keeps in an L1 of 48 KB
 constexpr int64_t kNarrowL1Bytes = 16384;  // and of 32 KB, where the weights and sums that pass need the rest
@@ -34,7 +34,7 @@ struct PanelPlan {
   static constexpr int64_t pass_bytes = PassBytes;
   int64_t vectors, panel_tokens, group, panel_floats, sums_floats;
 
-  explicit PanelPlan(const NmMatmul& a) {
+  explicit PanelPlan(const Matmul& a) {
     const int64_t all = a.tokens > 0 ? ceil_div(a.tokens, V::width) : 1;
     int64_t panels = ceil_div(all, Wide);
     // As many panels as threads, if they stay at least half as wide: no thread then waits for another.
@@ -47,17 +47,17 @@ struct PanelPlan {
     panel_floats = round_up(panel_tiles(a) * kPanelTile * stride, 16);
     sums_floats = round_up(least(kPanelRows, a.out_features + 1) * stride, 16);  // pairs may add a row of zeros
   }
-  int used(const NmMatmul& a, int64_t panel) const {
+  int used(const Matmul& a, int64_t panel) const {
     const int64_t left = ceil_div(a.tokens - panel * panel_tokens, V::width);
     return static_cast<int>(least(left, vectors));
   }
-  Panel panel(const NmMatmul& a, int64_t index, float* panel, float* sums) const {
+  Panel panel(const Matmul& a, int64_t index, float* panel, float* sums) const {
     return {index * panel_tokens, used(a, index), panel, sums};
   }
   // Panels of one group, or one panel per thread; then every thread's sums.
-  int64_t panel_bytes(const NmMatmul& a) const { return (Group == 1 ? threads(a) : group) * panel_floats * 4; }
-  int64_t bytes(const NmMatmul& a) const { return panel_bytes(a) + threads(a) * group * sums_floats * 4; }
-  static int64_t threads(const NmMatmul& a) { return a.threads > 1 ? a.threads : 1; }
+  int64_t panel_bytes(const Matmul& a) const { return (Group == 1 ? threads(a) : group) * panel_floats * 4; }
+  int64_t bytes(const Matmul& a) const { return panel_bytes(a) + threads(a) * group * sums_floats * 4; }
+  static int64_t threads(const Matmul& a) { return a.threads > 1 ? a.threads : 1; }
 };
 
 // One chunk through tiles [t0, t1) of a panel that uses `used` <= U vectors.
@@ -69,7 +69,7 @@ void multiply_chunk(const RowChunk& chunk, int64_t t0, int64_t t1, TransposePipe
 
 // Tiles that one pass over the rows keeps in L1.
 template <class V, class Plan>
-int64_t tiles_per_pass(const NmMatmul& a, const Plan& plan, int64_t panel) {
+int64_t tiles_per_pass(const Matmul& a, const Plan& plan, int64_t panel) {
   const int64_t fit = Plan::pass_bytes / (kPanelTile * panel_stride(plan.used(a, panel)) * V::width * 4);
   return fit > 0 ? fit : 1;
 }
@@ -77,7 +77,7 @@ int64_t tiles_per_pass(const NmMatmul& a, const Plan& plan, int64_t panel) {
 // Panels [p0, p1): this member's rows of the whole output, chunk by chunk, in L1-sized passes. `ahead`: each pass over
 // the first chunk packs what the next one reads.
 template <class V, class Weights, class Plan>
-void multiply_group(const NmMatmul& a, const Plan& plan, const Team& team, int64_t p0, int64_t p1, bool ahead,
+void multiply_group(const Matmul& a, const Plan& plan, const Team& team, int64_t p0, int64_t p1, bool ahead,
                     float* panels, float* sums) {
   const int64_t tiles = panel_tiles(a), pass = tiles_per_pass<V>(a, plan, p0);
   int64_t begin, end;
@@ -100,14 +100,14 @@ void multiply_group(const NmMatmul& a, const Plan& plan, const Team& team, int64
 }
 
 template <class V, int Wide, int Group, int64_t PassBytes = kPanelL1Bytes>
-int64_t panel_product_workspace(const NmMatmul& a) {
+int64_t panel_product_workspace(const Matmul& a) {
   return PanelPlan<V, Wide, Group, PassBytes>(a).bytes(a);
 }
 
 // The members share the rows of each group of panels; where the panels of a one-panel group divide evenly, each member
 // takes whole panels instead and nobody waits: a barrier costs a time slice when another process wants the core.
 template <class V, class Weights, int Wide, int Group, int64_t PassBytes = kPanelL1Bytes>
-void panel_product(const NmMatmul& a) {
+void panel_product(const Matmul& a) {
   if (a.tokens <= 0) return;
   const PanelPlan<V, Wide, Group, PassBytes> plan(a);
   const int64_t panels = (a.tokens + plan.panel_tokens - 1) / plan.panel_tokens;

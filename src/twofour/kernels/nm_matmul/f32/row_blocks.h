@@ -8,10 +8,10 @@
 
 #include <cstdint>
 
-#include "f32_layout.h"
+#include "kernels/layouts/rows.h"
 #include "kernels/epilogue_math.h"
-#include "kernels/nm_matmul/nm_matmul.h"
-#include "kernels/nm_matmul/row_shape.h"
+#include "kernels/matmul.h"
+#include "kernels/row_shape.h"
 #include "native/compiler.h"
 #include "native/team.h"
 #include "native/integers.h"
@@ -20,8 +20,8 @@ namespace {
 
 using twofour::kRowTile;
 using twofour::kRowUnit;
-using twofour::kRowUnitBytes;
-using twofour::NmMatmul;
+using twofour::kRowHalfBytes;
+using twofour::Matmul;
 
 constexpr int64_t kRowWorkspace = 512 * 1024;  // copied activations per pass over the weights: half of a small L2
 // How weights are fetched ahead while one stream of them is read once: into L2 and then into L1 (the far one covers the
@@ -44,7 +44,7 @@ struct FetchOnce {
 
 constexpr int64_t kRowBlock = 16;  // tiles summed on their own: one chain over 4096 inputs erred four times as much
 
-inline int64_t row_tiles(const NmMatmul& a) { return (a.in_features + kRowTile - 1) / kRowTile; }
+inline int64_t row_tiles(const Matmul& a) { return (a.in_features + kRowTile - 1) / kRowTile; }
 
 // Four inputs as they stand in memory, and in a register.
 template <class V>
@@ -64,7 +64,7 @@ TWOFOUR_INLINE void add_unit(const char* unit, int64_t ahead, const float* x,
   const float* values[vectors];
   TWOFOUR_UNROLL
   for (int v = 0; v < vectors; v++) {
-    const char* half = unit + v / per_half * kRowUnitBytes + v % per_half * V::width * 4;
+    const char* half = unit + v / per_half * kRowHalfBytes + v % per_half * V::width * 4;
     index[v] = V::load_index(half);
     Fetch::template fetch<V>(half, ahead);
     values[v] = reinterpret_cast<const float*>(half + kRowUnit * 4);
@@ -108,7 +108,7 @@ TWOFOUR_INLINE void add_sums(const typename V::reg (&acc)[Sets][vectors][T], typ
 
 // Rows [row, row + 16 * Halves) of T tokens from `first` on.
 template <class V, class Fetch, int T, int Halves>
-TWOFOUR_INLINE void row_unit(const NmMatmul& a, const char* unit, const float* x, int64_t first, int64_t row) {
+TWOFOUR_INLINE void row_unit(const Matmul& a, const char* unit, const float* x, int64_t first, int64_t row) {
   constexpr int vectors = Halves * (kRowUnit / V::width);
   constexpr int Sets = vectors * T * 2 <= V::sums ? 2 : 1;
   typename V::reg total[vectors][T];
@@ -127,7 +127,7 @@ TWOFOUR_INLINE void row_unit(const NmMatmul& a, const char* unit, const float* x
         for (int t = 0; t < T; t++) acc[s][v][t] = V::zero();
       }
     }
-    for (int64_t k = least(left, kRowBlock); k > 0; k--, unit += 2 * kRowUnitBytes, x += kRowTile * T)
+    for (int64_t k = least(left, kRowBlock); k > 0; k--, unit += 2 * kRowHalfBytes, x += kRowTile * T)
       add_unit<V, FourInputs<V>, Fetch, T, Halves, Sets>(unit, 0, x, acc);
     add_sums<V, vectors, T, Sets>(acc, total);
   }
@@ -145,26 +145,26 @@ TWOFOUR_INLINE void row_unit(const NmMatmul& a, const char* unit, const float* x
 
 // All rows of units [u0, u1) (32 rows each) for T tokens.
 template <class V, class Fetch, int T>
-TWOFOUR_NOINLINE void row_units(const NmMatmul& a, const float* x, int64_t first, int64_t u0, int64_t u1) {
+TWOFOUR_NOINLINE void row_units(const Matmul& a, const float* x, int64_t first, int64_t u0, int64_t u1) {
   constexpr int Halves = kRowHalves<V>;
-  const int64_t unit_bytes = row_tiles(a) * 2 * kRowUnitBytes;
+  const int64_t unit_bytes = row_tiles(a) * 2 * kRowHalfBytes;
   for (int64_t u = u0; u < u1; u++) {
     const char* unit = static_cast<const char*>(a.weight) + u * unit_bytes;
     for (int h = 0; h < 2; h += Halves)
-      row_unit<V, Fetch, T, Halves>(a, unit + h * kRowUnitBytes, x, first, (2 * u + h) * kRowUnit);
+      row_unit<V, Fetch, T, Halves>(a, unit + h * kRowHalfBytes, x, first, (2 * u + h) * kRowUnit);
   }
 }
 
 // The same for `tokens` <= T.
 template <class V, class Fetch, int T>
-void row_units_of(int64_t tokens, const NmMatmul& a, const float* x, int64_t first, int64_t u0, int64_t u1) {
+void row_units_of(int64_t tokens, const Matmul& a, const float* x, int64_t first, int64_t u0, int64_t u1) {
   if (tokens == T) return row_units<V, Fetch, T>(a, x, first, u0, u1);
   if constexpr (T > 1) row_units_of<V, Fetch, T - 1>(tokens, a, x, first, u0, u1);
 }
 
 // Tokens [first, first + tokens) -> x[group][token][4], zero past in_features. Reading rows of x in place would put
 // tokens 4 KB apart into one L1 set when in_features is a multiple of 1024.
-inline void copy_tokens(const NmMatmul& a, int64_t first, int64_t tokens, float* to) {
+inline void copy_tokens(const Matmul& a, int64_t first, int64_t tokens, float* to) {
   const int64_t groups = row_tiles(a) * (kRowTile / 4);
   for (int64_t t = 0; t < tokens; t++) {
     const float* from = x_of(a) + (first + t) * a.x_stride;
@@ -179,7 +179,7 @@ template <class V>
 struct RowPlan {
   int64_t piece_floats, pieces;
 
-  explicit RowPlan(const NmMatmul& a) {
+  explicit RowPlan(const Matmul& a) {
     piece_floats = row_tiles(a) * kRowTile * kRowTokens<V>;
     const int64_t all = (a.tokens + kRowTokens<V> - 1) / kRowTokens<V>, fit = kRowWorkspace / (piece_floats * 4);
     pieces = least(all, fit > 0 ? fit : 1);
@@ -187,13 +187,13 @@ struct RowPlan {
 };
 
 template <class V>
-int64_t row_blocks_workspace(const NmMatmul& a) {
+int64_t row_blocks_workspace(const Matmul& a) {
   const RowPlan<V> plan(a);
   return plan.pieces * plan.piece_floats * 4;
 }
 
 template <class V, class Fetch>
-void row_blocks(const NmMatmul& a) {
+void row_blocks(const Matmul& a) {
   if (a.tokens <= 0) return;
   const RowPlan<V> plan(a);
   float* x = static_cast<float*>(a.workspace);

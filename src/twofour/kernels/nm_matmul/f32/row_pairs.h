@@ -2,12 +2,12 @@
 //
 // Cores that start two multiply-adds per cycle also load two vectors per cycle at best, and on Intel a 512-bit load
 // takes half an arithmetic slot as well, so a product of registers and memory is bound by its loads. Two rows of a 2:4
-// weight keep 16 of 64 inputs in common by chance and about 20 after matching (f32_layout.cc): a third fewer loads.
+// weight keep 16 of 64 inputs in common by chance and about 20 after matching (layouts/pairs.cc): a third fewer loads.
 #pragma once
 
 #include <cstdint>
 
-#include "pair_check.h"
+#include "kernels/layouts/pair_check.h"
 #include "panels.h"
 
 namespace {
@@ -75,7 +75,7 @@ struct PairWeights {
   template <class V, int U>
   TWOFOUR_NOINLINE static void add(const RowChunk& chunk, int64_t t0, int64_t t1, TransposePipeline<V>* pipeline) {
     constexpr int64_t stride = panel_stride(U) * V::width;
-    const NmMatmul& a = pipeline->a;
+    const Matmul& a = pipeline->a;
     const char* weight = static_cast<const char*>(a.weight);
     for (int64_t t = t0; t < t1; t++)
       for (int64_t d = 0; d < chunk.rows; d += kPairRows) {

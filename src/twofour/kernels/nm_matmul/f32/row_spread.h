@@ -16,7 +16,7 @@ constexpr int64_t kSpreadInputs = 16 * 1024;  // bytes of a piece's copied input
 constexpr int64_t kSpreadPieces = 16;         // pieces of kRowTokens<V> tokens that share a pass over the weights
 constexpr int64_t kSpreadChunk = 256 * 1024;  // bytes of weights that stay in L2 from piece to piece
 constexpr int64_t kSpreadAhead = 4;           // tiles (2 KB) fetched ahead, into L1: 5 % over L2
-constexpr int64_t kTileBytes = 2 * kRowUnitBytes;
+constexpr int64_t kTileBytes = 2 * kRowHalfBytes;
 
 struct FetchAhead {
   template <class V>
@@ -39,15 +39,15 @@ struct SpreadPart {
 
 // A strip is what one pass over a part multiplies: Halves x 16 rows. Its first tile of the part:
 template <int Halves>
-TWOFOUR_INLINE const char* strip_at(const NmMatmul& a, const SpreadPart& part, int64_t strip) {
+TWOFOUR_INLINE const char* strip_at(const Matmul& a, const SpreadPart& part, int64_t strip) {
   constexpr int64_t per_unit = 2 / Halves;
   return static_cast<const char*>(a.weight) + (strip / per_unit * row_tiles(a) + part.k0) * kTileBytes +
-         strip % per_unit * kRowUnitBytes;
+         strip % per_unit * kRowHalfBytes;
 }
 
 // y = sums + bias where the part is the first of the inputs, else y += sums.
 template <class V, int vectors, int T>
-TWOFOUR_INLINE void add_to_y(const NmMatmul& a, const SpreadPart& part, int64_t row,
+TWOFOUR_INLINE void add_to_y(const Matmul& a, const SpreadPart& part, int64_t row,
                              const typename V::reg (&total)[vectors][T]) {
   TWOFOUR_UNROLL
   for (int v = 0; v < vectors; v++) {
@@ -63,7 +63,7 @@ TWOFOUR_INLINE void add_to_y(const NmMatmul& a, const SpreadPart& part, int64_t 
 }
 
 template <class V, int T, int Halves>
-TWOFOUR_INLINE void row_strip(const NmMatmul& a, const SpreadPart& part, int64_t strip) {
+TWOFOUR_INLINE void row_strip(const Matmul& a, const SpreadPart& part, int64_t strip) {
   constexpr int vectors = Halves * (kRowUnit / V::width);
   constexpr int Sets = vectors * T * 2 <= V::sums ? 2 : 1;
   typename V::reg total[vectors][T];
@@ -98,21 +98,21 @@ TWOFOUR_INLINE void row_strip(const NmMatmul& a, const SpreadPart& part, int64_t
 
 // Units [u0, u1) (32 rows each) of a part.
 template <class V, int T>
-TWOFOUR_NOINLINE void spread_units(const NmMatmul& a, const SpreadPart& part, int64_t u0, int64_t u1) {
+TWOFOUR_NOINLINE void spread_units(const Matmul& a, const SpreadPart& part, int64_t u0, int64_t u1) {
   constexpr int Halves = kRowHalves<V>, per_unit = 2 / Halves;
   for (int64_t strip = u0 * per_unit; strip < u1 * per_unit; strip++) row_strip<V, T, Halves>(a, part, strip);
 }
 
 // The same for `tokens` <= T.
 template <class V, int T>
-void spread_units_of(int64_t tokens, const NmMatmul& a, const SpreadPart& part, int64_t u0, int64_t u1) {
+void spread_units_of(int64_t tokens, const Matmul& a, const SpreadPart& part, int64_t u0, int64_t u1) {
   if (tokens == T) return spread_units<V, T>(a, part, u0, u1);
   if constexpr (T > 1) spread_units_of<V, T - 1>(tokens, a, part, u0, u1);
 }
 
 // Inputs of tiles [k0, k1) of some tokens -> to[group][token][V::width], zero past in_features.
 template <class V>
-void spread_tokens(const NmMatmul& a, const SpreadPart& part, int64_t tokens, float* to) {
+void spread_tokens(const Matmul& a, const SpreadPart& part, int64_t tokens, float* to) {
   constexpr int64_t groups_per_tile = kRowTile / 4;
   const int64_t begin = part.k0 * groups_per_tile, groups = (part.k1 - part.k0) * groups_per_tile;
   const int64_t whole = least(groups, a.in_features / 4 - begin);
@@ -130,7 +130,7 @@ template <class V>
 struct SpreadPlan {
   int64_t tokens, pieces, tiles, piece_floats;
 
-  explicit SpreadPlan(const NmMatmul& a) {
+  explicit SpreadPlan(const Matmul& a) {
     const int64_t all = a.tokens > 0 ? a.tokens : 1;
     tokens = ceil_div(all, ceil_div(all, kRowTokens<V>));
     pieces = least(ceil_div(all, tokens), kSpreadPieces);
@@ -141,7 +141,7 @@ struct SpreadPlan {
 };
 
 template <class V>
-int64_t row_spread_workspace(const NmMatmul& a) {
+int64_t row_spread_workspace(const Matmul& a) {
   const SpreadPlan<V> plan(a);
   return (a.threads > 1 ? a.threads : 1) * plan.pieces * plan.piece_floats * 4;
 }
@@ -149,7 +149,7 @@ int64_t row_spread_workspace(const NmMatmul& a) {
 // Tokens [t0, t1), at most plan.pieces pieces, times units [u0, u1): a run of inputs at a time against some of the
 // weights at a time, so that both are read from the caches by the next piece.
 template <class V>
-void spread_pieces(const NmMatmul& a, const SpreadPlan<V>& plan, int64_t t0, int64_t t1, int64_t u0, int64_t u1,
+void spread_pieces(const Matmul& a, const SpreadPlan<V>& plan, int64_t t0, int64_t t1, int64_t u0, int64_t u1,
                    float* x) {
   for (int64_t k0 = 0; k0 < row_tiles(a); k0 += plan.tiles) {
     const int64_t k1 = least(k0 + plan.tiles, row_tiles(a));
@@ -173,7 +173,7 @@ void spread_pieces(const NmMatmul& a, const SpreadPlan<V>& plan, int64_t t0, int
 
 // The members share the rows; each copies x for itself, so none waits for another.
 template <class V>
-void row_spread(const NmMatmul& a) {
+void row_spread(const Matmul& a) {
   if (a.tokens <= 0) return;
   const SpreadPlan<V> plan(a);
   with_team(a.threads, [&](const Team& team) {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kStep = 16;  // inputs per unrolled step: 8 kept weights, 16 bits of metadata
 
-TWOFOUR_INLINE int64_t panel_steps(const NmMatmul& a) { return (a.in_features + kStep - 1) / kStep; }
+TWOFOUR_INLINE int64_t panel_steps(const Matmul& a) { return (a.in_features + kStep - 1) / kStep; }
 
 // Rows whose sums fill the registers meant for them; four keep enough independent chains for the narrow panels.
 template <class V>
@@ -21,26 +21,7 @@ constexpr int panel_rows(int stride) {
   return V::sums / stride < 4 ? V::sums / stride : 4;
 }
 
-// A block of at most kPanelRows rows in the packed bytes.
-struct PanelBlock {
-  const char* tiles;
-  int64_t rows, meta_bytes, tile_bytes;
-
-  // The block that holds `row`.
-  PanelBlock(const NmMatmul& a, int64_t row) {
-    const int64_t first_row = row / kPanelRows * kPanelRows;
-    const int64_t count = (a.in_features + kPanelTile - 1) / kPanelTile;
-    const int64_t full_tile = kPanelRows * (8 + kPanelTile * 2);
-    tiles = static_cast<const char*>(a.weight) + first_row / kPanelRows * count * full_tile;
-    rows = least(kPanelRows, a.out_features - first_row / kPanelRows * kPanelRows);
-    meta_bytes = (rows * 8 + 63) / 64 * 64;
-    tile_bytes = meta_bytes + rows * kPanelTile * 2;
-  }
-  const char* meta(int64_t tile, int64_t row) const { return tiles + tile * tile_bytes + row * 8; }
-  const float* values(int64_t tile, int64_t row) const {
-    return reinterpret_cast<const float*>(tiles + tile * tile_bytes + meta_bytes) + row * (kPanelTile / 2);
-  }
-};
+using FloatBlock = PanelBlock<4, const char>;
 
 // `bits` turned left by `count`: with BMI2 one instruction that leaves its source alone, where a shift
 // needs a copy.
@@ -71,7 +52,7 @@ TWOFOUR_INLINE void add_step(const float* values, const char* x, const uint64_t 
 // Tiles [t0, t1) of R rows from `row` on. The sums of these tiles are formed on their own and added to `y` at the end:
 // a chain is at most one L1 pass long, which keeps the rounding error near that of a blocked dense product.
 template <class V, int U, int R>
-TWOFOUR_INLINE void add_rows(const PanelBlock& block, int64_t row, int64_t t0, int64_t t1, int64_t steps,
+TWOFOUR_INLINE void add_rows(const FloatBlock& block, int64_t row, int64_t t0, int64_t t1, int64_t steps,
                              const float* panel, float* y) {
   constexpr int64_t stride = panel_stride(U) * V::width * 4;
   typename V::reg acc[R][U];
@@ -84,7 +65,7 @@ TWOFOUR_INLINE void add_rows(const PanelBlock& block, int64_t row, int64_t t0, i
   for (int64_t t = t0; t < t1; t++) {
     uint64_t meta[R];
     std::memcpy(meta, block.meta(t, row), sizeof(meta));
-    const float* values = block.values(t, row);
+    const float* values = reinterpret_cast<const float*>(block.values(t, row));
     for (int64_t s = least(kPanelTile / kStep, steps - t * (kPanelTile / kStep)); s > 0; s--) {
       add_step<V, U, R>(values, x, meta, acc);
       for (int r = 0; r < R; r++) meta[r] >>= 2 * kStep / 2;
@@ -109,8 +90,9 @@ struct BlockWeights {
   TWOFOUR_NOINLINE static void add(const RowChunk& chunk, int64_t t0, int64_t t1, TransposePipeline<V>* pipeline) {
     constexpr int R = panel_rows<V>(panel_stride(U));
     constexpr int64_t stride = panel_stride(U) * V::width;
-    const PanelBlock block(pipeline->a, chunk.row);
-    const int64_t steps = panel_steps(pipeline->a), first = chunk.row % kPanelRows, end = first + chunk.rows;
+    const Matmul& a = pipeline->a;
+    const FloatBlock block(static_cast<const char*>(a.weight), chunk.row, a.out_features, a.in_features);
+    const int64_t steps = panel_steps(a), first = chunk.row % kPanelRows, end = first + chunk.rows;
     const float* panel = pipeline->panel.panel;
     float* y = pipeline->panel.sums;
     int64_t row = first;

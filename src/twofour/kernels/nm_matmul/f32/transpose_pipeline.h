@@ -19,21 +19,21 @@
 
 #include <cstdint>
 
-#include "f32_layout.h"
+#include "kernels/layouts/panels.h"
 #include "kernels/epilogue_math.h"
-#include "kernels/nm_matmul/nm_matmul.h"
+#include "kernels/matmul.h"
 #include "native/compiler.h"
 #include "native/integers.h"
 
 namespace {
 
 using twofour::kPanelTile;
-using twofour::NmMatmul;
+using twofour::Matmul;
 
 TWOFOUR_INLINE float* floats_at(void* base, int64_t bytes) {
   return reinterpret_cast<float*>(static_cast<char*>(base) + bytes);
 }
-TWOFOUR_INLINE int64_t panel_tiles(const NmMatmul& a) { return (a.in_features + kPanelTile - 1) / kPanelTile; }
+TWOFOUR_INLINE int64_t panel_tiles(const Matmul& a) { return (a.in_features + kPanelTile - 1) / kPanelTile; }
 
 // Vectors between two panel rows for a panel that uses `used` of them: the next power of two, so that an input becomes
 // an address by shifting.
@@ -110,7 +110,7 @@ constexpr int64_t kStoreRows = 96;  // rows that are queued at once to be stored
 // y, with bias and epilogue.
 template <class V>
 struct TransposePipeline {
-  const NmMatmul& a;
+  const Matmul& a;
   Panel panel;
   int64_t row = 0, rows = 0;
   SquareQueue in{}, out{};

@@ -1,5 +1,6 @@
 // The AMX row.
-#include "tiles.h"
+#include "kernels/int4/tiles.h"
+#include "kernels/nm_matmul/nm_matmul.h"
 
 namespace {
 
@@ -47,7 +48,7 @@ struct Sparse {
 
 namespace twofour {
 
-int64_t nm_matmul_2x4_int4_rows__amx__workspace(const NmMatmul& a) { return tile_product_workspace(a); }
-void nm_matmul_2x4_int4_rows__amx(const NmMatmul& a) { tile_product<Sparse>(a); }
+int64_t nm_matmul_2x4_int4_rows__amx__workspace(const Matmul& a) { return tile_product_workspace(a); }
+void nm_matmul_2x4_int4_rows__amx(const Matmul& a) { tile_product<Sparse>(a); }
 
 }  // namespace twofour

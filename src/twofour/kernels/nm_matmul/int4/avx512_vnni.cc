@@ -1,5 +1,6 @@
 // The AVX-512 VNNI row: the eight inputs that a lane's four values are kept from are broadcast and permuted (vpermb).
-#include "row_products.h"
+#include "kernels/int4/row_products.h"
+#include "kernels/nm_matmul/nm_matmul.h"
 
 namespace {
 
@@ -61,7 +62,7 @@ struct Sparse {
 
 namespace twofour {
 
-int64_t nm_matmul_2x4_int4_rows__avx512_vnni__workspace(const NmMatmul& a) { return row_products_workspace(a); }
-void nm_matmul_2x4_int4_rows__avx512_vnni(const NmMatmul& a) { row_products<Sparse>(a); }
+int64_t nm_matmul_2x4_int4_rows__avx512_vnni__workspace(const Matmul& a) { return row_products_workspace(a); }
+void nm_matmul_2x4_int4_rows__avx512_vnni(const Matmul& a) { row_products<Sparse>(a); }
 
 }  // namespace twofour

@@ -1,5 +1,6 @@
 // The AVX2 row. vpmaddubsw would saturate (255 * 127 * 2 > 32767), so activations and weights are widened to 16 bits:
 // the permute that picks the activations writes the zeros between them, at no cost.
+#include "kernels/nm_matmul/nm_matmul.h"
 #include "row_octets.h"
 
 namespace {
@@ -45,7 +46,7 @@ struct Vec : OctetLanes {
 
 namespace twofour {
 
-int64_t nm_matmul_2x4_int8_rows__avx2__workspace(const NmMatmul& a) { return row_octets_workspace<Vec>(a); }
-void nm_matmul_2x4_int8_rows__avx2(const NmMatmul& a) { row_octets<Vec>(a); }
+int64_t nm_matmul_2x4_int8_rows__avx2__workspace(const Matmul& a) { return row_octets_workspace<Vec>(a); }
+void nm_matmul_2x4_int8_rows__avx2(const Matmul& a) { row_octets<Vec>(a); }
 
 }  // namespace twofour

@@ -4,8 +4,9 @@
 
 #include <cstdint>
 
-#include "int8_layout.h"
+#include "kernels/layouts/octets.h"
 #include "kernels/epilogue_math.h"
+#include "kernels/matmul.h"
 #include "native/compiler.h"
 #include "quantize.h"
 
@@ -14,12 +15,12 @@ namespace {
 // What V::width rows from `row` on need: their scales, sums and bias.
 template <class V>
 struct Finish {
-  const NmMatmul& a;
+  const Matmul& a;
   int64_t row, rows;
   typename V::reg scale, bias;
   typename V::ints sums;
 
-  TWOFOUR_INLINE Finish(const NmMatmul& call, int64_t first) : a(call), row(first), rows(call.out_features - first) {
+  TWOFOUR_INLINE Finish(const Matmul& call, int64_t first) : a(call), row(first), rows(call.out_features - first) {
     if (rows > V::width) rows = V::width;
     const uint8_t* head = static_cast<const uint8_t*>(a.weight) + sizeof(twofour::Int8Head);
     scale = V::load_aligned(reinterpret_cast<const float*>(head) + row);
@@ -62,7 +63,7 @@ struct Finish {
 // Sums of `vectors` times V::width rows from `row` on, [vector][stride tokens][V::width], to the answers of `tokens`
 // tokens from `first` on. `ranges` are those of the whole call.
 template <class V, Activation activation, Type type>
-TWOFOUR_NOINLINE void finish_as(const NmMatmul& a, const int32_t* sums, int64_t vectors, int64_t stride,
+TWOFOUR_NOINLINE void finish_as(const Matmul& a, const int32_t* sums, int64_t vectors, int64_t stride,
                                 const Range* ranges, int64_t first, int64_t tokens, int64_t row) {
   for (int64_t v = 0; v < vectors && row + v * V::width < a.out_features; v++) {
     const Finish<V> finish(a, row + v * V::width);
@@ -75,7 +76,7 @@ TWOFOUR_NOINLINE void finish_as(const NmMatmul& a, const int32_t* sums, int64_t 
 }
 
 template <class V>
-inline void finish_sums(const NmMatmul& a, const int32_t* sums, int64_t vectors, int64_t stride, const Range* ranges,
+inline void finish_sums(const Matmul& a, const int32_t* sums, int64_t vectors, int64_t stride, const Range* ranges,
                         int64_t first, int64_t tokens, int64_t row) {
   with_activation(a.epilogue.activation, [&](auto constant) {
     constexpr Activation kind = decltype(constant)::value;

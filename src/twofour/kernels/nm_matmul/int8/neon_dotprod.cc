@@ -1,4 +1,5 @@
 // The row with SDOT, which multiplies signed bytes: 128 is taken from the activations and added again.
+#include "kernels/nm_matmul/nm_matmul.h"
 #include "neon_octet.h"
 
 namespace {
@@ -17,7 +18,7 @@ struct Vec : OctetVec {
 
 namespace twofour {
 
-int64_t nm_matmul_2x4_int8_rows__neon_dotprod__workspace(const NmMatmul& a) { return row_octets_workspace<Vec>(a); }
-void nm_matmul_2x4_int8_rows__neon_dotprod(const NmMatmul& a) { row_octets<Vec>(a); }
+int64_t nm_matmul_2x4_int8_rows__neon_dotprod__workspace(const Matmul& a) { return row_octets_workspace<Vec>(a); }
+void nm_matmul_2x4_int8_rows__neon_dotprod(const Matmul& a) { row_octets<Vec>(a); }
 
 }  // namespace twofour

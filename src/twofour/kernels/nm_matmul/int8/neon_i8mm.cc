@@ -1,4 +1,5 @@
 // The row with USDOT, which multiplies unsigned activations by signed weights.
+#include "kernels/nm_matmul/nm_matmul.h"
 #include "neon_octet.h"
 
 namespace {
@@ -14,7 +15,7 @@ struct Vec : OctetVec {
 
 namespace twofour {
 
-int64_t nm_matmul_2x4_int8_rows__neon_i8mm__workspace(const NmMatmul& a) { return row_octets_workspace<Vec>(a); }
-void nm_matmul_2x4_int8_rows__neon_i8mm(const NmMatmul& a) { row_octets<Vec>(a); }
+int64_t nm_matmul_2x4_int8_rows__neon_i8mm__workspace(const Matmul& a) { return row_octets_workspace<Vec>(a); }
+void nm_matmul_2x4_int8_rows__neon_i8mm(const Matmul& a) { row_octets<Vec>(a); }
 
 }  // namespace twofour

@@ -5,13 +5,14 @@
 
 #include <cstdint>
 
-#include "int8_layout.h"
+#include "kernels/layouts/octets.h"
+#include "kernels/matmul.h"
 #include "native/compiler.h"
 #include "octet_lanes.h"
 
 namespace {
 
-using twofour::NmMatmul;
+using twofour::Matmul;
 using twofour::Type;
 
 struct Range {
@@ -21,7 +22,7 @@ struct Range {
 
 constexpr float kLeastScale = 1.17549435e-38f;  // the smallest normal float: its reciprocal is finite
 
-inline bool static_range(const NmMatmul& a, Range* range) {
+inline bool static_range(const Matmul& a, Range* range) {
   const auto* head = static_cast<const twofour::Int8Head*>(a.weight);
   if (!a.quantization.dynamic) {
     *range = {a.quantization.x_scale, a.quantization.x_zero};
@@ -80,7 +81,7 @@ TWOFOUR_INLINE void quantize_token(const X* x, int64_t in, Range range, uint8_t*
 }
 
 template <class V, class X>
-TWOFOUR_NOINLINE Range real_token(const NmMatmul& a, const X* x, uint8_t* to, int64_t stride) {
+TWOFOUR_NOINLINE Range real_token(const Matmul& a, const X* x, uint8_t* to, int64_t stride) {
   Range range;
   if (!static_range(a, &range)) range = range_of<V>(x, a.in_features);
   quantize_token<V>(x, a.in_features, range, to, stride);
@@ -89,7 +90,7 @@ TWOFOUR_NOINLINE Range real_token(const NmMatmul& a, const X* x, uint8_t* to, in
 
 // Token `t` of the call, whatever its type, and the range it was given.
 template <class V>
-inline Range copy_token(const NmMatmul& a, int64_t t, uint8_t* to, int64_t stride) {
+inline Range copy_token(const Matmul& a, int64_t t, uint8_t* to, int64_t stride) {
   if (a.x_type == Type::f32) return real_token<V>(a, static_cast<const float*>(a.x) + t * a.x_stride, to, stride);
   if (a.x_type == Type::bf16) return real_token<V>(a, static_cast<const uint16_t*>(a.x) + t * a.x_stride, to, stride);
   const uint8_t* from = static_cast<const uint8_t*>(a.x) + t * a.x_stride;

@@ -9,8 +9,8 @@
 #include <cstdint>
 
 #include "finish.h"
-#include "int8_layout.h"
-#include "kernels/nm_matmul/row_shape.h"
+#include "kernels/layouts/octets.h"
+#include "kernels/row_shape.h"
 #include "native/compiler.h"
 #include "native/team.h"
 #include "native/integers.h"
@@ -19,8 +19,8 @@
 namespace {
 
 using twofour::kOctetHalfBytes;
-using twofour::kOctetRows;
-using twofour::kOctetTile;
+using twofour::kRowUnit;
+using twofour::kRowTile;
 
 constexpr int64_t kOctetPass = 512 * 1024;  // bytes of activations per pass over the weights: half of a small L2
 constexpr int64_t kOctetWeights = 1024 * 1024;    // weights up to this size are read once per piece of tokens instead
@@ -31,22 +31,22 @@ inline int64_t size_of(Type type) { return type == Type::f32 ? 4 : type == Type:
 // The answers of 32 rows are two lines in each of T tokens, far apart: without this, many tokens wait for them (512
 // tokens of 3072 x 768: 614 against 691 GOP/s).
 template <int T>
-TWOFOUR_INLINE void expect_answers(const NmMatmul& a, int64_t first, int64_t row) {
+TWOFOUR_INLINE void expect_answers(const Matmul& a, int64_t first, int64_t row) {
   const int64_t size = size_of(a.y_type);
   for (int t = 0; t < T; t++) {
     const char* y = static_cast<const char*>(a.y) + ((first + t) * a.y_stride + row) * size;
-    for (int64_t at = 0; at < 2 * kOctetRows * size; at += 64) __builtin_prefetch(y + at, 1);
+    for (int64_t at = 0; at < 2 * kRowUnit * size; at += 64) __builtin_prefetch(y + at, 1);
   }
 }
 
-inline int64_t octet_tiles(const NmMatmul& a) { return (a.in_features + kOctetTile - 1) / kOctetTile; }
+inline int64_t octet_tiles(const Matmul& a) { return (a.in_features + kRowTile - 1) / kRowTile; }
 
 // One unit (Halves x 16 rows, 32 inputs) against T tokens; x is [octet][token][8]. Two sets of sums where registers
 // allow, so that few tokens are not bound by the latency of the dot product.
 template <class V, int T, int Halves, int Sets>
 TWOFOUR_INLINE void add_octets(const uint8_t* unit, const uint8_t* x,
-                               typename V::ints (&acc)[Sets][Halves * (kOctetRows / V::width)][T]) {
-  constexpr int per_half = kOctetRows / V::width;
+                               typename V::ints (&acc)[Sets][Halves * (kRowUnit / V::width)][T]) {
+  constexpr int per_half = kRowUnit / V::width;
   constexpr int vectors = Halves * per_half;
   typename V::ints meta[vectors];
   const uint8_t* values[vectors];
@@ -54,14 +54,14 @@ TWOFOUR_INLINE void add_octets(const uint8_t* unit, const uint8_t* x,
   for (int v = 0; v < vectors; v++) {
     const uint8_t* half = unit + v / per_half * kOctetHalfBytes + v % per_half * V::width * 4;
     meta[v] = V::load_ints(half);
-    values[v] = half + kOctetRows * 4;
+    values[v] = half + kRowUnit * 4;
   }
   TWOFOUR_UNROLL
-  for (int o = 0; o < kOctetTile / 8; o++) {
+  for (int o = 0; o < kRowTile / 8; o++) {
     typename V::Octet octet[vectors];
     TWOFOUR_UNROLL
     for (int v = 0; v < vectors; v++) {
-      const uint8_t* at = values[v] + o * kOctetRows * 4;
+      const uint8_t* at = values[v] + o * kRowUnit * 4;
       octet[v] = V::octet(at, meta[v]);
       meta[v] = V::next_index(meta[v]);
       V::prefetch(at, kOctetNear, kOctetFar);
@@ -77,9 +77,9 @@ TWOFOUR_INLINE void add_octets(const uint8_t* unit, const uint8_t* x,
 
 // Rows [row, row + 16 * Halves) of T tokens from `first` on.
 template <class V, int T, int Halves>
-TWOFOUR_INLINE void octet_unit(const NmMatmul& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
+TWOFOUR_INLINE void octet_unit(const Matmul& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
                                int64_t first, int64_t row) {
-  constexpr int vectors = Halves * (kOctetRows / V::width);
+  constexpr int vectors = Halves * (kRowUnit / V::width);
   constexpr int Sets = vectors * T * 2 <= V::sums ? 2 : 1;
   typename V::ints acc[Sets][vectors][T];
   TWOFOUR_UNROLL
@@ -90,7 +90,7 @@ TWOFOUR_INLINE void octet_unit(const NmMatmul& a, const uint8_t* unit, const uin
       for (int t = 0; t < T; t++) acc[s][v][t] = typename V::ints{};
     }
   }
-  for (int64_t k = octet_tiles(a); k > 0; k--, unit += 2 * kOctetHalfBytes, x += kOctetTile * T)
+  for (int64_t k = octet_tiles(a); k > 0; k--, unit += 2 * kOctetHalfBytes, x += kRowTile * T)
     add_octets<V, T, Halves, Sets>(unit, x, acc);
   alignas(64) int32_t sums[vectors * T * V::width];
   TWOFOUR_UNROLL
@@ -107,16 +107,16 @@ TWOFOUR_INLINE void octet_unit(const NmMatmul& a, const uint8_t* unit, const uin
 
 // All rows of one unit of 32 for T tokens.
 template <class V, int T>
-TWOFOUR_NOINLINE void octet_rows(const NmMatmul& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
+TWOFOUR_NOINLINE void octet_rows(const Matmul& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
                                  int64_t first, int64_t row) {
   expect_answers<T>(a, first, row);
   for (int h = 0; h < 2; h += kRowHalves<V>)
-    octet_unit<V, T, kRowHalves<V>>(a, unit + h * kOctetHalfBytes, x, ranges, first, row + h * kOctetRows);
+    octet_unit<V, T, kRowHalves<V>>(a, unit + h * kOctetHalfBytes, x, ranges, first, row + h * kRowUnit);
 }
 
 // The same for `tokens` <= T.
 template <class V, int T>
-void octet_rows_of(int64_t tokens, const NmMatmul& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
+void octet_rows_of(int64_t tokens, const Matmul& a, const uint8_t* unit, const uint8_t* x, const Range* ranges,
                    int64_t first, int64_t row) {
   if (tokens == T) return octet_rows<V, T>(a, unit, x, ranges, first, row);
   if constexpr (T > 1) octet_rows_of<V, T - 1>(tokens, a, unit, x, ranges, first, row);
@@ -127,7 +127,7 @@ template <class V>
 struct OctetPlan {
   int64_t tokens, row_bytes, per_pass;
 
-  explicit OctetPlan(const NmMatmul& a) : tokens(a.tokens), row_bytes(octet_tiles(a) * kOctetTile) {
+  explicit OctetPlan(const Matmul& a) : tokens(a.tokens), row_bytes(octet_tiles(a) * kRowTile) {
     const int64_t fit = kOctetPass / row_bytes / kRowTokens<V> * kRowTokens<V>;
     per_pass = least(fit > 0 ? fit : kRowTokens<V>, tokens);
   }
@@ -141,12 +141,12 @@ inline int64_t piece_first(int64_t p, int64_t pieces, int64_t count) {
 }
 
 template <class V>
-int64_t row_octets_workspace(const NmMatmul& a) {
+int64_t row_octets_workspace(const Matmul& a) {
   return a.tokens > 0 ? OctetPlan<V>(a).bytes() : 0;
 }
 
 template <class V>
-void row_octets(const NmMatmul& a) {
+void row_octets(const Matmul& a) {
   if (a.tokens <= 0) return;
   const OctetPlan<V> plan(a);
   auto* ranges = static_cast<Range*>(a.workspace);
@@ -155,7 +155,7 @@ void row_octets(const NmMatmul& a) {
   const int64_t unit_bytes = octet_tiles(a) * 2 * kOctetHalfBytes;
   with_team(a.threads, [&](const Team& team) {
     int64_t u0, u1;
-    team.share(twofour::int8_padded_rows(a.out_features) / (2 * kOctetRows), 1, &u0, &u1);
+    team.share(twofour::int8_padded_rows(a.out_features) / (2 * kRowUnit), 1, &u0, &u1);
     for (int64_t pass = 0; pass < a.tokens; pass += plan.per_pass) {
       const int64_t count = least(plan.per_pass, a.tokens - pass);
       const int64_t pieces = (count + kRowTokens<V> - 1) / kRowTokens<V>;
@@ -170,7 +170,7 @@ void row_octets(const NmMatmul& a) {
       const auto product = [&](int64_t u, int64_t p) {
         const int64_t first = piece_first(p, pieces, count), tokens = piece_first(p + 1, pieces, count) - first;
         octet_rows_of<V, kRowTokens<V>>(tokens, a, units + u * unit_bytes, x + first * plan.row_bytes, ranges,
-                                        pass + first, u * 2 * kOctetRows);
+                                        pass + first, u * 2 * kRowUnit);
       };
       if ((u1 - u0) * unit_bytes <= kOctetWeights) {  // they stay in L2, and whole rows of y are written in order
         for (int64_t p = 0; p < pieces; p++)

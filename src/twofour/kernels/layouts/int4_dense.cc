@@ -1,8 +1,7 @@
-// Packing a dense int4 weight to its kernels' layout: portable, nothing outside the buffers touched.
+// Packing to the layout "int4_dense": portable, nothing outside the buffers touched.
 #include <cstring>
 
-#include "kernels/dense_matmul/dense_matmul.h"
-#include "kernels/nm_matmul/int4/int4_layout.h"
+#include "int4.h"
 
 namespace twofour {
 namespace {

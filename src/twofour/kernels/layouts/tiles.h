@@ -1,4 +1,4 @@
-// The packed layouts "bf16_tiles" and "int8_tiles" of a 2:4 weight, drawn in README.md: their sizes.
+// The packed layouts "bf16_tiles" and "int8_tiles" of a 2:4 weight, (../nm_matmul/amx/README.md): their sizes.
 #pragma once
 
 #include <cstdint>

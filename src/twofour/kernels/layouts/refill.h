@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/nm_matmul/layout.h"
+#include "layout.h"
 #include "native/integers.h"
 
 namespace {

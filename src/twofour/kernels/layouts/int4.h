@@ -1,4 +1,4 @@
-// The packed layout of a 2:4 int4 weight, drawn in README.md: units of 32 output rows, and where their parts stand.
+// The packed layout "int4_rows" (../nm_matmul/int4/README.md): units of 32 output rows, and where their parts stand.
 // The dense int4 weight of kernels/dense_matmul/int4 has the same units with another block.
 #pragma once
 
@@ -31,6 +31,12 @@ struct Int4Unit {
     bytes = blocks + tiles * block_bytes;
   }
 };
+
+// The layout "int4_dense" (../dense_matmul/int4/README.md): its size, a multiple of 64, and packing from rows of two int4
+// a byte, low first, in -8..7; scales and zeros (or null): out x ceil(in / group) floats.
+int64_t int4_dense_layout__bytes(int64_t out, int64_t in, int64_t group, bool zeros);
+void int4_dense_layout__pack(const uint8_t* values, const float* scales, const float* zeros, int64_t out, int64_t in,
+                             int64_t group, void* packed);
 
 constexpr int kInt4Offset = 8;  // half a byte holds q + 8 of a value q in -8..7; so do zero points
 

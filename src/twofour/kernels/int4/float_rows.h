@@ -1,15 +1,15 @@
 // int4 weights against float activations: vectors hold output rows, half bytes become floats in the register, and each
-// row picks its inputs from a broadcast group of four by its code (design C of ../README.md).
+// row picks its inputs from a broadcast group of four by its code (design C of ../nm_matmul/README.md).
 //
 // Exact up to the rounding of float sums. For CPUs without VNNI. V: native/simd.h. Everything has internal linkage.
 #pragma once
 
 #include <cstdint>
 
-#include "int4_layout.h"
+#include "kernels/layouts/int4.h"
 #include "kernels/epilogue_math.h"
-#include "kernels/nm_matmul/nm_matmul.h"
-#include "kernels/nm_matmul/row_shape.h"
+#include "kernels/matmul.h"
+#include "kernels/row_shape.h"
 #include "native/compiler.h"
 #include "native/team.h"
 
@@ -21,7 +21,7 @@ using twofour::kInt4Half;
 using twofour::kInt4Offset;
 using twofour::kInt4Rows;
 using twofour::kInt4Tile;
-using twofour::NmMatmul;
+using twofour::Matmul;
 using twofour::Type;
 
 inline float wide(uint16_t bfloat16) { return __builtin_bit_cast(float, static_cast<uint32_t>(bfloat16) << 16); }
@@ -52,7 +52,7 @@ struct Int4Floats {
   struct Scale {
     F scale, offset;
   };
-  static Scale scale_of(const NmMatmul& a, const Int4Unit& at, const uint8_t* unit, int64_t group, int64_t lane) {
+  static Scale scale_of(const Matmul& a, const Int4Unit& at, const uint8_t* unit, int64_t group, int64_t lane) {
     float scales[kWidth], offsets[kWidth];
     for (int i = 0; i < kWidth; i++) {
       uint16_t stored;
@@ -108,7 +108,7 @@ struct Int4Floats {
   }
 
   // Bias, epilogue and store of kWidth outputs of one token.
-  static void finish(const NmMatmul& a, int64_t t, int64_t row, F y) {
+  static void finish(const Matmul& a, int64_t t, int64_t row, F y) {
     const int64_t left = a.out_features - row, count = left < kWidth ? left : kWidth;
     float lanes[kWidth] = {}, others[kWidth] = {};
     for (int64_t i = 0; i < count; i++) {
@@ -131,7 +131,7 @@ struct Int4Floats {
   }
 
   template <int T>
-  static TWOFOUR_NOINLINE void units(const NmMatmul& a, const float* x, int64_t first, int64_t u0, int64_t u1) {
+  static TWOFOUR_NOINLINE void units(const Matmul& a, const float* x, int64_t first, int64_t u0, int64_t u1) {
     const Int4Unit at(a.in_features, a.group, a.zeros, kBlockBytes);
     for (int64_t u = u0; u < u1; u++) {
       const uint8_t* unit = static_cast<const uint8_t*>(a.weight) + u * at.bytes;
@@ -151,13 +151,13 @@ struct Int4Floats {
   }
 
   template <int T>
-  static void units_of(int64_t tokens, const NmMatmul& a, const float* x, int64_t first, int64_t u0, int64_t u1) {
+  static void units_of(int64_t tokens, const Matmul& a, const float* x, int64_t first, int64_t u0, int64_t u1) {
     if (tokens == T) return units<T>(a, x, first, u0, u1);
     if constexpr (T > 1) units_of<T - 1>(tokens, a, x, first, u0, u1);
   }
 
   // Tokens [first, first + tokens) -> x[group][token][4], zero past in_features.
-  static void copy_tokens(const NmMatmul& a, const Team& team, int64_t first, int64_t tokens, float* to) {
+  static void copy_tokens(const Matmul& a, const Team& team, int64_t first, int64_t tokens, float* to) {
     int64_t g0, g1;
     team.share((a.in_features + kInt4Tile - 1) / kInt4Tile * (kInt4Tile / 4), 1, &g0, &g1);
     for (int64_t g = g0; g < g1; g++)
@@ -167,11 +167,11 @@ struct Int4Floats {
               g * 4 + i < a.in_features ? read(a.x, a.x_type, (first + t) * a.x_stride + g * 4 + i) : 0.0f;
   }
 
-  static int64_t workspace(const NmMatmul& a) {
+  static int64_t workspace(const Matmul& a) {
     return (a.in_features + kInt4Tile - 1) / kInt4Tile * kInt4Tile * kRowTokens<V> * 4;
   }
 
-  static void run(const NmMatmul& a) {
+  static void run(const Matmul& a) {
     auto* x = static_cast<float*>(a.workspace);
     with_team(a.threads, [&](const Team& team) {
       int64_t u0, u1;

@@ -9,13 +9,13 @@
 #include <cstdint>
 
 #include "kernels/epilogue_math.h"
-#include "kernels/nm_matmul/nm_matmul.h"
+#include "kernels/matmul.h"
 #include "native/compiler.h"
 #include "native/simd.h"
 
 namespace {
 
-using twofour::NmMatmul;
+using twofour::Matmul;
 using twofour::Type;
 
 constexpr float kSignedLargest = 127 * 256 + 127;  // of two signed bytes
@@ -25,7 +25,7 @@ TWOFOUR_INLINE __m512 from_bfloat16(__m256i bits) {
 }
 
 // 16 values of token `t` from input k on; k + 16 <= in_features rounded up to 16, zero past the end.
-TWOFOUR_INLINE __m512 load_x(const NmMatmul& a, int64_t t, int64_t k) {
+TWOFOUR_INLINE __m512 load_x(const Matmul& a, int64_t t, int64_t k) {
   const int64_t left = a.in_features - k;
   const auto mask = static_cast<__mmask16>(left >= 16 ? 0xffff : left <= 0 ? 0 : (1 << left) - 1);
   if (a.x_type == Type::f32) return _mm512_maskz_loadu_ps(mask, static_cast<const float*>(a.x) + t * a.x_stride + k);
@@ -34,7 +34,7 @@ TWOFOUR_INLINE __m512 load_x(const NmMatmul& a, int64_t t, int64_t k) {
 }
 
 // The scale of a token: NaN if a value is NaN or infinite, so that all its outputs become NaN; 1 for a row of zeros.
-inline float scale_of(const NmMatmul& a, int64_t t, float largest) {
+inline float scale_of(const Matmul& a, int64_t t, float largest) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   __m512i most = _mm512_setzero_si512();  // of the bits: NaN and infinity compare above every finite number
   for (int64_t k = 0; k < a.in_features; k += 16)
@@ -45,7 +45,7 @@ inline float scale_of(const NmMatmul& a, int64_t t, float largest) {
   return scale >= 1.2e-38f ? scale : 1.0f;  // below, 1 / scale overflows: such a token counts as zero
 }
 
-TWOFOUR_INLINE __m512i round_x(const NmMatmul& a, int64_t t, int64_t k, __m512 inverse) {
+TWOFOUR_INLINE __m512i round_x(const Matmul& a, int64_t t, int64_t k, __m512 inverse) {
   return _mm512_cvtps_epi32(_mm512_mul_ps(load_x(a, t, k), inverse));
 }
 
@@ -59,7 +59,7 @@ TWOFOUR_INLINE __m256i to_bfloat16(__m512 y) {
 }
 
 // Bias and epilogue of 16 outputs of one token, stored as y's type.
-TWOFOUR_INLINE void finish(const NmMatmul& a, int64_t t, int64_t row, __m512 y) {
+TWOFOUR_INLINE void finish(const Matmul& a, int64_t t, int64_t row, __m512 y) {
   const int64_t left = a.out_features - row;
   const auto mask = static_cast<__mmask16>(left >= 16 ? 0xffff : (1 << left) - 1);
   const bool wide = a.y_type == Type::f32;

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "fixed_point.h"
-#include "int4_layout.h"
+#include "kernels/layouts/int4.h"
 #include "native/team.h"
 
 namespace {
@@ -71,7 +71,7 @@ struct TilePlan {
   static constexpr int64_t kSums = kTileTokens * kInt4Rows * 4;
   static constexpr int64_t kThreadBytes = kSums + 4 * kTileBytes + 2 * kSlotBytes;
 
-  explicit TilePlan(const NmMatmul& a) {
+  explicit TilePlan(const Matmul& a) {
     inputs = a.group % 64 == 0 ? 64 : 32;
     steps = (a.in_features + inputs - 1) / inputs;
     group_steps = a.group / inputs;
@@ -82,7 +82,7 @@ struct TilePlan {
 };
 
 // q = 256 * high + low, both signed: [step][plane][token][inputs].
-inline void quantize_to_tiles(const NmMatmul& a, const TilePlan& plan, int64_t first, int64_t tokens, int64_t t,
+inline void quantize_to_tiles(const Matmul& a, const TilePlan& plan, int64_t first, int64_t tokens, int64_t t,
                               uint8_t* piece) {
   const float scale = scale_of(a, first + t, kSignedLargest);
   reinterpret_cast<float*>(piece)[t] = scale;
@@ -118,7 +118,7 @@ TWOFOUR_INLINE void add_scaled(const int32_t* high, const int32_t* low, __m512 s
   }
 }
 
-inline void store_unit(const NmMatmul& a, const uint8_t* piece, const float* sums, int64_t first, int64_t tokens,
+inline void store_unit(const Matmul& a, const uint8_t* piece, const float* sums, int64_t first, int64_t tokens,
                        int64_t row) {
   for (int64_t h = 0; h < 2; h++) {
     const int64_t m = row + h * kInt4Half;
@@ -201,7 +201,7 @@ struct TileUnit {
 };
 
 template <class W, bool Zeros, int Inputs>
-TWOFOUR_NOINLINE void tile_units(const NmMatmul& a, const TilePlan& plan, const uint8_t* piece, uint8_t* own,
+TWOFOUR_NOINLINE void tile_units(const Matmul& a, const TilePlan& plan, const uint8_t* piece, uint8_t* own,
                                  int64_t first, int64_t tokens, int64_t u0, int64_t u1) {
   const Int4Unit at(a.in_features, a.group, Zeros, W::kBlockBytes);
   auto* sums = reinterpret_cast<float*>(own);
@@ -224,7 +224,7 @@ TWOFOUR_NOINLINE void tile_units(const NmMatmul& a, const TilePlan& plan, const 
 }
 
 template <class W>
-void tile_units_of(const NmMatmul& a, const TilePlan& plan, const uint8_t* piece, uint8_t* own, int64_t first,
+void tile_units_of(const Matmul& a, const TilePlan& plan, const uint8_t* piece, uint8_t* own, int64_t first,
                    int64_t tokens, int64_t u0, int64_t u1) {
   if (a.zeros && plan.inputs == 64) return tile_units<W, true, 64>(a, plan, piece, own, first, tokens, u0, u1);
   if (a.zeros) return tile_units<W, true, 32>(a, plan, piece, own, first, tokens, u0, u1);
@@ -232,12 +232,12 @@ void tile_units_of(const NmMatmul& a, const TilePlan& plan, const uint8_t* piece
   tile_units<W, false, 32>(a, plan, piece, own, first, tokens, u0, u1);
 }
 
-inline int64_t tile_product_workspace(const NmMatmul& a) {
+inline int64_t tile_product_workspace(const Matmul& a) {
   return TilePlan(a).piece_bytes + 64 + (a.threads > 1 ? a.threads : 1) * TilePlan::kThreadBytes;
 }
 
 template <class W>
-void tile_product(const NmMatmul& a) {
+void tile_product(const Matmul& a) {
   const TilePlan plan(a);
   auto* piece = static_cast<uint8_t*>(a.workspace);
   with_team(a.threads, [&](const Team& team) {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "layout.h"
-#include "layout_header.h"
+#include "header.h"
 #include "native/operand.h"
 
 namespace twofour {

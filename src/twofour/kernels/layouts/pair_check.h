@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "f32_layout.h"
+#include "pairs.h"
 #include "native/compiler.h"
 
 namespace {

@@ -1,5 +1,5 @@
-// The choice of README.md, one group of four in each lane of V (native/simd.h). Included once per instruction set;
-// internal linkage.
+// The choice of nm_unbiased/README.md, one group of four in each lane of V (native/simd.h). Included once per
+// instruction set; internal linkage.
 //
 // No product feeds a sum here, so that no compiler fuses them: every instruction set makes the same choices.
 #pragma once

@@ -3,8 +3,8 @@
 
 #include <cstring>
 
-#include "nm_matmul.h"
-#include "packed_weight.h"
+#include "matmul.h"
+#include "layouts/packed_weight.h"
 
 namespace twofour {
 
@@ -40,7 +40,7 @@ struct ProductOperands {
     epilogue.other_stride = second.stride;
   }
 
-  NmMatmul call(const PackedWeight& packed, const Quantization& quantization, int threads) const {
+  Matmul call(const PackedWeight& packed, const Quantization& quantization, int threads) const {
     return {from.data, from.type, from.stride, packed.bytes(), bias.data(), to.data, to.type, to.width,
             from.rows, to.width, from.width, packed.group(), packed.zeros(), epilogue, quantization, threads,
             nullptr, nullptr};

@@ -1,5 +1,5 @@
 // Layouts: the orders in which kernels want a packed 2:4 weight. A table of sizes and conversions from and to the
-// canonical form (docs/formats.md); each computing type's folder holds its own.
+// canonical form (docs/formats.md).
 #pragma once
 
 #include <cstdint>
@@ -45,11 +45,12 @@ struct Layout {
   void (*pack)(const WeightShape&, const CanonicalWeight&, void* packed);
   // The inverse; the unused nibble of a row with an odd number of groups becomes 0.
   void (*unpack)(const WeightShape&, const void* packed, const CanonicalOutput&);
+  bool columns;  // whether its kernels take activations transposed, (in_features, tokens)
   // Writes new values of rows [begin, end) at the places that stay kept; null where that is not built. Metadata stay.
   void (*refill)(const WeightShape&, const DenseSource&, int64_t begin, int64_t end, void* packed);
 };
 
-#define TWOFOUR_NM_LAYOUT(name, dtype, refill)                                                    \
+#define TWOFOUR_NM_LAYOUT(name, ...)                                                              \
   int64_t name##_layout__bytes(const WeightShape& shape);                                         \
   void name##_layout__pack(const WeightShape& shape, const CanonicalWeight& from, void* packed);  \
   void name##_layout__unpack(const WeightShape& shape, const void* packed, const CanonicalOutput& to);

@@ -1,16 +1,13 @@
-// Packing to and from the int8 layout: portable, no instruction set assumed, nothing outside the buffers touched.
-#include "int8_layout.h"
+// Packing to and from the layout "int8_rows": portable, no instruction set assumed, nothing outside the buffers touched.
+#include "octets.h"
 
-#include <bit>
 #include <cstring>
 
-#include "kernels/nm_matmul/canonical.h"
-#include "kernels/nm_matmul/layout.h"
+#include "canonical.h"
+#include "layout.h"
 
 namespace twofour {
 namespace {
-
-static_assert(std::endian::native == std::endian::little, "metadata words are built from canonical bytes in order");
 
 // Transposes a 4 x 4 matrix of 2-bit indices: byte b, index i <-> byte i, index b. Its own inverse. Canonical bytes are
 // octets of inputs and hold one index per kept value; a lane of the kernel is a kept value and shifts through octets.
@@ -21,26 +18,18 @@ uint32_t transposed(uint32_t m) {
   return m ^ t ^ (t << 6);
 }
 
-// Calls visit(half unit, first row, k) for every half unit, in memory order.
-template <class Byte, class Visit>
-void for_each_half_unit(Byte* units, int64_t out, int64_t in, const Visit& visit) {
-  for (int64_t row = 0; row < out; row += 2 * kOctetRows)
-    for (int64_t k = 0; k < in; k += kOctetTile)
-      for (int64_t half = 0; half < 2; half++, units += kOctetHalfBytes) visit(units, row + half * kOctetRows, k);
-}
-
 // Where value i of the row's tile stands in a half unit.
-int64_t place(int64_t r, int64_t i) { return kOctetRows * 4 + i / 4 * kOctetRows * 4 + r * 4 + i % 4; }
+int64_t place(int64_t r, int64_t i) { return kRowUnit * 4 + i / 4 * kRowUnit * 4 + r * 4 + i % 4; }
 
 void pack_row(const Canonical& canonical, const int8_t* values, const uint8_t* indices, int64_t k, int64_t r,
               uint8_t* unit) {
-  uint8_t meta[kOctetTile / 8];
-  canonical.read(indices, k, kOctetTile, meta);
+  uint8_t meta[kRowTile / 8];
+  canonical.read(indices, k, kRowTile, meta);
   uint32_t word;
   std::memcpy(&word, meta, 4);
   word = transposed(word);
   std::memcpy(unit + r * 4, &word, 4);
-  for (int64_t i = 0; i < least(kOctetTile, canonical.in - k) / 2; i++)
+  for (int64_t i = 0; i < least(kRowTile, canonical.in - k) / 2; i++)
     std::memcpy(unit + place(r, i), values + k / 2 + i, 1);
 }
 
@@ -49,17 +38,17 @@ void unpack_row(const Canonical& canonical, const uint8_t* unit, int64_t k, int6
   uint32_t word;
   std::memcpy(&word, unit + r * 4, 4);
   word = transposed(word);
-  uint8_t meta[kOctetTile / 8];
+  uint8_t meta[kRowTile / 8];
   std::memcpy(meta, &word, 4);
-  canonical.write(indices, k, kOctetTile, meta);
-  for (int64_t i = 0; i < least(kOctetTile, canonical.in - k) / 2; i++)
+  canonical.write(indices, k, kRowTile, meta);
+  for (int64_t i = 0; i < least(kRowTile, canonical.in - k) / 2; i++)
     std::memcpy(values + k / 2 + i, unit + place(r, i), 1);
 }
 
 }  // namespace
 
 int64_t int8_rows_layout__bytes(const WeightShape& shape) {
-  const int64_t units = int8_padded_rows(shape.out) / kOctetRows * ceil_div(shape.in, kOctetTile);
+  const int64_t units = int8_padded_rows(shape.out) / kRowUnit * ceil_div(shape.in, kRowTile);
   return int8_head_bytes(shape.out) + units * kOctetHalfBytes;
 }
 
@@ -83,8 +72,8 @@ void int8_rows_layout__pack(const WeightShape& shape, const CanonicalWeight& fro
   std::memset(to, 0, static_cast<size_t>(int8_rows_layout__bytes(shape)));
   pack_int8_head(shape, from, to);
   uint8_t* units = to + int8_head_bytes(shape.out);
-  for_each_half_unit(units, shape.out, shape.in, [&](uint8_t* unit, int64_t first, int64_t k) {
-    for (int64_t r = 0; r < least(kOctetRows, shape.out - first); r++)
+  for_each_half_unit<kOctetHalfBytes>(units, shape, [&](uint8_t* unit, int64_t first, int64_t k) {
+    for (int64_t r = 0; r < least(kRowUnit, shape.out - first); r++)
       pack_row(canonical, values + (first + r) * canonical.values_per_row(),
                from.indices + (first + r) * canonical.bytes_per_row(), k, r, unit);
   });
@@ -95,12 +84,12 @@ void int8_rows_layout__unpack(const WeightShape& shape, const void* packed, cons
   const auto* from = static_cast<const uint8_t*>(packed);
   auto* values = static_cast<int8_t*>(to.values);
   std::memcpy(to.scales, from + sizeof(Int8Head), static_cast<size_t>(shape.out) * 4);
-  for_each_half_unit(from + int8_head_bytes(shape.out), shape.out, shape.in,
-                     [&](const uint8_t* unit, int64_t first, int64_t k) {
-                       for (int64_t r = 0; r < least(kOctetRows, shape.out - first); r++)
-                         unpack_row(canonical, unit, k, r, values + (first + r) * canonical.values_per_row(),
-                                    to.indices + (first + r) * canonical.bytes_per_row());
-                     });
+  const auto visit = [&](const uint8_t* unit, int64_t first, int64_t k) {
+    for (int64_t r = 0; r < least(kRowUnit, shape.out - first); r++)
+      unpack_row(canonical, unit, k, r, values + (first + r) * canonical.values_per_row(),
+                 to.indices + (first + r) * canonical.bytes_per_row());
+  };
+  for_each_half_unit<kOctetHalfBytes>(from + int8_head_bytes(shape.out), shape, visit);
 }
 
 }  // namespace twofour

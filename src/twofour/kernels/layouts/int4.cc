@@ -1,16 +1,13 @@
 // Packing a 2:4 int4 weight to and from its kernels' layout: portable, nothing outside the buffers touched.
-#include "int4_layout.h"
+#include "int4.h"
 
-#include <bit>
 #include <cstring>
 
-#include "kernels/nm_matmul/canonical.h"
-#include "kernels/nm_matmul/layout.h"
+#include "canonical.h"
+#include "layout.h"
 
 namespace twofour {
 namespace {
-
-static_assert(std::endian::native == std::endian::little, "code dwords are built from canonical bytes in order");
 
 Int4Unit unit_of(const WeightShape& shape) { return {shape.in, shape.group, shape.zeros, kInt4BlockBytes}; }
 

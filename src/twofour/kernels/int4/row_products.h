@@ -8,7 +8,7 @@
 #pragma once
 
 #include "fixed_point.h"
-#include "int4_layout.h"
+#include "kernels/layouts/int4.h"
 #include "native/team.h"
 
 namespace {
@@ -27,7 +27,7 @@ struct Piece {
   int64_t tiles, group_inputs, planes, bytes;
   static constexpr int64_t kTotals = 64;
 
-  explicit Piece(const NmMatmul& a) {
+  explicit Piece(const Matmul& a) {
     tiles = (a.in_features + kInt4Tile - 1) / kInt4Tile;
     group_inputs = (a.group + kInt4Tile - 1) / kInt4Tile * kInt4Tile;
     planes = kTotals + tiles * kRowTokens * 4;
@@ -37,7 +37,7 @@ struct Piece {
 
 // Unsigned: q + 32768 in two unsigned planes, for weights with a sign. Otherwise two signed planes.
 template <bool Unsigned>
-void quantize_to_rows(const NmMatmul& a, const Piece& plan, int64_t first, int64_t tokens, int64_t t, uint8_t* piece) {
+void quantize_to_rows(const Matmul& a, const Piece& plan, int64_t first, int64_t tokens, int64_t t, uint8_t* piece) {
   const float scale = scale_of(a, first + t, kSignedLargest);
   reinterpret_cast<float*>(piece)[t] = scale;
   auto* totals = reinterpret_cast<float*>(piece + Piece::kTotals) + t;
@@ -61,7 +61,7 @@ void quantize_to_rows(const NmMatmul& a, const Piece& plan, int64_t first, int64
 
 // Stores one half's rows: sums of q times weights, in tokens' scales.
 template <class W, int T>
-TWOFOUR_INLINE void store_half(const NmMatmul& a, const uint8_t* unit, int half, const uint8_t* piece, int64_t first,
+TWOFOUR_INLINE void store_half(const Matmul& a, const uint8_t* unit, int half, const uint8_t* piece, int64_t first,
                                int64_t row, const __m512 (&sums)[T]) {
   if (row >= a.out_features) return;
   const __m512 total = _mm512_loadu_ps(reinterpret_cast<const float*>(unit) + half * kInt4Half);
@@ -75,7 +75,7 @@ TWOFOUR_INLINE void store_half(const NmMatmul& a, const uint8_t* unit, int half,
 
 // `Halves` times 16 rows of a unit from half `half` on, all inputs.
 template <class W, int T, int Halves, bool Zeros>
-TWOFOUR_INLINE void unit_rows(const NmMatmul& a, const Piece& plan, const Int4Unit& at, const uint8_t* unit, int half,
+TWOFOUR_INLINE void unit_rows(const Matmul& a, const Piece& plan, const Int4Unit& at, const uint8_t* unit, int half,
                               const uint8_t* piece, int64_t first, int64_t row) {
   __m512 sums[Halves][T] = {};
   const uint8_t* block = unit + at.blocks + half * (W::kBlockBytes / 2);
@@ -107,7 +107,7 @@ TWOFOUR_INLINE void unit_rows(const NmMatmul& a, const Piece& plan, const Int4Un
 }
 
 template <class W, int T, bool Zeros>
-TWOFOUR_NOINLINE void units(const NmMatmul& a, const uint8_t* piece, int64_t first, int64_t u0, int64_t u1) {
+TWOFOUR_NOINLINE void units(const Matmul& a, const uint8_t* piece, int64_t first, int64_t u0, int64_t u1) {
   constexpr int Halves = T <= 2 ? 2 : 1;  // registers: 2 sums of whole numbers and one of floats a half and token
   const Piece plan(a);
   const Int4Unit at(a.in_features, a.group, Zeros, W::kBlockBytes);
@@ -119,16 +119,16 @@ TWOFOUR_NOINLINE void units(const NmMatmul& a, const uint8_t* piece, int64_t fir
 }
 
 template <class W, int T>
-void units_of(int64_t tokens, const NmMatmul& a, const uint8_t* piece, int64_t first, int64_t u0, int64_t u1) {
+void units_of(int64_t tokens, const Matmul& a, const uint8_t* piece, int64_t first, int64_t u0, int64_t u1) {
   if (tokens == T)
     return a.zeros ? units<W, T, true>(a, piece, first, u0, u1) : units<W, T, false>(a, piece, first, u0, u1);
   if constexpr (T > 1) units_of<W, T - 1>(tokens, a, piece, first, u0, u1);
 }
 
-inline int64_t row_products_workspace(const NmMatmul& a) { return Piece(a).bytes; }
+inline int64_t row_products_workspace(const Matmul& a) { return Piece(a).bytes; }
 
 template <class W>
-void row_products(const NmMatmul& a) {
+void row_products(const Matmul& a) {
   auto* piece = static_cast<uint8_t*>(a.workspace);
   const Piece plan(a);
   with_team(a.threads, [&](const Team& team) {

@@ -1,17 +1,14 @@
 // Packing to and from the tile layouts: portable, no instruction set assumed.
-#include "tiles_layout.h"
+#include "tiles.h"
 
-#include <bit>
 #include <cstring>
 
-#include "kernels/nm_matmul/canonical.h"
-#include "kernels/nm_matmul/int8/int8_layout.h"
-#include "kernels/nm_matmul/layout.h"
+#include "canonical.h"
+#include "octets.h"
+#include "layout.h"
 
 namespace twofour {
 namespace {
-
-static_assert(std::endian::native == std::endian::little, "masks are words whose first element is the lowest bit");
 
 // A tile in its packed form: masks, then kept values. Group g of its inputs, row r of its 16.
 struct Bf16Tile {

@@ -2,6 +2,7 @@
 // instruction set; internal linkage.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 
@@ -9,8 +10,13 @@
 
 namespace {
 
+static_assert(std::endian::native == std::endian::little, "metadata words are built from canonical bytes in order");
+
 // Two groups of the legal code (0, 1), used for inputs past `in` and rows past `out`; their values are zero.
 constexpr uint8_t kPaddingByte = 0x44;
+
+// The code of a group.
+inline unsigned nibble_of(const uint8_t* meta, int64_t group) { return meta[group / 2] >> (group % 2 * 4) & 15u; }
 
 struct Canonical {
   int64_t in;

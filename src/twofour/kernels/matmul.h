@@ -1,0 +1,54 @@
+// y[tokens, out] = epilogue(x[tokens, in] @ W^T + bias), W packed: the call of every product with a weight.
+#pragma once
+
+#include <cstdint>
+
+#include "epilogue.h"
+#include "native/table.h"
+#include "native/type.h"
+
+namespace twofour {
+
+// How whole numbers stand for real ones: real = scale * (q - zero). `dynamic`: x is real and the kernel chooses scale
+// and zero for every token.
+struct Quantization {
+  bool dynamic;
+  float x_scale;
+  int32_t x_zero;
+  float y_scale;
+  int32_t y_zero;
+};
+
+// One call. Strides are in elements. `weight` is 64-byte aligned and holds the bytes that the kernel's layout packed
+// with the same out_features and in_features; `bias` may be null. `workspace` is 64-byte aligned, of
+// workspace_bytes(args) bytes, and may hold garbage: it is all the scratch there is, so calls are re-entrant. Whatever
+// bytes `weight` holds, a kernel stays inside its operands; where an index says more than its layout can, it sets
+// `damaged` and y is unspecified.
+struct Matmul {
+  const void* x;
+  Type x_type;
+  int64_t x_stride;
+  const void* weight;
+  const float* bias;
+  void* y;
+  Type y_type;
+  int64_t y_stride;
+  int64_t tokens, out_features, in_features;
+  int64_t group;  // inputs per scale of the weight, 0 when a row has one scale or none
+  bool zeros;     // whether the weight's groups have zero points
+  Epilogue epilogue;
+  Quantization quantization;
+  int threads;
+  void* workspace;
+  bool* damaged;
+  bool columns = false;  // x is (in_features, tokens), y (out_features, tokens); panel layouts, no bias, no epilogue
+};
+
+}  // namespace twofour
+
+namespace {
+
+inline const float* x_of(const twofour::Matmul& a) { return static_cast<const float*>(a.x); }
+inline float* y_of(const twofour::Matmul& a) { return static_cast<float*>(a.y); }
+
+}  // namespace
