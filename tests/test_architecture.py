@@ -81,6 +81,78 @@ def test_no_modules_import_each_other() -> None:
     assert "twofour.masks.link" in module_imports()["twofour.masks.hooks"]
 
 
+# Folders of kernels that are no operation: every operation may include them.
+SHARED = ("layouts", "int4")
+
+
+def included(path: Path, text: str) -> list[Path]:
+    """Files that a native source includes by a path in quotes: beside it, or below the package."""
+    names = re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.M)
+    return [path.parent / name if (path.parent / name).is_file() else PACKAGE / name for name in names]
+
+
+def room(path: Path) -> str:
+    """The folder of kernels that a file stands in, "" for those beside the folders."""
+    parts = path.relative_to(PACKAGE / "kernels").parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def misplaced(path: Path, target: Path) -> str | None:
+    """Say why a native file may not include another one, or None."""
+    if not target.is_file():
+        return "is not there"
+    if STAGES.index(stage(target)) > STAGES.index(stage(path)):
+        return "is of a later stage"
+    inside = stage(path) == stage(target) == "kernels"
+    return "is a sibling's" if inside and room(target) not in (room(path), "", *SHARED) else None
+
+
+def test_native_files_include_earlier_stages_and_no_siblings() -> None:
+    files = [path for path in PACKAGE.rglob("*.*") if path.suffix in (".cc", ".h", ".inc")]
+    reads = {path: included(path, path.read_text()) for path in files}
+    bad = [
+        f"{path.relative_to(ROOT)} includes {target.relative_to(PACKAGE)}, which {why}"
+        for path, targets in reads.items()
+        for target in targets
+        if (why := misplaced(path, target))
+    ]
+    assert not bad, "\n".join(bad)
+    graphlib.TopologicalSorter(reads).prepare()  # raises CycleError, naming the files
+
+
+def test_the_reader_of_includes_sees_what_is_wrong() -> None:
+    kernels, native = PACKAGE / "kernels", PACKAGE / "native"
+    norm = kernels / "norm" / "norm.cc"
+    found = included(norm, '#include <cstdint>\n#include "rows.h"\n  # include "native/simd.h"\n')
+    assert found == [norm.with_name("rows.h"), native / "simd.h"]
+    assert [misplaced(norm, target) for target in found] == [None, None]
+    assert misplaced(norm, norm.with_name("ghost.h")) == "is not there"
+    assert misplaced(native / "simd.h", kernels / "matmul.h") == "is of a later stage"
+    assert misplaced(norm, kernels / "attention" / "rows.h") == "is a sibling's"
+    assert misplaced(kernels / "layouts" / "rows.h", kernels / "nm_matmul" / "nm_matmul.h") == "is a sibling's"
+    assert misplaced(norm, kernels / "layouts" / "rows.h") is None
+
+
+def reaches_into(name: str, target: str) -> bool:
+    """Whether a module of one operation imports a module inside another one, which its package does not hand out.
+
+    Modules that need Triton (on_gpu) are named themselves: a package must not import them.
+    """
+    ours, theirs = (module.split(".")[2:] if module.startswith("twofour.kernels.") else [] for module in (name, target))
+    folders = [parts and (PACKAGE / "kernels" / parts[0]).is_dir() for parts in (ours, theirs)]
+    if not all(folders) or ours[0] == theirs[0] or theirs[-1] == "on_gpu":
+        return False
+    return not (PACKAGE / "kernels").joinpath(*theirs).is_dir()
+
+
+def test_operations_import_each_other_by_their_packages() -> None:
+    pairs = [(name, target) for name, targets in module_imports().items() for target in targets]
+    assert not [pair for pair in pairs if reaches_into(*pair)]
+    assert reaches_into("twofour.kernels.nm_conv.cpu", "twofour.kernels.nm_matmul.layout")
+    assert not reaches_into("twofour.kernels.nm_conv.cpu", "twofour.kernels.nm_matmul")
+    assert not reaches_into("twofour.kernels.nm_conv.cpu", "twofour.kernels.problem")
+
+
 def test_stages_stay_within_their_budgets() -> None:
     assert not sizes.over(sizes.sizes(), sizes.budgets())
     assert set(sizes.budgets()) == set(sizes.sizes())

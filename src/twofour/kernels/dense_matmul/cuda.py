@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from twofour.kernels.base import Prepared
 from twofour.kernels.cuda import HALVES, CudaKernel, held_bias, padded, rounded_up
-from twofour.kernels.nm_matmul.cuda.eight_bits import TYPES, rescaled, rounded, rounded_reference
-from twofour.kernels.nm_matmul.cuda.sealed_buffers import Part, joined, opened, size
+from twofour.kernels.nm_matmul.cuda import TYPES, Part, joined, opened, rescaled, rounded, rounded_reference, size
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import gpu
 from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header

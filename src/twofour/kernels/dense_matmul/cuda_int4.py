@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twofour.kernels.base import Prepared
 from twofour.kernels.cuda import CudaKernel
-from twofour.kernels.nm_matmul.cuda.sealed_buffers import ALIGNED, Part, joined, opened, size
+from twofour.kernels.nm_matmul.cuda import ALIGNED, Part, joined, opened, size
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import gpu
 from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header

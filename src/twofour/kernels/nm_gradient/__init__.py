@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from twofour.kernels.nm_gradient.cpu import MODES, nm_gradient, nm_gradient_packed, refuses
 from twofour.kernels.nm_gradient.reference import nm_gradient_reference
-from twofour.kernels.nm_unbiased.cpu import packed_bytes
+from twofour.kernels.nm_unbiased import packed_bytes
 
 __all__ = ["MODES", "nm_gradient", "nm_gradient_packed", "nm_gradient_reference", "packed_bytes", "refuses"]

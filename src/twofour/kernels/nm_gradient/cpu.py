@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from twofour import native
-from twofour.kernels.nm_unbiased.cpu import LAYOUTS, with_header
+from twofour.kernels.nm_unbiased import LAYOUTS, with_header
 
 MODES = ("magnitude", "rescaled", "random", "unbiased")
 """In the order of `GradientMode` in nm_gradient.h."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from twofour.kernels.nm_unbiased.reference import nm_unbiased_reference, uniform
+from twofour.kernels.nm_unbiased import nm_unbiased_reference, uniform
 from twofour.shapes import Float
 
 PAIRS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twofour.kernels.nm_unbiased.cpu import nm_unbiased, packed_bytes
-from twofour.kernels.nm_unbiased.reference import nm_unbiased_reference
+from twofour.kernels.nm_unbiased.cpu import LAYOUTS, nm_unbiased, packed_bytes, with_header
+from twofour.kernels.nm_unbiased.reference import nm_unbiased_reference, uniform
 
-__all__ = ["nm_unbiased", "nm_unbiased_reference", "packed_bytes"]
+__all__ = ["LAYOUTS", "nm_unbiased", "nm_unbiased_reference", "packed_bytes", "uniform", "with_header"]
