@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Self
+from typing import Self, TypeVar
 
 
 class TwofourError(Exception):
@@ -61,6 +61,9 @@ class TwofourError(Exception):
         return self
 
 
+Kind = TypeVar("Kind", bound=TwofourError)
+
+
 def cut(text: str, most: int) -> str:
     """Return a text of at most `most` letters for a message; one that is longer ends in "..."."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
@@ -108,6 +111,12 @@ def explained(error: BaseException) -> str:
     while root.__cause__ is not None:
         root = root.__cause__
     return _line(error) if root is error else f"{_line(error)} Because of {_line(root)}"
+
+
+def absent(kind: type[Kind], what: str, error: ImportError, wanted: str, extra: str) -> Kind:
+    """Build the error for a package that is not installed, which the extra of that name brings."""
+    remedy = f'`pip install ".[{extra}]"` in a checkout of twofour'
+    return kind(what, got=explained(error), wanted=wanted, remedy=remedy)
 
 
 def _line(error: BaseException) -> str:

@@ -19,8 +19,8 @@ from torch import nn
 
 from twofour.checkpoints.limits import limited, require_modest
 from twofour.checkpoints.offline import Refused, offline
-from twofour.errors import SourceError, cut, explained
-from twofour.files import read_json, require_plain
+from twofour.errors import SourceError, absent, cut, explained
+from twofour.files import json_or_none, read_json, require_plain
 
 CONFIG = "config.json"
 
@@ -33,10 +33,7 @@ _BUILT_IN = ("eager", "sdpa")
 
 def architectures(config: Path) -> tuple[str, ...] | None:
     """Return the class names in a config.json, or None where the file is not a model's config."""
-    try:
-        content = read_json(config)
-    except (OSError, ValueError):
-        return None
+    content = json_or_none(config)
     if not isinstance(content, dict) or "model_type" not in content:
         return None
     names = content.get("architectures")
@@ -52,12 +49,8 @@ def transformers_for(folder: Path) -> ModuleType:
     try:
         import transformers  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise SourceError(
-            f"{folder} needs transformers to be loaded",
-            got=explained(error),
-            wanted="the package transformers",
-            remedy='`pip install ".[text]"` in a checkout of twofour',
-        ) from error
+        what = f"{folder} needs transformers to be loaded"
+        raise absent(SourceError, what, error, "the package transformers", "text") from error
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return transformers

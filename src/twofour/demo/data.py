@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twofour.errors import DataError, integer_from
+from twofour.errors import DataError, absent, integer_from, one_of
 
 FOLDER_VARIABLE = "TWOFOUR_DATA"
 UNSIGNED_BYTE = 0x08  # the IDX type code of all MNIST-like files
@@ -54,11 +54,9 @@ def load(name: str, *, train: int, test: int, seed: int = 0) -> Images:
         DataError: The name is unknown, or the data is missing or malformed.
     """
     integer_from(-(2**63), "the seed is impossible", DataError, "leave it out for 0", 2**64 - 1, seed=seed)
-    if name == "digits":
-        return _digits(train, test, seed)
-    if name == "fashion-mnist":
-        return _fashion_mnist(train, test, seed)
-    raise DataError("the demo does not know this data", got=repr(name), wanted="digits or fashion-mnist")
+    known = {"digits": _digits, "fashion-mnist": _fashion_mnist}
+    one_of("the demo does not know this data", name, known, DataError)
+    return known[name](train, test, seed)
 
 
 def data_folder() -> Path:
@@ -113,11 +111,8 @@ def _digits(train: int, test: int, seed: int) -> Images:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise DataError(
-            "the handwritten digits come with scikit-learn, which is not installed",
-            got=str(error),
-            remedy='`pip install ".[demo]"` in a checkout of twofour',
-        ) from error
+        what = "the handwritten digits come with scikit-learn, which is not installed"
+        raise absent(DataError, what, error, "the package scikit-learn", "demo") from error
     pixels, target = load_digits(return_X_y=True)
     order = torch.randperm(len(target), generator=torch.Generator().manual_seed(seed), device="cpu")
     held, used = order[:test], order[test : test + train]

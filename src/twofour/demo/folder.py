@@ -11,7 +11,7 @@ from typing import Any
 
 from twofour import measure
 from twofour.errors import DataError, cut
-from twofour.files import is_temporary, locked, read_json, remove_left
+from twofour.files import is_temporary, json_or_none, locked, remove_left
 
 RESULTS = ("model.safetensors", "records.json", "recipe.toml", "summary.json", "summary.txt")
 UNFINISHED = "unfinished.json"
@@ -50,11 +50,7 @@ def _require_own(folder: Path, asked: Mapping[str, Any]) -> None:
                 remedy="pass another out, or none for runs/demo-<data>-<time>",
             )
         return
-    try:
-        stored = read_json(folder / UNFINISHED)
-    except (OSError, ValueError):
-        stored = None
-    if stored != asked:
+    if (stored := json_or_none(folder / UNFINISHED)) != asked:
         raise DataError(
             f"the folder {folder} holds another run of the demo, which was stopped",
             got=f"{UNFINISHED}: {cut(json.dumps(stored), 200)}",

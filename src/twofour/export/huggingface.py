@@ -18,7 +18,7 @@ from twofour.errors import ExportError
 from twofour.export.card import Accuracy, card
 from twofour.export.kept import require_kept
 from twofour.export.plain import write_plain
-from twofour.files import LARGEST_LIST, making, named, read_json, writing
+from twofour.files import LARGEST_LIST, json_or_none, making, named, read_json, writing
 from twofour.layers import full_tensor, walk
 from twofour.recipe import Recipe
 from twofour.streaming.companions import companions, copy_companions
@@ -65,7 +65,13 @@ def to_huggingface(
     target = named(folder, ExportError, "the path of the folder")
     require_kept(model)
     save = _saver(model)
-    _require_free(target)
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise ExportError(
+            f"{target} holds something",
+            got="a file, or a folder with entries",
+            wanted="a new or empty folder",
+            remedy="name another folder",
+        )
     beside = companions(Path(source)) if source is not None else {}
     with writing(target, ExportError, "the folder"):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -108,16 +114,6 @@ def _saver(model: nn.Module) -> Any:
     return save
 
 
-def _require_free(target: Path) -> None:
-    if target.is_file() or (target.is_dir() and any(target.iterdir())):
-        raise ExportError(
-            f"{target} holds something",
-            got="a file, or a folder with entries",
-            wanted="a new or empty folder",
-            remedy="name another folder",
-        )
-
-
 def _write(
     model: nn.Module,
     made: Path,
@@ -153,10 +149,7 @@ def _loader(model: nn.Module) -> str:
 
 def _drop_report(path: Path) -> None:
     """Remove what `twofour prune` reported: it names folders of the machine that it ran on."""
-    try:
-        said = read_json(path, LARGEST_LIST)
-    except (OSError, ValueError):
-        return
+    said = json_or_none(path, LARGEST_LIST)
     if isinstance(said, dict) and {"source", "out", "files"} <= said.keys():
         path.unlink()
 

@@ -7,6 +7,7 @@ from twofour.files.lock import PATIENCE, locked
 from twofour.files.named import named
 from twofour.files.reading import (
     LARGEST_LIST,
+    json_or_none,
     opened,
     read_bytes,
     read_json,
@@ -24,6 +25,7 @@ __all__ = [
     "cache_folder",
     "is_archive",
     "is_temporary",
+    "json_or_none",
     "locked",
     "making",
     "named",

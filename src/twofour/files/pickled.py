@@ -87,7 +87,9 @@ class _Stack:
         elif name == "BINUNICODE":
             self.top.append(_Size(text=str(argument)[:16]))
         elif name == "GLOBAL":
-            self.top.append(_Size(text=_named(str(argument))))
+            if argument in _FILLED:
+                raise ValueError("a pickle that makes a bytearray, which is no tensor")
+            self.top.append(_Size(text=str(argument)))
         elif name in ("BINGET", "LONG_BINGET"):
             self.top.append(self.memo[_index(argument)])
         elif name in ("BINPUT", "LONG_BINPUT"):
@@ -138,12 +140,6 @@ class _Stack:
         if function.text == _ENCODED and [part.text for part in given.parts[1:]] != [_CODEC]:
             raise ValueError(f"a pickle that encodes a text by another codec than {_CODEC}")
         self._make([given])
-
-
-def _named(name: str) -> str:
-    if name in _FILLED:
-        raise ValueError("a pickle that makes a bytearray, which is no tensor")
-    return name
 
 
 def _index(argument: object) -> int:

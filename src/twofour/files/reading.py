@@ -110,6 +110,14 @@ def read_json(path: str | os.PathLike[str], most: int = LARGEST_TEXT) -> Any:
         raise ValueError("lists and objects nested too deeply (RecursionError)") from error
 
 
+def json_or_none(path: str | os.PathLike[str], most: int = LARGEST_TEXT) -> Any:
+    """Read a JSON file as `read_json`; None where it cannot be read or is none."""
+    try:
+        return read_json(path, most)
+    except (OSError, ValueError):
+        return None
+
+
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a TOML file.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from twofour.errors import SourceError, TwofourError, explained
+from twofour.errors import SourceError, TwofourError, absent, explained
 from twofour.streaming.shard import Shard, Written, write_shard
 
 LOCAL = "local"
@@ -93,12 +93,8 @@ def _ray() -> ModuleType:
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise SourceError(
-            "spreading files over machines needs Ray",
-            got=str(error),
-            wanted="the package ray, on every machine",
-            remedy='`pip install ".[ray]"` in a checkout of twofour',
-        ) from error
+        what = "spreading files over machines needs Ray"
+        raise absent(SourceError, what, error, "the package ray, on every machine", "ray") from error
     return ray
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from twofour.errors import SourceError
-from twofour.files import LARGEST_LIST, locked, read_json, remove_left, replacing
+from twofour.files import LARGEST_LIST, json_or_none, locked, read_json, remove_left, replacing
 from twofour.streaming.shard import Outcome, Written, checksum
 
 logger = logging.getLogger("twofour.streaming")
@@ -26,6 +26,9 @@ class Journal:
         path: The journal.
         folder: The folder to fill.
         asked: What the run was asked to do; only a run that is asked the same goes on where another stopped.
+
+    Attributes:
+        claimed: The names of the files beside the weights.
     """
 
     def __init__(self, path: Path, folder: Path, asked: Mapping[str, Any]) -> None:
@@ -33,7 +36,7 @@ class Journal:
         self.folder = folder
         self.asked = json.loads(json.dumps(asked))  # as it will be read back: lists for tuples
         self._done: dict[str, dict[str, Any]] = {}
-        self._claimed: list[str] = []
+        self.claimed: list[str] = []
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -73,11 +76,6 @@ class Journal:
         self._done[file] = {"bytes": size, "crc32": written.checksum, "weights": weights}
         self._write()
 
-    @property
-    def claimed(self) -> tuple[str, ...]:
-        """The names of the files beside the weights."""
-        return tuple(self._claimed)
-
     @staticmethod
     def end(path: Path, checksum: str) -> None:
         """Note in a journal that the result is whole, and the checksum by which it is known where it belongs."""
@@ -88,10 +86,7 @@ class Journal:
     @staticmethod
     def ended(path: Path) -> str | None:
         """Return the checksum of the result of a run that ended; None where it did not, or the file is no journal."""
-        try:
-            found = read_json(path, LARGEST_LIST)
-        except (OSError, ValueError):
-            return None
+        found = json_or_none(path, LARGEST_LIST)
         whole = isinstance(found, dict) and {"format", "asked", "done", "ended"} <= found.keys()
         return str(found["ended"]) if whole else None
 
@@ -103,14 +98,14 @@ class Journal:
         """
         files = sorted(files)
         for file in files:
-            if file not in self._claimed and os.path.lexists(self.folder / file):
+            if file not in self.claimed and os.path.lexists(self.folder / file):
                 raise SourceError(
                     f"{self.folder / file} is in the way",
                     got="a file that this run and those before it did not write",
                     wanted="room for the file of that name beside the weights",
                     remedy="move it elsewhere and give the same command again: finished files are kept",
                 )
-        self._claimed = files
+        self.claimed = files
         self._write()
 
     def _load(self, *, summed: bool) -> None:
@@ -120,7 +115,7 @@ class Journal:
             self._require_empty()
 
     def _write(self) -> None:
-        content = {"format": FORMAT, "asked": self.asked, "done": self._done, "claimed": self._claimed}
+        content = {"format": FORMAT, "asked": self.asked, "done": self._done, "claimed": self.claimed}
         with replacing(self.path) as temporary:
             temporary.write_text(json.dumps(content))
 
@@ -136,7 +131,7 @@ class Journal:
         if asked != self.asked or found.get("format") != FORMAT:
             keys = [key for key in self.asked if not isinstance(asked, dict) or asked.get(key) != self.asked[key]]
             raise _unusable(self, f"another {' and another '.join(keys) or 'format'}")
-        self._done, self._claimed = done, claimed
+        self._done, self.claimed = done, claimed
 
     def _is_whole(self, file: str, noted: Mapping[str, Any], summed: bool) -> bool:
         """Whether a file's bytes are those that were written; journals of old had no checksums: such files are not."""

@@ -14,7 +14,7 @@ from twofour.checker.sources.onnx_graph import OPERANDS, Initializer, Operand, S
 from twofour.checker.sources.packed import known
 from twofour.checker.weights import LEFT_OUT, Expectation, Skipped, Weight, named_by, require_names, unaligned
 from twofour.checkpoints import MOST_LETTERS, read_promise
-from twofour.errors import FormatError, SourceError, cut, explained
+from twofour.errors import FormatError, SourceError, absent, cut
 from twofour.files import read_bytes, unreadable
 from twofour.layers import Reduction
 
@@ -95,12 +95,8 @@ def _model(path: Path) -> Any:
         import onnx  # pyright: ignore[reportMissingImports]
         from google.protobuf.message import DecodeError  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise SourceError(
-            f"{path} needs the package onnx to be read",
-            got=explained(error),
-            wanted="the package onnx",
-            remedy='`pip install ".[onnx]"` in a checkout of twofour',
-        ) from error
+        what = f"{path} needs the package onnx to be read"
+        raise absent(SourceError, what, error, "the package onnx", "onnx") from error
     try:
         model = onnx.load_model_from_string(read_bytes(path, LARGEST))
         found = len(model.graph.node), model.ir_version

@@ -15,7 +15,7 @@ from twofour.checkpoints import Checkpoint, Entry
 from twofour.errors import FormatError, PackingError, PatternError, cut
 from twofour.export.file import INDICES, SCALES, VALUES, ZEROS, packed_in
 from twofour.export.metadata import malformed
-from twofour.files import read_json
+from twofour.files import json_or_none
 from twofour.importing import Format, Source
 from twofour.importing.asp import BUFFER, weight_names
 from twofour.importing.bitmask import OFFSETS, SCALE, ZERO, Bitmask
@@ -283,12 +283,9 @@ def from_config(config: Path | None) -> ConfigPromise | None:
 
 def _sparsity_configs(config: Path | None) -> Iterator[Mapping[str, Any]]:
     """Yield the places where releases of compressed-tensors have written it, the newest first."""
-    try:
-        content = read_json(config) if config is not None else {}
-    except (OSError, ValueError):
-        return  # who needs config.json for the layers says what is wrong with it
+    content = json_or_none(config) if config is not None else None
     if not isinstance(content, dict):
-        return
+        return  # who needs config.json for the layers says what is wrong with it
     for around in (content.get("quantization_config"), content.get("compression_config"), content):
         if isinstance(around, dict) and isinstance(found := around.get("sparsity_config"), dict):
             yield found

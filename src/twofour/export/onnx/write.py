@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from twofour import calls
 from twofour.checkpoints import describe
 from twofour.compiler.replaceable import require_plain
-from twofour.errors import ExportError, cut, one_of
+from twofour.errors import ExportError, absent, cut, one_of
 from twofour.export.kept import require_kept, warn_dense
 from twofour.export.onnx import gemm, quantize, verify, weights
 from twofour.export.onnx.weights import SparseWeight
@@ -200,12 +200,8 @@ def require_packages() -> None:
         import onnxruntime  # noqa: F401  # pyright: ignore[reportMissingImports]
         import onnxscript  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise ExportError(
-            "writing ONNX needs packages that are not installed",
-            got=str(error),
-            wanted="onnx, onnxscript and onnxruntime",
-            remedy='`pip install ".[onnx]"` in a checkout of twofour',
-        ) from error
+        what = "writing ONNX needs packages that are not installed"
+        raise absent(ExportError, what, error, "onnx, onnxscript and onnxruntime", "onnx") from error
 
 
 def _require(model: nn.Module, matmul: str, dtype: str, data: Any) -> None:
