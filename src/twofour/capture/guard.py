@@ -65,17 +65,7 @@ class Guard:
         leaves, spec = tree_flatten(given)
         if spec != self.inputs.spec:
             leaves, spec = tree_flatten(_alike(given, self._held()))
-        if spec != self.inputs.spec or any(leaves[index] != value for index, value in self.constants.items()):
-            return None
-        for index, dtype, ndim in self.kinds:
-            leaf = leaves[index]
-            if not isinstance(leaf, Tensor) or leaf.dtype != dtype or leaf.ndim != ndim or not leaf.is_cpu:
-                return None
-            if leaf.is_nested or not leaf.numel() or leaf.layout is not torch.strided:
-                return None
-        if any(leaves[index].size(axis) != size for index, axis, size in self.fixed):
-            return None
-        if any(leaves[index].size(axis) == 1 for index, axis in self.more_than_one):
+        if spec != self.inputs.spec or self._fault(leaves) is not None:
             return None
         return leaves if self._holds(given) else None
 
@@ -86,23 +76,29 @@ class Guard:
         names = _names(given)
         if spec != self.inputs.spec:
             return self._structure_unlike(given, names, leaves)
+        if (fault := self._fault(leaves)) is not None:
+            return names[fault[0]], _shown(leaves[fault[0]]) + fault[1]
+        shown = ", ".join(_shown(leaf) for leaf in leaves if isinstance(leaf, Tensor))
+        return ", ".join(names), f"{shown}: sizes outside of what the graph holds for"
+
+    def _fault(self, leaves: Sequence[Any]) -> tuple[int, str] | None:
+        """Return the first leaf that the graph does not hold for, and what it holds for, its guards left out."""
         for index, value in self.constants.items():
             if leaves[index] != value:
-                return names[index], f"{_shown(leaves[index])}, and the graph holds for {_shown(value)}"
+                return index, f", and the graph holds for {_shown(value)}"
         for index, dtype, ndim in self.kinds:
             leaf = leaves[index]
             if not isinstance(leaf, Tensor) or leaf.dtype != dtype or leaf.ndim != ndim or not leaf.is_cpu:
-                return names[index], f"{_shown(leaf)}, and the graph holds for {dtype} of {ndim} axes on the CPU"
+                return index, f", and the graph holds for {dtype} of {ndim} axes on the CPU"
             if leaf.is_nested or not leaf.numel() or leaf.layout is not torch.strided:
-                return names[index], f"{_shown(leaf)}: empty, or not strided"
+                return index, ": empty, or not strided"
         for index, axis, size in self.fixed:
             if leaves[index].size(axis) != size:
-                return names[index], f"{_shown(leaves[index])}, and the graph holds for a size of {size} on axis {axis}"
+                return index, f", and the graph holds for a size of {size} on axis {axis}"
         for index, axis in self.more_than_one:
             if leaves[index].size(axis) == 1:
-                return names[index], f"{_shown(leaves[index])}, and the graph holds for sizes over 1 on axis {axis}"
-        shown = ", ".join(_shown(leaf) for leaf in leaves if isinstance(leaf, Tensor))
-        return ", ".join(names), f"{shown}: sizes outside of what the graph holds for"
+                return index, f", and the graph holds for sizes over 1 on axis {axis}"
+        return None
 
     def _held(self) -> dict[str, Any]:
         """Return what the graph takes, built as it takes it, without values."""
