@@ -79,7 +79,7 @@ def plan_folder(checkpoint: Checkpoint, recipe: Recipe) -> Plan:
     found = structure(checkpoint)
     assignment = recipe.assign(found.model, empty=True)
     weights: list[Sparse] = []
-    skipped = [(name, reason) for name, reason in found.unknown.items() if _many(checkpoint, name)]
+    skipped = [(name, reason) for name, reason in found.unknown.items() if len(checkpoint.entries[name].shape) > 1]
     for weight, pattern in assignment.weights:
         stored = found.stored(weight)
         if not stored:
@@ -159,10 +159,6 @@ def _require_scored(recipe: Recipe) -> None:
         )
 
 
-def _many(checkpoint: Checkpoint, name: str) -> bool:
-    return len(checkpoint.entries[name].shape) >= 2
-
-
 def _named_weight(entry: Entry, recipe: Recipe, axes: Sequence[tuple[str, int]]) -> tuple[Sparse | None, str]:
     """Return what the tensor becomes, or None and the reason why it stays dense."""
     pattern = next((rule for glob, rule in recipe.rules if _names(glob, entry.name)), None)
@@ -176,7 +172,13 @@ def _named_weight(entry: Entry, recipe: Recipe, axes: Sequence[tuple[str, int]])
         return None, reason
     axis = next((axis for glob, axis in axes if fnmatchcase(entry.name, glob) or _names(glob, entry.name)), None)
     if axis is None:
-        raise _unknown_axis(entry)
+        raise LayerError(
+            f"a file does not say along which axis the product with `{entry.name}` sums",
+            got=f"shape {entry.shape} and no axis for it",
+            wanted="1 for a Linear (out, in) or a convolution (out, in, ...), 0 for Hugging Face's Conv1D (in, out) or "
+            "a transposed convolution (in, out, ...)",
+            remedy='--axis 1, or --axis "GLOB=1" for some; the Hugging Face folder with its config.json needs no axis',
+        )
     found = walk(_layer(entry, axis), eligibility=recipe.eligibility, empty=True)
     if found.skipped:
         return None, found.skipped[0].reason
@@ -203,16 +205,6 @@ def _layer(entry: Entry, axis: int) -> nn.Module:
 
 def _kind(weight: PrunableWeight, axis: int) -> str:
     return "hf_conv1d" if weight.kind == "linear" and axis == 0 else weight.kind
-
-
-def _unknown_axis(entry: Entry) -> LayerError:
-    return LayerError(
-        f"a file does not say along which axis the product with `{entry.name}` sums",
-        got=f"shape {entry.shape} and no axis for it",
-        wanted="1 for a Linear (out, in) or a convolution (out, in, ...), 0 for Hugging Face's Conv1D (in, out) or a "
-        "transposed convolution (in, out, ...)",
-        remedy='--axis 1, or --axis "GLOB=1" for some; the Hugging Face folder with its config.json needs no axis',
-    )
 
 
 def axes_by_name(weights: Sequence[Sparse]) -> Mapping[str, int]:

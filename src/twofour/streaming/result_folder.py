@@ -114,15 +114,8 @@ def folder(out: Path, force: bool) -> Iterator[Path]:
     Raises:
         SourceError: As `require_free`, the place cannot be written to, or another process writes the same result.
     """
-    require_free(out, force)
-    out = out.absolute()  # the model's own code may change the current folder
-    with _writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(out):
-            _recover(out)
-            _require_free(out, force)
-            with making(out, lambda made: _put(made, out, force)) as made:
-                yield made
+    with _place(out, force) as place, making(place, lambda made: _put(made, place, force)) as made:
+        yield made
 
 
 @contextmanager
@@ -134,18 +127,25 @@ def resumed(out: Path, force: bool, journal: Path) -> Iterator[Path]:
     Raises:
         SourceError: As `require_free`, the place cannot be written to, or another process writes the same result.
     """
+    with _place(out, force) as place:
+        made = unfinished(place)
+        yield made
+        Journal.end(journal, _checksum(made))
+        _put(made, place, force)
+        journal.unlink(missing_ok=True)
+
+
+@contextmanager
+def _place(out: Path, force: bool) -> Iterator[Path]:
+    """Keep the place of a result from other runs, killed ones cleared up after; it is free, and its path absolute."""
     require_free(out, force)
-    out = out.absolute()
-    made = unfinished(out)
+    out = out.absolute()  # the model's own code may change the current folder
     with _writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         with _alone(out):
             _recover(out)
             _require_free(out, force)
-            yield made
-            Journal.end(journal, _checksum(made))
-            _put(made, out, force)
-            journal.unlink(missing_ok=True)
+            yield out
 
 
 def unfinished(out: Path) -> Path:

@@ -117,7 +117,8 @@ def write_shard(shard: Shard, advance: Advance = lambda count, name: None) -> Wr
     outcomes: list[Outcome] = []
     with replacing(shard.target) as temporary, open(temporary, "wb") as target, opened(shard.source) as source:
         file = _Summed(target)
-        file.write(_header(shard))
+        shapes = ((entry.name, entry.dtype, entry.shape, entry.nbytes) for entry in shard.entries)
+        file.write(header_bytes(shapes, shard.metadata))  # the source's tensors in their order, and more metadata
         for entry in shard.entries:
             if weight := shard.weights.get(entry.name):
                 outcomes.append(_write_sparse(file, weight, shard.criterion, advance))
@@ -145,11 +146,6 @@ class _Summed:
     def write(self, data: bytes | memoryview) -> None:
         self.checksum = zlib.crc32(data, self.checksum)
         self.file.write(data)
-
-
-def _header(shard: Shard) -> bytes:
-    """Return the first bytes of the file: the tensors of the source in their order, and more metadata."""
-    return header_bytes(((e.name, e.dtype, e.shape, e.nbytes) for e in shard.entries), shard.metadata)
 
 
 def _copy(source: BinaryIO, target: _Summed, entry: Entry, advance: Advance) -> None:
