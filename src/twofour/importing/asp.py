@@ -44,7 +44,9 @@ class ASP:
         for buffer, match in buffers.items():
             if match["kind"] != "mask":
                 continue
-            name = _weight_name(source, buffer, match, plain)
+            names = weight_names(match)
+            if (name := next((name for name in names if name in plain), None)) is None:
+                raise malformed(source, buffer, f"a mask without `{names[0]}`", "the weight that it belongs to")
             found = _masked(source, name, plain[name], source.tensors[buffer], (axes or {}).get(name, Reduction()))
             if found is None:
                 notes.append(f"`{name}` is dense: its mask keeps everything")
@@ -53,7 +55,12 @@ class ASP:
             else:
                 sparse[name] = found
         if not sparse:
-            raise _dense(source)
+            raise FormatError(
+                "the checkpoint is not sparse yet",
+                got=f"{source.path}: every ASP mask keeps everything",
+                wanted="a checkpoint that was saved after ASP.compute_sparse_masks()",
+                remedy="load it as a dense model and call twofour.prune",
+            )
         if stowed:
             notes.append(f"the pruned values of {stowed} weights are left out: twofour.compat.asp restores them")
         return Found({name: t for name, t in plain.items() if name not in sparse}, sparse, tuple(notes))
@@ -64,14 +71,6 @@ def weight_names(buffer: re.Match[str]) -> tuple[str, ...]:
     layer, parameter = buffer["layer"], buffer["parameter"]
     names = (f"{layer}{parameter}", f"{layer}weight")
     return names if layer.removesuffix(".").rpartition(".")[2] == parameter else names[:1]
-
-
-def _weight_name(source: Source, buffer: str, match: re.Match[str], plain: Mapping[str, object]) -> str:
-    names = weight_names(match)
-    for name in names:
-        if name in plain:
-            return name
-    raise malformed(source, buffer, f"a mask without `{names[0]}`", "the weight that it belongs to")
 
 
 def _masked(source: Source, name: str, weight: Any, mask: Any, axis: Reduction) -> Sparse | None:
@@ -95,12 +94,3 @@ def _masked(source: Source, name: str, weight: Any, mask: Any, axis: Reduction) 
     if not legal.ok:
         raise malformed(source, name, f"a mask, {legal.sentence}", f"a 2:4 mask along axis {axis.axis}")
     return Sparse(weight, rule.name, axis.axis, mask)
-
-
-def _dense(source: Source) -> FormatError:
-    return FormatError(
-        "the checkpoint is not sparse yet",
-        got=f"{source.path}: every ASP mask keeps everything",
-        wanted="a checkpoint that was saved after ASP.compute_sparse_masks()",
-        remedy="load it as a dense model and call twofour.prune",
-    )

@@ -106,6 +106,11 @@ def malformed(source: Source, layer: str, got: str, wanted: str) -> FormatError:
     )
 
 
+def stems(source: Source, part: str) -> list[str]:
+    """Return the names in front of `.part`, of the tensors that end so."""
+    return [name.removesuffix(f".{part}") for name in source.tensors if name.endswith(f".{part}")]
+
+
 def shown(tensor: object) -> str:
     """Describe a tensor by its shape and type; anything else by its class."""
     return f"{tuple(tensor.shape)} {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__

@@ -23,6 +23,7 @@ from twofour.importing.base import (
     require_finite,
     shown,
     spread,
+    stems,
 )
 from twofour.layers import Reduction
 from twofour.packing import LARGEST_WEIGHT
@@ -45,11 +46,11 @@ class Bitmask:
 
     def recognises(self, source: Source) -> bool:
         """See `Format`."""
-        return bool(_layers(source))
+        return bool(stems(source, "bitmask"))
 
     def decode(self, source: Source, axes: Mapping[str, Reduction] | None) -> Found:
         """See `Format`."""
-        layers = _layers(source)
+        layers = stems(source, "bitmask")
         taken = {f"{layer}.{part}" for layer in layers for part in (*PARTS, OFFSETS, SCALE, ZERO)}
         dropped = {name for name in source.tensors if name.rpartition(".")[2] in DROPPED}
         plain = {name: tensor for name, tensor in source.tensors.items() if name not in taken | dropped}
@@ -69,11 +70,6 @@ class Bitmask:
                 plain[name] = weight
                 notes.append(f"`{name}` stays plain: its bitmask is not 2:4")
         return Found(plain, sparse, tuple(notes))
-
-
-def _layers(source: Source) -> list[str]:
-    ending = ".bitmask"
-    return [name.removesuffix(ending) for name in source.tensors if name.endswith(ending)]
 
 
 def _weight(source: Source, layer: str) -> Sparse | Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from twofour.errors import PackingError
-from twofour.importing.base import Found, Source, Sparse, kept_of, malformed, pack_integers, shown, spread
+from twofour.importing.base import Found, Source, Sparse, kept_of, malformed, pack_integers, shown, spread, stems
 from twofour.layers import Reduction
 from twofour.packing import LARGEST_WEIGHT, Header, Packed
 from twofour.packing.encodings import INT4
@@ -77,8 +77,7 @@ class Marlin:
 
 
 def _layers(source: Source) -> list[str]:
-    endings = [name.removesuffix(f".{VALUES}") for name in source.tensors if name.endswith(f".{VALUES}")]
-    return [layer for layer in endings if f"{layer}.{META}" in source.tensors]
+    return [layer for layer in stems(source, VALUES) if f"{layer}.{META}" in source.tensors]
 
 
 def permutation(bits: int) -> Tensor:

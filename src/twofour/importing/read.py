@@ -17,7 +17,7 @@ from twofour.export.fill import fill_masked
 from twofour.export.fit import require_fit, with_ties
 from twofour.files import named
 from twofour.importing.asp import ASP
-from twofour.importing.base import Format, Source, Sparse
+from twofour.importing.base import Format, Sparse
 from twofour.importing.bitmask import Bitmask
 from twofour.importing.derived_patterns import Zeros
 from twofour.importing.marlin import Marlin
@@ -118,7 +118,8 @@ def decode(
             wanted="a checkpoint with the tensors of that format",
             remedy="leave the format out, so that it is told by the names of the tensors",
         )
-    if _transforms(source):
+    described = source.config.get("quantization_config")
+    if isinstance(described, Mapping) and described.get("transform_config"):  # SpinQuant, QuIP
         raise FormatError(
             "the checkpoint's weights were rotated, and its model undoes that while it runs",
             got=f"{source.path}: a transform_config in config.json",
@@ -190,12 +191,6 @@ def write(imported: Imported, out: str | os.PathLike[str], *, packed: bool = Tru
             remedy="twofour.importing.convert(path, out) decodes and writes",
         )
     write_file(named(out, FormatError), imported.contents(packed))
-
-
-def _transforms(source: Source) -> bool:
-    """Tell whether compressed-tensors says that activations are rotated (SpinQuant, QuIP)."""
-    described = source.config.get("quantization_config")
-    return isinstance(described, Mapping) and bool(described.get("transform_config"))
 
 
 def _packed(name: str, found: Sparse) -> Packed:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.sparse import SparseSemiStructuredTensor, SparseSemiStructuredTensorCUTLASS
 
 from twofour.errors import FormatError, PackingError
-from twofour.importing.base import Found, Source, Sparse, kept_of, malformed, shown
+from twofour.importing.base import Found, Source, Sparse, kept_of, malformed, shown, stems
 from twofour.layers import Reduction
 from twofour.packing import LARGEST_WEIGHT, Packed
 from twofour.tensor_core import from_sm80
@@ -76,12 +76,8 @@ class SemiStructured:
 
 
 def _flattened(source: Source) -> list[str]:
-    ending = f".{PACKED}"
-    return [
-        name.removesuffix(ending)
-        for name in source.tensors
-        if name.endswith(ending) and not isinstance(source.tensors[name], SparseSemiStructuredTensor)
-    ]
+    found = stems(source, PACKED)
+    return [name for name in found if not isinstance(source.tensors[f"{name}.{PACKED}"], SparseSemiStructuredTensor)]
 
 
 def _unwrapped(source: Source, name: str, tensor: Any) -> _Parts:
