@@ -1,18 +1,29 @@
 """The knapsack against every choice there is."""
 
 import math
+from collections.abc import Iterator, Sequence
+from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofour.allocation.knapsack import STATES, choices, frontier
+from twofour.allocation.knapsack import STATES, frontier
 from twofour.errors import RecipeError
 
 numbers = st.integers(-8, 8).map(lambda n: n / 4)  # exact sums, with ties
 options = st.lists(st.tuples(numbers, numbers), min_size=1, max_size=4)
 layers = st.lists(options, min_size=1, max_size=5)
+
+
+def choices(
+    costs: Sequence[Sequence[float]], values: Sequence[Sequence[float]]
+) -> Iterator[tuple[float, float, tuple[int, ...]]]:
+    """Yield cost, value and options of every choice there is: the reference of `frontier`, for a few layers."""
+    for options in product(*(range(len(layer)) for layer in costs)):
+        cost = sum(layer[option] for layer, option in zip(costs, options, strict=True))
+        yield cost, sum(layer[option] for layer, option in zip(values, options, strict=True)), options
 
 
 def split(found):

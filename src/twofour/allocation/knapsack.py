@@ -10,9 +10,8 @@ lower by layers / states of the range of costs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,12 +105,3 @@ def _one_for_each_step(costs: Floats, states: int) -> NDArray[np.int64]:
     steps = np.minimum((costs - costs[0]) * ((states - 1) / (costs[-1] - costs[0])), states - 2).astype(np.int64)
     last = np.flatnonzero(np.append(np.diff(steps) > 0, True))
     return last if last[0] == 0 else np.concatenate(([0], last))
-
-
-def choices(
-    costs: Sequence[Sequence[float]], values: Sequence[Sequence[float]]
-) -> Iterator[tuple[float, float, tuple[int, ...]]]:
-    """Yield cost, value and options of every choice there is: the reference of `frontier`, for a few layers."""
-    for options in product(*(range(len(layer)) for layer in costs)):
-        cost = sum(layer[option] for layer, option in zip(costs, options, strict=True))
-        yield cost, sum(layer[option] for layer, option in zip(values, options, strict=True)), options

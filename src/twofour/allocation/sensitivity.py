@@ -169,12 +169,8 @@ class _Run:
             finally:
                 weight.parameter.copy_(before)
         _log.info("`%s` at %s: error %.4f, change %s", weight.name, pattern.name, error, change)
-        return Candidate(pattern.name, int(keep.sum()), error, change, _runs_sparse(weight, keep))
-
-
-def _runs_sparse(weight: PrunableWeight, keep: Tensor) -> bool:
-    """Whether every group of four along the reduction axis holds at most two values."""
-    return weight.reduction % 4 == 0 and patterns.parse("2:4").check(keep).ok
+        sparse = weight.reduction % 4 == 0 and patterns.parse("2:4").check(keep).ok
+        return Candidate(pattern.name, int(keep.sum()), error, change, sparse)
 
 
 def _candidates(given: Sequence[str | Pattern]) -> dict[str, Pattern | None]:

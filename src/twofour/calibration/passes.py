@@ -119,7 +119,7 @@ class _Run:
         for number, (block, part) in enumerate(zip(chain.blocks, parts, strict=True), 1):
             where = f"block {number} of {len(chain.blocks)}"
             if part:
-                self._collect(part, where, partial(_run_block, block, held))
+                self._collect(part, where, lambda index, block=block: block(*held[index][0], **held[index][1]))
             if not any(parts[number:]):
                 return
             self.display.say(f"{where}, outputs")
@@ -162,11 +162,6 @@ class _Run:
                 collector.tokens = batch.tokens
                 run(index)
         return collector
-
-
-def _run_block(block: nn.Module, held: Sequence[blocks.Call], index: int) -> None:
-    args, kwargs = held[index]
-    block(*args, **kwargs)
 
 
 def _parts(weights: Sequence[PrunableWeight], need: Need, budget: int) -> Iterator[list[PrunableWeight]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,6 @@ from torch import nn
 
 from twofour.checkpoints.checkpoint import Checkpoint
 from twofour.checkpoints.configuration import empty_model
-from twofour.checkpoints.entry import Entry
 from twofour.errors import FormatError, LayerError
 from twofour.layers import PrunableWeight, Skipped, Walk, walk
 
@@ -77,7 +76,13 @@ def structure(checkpoint: Checkpoint) -> Structure:
     for entry in checkpoint.entries.values():
         name, reason = rename(entry.name)
         if reason is None and name in shapes:
-            _require_shape(checkpoint, entry, name, shapes[name])
+            if entry.shape != shapes[name]:
+                raise FormatError(
+                    f"config.json and the weights of {checkpoint.path} disagree",
+                    got=f"`{entry.name}` of {entry.file.name} is {entry.shape}",
+                    wanted=f"{shapes[name]}, the shape of `{name}` by config.json",
+                    remedy="put the config.json beside the weights that they were saved with",
+                )
             parameters[entry.name] = name
         else:
             unknown[entry.name] = reason or "the model that config.json describes has no such parameter"
@@ -94,16 +99,6 @@ def structure(checkpoint: Checkpoint) -> Structure:
 def _named(model: nn.Module) -> Iterator[tuple[str, Any]]:
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
-
-
-def _require_shape(checkpoint: Checkpoint, entry: Entry, name: str, shape: Sequence[int]) -> None:
-    if entry.shape != tuple(shape):
-        raise FormatError(
-            f"config.json and the weights of {checkpoint.path} disagree",
-            got=f"`{entry.name}` of {entry.file.name} is {entry.shape}",
-            wanted=f"{tuple(shape)}, the shape of `{name}` by config.json",
-            remedy="put the config.json beside the weights that they were saved with",
-        )
 
 
 Renaming = Callable[[str], tuple[str, str | None]]

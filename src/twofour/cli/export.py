@@ -163,8 +163,9 @@ def _to_huggingface(
     found: sources.Source, model: nn.Module, out: Path, recipe: Path | None, accuracy: Path | None
 ) -> dict[str, Any]:
     folder = found.path if found.kind == "folder" else None
-    plan = Recipe.load(recipe) if recipe else _recipe_of(folder)
-    card = _accuracy(accuracy)
+    if recipe is None and folder is not None and (folder / "recipe.toml").is_file():
+        recipe = folder / "recipe.toml"  # `twofour prune` left it there
+    plan, card = Recipe.load(recipe) if recipe else None, _accuracy(accuracy)
     return {"sparse": exporting.to_huggingface(model, out, source=folder, recipe=plan, accuracy=card)}
 
 
@@ -226,9 +227,3 @@ def _accuracy(path: Path | None) -> exporting.Accuracy | None:
             remedy="see docs/export.md for what it holds",
         ) from error
     return exporting.Accuracy.of(content)
-
-
-def _recipe_of(folder: Path | None) -> Recipe | None:
-    """Return the recipe that `twofour prune` left in a folder."""
-    path = folder / "recipe.toml" if folder else None
-    return Recipe.load(path) if path is not None and path.is_file() else None

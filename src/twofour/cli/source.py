@@ -47,7 +47,10 @@ class Source:
             SourceError: It is a file of weights without a model, or the model cannot be made.
         """
         if self.kind == "function":
-            return _call(self.text)
+            model = returned(self.text, FORMS[0])
+            if not isinstance(model, nn.Module):
+                raise SourceError(f"{self.text} did not return a model", got=type(model).__name__, wanted=FORMS[0])
+            return model
         assert self.path is not None, self
         if self.kind == "folder":
             return huggingface.load(self.path)
@@ -111,13 +114,6 @@ def _installed(name: str) -> Path | None:
         return None
     folders = [Path(str(file.locate())).parent for file in files if file.name == "config.json"]
     return next((folder.resolve() for folder in folders if huggingface.is_model(folder)), None)
-
-
-def _call(text: str) -> nn.Module:
-    model = returned(text, FORMS[0])
-    if not isinstance(model, nn.Module):
-        raise SourceError(f"{text} did not return a model", got=type(model).__name__, wanted=FORMS[0])
-    return model
 
 
 def returned(text: str, wanted: str) -> Any:

@@ -120,7 +120,8 @@ class Learned(Criterion):
                 value = require_loss(computed(loss, output, batch, device), batches)
                 optimizer.zero_grad(set_to_none=True)
                 value.backward()
-                followed |= {choice.weight.name for choice in choices if _has_slope(choice.logits)}
+                slopes = [(choice.weight.name, choice.logits.grad) for choice in choices]
+                followed |= {name for name, slope in slopes if slope is not None and bool(slope.any())}
                 optimizer.step()
                 display.say(f"learning masks, step {step + 1} of {self.steps}, loss {value.item():.4f}")
         choices = [choice for choice in choices if choice.weight.name in followed]
@@ -223,10 +224,6 @@ def _places(model: nn.Module, weights: Sequence[tuple[PrunableWeight, Pattern]])
             if id(parameter) in names:
                 found[names[id(parameter)]].append(f"{prefix}.{attribute}".lstrip("."))
     return found
-
-
-def _has_slope(logits: Tensor) -> bool:
-    return logits.grad is not None and bool(logits.grad.any())
 
 
 def _output(model: nn.Module, masked: dict[str, Tensor], inputs: Any) -> Any:

@@ -144,7 +144,13 @@ def solve(
         raise
     if not solved.choices:
         solved.undo()
-        raise _nothing_reached(solved.refused)
+        raise LayerError(
+            "no weight can be calibrated",
+            got=f"{len(solved.refused)} weights to prune, all left out",
+            reasons=[f"`{name}`: {reason}" for name, reason in solved.refused.items()],
+            wanted="data that reach at least one layer to prune",
+            remedy='"magnitude" needs no data',
+        )
     return solved
 
 
@@ -307,13 +313,3 @@ def require_unsharded(weights: Sequence[tuple[PrunableWeight, Pattern]]) -> None
                 wanted="a model whose weights are whole",
                 remedy="prune before sharding, or by magnitude",
             )
-
-
-def _nothing_reached(refused: dict[str, str]) -> LayerError:
-    return LayerError(
-        "no weight can be calibrated",
-        got=f"{len(refused)} weights to prune, all left out",
-        reasons=[f"`{name}`: {reason}" for name, reason in refused.items()],
-        wanted="data that reach at least one layer to prune",
-        remedy='"magnitude" needs no data',
-    )

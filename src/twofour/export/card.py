@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from twofour.errors import ExportError, cut
 from twofour.recipe import Recipe
 
-FIELDS = ("metric", "data", "sparse", "dense", "control", "note")
+NUMBERS = ("sparse", "dense", "control")
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,10 @@ class Accuracy:
             ExportError: It is no object of these fields.
         """
         try:
-            assert isinstance(given, Mapping) and set(given) <= set(FIELDS)
-            numbers = {
-                key: None if given.get(key) is None else float(given[key]) for key in ("sparse", "dense", "control")
-            }
-            texts = {key: str(given.get(key, "")) for key in ("metric", "data", "note")}
-            assert numbers["sparse"] is not None and texts["metric"]
+            assert isinstance(given, Mapping)
+            said = {key: value for key, value in given.items() if value is not None}
+            found = cls(**{key: float(value) if key in NUMBERS else str(value) for key, value in said.items()})
+            assert found.metric
         except (AssertionError, TypeError, ValueError) as error:
             raise ExportError(
                 "the accuracy is malformed",
@@ -53,9 +51,7 @@ class Accuracy:
                 wanted='{"metric": "accuracy, %", "data": "...", "sparse": 91.4, "dense": 91.7, "control": 91.8}',
                 remedy="metric and sparse are needed; dense, control, data and note may be left out",
             ) from error
-        return cls(
-            texts["metric"], numbers["sparse"], texts["data"], numbers["dense"], numbers["control"], texts["note"]
-        )
+        return found
 
 
 def card(

@@ -177,9 +177,6 @@ def untie(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, s
             aliases[name] = first[same]
             continue
         first[same] = name
-        kept[name] = tensor.clone() if _is_view(tensor) else tensor
+        whole = tensor.untyped_storage().nbytes() == tensor.nbytes and tensor.is_contiguous()
+        kept[name] = tensor if whole else tensor.clone()
     return kept, aliases
-
-
-def _is_view(tensor: Tensor) -> bool:
-    return tensor.untyped_storage().nbytes() != tensor.nbytes or not tensor.is_contiguous()

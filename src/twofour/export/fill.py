@@ -66,7 +66,13 @@ def fill_masked(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
     """
     patterns = promised(contents)
     if not patterns:
-        raise _unmasked(path)
+        raise FormatError(
+            "the file says of no weight that it is sparse",
+            got=f"{path}: plain weights without patterns",
+            wanted="a file that twofour.save wrote from a masked or compiled model",
+            remedy="load it with load_state_dict, then twofour.masks.derive(model, pattern) finds masks in its zeros",
+            code="no-patterns",
+        )
     state = _dense(_all(contents), model)
     if any(parameter.is_meta for parameter in model.parameters()):
         _assign(model, state)  # nothing to lose there, and weights without values are not prunable
@@ -338,16 +344,6 @@ def _require_values(path: Any, model: nn.Module) -> None:
             wanted="a model whose non-persistent buffers have values",
             remedy="build the model normally, or compute those buffers before loading",
         )
-
-
-def _unmasked(path: Any) -> FormatError:
-    return FormatError(
-        "the file says of no weight that it is sparse",
-        got=f"{path}: plain weights without patterns",
-        wanted="a file that twofour.save wrote from a masked or compiled model",
-        remedy="load it with load_state_dict, then twofour.masks.derive(model, pattern) finds the masks from the zeros",
-        code="no-patterns",
-    )
 
 
 def _no_layer(code: str, path: Any, name: str, why: str) -> FormatError:

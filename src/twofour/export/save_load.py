@@ -82,7 +82,9 @@ def save(
     if not packed:
         plain |= {name: weight.unpack() for name, weight in weights.items()}
         weights = {}
-    settings = {**_settings(model), "patterns": patterns, **({"axes": axes} if axes else {})}
+    compiled = compilation_of(model)
+    made = compiled.to_dict() if compiled is not None else {"kind": "masked" if masks.of(model) else "plain"}
+    settings = {**made, "patterns": patterns, **({"axes": axes} if axes else {})}
     contents = Contents(plain, weights, aliases, settings)
     if folder:
         write_folder(path, contents, max_shard_bytes)
@@ -215,9 +217,3 @@ def _add_compiled(
             weights[key] = source
         else:
             plain[key] = source
-
-
-def _settings(model: nn.Module) -> dict[str, Any]:
-    if (found := compilation_of(model)) is not None:
-        return found.to_dict()
-    return {"kind": "masked" if masks.of(model) else "plain"}

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from twofour.tensor_core.execute import ACCUMULATORS
 from twofour.tensor_core.fragments import a_registers, b_registers, c_registers, c_values, code_places, suppliers
 from twofour.tensor_core.instruction import Instruction
 
@@ -36,7 +37,7 @@ def code_slots(row: Instruction, machine: Machine) -> Tensor:
     metadata = (words - (words >> 31 << 32)).to(torch.int32)
     ones = torch.ones(row.m, row.k // 2, dtype=torch.float32, device="cpu").to(row.a.dtype)
     a = a_registers(row, ones).expand(rounds, -1, -1)
-    c = c_registers(row, torch.zeros(rounds, row.m, n, dtype=_dtype(row), device="cpu"))
+    c = c_registers(row, torch.zeros(rounds, row.m, n, dtype=ACCUMULATORS[row.accumulators[0]], device="cpu"))
     found = torch.zeros(row.m, row.chunks, dtype=torch.int64, device="cpu")
     for start in range(0, row.chunks, n):
         hot = torch.zeros(row.k, n, dtype=torch.float32, device="cpu")
@@ -57,7 +58,3 @@ def expected_slots(row: Instruction, selector: int) -> Tensor:
     slots = torch.zeros(row.m, row.chunks, dtype=torch.int64, device="cpu")
     slots[rows, chunks] = suppliers(row, selector)[:, None] * 8 + torch.arange(8, device="cpu")
     return slots
-
-
-def _dtype(row: Instruction) -> torch.dtype:
-    return torch.int32 if row.a.integer else torch.float32

@@ -53,13 +53,9 @@ def quantize(graph: Any, found: list[SparseWeight], ranges: Mapping[str, float])
             continue
         _quantize_weight(graph, weight, value, uses)
         for node, _ in uses:
-            _quantize_input(graph, node, _scale(ranges[weight.name]), inputs)
+            _quantize_input(graph, node, ranges[weight.name] / INT8_LARGEST or 1.0, inputs)
         made.append(replace(weight, initializer=weight.initializer + ".int8"))
     return made
-
-
-def _scale(largest: float) -> float:
-    return largest / INT8_LARGEST if largest > 0 else 1.0
 
 
 def _quantize_weight(graph: Any, weight: SparseWeight, value: Any, uses: list[tuple[Any, int]]) -> None:

@@ -102,7 +102,12 @@ def require_same(
         PermutationError: They differ by more than rounding, or hold no finite value, which shows nothing.
     """
     if not any(old.isfinite().any() for old in before):
-        raise _nothing_shown(before)
+        raise PermutationError(
+            "the example does not show whether permuting keeps what the model computes; everything was put back",
+            got=f"outputs of shape {', '.join(str(tuple(old.shape)) for old in before[:4])} without a finite value",
+            wanted="an example on which the model computes numbers",
+            remedy="give real samples; if these are, look for NaN or infinity in the weights",
+        )
     pairs = list(zip(before, after, strict=True))
     if all(largest_difference([new], [old]) <= TOLERANCES.get(old.dtype, 0.0) for old, new in pairs):
         return largest_difference(after, before)
@@ -120,15 +125,6 @@ def require_same(
             if judged > allowed:
                 raise _changed(judged, f"at most {allowed:.2g}") from None
     return largest_difference(after, before)
-
-
-def _nothing_shown(before: Sequence[Tensor]) -> PermutationError:
-    return PermutationError(
-        "the example does not show whether permuting keeps what the model computes; everything was put back",
-        got=f"outputs of shape {', '.join(str(tuple(old.shape)) for old in before[:4])} without a finite value",
-        wanted="an example on which the model computes numbers",
-        remedy="give real samples; if these are, look for NaN or infinity in the weights",
-    )
 
 
 def _changed(error: float, wanted: str) -> PermutationError:
