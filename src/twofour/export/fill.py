@@ -35,6 +35,7 @@ from twofour.compiler.replaceable import (
 from twofour.errors import FormatError, TwofourError
 from twofour.export.buffers import fill_buffers
 from twofour.export.file import Contents
+from twofour.export.fit import misfit
 from twofour.kernels.conv import Images
 from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.layers import PrunableWeight, walk
@@ -55,6 +56,7 @@ Stored = Packed | Tensor
 
 COMPILED = (CompiledLinear, CompiledConv)
 
+WEIGHT = "a sparse weight of the file"
 NO_EXAMPLE = "a file holds no graph; load(..., example=...) captures the whole model again"
 
 
@@ -109,7 +111,7 @@ def _plan(
     prunable = walk(model, eligibility="any", tied="*").by_name
     for name in patterns:
         if name not in prunable:
-            raise _no_layer("model-unprunable", path, name, "is no prunable weight of the model")
+            raise misfit("model-unprunable", path, f"`{name}` is no prunable weight of the model", WEIGHT)
     return [_mask(path, prunable[name], name, state[name], text) for name, text in patterns.items()]
 
 
@@ -118,11 +120,11 @@ def _mask(path: Any, entry: PrunableWeight, name: str, weight: Tensor, text: str
     try:
         keep = pattern.project(last, absolute=True)
         if not pattern.check(last).ok:
-            raise _no_layer("pattern-broken", path, name, f"does not keep {text}")
+            raise misfit("pattern-broken", path, f"`{name}` does not keep {text}", WEIGHT)
     except FormatError:
         raise
     except TwofourError as error:
-        raise _no_layer("pattern-unfit", path, name, f"cannot carry {text}: {error.got}") from error
+        raise misfit("pattern-unfit", path, f"`{name}` cannot carry {text}: {error.got}", WEIGHT) from error
     return entry, entry.from_reduction_last(keep), pattern
 
 
@@ -344,13 +346,3 @@ def _require_values(path: Any, model: nn.Module) -> None:
             wanted="a model whose non-persistent buffers have values",
             remedy="build the model normally, or compute those buffers before loading",
         )
-
-
-def _no_layer(code: str, path: Any, name: str, why: str) -> FormatError:
-    return FormatError(
-        "a sparse weight of the file does not fit the model",
-        got=f"{path}: `{name}` {why}",
-        wanted="a file saved from a model of the same architecture",
-        remedy="build the model as it was built when it was saved",
-        code=code,
-    )

@@ -38,20 +38,20 @@ def require_fit(path: Any, model: nn.Module, contents: Contents) -> None:
     have |= {alias: have[name] for alias, name in contents.aliases.items() if name in have}
     if missing := sorted(want.keys() - have.keys()):
         got = f"{len(missing)} tensors of the model are not in the file, such as `{missing[0]}`"
-        raise _misfit("model-missing", path, got)
+        raise misfit("model-missing", path, got)
     if foreign := sorted(have.keys() - want.keys()):
         got = f"{len(foreign)} tensors of the file are not in the model, such as `{foreign[0]}`"
-        raise _misfit("model-foreign", path, got)
+        raise misfit("model-foreign", path, got)
     for name, shape in want.items():
         if have[name] != shape:
-            raise _misfit("model-shape", path, f"`{name}` is {have[name]} in the file and {shape} in the model")
+            raise misfit("model-shape", path, f"`{name}` is {have[name]} in the file and {shape} in the model")
     _require_kinds(path, model, contents)
     axes = reduction_axes(model)
     for name, weight in contents.packed.items():
         axis = axes[name].axis if name in axes else 1
         if weight.header.axis != axis or len(weight.header.shape) < 2:
             got = f"`{name}` is packed along axis {weight.header.axis}; the reduction axis is {axis}"
-            raise _misfit("model-axis", path, got)
+            raise misfit("model-axis", path, got)
     _require_patterns(path, contents)
 
 
@@ -63,25 +63,26 @@ def _require_kinds(path: Any, model: nn.Module, contents: Contents) -> None:
             kinds = [(one.is_floating_point(), one.is_complex()) for one in (stored, tensor)]
             if kinds[0] != kinds[1]:
                 got = f"`{name}` is {stored.dtype} in the file and {tensor.dtype} in the model"
-                raise _misfit("model-dtype", path, got)
+                raise misfit("model-dtype", path, got)
 
 
 def _require_patterns(path: Any, contents: Contents) -> None:
     patterns = contents.settings.get("patterns", {})
     known = contents.plain.keys() | contents.packed.keys()
     if not isinstance(patterns, dict) or any(name not in known for name in patterns):
-        raise _misfit("settings-names", path, "the patterns in its settings do not name its tensors")
+        raise misfit("settings-names", path, "the patterns in its settings do not name its tensors")
     for text in patterns.values():
         try:
             parse(text)
         except TwofourError as error:
             got = f"the pattern {cut(repr(text), 40)} in its settings is not known"
-            raise _misfit("settings-pattern", path, got) from error
+            raise misfit("settings-pattern", path, got) from error
 
 
-def _misfit(code: str, path: Any, got: str) -> FormatError:
+def misfit(code: str, path: Any, got: str, what: str = "the file") -> FormatError:
+    """Build the error for a file, or a part of it, that is not of the model it is to fill."""
     return FormatError(
-        "the file does not fit the model",
+        f"{what} does not fit the model",
         got=f"{path}: {got}",
         wanted="a file saved from a model of the same architecture",
         remedy="build the model as it was built when it was saved",
