@@ -52,12 +52,7 @@ def operands(layer: Layer, *, sparse: bool = False, block: int | None = None, se
     """
     largest = max(layer.m * layer.k, layer.k * layer.n, layer.m * layer.n, layer.height * layer.width * layer.channels)
     if largest > LARGEST:
-        raise HardwareError(
-            f"the layer `{layer.name}` is too large to lay its addresses out",
-            got=f"{largest} places in one operand",
-            wanted=f"at most {LARGEST}",
-            remedy="systolic.cycles tells its cycles from the sizes alone; or cut the layer into rows",
-        )
+        raise too_large(f"the layer `{layer.name}`", f"{largest} places in one operand", "cut the layer into rows")
     inputs, weights = _windows(layer), np.arange(layer.n) * layer.k + np.arange(layer.k)[:, None]
     outputs = np.arange(layer.m)[:, None] * layer.n + np.arange(layer.n)
     place = np.arange(layer.k)[:, None]
@@ -76,6 +71,16 @@ def operands(layer: Layer, *, sparse: bool = False, block: int | None = None, se
     padded[: layer.k] = np.where(mask, weights, NONE)
     return Operands(
         inputs, padded.reshape(blocks, block, -1)[:, :half].reshape(blocks * half, -1), outputs, mask, inputs
+    )
+
+
+def too_large(what: str, got: str, remedy: str) -> HardwareError:
+    """Build the error for what has more addresses than are laid out."""
+    return HardwareError(
+        f"{what} is too large to lay its addresses out",
+        got=got,
+        wanted=f"at most {LARGEST}",
+        remedy=f"systolic.cycles tells its cycles from the sizes alone; or {remedy}",
     )
 
 

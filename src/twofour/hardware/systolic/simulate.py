@@ -12,7 +12,7 @@ from twofour.errors import HardwareError
 from twofour.hardware.systolic.array import SystolicArray
 from twofour.hardware.systolic.layer import Layer
 from twofour.hardware.systolic.memory import LATENCY, Ahead, Traffic, fetch, fetch_ahead
-from twofour.hardware.systolic.operands import LARGEST, Operands, operands
+from twofour.hardware.systolic.operands import LARGEST, Operands, operands, too_large
 from twofour.hardware.systolic.settings import Settings
 from twofour.hardware.systolic.streams import OPERANDS, Schedule
 from twofour.hardware.systolic.waiting import Waiting, wait
@@ -95,12 +95,7 @@ def simulate(layer: Layer, settings: Settings) -> Simulated:
 
 def _require_size(layer: Layer, array: SystolicArray, fold: int, length: int) -> None:
     if (places := fold * max(array.rows, array.columns)) > LARGEST:
-        raise HardwareError(
-            f"a fold of the layer `{layer.name}` is too large to lay its addresses out",
-            got=f"{places} places",
-            wanted=f"at most {LARGEST}",
-            remedy="systolic.cycles tells its cycles from the sizes alone; or take a smaller array",
-        )
+        raise too_large(f"a fold of the layer `{layer.name}`", f"{places} places", "take a smaller array")
     if length == 1:  # SCALE-Sim divides by the index of the last cycle, 0
         raise HardwareError(
             f"the layer `{layer.name}` is too small for a report",
