@@ -19,6 +19,20 @@ from twofour.files import LARGEST_LIST, read_json, unreadable
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".chkp", ".tar")
+"""Endings of files that torch.save writes."""
+
+_REMEDIES = {
+    ".onnx": "ONNX is an output format, which only `check` reads: name the model that the file was exported from",
+    ".json": "name the folder that holds it: an index and a config.json are read with the weights beside them",
+    ".toml": "a recipe says how to prune, and is no model: name the model, or its folder",
+    **dict.fromkeys(
+        PICKLED,
+        "a pickled checkpoint can run code when loaded: write it with safetensors.torch.save_file, "
+        "or `twofour import` it if its weights are sparse",
+    ),
+}
+"""What to do with files that are no weights here, by their endings."""
 LONGEST_NAME = 255
 """Bytes of a file's name: what file systems take, and the system's error is no answer to an index."""
 
@@ -231,3 +245,8 @@ def _no_weights(path: Path) -> FormatError:
         remedy="a pickled checkpoint can run code when loaded: load it where you trust it and save_pretrained",
         code="no-weights",
     )
+
+
+def remedy_for(path: Path, accepted: str) -> str:
+    """Say what to do with a file that is not of an accepted kind."""
+    return _REMEDIES.get(path.suffix.lower(), f"name {accepted}")

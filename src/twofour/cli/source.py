@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from twofour.checkpoints.kinds import remedy_for
+from twofour.checkpoints.checkpoint import remedy_for
 from twofour.cli import huggingface
 from twofour.errors import SourceError, explained
 

@@ -16,7 +16,7 @@ from torch.sparse import (
 )
 
 from twofour.checkpoints import Checkpoint
-from twofour.checkpoints.kinds import PICKLED
+from twofour.checkpoints.checkpoint import PICKLED
 from twofour.errors import FormatError, cut
 from twofour.files import is_archive, named, read_json, require_sound, unreadable
 from twofour.importing.base import Source, shown

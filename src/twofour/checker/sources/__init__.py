@@ -9,7 +9,7 @@ from twofour.checker.sources.files import checkpoint_weights
 from twofour.checker.sources.models import weights_of
 from twofour.checker.sources.onnx import onnx_weights
 from twofour.checker.weights import Expectation, Skipped, Weight
-from twofour.checkpoints.kinds import remedy_for
+from twofour.checkpoints.checkpoint import remedy_for
 from twofour.errors import FormatError, LayerError
 
 __all__ = ["weights_in", "weights_of"]
