@@ -1,7 +1,6 @@
 """Files: whole or not there, in folders that one process writes at a time, and read within limits."""
 
 from twofour.files.archive import is_archive, require_sound
-from twofour.files.cache import cache_folder
 from twofour.files.folder import making, names_in, remove_known
 from twofour.files.lock import PATIENCE, locked
 from twofour.files.named import named
@@ -22,7 +21,6 @@ from twofour.files.replacing import is_temporary, remove_left, replacing, writin
 __all__ = [
     "LARGEST_LIST",
     "PATIENCE",
-    "cache_folder",
     "is_archive",
     "is_temporary",
     "json_or_none",

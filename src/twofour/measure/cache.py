@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,7 @@ import torch
 
 from twofour import native
 from twofour.errors import MeasureError
-from twofour.files import cache_folder, read_json
+from twofour.files import read_json
 from twofour.measure.gpu import gpu_facts
 from twofour.measure.machine import machine
 from twofour.measure.record import write_json
@@ -215,6 +216,21 @@ def _entry(value: Any) -> Entry:
     if type(entry.looks) is not int or not all(is_time(s) for s in entry.seconds.values()):
         raise ValueError("a time is not a positive number, or a count of looks not a whole one")
     return entry
+
+
+def cache_folder() -> Path | None:
+    """Return where measured times are kept: $TWOFOUR_CACHE, else $XDG_CACHE_HOME/twofour, else ~/.cache/twofour.
+
+    None where TWOFOUR_CACHE is "off" or there is no home folder.
+    """
+    setting = os.environ.get("TWOFOUR_CACHE", "")
+    if setting:
+        return None if setting == "off" else Path(setting)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "twofour"
+    except RuntimeError as error:
+        logger.warning("measured times are not kept: %s; set TWOFOUR_CACHE to a folder", error)
+        return None
 
 
 def read_kept(path: Path | None, entry: Callable[[Any], E], what: str) -> dict[str, E]:

@@ -20,10 +20,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from twofour.files import cache_folder
 from twofour.kernels.cuda import Configuration
 from twofour.measure import gpu_facts
-from twofour.measure.cache import read_kept, write_kept
+from twofour.measure.cache import cache_folder, read_kept, write_kept
 from twofour.measure.distance import distance
 
 logger = logging.getLogger("twofour.kernels")
