@@ -12,7 +12,7 @@ from torch import nn
 from twofour.checkpoints import Checkpoint, Entry, structure
 from twofour.criteria import Scored
 from twofour.errors import LayerError, RecipeError
-from twofour.layers import PrunableWeight, Reduction, dtype_reason, matches, remedy_for, walk
+from twofour.layers import Reduction, dtype_reason, matches, remedy_for, walk
 from twofour.patterns import Pattern
 from twofour.recipe import Recipe
 
@@ -185,7 +185,8 @@ def _named_weight(entry: Entry, recipe: Recipe, axes: Sequence[tuple[str, int]])
     (weight,) = found.weights
     if weight.reduction % pattern.group:
         return None, f"its reduction axis {weight.reduction} is not a multiple of {pattern.group}"
-    return Sparse(entry, entry.name, _kind(weight, axis), pattern, Reduction(axis)), ""
+    kind = "hf_conv1d" if weight.kind == "linear" and axis == 0 else weight.kind
+    return Sparse(entry, entry.name, kind, pattern, Reduction(axis)), ""
 
 
 def _names(glob: str, name: str) -> bool:
@@ -201,10 +202,6 @@ def _layer(entry: Entry, axis: int) -> nn.Module:
         return nn.Linear(entry.shape[axis], entry.shape[1 - axis], **options)
     make: Any = (_CONVOLUTIONS if axis else _TRANSPOSED)[len(kernel) - 1]
     return make(entry.shape[axis], entry.shape[1 - axis], kernel, **options)
-
-
-def _kind(weight: PrunableWeight, axis: int) -> str:
-    return "hf_conv1d" if weight.kind == "linear" and axis == 0 else weight.kind
 
 
 def axes_by_name(weights: Sequence[Sparse]) -> Mapping[str, int]:
