@@ -1,7 +1,5 @@
 """Checker: is what was promised as sparse really sparse, along the right axis, and which runtime could use it."""
 
-from __future__ import annotations
-
 from twofour.checker.check import Report, check, check_weights
 from twofour.checker.judge import Finding
 from twofour.checker.runtimes import RULES, Fit, Rule

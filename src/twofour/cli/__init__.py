@@ -1,7 +1,5 @@
 """Command line: one sub-command per verb, no logic of its own."""
 
-from __future__ import annotations
-
 from twofour.cli.app import app, main
 
 __all__ = ["app", "main"]

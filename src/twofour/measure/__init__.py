@@ -1,7 +1,5 @@
 """The only timer: interleaved comparisons, their spread, and the machine they were made on."""
 
-from __future__ import annotations
-
 from twofour.measure.gpu import Board, compare_on_gpu, device_seconds, gpu_facts
 from twofour.measure.machine import last_level_cache_bytes, machine, processor, require_threads, software
 from twofour.measure.record import Record, Timing, geometric_mean, load, save, without_nan, write_json

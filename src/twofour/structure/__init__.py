@@ -1,7 +1,5 @@
 """Structure: which channels of a model belong together, changes of their axes, and orders that a mask fits better."""
 
-from __future__ import annotations
-
 from twofour.structure.apply import AxisChanges
 from twofour.structure.coupling import Coupling, Group, Place, Refusal, trace
 from twofour.structure.permutation import Gain, Permutation, Report, permute, search
