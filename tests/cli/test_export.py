@@ -26,6 +26,9 @@ def pruned():
 def quarter():
     return twofour.prune(zoo_cli.small().eval(), "1:4")
 
+def both_ways():
+    return twofour.prune(zoo_cli.small().eval(), "2:4-transposable")
+
 def forgotten():
     model = pruned()
     with torch.no_grad():
@@ -180,6 +183,13 @@ def test_a_dense_model_is_not_exported_as_a_sparse_one(zoo, to: str) -> None:
 def test_the_same_pattern_as_the_masks_is_accepted(zoo) -> None:
     result = zoo("export", "zoo_more:quarter", "--to", "safetensors", "--out", "x.safetensors", "--pattern", "1:4")
     assert result.exit_code == 0, result.stderr
+
+
+def test_what_a_file_says_of_its_weights_goes_before_their_packed_form(zoo) -> None:
+    twofour.save(importlib.import_module("zoo_more").both_ways(), "both.safetensors")
+    words = ("export", "both.safetensors", "--to", "safetensors", "--out", "x.safetensors", "--pattern")
+    refused(zoo(*words, "2:4"), "says itself", "2:4-transposable")
+    assert zoo(*words, "2:4-transposable").exit_code == 0
 
 
 def test_options_that_mean_nothing_are_refused(zoo) -> None:

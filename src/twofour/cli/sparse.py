@@ -13,7 +13,7 @@ from twofour.cli import source as sources
 from twofour.cli.source import Source
 from twofour.compiler.replaceable import require_plain
 from twofour.errors import MaskError, SourceError
-from twofour.export.fill import attach_masks
+from twofour.export.fill import attach_masks, promised
 from twofour.export.fit import require_fit
 from twofour.patterns import parse
 
@@ -49,7 +49,7 @@ def weights(found: Source, pattern: str | None) -> Weights:
     contents = export.read(found.path)
     dense = {**contents.plain, **{name: packed.unpack() for name, packed in contents.packed.items()}}
     tensors = dense | {alias: dense[name] for alias, name in contents.aliases.items()}
-    said = {**Checkpoint.open(found.path).promise.patterns, **_said(contents)}
+    said = {**Checkpoint.open(found.path).promise.patterns, **promised(contents)}
     _require_agreed(found, said, pattern)
     if not said and pattern is None:
         raise _nothing_sparse(found, "a file that promises nothing of its weights")
@@ -123,7 +123,7 @@ def _filled(found: Source, builder: str | None, pattern: str | None) -> nn.Modul
             remedy="--model package.module:function, which builds the model",
         )
     contents, made = export.read(found.path), sources.resolve(builder).model()
-    said = _said(contents)
+    said = promised(contents)
     _require_agreed(found, said, pattern)
     if said:
         return export.load(found.path, made, masked=True)
@@ -138,14 +138,6 @@ def _filled(found: Source, builder: str | None, pattern: str | None) -> nn.Modul
     made.load_state_dict(contents.plain)
     _derive(made, pattern)
     return made
-
-
-def _said(contents: export.Contents) -> dict[str, str]:
-    """Return the patterns that a file names."""
-    named = contents.settings.get("patterns")
-    named = named if isinstance(named, dict) else {}
-    plain = {name: text for name, text in named.items() if isinstance(text, str)}
-    return plain | {name: packed.header.pattern for name, packed in contents.packed.items()}
 
 
 def _derive(made: nn.Module, pattern: str) -> None:

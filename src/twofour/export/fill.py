@@ -90,7 +90,8 @@ def fill_masked(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
 def promised(contents: Contents) -> dict[str, str]:
     """Return what each sparse weight of a file obeys: what it says of it, else the form that it is packed in."""
     forms = {name: weight.header.pattern for name, weight in contents.packed.items()}
-    return forms | dict(contents.settings.get("patterns", {}))
+    said = contents.settings.get("patterns")
+    return forms | said if isinstance(said, dict) else forms
 
 
 def attach_masks(path: Any, model: nn.Module, patterns: Mapping[str, str]) -> None:
