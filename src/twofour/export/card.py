@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from twofour.errors import ExportError, cut
 from twofour.recipe import Recipe
@@ -42,7 +43,8 @@ class Accuracy:
         try:
             assert isinstance(given, Mapping)
             said = {key: value for key, value in given.items() if value is not None}
-            found = cls(**{key: float(value) if key in NUMBERS else str(value) for key, value in said.items()})
+            fields: dict[str, Any] = {key: float(one) if key in NUMBERS else str(one) for key, one in said.items()}
+            found = cls(**fields)
             assert found.metric
         except (AssertionError, TypeError, ValueError) as error:
             raise ExportError(
