@@ -257,3 +257,13 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_a_level_above_the_cap_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOFOUR_ISA", "scalar")
     assert all("needs" in (row.unavailable() or "") for row in ROWS if row.isa not in ("scalar", "any"))
+
+
+def test_products_of_a_set_without_convolutions_leave_residuals_to_portable_code(monkeypatch):
+    """As on aarch64, where nm_matmul has rows for NEON and nm_conv has none."""
+    from twofour.kernels.nm_conv import cpu
+
+    portable = [row for row in cpu.native_conv_rows() if row.isa == "scalar"]
+    monkeypatch.setattr(cpu, "native_conv_rows", lambda: portable)
+    rows = cpu.pointwise_rows()
+    assert {row.isa for row in rows} > {"scalar"} and all(row.residual == portable[0] for row in rows)

@@ -135,12 +135,15 @@ def native_conv_rows() -> list[NativeConv]:
 
 
 def pointwise_rows() -> list[PointwiseConv]:
-    """Return a row for 1x1 convolutions for each row of nm_matmul that takes the same prepared weight."""
+    """Return a row for 1x1 convolutions for each row of nm_matmul that takes the same prepared weight.
+
+    What it leaves to a row of nm_conv goes to that of its own instruction set, else to the portable one.
+    """
     blocks = {row.isa: row for row in native_conv_rows()}
     return [
         PointwiseConv(
             row.name.replace("nm_matmul_2x4_f32", "nm_conv_2x4_f32_1x1"),
-            *("nm_conv", "2:4", "float32", "cpu", row.isa, LAYOUT, row, blocks[row.isa]),
+            *("nm_conv", "2:4", "float32", "cpu", row.isa, LAYOUT, row, blocks.get(row.isa, blocks["scalar"])),
         )
         for row in native_rows()
         if row.layout == LAYOUT and row.dtype == "float32"
