@@ -8,7 +8,8 @@ from torch import nn
 
 import twofour
 from tests.compiler.small import mlp, quick
-from twofour.compiler.choose import WORTH_A_COPY, Choice, _few_layouts, _one_layout, why
+from twofour.compiler.choose import WORTH_A_COPY, Choice, _few_layouts, _one_layout
+from twofour.compiler.reasons import explain
 from twofour.kernels import find
 from twofour.kernels.dense_matmul import PLAIN
 from twofour.kernels.dispatch import DispatchTable
@@ -47,7 +48,7 @@ def test_the_reason_is_true() -> None:
     dense = PLAIN.name
 
     def reason(names: dict[str, float], chosen: str, memory: str = "fast") -> str:
-        return why(Choice(DispatchTable((), (chosen,)), {4: names}, {}), 4, "", memory)
+        return explain(Choice(DispatchTable((), (chosen,)), {4: names}, {}), 4, "", memory)
 
     assert reason({rows: 1.0, dense: 2.0}, rows) == "sparse is faster"
     assert "one copy fewer" in reason({rows: 1.02, dense: 1.0}, rows)
@@ -72,4 +73,4 @@ def test_small_memory_weighs_the_example_and_shows_its_own_time() -> None:
     assert _one_layout(kernels, times, (64, 64), 512).names == (panels,)
     slow = Choice(DispatchTable((), (rows,)), times, {})
     assert (slow.at(512, sparse=True), slow.at(512, sparse=False)) == (20.0, 8.0)
-    assert "2.50x the time of dense" in why(slow, 512, "", "small")
+    assert "2.50x the time of dense" in explain(slow, 512, "", "small")
