@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from twofour import calls
 from twofour.errors import TrainingError
 from twofour.training.batches import Loader, call, length, pair, require_loader, to_device
-from twofour.training.plan import Loss
+from twofour.training.plan import Loss, require_called
 
 Answer = Callable[[Any], Tensor]
 """Takes the tensor that is compared out of what a model answers."""
@@ -77,7 +77,7 @@ class Taught:
                 remedy="twofour.training.Taught(loader, dense_model)",
             )
         require_loader(loader)
-        _require_called("answer", answer)
+        require_called("answer", answer)
         self.loader, self.teacher, self.answer = loader, teacher, answer
 
     def __len__(self) -> int:
@@ -122,8 +122,8 @@ def distilled(
         TrainingError: An argument is impossible. The loss raises it where the two answers differ
             in shape, or "classes" are asked for and there are no two scores on a last axis.
     """
-    _require_called("loss", loss)
-    _require_called("answer", answer)
+    require_called("loss", loss)
+    require_called("answer", answer)
     numbers = isinstance(weight, int | float) and isinstance(temperature, int | float)
     if not numbers or not 0 <= weight <= 1 or not temperature > 0 or kind not in ("classes", "values"):
         raise TrainingError(
@@ -147,16 +147,6 @@ def distilled(
         return (1 - weight) * loss(output, truth) + weight * taught
 
     return combined
-
-
-def _require_called(name: str, given: object) -> None:
-    if not callable(given):
-        raise TrainingError(
-            f"`{name}` cannot be called",
-            got=type(given).__name__,
-            wanted="a function of output and target" if name == "loss" else "a function of a model's output",
-            remedy="loss=torch.nn.functional.cross_entropy" if name == "loss" else "leave it out for `logits`",
-        )
 
 
 def _require_comparable(found: Tensor, wanted: Tensor, kind: str) -> None:

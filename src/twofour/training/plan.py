@@ -66,7 +66,7 @@ class Plan:
                 remedy="leave it out for 0",
             )
         for name in ("loss", "optimizer", "schedule", "evaluate"):
-            _callable(name, getattr(self, name))
+            require_called(name, getattr(self, name))
         require_loader(self.loader)
         self._require_repeatable()
 
@@ -156,11 +156,13 @@ _CALLED = {
         "schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)",
     ),
     "evaluate": ("a function of the model, or None", "evaluate=lambda model: accuracy(model, test_loader)"),
+    "answer": ("a function of a model's output", "leave it out for `logits`"),
 }
 """Arguments that are called: what they may be, and an example."""
 
 
-def _callable(name: str, given: object) -> None:
+def require_called(name: str, given: object) -> None:
+    """Refuse an argument of `finetune` or `distilled` that is no function; some may be None."""
     if not callable(given) and not (given is None and name in ("schedule", "evaluate")):
         wanted, remedy = _CALLED[name]
         raise TrainingError(f"`{name}` cannot be called", got=type(given).__name__, wanted=wanted, remedy=remedy)

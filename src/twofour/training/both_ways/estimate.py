@@ -46,5 +46,6 @@ class Estimate(Source):
         gradient = call.a.t()
         if implementations.on_gpu(gradient.device):
             return kernel.refill(kernel.blank(gradient), nm_unbiased_reference(gradient, seed).t())
-        buffer = self.workspace.buffer(packed_bytes(*call.a.shape, gradient.dtype))
+        tokens, out = gradient.shape
+        buffer = self.workspace.buffer(packed_bytes(out, tokens, gradient.dtype))
         return Prepared(kernel, nm_unbiased(gradient, seed, gradient.dtype, buffer))

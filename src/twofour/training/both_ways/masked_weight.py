@@ -47,9 +47,8 @@ class MaskedWeight(Source):
     @property
     def nbytes(self) -> int:
         """Bytes of the mask and of the layouts that were built."""
-        return sum(packed.nbytes for packed in self._packed.values()) + (
-            self.keep.nbytes if self.keep is not None else 0
-        )
+        held = [*self._packed.values(), *([] if self.keep is None else [self.keep])]
+        return sum(one.nbytes for one in held)
 
     def kernels(self, call: Call) -> tuple[list[Kernel], str]:
         """See `Source.kernels`."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from twofour import masks
 from twofour.errors import PatternError, TrainingError
 from twofour.layers import Attachment, PrunableWeight, describe_attached, is_distributed, remedy_for, require_module
-from twofour.patterns import Pattern
+from twofour.patterns import NM, Pattern
 from twofour.recipe import Recipe
 from twofour.training.schemes.slots import Slot, parametrise_all
 
@@ -112,6 +112,23 @@ def require_free(model: nn.Module) -> None:
             wanted="one scheme at a time; pruned gradients (SDGP) after it",
             remedy="call finish() of that scheme first, which keeps what it has trained, or remove()",
         )
+
+
+def require_nm(pattern: Pattern, what: str, layer: str | None = None) -> NM:
+    """Return an N:M pattern as one.
+
+    Raises:
+        TrainingError: It is another.
+    """
+    if isinstance(pattern, NM):
+        return pattern
+    raise TrainingError(
+        f"{what} is defined for N:M",
+        got=pattern.name,
+        wanted='"2:4", "1:4", ...',
+        remedy="twofour.training.sr_ste takes every pattern",
+        layer=layer,
+    )
 
 
 def assigned(

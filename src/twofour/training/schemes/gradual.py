@@ -17,7 +17,7 @@ from twofour.criteria import Criterion
 from twofour.errors import TrainingError
 from twofour.layers import PrunableWeight
 from twofour.patterns import NM, Pattern, parse
-from twofour.training.schemes.base import Scheme, assigned
+from twofour.training.schemes.base import Scheme, assigned, require_nm
 
 _log = logging.getLogger("twofour.training")
 
@@ -52,14 +52,7 @@ def attach(
             criterion needs data.
         RecipeError: The text is not a criterion.
     """
-    final = parse(pattern)
-    if not isinstance(final, NM):
-        raise TrainingError(
-            "a gradual schedule is defined for N:M",
-            got=final.name,
-            wanted='"2:4", "1:4", ...',
-            remedy="twofour.training.sr_ste takes every pattern",
-        )
+    final = require_nm(parse(pattern), "a gradual schedule")
     if type(begin) is not int or type(end) is not int or not 0 <= begin <= end or not end:
         raise TrainingError(
             "the schedule's steps are impossible",

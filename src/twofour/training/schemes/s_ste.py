@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from twofour.errors import TrainingError
 from twofour.layers import PrunableWeight
 from twofour.patterns import NM, Pattern
 from twofour.recipe import Recipe
-from twofour.training.schemes.base import Parametrised, Projection, assigned
+from twofour.training.schemes.base import Parametrised, Projection, assigned, require_nm
 
 
 def attach(
@@ -40,14 +39,7 @@ def attach(
     """
     found = assigned(model, pattern, skip, eligibility=eligibility)
     for weight, chosen in found:
-        if not isinstance(chosen, NM):
-            raise TrainingError(
-                "S-STE is defined for N:M",
-                got=chosen.name,
-                wanted='"2:4", "1:4", ...',
-                remedy="twofour.training.sr_ste takes every pattern",
-                layer=weight.name,
-            )
+        require_nm(chosen, "S-STE", weight.name)
     projections = {weight.name: (weight, _Shrinking(weight, chosen)) for weight, chosen in found}
     return Parametrised(model, "S-STE", projections)
 
