@@ -85,7 +85,7 @@ def pipeline(path: Path) -> None:
     assert {mask.pattern for mask in masks.of(model).values()} == {Halves(4)}
     assert twofour.check(model).ok
 
-    fast = twofour.compile(model, x, dtype="e5m2")
+    fast = twofour.compile(model, x, dtype="e5m2", memory="small")  # whichever kernel is faster today
     assert {entry.kernel for entry in fast.plan.layers} == {TOY.name}
     rounded = [BYTE.read(BYTE.store(model[place].weight.detach()), 0) for place in (0, 2)]
     wanted = linear(linear(x, rounded[0], model[0].bias).relu(), rounded[1], model[2].bias)

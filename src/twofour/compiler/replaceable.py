@@ -114,8 +114,9 @@ def replaceable(
     inside_attention = attention_parts(model)
     patterns = {name: mask.pattern for name, mask in masks.of(model).items()}
     for name, module in model.named_modules():
-        known = is_linear(module) or (is_convolution(module) and name in (images or {}))
-        if known and refusal(module, name in inside_attention, computing) is None:
+        if not (is_linear(module) or (is_convolution(module) and name in (images or {}))):
+            continue
+        if refusal(module, name in inside_attention, computing) is None:
             pattern = patterns.get(f"{name}.weight".lstrip("."))
             found = layer_weight(name, module, module.weight, module.bias, computing, pattern)
             yield name, replace(found, images=(images or {}).get(name, found.images))
