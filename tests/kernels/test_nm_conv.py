@@ -18,6 +18,7 @@ from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV
 from twofour.kernels.fold import fold_batch_norm
 from twofour.kernels.nm_conv import from_conv_layout, nm_conv_reference, to_conv_layout
 from twofour.kernels.nm_conv.layout import from_rows, to_rows
+from twofour.packing import Packed
 from twofour.patterns import parse
 
 EPSILON = torch.finfo(torch.float32).eps
@@ -267,3 +268,14 @@ def test_products_of_a_set_without_convolutions_leave_residuals_to_portable_code
     monkeypatch.setattr(cpu, "native_conv_rows", lambda: portable)
     rows = cpu.pointwise_rows()
     assert {row.isa for row in rows} > {"scalar"} and all(row.residual == portable[0] for row in rows)
+
+
+@each_row(ROWS)
+def test_a_prepared_weight_is_not_the_callers_own(row: ConvKernel) -> None:
+    geometry = Geometry(16, 8, (1, 1))
+    weight = torch.randn(8, 16, 1, 1)  # dense in both orders: nothing has to move
+    weight *= parse("2:4").project(weight.movedim(1, -1), absolute=True).movedim(-1, 1)
+    prepared, want = row.prepare(nn.Parameter(weight), geometry, (1, 4, 4)), weight.clone()
+    weight.zero_()
+    found = prepared.restore()
+    assert torch.equal(found.unpack() if isinstance(found, Packed) else found, want)

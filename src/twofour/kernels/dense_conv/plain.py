@@ -27,8 +27,8 @@ class PlainConv(ConvKernel):
     """torch.conv2d on a channels-last weight; channels first where oneDNN, which does the work, needs that."""
 
     def reorder(self, weight: Tensor, geometry: Geometry, images: Images | None) -> Tensor:
-        """Return the weight (out, in / groups, height, width), channels last or first."""
-        return _channels_first(weight) if geometry.scattered else channels_last(weight)
+        """Return a copy of the weight (out, in / groups, height, width), channels last or first."""
+        return _channels_first(weight) if geometry.scattered else weight.clone(memory_format=torch.channels_last)
 
     def run(
         self, x: Tensor, weight: PreparedConv, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None

@@ -40,8 +40,8 @@ class ReferenceConv(ConvKernel):
     """The reference as a row of the table; it keeps the weight dense, so it saves neither time nor memory."""
 
     def reorder(self, weight: Tensor, geometry: Geometry, images: Images | None) -> Tensor:
-        """Return the dense weight."""
-        return weight
+        """Return a copy of the dense weight."""
+        return weight.clone()
 
     def run(
         self, x: Tensor, weight: PreparedConv, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None
