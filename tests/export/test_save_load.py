@@ -114,6 +114,30 @@ def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path, compiled: bo
     assert masks.of(trainable).keys() == masks.of(model).keys()
 
 
+def test_weights_of_another_dtype_are_not_taken_for_tied(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)]).eval()
+    path = tmp_path / "b.safetensors"
+    twofour.save(twofour.compile(model, torch.randn(2, 64), dtype="bfloat16", memory="small", graph=False), path)
+    fresh = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)])
+    stored = read(path).plain
+    assert {stored[f"{i}.weight"].dtype for i in range(6)} == {torch.bfloat16}  # loaded as copies in float32
+    for _ in range(5):  # whether two copies get one id is chance
+        for i, layer in enumerate(twofour.load(path, fresh, tokens=(2,), graph=False)):
+            held = layer.prepared.source() if isinstance(layer, CompiledLinear) else layer.weight
+            assert isinstance(held, torch.Tensor)
+            assert torch.equal(held.to(torch.bfloat16), stored[f"{i}.weight"]), i
+
+
+def test_tied_weights_of_another_dtype_share_one_prepared_weight(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = twofour.prune(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), "2:4").eval().bfloat16()
+    model[1].weight = model[0].weight
+    twofour.save(model, tmp_path / "t.safetensors", packed=False)
+    back = twofour.load(tmp_path / "t.safetensors", model.float(), memory="small", tokens=(2,))
+    assert back[0].prepared is back[1].prepared
+
+
 def test_plain_files_bring_their_masks_back(tmp_path: Path) -> None:
     model = masked()
     twofour.save(model, tmp_path / "plain.safetensors", packed=False)

@@ -40,7 +40,7 @@ class LayerWeight:
         bias: float32 (out,) or None.
         rows: Outputs, or output channels.
         columns: Inputs that one output sums over.
-        identity: Equal for tied weights.
+        source: What the model or the file holds; the same object for tied weights, alive so that its id is its own.
         computing: How the compiled layer writes it.
         activations: dtype of the layer's input in the model.
         quantization: int8: the input's static range, or dynamic.
@@ -58,7 +58,7 @@ class LayerWeight:
     bias: Tensor | None
     rows: int
     columns: int
-    identity: int
+    source: Packed | Tensor
     computing: Computing
     activations: torch.dtype
     quantization: Quantization = DYNAMIC
@@ -164,7 +164,7 @@ def layer_weight(
     bias = None if bias is None else bias.detach().float()
     last = held if isinstance(held, Packed) else held.movedim(1, -1)
     pattern, because = computing.pattern_of(name, last, pattern)
-    described = (held, bias, rows, prod(taps), id(weight), computing, like or stored)
+    described = (held, bias, rows, prod(taps), weight, computing, like or stored)
     return LayerWeight(
         name, *described, kind=kind, axis=axis, pattern=pattern, dense_because=because, geometry=geometry
     )

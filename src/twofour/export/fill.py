@@ -201,11 +201,13 @@ def _layer_weight(
 ) -> LayerWeight:
     """Describe a layer with the file's weight; a dense one in the model's type, as after loading a state dict."""
     key = f"{layer}.weight".lstrip(".")
-    weight, bias = stored[key], stored.get(f"{layer}.bias".lstrip("."))
+    weight = source = stored[key]
+    bias = stored.get(f"{layer}.bias".lstrip("."))
     if isinstance(weight, Tensor) and weight.is_floating_point():
         weight = weight.to(module.weight.dtype)
     bias = bias if isinstance(bias, Tensor) else None
-    return layer_weight(layer, module, weight, bias, computing, patterns.get(key), module.weight.dtype)
+    found = layer_weight(layer, module, weight, bias, computing, patterns.get(key), module.weight.dtype)
+    return replace(found, source=source)  # `weight` may be a copy, whose id the next layer's gets
 
 
 def _weights(
