@@ -15,6 +15,7 @@ from twofour.calibration import Statistics
 from twofour.calls import first_input, observing
 from twofour.criteria import Wanda
 from twofour.errors import LayerError, MaskError, PatternError
+from twofour.kernels.registration import register
 from twofour.layers import PrunableWeight, nearest, require_module, walk
 from twofour.patterns import Pattern, parse
 
@@ -31,9 +32,6 @@ __all__ = [
     "swap_linear_with_semi_sparse_linear",
     "swap_semi_sparse_linear_with_linear",
 ]
-
-_LIBRARY = torch.library.Library("twofour", "FRAGMENT")
-_LIBRARY.define("project_tiles(Tensor scores) -> Tensor")
 
 Filter = Callable[[nn.Module, str], bool]
 _L = TypeVar("_L", bound=nn.Linear)
@@ -313,9 +311,10 @@ def _project_tiles(scores: Tensor) -> Tensor:
     return parse("2:4-transposable").project(scores, absolute=True)
 
 
-_LIBRARY.impl("project_tiles", _project_tiles, "CompositeExplicitAutograd")
-torch.library.register_fake(
-    "twofour::project_tiles", lambda scores: torch.empty_like(scores, dtype=torch.bool), lib=_LIBRARY
+register(
+    "project_tiles(Tensor scores) -> Tensor",
+    lambda scores: torch.empty_like(scores, dtype=torch.bool),
+    CompositeExplicitAutograd=_project_tiles,
 )
 
 

@@ -155,7 +155,7 @@ class PreparedConv(Prepared):
     geometry: Geometry = field(kw_only=True)
     images: Images | None = None
     shape: tuple[int, ...] = ()
-    fitted: dict[Images, Tensor] = field(default_factory=dict, repr=False)
+    fitted: dict[Images, Tensor] = field(default_factory=lambda: {}, repr=False)
 
     def again(self, weight: Packed | Tensor) -> PreparedConv:
         """Return another weight, prepared as this one is."""

@@ -15,10 +15,10 @@ from twofour.errors import KernelError
 from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry, PreparedConv
 from twofour.kernels.nm_conv.layout import group_bytes
 from twofour.kernels.operator import inference_only
+from twofour.kernels.registration import below_autograd, register
 from twofour.kernels.table import find
 
-_LIBRARY = torch.library.Library("twofour", "FRAGMENT")
-_LIBRARY.define(
+_SCHEMA = (
     "conv(Tensor x, Tensor weight, Tensor? bias, str kernel, int[] geometry, "
     'str activation="none", Tensor? other=None) -> Tensor'
 )
@@ -87,7 +87,7 @@ def _conv(
 def _no_gradient(x: Tensor, *arguments: Any) -> Tensor:
     if torch.is_grad_enabled() and x.requires_grad:
         raise inference_only()
-    with torch._C._AutoDispatchBelowAutograd():
+    with below_autograd():
         return torch.ops.twofour.conv(x, *arguments)
 
 
@@ -97,7 +97,4 @@ def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, kernel: str, geometry:
     return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
-# Not "CPU" alone: a weight that is oneDNN-blocked dispatches to MkldnnCPU.
-_LIBRARY.impl("conv", _conv, "CompositeExplicitAutograd")
-_LIBRARY.impl("conv", _no_gradient, "Autograd")
-torch.library.register_fake("twofour::conv", _fake, lib=_LIBRARY)
+register(_SCHEMA, _fake, CompositeExplicitAutograd=_conv, Autograd=_no_gradient)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -64,7 +65,7 @@ class CudaKernel(Kernel):
         """Return the weight (rows, columns) that a prepared one stands for, on its device: for gradients and files."""
 
 
-_biases: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_biases = cast("MutableMapping[Tensor, tuple[tuple[int, torch.dtype, int], Tensor]]", WeakTensorKeyDictionary())
 
 
 def held_bias(bias: Tensor | None, size: int, dtype: torch.dtype) -> Tensor | None:

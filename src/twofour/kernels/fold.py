@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +11,7 @@ from twofour.errors import KernelError
 
 
 def fold_batch_norm(
-    weight: Tensor, bias: Tensor | None, norm: nn.modules.batchnorm._BatchNorm
+    weight: Tensor, bias: Tensor | None, norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 ) -> tuple[Tensor, Tensor]:
     """Return weight and bias of the layer that computes norm(layer(x)) in evaluation mode.
 
@@ -36,9 +38,10 @@ def fold_batch_norm(
             remedy="leave the normalisation where it is, or build it with track_running_stats=True",
         )
     scale = torch.rsqrt(variance.double() + norm.eps)
-    scale = scale if norm.weight is None else scale * norm.weight.detach().double()
+    gamma, beta = (cast("Tensor | None", parameter) for parameter in (norm.weight, norm.bias))  # affine=False has none
+    scale = scale if gamma is None else scale * gamma.detach().double()
     shift = -mean.double() if bias is None else bias.detach().double() - mean.double()
     shift = scale * shift
-    shift = shift if norm.bias is None else shift + norm.bias.detach().double()
+    shift = shift if beta is None else shift + beta.detach().double()
     rows = scale.view(-1, *[1] * (weight.ndim - 1))
     return (rows * weight.detach().double()).to(weight.dtype), shift.to(weight.dtype)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,11 +18,11 @@ from twofour.kernels.dispatch import DispatchTable, read_dispatch
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.problem import Problem
 from twofour.kernels.quantization import Quantization
+from twofour.kernels.registration import below_autograd, register
 from twofour.native import gpu
 
-_LIBRARY = torch.library.Library("twofour", "FRAGMENT")
 # The table of kernels is called `ladder` in exported programs, which store the names of arguments.
-_LIBRARY.define(
+_SCHEMA = (
     "linear(Tensor x, Tensor[] weights, Tensor? bias, str ladder, int out_features, "
     'str activation="none", str combine="none", Tensor? other=None, float? x_scale=None, int x_zero=0) -> Tensor'
 )
@@ -113,7 +113,7 @@ def _no_gradient(x: Tensor, *arguments: Any) -> Tensor:
         if steps.device != "cuda" or any(given != left for given, left in zip(after, _PLAINLY, strict=False)):
             raise inference_only()
         return through_packed(x, steps.gather(weights, (out_features, x.shape[-1])), bias, steps, out_features)
-    with torch._C._AutoDispatchBelowAutograd():
+    with below_autograd():
         return torch.ops.twofour.linear(x, *arguments)
 
 
@@ -145,7 +145,7 @@ def through_packed(
     x: Tensor, weights: Sequence[Prepared], bias: Tensor | None, dispatch: DispatchTable, out_features: int
 ) -> Tensor:
     """Return `linear` on a GPU with a gradient for its input: dX = dY W, with W opened for the backward pass alone."""
-    return _ThroughPacked.apply(x, weights, bias, dispatch, out_features)  # pyright: ignore[reportReturnType]
+    return cast(Any, _ThroughPacked).apply(x, weights, bias, dispatch, out_features)
 
 
 def _fake(x: Tensor, weights: list[Tensor], bias: Tensor | None, dispatch: str, out_features: int, *_: Any) -> Tensor:
@@ -171,7 +171,4 @@ def inference_only() -> KernelError:
     )
 
 
-# Not "CPU" alone: a list that holds an oneDNN-blocked weight dispatches to MkldnnCPU.
-_LIBRARY.impl("linear", _linear, "CompositeExplicitAutograd")
-_LIBRARY.impl("linear", _no_gradient, "Autograd")
-torch.library.register_fake("twofour::linear", _fake, lib=_LIBRARY)
+register(_SCHEMA, _fake, CompositeExplicitAutograd=_linear, Autograd=_no_gradient)

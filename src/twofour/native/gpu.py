@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import cache
 from importlib.util import find_spec
+from typing import Any, cast
 
 import torch
 
@@ -53,6 +54,12 @@ def name() -> str:
     """Return the GPU and its architecture, such as "NVIDIA H200, sm_90"."""
     major, minor = torch.cuda.get_device_capability()
     return f"{torch.cuda.get_device_name()}, sm_{major}{minor}"
+
+
+@cache
+def processors() -> int:
+    """Return how many streaming multiprocessors the GPU has."""
+    return cast(Any, torch.cuda).get_device_properties(device()).multi_processor_count
 
 
 @cache

@@ -2,8 +2,8 @@
 //
 //   TWOFOUR_ROW(symbol, isa, pattern, dtype, layout, least, most)
 //
-// slowest instruction sets first, those of an architecture between #ifdef and #endif. The family's header declares the
-// symbols from it and its bind.cc makes the array; Python sees all tables as one (native.rows) and selects by the fields.
+// those of an architecture between #ifdef and #endif. The family's header declares the symbols from it and its bind.cc
+// makes the array; Python sees all tables as one (native.rows) and selects by the fields.
 //
 // A source whose functions are written TWOFOUR_HERE(symbol without its isa) is compiled once for each instruction set that
 // the table has such a row of and that has no source of its own beside it: CMakeLists.txt defines TWOFOUR_SET.

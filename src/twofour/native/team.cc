@@ -1,4 +1,4 @@
-// Where the threads of a team come from: the OpenMP runtime that torch has loaded, torch's own loop, or a crew of ours.
+// Where the threads of a team come from: the OpenMP runtime that torch has loaded, torch's own loop, or a pool of ours.
 //
 // The functions of the first two are looked up in the process and never linked: whatever the compiler, no runtime but
 // torch's is there (a second one halves the speed), and libtorch is no library of the extension.
@@ -9,8 +9,8 @@
 #include <atomic>
 #include <cstring>
 
-#include "native/crew.h"
-#include "native/meeting.h"
+#include "native/thread_pool.h"
+#include "native/barrier.h"
 
 namespace twofour {
 namespace {
@@ -54,9 +54,9 @@ void run_torch(int threads, Member* member, const void* body) {
     Member* member;
     const void* body;
     int64_t threads;
-    Meeting meeting;
+    Barrier meeting;
     std::atomic<int64_t> ranges{0};
-  } call{member, body, threads, Meeting(threads)};
+  } call{member, body, threads, Barrier(threads)};
   const auto each = [](int64_t begin, int64_t end, void* data) {
     Call& given = *static_cast<Call*>(data);
     const int64_t place = given.ranges.fetch_add(1);
@@ -72,7 +72,7 @@ struct Source {
   const char* name;
   void (*run)(int threads, Member* member, const void* body);
 };
-constexpr Source kOpenMp{"openmp", run_openmp}, kTorch{"torch", run_torch}, kOwn{"own", run_crew};
+constexpr Source kOpenMp{"openmp", run_openmp}, kTorch{"torch", run_torch}, kOwn{"own", run_pool};
 std::atomic<const Source*> chosen{&kOwn};
 
 // Finds a function as the library's own calls would: in the process, then in the library and what it was linked with.
@@ -106,6 +106,6 @@ const char* threads_backend() { return chosen.load()->name; }
 
 void run_team(int threads, Member* member, const void* body) { chosen.load()->run(threads, member, body); }
 
-void wait_for_team(Meeting* meeting) { meeting ? meeting->wait() : openmp.barrier(); }
+void wait_for_team(Barrier* meeting) { meeting ? meeting->wait() : openmp.barrier(); }
 
 }  // namespace twofour

@@ -7,12 +7,12 @@
 
 namespace twofour {
 
-class Meeting;
-using Member = void(const void* body, int64_t me, int64_t size, Meeting* meeting);
+class Barrier;
+using Member = void(const void* body, int64_t me, int64_t size, Barrier* meeting);
 
 // Runs `member` by `threads` threads at once, of which this one is the first, or by fewer where no more are granted.
 void run_team(int threads, Member* member, const void* body);
-void wait_for_team(Meeting* meeting);
+void wait_for_team(Barrier* meeting);
 
 // Takes the threads of the teams to come from `source`: "openmp", "torch" or "own". Functions of the first two are looked
 // up in the process, then in `library`, torch's module of Python, and in what that was linked with. False, and no change,
@@ -28,7 +28,7 @@ namespace {
 
 struct Team {
   int64_t me, size;
-  twofour::Meeting* meeting = nullptr;
+  twofour::Barrier* meeting = nullptr;
 
   void barrier() const {
     if (size > 1) twofour::wait_for_team(meeting);
@@ -50,7 +50,7 @@ inline void with_team(int threads, const Body& body) {
     body(Team{0, 1});
     return;
   }
-  const auto member = [](const void* given, int64_t me, int64_t size, twofour::Meeting* meeting) {
+  const auto member = [](const void* given, int64_t me, int64_t size, twofour::Barrier* meeting) {
     (*static_cast<const Body*>(given))(Team{me, size, meeting});
   };
   twofour::run_team(threads, member, &body);

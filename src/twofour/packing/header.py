@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any, TypeGuard
 
+from torch import Tensor
+
 from twofour.errors import PackingError, PatternError, cut
 from twofour.packing import encodings, formats
 from twofour.packing.encodings import Encoding
@@ -211,6 +213,11 @@ def layout_header(
     scaled = group | (ZEROS_BIT if zeros else 0)
     text = pattern.encode(), dtype.encode(), layout.encode()
     return _STRUCT.pack(_MAGIC, FORMAT_VERSION, scaled, *text, rows, columns)
+
+
+def layout_head(buffer: Tensor) -> bytes:
+    """Return the bytes in front of a kernel's own layout: the first 64 of a buffer, uint8 on any device."""
+    return buffer[:HEADER_BYTES].cpu().numpy().tobytes()
 
 
 def read_layout_header(data: bytes) -> Header:

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from twofour import native
 from twofour.errors import KernelError
+from twofour.kernels.registration import register
 from twofour.native.surroundings import by_operators, followed, plain
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """dtypes of the operands, as the table calls them; scores and their softmax are float32 in both."""
 
-_LIBRARY = torch.library.Library("twofour", "FRAGMENT")
-_LIBRARY.define(
+_SCHEMA = (
     "attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, float? scale=None, bool causal=False, "
     "Tensor? k_added=None, Tensor? v_added=None) -> Tensor"
 )
@@ -118,7 +118,7 @@ def attention_of_columns(
     batch, queries, _ = q.shape
     if not (q.dtype is k.dtype is v.dtype and q.dtype in DTYPES and q.stride(2) == k.stride(2) == v.stride(2) == 1):
         parts = (t[..., begin : begin + size] for t, begin, size in zip((q, k, v), begins, sizes, strict=True))
-        split = [part.unflatten(-1, (-1, width)).transpose(1, 2) for part in parts]
+        split = [torch.unflatten(part, -1, (-1, width)).transpose(1, 2) for part in parts]
         return _attention(split[0], split[1], split[2], mask, scale, causal).transpose(1, 2).reshape(batch, queries, -1)
     out = torch.empty(batch, queries, sizes[0], dtype=q.dtype, device="cpu")
     native.extension().attention_of_columns(
@@ -207,5 +207,4 @@ def _fake(
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
 
 
-_LIBRARY.impl("attention", _attention, "CPU")
-torch.library.register_fake("twofour::attention", _fake, lib=_LIBRARY)
+register(_SCHEMA, _fake, CPU=_attention)

@@ -13,7 +13,7 @@ from twofour.kernels.cuda import HALVES, CudaKernel, held_bias, padded, rounded_
 from twofour.kernels.nm_matmul.cuda import TYPES, Part, joined, opened, rescaled, rounded, rounded_reference, size
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import gpu
-from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header
+from twofour.packing import Packed, layout_head, layout_header, read_layout_header
 
 LEAST_TOKENS = 32
 """`_int_mm` refuses 16 tokens and fewer; beyond, multiples of 8 suit it and `_scaled_mm`."""
@@ -88,7 +88,7 @@ class EightBitMatmul(CudaKernel):
 
     def restore(self, prepared: Prepared) -> Tensor:
         """Return the weight as `prepare` rounded it: float32 (out, in)."""
-        rows, columns = read_layout_header(bytes(prepared.tensor[:HEADER_BYTES].tolist())).shape
+        rows, columns = read_layout_header(layout_head(prepared.tensor)).shape
         return self.dense(prepared, rows, columns).cpu()
 
     def dense(self, prepared: Prepared, rows: int, columns: int) -> Tensor:

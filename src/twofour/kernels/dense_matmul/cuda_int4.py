@@ -12,7 +12,7 @@ from twofour.kernels.cuda import CudaKernel
 from twofour.kernels.nm_matmul.cuda import ALIGNED, Part, joined, opened, size
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import gpu
-from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header
+from twofour.packing import Packed, layout_head, layout_header, read_layout_header
 from twofour.packing.encodings import GROUPS, INT4, INT4_LEAST
 
 INNER_TILES = 8
@@ -58,7 +58,7 @@ class TinyMatmul(CudaKernel):
 
     def restore(self, prepared: Prepared) -> Tensor:
         """Return the weight as it is multiplied by: float32 (out, in)."""
-        rows, columns = read_layout_header(bytes(prepared.tensor[:HEADER_BYTES].tolist())).shape
+        rows, columns = read_layout_header(layout_head(prepared.tensor)).shape
         return self.dense(prepared, rows, columns).cpu()
 
     def dense(self, prepared: Prepared, rows: int, columns: int) -> Tensor:

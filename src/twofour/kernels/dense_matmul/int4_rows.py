@@ -13,7 +13,7 @@ from twofour.kernels.base import Kernel, Prepared
 from twofour.kernels.operands import together
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import pages
-from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header
+from twofour.packing import HEADER_BYTES, Packed, layout_head, layout_header, read_layout_header
 from twofour.packing.encodings import GROUPS, INT4
 
 RESTORED = 256
@@ -53,7 +53,7 @@ class Int4Matmul(Kernel):
 
     def restore(self, prepared: Prepared) -> Tensor:
         """Return the weight as `prepare` rounded it: float32 (out, in), read column by column by the product itself."""
-        rows, columns = read_layout_header(bytes(prepared.tensor[:HEADER_BYTES].tolist())).shape
+        rows, columns = read_layout_header(layout_head(prepared.tensor)).shape
         unit = torch.eye(columns, dtype=torch.float32, device="cpu")
         blocks = [
             self.run(unit[first : first + RESTORED], prepared, None, Problem(rows))
@@ -104,7 +104,7 @@ def _readable(kernel: Kernel, operand: Tensor, dtype: torch.dtype) -> Tensor:
 def _foreign(kernel: Kernel, weight: Tensor, out_features: int, in_features: int) -> KernelError:
     return KernelError(
         f"{kernel.name} was given bytes made for another kernel",
-        got=f"a buffer that starts with {bytes(weight[:48].tolist())!r}",
+        got=f"a buffer that starts with {layout_head(weight)[:48]!r}",
         wanted=f"layout {kernel.layout!r} of a dense int4 weight ({out_features}, {in_features})",
         remedy="prepare the weight with kernel.prepare(weight)",
     )

@@ -8,7 +8,7 @@ from torch import Tensor
 from twofour import native
 from twofour.kernels.conv import Geometry
 from twofour.kernels.nm_matmul import from_layout, to_layout
-from twofour.packing import HEADER_BYTES, Packed, pack, read_layout_header
+from twofour.packing import HEADER_BYTES, Packed, layout_head, pack, read_layout_header
 
 LAYOUT = "pairs"
 """The layout of nm_matmul that convolutions use; a 1x1 weight is a Linear's, byte for byte."""
@@ -21,7 +21,7 @@ def to_rows(weight: Tensor) -> Tensor:
     of one block, and the taps of a kernel row, which read the same pixels but for the edges, follow each other.
     """
     out, _, height, _ = weight.shape
-    blocks = weight.split(native.extension().conv_block, 1)
+    blocks = torch.split(weight, native.extension().conv_block, 1)
     return torch.cat([block.permute(0, 2, 3, 1).reshape(out, height, -1) for block in blocks], 2).reshape(out, -1)
 
 
@@ -29,7 +29,7 @@ def from_rows(rows: Tensor, channels: int, height: int, width: int) -> Tensor:
     """Undo `to_rows`: (out, height * width * channels) to (out, channels, height, width)."""
     block = native.extension().conv_block
     sizes = [min(block, channels - start) for start in range(0, channels, block)]
-    parts = rows.view(len(rows), height, -1).split([size * width for size in sizes], 2)
+    parts = torch.split(rows.view(len(rows), height, -1), [size * width for size in sizes], 2)
     return torch.cat(
         [
             part.reshape(len(rows), height, width, size).permute(0, 3, 1, 2)
@@ -78,5 +78,5 @@ def group_bytes(geometry: Geometry) -> int:
 
 def describe(buffer: Tensor) -> str:
     """Say what a prepared weight was made for, for an error."""
-    head = bytes(buffer[:HEADER_BYTES].tolist())
+    head = layout_head(buffer)
     return f"{buffer.numel()} bytes, {read_layout_header(head)}" if head[:4] == b"24PK" else f"{head[:16]!r} ..."

@@ -16,7 +16,7 @@ from twofour.kernels.nm_matmul.layout import from_layout, to_layout
 from twofour.kernels.operands import together
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.kernels.quantization import LARGEST_REDUCTION
-from twofour.packing import HEADER_BYTES, Packed, encodings, pack
+from twofour.packing import HEADER_BYTES, Packed, encodings, layout_head, pack
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _no_range(kernel: NativeMatmul) -> KernelError:
 
 
 def _foreign(kernel: NativeMatmul, weight: Tensor, out_features: int, in_features: int) -> KernelError:
-    head = bytes(weight[:HEADER_BYTES].tolist())
+    head = layout_head(weight)
     return KernelError(
         f"{kernel.name} was given bytes made for another kernel",
         got=f"a buffer that starts with {head[:48]!r}",

@@ -8,7 +8,7 @@ from torch import Tensor
 from twofour import native
 from twofour.errors import PackingError
 from twofour.native import pages
-from twofour.packing import HEADER_BYTES, Header, Packed, has_zeros, layout_header, read_layout_header
+from twofour.packing import HEADER_BYTES, Header, Packed, has_zeros, layout_head, layout_header, read_layout_header
 
 DENSEST = 4
 """Values of the dense weight that a byte of a layout holds at most: int4, half of them pruned."""
@@ -47,7 +47,7 @@ def from_layout(buffer: Tensor) -> Packed:
         PackingError: The buffer has no header of this version, or one of another pattern or a far larger weight.
         KernelError: It is none of the bytes that its header says.
     """
-    head = bytes(buffer[:HEADER_BYTES].tolist())
+    head = layout_head(buffer)
     found = read_layout_header(head)
     rows, columns = found.shape
     # Before memory is asked for; the border compares sizes exactly.

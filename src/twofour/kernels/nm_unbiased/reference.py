@@ -35,7 +35,7 @@ def nm_unbiased_reference(gradient: Real[Tensor, "tokens columns"], seed: int) -
     Returns:
         float32 (tokens, columns); the formulas stand in README.md.
     """
-    x = gradient.float().unflatten(0, (-1, 4)).movedim(1, 0)  # (4, groups, columns)
+    x = torch.movedim(gradient.float().view(-1, 4, gradient.shape[1]), 1, 0)  # (4, groups, columns)
     a = x.abs()
     ab, cd = a[0] + a[1], a[2] + a[3]
     rest = torch.stack((a[1] + cd, a[0] + cd, ab + a[3], ab + a[2])).amin(0)

@@ -7,12 +7,10 @@ from torch import Tensor
 
 from twofour import native
 from twofour.errors import KernelError
+from twofour.kernels.registration import register
 from twofour.native.surroundings import by_operators, followed, plain
 
-_LIBRARY = torch.library.Library("twofour", "FRAGMENT")
-_LIBRARY.define(
-    "norm(Tensor x, Tensor? weight, Tensor? bias, float eps, bool centred=True, ScalarType? dtype=None) -> Tensor"
-)
+_SCHEMA = "norm(Tensor x, Tensor? weight, Tensor? bias, float eps, bool centred=True, ScalarType? dtype=None) -> Tensor"
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """dtypes of input and answer, as the table calls them; all arithmetic is float32."""
@@ -107,5 +105,4 @@ def _fake(
     return x.new_empty(x.shape, dtype=dtype or x.dtype)
 
 
-_LIBRARY.impl("norm", _norm, "CPU")
-torch.library.register_fake("twofour::norm", _fake, lib=_LIBRARY)
+register(_SCHEMA, _fake, CPU=_norm)

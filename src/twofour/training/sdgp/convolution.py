@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from twofour.kernels.registration import register
 from twofour.layers import CARRIED
 from twofour.training.sdgp.pruned_gradient import PrunedGradient
 from twofour.training.sparse_linear import Call, LinearProducts
 from twofour.training.sparse_linear.implementations import TORCH
-from twofour.training.sparse_linear.module import LIBRARY, as_autocast, as_it_is, first_derivative
+from twofour.training.sparse_linear.module import as_autocast, as_it_is, first_derivative
 from twofour.training.sparse_linear.products import numbered
 
 
@@ -27,9 +28,11 @@ def prune(gradient: Tensor, number: int) -> Tensor:
     return source.prune(rows.flatten(1, -2)).view(rows.shape).movedim(-1, 1)
 
 
-LIBRARY.define("sdgp_prune(Tensor gradient, int number) -> Tensor")
-LIBRARY.impl("sdgp_prune", prune, "CompositeExplicitAutograd")
-torch.library.register_fake("twofour::sdgp_prune", lambda gradient, number: torch.empty_like(gradient), lib=LIBRARY)
+register(
+    "sdgp_prune(Tensor gradient, int number) -> Tensor",
+    lambda gradient, number: torch.empty_like(gradient),
+    CompositeExplicitAutograd=prune,
+)
 
 
 class _Convolution(torch.autograd.Function):

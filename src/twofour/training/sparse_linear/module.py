@@ -19,20 +19,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from twofour.errors import TrainingError
+from twofour.kernels.registration import register
 from twofour.layers import CARRIED, is_hugging_face_conv1d, put_over
 from twofour.training.sparse_linear.products import LinearProducts, numbered
 
-LIBRARY = torch.library.Library("twofour", "FRAGMENT")
-LIBRARY.define("sparse_data_gradient(Tensor gradient, Tensor weight, int number) -> Tensor")
-LIBRARY.impl(
-    "sparse_data_gradient",
-    lambda gradient, weight, number: numbered(number).data_gradient(gradient, weight),
-    "CompositeExplicitAutograd",
-)
-torch.library.register_fake(
-    "twofour::sparse_data_gradient",
+register(
+    "sparse_data_gradient(Tensor gradient, Tensor weight, int number) -> Tensor",
     lambda gradient, weight, number: gradient.new_empty(*gradient.shape[:-1], weight.shape[1]),
-    lib=LIBRARY,
+    CompositeExplicitAutograd=lambda gradient, weight, number: numbered(number).data_gradient(gradient, weight),
 )
 
 

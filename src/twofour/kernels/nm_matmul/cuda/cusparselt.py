@@ -23,7 +23,7 @@ from twofour.kernels.nm_matmul.cuda.sealed_buffers import ALIGNED, Part, beside,
 from twofour.kernels.nm_matmul.cuda.tuning import key, tuned
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import gpu
-from twofour.packing import HEADER_BYTES, Packed, layout_header, pack, read_layout_header
+from twofour.packing import Packed, layout_head, layout_header, pack, read_layout_header
 from twofour.packing.encodings import Encoding
 from twofour.patterns import Pattern
 
@@ -103,7 +103,7 @@ class CusparseltMatmul(LibraryMatmul):
         """Return every algorithm, and splits of the inputs where there are few outputs for many inputs."""
         plain = [(algorithm, 1, -1) for algorithm in range(ALGORITHMS)]
         blocks = (rounded_up(rows, 128) // 128) * (rounded_up(tokens, 128) // 128)
-        if blocks > 2 * torch.cuda.get_device_properties(gpu.device()).multi_processor_count or columns < 2048:
+        if blocks > 2 * gpu.processors() or columns < 2048:
             return plain
         return [*plain, *((a, split, mode) for a in range(ALGORITHMS) for split in (2, 4, 8) for mode in (1, 2))]
 
@@ -182,7 +182,7 @@ class CusparseltMatmul(LibraryMatmul):
 
     def restore(self, prepared: Prepared) -> Packed:
         """Return the canonical form of what the library holds; float8 weights come back as float32."""
-        rows, columns = read_layout_header(bytes(prepared.tensor[:HEADER_BYTES].tolist())).shape
+        rows, columns = read_layout_header(layout_head(prepared.tensor)).shape
         total, scales = self._opened(prepared, rows, columns)
         if scales is None or self._type is not torch.int8:
             return pack(self.dense(prepared, rows, columns).cpu(), "2:4")

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.sparse._semi_structured_conversions import sparse_semi_structured_to_dense_cutlass
+from torch.sparse import _semi_structured_conversions as conversions
 
 from twofour.kernels.base import Prepared
 from twofour.kernels.cuda import HALVES, held_bias, padded, rounded_up
@@ -21,7 +22,7 @@ from twofour.kernels.nm_matmul.cuda.eight_bits import rescaled, rounded
 from twofour.kernels.nm_matmul.cuda.library import LibraryMatmul
 from twofour.kernels.nm_matmul.cuda.sealed_buffers import Part, joined, opened, size
 from twofour.kernels.problem import MaybeTensor, Problem
-from twofour.packing import HEADER_BYTES, Packed, layout_header, read_layout_header
+from twofour.packing import Packed, layout_head, layout_header, read_layout_header
 from twofour.tensor_core import Operand, from_sm80, to_sm80
 
 WEIGHT_MULTIPLES = {2: (32, 64), 1: (32, 128)}
@@ -126,12 +127,12 @@ class CutlassMatmul(LibraryMatmul):
     def dense(self, prepared: Prepared, rows: int, columns: int) -> Tensor:
         """Return the weight (rows, columns): 16-bit in its type, int8 as float32."""
         values, positions, *scales = opened(prepared.tensor, self._parts(rows, columns), self.name)
-        weight = sparse_semi_structured_to_dense_cutlass(values, positions)[:rows, :columns]
+        weight = cast(Any, conversions).sparse_semi_structured_to_dense_cutlass(values, positions)[:rows, :columns]
         return weight.float() * scales[0][:rows, None] if scales else weight
 
     def restore(self, prepared: Prepared) -> Packed:
         """Return the canonical form of a prepared weight."""
-        rows, columns = read_layout_header(bytes(prepared.tensor[:HEADER_BYTES].tolist())).shape
+        rows, columns = read_layout_header(layout_head(prepared.tensor)).shape
         values, positions, *scales = opened(prepared.tensor, self._parts(rows, columns), self.name)
         kind = {"bfloat16": "bf16", "float16": "f16", "int8": "s8"}[self.dtype]
         padded_operand = from_sm80(values.cpu(), positions.cpu(), kind)

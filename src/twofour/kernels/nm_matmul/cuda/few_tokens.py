@@ -24,7 +24,7 @@ from twofour.kernels.nm_matmul.cuda.reference import opened_weight
 from twofour.kernels.nm_matmul.cuda.sealed_buffers import ALIGNED, Part, joined, opened, size
 from twofour.kernels.nm_matmul.cuda.tuning import key, tuned
 from twofour.kernels.problem import MaybeTensor, Problem
-from twofour.packing import HEADER_BYTES, Header, Packed, has_zeros, layout_header, read_layout_header
+from twofour.packing import Header, Packed, has_zeros, layout_head, layout_header, read_layout_header
 from twofour.packing.encodings import GROUPS
 
 PADDED_GROUPS = 64
@@ -68,7 +68,7 @@ class FewTokens(CudaKernel):
     def restore(self, prepared: Prepared) -> Packed:
         """Return the canonical form of a prepared weight."""
         buffer = prepared.tensor
-        head = bytes(buffer[:HEADER_BYTES].tolist())
+        head = layout_head(buffer)
         found = read_layout_header(head)
         rows, columns = found.shape
         values, codes, *scaled = (part.cpu() for part in opened(buffer, self._parts(buffer, rows, columns), self.name))

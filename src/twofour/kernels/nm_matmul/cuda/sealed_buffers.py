@@ -6,9 +6,10 @@ layouts on the CPU have (docs/formats.md); kernels never read it, sizes say wher
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ ALIGNED = 256
 """Bytes to whose multiples parts are moved: what the device's own allocator keeps."""
 
 
-_opened: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_opened = cast("MutableMapping[Tensor, tuple[Sequence[Part], tuple[Tensor, ...]]]", WeakTensorKeyDictionary())
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ def beside(tensors: Sequence[Tensor], *, open_end: bool = False) -> Tensor:
         tensors: The parts.
         open_end: End with the last part's last byte: its size is open, and what is left of the buffer is its own.
     """
-    begins, end = [], ALIGNED
+    begins: list[int] = []
+    end = ALIGNED
     for tensor in tensors:
         begins.append(end)
         end += -(-tensor.nbytes // ALIGNED) * ALIGNED
@@ -87,7 +89,8 @@ def opened(buffer: Tensor, parts: Sequence[Part], kernel: str) -> tuple[Tensor, 
             remedy="prepare the weight with kernel.prepare(packed)",
         )
     plain = buffer.data  # a view of the buffer itself would keep it alive for good
-    found, begin = [], ALIGNED
+    found: list[Tensor] = []
+    begin = ALIGNED
     for part in parts:
         end = begin + part.nbytes if part.nbytes else buffer.numel()
         found.append(plain[begin:end].view(part.dtype).view(part.shape))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -139,9 +140,10 @@ def _identity() -> str:
 
 
 def _entry(entry: object) -> Found:
-    if not isinstance(entry, dict) or not all(type(n) is int for n in entry["configuration"]):
+    fields = cast("dict[str, Any]", entry)
+    if not isinstance(entry, dict) or not all(type(n) is int for n in fields["configuration"]):
         raise ValueError("a configuration is no list of whole numbers")
-    found = Found(**{**entry, "configuration": tuple(entry["configuration"])})
+    found = Found(**{**fields, "configuration": tuple(fields["configuration"])})
     if not (isinstance(found.seconds, float) and 0 < found.seconds < math.inf):
         raise ValueError("a time is not a positive number")
     return found

@@ -6,10 +6,10 @@
 
 namespace twofour {
 
-class Meeting {
+class Barrier {
  public:
   // It is held when `places` of them have come.
-  explicit Meeting(int64_t places) : wanted_(places) {}
+  explicit Barrier(int64_t places) : wanted_(places) {}
 
   // Another number from the next meeting on; whoever says so comes to it afterwards.
   void expect(int64_t places) { wanted_.store(places, std::memory_order_relaxed); }

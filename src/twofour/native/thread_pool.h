@@ -8,15 +8,15 @@
 #include <thread>
 #include <vector>
 
-#include "native/meeting.h"
+#include "native/barrier.h"
 #include "native/team.h"
 
 namespace twofour {
 
 // A caller and the threads that wait for its next body. They never end: a call may come at any time.
-class Crew {
+class ThreadPool {
  public:
-  explicit Crew(int threads) : asked(threads), size_(threads), all_(threads) {
+  explicit ThreadPool(int threads) : asked(threads), size_(threads), all_(threads) {
     try {
       for (int64_t me = 1; me < threads; ++me, ++started_)
         std::thread([this, me] {
@@ -43,47 +43,47 @@ class Crew {
   }
 
   int64_t size_, started_ = 1;
-  Meeting all_;
+  Barrier all_;
   Member* member_ = nullptr;
   const void* body_ = nullptr;
 };
 
-// The crews that wait for a caller.
-class Crews {
+// The pools that wait for a caller.
+class ThreadPools {
  public:
-  Crew* take(int threads) {
+  ThreadPool* take(int threads) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (size_t i = idle_.size(); i-- > 0;)
-      if (Crew* found = idle_[i]; found->asked == threads) {
+      if (ThreadPool* found = idle_[i]; found->asked == threads) {
         idle_.erase(idle_.begin() + static_cast<std::ptrdiff_t>(i));
         return found;
       }
-    return new Crew(threads);
+    return new ThreadPool(threads);
   }
 
-  void give(Crew* crew) {
+  void give(ThreadPool* pool) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    idle_.push_back(crew);
+    idle_.push_back(pool);
   }
 
-  // A forked child has none of its parent's threads, so it starts with no crews.
-  static Crews& here() {
-    static Crews* crews = new Crews;
-    static const int watching = pthread_atfork(nullptr, nullptr, [] { crews = new Crews; });
+  // A forked child has none of its parent's threads, so it starts with no pools.
+  static ThreadPools& here() {
+    static ThreadPools* pools = new ThreadPools;
+    static const int watching = pthread_atfork(nullptr, nullptr, [] { pools = new ThreadPools; });
     static_cast<void>(watching);
-    return *crews;
+    return *pools;
   }
 
  private:
   std::mutex mutex_;
-  std::vector<Crew*> idle_;
+  std::vector<ThreadPool*> idle_;
 };
 
-inline void run_crew(int threads, Member* member, const void* body) {
-  Crews& crews = Crews::here();
-  Crew* crew = crews.take(threads);
-  crew->run(member, body);
-  crews.give(crew);
+inline void run_pool(int threads, Member* member, const void* body) {
+  ThreadPools& pools = ThreadPools::here();
+  ThreadPool* pool = pools.take(threads);
+  pool->run(member, body);
+  pools.give(pool);
 }
 
 }  // namespace twofour
