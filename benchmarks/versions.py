@@ -3,16 +3,16 @@
     python benchmarks/versions.py --rounds 3 ../before . linear --dtype float32,int8 --threads 1 --hot
 
 What follows the two checkouts is for the `benchmarks/run.py` of each, which runs with that checkout's `.venv`. They
-take turns, a process each time, and every round is in the other order. A candidate's ratio in a cell is the median
-over the rounds of new / old; dense code of others, which no version of ours changes, shows how far equal things differ.
+take turns, a process each time, and every round is in the other order. A candidate's time in a cell is the least of its
+rounds' medians, since other processes only add. The control is dense code of others in the same cell, which no version
+of ours changes.
 """
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -77,10 +77,10 @@ def run(checkout: Path, suite: Sequence[str], folder: Path) -> Seconds:
 
 
 def ratios(old: Sequence[Seconds], new: Sequence[Seconds]) -> dict[tuple[object, ...], float]:
-    """Return new / old of each cell and candidate that every round of both has: the median over the rounds."""
+    """Return new / old of each cell and candidate that every round of both has, each the least over its rounds."""
     common = set(old[0]).intersection(*old, *new)
     return {
-        key: statistics.median(n[key] / o[key] for o, n in zip(old, new, strict=True))
+        key: min(seconds[key] for seconds in new) / min(seconds[key] for seconds in old)
         for key in sorted(common, key=str)
     }
 
@@ -91,26 +91,44 @@ def is_ours(candidate: str) -> bool:
     return candidate == COMPILED or candidate.startswith("twofour ") or ("__" in candidate and not theirs)
 
 
+def beside_control(found: Mapping[tuple[object, ...], float]) -> dict[tuple[object, ...], float]:
+    """Return the ratios of ours over that of the control in the same cell: what the machine did there is taken out."""
+    control: dict[tuple[object, ...], list[float]] = {}
+    for (*cell, candidate), ratio in found.items():
+        if not is_ours(str(candidate)):
+            control.setdefault(tuple(cell), []).append(ratio)
+    return {
+        key: ratio / geometric_mean(control[key[:-1]])
+        for key, ratio in found.items()
+        if is_ours(str(key[-1])) and key[:-1] in control
+    }
+
+
 def show(found: Mapping[tuple[object, ...], float], console: Console) -> None:
-    """Print the geometric means of ours and of the control, and the cells that became slowest."""
-    for title, chosen in (("ours", True), ("control", False)):
-        part = {key: ratio for key, ratio in found.items() if is_ours(str(key[-1])) is chosen}
-        if not part:
-            console.print(f"{title}: no cell that both have")
-            continue
-        spread = f"{min(part.values()):.3f} to {max(part.values()):.3f}"
-        console.print(f"{title}: new / old {geometric_mean(part.values()):.3f} over {len(part)} cells, {spread}")
-        table = Table(box=None, pad_edge=False)
-        for column in ("new / old", "cell", "candidate"):
-            table.add_column(column)
-        for row in _worst(part):
-            table.add_row(*row)
-        console.print(table)
+    """Print geometric means: of ours, of the control, of ours over the control by candidate; and the slowest cells."""
+    ours = {key: ratio for key, ratio in found.items() if is_ours(str(key[-1]))}
+    control = {key: ratio for key, ratio in found.items() if key not in ours}
+    beside = beside_control(found)
+    for title, part in (("ours", ours), ("control", control), ("ours over the control of the cell", beside)):
+        console.print(f"{title}: {_summary(part)}", highlight=False)
+    by_candidate: dict[str, list[float]] = {}
+    for key, ratio in beside.items():
+        by_candidate.setdefault(str(key[-1]), []).append(ratio)
+    table = Table("new / old over control", "cells", "candidate", box=None, pad_edge=False)
+    for name, ratios_of in sorted(by_candidate.items(), key=lambda item: -geometric_mean(item[1])):
+        table.add_row(f"{geometric_mean(ratios_of):.3f}", str(len(ratios_of)), name)
+    console.print(table)
+    table = Table("new / old over control", "cell", "candidate", box=None, pad_edge=False)
+    for key in sorted(beside, key=lambda key: -beside[key])[:WORST]:
+        table.add_row(f"{beside[key]:.3f}", " ".join(str(word) for word in key[:-1] if word != "None"), str(key[-1]))
+    console.print(table)
 
 
-def _worst(part: Mapping[tuple[object, ...], float]) -> Iterator[tuple[str, str, str]]:
-    for key in sorted(part, key=lambda key: -part[key])[:WORST]:
-        yield f"{part[key]:.3f}", " ".join(str(word) for word in key[:-1] if word != "None"), str(key[-1])
+def _summary(part: Mapping[tuple[object, ...], float]) -> str:
+    if not part:
+        return "no cell that both have"
+    spread = f"{min(part.values()):.3f} to {max(part.values()):.3f}"
+    return f"new / old {geometric_mean(part.values()):.3f} over {len(part)} cells, {spread}"
 
 
 if __name__ == "__main__":

@@ -378,7 +378,7 @@ def test_permutation_writes_efficacy_beside_times(tmp_path: Path):
 
 
 def test_two_checkouts_are_compared_cell_by_cell(cases, monkeypatch, capsys: pytest.CaptureFixture[str]):
-    """Ours apart from the control, the median over the rounds, and only what both have."""
+    """Ours apart from the control, the least of the rounds, and only what both have."""
     import versions
 
     cell = ("linear", "64x32", 4)
@@ -387,12 +387,14 @@ def test_two_checkouts_are_compared_cell_by_cell(cases, monkeypatch, capsys: pyt
     assert not any(map(versions.is_ours, (theirs[-1], "F.linear", "dense_matmul_f32_prepacked__onednn")))
 
     old = [{ours: 2.0, theirs: 1.0, (*cell, "gone__avx2"): 1.0}] * 3
-    new = [{ours: seconds, theirs: 1.0} for seconds in (1.0, 3.0, 99.0)]
+    new = [{ours: seconds, theirs: 1.0} for seconds in (4.0, 3.0, 99.0)]
     found = versions.ratios(old, new)
     assert found == {ours: 1.5, theirs: 1.0}
     versions.show(found, Console(width=160))
     text = capsys.readouterr().out
     assert "ours: new / old 1.500 over 1 cells" in text and "control: new / old 1.000 over 1 cells" in text
+    elsewhere = ("linear", "8x8", 1, ours[-1])  # where there is no control
+    assert versions.beside_control({ours: 1.5, theirs: 1.2, elsewhere: 9.0}) == {ours: pytest.approx(1.25)}
 
 
 @pytest.mark.parametrize("suite", [("conv", "--nonsense"), ("mask", "--threads", "1", "--seconds", "0.02")])
