@@ -74,9 +74,6 @@ def test_a_damaged_weight_gives_an_error_or_numbers(kernel) -> None:
                 KernelError, match=r"damaged weight[\s\S]*behind a sound header[\s\S]*load the weight again"
             ):
                 kernel.run(x, bad, None, Problem(100))
-        elif kernel.dtype == "int8":
-            with pytest.raises(KernelError, match="zero points of bytes"):
-                kernel.run(x, bad, None, Problem(100))
         else:
             assert kernel.run(x, bad, None, Problem(100)).shape == (tokens, 100)
         kernel.run(x, good, None, Problem(100))

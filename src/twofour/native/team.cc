@@ -65,7 +65,8 @@ void run_torch(int threads, Member* member, const void* body) {
     given.meeting.expect(size);
     given.member(given.body, size == given.threads ? begin : place, size, &given.meeting);
   };
-  torch_loop(0, threads, 1, each, &call);
+  // Refused before it began: this thread is the team.
+  if (torch_loop(0, threads, 1, each, &call) != 0 && call.ranges.load() == 0) member(body, 0, 1, nullptr);
 }
 
 struct Source {

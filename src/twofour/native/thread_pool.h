@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include <atomic>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -16,16 +17,19 @@ namespace twofour {
 // A caller and the threads that wait for its next body. They never end: a call may come at any time.
 class ThreadPool {
  public:
-  explicit ThreadPool(int threads) : asked(threads), size_(threads), all_(threads) {
+  explicit ThreadPool(int threads) : asked(threads) {
+    int64_t started = 1;
     try {
-      for (int64_t me = 1; me < threads; ++me, ++started_)
-        std::thread([this, me] {
+      for (; started < threads; ++started)
+        std::thread([this, me = started] {
+          size_.wait(0);  // until it is known how many there are
           for (;;) work(me);
         }).detach();
     } catch (const std::system_error&) {  // no more are granted
-      size_ = started_;
-      all_.expect(size_);
     }
+    all_.expect(started);
+    size_ = started;
+    size_.notify_all();
   }
 
   void run(Member* member, const void* body) {
@@ -38,12 +42,12 @@ class ThreadPool {
  private:
   void work(int64_t me) {
     all_.wait();
-    member_(body_, me, size_, &all_);
+    member_(body_, me, size_.load(std::memory_order_relaxed), &all_);
     all_.wait();
   }
 
-  int64_t size_, started_ = 1;
-  Barrier all_;
+  std::atomic<int64_t> size_{0};
+  Barrier all_{1};
   Member* member_ = nullptr;
   const void* body_ = nullptr;
 };

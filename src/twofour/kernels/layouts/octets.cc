@@ -55,10 +55,10 @@ int64_t int8_rows_layout__bytes(const WeightShape& shape) {
 void pack_int8_head(const WeightShape& shape, const CanonicalWeight& from, uint8_t* to) {
   const int64_t kept = shape.in / 2;
   const auto* values = static_cast<const int8_t*>(from.values);
-  uint8_t* sums = to + sizeof(Int8Head) + int8_padded_rows(shape.out) * 4;
+  uint8_t* sums = to + int8_padded_rows(shape.out) * 4;
   for (int64_t row = 0; row < shape.out; row++) {
     const float scale = from.scales == nullptr ? 1.0f : from.scales[row];
-    std::memcpy(to + sizeof(Int8Head) + row * 4, &scale, 4);
+    std::memcpy(to + row * 4, &scale, 4);
     int32_t sum = 0;
     for (int64_t i = 0; i < kept; i++) sum += values[row * kept + i];
     std::memcpy(sums + row * 4, &sum, 4);
@@ -83,7 +83,7 @@ void int8_rows_layout__unpack(const WeightShape& shape, const void* packed, cons
   const Canonical canonical{shape.in};
   const auto* from = static_cast<const uint8_t*>(packed);
   auto* values = static_cast<int8_t*>(to.values);
-  std::memcpy(to.scales, from + sizeof(Int8Head), static_cast<size_t>(shape.out) * 4);
+  std::memcpy(to.scales, from, static_cast<size_t>(shape.out) * 4);
   const auto visit = [&](const uint8_t* unit, int64_t first, int64_t k) {
     for (int64_t r = 0; r < least(kRowUnit, shape.out - first); r++)
       unpack_row(canonical, unit, k, r, values + (first + r) * canonical.values_per_row(),

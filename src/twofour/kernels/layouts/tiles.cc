@@ -113,7 +113,7 @@ void int8_tiles_layout__pack(const WeightShape& shape, const CanonicalWeight& fr
 }
 void int8_tiles_layout__unpack(const WeightShape& shape, const void* packed, const CanonicalOutput& to) {
   const auto* from = static_cast<const uint8_t*>(packed);
-  std::memcpy(to.scales, from + sizeof(Int8Head), static_cast<size_t>(shape.out) * 4);
+  std::memcpy(to.scales, from, static_cast<size_t>(shape.out) * 4);
   unpack_tiles<Int8Tile>(shape, from + int8_head_bytes(shape.out), to.values, to.indices);
 }
 

@@ -164,11 +164,8 @@ void bind_nm_matmul(nb::module_& m) {
     if (!packed.made_for(kernel.dtype, kernel.layout, seen.to.width, seen.from.width)) return false;
     packed.require_size(*kernel.order);
     if (whole) {
-      const Int8Head& head = *reinterpret_cast<const Int8Head*>(packed.bytes());
-      border.require(seen.from.type != Type::u8 || !dynamic || head.is_static, x, "input",
-                     "a static range for an input of torch.uint8");
-      const int zero = dynamic ? (head.is_static ? head.x_zero : 0) : x_zero;
-      border.require(0 <= zero && zero <= 255 && -128 <= y_zero && y_zero <= 255, weight, "weight",
+      border.require(seen.from.type != Type::u8 || !dynamic, x, "input", "a static range for an input of torch.uint8");
+      border.require((dynamic || (0 <= x_zero && x_zero <= 255)) && -128 <= y_zero && y_zero <= 255, weight, "weight",
                      "zero points of bytes: from 0 to 255 of the input, from -128 to 255 of the answer");
     }
     run(border, kernel, seen.call(packed, {dynamic, x_scale, x_zero, y_scale, y_zero}, threads));

@@ -22,7 +22,7 @@ struct Finish {
 
   TWOFOUR_INLINE Finish(const Matmul& call, int64_t first) : a(call), row(first), rows(call.out_features - first) {
     if (rows > V::width) rows = V::width;
-    const uint8_t* head = static_cast<const uint8_t*>(a.weight) + sizeof(twofour::Int8Head);
+    const uint8_t* head = static_cast<const uint8_t*>(a.weight);
     scale = V::load_aligned(reinterpret_cast<const float*>(head) + row);
     sums = V::load_ints(head + (twofour::int8_padded_rows(a.out_features) + row) * 4);
     bias = a.bias == nullptr ? V::zero() : V::load(a.bias + row, rows);

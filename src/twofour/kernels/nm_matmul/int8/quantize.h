@@ -23,15 +23,8 @@ struct Range {
 constexpr float kLeastScale = 1.17549435e-38f;  // the smallest normal float: its reciprocal is finite
 
 inline bool static_range(const Matmul& a, Range* range) {
-  const auto* head = static_cast<const twofour::Int8Head*>(a.weight);
-  if (!a.quantization.dynamic) {
-    *range = {a.quantization.x_scale, a.quantization.x_zero};
-  } else if (head->is_static != 0) {
-    *range = {head->x_scale, head->x_zero};
-  } else {
-    return false;
-  }
-  return true;
+  *range = {a.quantization.x_scale, a.quantization.x_zero};
+  return !a.quantization.dynamic;
 }
 
 // The least and greatest of x and 0, and the scale that spreads them over 0..255. A token that holds a NaN or an
