@@ -16,6 +16,7 @@ from twofour.kernels.nm_gradient import packed_bytes
 from twofour.layers import CARRIED
 from twofour.training import sdgp
 from twofour.training.sdgp import MODES
+from twofour.training.sdgp.pruned_gradient import PrunedGradient
 from twofour.training.sparse_linear import chooser
 
 PRODUCTS = ("auto", "sparse", "dense")
@@ -196,6 +197,38 @@ def test_small_products_are_not_measured() -> None:
     gradients(layer, x, dz)
     reasons = {choice.reason for choice in handle.plan.layers[0].choices.values()}
     assert reasons == {"fewer than 4.2 million multiply-adds, not worth measuring"}
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_size_is_chosen_once(every_size: None, monkeypatch: pytest.MonkeyPatch, name: str, product: str) -> None:
+    layer, x, dz = case(name)
+    handle = attached(layer, product=product)
+    gradients(layer, x, dz)
+    (plan,), asked = handle.plan.layers, []
+    kernels = PrunedGradient.kernels
+    monkeypatch.setattr(PrunedGradient, "kernels", lambda *args: asked.append(1) or kernels(*args))
+    gradients(layer, x, dz)
+    assert handle.plan.layers[0] is plan and not asked
+    gradients(layer, x[:1], dz[:1])
+    other = handle.plan.layers[0]
+    assert asked and other.tokens < plan.tokens
+    gradients(layer, x, dz)
+    assert handle.plan.layers[0] == plan
+
+
+def test_a_plan_is_of_the_type_that_ran_last(every_size: None) -> None:
+    layer, x, dz = case("linear")
+    handle = attached(layer)
+    gradients(layer, x, dz)
+    plan = handle.plan.layers[0]
+    late = layer(x.requires_grad_())
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x)
+    assert handle.plan.layers[0].dtype == "bfloat16"
+    late.backward(dz)
+    after = handle.plan.layers[0]
+    assert after.dtype == "float32" and after.choices["data"] == plan.choices["data"]
 
 
 def test_choices_stay_on_the_machine_that_measured_them(every_size: None) -> None:

@@ -96,9 +96,10 @@ class Chooser:
             return Choice(kernels[0].name, True, "asked for, not measured")
         if reason := self._unmeasured(call.a, tokens * math.prod(shape)):
             return Choice(TORCH, False, why or reason)
-        if source is EXACT and len(call.implementations()) == 1:
+        names = tuple(call.implementations())
+        if source is EXACT and len(names) == 1:
             return Choice(TORCH, False, "the one exact way here")
-        key = (call.product, *shape, tokens.bit_length(), call.a.dtype, why, *call.implementations())
+        key = (call.product, *shape, tokens.bit_length(), call.a.dtype, why, *names)
         if key not in self.known:
             self.known[key] = measured(call, source, self.seconds)
         return self.known[key]

@@ -41,6 +41,7 @@ class LinearProducts:
         self, title: str, sources: Mapping[str, Source], plan: LayerPlan, chooser: Chooser | None = None
     ) -> None:
         self.title, self.sources, self.plan, self.chooser = title, dict(sources), plan, chooser
+        self._signatures: dict[str, tuple[object, ...]] = {}
         self._register()
 
     @property
@@ -69,13 +70,8 @@ class LinearProducts:
         """Return a product, by the row or the dense implementation that its choice names."""
         source = self.sources.get(call.product, EXACT)
         dtype = str(call.a.dtype).removeprefix("torch.")
-        if self.chooser is not None:
-            out, columns = self.plan.shape
-            tokens = call.a.numel() * len(call.b) // (out * columns)
-            choice = self.chooser.choose(call, source, self.plan.shape, tokens)
-            choices = {**self.plan.choices, call.product: choice}
-            in_order = {product: choices[product] for product in PRODUCTS if product in choices}
-            self.plan = replace(self.plan, tokens=tokens, dtype=dtype, choices=in_order)
+        if self.chooser is not None and self._signatures.get(call.product) != call.signature:
+            self._choose(self.chooser, call, source, dtype)
         choice = self.plan.choices[call.product]
         kernel = find(choice.kernel) if choice.sparse else None
         if kernel is not None and source.takes(kernel, call):
@@ -90,13 +86,26 @@ class LinearProducts:
             name = choice.dense if dtype == self.plan.dtype else TORCH
             return call.implementations()[name](a, b).to(call.dtype or a.dtype)
 
+    def _choose(self, chooser: Chooser, call: Call, source: Source, dtype: str) -> None:
+        """Have a call chosen that is of another size than the product's last, and note it in the plan."""
+        out, columns = self.plan.shape
+        tokens = call.a.numel() * len(call.b) // (out * columns)
+        choice = chooser.choose(call, source, self.plan.shape, tokens)
+        choices = {**self.plan.choices, call.product: choice}
+        in_order = {product: choices[product] for product in PRODUCTS if product in choices}
+        if (tokens, dtype) != (self.plan.tokens, self.plan.dtype):
+            self._signatures.clear()  # the plan is of one size and type
+        self.plan = replace(self.plan, tokens=tokens, dtype=dtype, choices=in_order)
+        self._signatures[call.product] = call.signature
+
     def _register(self) -> None:
         self.number = next(_numbers)
         _numbered[self.number] = self
 
     def __getstate__(self) -> dict[str, Any]:  # what was chosen here holds for this machine
-        unmeasured = replace(self.plan, tokens=0, dtype="", choices={})
-        return {**self.__dict__, "plan": self.plan if self.chooser is None else unmeasured}
+        if self.chooser is None:
+            return self.__dict__.copy()
+        return {**self.__dict__, "plan": replace(self.plan, tokens=0, dtype="", choices={}), "_signatures": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # a copy, also of another process, gets a number of its own
         self.__dict__.update(state)

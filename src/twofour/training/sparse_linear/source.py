@@ -35,6 +35,11 @@ class Call(NamedTuple):
     dense: Mapping[str, Callable[[Tensor, Tensor], Tensor]] | None = None
     obstacle: str = ""
 
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """What a choice depends on in the calls of one layer's product."""
+        return self.a.shape, self.a.dtype, self.a.device, self.b.dtype, self.obstacle
+
     def implementations(self) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
         """Return the dense implementations by name, the first torch's own."""
         if self.dense is not None:
