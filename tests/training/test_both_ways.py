@@ -2,6 +2,7 @@
 
 import copy
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from twofour.kernels.nm_unbiased import nm_unbiased_reference
 from twofour.layers import CARRIED
 from twofour.training import both_ways
 from twofour.training.both_ways import Choice, LayerPlan, saving
+from twofour.training.sparse_linear import implementations
 
 PATTERN = patterns.parse("2:4-transposable")
 TOKENS = 24
@@ -211,9 +213,14 @@ def test_tokens_that_are_no_multiple_of_four_get_the_exact_weight_gradient() -> 
     assert_near(gradients(model, batch()[:1, :3]), gradients(exact, batch()[:1, :3]), 1e-6)
 
 
-def test_an_empty_batch_has_empty_gradients() -> None:
+@pytest.mark.parametrize("dense", ["", *implementations.names(torch.empty(0))])
+def test_an_empty_batch_has_empty_gradients(dense: str) -> None:
     model = network()
     attach(model, gradient="2:4")
+    for layer in (model[0], model[2]) if dense else ():
+        products = layer.__dict__[CARRIED]
+        chosen = dict.fromkeys(products.plan.choices, Choice(dense, False, "", dense))
+        products.plan = replace(products.plan, choices=chosen)
     for shape in ((0, 32), (0, 4, 32), (4, 0, 32)):
         found = gradients(model, torch.zeros(shape))
         assert found["y"].shape == (*shape[:-1], 7) and found["x"].shape == shape
