@@ -9,7 +9,7 @@ from twofour import native
 from twofour.packing import HEADER_BYTES, layout_header
 
 LAYOUTS = {torch.float32: "panels", torch.bfloat16: "bf16_panels"}
-"""Computing type -> the layout of kernels/nm_matmul that the estimate is written in."""
+"""Computing type -> the layout of kernels/layouts that the estimate is written in."""
 
 
 def packed_bytes(rows: int, columns: int, dtype: torch.dtype) -> int:
