@@ -16,7 +16,8 @@ from twofour.kernels.nm_unbiased import nm_unbiased_reference
 from twofour.layers import CARRIED
 from twofour.training import both_ways
 from twofour.training.both_ways import Choice, LayerPlan, saving
-from twofour.training.sparse_linear import implementations
+from twofour.training.sparse_linear import chooser, implementations
+from twofour.training.sparse_linear.implementations import weight_kernels
 
 PATTERN = patterns.parse("2:4-transposable")
 TOKENS = 24
@@ -300,6 +301,51 @@ def test_measured_plan_says_times_and_reasons_and_the_control_is_dense() -> None
     assert not control.masks() and not any(c.sparse for layer in control.plan.layers for c in layer.choices.values())
     assert_near(gradients(model, batch()), gradients(network(), batch()), 2e-6)
     assert control.finish() is model and not masks.of(model)
+
+
+@pytest.fixture
+def refilled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the kernels that were refilled, while nothing is timed: each candidate runs twice, the last is best."""
+    names: list[str] = []
+    kind = type(weight_kernels(torch.float32, TOKENS, torch.device("cpu"))[0])
+    refill = kind.refill
+
+    def counted(kernel, *args):
+        names.append(kernel.name)
+        return refill(kernel, *args)
+
+    def race(calls, **_):
+        for name, run in calls.items():
+            for _ in range(2):
+                names.clear()
+                run()
+                assert names == ([] if name in implementations.names(torch.empty(0)) else [name])
+        return {name: 1.0 / (1 + place) for place, name in enumerate(calls)}, True
+
+    monkeypatch.setattr(kind, "refill", counted)
+    monkeypatch.setattr(chooser, "race", race)
+    return names
+
+
+@pytest.mark.parametrize("schedule", ["fixed", "every=2"])
+def test_a_trial_refills_one_layout_and_a_step_those_that_were_chosen(refilled: list[str], schedule: str) -> None:
+    assert len(weight_kernels(torch.float32, TOKENS, torch.device("cpu"))) > 1
+    model = nn.Sequential(nn.Linear(32, 64))
+    handle = attach(model, kernels="measured", schedule=schedule)
+    products = model[0].__dict__[CARRIED]
+    chosen = [products.plan.choices[product].kernel for product in ("forward", "data")]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        refilled.clear()
+        gradients(model, batch())
+        assert set(refilled) == set(chosen) and len(refilled) == 2
+        optimizer.step()
+    both, state = handle.nbytes, handle.state_dict()
+    state["choices"]["0.weight"]["forward"].update(kernel="torch", sparse=False)
+    handle.load_state_dict(state)
+    refilled.clear()
+    gradients(model, batch())
+    assert refilled == chosen[1:] and handle.nbytes < both, "a kernel that is no longer chosen keeps no layout"
 
 
 def test_memory_beside_the_dense_model_is_what_the_handle_says() -> None:

@@ -176,6 +176,7 @@ class BothWays(ProductsHandle):
         for name, products in self._products().items():
             if name in given:
                 products.plan = replace(products.plan, choices=given[name])
+                mask_of(products).forget_layouts()
 
     def _take_off(self) -> None:
         super()._take_off()

@@ -29,6 +29,7 @@ class MaskedWeight(Source):
         self.dtype, self.dense_parameter = dtype, dense_parameter
         self.keep: Tensor | None = None
         self._packed: dict[tuple[str, str], Prepared] = {}
+        self._filled: set[tuple[str, str]] = set()
         self._packed_state: tuple[int, int] | None = None
         self._packed_mask: int | None = None
         self._dense: tuple[tuple[object, ...], Tensor] | None = None
@@ -36,9 +37,13 @@ class MaskedWeight(Source):
     def put(self, keep: Tensor) -> None:
         """Put a mask in force; the layer keeps the tensor itself, and sees when it is changed in place."""
         if self.keep is not keep:
-            self._packed_mask = None
+            self.forget_layouts()
         self.keep = keep
         self.forget_values()
+
+    def forget_layouts(self) -> None:
+        """Drop what was laid out: other kernels will multiply from now on."""
+        self._packed, self._filled, self._packed_mask = {}, set(), None
 
     def forget_values(self) -> None:
         """Take it that the weight has moved, though its version may not show it: it was written through `.data`."""
@@ -64,12 +69,12 @@ class MaskedWeight(Source):
         weight, keep, key = call.b, self.keep, (call.product, kernel.name)
         assert keep is not None
         if self._packed_mask != keep._version:
-            self._packed, self._packed_mask = {}, keep._version
-        state = (weight._version, weight.data_ptr())
-        stale = [] if self._packed_state == state else list(self._packed)
+            self.forget_layouts()
+            self._packed_mask = keep._version
         if key not in self._packed:
             self._packed[key] = kernel.blank(keep.t().contiguous() if call.product == "data" else keep)
-            stale.append(key)
+        state = (weight._version, weight.data_ptr())
+        stale = {key} - self._filled if self._packed_state == state else {key} | self._filled
         if stale:
             # One conversion for all: torch's own rounds faster than a refill would.
             values = (weight.t() if call.product == "data" else weight).detach().to(self.dtype).contiguous()
@@ -77,7 +82,7 @@ class MaskedWeight(Source):
                 packed = self._packed[product, name]
                 given = (values.t(), keep.t()) if product == "data" else (values, keep)
                 self._packed[product, name] = packed.kernel.refill(packed, *given)
-            self._packed_state = state
+            self._filled, self._packed_state = self._filled | stale, state
         return self._packed[key]
 
     def multiply(self, kernel: Kernel, packed: Prepared, call: Call) -> Tensor:
@@ -98,6 +103,7 @@ class MaskedWeight(Source):
         return call.a, self._dense[1].t() if turned else self._dense[1]
 
     def trial(self) -> Self:
-        """Return itself, to be packed anew."""
+        """Return itself, to be packed anew: its layouts stay, and only what this trial uses is filled again."""
         self.forget_values()
+        self._filled = set()
         return self
