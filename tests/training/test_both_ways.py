@@ -348,6 +348,16 @@ def test_a_trial_refills_one_layout_and_a_step_those_that_were_chosen(refilled: 
     assert refilled == chosen[1:] and handle.nbytes < both, "a kernel that is no longer chosen keeps no layout"
 
 
+@pytest.mark.parametrize("begin", [0, 1])
+def test_the_control_never_has_masks(begin: int) -> None:
+    model, plain = network(), network()
+    control = attach(model, kernels="dense", schedule="every=2", begin=begin, seconds=0.01)
+    for trained in (model, plain):
+        steps(trained, torch.optim.SGD(trained.parameters(), 0.1), 0, 4)
+    assert control.steps == 4 and not control.masks()
+    assert_near(gradients(model, batch()), gradients(plain, batch()), 1e-5)
+
+
 def test_memory_beside_the_dense_model_is_what_the_handle_says() -> None:
     model = nn.Sequential(nn.Linear(512, 512, bias=False))
     handle = both_ways.attach(model, torch.randn(8, 512), kernels="sparse")

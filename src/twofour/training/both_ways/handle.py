@@ -239,7 +239,7 @@ class BothWays(ProductsHandle):
         self.steps += 1
         if self.steps == self._first:
             self._start()
-        elif self._every is not None and (since := self.steps - self._first) > 0 and since % self._every == 0:
+        elif self._every is not None and 0 <= self._first < self.steps and not (self.steps - self._first) % self._every:
             self._put(self._best({}))
 
 
