@@ -11,9 +11,9 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 
 from twofour import check, masks, patterns, prune
-from twofour.errors import TrainingError
+from twofour.errors import PatternError, TrainingError
 from twofour.kernels.nm_unbiased import nm_unbiased_reference
-from twofour.layers import CARRIED
+from twofour.layers import CARRIED, describe_attached
 from twofour.training import both_ways
 from twofour.training.both_ways import Choice, LayerPlan, saving
 from twofour.training.sparse_linear import chooser, implementations
@@ -356,6 +356,17 @@ def test_the_control_never_has_masks(begin: int) -> None:
         steps(trained, torch.optim.SGD(trained.parameters(), 0.1), 0, 4)
     assert control.steps == 4 and not control.masks()
     assert_near(gradients(model, batch()), gradients(plain, batch()), 1e-5)
+
+
+@pytest.mark.parametrize("schedule", ["fixed", "every=2"])
+def test_a_weight_that_is_not_finite_leaves_the_model_as_it_was(schedule: str) -> None:
+    model = network()
+    with torch.no_grad():
+        model[2].weight[3, 4] = float("nan")
+    with pytest.raises(PatternError, match=r"(?s).*`2"):
+        attach(model, schedule=schedule)
+    assert type(model[0]) is type(model[2]) is nn.Linear and not masks.of(model)
+    assert not describe_attached(model)
 
 
 def test_memory_beside_the_dense_model_is_what_the_handle_says() -> None:

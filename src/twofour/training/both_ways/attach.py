@@ -17,7 +17,7 @@ from twofour.layers import PrunableWeight, attached, remedy_for, require_module,
 from twofour.patterns import Transposable
 from twofour.training.both_ways.choose import choices
 from twofour.training.both_ways.estimate import Estimate
-from twofour.training.both_ways.handle import TITLE, BothWays
+from twofour.training.both_ways.handle import TITLE, BothWays, first_masks
 from twofour.training.both_ways.masked_weight import MaskedWeight
 from twofour.training.schemes import require_free
 from twofour.training.schemes.sr_ste import DECAY
@@ -79,11 +79,14 @@ def attach(
     Raises:
         TrainingError: An argument is impossible, something is attached already, the model is masked otherwise, or no
             layer can take part.
+        PatternError: A weight holds NaN or infinity, and the mask is chosen now.
     """
     every = _interval(schedule)
     _require_options(begin, decay, gradient, kernels, seconds)
     weights, skipped = _weights(model, skip, eligibility, every, kernels)
     seen = _calls(model, weights, example)
+    start = begin if kernels != "dense" else -1
+    first = first_masks(model, weights) if start == 0 else {}
     chosen = cache(partial(choices, gradient, every, kernels, seconds))
     plans = []
     for weight in weights:
@@ -98,9 +101,8 @@ def attach(
         estimate = Estimate(masked, layer_seed, workspace, wanted=gradient == "2:4")
         sources = {"forward": masked, "data": masked, "weight": estimate}
         put_products(weight.module, LinearProducts(TITLE, sources, plan))
-    start = begin if kernels != "dense" else -1
     has_masks = bool(masks.of(model))
-    return BothWays(model, weights, skipped, every=every, begin=start, decay=decay, masked=has_masks)
+    return BothWays(model, weights, skipped, every=every, begin=start, first=first, decay=decay, masked=has_masks)
 
 
 def _interval(schedule: str) -> int | None:

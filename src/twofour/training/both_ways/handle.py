@@ -40,6 +40,28 @@ def estimate_of(products: LinearProducts) -> Estimate:
     return cast(Estimate, products.sources["weight"])
 
 
+def first_masks(model: nn.Module, weights: Sequence[PrunableWeight]) -> dict[str, Tensor]:
+    """Return the masks to start with: those the model has, or the largest magnitudes.
+
+    Raises:
+        PatternError: A weight without a mask holds NaN or infinity.
+    """
+    return _best(weights, {name: mask.keep for name, mask in masks.of(model).items()})
+
+
+def _best(weights: Sequence[PrunableWeight], have: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the masks of the largest magnitudes, where there are none to `have`."""
+    chosen = {}
+    for weight in weights:
+        try:
+            if (keep := have.get(weight.name)) is None:
+                keep = PATTERN.project(weight.parameter.detach(), absolute=True)
+        except PatternError as error:
+            raise error.for_layer(weight.name) from None
+        chosen[weight.name] = keep
+    return chosen
+
+
 class BothWays(ProductsHandle):
     """Sparse weights in the forward pass and in the data gradient, while it is attached.
 
@@ -59,6 +81,7 @@ class BothWays(ProductsHandle):
         *,
         every: int | None,
         begin: int,
+        first: Mapping[str, Tensor],
         decay: float,
         masked: bool,
     ) -> None:
@@ -72,8 +95,8 @@ class BothWays(ProductsHandle):
             register_optimizer_step_post_hook(_weakly(self._after_step)),
         ]
         self._begin(TITLE, [weight.module for weight in self._weights])
-        if begin == 0:
-            self._start()
+        if first:
+            self._put(first)
 
     def __str__(self) -> str:
         mask = "fixed mask" if self._every is None else f"mask chosen every {self._every} steps"
@@ -184,21 +207,8 @@ class BothWays(ProductsHandle):
             hook.remove()
 
     def _start(self) -> None:
-        """Put the first masks in force: those the model has, or the largest magnitudes."""
-        have = {name: mask.keep for name, mask in masks.of(self.model).items()}
-        self._put(self._best(have))
-
-    def _best(self, have: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the masks of the largest magnitudes, where there are none to `have`."""
-        chosen = {}
-        for weight in self._weights:
-            try:
-                if (keep := have.get(weight.name)) is None:
-                    keep = PATTERN.project(weight.parameter.detach(), absolute=True)
-            except PatternError as error:
-                raise error.for_layer(weight.name) from None
-            chosen[weight.name] = keep
-        return chosen
+        """Put the first masks in force."""
+        self._put(first_masks(self.model, self._weights))
 
     @torch.no_grad()
     def _put(self, chosen: Mapping[str, Tensor]) -> None:
@@ -240,7 +250,7 @@ class BothWays(ProductsHandle):
         if self.steps == self._first:
             self._start()
         elif self._every is not None and 0 <= self._first < self.steps and not (self.steps - self._first) % self._every:
-            self._put(self._best({}))
+            self._put(_best(self._weights, {}))
 
 
 def _weakly(method: Callable[[set[int]], None]) -> Callable[[Optimizer, Any, Any], None]:
