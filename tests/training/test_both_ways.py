@@ -14,6 +14,7 @@ from twofour import check, masks, patterns, prune
 from twofour.errors import PatternError, TrainingError
 from twofour.kernels.nm_unbiased import nm_unbiased_reference
 from twofour.layers import CARRIED, describe_attached
+from twofour.masks import hooks
 from twofour.training import both_ways
 from twofour.training.both_ways import Choice, LayerPlan, saving
 from twofour.training.sparse_linear import chooser, implementations
@@ -346,6 +347,13 @@ def test_a_trial_refills_one_layout_and_a_step_those_that_were_chosen(refilled: 
     refilled.clear()
     gradients(model, batch())
     assert refilled == chosen[1:] and handle.nbytes < both, "a kernel that is no longer chosen keeps no layout"
+
+
+def test_the_hooks_of_masks_are_there_before_a_step_puts_the_first_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: list[int] = []
+    monkeypatch.setattr(hooks, "install", lambda: installed.append(1))
+    attach(network(), begin=2)
+    assert installed, "torch refuses hooks that are registered while a step runs its own"
 
 
 @pytest.mark.parametrize("begin", [0, 1])

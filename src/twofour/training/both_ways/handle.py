@@ -17,6 +17,7 @@ from twofour import masks
 from twofour.errors import PatternError, TrainingError, cut
 from twofour.kernels import available
 from twofour.layers import PrunableWeight
+from twofour.masks import hooks
 from twofour.patterns import Transposable
 from twofour.training.both_ways.estimate import Estimate
 from twofour.training.both_ways.masked_weight import MaskedWeight
@@ -90,6 +91,7 @@ class BothWays(ProductsHandle):
         self.flips: float | None = None
         self._weights, self._every, self._first, self._decay = list(weights), every, begin, decay
         self._masked = masked
+        hooks.install()  # not by `_start` inside a step: torch iterates over its hooks then
         self._hooks = [
             register_optimizer_step_pre_hook(_weakly(self._before_step)),
             register_optimizer_step_post_hook(_weakly(self._after_step)),
