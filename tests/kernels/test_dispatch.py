@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from twofour.errors import KernelError
-from twofour.kernels import Kernel, available, rows
+from twofour.kernels import Kernel, available, convolutions, rows
 from twofour.kernels.dense_matmul import MKL, ONEDNN, ONEDNN_BF16, ONEDNN_INT8, PLAIN, PLAIN_BF16
 from twofour.kernels.dispatch import DispatchTable, build_dispatch, read_dispatch
 from twofour.kernels.nm_matmul import REFERENCE
@@ -46,6 +46,14 @@ def test_text_round_trip() -> None:
 def test_what_is_no_dispatch_table_is_refused(text: str) -> None:
     with pytest.raises(KernelError):
         read_dispatch(text)
+
+
+def test_a_row_of_a_convolution_is_no_kernel_of_the_registered_operator() -> None:
+    x, weights = torch.ones(3, 64), [torch.zeros(64, 64)]
+    for row in convolutions():
+        with pytest.raises(KernelError, match="there is no such kernel"):
+            torch.ops.twofour.linear(x, weights, None, f"*={row.name}", 64)
+        assert read_dispatch(f"*={row.name}").names == (row.name,)
 
 
 LIBRARIES = {

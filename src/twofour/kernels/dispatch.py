@@ -147,11 +147,11 @@ def build_dispatch(best: dict[int, str], exact: dict[int, str] | None = None) ->
 
 
 @cache
-def read_dispatch(text: str) -> DispatchTable:
-    """Read what `DispatchTable.to_text` wrote.
+def read_dispatch(text: str, kind: type[Row] = Row) -> DispatchTable:
+    """Read what `DispatchTable.to_text` wrote, of rows of a kind: see `find`.
 
     Raises:
-        KernelError: The text is no dispatch table, or names a kernel that does not exist.
+        KernelError: The text is no dispatch table, or names a kernel that does not exist or is of another kind.
     """
     try:
         pairs = [step.split("=") for step in text.split(";")]
@@ -165,5 +165,5 @@ def read_dispatch(text: str) -> DispatchTable:
             "the text is no dispatch table", got=repr(text), wanted='"16=kernel;*=kernel"', remedy=_REMEDY
         ) from None
     for name in names:
-        find(name, Row)
+        find(name, kind)
     return DispatchTable(counts, names)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from twofour.errors import KernelError
-from twofour.kernels.base import Prepared
+from twofour.kernels.base import Kernel, Prepared
 from twofour.kernels.dispatch import DispatchTable, read_dispatch
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.problem import Problem
@@ -70,7 +70,7 @@ def _linear(
     x_scale: float | None = None,
     x_zero: int = 0,
 ) -> Tensor:
-    steps = read_dispatch(dispatch)
+    steps = read_dispatch(dispatch, Kernel)
     _require(x, bias, steps, out_features)
     problem = _problem(out_features, activation, combine, x_scale, x_zero)
     problem.epilogue.require(other, (*x.shape[:-1], out_features))
@@ -109,7 +109,7 @@ _PLAINLY = ("none", "none", None, None, 0)
 def _no_gradient(x: Tensor, *arguments: Any) -> Tensor:
     if torch.is_grad_enabled() and x.requires_grad:
         weights, bias, dispatch, out_features, *after = arguments
-        steps = read_dispatch(dispatch)
+        steps = read_dispatch(dispatch, Kernel)
         if steps.device != "cuda" or any(given != left for given, left in zip(after, _PLAINLY, strict=False)):
             raise inference_only()
         return through_packed(x, steps.gather(weights, (out_features, x.shape[-1])), bias, steps, out_features)
@@ -149,7 +149,7 @@ def through_packed(
 
 
 def _fake(x: Tensor, weights: list[Tensor], bias: Tensor | None, dispatch: str, out_features: int, *_: Any) -> Tensor:
-    _require(x, bias, read_dispatch(dispatch), out_features)
+    _require(x, bias, read_dispatch(dispatch, Kernel), out_features)
     return x.new_empty(*x.shape[:-1], out_features)
 
 
