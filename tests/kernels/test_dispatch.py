@@ -1,8 +1,11 @@
+import pickle
+
 import pytest
 import torch
 
 from twofour.errors import KernelError
-from twofour.kernels import Kernel, available, convolutions, rows
+from twofour.kernels import Kernel, available, convolutions, rows, table
+from twofour.kernels.base import Prepared
 from twofour.kernels.dense_matmul import MKL, ONEDNN, ONEDNN_BF16, ONEDNN_INT8, PLAIN, PLAIN_BF16
 from twofour.kernels.dispatch import DispatchTable, build_dispatch, read_dispatch
 from twofour.kernels.nm_matmul import REFERENCE
@@ -54,6 +57,18 @@ def test_a_row_of_a_convolution_is_no_kernel_of_the_registered_operator() -> Non
         with pytest.raises(KernelError, match="there is no such kernel"):
             torch.ops.twofour.linear(x, weights, None, f"*={row.name}", 64)
         assert read_dispatch(f"*={row.name}").names == (row.name,)
+
+
+def test_rows_are_pickled_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for row in (*rows(), *convolutions()):
+        written = pickle.dumps(Prepared(row, torch.zeros(1)))
+        assert pickle.loads(written).kernel == row
+        assert b"any_axes" not in written and b"tokens_least" not in written and b"index" not in written, row.name
+    written = pickle.dumps(row)
+    monkeypatch.setattr(table, "_by_name", lambda: {})
+    with pytest.raises(KernelError, match="there is no such kernel"):
+        pickle.loads(written)
+    assert pickle.loads(pickle.dumps(row)) == row  # of no table: by value
 
 
 LIBRARIES = {

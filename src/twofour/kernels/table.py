@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from twofour import native
 from twofour.errors import KernelError
@@ -129,6 +130,16 @@ def find(name: str, kind: type[R] = Kernel) -> R:
             remedy="`twofour kernels` lists them with what each needs",
         )
     return found
+
+
+def _reduced(row: Row, protocol: Any) -> Any:
+    """Let a row of the table be pickled by its name: what it holds besides, such as its index, is of this build."""
+    if _by_name().get(row.name) == row:
+        return find, (row.name, Row)
+    return object.__reduce_ex__(row, protocol)
+
+
+Row.__reduce_ex__ = _reduced  # here, as the rows' base does not know the table
 
 
 def available(operation: str, device: str = "cpu") -> tuple[Kernel, ...]:
