@@ -34,12 +34,18 @@ def test_the_kernels_of_a_computing_type_are_asked_for_their_form() -> None:
     assert "36" in dict(advice.skipped)["1.weight"]
     with pytest.raises(CompileError, match="dtype is not known"):
         advise(model, dtype="float7")
+    assert advise(nn.Linear(96, 64), tokens=(1,), dtype="int4", group=32).rows
+    with pytest.raises(CompileError, match="group"):
+        advise(model, group=32)
 
 
 def test_nothing_to_measure_is_an_error_with_reasons() -> None:
     with pytest.raises(CompileError, match="no layer of the model can run 2:4") as caught:
         advise(nn.Sequential(nn.Linear(3, 5)))
     assert "reason" in str(caught.value)
+    with pytest.raises(CompileError, match="no layer of the model can run 2:4") as caught:
+        advise(nn.Linear(96, 64), tokens=(1,), dtype="int4")
+    assert "96" in str(caught.value)
     with pytest.raises(CompileError, match="token counts"):
         advise(nn.Linear(64, 64), tokens=(0,))
     broken = nn.Linear(64, 64)

@@ -114,6 +114,7 @@ def advise(
     *,
     tokens: Sequence[int] = (1, 8, 128),
     dtype: str | torch.dtype = "float32",
+    group: int | None = None,
     skip: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Advice:
@@ -125,6 +126,7 @@ def advise(
         model: Any model on the CPU with weights that `compile` takes at this `dtype`.
         tokens: Token counts (batch times sequence length) to measure.
         dtype: Computing type, as for `compile`.
+        group: For int4, as for `compile`.
         skip: Layer globs to leave out.
         progress: Called with layers done, layers in all and the layer that is measured next.
 
@@ -136,19 +138,14 @@ def advise(
     require_tokens(tokens)
     require_plain(model)
     require_cpu(model)
-    computing, parts = Computing.of(dtype_name(dtype)), attention_parts(model)
+    computing, parts = Computing.of(dtype_name(dtype), group=group), attention_parts(model)
     found = walk(model, skip=skip)
     reasons = {entry.name: _refusal(entry.module, entry.layer in parts, computing) for entry in found.weights}
     chosen = [entry for entry in found.weights if reasons[entry.name] is None]
     skipped = [(entry.name, entry.reason) for entry in found.skipped]
     skipped += [(entry.name, reason) for entry in found.weights if (reason := reasons[entry.name]) is not None]
     if not chosen:
-        raise CompileError(
-            "no layer of the model can run 2:4 here",
-            reasons=[f"{name}: {reason}" for name, reason in skipped],
-            wanted="at least one float32 Linear on the CPU whose sizes suit the pattern",
-            remedy="model.float() where the weights are of another dtype; skip fewer layers",
-        )
+        raise _nothing(skipped)
     require_room(tokens, max(entry.rows + entry.reduction for entry in chosen))
     cache = Cache.for_this_machine([kernel.name for kernel in kernels.rows()])
     footprint = sum(entry.parameter.nbytes for entry in chosen)
@@ -161,10 +158,21 @@ def advise(
             skipped.append((entry.name, choice))
             continue
         rows += [_row(entry.layer, (entry.rows, entry.reduction), count, choice) for count in tokens]
+    if not rows:
+        raise _nothing(skipped)
     cache.finish()
     if progress is not None:
         progress(len(chosen), len(chosen), "")
     return Advice(tuple(rows), tuple(skipped), tuple(tokens), native.threads(), native.isa())
+
+
+def _nothing(skipped: Sequence[tuple[str, str]]) -> CompileError:
+    return CompileError(
+        "no layer of the model can run 2:4 here",
+        reasons=[f"{name}: {reason}" for name, reason in skipped],
+        wanted="at least one float32 Linear on the CPU whose sizes suit the pattern",
+        remedy="model.float() where the weights are of another dtype; skip fewer layers",
+    )
 
 
 def _refusal(module: nn.Module, inside_attention: bool, computing: Computing) -> str | None:
