@@ -47,6 +47,17 @@ def test_a_file_says_again_what_it_was_told(computing, memory, tokens, counts, i
     assert Compilation.from_dict(made.to_dict(), "model.safetensors") == made
 
 
+def test_token_counts_that_are_too_many_or_too_large_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    for tokens in (tuple(range(1, 66)), (1, 1 << 20)):
+        caplog.clear()
+        found = Compilation.from_dict(Compilation(tokens=tokens).to_dict(), "model.safetensors")
+        assert found.tokens == Compilation().tokens
+        assert f"model.safetensors: its {len(tokens)} token counts are not measured" in caplog.text
+    caplog.clear()
+    Compilation.from_dict({"kind": "compiled"}, "model.safetensors")
+    assert not caplog.text
+
+
 @given(st.dictionaries(st.sampled_from([*Compilation().to_dict(), "counts", "images", "ranges", "times"]), JSON))
 def test_settings_of_strangers_are_advice(settings: dict) -> None:
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,8 @@ from twofour.kernels.nm_matmul import Quantization
 from twofour.layers import compilation
 from twofour.measure.travelling import MachineTimes, read_machines
 from twofour.packing import encodings
+
+logger = logging.getLogger("twofour.compiler")
 
 KIND = "compiled"
 
@@ -101,7 +104,7 @@ class Compilation:
         return cls(
             _computing(settings),
             "small" if settings.get("memory") == "small" else "fast",
-            _tokens(settings.get("tokens")),
+            _tokens(settings.get("tokens"), file),
             {name: n for name, n in _entries(settings, "counts") if type(n) is int and n > 0},
             {name: (n[0], n[1], n[2]) for name, n in _entries(settings, "images") if _are_sizes(n)},
             dict(_ranges(settings, file)) if dtype is not None and dtype.rounds_inputs else {},
@@ -124,10 +127,14 @@ def _computing(settings: Mapping[str, Any]) -> Computing | None:
         return None
 
 
-def _tokens(found: Any) -> tuple[int, ...]:
+def _tokens(found: Any, file: Any) -> tuple[int, ...]:
     counts = _list(found)
-    good = 0 < len(counts) <= MOST_COUNTS and all(type(n) is int and 0 < n < MOST_TOKENS for n in counts)
-    return tuple(counts) if good else tuple(DEFAULT_TOKENS)
+    if 0 < len(counts) <= MOST_COUNTS and all(type(n) is int and 0 < n < MOST_TOKENS for n in counts):
+        return tuple(counts)
+    if found is not None:
+        limits = f"a file may ask for {MOST_COUNTS} below {MOST_TOKENS}; load(..., tokens=...) for any"
+        logger.warning("%s: its %d token counts are not measured: %s", file, len(counts), limits)
+    return tuple(DEFAULT_TOKENS)
 
 
 def _are_sizes(found: Any) -> bool:
