@@ -12,8 +12,9 @@ import twofour
 from tests.compiler.small import quick
 from twofour.compiler import CompiledConv
 from twofour.compiler.choose_conv import conv_candidates, pick
+from twofour.compiler.computing import FLOAT32
 from twofour.compiler.layer import PreparedWeights
-from twofour.compiler.replaceable import refusal
+from twofour.compiler.replaceable import layer_weight, refusal
 from twofour.errors import CompileError, KernelError
 from twofour.kernels import convolutions, find
 from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry
@@ -178,6 +179,12 @@ def test_the_plan_says_that_onednn_was_left_out() -> None:
 def test_a_product_must_lead_to_run_a_1x1_convolution(product: float, chosen: str) -> None:
     times = {BLOCKS: 1.0, POINTWISE: product, DENSE: 1.2}
     assert pick(times, "fast").name == pick(times, "small").name == chosen
+
+
+def test_a_convolutions_weight_asks_for_a_convolution() -> None:
+    layer = nn.Conv2d(8, 6, 3)
+    found = layer_weight("conv", layer, layer.weight, layer.bias, FLOAT32)
+    assert found.problem == ConvProblem.of(Geometry.of(layer))
 
 
 def test_what_cannot_be_replaced_is_named() -> None:

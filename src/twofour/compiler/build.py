@@ -197,12 +197,11 @@ class _Chooser:
         prepared = PreparedWeights(choice.layouts.values())
         known = shared.setdefault((id(entry.source), entry.activations, entry.geometry, entry.shape), prepared)
         prepared = known if known.layouts == choice.dispatch.layouts else prepared
-        given = choice.dispatch, prepared, entry.bias
-        if entry.geometry is None:
-            layer = CompiledLinear(entry.name, entry.columns, entry.problem, *given)
+        problem, given = entry.problem, (choice.dispatch, prepared, entry.bias)
+        if isinstance(problem, ConvProblem):
+            layer = CompiledConv(entry.name, problem, *given, entry.images, len(entry.shape) - 2)
         else:
-            problem, dimensions = ConvProblem.of(entry.geometry), len(entry.shape) - 2
-            layer = CompiledConv(entry.name, problem, *given, entry.images, dimensions)
+            layer = CompiledLinear(entry.name, entry.columns, problem, *given)
         layer.axis, layer.weight_dtype, layer.pattern = entry.axis, entry.activations, entry.pattern
         stored = self._stored(entry, choice)
         return layer, _describe(entry, choice, tokens, prepared.nbytes, stored, self.terms, because)

@@ -79,15 +79,15 @@ def choose_conv(entry: LayerWeight, *, memory: str, footprint: int, cache: Cache
     Returns:
         The choice at the output's pixels of all images, and why no sparse kernel was measured, "" when one was.
     """
-    geometry, images = entry.geometry, entry.images
-    assert geometry is not None, entry.name
+    problem, images = entry.problem, entry.images
+    assert isinstance(problem, ConvProblem), entry.name
+    geometry = problem.geometry
     weight = entry.weight.unpack() if isinstance(entry.weight, Packed) else entry.weight
     kernels, because = conv_candidates(weight, geometry, entry.pattern, entry.dense_because)
     copies = min(MOST_COPIES, max(1, min(footprint, ROTATED_BYTES) // (weight.numel() * 4)))
     numbers, size = "/".join(map(str, to_numbers(geometry))), "x".join(map(str, images))
     key = cache.key(f"conv/{numbers}{'+bias' if entry.bias is not None else ''}@{size}", copies)
     count, height, width = images
-    problem = ConvProblem.of(geometry)
 
     def prepare(kernel: ConvKernel) -> Prepared:
         return kernel.prepare(weight, geometry, images)

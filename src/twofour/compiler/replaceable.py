@@ -15,7 +15,7 @@ from twofour.compiler.computing import FLOAT32, Computing
 from twofour.compiler.plan import LayerPlan
 from twofour.compiler.unpacked import exchanged
 from twofour.errors import CompileError, one_of
-from twofour.kernels.conv import Geometry, Images
+from twofour.kernels.conv import ConvProblem, Geometry, Images
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
 from twofour.kernels.problem import Problem
 from twofour.layers import compiled_parts, is_hugging_face_conv1d, kind_of, obstacle, require_unwrapped
@@ -71,7 +71,9 @@ class LayerWeight:
 
     @property
     def problem(self) -> Problem:
-        """What a Linear asks of a kernel."""
+        """What the layer asks of a kernel."""
+        if self.geometry is not None:
+            return ConvProblem.of(self.geometry)
         return Problem(self.rows, quantization=self.quantization)
 
     @property
