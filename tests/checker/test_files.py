@@ -98,6 +98,16 @@ def test_a_file_says_what_it_promises_and_the_caller_stands_above_it(tmp_path: P
         twofour.check(saved(path, tensors, **describe({"a.weight": "two of four"}, {})))
 
 
+def test_a_broken_promise_names_its_file(tmp_path: Path) -> None:
+    shards = {f"model-{i}.safetensors": f"{i}.weight" for i in (1, 2)}
+    for (file, name), pattern in zip(shards.items(), ("2:4", "two of four"), strict=True):
+        saved(tmp_path / file, {name: pruned(random(32, 64), 1)}, **describe({name: pattern}, {}))
+    index = {"weight_map": {name: file for file, name in shards.items()}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(FormatError, match=r"model-2\.safetensors promises a pattern that does not exist"):
+        twofour.check(tmp_path)
+
+
 @pytest.mark.parametrize("packed", [True, False])
 def test_what_save_wrote(tmp_path: Path, packed: bool) -> None:
     torch.manual_seed(0)

@@ -141,9 +141,18 @@ class Checkpoint:
         Raises:
             FormatError: A promise is malformed.
         """
-        said = [read_promise(text, file) for file, text in self.metadata.items()]
+        said = self.promises.values()
         patterns = {name: text for one in said for name, text in one.patterns.items()}
         return Promise(patterns, {name: axis for one in said for name, axis in one.axes.items()})
+
+    @cached_property
+    def promises(self) -> dict[Path, Promise]:
+        """What each file's metadata promises.
+
+        Raises:
+            FormatError: A promise is malformed.
+        """
+        return {file: read_promise(text, file) for file, text in self.metadata.items()}
 
     @property
     def nbytes(self) -> int:

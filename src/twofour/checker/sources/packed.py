@@ -240,8 +240,9 @@ def from_metadata(checkpoint: Checkpoint) -> tuple[dict[str, Pattern], dict[str,
     Raises:
         FormatError: It is malformed, or names a pattern that does not exist.
     """
-    said = checkpoint.promise
-    return {name: known(checkpoint.path, text) for name, text in said.patterns.items()}, dict(said.axes)
+    said = checkpoint.promises.items()
+    patterns = {name: known(file, text) for file, one in said for name, text in one.patterns.items()}
+    return patterns, dict(checkpoint.promise.axes)
 
 
 def known(path: Path, text: str) -> Pattern:
