@@ -376,3 +376,22 @@ def test_whole_numbers_must_be_equal() -> None:
 
     with pytest.raises(CompileError, match="does not compute what the model does"):
         quick(Decides(), torch.randn(4, 64))
+
+
+def test_a_weight_tied_both_ways_round_is_prepared_for_each() -> None:
+    """Hugging Face's Conv1D has (in, out): of a square weight nothing but the axis says so."""
+    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(64, 64, bias=False), conv1d(64, 64)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.first(x), self.second(x)
+
+    model, x = Tied().eval(), torch.randn(4, 64)
+    fast = twofour.compile(model, x, "bfloat16", memory="small", graph=False)
+    for found, want in zip(fast(x), model(x), strict=True):
+        torch.testing.assert_close(found, want, atol=0.05, rtol=0.05)

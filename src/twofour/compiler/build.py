@@ -195,7 +195,9 @@ class _Chooser:
         if _is_torchs(choice, entry):  # what the layer does already, without a microsecond of ours on top
             return None, _describe(entry, choice, tokens, entry.nbytes, entry.nbytes, self.terms, because)
         prepared = PreparedWeights(choice.layouts.values())
-        known = shared.setdefault((id(entry.source), entry.activations, entry.geometry, entry.shape), prepared)
+        known = shared.setdefault(
+            (id(entry.source), entry.axis, entry.activations, entry.geometry, entry.shape), prepared
+        )
         prepared = known if known.layouts == choice.dispatch.layouts else prepared
         problem, given = entry.problem, (choice.dispatch, prepared, entry.bias)
         if isinstance(problem, ConvProblem):
