@@ -37,7 +37,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         found.append(tuple(calls))
         return {name: 1.0 + place for place, name in enumerate(calls)}, True
 
-    for module in ("choose", "products", "graph"):
+    for module in ("choose", "fused_matmuls", "graph"):
         monkeypatch.setattr(f"twofour.compiler.{module}.race", race)
     return found
 

@@ -143,7 +143,8 @@ def _entry(entry: object) -> Found:
     fields = cast("dict[str, Any]", entry)
     if not isinstance(entry, dict) or not all(type(n) is int for n in fields["configuration"]):
         raise ValueError("a configuration is no list of whole numbers")
-    found = Found(**{**fields, "configuration": tuple(fields["configuration"])})
+    made: dict[str, Any] = {**fields, "configuration": tuple(fields["configuration"])}
+    found = Found(**made)
     if not (isinstance(found.seconds, float) and 0 < found.seconds < math.inf):
         raise ValueError("a time is not a positive number")
     return found
