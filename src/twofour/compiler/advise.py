@@ -145,7 +145,7 @@ def advise(
     skipped = [(entry.name, entry.reason) for entry in found.skipped]
     skipped += [(entry.name, reason) for entry in found.weights if (reason := reasons[entry.name]) is not None]
     if not chosen:
-        raise _nothing(skipped)
+        raise _nothing(skipped, computing)
     require_room(tokens, max(entry.rows + entry.reduction for entry in chosen))
     cache = Cache.for_this_machine([kernel.name for kernel in kernels.rows()])
     footprint = sum(entry.parameter.nbytes for entry in chosen)
@@ -159,18 +159,18 @@ def advise(
             continue
         rows += [_row(entry.layer, (entry.rows, entry.reduction), count, choice) for count in tokens]
     if not rows:
-        raise _nothing(skipped)
+        raise _nothing(skipped, computing)
     cache.finish()
     if progress is not None:
         progress(len(chosen), len(chosen), "")
     return Advice(tuple(rows), tuple(skipped), tuple(tokens), native.threads(), native.isa())
 
 
-def _nothing(skipped: Sequence[tuple[str, str]]) -> CompileError:
+def _nothing(skipped: Sequence[tuple[str, str]], computing: Computing) -> CompileError:
     return CompileError(
         "no layer of the model can run 2:4 here",
         reasons=[f"{name}: {reason}" for name, reason in skipped],
-        wanted="at least one float32 Linear on the CPU whose sizes suit the pattern",
+        wanted=f"at least one Linear whose weight {computing.dtype} kernels take and whose sizes suit the pattern",
         remedy="model.float() where the weights are of another dtype; skip fewer layers",
     )
 
