@@ -152,6 +152,21 @@ def test_the_thread_clock_does_not_see_sleep():
     assert found.median("sleep") < 0.001
 
 
+def test_calls_that_the_clock_does_not_see_are_no_endless_calibration():
+    """As a sleep is to a clock of processor time that counts in ticks of 10 ms."""
+    from twofour.measure import timing
+
+    calls = 0
+
+    def call() -> None:
+        nonlocal calls
+        calls += 1
+        time.sleep(0.002)
+
+    timing._Runner("x", [call], lambda: 0.0).calibrate(warmup=1)
+    assert 2 <= calls <= 110
+
+
 def test_a_raising_candidate_is_named():
     with pytest.raises(
         MeasureError, match=r"candidate `broken` raised ZeroDivisionError(.|\n)*division by zero"

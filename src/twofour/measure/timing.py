@@ -25,6 +25,9 @@ SAMPLE_SECONDS = 1e-3
 # Above this, one warm-up call before each sample costs more than the caches it warms can change.
 LONG_CALL_SECONDS = 0.05
 LONG_SAMPLE_SECONDS = 0.02
+# Processor time stands still while a call sleeps or waits, and some systems count it in ticks of 10 ms: calls that the
+# clock does not see end a calibration by the wall clock.
+LONG_CALIBRATION_SECONDS = 0.1
 MIN_ROUNDS = 3
 FURTHER = 3
 """Times the rounds and seconds asked for that are spent at most where the fastest candidate is in doubt."""
@@ -115,13 +118,14 @@ class _Runner:
         # Within one sample no copy is used twice, or the second use would find it in the cache.
         most = len(self.copies) if len(self.copies) > 1 else 1 << 20
         while True:
+            begin = time.perf_counter()
             self.seconds = self.run(self.calls)
-            sample = self.seconds * self.calls
-            if sample >= SAMPLE_SECONDS or self.calls >= most:
+            sample, passed = self.seconds * self.calls, time.perf_counter() - begin
+            if sample >= SAMPLE_SECONDS or self.calls >= most or 2 * passed > LONG_CALIBRATION_SECONDS:
                 self._shorten(sample)
                 return
-            grow = 1.2 * SAMPLE_SECONDS / max(sample, 1e-9)
-            self.calls = min(most, max(self.calls + 1, int(self.calls * min(grow, 100.0))))
+            grow = min(1.2 * SAMPLE_SECONDS / max(sample, 1e-9), LONG_CALIBRATION_SECONDS / max(passed, 1e-9), 100.0)
+            self.calls = min(most, max(self.calls + 1, int(self.calls * grow)))
 
     def sample(self, hot: bool) -> None:
         if hot and self.seconds < LONG_CALL_SECONDS:
