@@ -23,6 +23,7 @@ from twofour import native
 from twofour.kernels.attention import reference as attention_reference
 from twofour.kernels.base import Kernel
 from twofour.kernels.conv import ConvKernel, ConvProblem
+from twofour.kernels.fused_block import Expression, program
 from twofour.kernels.nm_compress import nm_compress_reference
 from twofour.kernels.nm_gradient import MODES, nm_gradient_reference
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization, from_layout, nm_matmul_int8_reference
@@ -235,6 +236,26 @@ def norm(row: NativeRow, count: int) -> None:
             assert (error <= rounding * (1 + 1e-4) * want.abs() + 1e-5 * (1 + want.abs())).all()
 
 
+def fused_block(row: NativeRow, count: int) -> None:
+    """A softmax beside a sum over each row, of operands that are broadcast."""
+    expression = Expression()
+    x, shift = expression.load(), expression.load()
+    value = expression.apply("add", x, shift)
+    power = expression.apply("exp", expression.apply("sub", value, expression.apply("amax", value)))
+    whole = expression.apply("sum", power)
+    expression.store(expression.apply("div", power, whole))
+    expression.store(whole)
+    block = program(expression)
+    for height, width in itertools.product((1, 5, 70), (1, 7, 8, 33, 1025, 2500)):
+        x, shift = random(height, width), random(width, seed=1)
+        y, sums = Guarded((height, width), torch.float32), Guarded((height, 1), torch.float32)
+        block.run(row.index, [amid_nan(x), amid_nan(shift)], [y.view, sums.view], count)
+        value = x.double() + shift.double()
+        torch.testing.assert_close(y.checked().double(), value.softmax(-1), rtol=1e-5, atol=1e-7)
+        want = (value - value.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True)
+        torch.testing.assert_close(sums.checked().double(), want, rtol=1e-5, atol=1e-7)
+
+
 def attention(row: NativeRow, count: int) -> None:
     low = row.dtype == "bfloat16"
     sizes = (
@@ -367,7 +388,7 @@ def convolution(row: ConvKernel) -> None:
 
 DRIVERS: dict[str, Callable] = {
     **{drive.__name__: drive for drive in (nm_mask, nm_tiles, nm_nonzero, nm_ties, nm_stripes, nm_compress)},
-    **{drive.__name__: drive for drive in (nm_unbiased, nm_gradient, norm, attention)},
+    **{drive.__name__: drive for drive in (nm_unbiased, nm_gradient, norm, fused_block, attention)},
     **{"nm_matmul": product, "dense_matmul": product, "nm_conv": convolution, "dense_conv": convolution},
 }
 """Operation -> the sweep of one of its rows: with so many threads, or with each number of them."""

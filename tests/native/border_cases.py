@@ -20,6 +20,7 @@ from twofour import native, packing
 from twofour.errors import KernelError
 from twofour.kernels.conv import Geometry
 from twofour.kernels.dense_matmul.int4_rows import native_dense_rows
+from twofour.kernels.fused_block import Expression, program
 from twofour.kernels.nm_conv.layout import to_conv_layout
 from twofour.kernels.nm_matmul import native_rows
 from twofour.packing import layout_header
@@ -71,6 +72,9 @@ SIZES = ("small", "empty", "a scalar")
 
 ANY_SIZE = {("nm_nonzero", 1), ("nm_stripes_refine", 2), ("nm_stripes_assign", 2)}
 """Operands that may be shorter: pieces of a weight, and of an order of columns."""
+
+BROADCAST = {("fused_block", 1), ("fused_block", 2)}
+"""Operands that may be one number."""
 
 ODD: dict[str, Callable[[Tensor], Any]] = {
     "spread": lambda t: t.repeat_interleave(2, -1)[..., ::2],
@@ -135,7 +139,7 @@ def layouts(scale: int) -> Iterator[Call]:
 
 
 def models(scale: int) -> Iterator[Call]:
-    """Calls of attention and norm."""
+    """Calls of attention, norm and a fused block."""
     for row in native.rows("attention"):
         q, k, v, out, more = (torch.randn(2 * scale, 2, n, 8, dtype=getattr(torch, row.dtype)) for n in (3, 4, 4, 3, 2))
         mask = torch.randn(2 * scale, 2, 3, 6)
@@ -146,6 +150,18 @@ def models(scale: int) -> Iterator[Call]:
     for row in native.rows("norm"):
         x = torch.randn(4 * scale, 32, dtype=getattr(torch, row.dtype))
         yield row.isa, EXT.norm, [row.index, x, torch.randn(32), torch.randn(32), x.clone(), 1e-5, True, 1]
+    expression = Expression()
+    value = expression.apply("mul", expression.load(), expression.load())
+    expression.store(value)
+    expression.store(expression.apply("sum", value))
+    block = program(expression)
+
+    def fused_block(index: int, a: Tensor, b: Tensor, places: Tensor, rows: Tensor) -> None:
+        block.run(index, [a, b], [places, rows], 1)
+
+    for row in native.rows("fused_block"):
+        x = torch.randn(4 * scale, 6, 32)
+        yield row.isa, fused_block, [row.index, x, x.roll(1), x.clone(), torch.empty(4 * scale, 6, 1)]
 
 
 def training(scale: int) -> Iterator[Call]:
@@ -215,6 +231,7 @@ def refusals(function: Callable[..., Any], arguments: list[Any]) -> int:
             except ValueError:  # numbers that the operand does not agree with
                 taken = False
             allowed = kind in ODD or (kind in SIZES and (function.__name__, place) in ANY_SIZE)
+            allowed |= kind == "a scalar" and (function.__name__, place) in BROADCAST
             assert not taken or allowed, "a bad operand was taken"
             count += not taken
     return count

@@ -67,5 +67,6 @@ void bind_dense_matmul(nanobind::module_& m);
 void bind_nm_conv(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
 void bind_norm(nanobind::module_& m);
+void bind_fused_block(nanobind::module_& m);
 
 }  // namespace twofour

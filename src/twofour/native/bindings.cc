@@ -49,4 +49,5 @@ NB_MODULE(_ext, m) {
   bind_nm_conv(m);
   bind_attention(m);
   bind_norm(m);
+  bind_fused_block(m);
 }

@@ -60,6 +60,7 @@ struct SetLanes {
   static reg fma(reg w, reg x, reg sum) { return _mm256_fmadd_ps(w, x, sum); }
   static reg min(reg a, reg b) { return _mm256_min_ps(a, b); }
   static reg max(reg a, reg b) { return _mm256_max_ps(a, b); }
+  static reg sqrt(reg a) { return _mm256_sqrt_ps(a); }
   static reg round(reg a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static ireg to_ints(reg a) { return _mm256_cvtps_epi32(a); }
   static reg scale_from(float least, reg x, reg a, reg n) {

@@ -59,6 +59,7 @@ struct SetLanes {
   static reg fma(reg w, reg x, reg sum) { return _mm512_fmadd_ps(w, x, sum); }
   static reg min(reg a, reg b) { return _mm512_min_ps(a, b); }
   static reg max(reg a, reg b) { return _mm512_max_ps(a, b); }
+  static reg sqrt(reg a) { return _mm512_sqrt_ps(a); }
   static reg round(reg a) { return _mm512_roundscale_ps(a, 8); }
   static ireg to_ints(reg a) { return _mm512_cvtps_epi32(a); }
   static reg scale_from(float least, reg x, reg a, reg n) {

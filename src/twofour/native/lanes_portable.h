@@ -50,6 +50,10 @@ struct PortableLanes {
   static reg fma(reg w, reg x, reg sum) { return sum + w * x; }
   static reg min(reg a, reg b) { return a < b ? a : b; }
   static reg max(reg a, reg b) { return a > b ? a : b; }
+  static reg sqrt(reg v) {
+    for (int i = 0; i < width; i++) v[i] = __builtin_sqrtf(v[i]);
+    return v;
+  }
   // Adding 1.5 * 2^23 leaves no bits below one: the sum is rounded to nearest even, for |v| < 2^22.
   static reg round(reg v) { return (v + 12582912.0f) - 12582912.0f; }
   static ireg to_ints(reg v) {

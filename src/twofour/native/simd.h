@@ -93,6 +93,7 @@ concept FloatLanes = requires(float* to, const float* from, uint16_t* to_half, c
   { V::fma(r, r, r) } -> std::same_as<typename V::reg>;
   { V::min(r, r) } -> std::same_as<typename V::reg>;
   { V::max(r, r) } -> std::same_as<typename V::reg>;
+  { V::sqrt(r) } -> std::same_as<typename V::reg>;
   { V::round(r) } -> std::same_as<typename V::reg>;
   { V::to_ints(r) } -> std::same_as<typename V::ireg>;
   { V::scale_from(one, r, r, r) } -> std::same_as<typename V::reg>;

@@ -1,0 +1,257 @@
+// Fused blocks for Python: programs, checked once when they are made, and the call, whose operands give the domain.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "fused_block.h"
+#include "native/binding.h"
+#include "native/parallel.h"
+#include "native/scratch.h"
+
+namespace nb = nanobind;
+
+namespace twofour {
+namespace {
+
+constexpr BlockKernel kKernels[] = {
+#define TWOFOUR_ROW(symbol, ...) {{#symbol, "fused_block", __VA_ARGS__}, symbol},
+#include "fused_block.inc"
+#undef TWOFOUR_ROW
+};
+
+enum class Kind { load, store, fill, unary, binary, ternary, reduce };
+struct Named {
+  const char *name, *kind_name;
+  Kind kind;
+};
+constexpr Named kSteps[] = {
+#define TWOFOUR_STEP(name, kind) {#name, #kind, Kind::kind},
+#include "ops.def"
+};
+constexpr int kStepCount = static_cast<int>(std::size(kSteps));
+constexpr int kMostAxes = 16;
+constexpr Types kStored{Type::f32, Type::bf16, Type::boolean, Type::u8};
+
+[[noreturn]] void impossible(const std::string& what, const std::string& got, const std::string& wanted) {
+  throw Refusal{"a fused block's program " + what, got, wanted, "build it with FusedBlock, which checks nothing away"};
+}
+
+// A program whose every step stays inside its registers and operands, whatever the operands are.
+class Program {
+ public:
+  using Fields = std::tuple<std::string, int, int, int, int, float>;
+
+  Program(const std::vector<Fields>& steps, const std::vector<std::tuple<int, int, bool>>& loops,
+          const std::vector<bool>& kept, int row_registers, int inputs, int outputs)
+      : registers_(static_cast<int>(kept.size())), row_registers_(row_registers), inputs_(inputs), outputs_(outputs) {
+    const auto counted = [](const char* what, int count, int most) {
+      if (count < 0 || count > most)
+        impossible("has an impossible number of " + std::string(what), std::to_string(count), "0 to " + std::to_string(most));
+    };
+    counted("registers", registers_, kMostRegisters);
+    counted("row registers", row_registers, kMostRegisters);
+    counted("operands", inputs + outputs, kMostOperands);
+    counted("inputs", inputs, kMostOperands);
+    counted("outputs", outputs, kMostOperands);
+    for (int i = 0; i < registers_; i++) kept_[i] = kept[static_cast<size_t>(i)];
+    int next = 0;
+    for (const auto& [begin, end, rows] : loops) {
+      if (begin != next || end < begin || end > static_cast<int>(steps.size()))
+        impossible("has loops that do not follow each other", std::to_string(begin), std::to_string(next));
+      next = end;
+      loops_.push_back({begin, end, rows});
+      for (int i = begin; i < end; i++) steps_.push_back(checked(steps[static_cast<size_t>(i)], rows));
+    }
+    if (next != static_cast<int>(steps.size())) impossible("has steps outside its loops", std::to_string(next), "all");
+    if (loops_.size() > 1) reduces_ = true;
+    written_.resize(static_cast<size_t>(outputs), 0);
+    for (const Loop& loop : loops_)
+      for (int i = loop.begin; i < loop.end; i++)
+        if (steps_[static_cast<size_t>(i)].op == StepOp::store)
+          written_[static_cast<size_t>(steps_[static_cast<size_t>(i)].to)] |= loop.rows ? 1 : 2;
+    for (const int how : written_)
+      if (how != 1 && how != 2) impossible("writes an output not at all, or once a row and once a place", "", "one of them");
+  }
+
+  void run(int index, const nb::list& inputs, const nb::list& outputs, int threads) const {
+    const BlockKernel& kernel = row(kKernels, index);
+    const Border border("a fused block");
+    std::vector<View> views;
+    const auto read = [&](const nb::list& given, int count, const char* role) {
+      if (static_cast<int>(nb::len(given)) != count)
+        throw Refusal{"a fused block is given another number of operands", std::to_string(nb::len(given)) + " " + role + "s",
+                      std::to_string(count), "pass those it was built for"};
+      for (const nb::handle one : given) views.push_back(border.strided(Operand{one}, role, kStored));
+    };
+    read(inputs, inputs_, "input");
+    read(outputs, outputs_, "output");
+    Domain domain = merged(views, inputs, outputs);
+    if (domain.block.rows * domain.block.width == 0 && !(reduces_ && domain.block.rows > 0)) return;
+    Block& block = domain.block;
+    block.inputs = domain.operands.data();
+    block.outputs = domain.operands.data() + inputs_;
+    nb::gil_scoped_release release;
+    const int64_t places = block.tile_rows * (reduces_ ? block.width : block.tile_width);
+    const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, places));
+    const size_t bytes = static_cast<size_t>(block.scratch()) * sizeof(float);
+    parallel_for(block.units(), grain, threads, [&](int64_t begin, int64_t end) {
+      static Scratch scratch;
+      const Scratch::Lease lease(scratch, bytes);
+      kernel.run(block, static_cast<float*>(lease.data()), begin, end);
+    });
+  }
+
+ private:
+  struct Domain {
+    Block block{};
+    std::vector<BlockOperand> operands;
+  };
+
+  Step checked(const Fields& fields, bool rows) {
+    const auto& [name, to, a, b, c, value] = fields;
+    int op = 0;
+    while (op < kStepCount && name != kSteps[op].name) op++;
+    if (op == kStepCount) impossible("has an unknown step", name, "a name of native.extension().block_steps");
+    const auto needs = [&](bool fits, const char* role, int got) {
+      if (!fits) impossible("has a step that reads or writes what is not there", name + ": " + role + " " + std::to_string(got), "");
+    };
+    const auto tile = [&](int i) { return !rows && i >= 0 && i < registers_; };
+    const auto of_row = [&](int i) { return i >= kRowRegister && i < kRowRegister + row_registers_; };
+    const auto own = [&](int i) { return rows ? of_row(i) : tile(i); };
+    switch (kSteps[op].kind) {
+      case Kind::load:
+        needs(tile(to), "to", to), needs(a >= 0 && a < inputs_, "input", a);
+        break;
+      case Kind::store:
+        needs(to >= 0 && to < outputs_, "output", to), needs(own(a), "from", a);
+        break;
+      case Kind::fill:
+        needs(own(to), "to", to);
+        break;
+      case Kind::unary:
+        needs(own(to), "to", to), needs(own(a), "a", a);
+        if (name == "over_width") reduces_ = true;  // a row is then the last axis and nothing else
+        break;
+      case Kind::binary:
+        needs(own(to), "to", to), needs(own(a), "a", a), needs(b == kNumber || own(b) || of_row(b), "b", b);
+        needs(!of_row(b) || rows || to != a, "to (the first operand beside a row register)", to);
+        break;
+      case Kind::ternary:
+        needs(own(to), "to", to), needs(own(a), "a", a), needs(own(b), "b", b), needs(own(c), "c", c);
+        break;
+      case Kind::reduce:
+        needs(!rows && of_row(to), "to", to), needs(tile(a), "a", a);
+        reduces_ = true;
+        break;
+    }
+    return {static_cast<StepOp>(op), static_cast<int16_t>(to), static_cast<int16_t>(a), static_cast<int16_t>(b),
+            static_cast<int16_t>(c), value};
+  }
+
+  // The shape that all operands have or are broadcast to, its axes merged, and each operand's strides over it.
+  Domain merged(const std::vector<View>& views, const nb::list& inputs, const nb::list& outputs) const {
+    const Border border("a fused block");
+    const auto handle = [&](size_t i) {
+      const auto n = static_cast<size_t>(inputs_);
+      return Operand{i < n ? nb::handle(inputs[i]) : nb::handle(outputs[i - n])};
+    };
+    int ndim = 0;
+    for (const View& view : views) ndim = std::max(ndim, view.ndim);
+    std::vector<int64_t> sizes(static_cast<size_t>(ndim), 1);
+    for (size_t i = 0; i < views.size(); i++) {
+      border.require(views[i].ndim <= kMostAxes, handle(i), "operand", "at most 16 axes");
+      for (int a = 0; a < views[i].ndim; a++) {
+        int64_t& size = sizes[static_cast<size_t>(ndim - views[i].ndim + a)];
+        const int64_t mine = views[i].shape[a];
+        border.require(mine == 1 || size == 1 || mine == size, handle(i), "operand", "a shape that is broadcast to the others'");
+        if (mine != 1) size = mine;
+      }
+    }
+    std::vector<std::vector<int64_t>> strides(views.size(), std::vector<int64_t>(static_cast<size_t>(ndim), 0));
+    for (size_t i = 0; i < views.size(); i++)
+      for (int a = 0; a < views[i].ndim; a++)
+        if (views[i].shape[a] != 1) strides[i][static_cast<size_t>(ndim - views[i].ndim + a)] = views[i].strides[a];
+    for (size_t i = static_cast<size_t>(inputs_); i < views.size(); i++) {
+      const bool per_row = written_[i - static_cast<size_t>(inputs_)] == 1;
+      for (int a = 0; a < ndim; a++) {
+        const bool row = a == ndim - 1 && per_row;
+        const bool whole = strides[i][static_cast<size_t>(a)] != 0 || sizes[static_cast<size_t>(a)] <= 1;
+        border.require(row ? strides[i][static_cast<size_t>(a)] == 0 : whole, handle(i), "output",
+                       row ? "one number a row" : "a number of its own for each place");
+      }
+    }
+    // Axes in the order of the first output's memory, but for the one that is reduced; then merged from the last on.
+    std::vector<size_t> order;
+    for (size_t a = 0; a < static_cast<size_t>(ndim); a++)
+      if (sizes[a] != 1 || (reduces_ && a + 1 == static_cast<size_t>(ndim))) order.push_back(a);
+    if (order.empty()) {
+      sizes.push_back(1);
+      for (auto& one : strides) one.push_back(0);
+      order.push_back(sizes.size() - 1);
+    }
+    const auto& lead = strides[std::min(static_cast<size_t>(inputs_), views.size() - 1)];
+    if (outputs_ > 0)
+      std::stable_sort(order.begin(), order.end() - (reduces_ ? 1 : 0), [&](size_t a, size_t b) { return lead[a] > lead[b]; });
+    std::vector<size_t> axes;  // each the last of those merged into it
+    std::vector<int64_t> counts;
+    for (const size_t a : order) {
+      const bool apart = axes.empty() || (reduces_ && a == order.back()) ||
+                         !std::all_of(strides.begin(), strides.end(), [&](const auto& one) {
+                           return one[axes.back()] == one[a] * sizes[a];
+                         });
+      if (apart) axes.push_back(a), counts.push_back(sizes[a]);
+      else axes.back() = a, counts.back() *= sizes[a];
+    }
+    Domain domain;
+    Block& block = domain.block;
+    block.axes = static_cast<int>(axes.size()) - 1;
+    if (block.axes > kOuterAxes)
+      throw Refusal{"the operands of a fused block lie too differently", std::to_string(axes.size()) + " axes",
+                    std::to_string(kOuterAxes + 1) + " that no operand has in one piece", "copy some: x.contiguous()"};
+    block.rows = 1;
+    for (int a = 0; a < block.axes; a++) block.rows *= block.sizes[a] = counts[static_cast<size_t>(a)];
+    block.width = counts.back();
+    block.tile_width = std::max<int64_t>(1, std::min(block.width, kTile));
+    block.tile_rows = std::max<int64_t>(1, std::min(block.rows, block.width < kTile ? kTile / std::max<int64_t>(1, block.width) : 1));
+    block.steps = steps_.data(), block.loops = loops_.data(), block.kept = kept_;
+    block.loop_count = static_cast<int>(loops_.size()), block.registers = registers_, block.row_registers = row_registers_;
+    block.reduces = reduces_;
+    for (size_t i = 0; i < views.size(); i++) {
+      BlockOperand operand{views[i].data, views[i].type, {}, strides[i][axes.back()]};
+      for (int a = 0; a < block.axes; a++) operand.strides[a] = strides[i][axes[static_cast<size_t>(a)]];
+      domain.operands.push_back(operand);
+    }
+    return domain;
+  }
+
+  std::vector<Step> steps_;
+  std::vector<Loop> loops_;
+  bool kept_[kMostRegisters] = {};
+  int registers_, row_registers_, inputs_, outputs_;
+  bool reduces_ = false;
+  std::vector<int> written_;
+};
+
+}  // namespace
+
+void bind_fused_block(nb::module_& m) {
+  bind_table(m, kKernels);
+  nb::list steps;
+  for (const Named& step : kSteps) steps.append(nb::make_tuple(step.name, step.kind_name));
+  m.attr("block_steps") = steps;
+  m.attr("block_row_register") = kRowRegister;
+  m.attr("block_number") = kNumber;
+  nb::class_<Program>(m, "BlockProgram")
+      .def(nb::init<const std::vector<Program::Fields>&, const std::vector<std::tuple<int, int, bool>>&,
+                    const std::vector<bool>&, int, int, int>())
+      .def("run", &Program::run);
+}
+
+}  // namespace twofour

@@ -1,0 +1,26 @@
+"""Fused blocks on the CPU: rows of fused_block.inc."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from twofour import native
+
+
+def fused_block(program: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    """Run a program: every output is written whole.
+
+    Args:
+        program: What `schedule.program` returned.
+        inputs: In the order of its loads, float32, bfloat16, bool or uint8, of any strides; they are broadcast to each
+            other.
+        outputs: In the order of its stores; one that holds row values has one number for each row. None may share
+            memory with an input.
+
+    Raises:
+        KernelError: The operands do not fit each other or the program.
+    """
+    program.run(native.best("fused_block").index, list(inputs), list(outputs), native.threads())

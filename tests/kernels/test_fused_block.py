@@ -1,0 +1,214 @@
+"""Fused blocks against torch in float64: every step, random programs, odd shapes, strides, dtypes, poison, threads."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.conftest import threads
+from twofour import native
+from twofour.errors import KernelError
+from twofour.kernels.fused_block import Expression, Value, fused_block, fused_block_reference, program, steps
+
+SHAPES = [(1,), (7,), (1, 1), (3, 5), (64, 16), (2, 3, 50), (5, 1024), (2, 1025), (1, 5000), (4, 1, 3, 7), (130, 9)]
+ARITIES = {"unary": 1, "binary": 2, "ternary": 3, "reduce": 1}
+ROWS = [row for row in native.rows("fused_block") if native.supports(row.isa)]
+
+
+def operands(*shapes: tuple[int, ...], seed: int = 0, positive: bool = False) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    found = [torch.randn(shape, generator=generator) for shape in shapes]
+    return [tensor.abs() + 0.1 for tensor in found] if positive else found
+
+
+def run(row: native.NativeRow, expression: Expression, inputs: list[Tensor], outputs: list[Tensor]) -> list[Tensor]:
+    program(expression).run(row.index, inputs, outputs, native.threads())
+    return outputs
+
+
+def poisoned(expression: Expression, inputs: list[Tensor], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor in inputs))
+    sizes = [(*shape[:-1], 1) if value.of_row else shape for value in expression.stores]
+    return [torch.full(size, torch.nan, dtype=dtype) for size in sizes]
+
+
+def assert_block(row: native.NativeRow, expression: Expression, inputs: list[Tensor], tolerance: float = 1e-5) -> None:
+    found = run(row, expression, inputs, poisoned(expression, inputs))
+    for got, want in zip(found, fused_block_reference(expression, inputs, torch.float64), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("step", [name for name, kind in steps().items() if kind in ARITIES])
+def test_every_step_on_every_row(row: native.NativeRow, step: str) -> None:
+    for shape, team in itertools.product(SHAPES, (1, 2)):
+        expression = Expression()
+        values = [expression.load() for _ in range(ARITIES[steps()[step]])]
+        expression.store(expression.apply(step, *values))
+        positive = step in ("sqrt", "rsqrt", "log", "log1p", "pow")
+        with threads(team):
+            assert_block(row, expression, operands(*[shape] * len(values), positive=positive), 1e-4)
+
+
+SPECIAL = [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-40, -1e-40, 3e38, -3e38, 88.8, -103.9, 1e6, -1e6, 0.5, -2.5]
+ODD = ("gelu", "gelu_tanh", "silu")
+"""Whose limits at infinity torch does not have: x * 0."""
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("step", [n for n, kind in steps().items() if kind in ("unary", "binary", "reduce")])
+def test_special_numbers_are_torchs(row: native.NativeRow, step: str) -> None:
+    x = torch.tensor(SPECIAL)
+    x = x[x.abs() < 1e38] if step in ODD else x
+    expression = Expression()
+    values = [expression.load() for _ in range(ARITIES[steps()[step]])]
+    expression.store(expression.apply(step, *values))
+    inputs = [x, x.unsqueeze(1)] if len(values) == 2 else [x.unsqueeze(1)] if steps()[step] == "reduce" else [x]
+    (found,) = run(row, expression, inputs, poisoned(expression, inputs))
+    (want,) = fused_block_reference(expression, inputs)
+    rtol, atol = (1e-5, 1e-36) if step in ODD else (2e-6, 1e-37)
+    torch.testing.assert_close(found, want, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def softmax(expression: Expression, x: Value) -> Value:
+    exponentials = expression.apply("exp", expression.apply("sub", x, expression.apply("amax", x)))
+    return expression.apply("div", exponentials, expression.apply("sum", exponentials))
+
+
+def layer_norm(expression: Expression, x: Value, weight: Value, bias: Value) -> Value:
+    centred = expression.apply("sub", x, mean(expression, x))
+    variance = mean(expression, expression.apply("square", centred))
+    scaled = expression.apply("mul", centred, expression.apply("rsqrt", expression.apply("add", variance, 1e-5)))
+    return expression.apply("add", expression.apply("mul", scaled, weight), bias)
+
+
+def mean(expression: Expression, x: Value) -> Value:
+    return expression.apply("over_width", expression.apply("sum", x))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_softmax_and_layer_norm(row: native.NativeRow, shape: tuple[int, ...]) -> None:
+    expression = Expression()
+    x, weight, bias = (expression.load() for _ in range(3))
+    expression.store(softmax(expression, x))
+    expression.store(layer_norm(expression, x, weight, bias))
+    inputs = operands(shape, shape[-1:], shape[-1:])
+    found = run(row, expression, inputs, poisoned(expression, inputs))
+    torch.testing.assert_close(found[0], inputs[0].softmax(-1), rtol=1e-5, atol=1e-6)
+    want = torch.nn.functional.layer_norm(inputs[0], shape[-1:], inputs[1], inputs[2])
+    torch.testing.assert_close(found[1], want, rtol=1e-4, atol=1e-4)
+
+
+CALM = ["neg", "abs", "tanh", "sigmoid", "sin", "relu", "erf", "cos", "floor", "sign", "isnan", "logical_not"]
+PAIRS = ["add", "sub", "mul", "maximum", "minimum", "lt", "ge", "eq", "rsub"]
+
+
+def grown(seed: int) -> tuple[Expression, list[Tensor]]:
+    """A random expression of 10 to 60 steps whose numbers stay small; operands are broadcast, strided, of any dtype."""
+    choice = random.Random(seed)
+    sizes = [choice.choice((1, 2, 3, 5, 8, 17)) for _ in range(choice.randint(0, 2))]
+    sizes.insert(choice.randint(0, len(sizes)), choice.choice((1, 4, 33, 300, 1100)))
+    expression, inputs = Expression(), []
+    for index in range(choice.randint(1, 4)):
+        shape = [size if index == 0 or choice.random() < 0.7 else 1 for size in sizes]
+        tensor = operands(tuple(shape), seed=seed + index)[0]
+        kind = choice.random()
+        if kind < 0.2 and len(shape) > 1:
+            tensor = tensor.transpose(0, -1).contiguous().transpose(0, -1)
+        elif kind < 0.3:
+            tensor = torch.stack((tensor, tensor), -1)[..., 1]
+        elif kind < 0.4:
+            tensor = tensor.bfloat16()
+        elif kind < 0.5:
+            tensor = tensor > 0
+        inputs.append(tensor)
+    values = [expression.load() for _ in inputs]
+    for _ in range(choice.randint(10, 60)):
+        kind = choice.random()
+        if kind < 0.4:
+            made = expression.apply(choice.choice(CALM), choice.choice(values))
+        elif kind < 0.8:
+            a, b = choice.choice(values), choice.choice([*values, choice.uniform(-2, 2)])
+            made = expression.apply(choice.choice(PAIRS), *choice.sample([a, b], 2))
+        elif kind < 0.9:
+            made = expression.apply("where", *(choice.choice([*values, 0.5]) for _ in range(2)), choice.choice(values))
+        else:
+            tiles = [value for value in values if not value.of_row]
+            made = expression.apply(choice.choice(("sum", "amax", "amin")), choice.choice(tiles))
+            made = expression.apply("over_width", made)
+        values.append(expression.apply("sin", made))
+    for value in choice.sample(values, choice.randint(1, 3)):
+        expression.store(value)
+    return expression, inputs
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 30), st.sampled_from(ROWS), st.sampled_from((1, 2)))
+def test_random_programs_are_what_torch_computes(seed: int, row: native.NativeRow, team: int) -> None:
+    expression, inputs = grown(seed)
+    with threads(team):
+        found = run(row, expression, inputs, poisoned(expression, inputs))
+    single = fused_block_reference(expression, inputs)
+    exact = fused_block_reference(expression, inputs, torch.float64)
+    for got, want, wide in zip(found, single, exact, strict=True):
+        near = (got.double() - wide).abs() <= 1e-4 + 10 * (want.double() - wide).abs()
+        # A comparison or a floor of numbers that differ in their last bits may jump; nearly none does.
+        assert near.double().mean() > 0.97 and not got.isnan().any(), seed
+
+
+def test_dtypes_of_outputs(row: native.NativeRow = ROWS[-1]) -> None:
+    expression = Expression()
+    x = expression.load()
+    expression.store(expression.apply("mul", x, 2.0))
+    expression.store(expression.apply("gt", x, 0.0))
+    (given,) = operands((5, 33))
+    low, truth = torch.empty(5, 33, dtype=torch.bfloat16), torch.empty(33, 5, dtype=torch.bool).T
+    run(row, expression, [given], [low, truth])
+    assert torch.equal(low, (given * 2).bfloat16()) and torch.equal(truth, given > 0)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "message"),
+    [
+        ([(3, 4), (5,)], [(3, 4)], "a shape that is broadcast"),
+        ([(3, 4), (4,)], [(4,)], "a number of its own for each place"),
+        ([(3, 4)], [(3, 4)], "another number of operands"),
+        ([(1,) * 17, (1,)], [(1,)], "at most 16 axes"),
+    ],
+)
+def test_operands_that_do_not_fit_are_refused(inputs: list, outputs: list, message: str) -> None:
+    expression = Expression()
+    expression.store(expression.apply("add", expression.load(), expression.load()))
+    made = program(expression)
+    with pytest.raises(KernelError, match=message):
+        fused_block(made, operands(*inputs), [torch.empty(shape) for shape in outputs])
+    wide = torch.empty(3, 1).expand(3, 4)
+    with pytest.raises(KernelError, match="a number of its own"):
+        fused_block(made, operands((3, 4), (3, 4)), [wide])
+    with pytest.raises(KernelError, match=r"torch.float32"):
+        fused_block(made, [torch.ones(4), torch.ones(4).double()], [torch.empty(4)])
+
+
+def test_programs_that_leave_their_registers_are_refused() -> None:
+    ext = native.extension()
+    row = ext.block_row_register
+    bad = [
+        ("load", 1, 0, 0, 0), ("load", 0, 1, 0, 0), ("store", 1, 0, 0, 0), ("nothing", 0, 0, 0, 0),
+        ("neg", 0, row, 0, 0), ("sum", 0, 0, 0, 0), ("add", 0, 0, row, 0), ("add", 0, 0, -2, 0),
+        ("sum", row + 1, 0, 0, 0), ("where", 0, 0, 0, 9), ("fill", -1, 0, 0, 0),
+    ]  # fmt: skip
+    for line in bad:
+        lines = [(*line, 0.0), ("store", 0, 0, 0, 0, 0.0)]
+        with pytest.raises(KernelError, match="fused block's program"):
+            ext.BlockProgram(lines, [(0, len(lines), False)], [False], 1, 1, 1)
+    with pytest.raises(KernelError, match="loops that do not follow"):
+        ext.BlockProgram([("store", 0, 0, 0, 0, 0.0)], [(1, 1, False)], [False], 0, 1, 1)
+    with pytest.raises(KernelError, match="number of registers"):
+        ext.BlockProgram([], [], [False] * 65, 0, 0, 0)
