@@ -45,7 +45,18 @@ def test_every_operation_and_design_of_a_kernel_is_documented() -> None:
 
 def test_every_command_is_documented() -> None:
     commands = [info.name or (info.callback.__name__ if info.callback else "") for info in app.registered_commands]
-    assert set(commands) == {"demo", "prune", "check", "import", "export", "advise", "estimate", "simulate", "kernels"}
+    assert set(commands) == {
+        "demo",
+        "prune",
+        "check",
+        "import",
+        "export",
+        "advise",
+        "explain",
+        "estimate",
+        "simulate",
+        "kernels",
+    }
     for command in commands:
         assert f"`twofour {command}" in text("docs/cli.md")
     assert set(re.findall(r"`twofour (\w+)", text("README.md"))) <= set(commands)

@@ -46,9 +46,7 @@ def drawn(
             wanted="matplotlib 3",
             remedy=f"pip install matplotlib; the figures are also in {numbers}",
         ) from error
-    target = Path(path)
-    if target.suffix not in FORMATS:
-        raise _undrawn(kind, target, f"a name that ends in {target.suffix!r}")
+    target = require_format(path, kind)
     with matplotlib.rc_context(SETTINGS):
         figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
         yield figure
@@ -57,6 +55,14 @@ def drawn(
                 figure.savefig(temporary, format=target.suffix[1:], metadata=FORMATS[target.suffix])
         except OSError as error:
             raise _undrawn(kind, target, str(error)) from error
+
+
+def require_format(path: str | os.PathLike[str], kind: type[TwofourError]) -> Path:
+    """Return the path of a figure; raises `kind` where its name is none of one."""
+    target = Path(path)
+    if target.suffix not in FORMATS:
+        raise _undrawn(kind, target, f"a name that ends in {target.suffix!r}")
+    return target
 
 
 def _undrawn(kind: type[TwofourError], target: Path, got: str) -> TwofourError:

@@ -26,7 +26,7 @@ from twofour.errors import FormatError, SourceError
 def test_version_and_help(run):
     assert run("--version").stdout == f"twofour {twofour.__version__}\n"
     listed = run("--help").stdout
-    for verb in ("demo", "prune", "check", "import", "export", "advise", "estimate", "simulate", "kernels"):
+    for verb in ("demo", "prune", "check", "import", "export", "advise", "explain", "estimate", "simulate", "kernels"):
         assert verb in listed
     for verb in ("bench", "report"):
         assert f" {verb} " not in listed

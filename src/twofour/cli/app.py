@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from twofour.cli import advise, check, demo, estimate, export, importing, kernels, prune, simulate
+from twofour.cli import advise, check, demo, estimate, explain, export, importing, kernels, prune, simulate
 from twofour.cli.console import ToStderr, print_error
 from twofour.errors import SourceError, TwofourError, explained
 
@@ -86,6 +86,7 @@ app.command("check")(check.check)
 app.command("import")(importing.convert)
 app.command("export")(export.export)
 app.command("advise")(advise.advise)
+app.command("explain")(explain.explain)
 app.command("estimate")(estimate.estimate)
 app.command("simulate")(simulate.simulate)
 app.command("kernels")(kernels.kernels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from twofour.calibration import take
 from twofour.cli import huggingface
 from twofour.cli import source as sources
+from twofour.cli.options import require_room, shape_of
+from twofour.criteria import SAMPLES
 from twofour.errors import SourceError, cut
 
 ARRAYS, TEXTS = (".safetensors", ".npz", ".npy"), (".txt", ".jsonl")
@@ -84,6 +87,52 @@ def fitted(data: Any, model: nn.Module, samples: int, *, tell: Callable[[str], o
 def example(model: nn.Module, data: list[Any]) -> Any:
     """Return two samples to trace the model with."""
     return take(model, data, 2)[0].inputs
+
+
+def traced(
+    model: nn.Module,
+    found: sources.Source,
+    given: str | None,
+    length: int,
+    data: str | None,
+    *,
+    what: str,
+    batch: int = 2,
+) -> tuple[Any, Any]:
+    """Return the input that a model is traced with, and batches of data where they are given.
+
+    Args:
+        model: Its forward's parameters say whether it takes token ids.
+        found: The model's source: its tokenizer reads texts.
+        given: Text of --input, the shape of a sample of real numbers.
+        length: Tokens of a sample of ids.
+        data: Text of --data; two samples of it are the input.
+        what: What the input is for, as an error begins.
+        batch: Samples, but of data.
+
+    Raises:
+        SourceError: No shape is given, and the model takes no token ids.
+    """
+    if data is not None:
+        batches = fitted(read(data, found, SAMPLES, length), model, SAMPLES)
+        return example(model, batches), batches
+    draw = torch.Generator().manual_seed(0)
+    if (size := shape_of(given)) is not None:
+        require_room(batch, *size, item=4)
+        return torch.randn(batch, *size, generator=draw, dtype=torch.float32, device="cpu"), None
+    names = inspect.signature(model.forward).parameters
+    if "input_ids" in names:
+        require_room(batch, length, item=2 * 8)  # the ids and their mask
+        words = int(getattr(getattr(model, "config", None), "vocab_size", 100))
+        ids = torch.randint(0, words, (batch, length), generator=draw, device="cpu")
+        mask = {"attention_mask": torch.ones_like(ids)} if "attention_mask" in names else {}
+        return {"input_ids": ids, **mask}, None
+    raise SourceError(
+        f"{what}, and the shape of its input is not known",
+        got=f"forward({', '.join(names)})",
+        wanted="--input SHAPE or --data DATA",
+        remedy="--input 3x224x224 for a model of images",
+    )
 
 
 def _cast(batch: Any, dtype: torch.dtype) -> Any:

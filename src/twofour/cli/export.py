@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from torch import nn
 
@@ -15,8 +13,7 @@ from twofour.cli import data as calibration
 from twofour.cli import source as sources
 from twofour.cli import sparse
 from twofour.cli.console import JsonFile, progress, remedies_of_options, say, write
-from twofour.cli.options import SampleShape, require_room, shape_of
-from twofour.criteria import SAMPLES
+from twofour.cli.options import SampleShape
 from twofour.errors import SourceError
 from twofour.export.onnx import OPSET, Exported
 from twofour.export.onnx.write import OLDEST, OPSETS, require_packages
@@ -152,7 +149,7 @@ def _to_onnx(
     inputs: tuple[str | None, int, str | None],
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    example, batches = _example(model, found, *inputs)
+    example, batches = calibration.traced(model, found, *inputs, what="ONNX is made by running the model")
     with remedies_of_options(REMEDIES):
         done = exporting.to_onnx(model, out, example, **options, data=batches if options["dtype"] == "int8" else None)
     _show(done)
@@ -186,32 +183,6 @@ def _require_free(out: Path, force: bool) -> None:
             wanted="a new path",
             remedy="choose another --out" + ("" if out.is_dir() else ", or pass --force to replace the file"),
         )
-
-
-def _example(
-    model: nn.Module, found: sources.Source, given: str | None, length: int, data: str | None
-) -> tuple[Any, Any]:
-    """Return the input that the model is traced with, and batches of data where they are given."""
-    if data is not None:
-        batches = calibration.fitted(calibration.read(data, found, SAMPLES, length), model, SAMPLES)
-        return calibration.example(model, batches), batches
-    draw = torch.Generator().manual_seed(0)
-    if (size := shape_of(given)) is not None:
-        require_room(2, *size, item=4)
-        return torch.randn(2, *size, generator=draw, dtype=torch.float32, device="cpu"), None
-    names = inspect.signature(model.forward).parameters
-    if "input_ids" in names:
-        require_room(2, length, item=2 * 8)  # the ids and their mask
-        words = int(getattr(getattr(model, "config", None), "vocab_size", 100))
-        ids = torch.randint(0, words, (2, length), generator=draw, device="cpu")
-        mask = {"attention_mask": torch.ones_like(ids)} if "attention_mask" in names else {}
-        return {"input_ids": ids, **mask}, None
-    raise SourceError(
-        "ONNX is made by running the model, and the shape of its input is not known",
-        got=f"forward({', '.join(names)})",
-        wanted="--input SHAPE or --data DATA",
-        remedy="--input 3x224x224 for a model of images",
-    )
 
 
 def _accuracy(path: Path | None) -> exporting.Accuracy | None:

@@ -25,7 +25,7 @@ from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.plan import Plan, with_products
 from twofour.compiler.whole_model import WholeModel, by_layers, hooked
 from twofour.errors import CompileError, cut
-from twofour.graph import JOIN_QKV, Program, arrange, fuse, lower_activations, simplify
+from twofour.graph import JOIN_QKV, Program, arrange, fuse, lower_activations, outline, simplify
 from twofour.measure.chooser import race
 from twofour.measure.distance import distance
 
@@ -143,6 +143,7 @@ def _rewritten(
     written = _written(fast, guard, leaves)
     plain = {name: original.get_submodule(name) for name in (*layers, *convs)}
     case = terms.cache.key(_case(graph, leaves, layers, convs))
+    outlines = {"before": outline(graph.module)}
     carried = terms.cache.carries(case, ENGINES)  # then nothing is timed, the operators neither
     before = () if carried else by_operator(Program(graph.module, plain, timed=True).seconds(leaves))
     rewrites = rewritten(graph, plan.dtype, leaves, copies=terms.memory == "fast")
@@ -151,6 +152,7 @@ def _rewritten(
     if apart:  # the rule joined them; measuring took them apart
         rewrites[JOIN_QKV.name] -= apart
     rewrites |= arrange(graph.module)
+    outlines["after"] = outline(graph.module)
     program = Program(graph.module)
     after = () if carried else by_operator(Program(graph.module, timed=True).seconds(leaves))
     runner = WholeModel(fast, guard, program, graph)
@@ -158,7 +160,7 @@ def _rewritten(
     runner.agreement = agreement(
         fast, plan.dtype, leaves, lambda: tree_flatten(by_layers(fast, guard.inputs.value(leaves)))[0]
     )
-    account = GraphReport("layers", "", {}, rewrites, before, after)
+    account = GraphReport("layers", "", {}, rewrites, before, after, outlines)
     if not (error := _probe(runner, graph, leaves)) <= runner.agreement:
         reason = f"the rewritten graph differs from the layers by {error:.1e} on the example, please report it"
         raise _RefusedError(reason, account)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from twofour.graph import Outline
+
 
 @dataclass(frozen=True)
 class OperatorTime:
@@ -33,6 +35,7 @@ class GraphReport:
         before: The model as it was captured, its layers as given, slowest first; run operator by operator; empty where
             the engines' times came with a file, so that nothing was timed.
         after: The rewritten graph, likewise, also where another engine is faster.
+        outlines: The calls of both graphs, "before" and "after", for `Plan.draw`; empty where there is no graph.
     """
 
     engine: str
@@ -41,12 +44,15 @@ class GraphReport:
     rewrites: Mapping[str, int] = field(default_factory=dict)
     before: tuple[OperatorTime, ...] = ()
     after: tuple[OperatorTime, ...] = ()
+    outlines: Mapping[str, Outline] = field(default_factory=dict, repr=False)
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON-ready fields."""
         times = {"before": self.before, "after": self.after}
+        calls = {name: {"calls": one.computing, "bytes": one.nbytes} for name, one in self.outlines.items()}
         return {
             **self.__dict__,
+            "outlines": calls,
             "engine_ms": dict(self.engine_ms),
             "rewrites": dict(self.rewrites),
             **{name: [entry.__dict__ for entry in entries] for name, entries in times.items()},
@@ -60,6 +66,12 @@ class GraphReport:
         if self.rewrites:
             done = ", ".join(f"{name} {count}" for name, count in self.rewrites.items() if count)
             found.append(f"rewrites{idle}: {done or 'none'}")
+        if self.outlines:
+            sizes = [
+                f"{name} {one.computing} calls that write {one.nbytes / 1e6:.2f} MB"
+                for name, one in self.outlines.items()
+            ]
+            found.append(f"graph{idle}: {', '.join(sizes)}")
         for name, times in (("before", self.before), (f"after{idle}", self.after)):
             if times:
                 listed = [f"{entry.operator} {entry.ms:.3f} ms ({entry.calls})" for entry in times[:shown]]

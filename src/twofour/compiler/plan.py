@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from twofour.compiler.choose import Choice, Times
 from twofour.compiler.graph_report import GraphReport
 from twofour.compiler.grouped import grouped, one_text, without_numbers
+from twofour.errors import CompileError
+from twofour.graph.plot import draw
 from twofour.kernels.base import Row
 from twofour.kernels.table import find
 from twofour.measure.travelling import MachineTimes
@@ -107,6 +110,24 @@ class Plan:
     def bytes_in_file(self) -> int:
         """Bytes of these weights as `twofour.save` writes them."""
         return sum(layer.bytes_in_file for layer in self.layers)
+
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        """Draw the model's graph before and after compile: calls in the colour of their mapping type, bytes on edges.
+
+        Args:
+            path: File to write, .svg, .png or .pdf.
+
+        Raises:
+            CompileError: There is no graph, matplotlib is not installed, or the file cannot be written.
+        """
+        if self.account is None or not self.account.outlines:
+            raise CompileError(
+                "there is no graph to draw",
+                got="no example" if self.account is None else self.account.reason,
+                wanted="a model whose graph was captured",
+                remedy="compile(model, example=...) with the input of one call",
+            )
+        draw(self.account.outlines, path)
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON-ready fields."""

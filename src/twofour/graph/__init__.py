@@ -1,6 +1,7 @@
 """Rewrites of a captured graph: first what computes nothing is removed, then operators are fused."""
 
 from twofour.graph.base import Product, Rule, Source
+from twofour.graph.outline import Outline, outline
 from twofour.graph.precision import lower_activations
 from twofour.graph.program import Program
 from twofour.graph.rules import ARRANGEMENTS, FUSIONS, SIMPLIFICATIONS, arrange, fuse, simplify
@@ -14,6 +15,7 @@ __all__ = [
     "SIMPLIFICATIONS",
     "Convolution",
     "Norm",
+    "Outline",
     "Product",
     "Program",
     "Rule",
@@ -21,5 +23,6 @@ __all__ = [
     "arrange",
     "fuse",
     "lower_activations",
+    "outline",
     "simplify",
 ]

@@ -13,6 +13,7 @@ from enum import Enum
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
@@ -181,8 +182,9 @@ BUILTINS = {
     operator.mul: "sym_numel",
     operator.add: "sym_numel",
     operator.sub: "sym_numel",
+    torch.narrow: "narrow",
 }
-"""Python's own functions that a captured graph calls: on tuples and on sizes."""
+"""Functions that a graph calls beside operators: on tuples, on sizes, and views that rules put in."""
 
 NO_ROW = "the operator has no row in graph/operators.py"
 """Why an operator stands alone."""

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 
 from twofour.capture import KEPT
 from twofour.graph.base import aten
+from twofour.graph.outline import label
 
 METHODS: dict[Any, str] = {
     aten.view.default: "view",
@@ -65,7 +66,7 @@ class Program:
                 continue
             lines.append(f"    {line}")
             if node.op != "output":
-                self.labels.append(_label(module, node))
+                self.labels.append(label(module, node))
                 lines += clock
             if dead := [value.name for value in last.get(node, ()) if value.op != "get_attr"]:
                 lines.append(f"    del {', '.join(dead)}")
@@ -127,18 +128,6 @@ class _Operator:
     def found(self) -> OpOverload:
         space, _, name = self.name.partition("::")
         return getattr(getattr(getattr(torch.ops, space), name), self.overload)
-
-
-def _label(module: fx.GraphModule, node: fx.Node) -> str:
-    """Return what the account calls a node: its operator, or what its layer says of itself."""
-    if "label" in node.meta:
-        return str(node.meta["label"])
-    if node.op == "call_module":
-        layer = module.get_submodule(str(node.target))
-        return getattr(layer, "label", type(layer).__name__)
-    if node.target is KEPT:
-        return "conv" if node.args[3] else "linear"
-    return getattr(node.target, "__name__", str(node.target)).split(".")[0]
 
 
 class _Writer:

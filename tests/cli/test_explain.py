@@ -1,0 +1,25 @@
+"""`twofour explain`: words, figure, JSON, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.small import refused
+
+
+def test_the_graph_before_and_after(run) -> None:
+    pytest.importorskip("matplotlib")
+    done = run("explain", "zoo_cli:small", "--input", "64", "--threads", "1", "--out", "g.svg", "--json", "g.json")
+    assert done.exit_code == 0, done.output
+    assert "before: " in done.stdout and "after: " in done.stdout and "whole model: " in done.stdout
+    assert "<svg" in Path("g.svg").read_text()
+    account = json.loads(Path("g.json").read_text())["account"]
+    assert account["outlines"]["before"]["calls"] >= account["outlines"]["after"]["calls"] > 0
+
+
+def test_refusals(run) -> None:
+    refused(run("explain", "zoo_cli:small"), "the shape of its input is not known", "--input")
+    refused(run("explain", "zoo_cli:small", "--input", "64", "--out", "g.txt"), "cannot be drawn")
