@@ -5,7 +5,7 @@
 # make test-ray two Ray workers on this machine, in an environment of its own inside build/ (75 MB to download)
 # make test-arm  rows for aarch64, compiled here and run under qemu: needs g++-aarch64-linux-gnu, qemu-user, cmake
 # make check   formatting, lint, types, and the lines of each stage beside its budget
-# make bench   OP=linear|grid|conv|mask|models|memory: timings; ARGS=--record keeps the records in git
+# make bench   OP=linear|grid|conv|mask|models|fusion|memory: timings; ARGS=--record keeps the records in git
 # make records measures what is kept in benchmarks/records, in order of interest; it goes on where it stopped
 # make figures draws docs/figures from records and tables, and writes the tables of README.md and docs/benchmarks.md
 # make fuzz   a minute of hostile input for each reader and for the native calls, then under the sanitizers;
@@ -74,10 +74,10 @@ check: $(VENV)/check.stamp $(VENV)/test.stamp $(VENV)/package.stamp
 	$(BIN)/pyright
 	$(BIN)/python tests/sizes.py
 
-bench: $(if $(filter linear grid models serving,$(OP)),$(VENV)/peers.stamp) $(if $(filter models serving,$(OP)),$(VENV)/weights.stamp) $(VENV)/package.stamp
+bench: $(if $(filter linear grid models fusion serving,$(OP)),$(VENV)/peers.stamp) $(if $(filter models serving,$(OP)),$(VENV)/weights.stamp) $(VENV)/package.stamp
 	$(BIN)/python benchmarks/run.py $(OP) $(ARGS)
 
-# The records in git, most wanted first, about 35 minutes on two quiet cores; run again, it goes on where it stopped.
+# The records in git, most wanted first, about 50 minutes on two quiet cores; run again, it goes on where it stopped.
 RECORD = $(BIN)/python benchmarks/run.py
 records: $(VENV)/peers.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
 	$(RECORD) linear --record --resume --dtype float32,bfloat16,int8,int4 --threads 1 --seconds 0.8
@@ -85,6 +85,7 @@ records: $(VENV)/peers.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
 	$(RECORD) models --record --resume --dtype bfloat16,int8 --only minilm,bert-base --batch 1 --threads 1
 	$(RECORD) models --record --resume --only resnet50,gpt2-decode,gpt2-untied-decode,llama3-8b-decode --threads 1
 	$(RECORD) models --record --resume --dtype bfloat16,int4 --only gpt2-untied-decode,llama3-8b-decode --threads 1
+	$(RECORD) fusion --record --resume
 	$(RECORD) grid --record --resume
 	$(RECORD) conv --record --resume
 	$(RECORD) models --record --resume --only minilm,bert-base --batch 8 --threads 1

@@ -23,6 +23,7 @@ from cases import models_table, records, shapes, table
 from cases import permutation as permutation_case
 from cases import serving as serving_case
 from cases import threads as threads_case
+from models.fusion import FUSION
 from twofour.errors import DataError, TwofourError
 from twofour.measure import Record
 
@@ -188,6 +189,25 @@ def models(
         cells = models_case.cells(only.split(","), kind, _numbers(batch), _numbers(threads))
         path = _path(json, f"models-{kind}", record)
         _run(cells, models_case.Bench(seconds, without or ()), path, resume, models_table.show_models)
+
+
+@app.command()
+def fusion(
+    only: Annotated[str, typer.Option(help="Models, comma separated.")] = ",".join(FUSION),
+    without: Annotated[list[str] | None, typer.Option(help="A runtime to leave out, by its name in the table.")] = None,
+    count: Annotated[bool, typer.Option(help="Count the kernels of the runtimes.")] = True,
+    seconds: SecondsOption = 12.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Eight models, dense and 2:4, in every runtime on one thread: times, kernels and bytes between them."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from cases import fusion as fusion_case
+
+    path = _path(json, "fusion-float32", record)
+    bench = fusion_case.FusionBench(seconds, without or (), count=count)
+    _run(fusion_case.cells(only.split(",")), bench, path, resume, fusion_case.show)
 
 
 @app.command()

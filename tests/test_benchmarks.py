@@ -258,6 +258,43 @@ def test_models_time_what_is_built_and_say_what_is_not(cases, monkeypatch, capsy
         models.cells(["nothing"], "float32", [1], [1])
 
 
+def test_fusion_counts_kernels_and_bytes(cases, monkeypatch, capsys: pytest.CaptureFixture[str]):
+    from cases import counts, fusion
+    from models import Subject
+
+    net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32)).eval()
+    subject = Subject("tiny", "random weights", net.requires_grad_(False), (torch.randn(4, 32),), 1, 4)
+    monkeypatch.setattr(fusion, "FUSION", {"tiny": lambda: subject})
+    for name in ("openvino", "inductor"):
+        monkeypatch.setattr(cases["models"].peers, name, lambda *_, **__: pytest.fail("left out"))
+    left_out = [fusion.INDUCTOR, fusion.OPENVINO, fusion.OPENVINO_SPARSE]
+    bench = fusion.FusionBench(0.02, without=left_out, count=False)
+    record = bench(fusion.cells(["tiny"])[0])
+    assert set(record.timings) == {fusion.EAGER, fusion.ORT, fusion.LAYERS, fusion.DENSE, fusion.SPARSE}
+    assert record.meta["memory"][fusion.EAGER]["bytes"] >= 4 * (64 + 64 + 32) * 4
+    fusion.show([record], Console(width=250))
+    assert "left out by --without" in capsys.readouterr().out
+    found = counts.onnxruntime_kernels(subject)
+    assert 2 <= found["all"] <= found["nodes"]
+    after = [counts.OperatorTime("linear+relu", 1, 0.1), counts.OperatorTime("view", 3, 0.1)]
+    assert counts.our_kernels(after) == {"calls": 4, "all": 1}
+    with pytest.raises(DataError, match="there is no model 'nothing'"):
+        fusion.cells(["nothing"])
+
+
+def test_calls_in_the_text_of_inductor_are_counted(cases):
+    from cases import counts
+
+    lines = """
+    buf0 = empty_strided_cpu((4, 64), (64, 1), torch.float32)
+    extern_kernels.addmm(arg0_1, arg1_1, alpha=1, beta=1, out=buf0)
+    cpp_fused_relu_0(buf0)
+    buf3 = torch.ops.mkldnn._linear_pointwise.default(buf0, constant0, None, 'relu', [], '')
+    buf4 = reinterpret_tensor(buf3, (4, 64), (64, 1))
+    """.splitlines()
+    assert [sum(bool(kind.match(line)) for line in lines) for kind in (counts.KERNEL, counts.EXTERN)] == [1, 2]
+
+
 def test_a_wrong_answer_is_not_timed(cases):
     models, reference = cases["models"], torch.ones(3).numpy()
     side = models.Side()

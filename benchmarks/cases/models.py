@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import copy
 import gc
-import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -36,6 +35,10 @@ LARGEST_ERROR = {"float32": 1e-3, "bfloat16": 0.1}
 """Relative to torch in float32, in norm; int8 and int4 differ by what their quantisation costs, which is recorded."""
 
 
+Builders: TypeAlias = dict[str, tuple[Callable[[], Callable[[], Any]], np.ndarray]]
+"""Candidate -> what builds it, and the answer that it must give."""
+
+
 @dataclass
 class Side:
     """The candidates of one cell while they are built."""
@@ -44,6 +47,7 @@ class Side:
     missing: dict[str, str] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     plans: dict[str, str] = field(default_factory=dict)
+    accounts: dict[str, Any] = field(default_factory=dict)
 
     def add(self, name: str, build: Callable[[], Callable[[], Any]], reference: np.ndarray, dtype: str) -> None:
         """Build a candidate and compare its answer; a failure becomes a reason."""
@@ -85,6 +89,7 @@ class Bench:
 
     def __init__(self, seconds: float, without: Sequence[str] = ()) -> None:
         self.seconds, self.without = seconds, without
+        self.builders: Mapping[str, Callable[[int], Subject]] = BUILDERS
         self.at: tuple[object, ...] = ()
         self.subject: Subject | None = None
         self.pruned: Subject | None = None
@@ -95,14 +100,15 @@ class Bench:
         if self.at != (name, batch):
             self.subject = self.pruned = None
             gc.collect()
-            self.subject = BUILDERS[name](batch)
+            self.subject = self.builders[name](batch)
             self.pruned = replace(self.subject, model=_pruned(self.subject))
             self.at = (name, batch)
         assert self.subject and self.pruned
         torch.set_num_threads(threads)
-        side = _build(self.subject, self.pruned, str(cell["dtype"]), threads, self.without)
+        side = self.build(self.subject, self.pruned, str(cell["dtype"]), threads)
         facts = {
             **cell,
+            **self.facts(self.subject, side),
             "note": self.subject.note,
             "tokens_per_call": self.subject.tokens,
             "missing": side.missing,
@@ -122,46 +128,48 @@ class Bench:
             meta=facts,
         )
 
+    def build(self, subject: Subject, pruned: Subject, dtype: str, threads: int) -> Side:
+        """Build what is timed."""
+        side = Side()
+        dense, sparse = (_numpy(peers.eager(entry, "float32", threads)()) for entry in (subject, pruned))
+        builders: Builders = {
+            EAGER: (partial(peers.eager, subject, dtype, threads), dense),
+            INDUCTOR: (partial(peers.inductor, subject, dtype, threads), dense),
+            ORT: (partial(peers.onnxruntime, subject, dtype, threads), dense),
+            OPENVINO: (partial(peers.openvino, subject, dtype, threads), dense),
+            OPENVINO_SPARSE: (partial(peers.openvino, pruned, dtype, threads, sparse_rate=SPARSE_RATE), sparse),
+            **self.ours(side, subject, dtype, dense),
+            SPARSE: (partial(compiled, side, SPARSE, pruned, dtype), sparse),
+        }
+        for name, (build, reference) in builders.items():
+            if name in self.without:
+                side.missing[name] = "left out by --without"
+            else:
+                side.add(name, build, reference, dtype)
+        return side
+
+    def ours(self, side: Side, subject: Subject, dtype: str, reference: np.ndarray) -> Builders:
+        """Return what is built of the dense model by us."""
+        return {DENSE: (partial(compiled, side, DENSE, subject, dtype), reference)}
+
+    def facts(self, subject: Subject, side: Side) -> dict[str, object]:
+        """Return what else the record says of a cell."""
+        return {}
+
 
 def _pruned(subject: Subject) -> torch.nn.Module:
     return twofour.prune(copy.deepcopy(subject.model), "2:4", skip=subject.skip).eval().requires_grad_(False)
 
 
-def _build(subject: Subject, pruned: Subject, dtype: str, threads: int, without: Sequence[str]) -> Side:
-    side = Side()
-    dense, sparse = (_numpy(peers.eager(entry, "float32", threads)()) for entry in (subject, pruned))
-    builders: dict[str, tuple[Callable[[], Callable[[], Any]], np.ndarray]] = {
-        EAGER: (partial(peers.eager, subject, dtype, threads), dense),
-        INDUCTOR: (partial(peers.inductor, subject, dtype, threads), dense),
-        ORT: (partial(peers.onnxruntime, subject, dtype, threads), dense),
-        OPENVINO: (partial(peers.openvino, subject, dtype, threads), dense),
-        OPENVINO_SPARSE: (partial(peers.openvino, pruned, dtype, threads, sparse_rate=SPARSE_RATE), sparse),
-        DENSE: (partial(_compiled, side, DENSE, subject, dtype), dense),
-        SPARSE: (partial(_compiled, side, SPARSE, pruned, dtype), sparse),
-    }
-    for name, (build, reference) in builders.items():
-        if name in without:
-            side.missing[name] = "left out by --without"
-        else:
-            side.add(name, build, reference, dtype)
-    return side
-
-
-def _compiled(side: Side, name: str, subject: Subject, dtype: str) -> Callable[[], Any]:
-    """Compile for this number of tokens with graph=True, else layer by layer with the reason beside it."""
-    options = inspect.signature(twofour.compile).parameters
+def compiled(side: Side, name: str, subject: Subject, dtype: str, *, graph: bool | str = True) -> Callable[[], Any]:
+    """Compile for this number of tokens as a graph, else layer by layer with the reason beside it."""
     compiling = partial(twofour.compile, subject.model, subject.inputs, dtype, tokens=(subject.tokens,))
-    fast = None
-    if "graph" not in options:
-        side.missing[f"{name}, graph"] = "compile(graph=True) is not built"
-    else:
-        try:
-            fast = compiling(graph=True)
-        except TwofourError as error:
-            side.missing[f"{name}, graph"] = _reason(error)
-    if fast is None:
-        fast = compiling()
-    side.plans[name] = str(getattr(fast, "plan", ""))
+    try:
+        fast = compiling(graph=graph)
+    except TwofourError as error:
+        side.missing[f"{name}, graph"] = _reason(error)
+        fast = compiling(graph=False)
+    side.plans[name], side.accounts[name] = str(fast.plan), fast.plan.account
     return partial(peers.first_output, fast, subject.inputs)
 
 

@@ -35,15 +35,15 @@ def eager(subject: Subject, dtype: str, threads: int) -> Answer:
     return partial(first_output, model, inputs)
 
 
-def inductor(subject: Subject, dtype: str, threads: int) -> Answer:
-    """torch.compile with freezing, which prepacks weights for oneDNN."""
+def inductor(subject: Subject, dtype: str, threads: int, *, freezing: bool = True) -> Answer:
+    """torch.compile with freezing, which prepacks weights for oneDNN, or without."""
     if dtype not in ("float32", "bfloat16"):
         raise NotBuilt(f"torch.compile is not built for {dtype}: its quantisation moved to torchao")
     import torch._inductor.config as settings
 
     model, inputs = _in_torch(subject, dtype)
     torch._dynamo.reset()  # else the limit on recompilations counts the models before
-    with settings.patch(freezing=True), warnings.catch_warnings():
+    with settings.patch(freezing=freezing), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compiled = torch.compile(model)
         answer = partial(first_output, compiled, inputs)
@@ -79,8 +79,15 @@ def openvino(subject: Subject, dtype: str, threads: int, *, sparse_rate: float |
     return lambda: request.infer(arrays, share_inputs=True, share_outputs=True)[0]
 
 
-def onnxruntime(subject: Subject, dtype: str, threads: int) -> Answer:
-    """ONNX Runtime's CPU provider on a graph exported by torch; int8 with its dynamic quantisation."""
+def onnxruntime(subject: Subject, dtype: str, threads: int, *, optimised: Path | None = None) -> Answer:
+    """ONNX Runtime's CPU provider on a graph exported by torch; int8 with its dynamic quantisation.
+
+    Args:
+        subject: Model and inputs.
+        dtype: float32, int8 or int4.
+        threads: Its own threads.
+        optimised: Where to write the graph that it runs.
+    """
     import onnxruntime as ort
 
     if dtype == "bfloat16":
@@ -90,6 +97,8 @@ def onnxruntime(subject: Subject, dtype: str, threads: int) -> Answer:
         raise NotBuilt(f"{weights / 1e9:.1f} GB of weights: a single ONNX file holds 2 GB")
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    if optimised is not None:
+        options.optimized_model_filepath = str(optimised)
     with tempfile.TemporaryDirectory() as folder:
         path = quantize_onnx(_export(subject, Path(folder) / "model.onnx"), dtype)
         session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])

@@ -54,17 +54,22 @@ class ResNet50(nn.Module):
         return self.classifier(x.mean((2, 3)))
 
 
+def with_statistics(model: nn.Module, images: int = 4) -> nn.Module:
+    """Give the batch norms of a model the statistics of random images (3, 224, 224); returns the model, evaluating."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+        if isinstance(module, nn.BatchNorm2d):
+            module.reset_parameters()
+            module.momentum = None
+    with torch.no_grad():
+        model.train()(torch.randn(images, 3, 224, 224))
+    return model.eval()
+
+
 def resnet50(batch: int) -> Subject:
     """Random weights, batch-norm statistics of random images: nothing but time is measured."""
     torch.manual_seed(0)
-    model = ResNet50()
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        if isinstance(module, nn.BatchNorm2d):
-            module.momentum = None
-    with torch.no_grad():
-        model.train()(torch.randn(4, 3, 224, 224))
-    model = model.eval().requires_grad_(False).to(memory_format=torch.channels_last)
+    model = with_statistics(ResNet50()).requires_grad_(False).to(memory_format=torch.channels_last)
     image = torch.randn(batch, 3, 224, 224).to(memory_format=torch.channels_last)
     return Subject("resnet50", "random weights, statistics of random images", model, (image,), batch, batch)

@@ -1,0 +1,158 @@
+"""Fusion: eight models, dense and 2:4, in every runtime; time, kernels of a run, bytes between them.
+
+As the case `models`, on one thread, with what the engine is about beside it: our layers without a graph, how many
+kernels one run of ours, of Inductor (freezing off and on) and of ONNX Runtime calls, and the bytes that torch's
+allocator hands out meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from cases import counts
+from cases.models import (
+    DENSE,
+    EAGER,
+    INDUCTOR,
+    OPENVINO,
+    OPENVINO_SPARSE,
+    ORT,
+    SPARSE,
+    Bench,
+    Builders,
+    Side,
+    compiled,
+)
+from cases.records import machine_line
+from models import Subject
+from models.fusion import FUSION
+from twofour.errors import DataError
+from twofour.measure import Record, geometric_mean
+
+LAYERS, UNFROZEN = "twofour dense, by layers", f"{INDUCTOR}, freezing off"
+OUTSIDE = (ORT, OPENVINO, OPENVINO_SPARSE)
+"""Runtimes whose memory torch's allocator does not see."""
+
+TIMED = (EAGER, INDUCTOR, ORT, OPENVINO, LAYERS, DENSE, SPARSE)
+
+
+def cells(models: Sequence[str]) -> list[dict[str, object]]:
+    """List the cells: each model at batch 1 on one thread.
+
+    Raises:
+        DataError: There is no such model.
+    """
+    for name in models:
+        if name not in FUSION:
+            raise DataError(f"there is no model {name!r}", got=name, wanted=f"one of {', '.join(FUSION)}")
+    return [{"case": "fusion", "model": name, "dtype": "float32", "batch": 1, "threads": 1} for name in models]
+
+
+class FusionBench(Bench):
+    """Measures cells, counting too unless `count` is False: Inductor compiles each model twice more for that."""
+
+    def __init__(self, seconds: float, without: Sequence[str] = (), *, count: bool = True) -> None:
+        super().__init__(seconds, without)
+        self.builders, self.count = {name: lambda _, build=build: build() for name, build in FUSION.items()}, count
+
+    def ours(self, side: Side, subject: Subject, dtype: str, reference: np.ndarray) -> Builders:
+        """Return the layers by themselves, and what compile chooses."""
+        return {
+            LAYERS: (partial(compiled, side, LAYERS, subject, dtype, graph=False), reference),
+            DENSE: (partial(compiled, side, DENSE, subject, dtype, graph="auto"), reference),
+        }
+
+    def facts(self, subject: Subject, side: Side) -> dict[str, object]:
+        """Return the kernels of a run by runtime, and what torch's allocator sees of it."""
+        memory = {name: counts.allocated(call) for name, call in side.calls.items() if name not in OUTSIDE}
+        kernels = {
+            name: counts.our_kernels(account.after)
+            for name, account in side.accounts.items()
+            if account and account.engine == "graph" and account.after
+        }
+        if self.count:
+            kernels[UNFROZEN], unfrozen = counts.inductor_kernels(subject, freezing=False)
+            memory[UNFROZEN] = counts.allocated(unfrozen)
+            kernels[INDUCTOR], _ = counts.inductor_kernels(subject, freezing=True)
+            kernels[ORT] = counts.onnxruntime_kernels(subject)
+        return {"kernels": kernels, "memory": memory}
+
+
+def figures(record: Record) -> dict[str, float | None]:
+    """Return the times of ours over the best peer's, and kernels and bytes over the better count's; lower is better."""
+    best = min((record.median(name) for name in record.baseline), default=None)
+    kernels = {name: found["all"] for name, found in _facts(record, "kernels").items()}
+    theirs = [count for name, count in kernels.items() if name in (ORT, INDUCTOR, UNFROZEN)]
+    memory = {name: found["bytes"] for name, found in _facts(record, "memory").items()}
+    unfrozen = memory.get(UNFROZEN)
+    return {
+        "dense / best": record.median(DENSE) / best if best and DENSE in record.timings else None,
+        "2:4 / best": record.median(SPARSE) / best if best and SPARSE in record.timings else None,
+        "kernels": kernels[DENSE] / min(theirs) if DENSE in kernels and theirs else None,
+        "bytes": memory[DENSE] / unfrozen if DENSE in memory and unfrozen else None,
+    }
+
+
+def show(records: Sequence[Record], console: Console) -> None:
+    """Print milliseconds, kernels and bytes of each model, then the means of the ratios."""
+    _print(console, "milliseconds per call, medians", TIMED, records, lambda r, name: _ms(r, name))
+    counted = (UNFROZEN, INDUCTOR, ORT, DENSE, SPARSE)
+    _print(console, "kernels of a run", counted, records, lambda r, name: _fact(r, "kernels", name, "all", 1))
+    held = (EAGER, UNFROZEN, INDUCTOR, LAYERS, DENSE, SPARSE)
+    for title, key in (("megabytes that torch's allocator hands out in a run", "bytes"), ("the most at once", "peak")):
+        _print(console, title, held, records, lambda r, name, key=key: _fact(r, "memory", name, key, 1e6))
+    ratios = [figures(record) for record in records]
+    names = list(ratios[0]) if ratios else []
+    found = {id(record): values for record, values in zip(records, ratios, strict=True)}
+    _print(console, "ours over the best", names, records, lambda r, name: _two(found[id(r)][name]))
+    for name in names:
+        values = [value for entry in ratios if (value := entry[name])]
+        if values:
+            console.print(
+                f"{name}: geometric mean {geometric_mean(values):.2f}, worst {max(values):.2f}", highlight=False
+            )
+    for record in records:
+        for name, reason in _facts(record, "missing").items():
+            console.print(f"not built: {record.meta['model']}: {name}: {reason}", highlight=False, markup=False)
+    console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)
+
+
+def _print(
+    console: Console,
+    title: str,
+    names: Sequence[str],
+    records: Sequence[Record],
+    cell: Callable[[Record, str], str],
+) -> None:
+    console.print(f"\n{title}", style="bold")
+    table = Table("model", box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="right")
+    for record in records:
+        table.add_row(str(record.meta["model"]), *(cell(record, name) for name in names))
+    console.print(table)
+
+
+def _facts(record: Record, name: str) -> dict[str, Any]:
+    found = record.meta.get(name)
+    assert isinstance(found, dict), found
+    return found
+
+
+def _fact(record: Record, name: str, runtime: str, key: str, unit: float) -> str:
+    found = _facts(record, name).get(runtime)
+    return "-" if found is None else f"{found[key] / unit:.0f}" if unit == 1 else f"{found[key] / unit:.1f}"
+
+
+def _ms(record: Record, name: str) -> str:
+    return f"{record.median(name) * 1e3:.1f}" if name in record.timings else "-"
+
+
+def _two(value: float | None) -> str:
+    return f"{value:.2f}" if value else "-"
