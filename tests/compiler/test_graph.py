@@ -346,7 +346,7 @@ def test_small_memory_keeps_no_weight_twice(caplog: pytest.LogCaptureFixture) ->
     assert fast.plan.bytes_after == plain.plan.bytes_after
     assert "products of one input joined" not in fast.plan.account.rewrites
     held = {tensor.data_ptr() for layer in plain.modules() for tensor in getattr(layer, "prepared", NONE).tensors}
-    called = [getattr(value, "__self__", None) for value in fast.forward.program.names.values()]
+    called = [getattr(value, "__self__", None) for value in fast.forward.program.python.names.values()]
     layers = [layer for layer in called if isinstance(layer, fused_matmuls.ProductLayer)]
     own = {tensor.data_ptr() for layer in fast.modules() for tensor in getattr(layer, "prepared", NONE).tensors}
     assert len(own) == len(held) and layers

@@ -69,7 +69,7 @@ def test_small_memory_keeps_no_folded_copy(monkeypatch: pytest.MonkeyPatch) -> N
     x = torch.randn(2, 16, 5, 5)
     fast = quick(model, x, graph=True, memory="small")
     assert fast.plan.bytes_after == fast[0].prepared.nbytes
-    called = [getattr(value, "__self__", None) for value in fast.forward.program.names.values()]
+    called = [getattr(value, "__self__", None) for value in fast.forward.program.python.names.values()]
     (layer,) = [layer for layer in called if isinstance(layer, ConvLayer)]
     assert layer.prepared is fast[0].prepared and layer.problem.activation == "none"
     torch.testing.assert_close(fast(x), model(x), atol=1e-4, rtol=1e-4)

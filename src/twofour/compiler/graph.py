@@ -25,7 +25,7 @@ from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.plan import Plan, with_products
 from twofour.compiler.whole_model import WholeModel, by_layers, hooked
 from twofour.errors import CompileError, cut
-from twofour.graph import JOIN_QKV, Program, arrange, fuse, lower_activations, outline, simplify
+from twofour.graph import JOIN_QKV, Executor, Program, arrange, fuse, lower_activations, outline, simplify
 from twofour.measure.chooser import race
 from twofour.measure.distance import distance
 
@@ -153,7 +153,7 @@ def _rewritten(
         rewrites[JOIN_QKV.name] -= apart
     rewrites |= arrange(graph.module)
     outlines["after"] = outline(graph.module)
-    program = Program(graph.module)
+    program = Executor(Program(graph.module))
     after = () if carried else by_operator(Program(graph.module, timed=True).seconds(leaves))
     runner = WholeModel(fast, guard, program, graph)
     runner.written = written
@@ -164,10 +164,12 @@ def _rewritten(
     if not (error := _probe(runner, graph, leaves)) <= runner.agreement:
         reason = f"the rewritten graph differs from the layers by {error:.1e} on the example, please report it"
         raise _RefusedError(reason, account)
+    calls = program.prepare(leaves)
     raced = terms.cache.times(case, ENGINES, lambda: _engines(runner, leaves))
     times = {name: 1e3 * seconds for name, seconds in raced.items()}
     served = "other sizes too" if guard.dynamic else f"the example's sizes alone: {graph.reason or 'they differ'}"
     engine, reason = _faster(times, served, terms.cache.origin([case]))
+    account = replace(account, calls=calls)
     if engine == "graph":
         object.__setattr__(fast, "forward", runner)
         plan = replace(plan, layers=with_products(plan.layers, (*folded, *placed)))

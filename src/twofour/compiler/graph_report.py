@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from twofour.graph import Outline
+from twofour.graph import Calls, Outline
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class GraphReport:
             the engines' times came with a file, so that nothing was timed.
         after: The rewritten graph, likewise, also where another engine is faster.
         outlines: The calls of both graphs, "before" and "after", for `Plan.draw`; empty where there is no graph.
+        calls: What one run of the rewritten graph calls, and its memory; None where there is no graph.
     """
 
     engine: str
@@ -45,6 +46,7 @@ class GraphReport:
     before: tuple[OperatorTime, ...] = ()
     after: tuple[OperatorTime, ...] = ()
     outlines: Mapping[str, Outline] = field(default_factory=dict, repr=False)
+    calls: Calls | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON-ready fields."""
@@ -53,6 +55,7 @@ class GraphReport:
         return {
             **self.__dict__,
             "outlines": calls,
+            "calls": self.calls and self.calls.to_dict(),
             "engine_ms": dict(self.engine_ms),
             "rewrites": dict(self.rewrites),
             **{name: [entry.__dict__ for entry in entries] for name, entries in times.items()},
@@ -72,6 +75,8 @@ class GraphReport:
                 for name, one in self.outlines.items()
             ]
             found.append(f"graph{idle}: {', '.join(sizes)}")
+        if self.calls:
+            found.append(f"one run{idle}: {self.calls}")
         for name, times in (("before", self.before), (f"after{idle}", self.after)):
             if times:
                 listed = [f"{entry.operator} {entry.ms:.3f} ms ({entry.calls})" for entry in times[:shown]]

@@ -10,6 +10,7 @@ from twofour.compiler.choose import Choice, Times
 from twofour.compiler.graph_report import GraphReport
 from twofour.compiler.grouped import grouped, one_text, without_numbers
 from twofour.errors import CompileError
+from twofour.graph import Calls
 from twofour.graph.plot import draw
 from twofour.kernels.base import Row
 from twofour.kernels.table import find
@@ -110,6 +111,11 @@ class Plan:
     def bytes_in_file(self) -> int:
         """Bytes of these weights as `twofour.save` writes them."""
         return sum(layer.bytes_in_file for layer in self.layers)
+
+    @property
+    def calls(self) -> Calls | None:
+        """What one run of the graph calls, and its memory; None without a graph."""
+        return self.account and self.account.calls
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Draw the model's graph before and after compile: calls in the colour of their mapping type, bytes on edges.

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from twofour.capture import Graph, Guard, bind
 from twofour.compiler.agreement import AGREEMENT
 from twofour.compiler.held import Held
-from twofour.graph import Program
+from twofour.graph import Executor
 from twofour.kernels.operator import inference_only
 from twofour.native.surroundings import by_operators
 
@@ -56,7 +56,7 @@ class WholeModel:
         written: Name of the argument, a mapping, that the model writes its outputs into and answers with; or none.
     """
 
-    def __init__(self, model: nn.Module, guard: Guard, program: Program, graph: Graph) -> None:
+    def __init__(self, model: nn.Module, guard: Guard, program: Executor, graph: Graph) -> None:
         self.model, self.guard, self.program, self.outputs = model, guard, program, graph.outputs
         self.agreement = AGREEMENT[torch.float32]
         self.written: tuple[str, ...] = ()

@@ -1,6 +1,7 @@
 """Rewrites of a captured graph: first what computes nothing is removed, then operators are fused."""
 
 from twofour.graph.base import Product, Rule, Source
+from twofour.graph.executor import Calls, Executor
 from twofour.graph.outline import Outline, outline
 from twofour.graph.precision import lower_activations
 from twofour.graph.program import Program
@@ -13,7 +14,9 @@ __all__ = [
     "FUSIONS",
     "JOIN_QKV",
     "SIMPLIFICATIONS",
+    "Calls",
     "Convolution",
+    "Executor",
     "Norm",
     "Outline",
     "Product",

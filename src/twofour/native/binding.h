@@ -9,6 +9,7 @@
 
 #include "isa.h"
 #include "operand.h"
+#include "recording.h"
 #include "table.h"
 
 namespace twofour {
@@ -68,5 +69,6 @@ void bind_nm_conv(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
 void bind_norm(nanobind::module_& m);
 void bind_fused_block(nanobind::module_& m);
+void bind_executor(nanobind::module_& m);
 
 }  // namespace twofour

@@ -50,4 +50,5 @@ NB_MODULE(_ext, m) {
   bind_attention(m);
   bind_norm(m);
   bind_fused_block(m);
+  bind_executor(m);
 }

@@ -53,6 +53,12 @@ std::string described(nb::handle given) {
   }
 }
 
+std::string described(const View& view) {
+  std::string shape;
+  for (int i = 0; i < view.ndim; i++) shape += (i ? ", " : "") + std::to_string(view.shape[i]);
+  return Types{view.type}.text() + " (" + shape + ") of a recorded program";
+}
+
 std::string text_of(nb::handle given) {
   const auto name = nb::cast<std::string>(nb::str(given.type().attr("__name__")));
   return name == "Tensor" || name == "Parameter" ? "" : ", a " + name;
@@ -105,6 +111,10 @@ Numbers::Numbers(const View& from, int64_t count) : data_(reinterpret_cast<const
 View Border::strided(const Operand& operand, const char* role, Types types) const {
   DLTensor seen{};
   if (!operand.given()) refuse(operand, role, "a tensor");
+  if (operand.described) {
+    if (!types.has(operand.described->type)) refuse(operand, role, types.text() + " on cpu");
+    return *operand.described;
+  }
   if (exchange().dltensor_from_py_object_no_sync(operand.tensor.ptr(), &seen) != 0) {
     PyErr_Clear();  // torch's words name neither the call nor the operand
     refuse(operand, role, types.text() + " on cpu", "pass a dense tensor on the CPU: x.cpu(), x.to_dense()");
@@ -159,8 +169,8 @@ Numbers Border::numbers(const Operand& operand, const char* role, int64_t count)
 
 void Border::refuse(const Operand& operand, const char* role, const std::string& wanted,
                     const std::string& remedy) const {
-  std::string got = described(operand.tensor);
-  if (operand.given()) got += text_of(operand.tensor);
+  std::string got = operand.described ? described(*operand.described) : described(operand.tensor);
+  if (operand.tensor.is_valid()) got += text_of(operand.tensor);
   throw Refusal{std::string(call_) + " cannot read its " + role, got, wanted, remedy};
 }
 

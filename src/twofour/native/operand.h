@@ -24,11 +24,17 @@ struct Refusal {
 };
 void translate_refusals();
 
-// An argument as Python passed it. None is a null handle.
+struct View;
+
+// An argument as Python passed it, or what an executor says of one; None is neither.
 struct Operand {
   nanobind::handle tensor;
-  bool given() const { return tensor.is_valid(); }
+  const View* described = nullptr;
+  bool given() const { return tensor.is_valid() || described; }
 };
+
+// Several of them: a list of tensors.
+using Operands = std::vector<Operand>;
 
 // Types that a call takes of one operand.
 class Types {
@@ -111,6 +117,16 @@ namespace nanobind::detail {
 
 template <>
 struct has_arg_defaults<twofour::Operand> : std::true_type {};  // None is passed on
+
+template <>
+struct type_caster<std::vector<twofour::Operand>> {
+  NB_TYPE_CASTER(std::vector<twofour::Operand>, const_name("list[torch.Tensor]"))
+  bool from_python(handle src, uint32_t, cleanup_list*) noexcept {
+    if (!isinstance<list>(src)) return false;
+    for (const handle one : borrow<list>(src)) value.push_back({one.is_none() ? handle() : one});
+    return true;
+  }
+};
 
 template <>
 struct type_caster<twofour::Operand> {

@@ -47,7 +47,7 @@ void bind_dense_matmul(nb::module_& m) {
                             shape.group, to.bytes());
   });
   // Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous.
-  m.def("dense_matmul", [](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& y,
+  bind_call(m, "dense_matmul", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& y,
                            int activation, int combine, const Operand& other, int threads) {
     static Scratch scratch;
     const DenseMatmulKernel& kernel = row(kDenseMatmulKernels, index);

@@ -80,15 +80,15 @@ class Program {
       if (how != 1 && how != 2) impossible("writes an output not at all, or once a row and once a place", "", "one of them");
   }
 
-  void run(int index, const nb::list& inputs, const nb::list& outputs, int threads) const {
+  void run(int index, const Operands& inputs, const Operands& outputs, int threads) const {
     const BlockKernel& kernel = row(kKernels, index);
     const Border border("a fused block");
     std::vector<View> views;
-    const auto read = [&](const nb::list& given, int count, const char* role) {
-      if (static_cast<int>(nb::len(given)) != count)
-        throw Refusal{"a fused block is given another number of operands", std::to_string(nb::len(given)) + " " + role + "s",
+    const auto read = [&](const Operands& given, int count, const char* role) {
+      if (static_cast<int>(given.size()) != count)
+        throw Refusal{"a fused block is given another number of operands", std::to_string(given.size()) + " " + role + "s",
                       std::to_string(count), "pass those it was built for"};
-      for (const nb::handle one : given) views.push_back(border.strided(Operand{one}, role, kStored));
+      for (const Operand& one : given) views.push_back(border.strided(one, role, kStored));
     };
     read(inputs, inputs_, "input");
     read(outputs, outputs_, "output");
@@ -156,11 +156,11 @@ class Program {
   }
 
   // The shape that all operands have or are broadcast to, its axes merged, and each operand's strides over it.
-  Domain merged(const std::vector<View>& views, const nb::list& inputs, const nb::list& outputs) const {
+  Domain merged(const std::vector<View>& views, const Operands& inputs, const Operands& outputs) const {
     const Border border("a fused block");
     const auto handle = [&](size_t i) {
       const auto n = static_cast<size_t>(inputs_);
-      return Operand{i < n ? nb::handle(inputs[i]) : nb::handle(outputs[i - n])};
+      return i < n ? inputs[i] : outputs[i - n];
     };
     int ndim = 0;
     for (const View& view : views) ndim = std::max(ndim, view.ndim);
@@ -248,10 +248,11 @@ void bind_fused_block(nb::module_& m) {
   m.attr("block_steps") = steps;
   m.attr("block_row_register") = kRowRegister;
   m.attr("block_number") = kNumber;
-  nb::class_<Program>(m, "BlockProgram")
-      .def(nb::init<const std::vector<Program::Fields>&, const std::vector<std::tuple<int, int, bool>>&,
-                    const std::vector<bool>&, int, int, int>())
-      .def("run", &Program::run);
+  nb::class_<Program> bound(m, "BlockProgram");
+  bound.def(nb::init<const std::vector<Program::Fields>&, const std::vector<std::tuple<int, int, bool>>&,
+                     const std::vector<bool>&, int, int, int>());
+  bind_call(bound, "run", +[](const nb::object& self, int index, const Operands& inputs, const Operands& outputs,
+                              int threads) { nb::cast<const Program&>(self).run(index, inputs, outputs, threads); });
 }
 
 }  // namespace twofour

@@ -20,7 +20,7 @@ constexpr NormKernel kKernels[] = {
 
 void bind_norm(nb::module_& m) {
   bind_table(m, kKernels);
-  m.def("norm", [](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& y, float eps,
+  bind_call(m, "norm", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& y, float eps,
                    bool centred, int threads) {
     const NormKernel& kernel = row(kKernels, index);
     const Border border(kernel.name);

@@ -1,0 +1,216 @@
+// A program of native calls and of calls of Python, recorded once for a set of sizes and run again without looking at them.
+//
+// Every tensor of a native call is a place: bytes behind the address of one of the run's buffers, with the geometry it was
+// recorded with. Places are held against their buffers when the program is made, buffers against theirs in each run, and
+// the border of each call looks at the descriptors as it does at tensors.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "binding.h"
+#include "recording.h"
+
+namespace nb = nanobind;
+
+namespace twofour {
+namespace {
+
+thread_local PyObject* listener = nullptr;
+
+using Fields = std::tuple<int, int64_t, std::vector<int64_t>, std::vector<int64_t>>;  // type, bytes of a number, shape, strides
+
+// A tensor without its address.
+struct Geometry {
+  Type type;
+  int64_t width;
+  std::vector<int64_t> shape, strides;
+
+  explicit Geometry(const Fields& fields)
+      : type(static_cast<Type>(std::get<0>(fields))), width(std::get<1>(fields)), shape(std::get<2>(fields)),
+        strides(std::get<3>(fields)) {
+    if (shape.size() != strides.size() || width < 1) throw nb::value_error("no such tensor");
+  }
+  View at(char* data) const {
+    return {data, type, width, static_cast<int>(shape.size()), shape.data(), strides.data()};
+  }
+  // Bytes from the first number to the end of the last one.
+  int64_t reach() const {
+    int64_t last = 0;
+    for (size_t i = 0; i < shape.size(); i++) {
+      if (shape[i] == 0) return 0;
+      if (strides[i] < 0 || shape[i] < 0) throw nb::value_error("no such tensor");
+      last += (shape[i] - 1) * strides[i];
+    }
+    return (last + 1) * width;
+  }
+  bool is(const View& view) const {
+    if (view.type != type || view.width != width || view.ndim != static_cast<int>(shape.size())) return false;
+    for (size_t i = 0; i < shape.size(); i++)
+      if (view.shape[i] != shape[i] || (shape[i] > 1 && view.strides[i] != strides[i])) return false;
+    return true;
+  }
+};
+
+// A tensor inside the buffer that the run's value `value` is.
+struct Place {
+  int value;
+  int64_t offset;
+  Geometry geometry;
+};
+
+constexpr int kNone = -1;
+
+struct Call {
+  nb::object callee;           // a RecordedCall, or what Python calls
+  const RecordedCall* step = nullptr;  // the same, where it is one
+  std::vector<int> operands;   // of a step: places, kNone for None, or -2 - a value that is a tensor at each run
+  std::vector<int> arguments;  // of a callable: values
+  nb::object names;            // of the last arguments, or null
+  std::vector<int> results;    // values, kNone for what nobody reads; several: of a sequence
+  std::vector<int> dropped;    // values that nobody reads any more
+};
+
+class Executor {
+ public:
+  // buffers: value, geometry. places: value, bytes from its first number, geometry. calls: callee, operands or
+  // arguments, names or None, results, dropped.
+  Executor(const std::vector<std::tuple<int, Fields>>& buffers,
+           const std::vector<std::tuple<int, int64_t, Fields>>& places,
+           const std::vector<std::tuple<nb::object, std::vector<int>, nb::object, std::vector<int>, std::vector<int>>>& calls,
+           int values, int given)
+      : values_(values), given_(given), buffer_of_(static_cast<size_t>(values), kNone) {
+    for (const auto& [value, fields] : buffers) {
+      buffer_of_[in(value)] = static_cast<int>(buffers_.size());
+      buffers_.push_back({value, 0, Geometry(fields)});
+    }
+    for (const auto& [value, offset, fields] : places) {
+      places_.push_back({value, offset, Geometry(fields)});
+      const int buffer = buffer_of_[in(value)];
+      if (buffer == kNone || offset < 0 ||
+          offset > buffers_[static_cast<size_t>(buffer)].geometry.reach() - places_.back().geometry.reach())
+        throw nb::value_error("a place outside its buffer");
+    }
+    for (const auto& [callee, operands, names, results, dropped] : calls) {
+      Call call{callee, nullptr, {}, {}, {}, results, dropped};
+      if (nb::isinstance<RecordedCall>(callee)) call.step = &nb::cast<const RecordedCall&>(callee), call.operands = operands;
+      else call.arguments = operands;
+      if (!names.is_none()) call.names = names;
+      for (const int operand : call.operands)
+        if (operand <= -2) in(-2 - operand);
+        else if (operand >= static_cast<int>(places_.size())) throw nb::value_error("no such place");
+      for (const int value : call.arguments) in(value);
+      for (const int value : call.results)
+        if (value != kNone) in(value);
+      for (const int value : call.dropped) in(value);
+      calls_.push_back(std::move(call));
+    }
+  }
+
+  // `values`: what the run is given first, then what it reads, then room for results. False: a tensor is not what it was
+  // when the program was recorded.
+  bool run(const nb::list& values) const {
+    if (static_cast<int>(nb::len(values)) != values_) throw nb::value_error("another number of values");
+    std::vector<char*> bases(buffer_of_.size(), nullptr);
+    for (const Place& buffer : buffers_)
+      if (buffer.value < given_ && !look(values, buffer.value, &bases)) return false;
+    std::vector<View> views;
+    std::vector<Operand> operands;
+    for (const Call& call : calls_) {
+      if (call.step) {
+        views.clear(), operands.clear();
+        views.reserve(call.operands.size());  // operands point at them
+        for (const int operand : call.operands) {
+          if (operand == kNone) {
+            operands.push_back({});
+          } else if (operand < kNone) {
+            operands.push_back({PyList_GET_ITEM(values.ptr(), -2 - operand)});
+          } else {
+            const Place& place = places_[static_cast<size_t>(operand)];
+            views.push_back(place.geometry.at(bases[static_cast<size_t>(place.value)] + place.offset));
+            operands.push_back({{}, &views.back()});
+          }
+        }
+        if (!call.step->run(operands.data())) return false;
+      } else if (!call_python(call, values, &bases)) {
+        return false;
+      }
+      for (const int value : call.dropped) put(values, value, nb::none().release().ptr());
+    }
+    return true;
+  }
+
+ private:
+  size_t in(int value) const {
+    if (value < 0 || value >= values_) throw nb::value_error("no such value");
+    return static_cast<size_t>(value);
+  }
+
+  static void put(const nb::list& values, int value, PyObject* owned) { PyList_SetItem(values.ptr(), value, owned); }
+
+  // Takes a buffer's address, where it still is what it was.
+  bool look(const nb::list& values, int value, std::vector<char*>* bases) const {
+    const int buffer = buffer_of_[static_cast<size_t>(value)];
+    if (buffer == kNone) return true;
+    const View view = Border("a recorded program").strided(Operand{PyList_GET_ITEM(values.ptr(), value)}, "buffer", kEveryType);
+    (*bases)[static_cast<size_t>(value)] = view.data;
+    return buffers_[static_cast<size_t>(buffer)].geometry.is(view);
+  }
+
+  bool call_python(const Call& call, const nb::list& values, std::vector<char*>* bases) const {
+    constexpr size_t kMost = 24;
+    if (call.arguments.size() > kMost) throw nb::value_error("too many arguments");
+    PyObject* arguments[kMost + 1] = {};
+    for (size_t i = 0; i < call.arguments.size(); i++)
+      arguments[i + 1] = PyList_GET_ITEM(values.ptr(), call.arguments[i]);
+    const size_t named = call.names.is_valid() ? nb::len(call.names) : 0;
+    const nb::object result = nb::steal(PyObject_Vectorcall(
+        call.callee.ptr(), arguments + 1, (call.arguments.size() - named) | PY_VECTORCALL_ARGUMENTS_OFFSET,
+        call.names.ptr()));
+    if (!result.is_valid()) throw nb::python_error();
+    for (size_t i = 0; i < call.results.size(); i++) {
+      if (call.results[i] == kNone) continue;
+      nb::object one = call.results.size() == 1 ? result : nb::steal(PySequence_GetItem(result.ptr(), static_cast<Py_ssize_t>(i)));
+      if (!one.is_valid()) throw nb::python_error();
+      put(values, call.results[i], one.release().ptr());
+      if (!look(values, call.results[i], bases)) return false;
+    }
+    return true;
+  }
+
+  static constexpr Types kEveryType = kAnyType;
+
+  int values_, given_;
+  std::vector<Place> buffers_, places_;
+  std::vector<int> buffer_of_;
+  std::vector<Call> calls_;
+};
+
+}  // namespace
+
+nb::handle recorder() { return listener; }
+
+void tell_recorder(RecordedCall step, const std::vector<Operand>& operands) {
+  nb::list tensors;
+  for (const Operand& one : operands) tensors.append(one.tensor.is_valid() ? nb::borrow(one.tensor) : nb::none());
+  const nb::handle told(listener);
+  told(nb::cast(std::move(step)), tensors);
+}
+
+void bind_executor(nb::module_& m) {
+  nb::class_<RecordedCall>(m, "RecordedCall").def_ro("name", &RecordedCall::name);
+  // Tells `listener` (step, tensors) of each native call of this thread; None: nobody. The caller keeps it alive.
+  m.def("record_calls", [](const nb::object& told) { listener = told.is_none() ? nullptr : told.ptr(); }, nb::arg().none());
+  nb::class_<Executor>(m, "Executor")
+      .def(nb::init<const std::vector<std::tuple<int, Fields>>&, const std::vector<std::tuple<int, int64_t, Fields>>&,
+                    const std::vector<std::tuple<nb::object, std::vector<int>, nb::object, std::vector<int>, std::vector<int>>>&,
+                    int, int>())
+      .def("run", &Executor::run);
+}
+
+}  // namespace twofour

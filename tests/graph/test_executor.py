@@ -1,0 +1,255 @@
+"""Programs replayed by native code: the same bits as the Python program, whatever stood in their memory before."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import twofour
+from twofour.graph import Calls, Executor
+from twofour.graph.executor.memory import ALIGNMENT, Lifetime, offsets
+from twofour.kernels.attention import attention
+from twofour.kernels.fused_block import Expression, fused_block
+from twofour.kernels.fused_block import program as block_program
+from twofour.kernels.norm import norm, norm_in_place
+from twofour.kernels.problem import Problem
+from twofour.kernels.table import available
+from twofour.packing import pack
+
+WIDTH = 16
+
+
+@pytest.fixture(autouse=True)
+def poisoned_empty() -> None:
+    """Leave torch.empty as it is: these tests poison the memory of a replay themselves."""
+
+
+class Straight:
+    """A stand-in for a Python program: a function, and what it refers to."""
+
+    def __init__(self, function: Callable[..., tuple[Any, ...]], **names: Any) -> None:
+        self.function, self.names, self.labels = function, names, ["one"] * 3
+
+    def __call__(self, *leaves: Any) -> tuple[Any, ...]:
+        return self.function(*leaves)
+
+
+def poisoned(executor: Executor) -> Executor:
+    """Fill the memory between runs with NaN."""
+    for arena in executor._arenas:
+        arena.buffer.fill_(255)
+    return executor
+
+
+def same(a: Any, b: Any) -> bool:
+    if not isinstance(a, Tensor):
+        return a == b
+    return a.shape == b.shape and a.stride() == b.stride() and torch.equal(a, b)
+
+
+def agree(executor: Executor, *leaves: Any) -> Calls:
+    """Run both programs on inputs; return what the native one calls."""
+    with torch.inference_mode():
+        calls = executor.prepare(leaves)
+        assert not calls.reason, calls.reason
+        others = [torch.randn_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        for given_leaves in (others, leaves):
+            got, want = poisoned(executor)(*given_leaves), executor.python(*given_leaves)
+            assert all(same(a, b) for a, b in zip(got, want, strict=True))
+            arenas = {arena.buffer.untyped_storage().data_ptr() for arena in executor._arenas}
+            assert not any(isinstance(y, Tensor) and y.untyped_storage().data_ptr() in arenas for y in got)
+    return calls
+
+
+SCALE, SHIFT = torch.randn(WIDTH), torch.randn(WIDTH)
+ROW = next(row for row in available("nm_matmul") if row.dtype == "float32" and row.pattern == "2:4")
+PRODUCT = ROW.prepare(pack(twofour.prune(torch.nn.Linear(WIDTH, WIDTH), "2:4").weight.detach(), "2:4", "float32"))
+
+
+def softened() -> Any:
+    """A block of two inputs: exp(a) / sum(exp(a)) + b."""
+    block = Expression()
+    a, b = block.load(), block.load()
+    raised = block.apply("exp", a)
+    block.store(block.apply("add", block.apply("div", raised, block.apply("sum", raised)), b))
+    return block_program(block)
+
+
+BLOCK = softened()
+
+
+def block(x: Tensor, y: Tensor) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype, device="cpu")
+    fused_block(BLOCK, [x, y], [out])
+    return out
+
+
+def product(x: Tensor) -> Tensor:
+    return ROW.run(x.reshape(-1, WIDTH), PRODUCT, SHIFT, Problem(WIDTH)).view(x.shape)
+
+
+def heads(x: Tensor) -> Tensor:
+    split = x.reshape(1, -1, 2, WIDTH // 2).transpose(1, 2)
+    return attention(split, split, split).transpose(1, 2).reshape(x.shape)
+
+
+STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "norm": lambda x, y: norm(x, SCALE, SHIFT, 1e-5),
+    "product": lambda x, y: product(x),
+    "attention": lambda x, y: heads(x),
+    "in place": lambda x, y: norm_in_place(product(x), SCALE, None, 1e-5),
+    "block": block,
+    "add": lambda x, y: x + y,
+    "add in place": lambda x, y: product(x).add_(y),
+    "cat": lambda x, y: torch.cat([x[: len(x) // 2], y[len(x) // 2 :]]),
+    "turned": lambda x, y: norm(x.t().contiguous().t(), SCALE, None, 1e-5),
+    "split": lambda x, y: product(torch.cat(x.split(8, 1)[::-1], 1)),
+    "sort": lambda x, y: torch.sort(y, 1)[0],
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 9), st.integers(0, 9)), min_size=1),
+    rows=st.integers(2, 9),
+    kept=st.lists(st.integers(0, 9), min_size=1, max_size=3),
+)
+def test_random_programs(steps: list[tuple[str, int, int]], rows: int, kept: list[int]) -> None:
+    def run(*leaves: Tensor) -> tuple[Tensor, ...]:
+        values = list(leaves)
+        for name, a, b in steps:
+            values.append(STEPS[name](values[-1 - a % len(values)], values[-1 - b % len(values)]))
+        return tuple(values[-1 - index % len(values)] for index in kept)
+
+    agree(Executor(Straight(run, a=SCALE, b=SHIFT, c=PRODUCT)), torch.randn(rows, WIDTH), torch.randn(rows, WIDTH))  # type: ignore[arg-type]
+
+
+@given(st.lists(st.tuples(st.integers(1, 500), st.integers(0, 30), st.integers(0, 9)), max_size=40))
+def test_lifetimes_that_overlap_never_share_memory(drawn: list[tuple[int, int, int]]) -> None:
+    lifetimes = [Lifetime(nbytes, first, first + more) for nbytes, first, more in drawn]
+    begins, whole = offsets(lifetimes)
+    for i, one in enumerate(lifetimes):
+        assert begins[i] % ALIGNMENT == 0 and begins[i] + one.nbytes <= whole
+        for j, other in enumerate(lifetimes[:i]):
+            apart = one.last < other.first or other.last < one.first
+            assert apart or begins[i] + one.nbytes <= begins[j] or begins[j] + other.nbytes <= begins[i]
+    assert whole <= sum(-(-one.nbytes // ALIGNMENT) * ALIGNMENT for one in lifetimes)
+
+
+def test_a_native_program_allocates_only_its_outputs() -> None:
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        for _ in range(6):
+            x = norm(product(x), SCALE, SHIFT, 1e-5)
+        return (x.view(-1, 4, WIDTH)[:, 1],)
+
+    x = torch.randn(32, WIDTH)
+    calls = agree(Executor(Straight(run, a=SCALE, b=SHIFT, c=PRODUCT)), x)  # type: ignore[arg-type]
+    assert (calls.native, calls.torch, calls.python, calls.allocated_bytes) == (12, 0, 1, 0)
+    assert calls.intermediate_bytes == 11 * x.nbytes and calls.arena_bytes == 2 * x.nbytes
+
+
+def simple(x: Tensor) -> tuple[Tensor, ...]:
+    return norm(x, SCALE, None, 1e-5), x, x[1:], None  # type: ignore[return-value]
+
+
+def test_inputs_and_their_views_are_outputs() -> None:
+    executor, x = Executor(Straight(simple, a=SCALE)), torch.randn(4, WIDTH)  # type: ignore[arg-type]
+    agree(executor, x)
+    again = torch.randn(4, WIDTH)
+    _, same_one, view, nothing = executor(again)
+    assert same_one is again and view.data_ptr() == again[1:].data_ptr() and nothing is None
+
+
+def test_sizes_are_recorded_when_they_come_again() -> None:
+    executor, calls = Executor(Straight(lambda x: ran.append(1) or simple(x), a=SCALE)), []  # type: ignore[arg-type]
+    ran: list[int] = calls
+    for rows, times in ((3, 1), (5, 2), (3, 3), (5, 4), (3, 4), (5, 4)):
+        executor(torch.randn(rows, WIDTH))
+        assert len(ran) == times
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: (x * x.sum().item(),), "`item` asks for values of a tensor"),
+        (lambda x: (x if x.sum() > 0 else -x,), "`__bool__` asks for values of a tensor"),
+        (lambda x: (x.add_(1),), "`add_` writes into an input or a constant"),
+        (lambda x: (x + SHIFT,), "a tensor comes from outside of the graph"),
+        (lambda x: (x[:0] + 1,), "a tensor is empty, not on the CPU, or negated when it is read"),
+    ],
+)
+def test_what_cannot_be_recorded_runs_in_python_and_says_why(function: Any, reason: str) -> None:
+    executor, x = Executor(Straight(function)), torch.randn(3, WIDTH)  # type: ignore[arg-type]
+    assert executor.prepare([x]).reason == reason
+    assert same(executor(x.clone())[0], function(x.clone())[0])
+
+
+def test_a_size_that_depends_on_values_falls_back(caplog: pytest.LogCaptureFixture) -> None:
+    executor = Executor(Straight(lambda x: (torch.nonzero(x > 0),)))  # type: ignore[arg-type]
+    x = torch.ones(3, WIDTH)
+    assert not executor.prepare([x]).reason
+    x[0] = -1
+    with caplog.at_level("INFO", "twofour.graph"):
+        assert executor(x)[0].shape == (2 * WIDTH, 2)
+    assert "another size" in caplog.text
+
+
+def test_an_error_is_that_of_the_python_program() -> None:
+    table = torch.randn(5, WIDTH)
+    executor = Executor(Straight(lambda i: (table[i] + 1,), table=table))  # type: ignore[arg-type]
+    executor.prepare([torch.tensor([1, 2])])
+    with pytest.raises(IndexError, match=r"out of (range|bounds)"):
+        executor(torch.tensor([1, 9]))
+    assert executor(torch.tensor([1, 4]))[0].shape == (2, WIDTH)
+
+
+def test_threads_at_once_have_memory_of_their_own() -> None:
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        y = norm(product(x), SCALE, SHIFT, 1e-5)
+        return (product(norm(product(y), None, None, 1e-5)) + y,)
+
+    executor = Executor(Straight(run, a=SCALE, b=SHIFT, c=PRODUCT))  # type: ignore[arg-type]
+    inputs = [torch.randn(64, WIDTH) for _ in range(4)]
+    agree(executor, inputs[0])
+    wrong: list[int] = []
+
+    def call(index: int) -> None:
+        want = run(inputs[index])[0]
+        wrong.extend(index for _ in range(200) if not torch.equal(executor(inputs[index])[0], want))
+
+    callers = [threading.Thread(target=call, args=(index,)) for index in range(4)]
+    [caller.start() for caller in callers]
+    [caller.join() for caller in callers]
+    assert not wrong and 1 <= len(executor._arenas) <= 4
+
+
+def test_a_call_inside_a_call() -> None:
+    inner = Executor(Straight(lambda x: (norm(product(x), SCALE, None, 1e-5) + 1,), a=SCALE, b=SHIFT, c=PRODUCT))  # type: ignore[arg-type]
+    x = torch.randn(4, WIDTH)
+    agree(inner, x)
+    got = inner(inner(x)[0])[0]
+    assert torch.equal(got, inner.python(inner.python(x)[0])[0])
+
+
+def test_copies_and_pickles_record_anew() -> None:
+    model = twofour.prune(
+        torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 64)), "2:4"
+    )
+    fast = twofour.compile(model.eval(), torch.randn(4, 64), tokens=(4,), graph=True)
+    assert fast.plan.calls is not None and fast.plan.calls.native > 0
+    assert str(fast.plan.calls) in str(fast.plan) and fast.plan.to_dict()["account"]["calls"]["native"] > 0
+    x = torch.randn(4, 64)
+    for other in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        program = getattr(other.forward, "program", None)
+        for _ in range(3):
+            torch.testing.assert_close(other(x), fast(x))
+        assert program is None or not program.prepare([x]).reason
