@@ -14,7 +14,7 @@ from twofour import native
 from twofour.kernels.attention import attention, attention_of_columns
 from twofour.kernels.base import Prepared
 from twofour.kernels.conv import ConvProblem, Geometry
-from twofour.kernels.dense_matmul.int4_rows import native_dense_rows
+from twofour.kernels.dense_matmul import native_dense_rows
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_conv.cpu import native_conv_rows
 from twofour.kernels.nm_gradient import MODES, nm_gradient, nm_gradient_packed

@@ -19,7 +19,7 @@ from torch._subclasses import FakeTensorMode
 from twofour import native, packing
 from twofour.errors import KernelError
 from twofour.kernels.conv import Geometry
-from twofour.kernels.dense_matmul.int4_rows import native_dense_rows
+from twofour.kernels.dense_matmul import native_dense_rows
 from twofour.kernels.fused_block import Expression, program
 from twofour.kernels.nm_conv.layout import to_conv_layout
 from twofour.kernels.nm_matmul import native_rows
@@ -134,7 +134,7 @@ def layouts(scale: int) -> Iterator[Call]:
         yield "scalar", EXT.layout_unpack, [buffer, *parts]
         if EXT.layout_refills(layout):
             yield "scalar", EXT.layout_refill, [buffer, weight, 1]
-    dense = native_dense_rows()[0].prepare(torch.randn(32, 128)).tensor
+    dense = next(row for row in native_dense_rows() if row.dtype == "int4").prepare(torch.randn(32, 128)).tensor
     yield "scalar", EXT.dense_int4_pack, [dense, torch.zeros(32, 64, dtype=torch.uint8), torch.ones(32, 2), None]
 
 

@@ -95,10 +95,8 @@ def candidates(weight: Packed | Tensor, dtype: str = "float32", device: str = "c
     if device == "cuda":
         return on_gpu(weight, dtype)
     fitting = [kernel for kernel in available("nm_matmul") if isinstance(weight, Packed) and not kernel.refuses(weight)]
-    best = max((kernel.level for kernel in fitting), default=0)
-    least = min(best, native.level("avx512"))  # AMX does not win at every token count
-    sparse = [kernel for kernel in fitting if kernel.level >= least]
-    found = (*sparse, *(kernel for kernel in available("dense_matmul") if kernel.dtype == dtype))
+    dense = [kernel for kernel in available("dense_matmul") if kernel.dtype == dtype]
+    found = (*_worth_measuring(fitting), *_worth_measuring(dense))
     if not found:
         raise KernelError(
             f"no {dtype} kernel takes this weight here",
@@ -107,6 +105,12 @@ def candidates(weight: Packed | Tensor, dtype: str = "float32", device: str = "c
             remedy="`twofour kernels` lists every kernel and what it needs; lift TWOFOUR_ISA or take another dtype",
         )
     return found
+
+
+def _worth_measuring(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """Return torch's rows, and of the native ones those of the highest level, or of AVX-512 and above: AMX may lose."""
+    least = min(max((kernel.level for kernel in kernels), default=0), native.level("avx512"))
+    return [kernel for kernel in kernels if kernel.isa == "any" or kernel.level >= least]
 
 
 def _promising(kernel: Kernel, tokens: int, everywhere: bool, alone: bool) -> bool:

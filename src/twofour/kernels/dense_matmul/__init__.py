@@ -1,9 +1,11 @@
 """y = x @ W.T + bias with W dense: the kernels that a sparse one has to beat."""
 
 from twofour.kernels.dense_matmul.bf16 import ONEDNN_BF16, PLAIN_BF16, Bf16Matmul
-from twofour.kernels.dense_matmul.int4_rows import Int4Matmul, native_dense_rows
+from twofour.kernels.dense_matmul.float32_rows import Float32Matmul
+from twofour.kernels.dense_matmul.int4_rows import Int4Matmul
 from twofour.kernels.dense_matmul.int8 import ONEDNN_INT8, OneDnnInt8Matmul
 from twofour.kernels.dense_matmul.mkl import MKL, MklMatmul
+from twofour.kernels.dense_matmul.native_rows import native_dense_rows
 from twofour.kernels.dense_matmul.onednn import ONEDNN, OneDnnMatmul
 from twofour.kernels.dense_matmul.plain import PLAIN, PlainMatmul
 
@@ -15,6 +17,7 @@ __all__ = [
     "PLAIN",
     "PLAIN_BF16",
     "Bf16Matmul",
+    "Float32Matmul",
     "Int4Matmul",
     "MklMatmul",
     "OneDnnInt8Matmul",

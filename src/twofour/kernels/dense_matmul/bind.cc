@@ -24,6 +24,12 @@ void require_int4(const PackedWeight& packed) {
   packed.require_sound(int4_dense_layout__bytes(shape.out, shape.in, shape.group, shape.zeros) == packed.behind());
 }
 
+// The bytes behind the header of a weight in float32: whole panels of 32 outputs.
+void require_floats(const PackedWeight& packed) {
+  const WeightShape shape = packed.shape();
+  packed.require_sound(packed.sizes() && round_up(shape.out, 32) * shape.in * 4 == packed.behind());
+}
+
 }  // namespace
 
 void bind_dense_matmul(nb::module_& m) {
@@ -52,10 +58,10 @@ void bind_dense_matmul(nb::module_& m) {
     static Scratch scratch;
     const DenseMatmulKernel& kernel = row(kDenseMatmulKernels, index);
     const Border border(kernel.name);
-    const ProductOperands seen(border, x, bias, y, kReal, {}, {activation, combine}, other);
+    const ProductOperands seen(border, x, bias, y, reads(kernel.dtype), {}, {activation, combine}, other);
     const PackedWeight packed(border, weight);
     if (!packed.made_for(kernel.dtype, kernel.layout, seen.to.width, seen.from.width)) return false;
-    require_int4(packed);
+    std::strcmp(kernel.dtype, "float32") == 0 ? require_floats(packed) : require_int4(packed);
     Matmul args = seen.call(packed, {}, threads);
     nb::gil_scoped_release release;
     const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));

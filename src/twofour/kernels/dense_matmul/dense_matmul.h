@@ -1,4 +1,4 @@
-// y[tokens, out] = epilogue(x[tokens, in] @ W^T + bias), W dense in an encoding that torch has no fair kernel for.
+// y[tokens, out] = epilogue(x[tokens, in] @ W^T + bias), W dense: int4, which torch has no fair kernel for, and float32.
 #pragma once
 
 #include "kernels/matmul.h"

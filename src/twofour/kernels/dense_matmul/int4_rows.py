@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from twofour import native
-from twofour.errors import KernelError
-from twofour.kernels.base import Kernel, Prepared
-from twofour.kernels.operands import together
-from twofour.kernels.problem import MaybeTensor, Problem
+from twofour.kernels.base import Prepared
+from twofour.kernels.dense_matmul.native_dense import NativeDenseMatmul
+from twofour.kernels.problem import Problem
 from twofour.native import pages
 from twofour.packing import HEADER_BYTES, Packed, layout_head, layout_header, read_layout_header
 from twofour.packing.encodings import GROUPS, INT4
@@ -24,10 +23,8 @@ GROUP = 64
 
 
 @dataclass(frozen=True)
-class Int4Matmul(Kernel):
-    """One row of dense_matmul.inc: y = x @ W.T + bias with W dense, int4, a bfloat16 scale per group of inputs."""
-
-    index: int
+class Int4Matmul(NativeDenseMatmul):
+    """y = x @ W.T + bias with W dense, int4, a bfloat16 scale per group of inputs."""
 
     def least_bytes(self, out_features: int, in_features: int) -> int:
         """Return the bytes of header and layout with the largest groups."""
@@ -61,54 +58,6 @@ class Int4Matmul(Kernel):
         ]
         return torch.cat(blocks).T.contiguous()
 
-    def run(
-        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None
-    ) -> Tensor:
-        """Multiply; see `Kernel.run`. x may have any row stride.
-
-        Raises:
-            KernelError: `x`, `bias` or `other` is of another dtype or not on the CPU, or the bytes were made for
-                another kernel or another shape.
-        """
-        tokens, in_features = x.shape
-        problem.epilogue.require(other, (tokens, problem.rows))
-        x = _readable(self, x, x.dtype)
-        other = None if other is None else _readable(self, other, x.dtype)
-        y = torch.empty(tokens, problem.rows, dtype=x.dtype, device="cpu")
-        ok = native.extension().dense_matmul(
-            self.index,
-            x,
-            weight.tensor,
-            bias,
-            y,
-            *problem.epilogue.codes,
-            other,
-            native.threads(),
-        )
-        if not ok:
-            raise _foreign(self, weight.tensor, problem.rows, in_features)
-        return y
-
-
-def _readable(kernel: Kernel, operand: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `operand` with contiguous rows, any distance apart."""
-    if operand.dtype not in kernel.reads or operand.dtype != dtype or not operand.is_cpu:
-        raise KernelError(
-            f"{kernel.name} cannot read its input",
-            got=f"an operand of {operand.dtype} on {operand.device}",
-            wanted="float32 or bfloat16 on the CPU",
-        )
-    return together(operand)
-
-
-def _foreign(kernel: Kernel, weight: Tensor, out_features: int, in_features: int) -> KernelError:
-    return KernelError(
-        f"{kernel.name} was given bytes made for another kernel",
-        got=f"a buffer that starts with {layout_head(weight)[:48]!r}",
-        wanted=f"layout {kernel.layout!r} of a dense int4 weight ({out_features}, {in_features})",
-        remedy="prepare the weight with kernel.prepare(weight)",
-    )
-
 
 def _quantized(weight: Packed | Tensor) -> tuple[Tensor, Tensor, Tensor | None, int]:
     """Return whole numbers (out, in), scales and zero points (out, groups) and the group size."""
@@ -126,11 +75,3 @@ def _quantized(weight: Packed | Tensor) -> tuple[Tensor, Tensor, Tensor | None, 
     padded = torch.nn.functional.pad(dense.float(), (0, -columns % group))
     whole, scales, zeros = INT4.quantize(padded, group)
     return whole[:, :columns], scales, zeros, group
-
-
-def native_dense_rows() -> list[Int4Matmul]:
-    """Return the rows of dense_matmul.inc in their order there."""
-    return [
-        Int4Matmul(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index)
-        for row in native.rows("dense_matmul")
-    ]

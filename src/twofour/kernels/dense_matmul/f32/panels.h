@@ -1,0 +1,171 @@
+// The dense float32 product: weights in panels of 32 outputs, tokens in blocks whose sums stay in registers.
+//
+//     weight (out, in)            panels: one row of 32 per input       x (tokens, in)       block: one row of T per input
+//        k0 k1 ..                    m0 m1 .. m31                          k0 k1 ..             t0 t1 .. t(T-1)
+//     m0  a  b  .   prepare      k0   a  c  .                           t0  p  q      pack   k0  p  r  .
+//     m1  c  .  .   ------->     k1   b  .  .                           t1  r  .      --->   k1  q  .  .
+//
+// A unit is one panel by one block: for each input two vectors of weights and T broadcast activations, 2 T multiply-adds.
+// Up to 1,024 inputs are summed at a time, so that a panel and the blocks of a chunk stay in L2; the sums of one pass are
+// formed on their own and then added. Included once per instruction set; everything has internal linkage.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/epilogue_math.h"
+#include "kernels/matmul.h"
+#include "native/compiler.h"
+#include "native/integers.h"
+#include "native/team.h"
+
+namespace {
+
+using twofour::Matmul;
+
+constexpr int64_t kDensePanel = 32;           // outputs of a panel
+constexpr int64_t kDenseInputs = 1024;        // inputs of one pass, at most
+constexpr int64_t kDenseChunk = 512 << 10;    // bytes of packed activations beside a panel in an L2 of 1 MB
+constexpr int64_t kDenseSmallWeight = 256 << 10;  // a weight that stays in L2 itself
+
+// Where a call is cut: passes over the inputs, blocks of tokens, chunks of blocks.
+template <class V>
+struct DensePlan {
+  static constexpr int vectors = 2, wide = vectors * V::width;
+  static constexpr int most = V::width == 16 ? 14 : V::width == 8 ? 6 : 4;  // tokens of a block: registers for their sums
+  int64_t passes, inputs, blocks, chunk, panels;
+
+  explicit DensePlan(const Matmul& a)
+      : passes(ceil_div(a.in_features, kDenseInputs)),
+        inputs(ceil_div(a.in_features, passes)),
+        blocks(ceil_div(a.tokens, most)),
+        panels(ceil_div(a.out_features, kDensePanel)) {
+    // Beside a weight that stays in L2 the chunk's answers should too; a larger one is better read seldom.
+    const bool small = a.in_features * a.out_features * 4 <= kDenseSmallWeight;
+    const int64_t each = (inputs + (small ? a.out_features : 0)) * most * 4;
+    chunk = least(blocks, kDenseChunk / each > 1 ? kDenseChunk / each : 1);
+  }
+  int64_t floats() const { return inputs * most; }  // of a block
+  int64_t bytes() const { return round_up(chunk * floats() * 4, 64); }
+  // First token of a block: all blocks are of one size or one less.
+  static int64_t first(const Matmul& a, int64_t blocks, int64_t block) { return a.tokens * block / blocks; }
+};
+
+// Inputs [k, k + inputs) of `tokens` rows of x -> to[input][token].
+template <class V>
+inline void pack_tokens(const Matmul& a, int64_t first, int64_t tokens, int64_t k, int64_t inputs, float* to) {
+  for (int64_t t = 0; t < tokens; t += V::width) {
+    const float* from = x_of(a) + (first + t) * a.x_stride + k;
+    const int64_t rows = least(V::width, tokens - t);
+    for (int64_t i = 0; i < inputs; i += V::width) {
+      const int64_t columns = least(V::width, inputs - i);
+      typename V::reg square[V::width];
+      TWOFOUR_UNROLL
+      for (int r = 0; r < V::width; r++)
+        square[r] = r < rows ? V::load(from + r * a.x_stride + i, columns) : V::zero();
+      V::transpose(square);
+      TWOFOUR_UNROLL
+      for (int c = 0; c < V::width; c++)
+        if (c < columns) V::store(to + (i + c) * tokens + t, square[c], rows);
+    }
+  }
+}
+
+// One pass over the inputs of a unit.
+struct DenseUnit {
+  const float* x;       // the packed block
+  const float* weight;  // the panel's row of the pass's first input
+  int64_t inputs, token, row, rows;
+  bool begins, ends;  // the first pass, which adds the bias, and the last one, after which the epilogue follows
+};
+
+// T tokens by `rows` of the DensePlan::wide outputs that start at row `at` of the panel.
+template <class V, int T>
+TWOFOUR_NOINLINE void add_block(const Matmul& a, const DenseUnit& unit, int64_t at) {
+  constexpr int vectors = DensePlan<V>::vectors;
+  const int64_t rows = least(DensePlan<V>::wide, unit.rows - at);
+  const float *weight = unit.weight + at, *x = unit.x;
+  typename V::reg sums[T][vectors];
+  TWOFOUR_UNROLL
+  for (int t = 0; t < T; t++) {
+    TWOFOUR_UNROLL
+    for (int v = 0; v < vectors; v++) sums[t][v] = V::zero();
+  }
+  for (int64_t k = unit.inputs; k > 0; k--, weight += kDensePanel, x += T) {
+    typename V::reg w[vectors];
+    TWOFOUR_UNROLL
+    for (int v = 0; v < vectors; v++) w[v] = V::load_shared(weight + v * V::width);
+    TWOFOUR_UNROLL
+    for (int t = 0; t < T; t++) {
+      const typename V::reg one = V::broadcast_shared(x + t);
+      TWOFOUR_UNROLL
+      for (int v = 0; v < vectors; v++) sums[t][v] = V::fma(w[v], one, sums[t][v]);
+    }
+  }
+  float* y = y_of(a) + unit.token * a.y_stride + unit.row + at;
+  TWOFOUR_UNROLL
+  for (int v = 0; v < vectors; v++) {
+    const int64_t left = rows - v * V::width;
+    if (left <= 0) break;
+    const bool biased = unit.begins && a.bias != nullptr;
+    const typename V::reg bias = biased ? V::load(a.bias + unit.row + at + v * V::width, left) : V::zero();
+    TWOFOUR_UNROLL
+    for (int t = 0; t < T; t++) {
+      float* to = y + t * a.y_stride + v * V::width;
+      V::store(to, unit.begins ? sums[t][v] + bias : V::load(to, left) + sums[t][v], left);
+    }
+  }
+  if (unit.ends && !a.epilogue.plain())
+    finish_rows<V>(a.epilogue, y_of(a), a.y_stride, unit.token, T, unit.row + at, rows);
+}
+
+template <class V, int T = DensePlan<V>::most>
+void add_block_of(int64_t tokens, const Matmul& a, const DenseUnit& unit) {
+  if (tokens == T) {
+    for (int64_t at = 0; at < unit.rows; at += DensePlan<V>::wide) add_block<V, T>(a, unit, at);
+    return;
+  }
+  if constexpr (T > 1) add_block_of<V, T - 1>(tokens, a, unit);
+}
+
+template <class V>
+int64_t dense_panels_workspace(const Matmul& a) {
+  return DensePlan<V>(a).bytes();
+}
+
+// The members pack the blocks of a chunk together, then share its units, the blocks of a panel one after the other.
+template <class V>
+void dense_panels(const Matmul& a) {
+  if (a.tokens <= 0) return;
+  using Plan = DensePlan<V>;
+  const Plan plan(a);
+  float* packed = static_cast<float*>(a.workspace);
+  const float* weight = static_cast<const float*>(a.weight);
+  with_team(a.threads, [&](const Team& team) {
+    bool reading = false;
+    for (int64_t b0 = 0; b0 < plan.blocks; b0 += plan.chunk) {
+      const int64_t count = least(plan.chunk, plan.blocks - b0);
+      for (int64_t k = 0; k < a.in_features; k += plan.inputs) {
+        const int64_t inputs = least(plan.inputs, a.in_features - k);
+        if (reading) team.barrier();
+        int64_t begin, end;
+        team.share(count, 1, &begin, &end);
+        for (int64_t b = begin; b < end; b++) {
+          const int64_t token = Plan::first(a, plan.blocks, b0 + b), next = Plan::first(a, plan.blocks, b0 + b + 1);
+          pack_tokens<V>(a, token, next - token, k, inputs, packed + b * plan.floats());
+        }
+        team.barrier();
+        reading = true;
+        team.share(plan.panels * count, 1, &begin, &end);
+        for (int64_t u = begin; u < end; u++) {
+          const int64_t panel = u / count, b = u % count, row = panel * kDensePanel;
+          const int64_t token = Plan::first(a, plan.blocks, b0 + b), next = Plan::first(a, plan.blocks, b0 + b + 1);
+          const DenseUnit unit{packed + b * plan.floats(), weight + (panel * a.in_features + k) * kDensePanel, inputs, token,
+                               row, least(kDensePanel, a.out_features - row), k == 0, k + inputs == a.in_features};
+          add_block_of<V>(next - token, a, unit);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
