@@ -212,3 +212,19 @@ def test_programs_that_leave_their_registers_are_refused() -> None:
         ext.BlockProgram([("store", 0, 0, 0, 0, 0.0)], [(1, 1, False)], [False], 0, 1, 1)
     with pytest.raises(KernelError, match="number of registers"):
         ext.BlockProgram([], [], [False] * 65, 0, 0, 0)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("shape", SHAPES[2:])
+def test_inputs_of_row_values(row: native.NativeRow, shape: tuple[int, ...]) -> None:
+    """What is known of a row before any loop: computed once a row, a choice and a number with it."""
+    expression = Expression()
+    x, scale = expression.load(), expression.load(of_row=True)
+    root = expression.apply("where", expression.apply("gt", scale, 0.5), expression.apply("sqrt", scale), 2.0)
+    expression.store(expression.apply("mul", expression.apply("exp", x), root))
+    expression.store(root)
+    inputs = [*operands(shape), torch.rand(*shape[:-1], 1)]
+    assert_block(row, expression, inputs)
+    if shape[-1] > 1:
+        with pytest.raises(KernelError, match="one number a row"):
+            program(expression).run(row.index, [inputs[0], inputs[0]], [inputs[0].clone(), inputs[1].clone()], 1)

@@ -127,7 +127,8 @@ class Program {
     const auto own = [&](int i) { return rows ? of_row(i) : tile(i); };
     switch (kSteps[op].kind) {
       case Kind::load:
-        needs(tile(to), "to", to), needs(a >= 0 && a < inputs_, "input", a);
+        needs(own(to), "to", to), needs(a >= 0 && a < inputs_, "input", a);
+        if (rows) of_rows_[a] = true;
         break;
       case Kind::store:
         needs(to >= 0 && to < outputs_, "output", to), needs(own(a), "from", a);
@@ -178,6 +179,8 @@ class Program {
     for (size_t i = 0; i < views.size(); i++)
       for (int a = 0; a < views[i].ndim; a++)
         if (views[i].shape[a] != 1) strides[i][static_cast<size_t>(ndim - views[i].ndim + a)] = views[i].strides[a];
+    for (size_t i = 0; i < static_cast<size_t>(inputs_); i++)
+      border.require(!of_rows_[i] || ndim == 0 || strides[i].back() == 0, handle(i), "input", "one number a row");
     for (size_t i = static_cast<size_t>(inputs_); i < views.size(); i++) {
       const bool per_row = written_[i - static_cast<size_t>(inputs_)] == 1;
       for (int a = 0; a < ndim; a++) {
@@ -233,7 +236,7 @@ class Program {
 
   std::vector<Step> steps_;
   std::vector<Loop> loops_;
-  bool kept_[kMostRegisters] = {};
+  bool kept_[kMostRegisters] = {}, of_rows_[kMostOperands] = {};  // inputs that have one number a row
   int registers_, row_registers_, inputs_, outputs_;
   bool reduces_ = false;
   std::vector<int> written_;

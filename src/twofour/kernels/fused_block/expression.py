@@ -19,6 +19,9 @@ _SAME = ("add", "mul", "maximum", "minimum", "eq", "ne")
 SWAPPED = {**dict(_PAIRS), **{b: a for a, b in _PAIRS}, **dict(zip(_SAME, _SAME, strict=True))}
 """What a binary step is called with its operands exchanged: the second may be a number or a row value."""
 
+BEFORE = -1
+"""The level of what is known of a row before any loop: inputs of row values and what is made of them alone."""
+
 COUNTS = {"unary": 1, "binary": 2, "ternary": 3, "reduce": 1}
 """How many operands a step of each kind has, of those that compute."""
 
@@ -58,10 +61,10 @@ class Expression:
     inputs: int = 0
     stores: list[Value] = field(default_factory=list[Value])
 
-    def load(self) -> Value:
-        """Return the next input's value."""
+    def load(self, *, of_row: bool = False) -> Value:
+        """Return the next input's value; `of_row`: it has one number for each row, its last axis being 1."""
         self.inputs += 1
-        return Value("load", (self.inputs - 1,))
+        return Value("load", (self.inputs - 1,), of_row, BEFORE if of_row else 0)
 
     def store(self, value: Value) -> int:
         """Make a value the next output; returns the output's index."""
@@ -87,9 +90,9 @@ class Expression:
         values = tuple(operand for operand in operands if isinstance(operand, Value))
         if kind == "reduce":
             return Value(step, operands, of_row=True, level=values[0].level)
-        if kind == "ternary":
-            operands = values = tuple(self._tile(operand) for operand in operands)
         of_row = all(value.of_row for value in values)
+        if kind == "ternary":
+            operands = values = tuple(self._row(operand) if of_row else self._tile(operand) for operand in operands)
         if kind == "binary" and values[0].of_row and not of_row:
             return self._exchanged(step, operands)
         level = max(value.level + (value.of_row and not of_row) for value in values)
@@ -100,6 +103,9 @@ class Expression:
         if step in SWAPPED:
             return self.apply(SWAPPED[step], b, a)
         return self.apply(step, self._tile(a), b)
+
+    def _row(self, operand: Value | float) -> Value:
+        return operand if isinstance(operand, Value) else Value("fill", (operand,), of_row=True, level=BEFORE)
 
     def _tile(self, operand: Value | float) -> Value:
         """Return a row value or a number at every place."""

@@ -59,9 +59,9 @@ def fused_block_reference(
 
     def compute(value: Value) -> Tensor:
         if value.step == "load":
-            return wide[int(value.operands[0])]
+            return wide[int(value.operands[0])][..., :1] if value.of_row else wide[int(value.operands[0])]
         if value.step == "fill":
-            return torch.full_like(wide[0], float(value.operands[0]))
+            return torch.full_like(wide[0][..., :1] if value.of_row else wide[0], float(value.operands[0]))
         step: Callable[..., Tensor] = STEPS.get(value.step) or getattr(torch, value.step)
         made: Tensor = step(*map(of, value.operands))
         return made / wide[0].shape[-1] if value.step == "over_width" else made

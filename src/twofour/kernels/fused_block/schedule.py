@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from twofour import native
-from twofour.kernels.fused_block.expression import Expression, Value, steps
+from twofour.kernels.fused_block.expression import BEFORE, Expression, Value, steps
 
 AGAIN = ("load", "fill")
 """Steps that every loop does for itself: that costs less than to keep what they make."""
@@ -54,7 +54,7 @@ class Schedule:
             operand: None for value in values for operand in value.values if _is_read_later(operand, value)
         }
         self._free: list[int] = []
-        for level in range(max((value.level for value in values), default=0) + 1):
+        for level in range(BEFORE, max((value.level for value in values), default=0) + 1):
             here = [value for value in values if value.level == level]
             self._tile_loop(value for value in here if self._is_end(value))
             self._row_loop(value for value in here if value.of_row)

@@ -126,9 +126,9 @@ class Tiles {
   }
 
   template <class T, class Read>
-  void gather(const BlockOperand& operand, float* to, const Read& read) const {
+  void gather(const BlockOperand& operand, float* to, int64_t width, const Read& read) const {
     const T* from = reinterpret_cast<const T*>(operand.data);
-    const int64_t width = width_, inner = operand.inner;
+    const int64_t inner = operand.inner;
     each_row(operand, [&](int64_t r, int64_t offset) {
       float* y = to + r * width;
       if (inner == 0) {
@@ -150,9 +150,10 @@ class Tiles {
         return;
       }
     float* to = target(step.to);
-    if (operand.type == Type::f32) gather<float>(operand, to, [](float v) { return v; });
-    else if (operand.type == Type::bf16) gather<uint16_t>(operand, to, from_bits);
-    else gather<uint8_t>(operand, to, [](uint8_t v) { return static_cast<float>(v); });
+    const int64_t width = step.to >= kRowRegister ? 1 : width_;
+    if (operand.type == Type::f32) gather<float>(operand, to, width, [](float v) { return v; });
+    else if (operand.type == Type::bf16) gather<uint16_t>(operand, to, width, from_bits);
+    else gather<uint8_t>(operand, to, width, [](uint8_t v) { return static_cast<float>(v); });
   }
 
   void store(const Step& step) {
