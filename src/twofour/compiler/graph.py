@@ -26,6 +26,7 @@ from twofour.compiler.plan import Plan, with_products
 from twofour.compiler.whole_model import WholeModel, by_layers, hooked
 from twofour.errors import CompileError, cut
 from twofour.graph import JOIN_QKV, Executor, Program, arrange, fuse, lower_activations, outline, simplify
+from twofour.graph.blocks import Measured, fuse_blocks
 from twofour.measure.chooser import race
 from twofour.measure.distance import distance
 
@@ -152,6 +153,7 @@ def _rewritten(
     if apart:  # the rule joined them; measuring took them apart
         rewrites[JOIN_QKV.name] -= apart
     rewrites |= arrange(graph.module)
+    blocks = fuse_blocks(graph.module, Measured(terms.cache))
     outlines["after"] = outline(graph.module)
     program = Executor(Program(graph.module))
     after = () if carried else by_operator(Program(graph.module, timed=True).seconds(leaves))
@@ -160,7 +162,7 @@ def _rewritten(
     runner.agreement = agreement(
         fast, plan.dtype, leaves, lambda: tree_flatten(by_layers(fast, guard.inputs.value(leaves)))[0]
     )
-    account = GraphReport("layers", "", {}, rewrites, before, after, outlines)
+    account = GraphReport("layers", "", {}, blocks.counted(rewrites), before, after, outlines, blocks=blocks.text())
     if not (error := _probe(runner, graph, leaves)) <= runner.agreement:
         reason = f"the rewritten graph differs from the layers by {error:.1e} on the example, please report it"
         raise _RefusedError(reason, account)

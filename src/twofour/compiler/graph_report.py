@@ -37,6 +37,7 @@ class GraphReport:
         after: The rewritten graph, likewise, also where another engine is faster.
         outlines: The calls of both graphs, "before" and "after", for `Plan.draw`; empty where there is no graph.
         calls: What one run of the rewritten graph calls, and its memory; None where there is no graph.
+        blocks: How many fused blocks there are, of how many operators, and why others are in none.
     """
 
     engine: str
@@ -47,6 +48,7 @@ class GraphReport:
     after: tuple[OperatorTime, ...] = ()
     outlines: Mapping[str, Outline] = field(default_factory=dict, repr=False)
     calls: Calls | None = None
+    blocks: str = ""
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON-ready fields."""
@@ -77,6 +79,8 @@ class GraphReport:
             found.append(f"graph{idle}: {', '.join(sizes)}")
         if self.calls:
             found.append(f"one run{idle}: {self.calls}")
+        if self.blocks:
+            found.append(f"blocks{idle}: {self.blocks}")
         for name, times in (("before", self.before), (f"after{idle}", self.after)):
             if times:
                 listed = [f"{entry.operator} {entry.ms:.3f} ms ({entry.calls})" for entry in times[:shown]]

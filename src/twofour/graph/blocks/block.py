@@ -1,0 +1,148 @@
+"""A fused block as a module: the native program, its operands' views, the memory of its answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from twofour import native
+from twofour.graph.blocks.lowering import Lowered, is_look
+from twofour.graph.program import Program
+from twofour.kernels.fused_block import program
+
+logger = logging.getLogger("twofour.compiler")
+
+MOST_SIZES = 64
+"""Sizes of operands whose answers' layouts are kept."""
+
+Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
+
+
+class FusedBlock(nn.Module):
+    """Operators of a graph as one native call.
+
+    The answers have the shapes, strides and types that the operators' own would have: their reference is asked for that
+    on tensors without data, once for each kind of operands.
+
+    Args:
+        nodes: In the graph's order, a convex set.
+        lowered: The same as an expression; `forward` takes `sources_of` it.
+    """
+
+    def __init__(self, nodes: Sequence[fx.Node], lowered: Lowered) -> None:
+        super().__init__()
+        sources = sources_of(lowered)
+        self.reference = reference(nodes, sources, [operand.node for operand in lowered.outputs])
+        self.label = label(nodes)
+        self.operators = sum(not is_look(node) for node in nodes)
+        self.expression = lowered.expression
+        self.row_axes = lowered.row_axes
+        self._inputs = [(sources.index(operand.node), operand.dropped) for operand in lowered.inputs]
+        self._outputs = [operand.dropped for operand in lowered.outputs]
+        self._layouts: dict[Any, list[Layout] | None] = {}
+
+    @cached_property
+    def program(self) -> Any:
+        """The native program."""
+        return program(self.expression)
+
+    def forward(self, *operands: Tensor) -> Any:
+        """Return the answer, or the tuple of them."""
+        key = tuple([(x.shape, x.stride(), x.dtype) for x in operands])
+        layouts = self._layouts[key] if key in self._layouts else self._laid_out(key, operands)
+        if layouts is None:
+            return self.unfused(*operands)
+        outputs = [torch.empty_strided(*layout[:2], dtype=layout[2], device="cpu") for layout in layouts]
+        self.run(operands, outputs)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def run(self, operands: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Compute into tensors that are there, of the layouts that `forward` makes."""
+        inputs = [self._seen(operands[index], dropped) for index, dropped in self._inputs]
+        answers = [self._seen(output, dropped) for output, dropped in zip(outputs, self._outputs, strict=True)]
+        self.program.run(native.best("fused_block").index, inputs, answers, native.threads())
+
+    def unfused(self, *operands: Tensor) -> Any:
+        """Return what the operators answer one by one."""
+        found = self.reference(*operands)
+        return found[0] if len(found) == 1 else found
+
+    def _seen(self, tensor: Tensor, dropped: bool) -> Tensor:
+        """Return an operand with the row as its last axis."""
+        if dropped:
+            return tensor.unsqueeze(-1)
+        return tensor.flatten(-self.row_axes) if self.row_axes > 1 and tensor.ndim >= self.row_axes else tensor
+
+    def _laid_out(self, key: Any, operands: Sequence[Tensor]) -> list[Layout] | None:
+        """Return the answers' layouts for such operands, None where the operators themselves must run."""
+        if len(self._layouts) >= MOST_SIZES:
+            self._layouts.clear()
+        empty = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in operands]
+        with torch.inference_mode():
+            made = self.reference(*empty)
+        layouts: list[Layout] | None = [(y.shape, y.stride(), y.dtype) for y in made]
+        if why := self._misfit(made):
+            logger.warning("%s runs unfused on %s: %s", self.label, [tuple(x.shape) for x in operands], why)
+            layouts = None
+        self._layouts[key] = layouts
+        return layouts
+
+    def _misfit(self, made: Sequence[Tensor]) -> str:
+        """Return why answers of these layouts cannot be written by the program, "" where they can."""
+        for answer, dropped in zip(made, self._outputs, strict=True):
+            try:
+                seen = answer.unsqueeze(-1) if dropped else answer
+                if not dropped and self.row_axes > 1:
+                    answer.view(*answer.shape[: -self.row_axes], -1)
+            except RuntimeError as error:
+                return str(error).partition("\n")[0]
+            if any(stride == 0 and size > 1 for size, stride in zip(seen.shape, seen.stride(), strict=True)):
+                return "an answer whose values share memory"
+        return ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        state.pop("program", None)
+        return {**state, "_layouts": {}}
+
+
+def reference(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> Program:
+    """Return nodes as a program of their own operators, of these inputs and outputs."""
+    graph = fx.Graph()
+    copies = {node: graph.placeholder(f"operand_{index}") for index, node in enumerate(inputs)}
+    for node in nodes:
+        copies[node] = graph.node_copy(node, lambda source: copies[source])
+    graph.output(tuple(copies[node] for node in outputs))
+    holder: Any = nn.Module()
+    holder.graph = graph  # a GraphModule would write Python for it
+    return Program(holder)
+
+
+def label(nodes: Sequence[fx.Node], shown: int = 6) -> str:
+    """Return what the plan calls a block: its operators in order, equal neighbours once."""
+    names = [str(node.target).split(".")[1] for node in nodes if not is_look(node)]
+    names = [name for index, name in enumerate(names) if index == 0 or names[index - 1] != name]
+    more = f" + {len(names) - shown} more" if len(names) > shown else ""
+    return f"block: {' + '.join(names[:shown])}{more}"
+
+
+def sources_of(lowered: Lowered) -> list[fx.Node]:
+    """Return the nodes that a block reads, each once."""
+    return list(dict.fromkeys(operand.node for operand in lowered.inputs))
+
+
+def stored(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """Return the nodes whose tensors others need; a view that others need, they take again of what it looks at."""
+    inside = set(nodes)
+    wanted: dict[fx.Node, None] = {}
+    for node in nodes:
+        if any(user not in inside for user in node.users):
+            while is_look(node) and node.args[0] in inside:
+                node = node.args[0]  # pyright: ignore
+            wanted[node] = None
+    return list(wanted)

@@ -1,0 +1,182 @@
+"""Which operators become one block: the table, convexity, outside readers, views, changes in place, measured times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import fx
+
+from tests.graph.blocks.graphs import Grown, assert_same, fused
+from twofour.graph.base import aten
+from twofour.graph.blocks import APART, FUSED, Candidate, Measured
+from twofour.graph.mapping import MappingType
+from twofour.graph.operators import mapping_of
+from twofour.measure.cache import Cache
+
+
+def opaque(made: Grown, x: fx.Node) -> fx.Node:
+    """Something that no block takes."""
+    return made.call(aten.cumsum.default, x, 0)
+
+
+def test_a_residual_diamond_stays_acyclic() -> None:
+    made = Grown()
+    first = made.call(aten.tanh.default, made.input(torch.randn(4, 8)))
+    around = made.call(aten.neg.default, opaque(made, made.call(aten.abs.default, first)))
+    last = made.call(aten.add.Tensor, made.call(aten.sigmoid.default, first), around)
+    blocks, before, after = fused(made.module(last))
+    assert sorted(blocks.labels) == ["block: tanh + abs + sigmoid", "block: neg + add"] or blocks.fused == 5
+    assert_same(before, after, made.inputs)
+
+
+def test_a_diamond_without_a_way_around_is_one_block() -> None:
+    made = Grown()
+    first = made.call(aten.tanh.default, made.input(torch.randn(4, 8)))
+    left, right = made.call(aten.exp.default, first), made.call(aten.sin.default, first)
+    blocks, before, after = fused(made.module(made.call(aten.mul.Tensor, left, right)))
+    assert blocks.labels == ["block: tanh + exp + sin + mul"]
+    assert_same(before, after, made.inputs)
+
+
+def test_one_block_for_each_convolution() -> None:
+    made = Grown()
+    x, skip = made.input(torch.randn(2, 4, 6, 6)), made.input(torch.randn(2, 4, 6, 6))
+    weight, scale, shift = (made.input(torch.randn(shape)) for shape in ((4, 4, 3, 3), (4, 1, 1), (4, 1, 1)))
+    for _ in range(3):
+        y = made.call(aten.conv2d.default, x, weight, None, [1, 1], [1, 1])
+        y = made.call(aten.add.Tensor, made.call(aten.mul.Tensor, y, scale), shift)
+        x = made.call(aten.relu.default, made.call(aten.add.Tensor, made.call(aten.relu.default, y), skip))
+    blocks, before, after = fused(made.module(x))
+    assert blocks.labels == ["block: mul + add + relu + add + relu"] * 3
+    assert_same(before, after, made.inputs, 1e-4)
+
+
+def test_what_others_read_is_written_and_views_of_it_are_made_again() -> None:
+    made = Grown()
+    first = made.call(aten.exp.default, made.input(torch.randn(4, 8)))
+    total = made.call(aten.sum.dim_IntList, first, [-1])
+    column = made.call(aten.unsqueeze.default, total, -1)
+    last = made.call(aten.div.Tensor, first, column)
+    outside = opaque(made, column)
+    blocks, before, after = fused(made.module(last, first, outside, total))
+    assert blocks.labels == ["block: exp + sum + div"]
+    assert_same(before, after, made.inputs)
+
+
+def test_a_block_does_not_reach_over_a_change_in_place() -> None:
+    made = Grown()
+    x = made.input(torch.randn(4, 8))
+    kept = made.call(aten.mul.Tensor, x, 2.0)
+    first = made.call(aten.tanh.default, kept)
+    made.call(aten.add_.Tensor, kept, 1.0)
+    last = made.call(aten.add.Tensor, made.call(aten.neg.default, kept), first)
+    blocks, before, after = fused(made.module(last, kept))
+    assert blocks.labels == ["block: mul + tanh", "block: neg + add"] or len(blocks.labels) == 2
+    inputs = [torch.randn(4, 8)]
+    assert_same(before, after, inputs)
+
+
+def test_readers_between_the_operators_of_a_block_move_behind_it() -> None:
+    made = Grown()
+    first = made.call(aten.tanh.default, made.input(torch.randn(4, 8)))
+    outside = opaque(made, first)
+    last = made.call(aten.exp.default, first)
+    blocks, before, after = fused(made.module(outside, last))
+    assert blocks.labels == ["block: tanh + exp"]
+    assert_same(before, after, made.inputs)
+
+
+def test_softmax_of_masked_scores_is_one_block() -> None:
+    made = Grown()
+    scores, mask = made.input(torch.randn(2, 3, 5, 7)), made.input(torch.rand(2, 1, 1, 7) > 0.3)
+    scaled = made.call(aten.mul.Tensor, scores, 0.125)
+    masked = made.call(aten.masked_fill.Scalar, scaled, made.call(aten.logical_not.default, mask), -torch.inf)
+    blocks, before, after = fused(made.module(made.call(aten.softmax.int, masked, -1)))
+    assert blocks.fused == 4 and len(blocks.labels) == 1
+    assert_same(before, after, made.inputs)
+
+
+def test_a_tensor_smaller_than_the_domain_that_others_read_is_not_fused() -> None:
+    made = Grown()
+    small = made.call(aten.exp.default, made.input(torch.randn(8)))
+    last = made.call(aten.neg.default, made.call(aten.mul.Tensor, small, made.input(torch.randn(4, 8))))
+    blocks, before, after = fused(made.module(last, small))
+    assert blocks.labels == ["block: mul + neg"]
+    assert_same(before, after, made.inputs)
+
+
+class Edited:
+    """Times that a test chose: seconds of candidates by their operators."""
+
+    def __init__(self, seconds: Mapping[str, float]) -> None:
+        self.edited = dict(seconds)
+
+    def seconds(self, candidate: Candidate) -> dict[str, float]:
+        label = candidate.block.label.removeprefix("block: ")
+        return {FUSED: self.edited.get(label, 1.0), APART: 1.0 * len(candidate)}
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_yellow_cells_are_decided_by_the_times(slow: bool) -> None:
+    made = Grown()
+    first = made.call(aten.mul.Tensor, made.input(torch.randn(4, 8)), made.input(torch.randn(8)))
+    last = made.call(aten.add.Tensor, first, made.input(torch.randn(8)))
+    assert mapping_of(first) is mapping_of(last) is MappingType.ONE_TO_MANY
+    blocks, before, after = fused(made.module(last), Edited({"mul + add": 9.0 if slow else 1.0}))
+    assert blocks.labels == ([] if slow else ["block: mul + add"])
+    assert ("one by one they are faster" in blocks.text()) == slow
+    assert_same(before, after, made.inputs)
+
+
+def test_green_blocks_that_measure_slower_stay_operators() -> None:
+    made = Grown()
+    last = made.call(aten.exp.default, made.call(aten.tanh.default, made.input(torch.randn(4, 8))))
+    blocks, _, after = fused(made.module(last), Edited({"tanh + exp": 9.0}))
+    assert not blocks.labels and blocks.alone == {"one by one they are faster": 2}
+    assert "block" not in after.text
+
+
+def test_decisions_change_when_the_caches_times_are_edited(tmp_path) -> None:
+    def graph() -> fx.GraphModule:
+        made = Grown()
+        return made.module(made.call(aten.exp.default, made.call(aten.tanh.default, made.input(torch.ones(4, 8)))))
+
+    for fast in (FUSED, APART):
+        cache = Cache(tmp_path / f"{fast}.json")
+        module = graph()
+        candidate = Candidate.of([node for node in module.graph.nodes if node.op == "call_function"])
+        cache.put(Measured(cache).case(candidate), {FUSED: 2.0, APART: 2.0} | {fast: 1.0})
+        blocks, _, _ = fused(module, Measured(cache))
+        assert bool(blocks.labels) == (fast == FUSED)
+
+
+def test_measuring_keeps_times(tmp_path) -> None:
+    cache = Cache(tmp_path / "times.json")
+    made = Grown()
+    last = made.call(aten.exp.default, made.call(aten.tanh.default, made.input(torch.randn(4, 8))))
+    candidate = Candidate.of([last.args[0], last])
+    made.graph.output((last,))
+    times = Measured(cache).seconds(candidate)
+    assert set(times) == {FUSED, APART} and all(seconds > 0 for seconds in times.values())
+    assert set(cache.get(Measured(cache).case(candidate))) == {FUSED, APART}
+
+
+def test_a_block_survives_pickling(tmp_path) -> None:
+    made = Grown()
+    total = made.call(aten.sum.dim_IntList, made.call(aten.exp.default, made.input(torch.randn(4, 8))), [-1], True)
+    module = made.module(total)
+    _, before, after = fused(module)
+    torch.save(after, tmp_path / "program.pt")
+    assert_same(before, torch.load(tmp_path / "program.pt", weights_only=False), made.inputs)
+
+
+def test_other_sizes_run_without_planning_again() -> None:
+    made = Grown()
+    x, row = made.input(torch.randn(4, 8)), made.input(torch.randn(8))
+    last = made.call(aten.softmax.int, made.call(aten.add.Tensor, made.call(aten.tanh.default, x), row), -1)
+    _, before, after = fused(made.module(last))
+    for rows in (4, 1, 33, 0):
+        assert_same(before, after, [torch.randn(rows, 8), torch.randn(8)])
+    assert_same(before, after, [torch.randn(8, 5).t(), torch.randn(8)])
