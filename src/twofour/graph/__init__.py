@@ -1,5 +1,6 @@
-"""Rewrites of a captured graph: first what computes nothing is removed, then operators are fused."""
+"""Rewrites of a captured graph: what computes nothing is removed, algebra shortens the rest, operators are fused."""
 
+from twofour.graph.algebra import ALL_RULES, CLOSE, EXACT, RULES, Outcome, rewrite
 from twofour.graph.base import Product, Rule, Source
 from twofour.graph.executor import Calls, Executor
 from twofour.graph.outline import Outline, outline
@@ -10,14 +11,19 @@ from twofour.graph.rules.fuse_convolutions import Convolution, Norm
 from twofour.graph.rules.join_qkv import JOIN_QKV
 
 __all__ = [
+    "ALL_RULES",
     "ARRANGEMENTS",
+    "CLOSE",
+    "EXACT",
     "FUSIONS",
     "JOIN_QKV",
+    "RULES",
     "SIMPLIFICATIONS",
     "Calls",
     "Convolution",
     "Executor",
     "Norm",
+    "Outcome",
     "Outline",
     "Product",
     "Program",
@@ -27,5 +33,6 @@ __all__ = [
     "fuse",
     "lower_activations",
     "outline",
+    "rewrite",
     "simplify",
 ]

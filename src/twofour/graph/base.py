@@ -111,10 +111,11 @@ def argument(node: fx.Node, index: int, name: str, default: Any = None) -> Any:
 
 def escapes(node: fx.Node) -> bool:
     """Tell whether the node's memory, or a view of it, may be an output of the graph."""
-    return any(user.op == "output" or (_may_view(user) and escapes(user)) for user in node.users)
+    return any(user.op == "output" or (may_view(user) and escapes(user)) for user in node.users)
 
 
-def _may_view(node: fx.Node) -> bool:
+def may_view(node: fx.Node) -> bool:
+    """Tell whether what a node returns may lie in its input's memory."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         views = any(returned.alias_info for returned in target._schema.returns)
