@@ -1,6 +1,6 @@
-"""Write the table of docs/kernels.md from the list that `twofour kernels --json` writes; `make tables` runs this.
+"""Write the tables of docs/kernels.md and docs/rewriting.md from the lists that the code has; `make tables` runs this.
 
-The page lists the kernels of x86-64: on other processors the extension has fewer.
+The page of kernels lists the kernels of x86-64: on other processors the extension has fewer.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ import re
 from itertools import groupby
 from pathlib import Path
 
+from twofour.graph import ALL_RULES
 from twofour.kernels.table import Listed, listing
 
 PAGE = Path(__file__).parent / "kernels.md"
+RULES_PAGE = Path(__file__).parent / "rewriting.md"
 START, END = "<!-- written by `make tables` -->", "<!-- end of what is written -->"
 
 
@@ -26,10 +28,29 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def rules() -> str:
+    """Return a line for each rule of algebra, in the order of the code."""
+    lines = [
+        "| rule | before | after | kind | holds for | error | saves |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for rule in ALL_RULES:
+        cells = (rule.name, f"`{rule.before}`", _after(rule.after), rule.kind, rule.domain, rule.bound, rule.saves)
+        lines.append(f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def _after(after: object) -> str:
+    """Return what replaces a pattern; of several forms the first is code."""
+    first, comma, rest = str(after).partition(", ") if isinstance(after, str) and "(Q" not in after else (after, "", "")
+    return f"`{first}`{comma}{rest}"
+
+
 def write() -> None:
-    """Write the table between the two marks of the page."""
-    head, rest = PAGE.read_text().split(START)
-    PAGE.write_text(f"{head}{START}\n{table()}\n{END}{rest.split(END)[1]}")
+    """Write the tables between the two marks of their pages."""
+    for page, made in ((PAGE, table()), (RULES_PAGE, rules())):
+        head, rest = page.read_text().split(START)
+        page.write_text(f"{head}{START}\n{made}\n{END}{rest.split(END)[1]}")
 
 
 def _without_hardware(kernel: Listed) -> str:

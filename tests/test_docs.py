@@ -30,6 +30,12 @@ def test_the_table_of_kernels_is_written_from_the_list(monkeypatch: pytest.Monke
     assert f"{tables.START}\n{tables.table()}\n{tables.END}" in text("docs/kernels.md"), "run `make tables`"
 
 
+def test_the_table_of_rules_is_written_from_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    tables = importlib.import_module("tables")
+    assert f"{tables.START}\n{tables.rules()}\n{tables.END}" in text("docs/rewriting.md"), "run `make tables`"
+
+
 def test_every_operation_and_design_of_a_kernel_is_documented() -> None:
     page = text("docs/kernels.md")
     operations = {kernel.operation for kernel in listing()}

@@ -22,6 +22,7 @@ from twofour.compiler.reasons import AS_FLOATS, explain
 from twofour.compiler.replaceable import LayerWeight
 from twofour.compiler.unpacked import Reads, WeightedLayer
 from twofour.errors import TwofourError
+from twofour.graph import EXACT
 from twofour.kernels import rows
 from twofour.kernels.conv import SCATTERED, ConvProblem
 from twofour.kernels.problem import Problem
@@ -41,6 +42,7 @@ class Terms:
         tokens: Token counts to measure besides the example's.
         given: Times that a saved model carries.
         fresh: Measure everything once more.
+        rules: Which rules of algebra a graph is rewritten by: "exact" or "close".
     """
 
     computing: Computing
@@ -48,6 +50,7 @@ class Terms:
     tokens: tuple[int, ...]
     given: tuple[MachineTimes, ...] = ()
     fresh: bool = False
+    rules: str = EXACT
 
     @cached_property
     def cache(self) -> Cache:
@@ -128,7 +131,7 @@ def build(
     layers = _in_order(model, masked_sizes(fast, [*plans.values(), *left]))
     computing = terms.computing
     here = native.threads(), gpu.name() if computing.device == "cuda" else native.isa()
-    plan = Plan(layers, computing.dtype, terms.memory, terms.tokens, *here)
+    plan = Plan(layers, computing.dtype, terms.memory, terms.tokens, *here, rules=terms.rules)
     seen_by = {name: count for name, count in counts.items() if name in weights}
     plan = replace(plan, group=computing.group, symmetric=computing.symmetric, counts=seen_by)
     return fast, plan

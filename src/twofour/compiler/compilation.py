@@ -15,6 +15,7 @@ from twofour.compiler.conv import CompiledConv
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.plan import Plan
 from twofour.errors import CompileError, FormatError, KernelError, cut
+from twofour.graph import CLOSE, EXACT
 from twofour.kernels.conv import Images
 from twofour.kernels.nm_matmul import Quantization
 from twofour.layers import compilation
@@ -45,6 +46,7 @@ class Compilation:
         ranges: Static input range of int8 layers.
         kept_dense: Layers that are dense since the whole model is faster so.
         machines: The times that kernels were chosen by.
+        rules: Which rules of algebra a graph may be rewritten by, "exact" or "close".
     """
 
     computing: Computing | None = None
@@ -55,6 +57,7 @@ class Compilation:
     ranges: Mapping[str, Quantization] = field(default_factory=dict)
     kept_dense: tuple[str, ...] = ()
     machines: tuple[MachineTimes, ...] = ()
+    rules: str = EXACT
 
     @classmethod
     def of(cls, fast: nn.Module, plan: Plan, computing: Computing) -> Compilation:
@@ -72,6 +75,7 @@ class Compilation:
             {name: found for name, found in quantized if not found.dynamic},
             plan.kept_dense,
             plan.machines,
+            plan.rules,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,6 +89,7 @@ class Compilation:
             "kept_dense": list(self.kept_dense),
             "times": [machine.to_json() for machine in self.machines],
             "images": {name: list(images) for name, images in self.images.items()},
+            "rules": "" if self.rules == EXACT else self.rules,
             "ranges": {name: [found.x_scale, found.x_zero] for name, found in self.ranges.items()},
         }
         return settings | {key: value for key, value in more.items() if value}
@@ -110,6 +115,7 @@ class Compilation:
             dict(_ranges(settings, file)) if dtype is not None and dtype.rounds_inputs else {},
             tuple(name for name in _list(settings.get("kept_dense")) if isinstance(name, str)),
             read_machines(settings.get("times")),
+            CLOSE if settings.get("rules") == CLOSE else EXACT,
         )
 
 

@@ -38,6 +38,7 @@ from twofour.compiler.replaceable import (
     require_tokens,
 )
 from twofour.errors import CompileError, TwofourError
+from twofour.graph import EXACT
 from twofour.kernels.conv import Images
 from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.layers import mark_compiled
@@ -63,6 +64,7 @@ def compile(
     symmetric: bool | None = None,
     data: Iterable[Any] | None = None,
     graph: bool | str = "auto",
+    rules: str = EXACT,
     progress: Progress | None = None,
 ) -> nn.Module:
     """Return a copy of `model` for inference whose layers run on the fastest measured kernels.
@@ -94,6 +96,9 @@ def compile(
             layer by layer. True does the same and warns where there is no graph, False leaves the layers by themselves.
             "inductor" also measures torch.compile around the compiled layers, which needs a C++ compiler and up to a
             minute, and keeps the fastest of the three; `plan.account` has their times.
+        rules: Rules of algebra that a graph is rewritten by (docs/rewriting.md): "exact" for those that keep the domain
+            of real arithmetic, "close" also for those that only keep what they state. The plan lists each use with its
+            error bound, and what was left out with why.
         progress: Called with layers done, layers in all and the next layer's name.
 
     Raises:
@@ -103,15 +108,14 @@ def compile(
         PatternError: A weight holds NaN or infinity.
     """
     _require(model, memory, tokens)
-    require_graph(graph, example)
+    require_graph(graph, example, rules)
     computing = Computing.of(dtype_name(dtype), device_of(model), group=group, symmetric=symmetric)
     dtype, device = computing.dtype, computing.device
     if device == "cuda":
         graph = False if graph == "auto" else graph  # planned there
         require_for_gpu(data, graph)
         tokens = GPU_TOKENS if tokens is DEFAULT_TOKENS else tokens
-    _require_data(data, dtype)
-    example = None if example is None else Example.of(example)
+    example = _examined(example, data, dtype)
     with calls.evaluating(model), torch.no_grad():
         counts, images, reference = _observe(model, example)
         images = images if (dtype, device) == ("float32", "cpu") else {}
@@ -119,7 +123,7 @@ def compile(
         if data is not None:
             ranges = observe(model, weights, data)
             weights = {name: replace(w, quantization=ranges.get(name, DYNAMIC)) for name, w in weights.items()}
-        terms = Terms(computing, memory, tuple(tokens))
+        terms = Terms(computing, memory, tuple(tokens), rules=rules)
         left = left_alone(model, computing, weights)
         fast, layers = build(model, weights, counts, terms, left=left, progress=progress)
         require_runs(fast, example)
@@ -151,7 +155,8 @@ def _require(model: nn.Module, memory: str, tokens: Sequence[int]) -> None:
     require_no_autocast(model)
 
 
-def _require_data(data: Iterable[Any] | None, dtype: str) -> None:
+def _examined(example: Any, data: Iterable[Any] | None, dtype: str) -> Example | None:
+    """Return what the model is run on, if anything; refuse data that the computing type has no use for."""
     if data is not None and not encodings.get(dtype).rounds_inputs:
         raise CompileError(
             "data are for int8 alone",
@@ -159,6 +164,7 @@ def _require_data(data: Iterable[Any] | None, dtype: str) -> None:
             wanted='dtype="int8"',
             remedy='leave `data` out, or pass dtype="int8"',
         )
+    return None if example is None else Example.of(example)
 
 
 def _no_model(given: object) -> CompileError:

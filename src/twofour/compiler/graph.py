@@ -19,13 +19,25 @@ from twofour.compiler.agreement import agreement
 from twofour.compiler.build import Terms
 from twofour.compiler.conv import CompiledConv
 from twofour.compiler.fused_matmuls import most_tokens, place_products
+from twofour.compiler.graph_algebra import rewrite_algebra
 from twofour.compiler.graph_conv import kept_convs, place_convs
 from twofour.compiler.graph_report import GraphReport, by_operator
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.plan import Plan, with_products
 from twofour.compiler.whole_model import WholeModel, by_layers, hooked
 from twofour.errors import CompileError, cut
-from twofour.graph import JOIN_QKV, Executor, Program, arrange, fuse, lower_activations, outline, simplify
+from twofour.graph import (
+    EXACT,
+    JOIN_QKV,
+    RULES,
+    Executor,
+    Program,
+    arrange,
+    fuse,
+    lower_activations,
+    outline,
+    simplify,
+)
 from twofour.graph.blocks import Measured, fuse_blocks
 from twofour.measure.chooser import race
 from twofour.measure.distance import distance
@@ -50,8 +62,8 @@ TIE = 1.05
 a smaller difference is the noise of a busy machine."""
 
 
-def require_graph(graph: bool | str, example: Any) -> None:
-    """Refuse engines that do not exist, and to capture a model without an input to capture it on.
+def require_graph(graph: bool | str, example: Any, rules: str = EXACT) -> None:
+    """Refuse engines and rules that do not exist, and those without an input to capture the model on.
 
     Raises:
         CompileError: As above.
@@ -68,6 +80,20 @@ def require_graph(graph: bool | str, example: Any) -> None:
             f"graph={graph!r} needs an example",
             got="none",
             wanted="an input for one forward pass",
+            remedy="pass example=: a tensor, a tuple of positional or a dict of keyword arguments",
+        )
+    if rules not in RULES:
+        raise CompileError(
+            "the rules are not known",
+            got=repr(rules),
+            wanted=" or ".join(map(repr, RULES)),
+            remedy="leave it out: exact rules keep the domain of real arithmetic",
+        )
+    if rules != EXACT and (example is None or not graph):
+        raise CompileError(
+            f"rules={rules!r} needs a graph",
+            got=f"graph={graph!r} {'without' if example is None else 'with'} an example",
+            wanted="an input for one forward pass, and graph='auto', True or 'inductor'",
             remedy="pass example=: a tensor, a tuple of positional or a dict of keyword arguments",
         )
 
@@ -143,11 +169,11 @@ def _rewritten(
     guard = Guard(graph)
     written = _written(fast, guard, leaves)
     plain = {name: original.get_submodule(name) for name in (*layers, *convs)}
-    case = terms.cache.key(_case(graph, leaves, layers, convs))
+    case = terms.cache.key(_case(graph, leaves, layers, convs, terms.rules))
     outlines = {"before": outline(graph.module)}
     carried = terms.cache.carries(case, ENGINES)  # then nothing is timed, the operators neither
     before = () if carried else by_operator(Program(graph.module, plain, timed=True).seconds(leaves))
-    rewrites = rewritten(graph, plan.dtype, leaves, copies=terms.memory == "fast")
+    rewrites, said = rewritten(fast, graph, terms, leaves)
     folded = place_convs(graph.module, convs, {layer.name: layer for layer in plan.layers})
     placed, apart = place_products(graph, leaves, layers, terms, lowered=rewrites.get(BETWEEN, 0) > 0)
     if apart:  # the rule joined them; measuring took them apart
@@ -159,10 +185,10 @@ def _rewritten(
     after = () if carried else by_operator(Program(graph.module, timed=True).seconds(leaves))
     runner = WholeModel(fast, guard, program, graph)
     runner.written = written
-    runner.agreement = agreement(
-        fast, plan.dtype, leaves, lambda: tree_flatten(by_layers(fast, guard.inputs.value(leaves)))[0]
+    runner.agreement = agreement(fast, plan.dtype, leaves, lambda: _answers(fast, guard, leaves))
+    account = GraphReport(
+        "layers", "", {}, blocks.counted(rewrites), before, after, outlines, None, blocks.text(), **said
     )
-    account = GraphReport("layers", "", {}, blocks.counted(rewrites), before, after, outlines, blocks=blocks.text())
     if not (error := _probe(runner, graph, leaves)) <= runner.agreement:
         reason = f"the rewritten graph differs from the layers by {error:.1e} on the example, please report it"
         raise _RefusedError(reason, account)
@@ -171,11 +197,16 @@ def _rewritten(
     times = {name: 1e3 * seconds for name, seconds in raced.items()}
     served = "other sizes too" if guard.dynamic else f"the example's sizes alone: {graph.reason or 'they differ'}"
     engine, reason = _faster(times, served, terms.cache.origin([case]))
-    account = replace(account, calls=calls)
+    account = replace(account, engine=engine, reason=reason, engine_ms=times, calls=calls)
     if engine == "graph":
         object.__setattr__(fast, "forward", runner)
         plan = replace(plan, layers=with_products(plan.layers, (*folded, *placed)))
-    return replace(plan, account=replace(account, engine=engine, reason=reason, engine_ms=times))
+    return replace(plan, account=account)
+
+
+def _answers(model: nn.Module, guard: Guard, leaves: Sequence[Any]) -> list[Any]:
+    """Return the leaves of what the model answers layer by layer."""
+    return tree_flatten(by_layers(model, guard.inputs.value(leaves)))[0]
 
 
 def _faster(times: Mapping[str, float], served: str, origin: str) -> tuple[str, str]:
@@ -234,15 +265,23 @@ def _cache_in(fast: nn.Module, given: Mapping[str, Any], error: CompileError) ->
     )
 
 
-def rewritten(graph: Graph, dtype: str, leaves: Sequence[Any], *, copies: bool = True) -> dict[str, int]:
-    """Rewrite the graph up to its products, which have no kernels yet; returns how many places each rewrite changed.
+def rewritten(
+    fast: nn.Module, graph: Graph, terms: Terms, leaves: Sequence[Any]
+) -> tuple[dict[str, int], dict[str, Any]]:
+    """Rewrite the graph up to its products, which have no kernels yet.
 
-    Without `copies` no weight is kept twice: folding and joining would make copies beside those of the layers.
+    With memory="small" no weight is kept twice: merging, folding and joining would make copies beside the layers'.
+
+    Returns:
+        How many places each rewrite changed, and what the account says of the rules of algebra.
     """
-    counts = {**simplify(graph.module), **fuse(graph.module, copies=copies)}
-    if dtype in LOWERED and most_tokens(graph.module, leaves) >= LEAST_LOWERED:
+    copies = terms.memory == "fast"
+    counts = simplify(graph.module)
+    algebra = rewrite_algebra(graph.module, fast, _compiled(fast)[0], terms.rules, merge=copies)
+    counts |= {**algebra.counts, **fuse(graph.module, copies=copies)}
+    if terms.computing.dtype in LOWERED and most_tokens(graph.module, leaves) >= LEAST_LOWERED:
         counts[BETWEEN] = lower_activations(graph.module)
-    return counts
+    return counts, {"bounds": algebra.bounds, "not_rewritten": algebra.not_done}
 
 
 def _probe(runner: WholeModel, graph: Graph, leaves: Sequence[Any]) -> float:
@@ -275,7 +314,7 @@ def _difference(runner: WholeModel, leaves: Sequence[Any]) -> float | None:
     """Return the relative difference of graph and layers, or None where the model itself takes no such sizes."""
     value = runner.guard.inputs.value
     try:
-        want = tree_flatten(by_layers(runner.model, value(leaves)))[0]
+        want = _answers(runner.model, runner.guard, leaves)
     except Exception:  # a model may refuse sizes in any way it likes
         return None
     if runner.guard.leaves(value(leaves)) is None:
@@ -288,12 +327,16 @@ def _difference(runner: WholeModel, leaves: Sequence[Any]) -> float | None:
 
 
 def _case(
-    graph: Graph, leaves: Sequence[Any], layers: Mapping[str, CompiledLinear], convs: Mapping[str, CompiledConv]
+    graph: Graph,
+    leaves: Sequence[Any],
+    layers: Mapping[str, CompiledLinear],
+    convs: Mapping[str, CompiledConv],
+    rules: str,
 ) -> str:
-    """Name what the engines are timed on: the captured graph, the example's sizes, and what runs its layers."""
+    """Name what the engines are timed on: the captured graph, the example's sizes, what runs its layers, the rules."""
     kernels = [layer.dispatch_text for layer in (*layers.values(), *convs.values())]
     sizes = [(tuple(leaf.shape), str(leaf.dtype)) for leaf in leaves if isinstance(leaf, Tensor)]
-    facts = repr((graph.module.code, kernels, sizes))
+    facts = repr((graph.module.code, kernels, sizes, rules))
     return f"engines/{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
 

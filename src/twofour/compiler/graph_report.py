@@ -38,6 +38,8 @@ class GraphReport:
         outlines: The calls of both graphs, "before" and "after", for `Plan.draw`; empty where there is no graph.
         calls: What one run of the rewritten graph calls, and its memory; None where there is no graph.
         blocks: How many fused blocks there are, of how many operators, and why others are in none.
+        bounds: Largest error against real arithmetic, by rule of algebra that was used; u is the type's unit roundoff.
+        not_rewritten: Rules of algebra that would have saved something and were not used, with where and why.
     """
 
     engine: str
@@ -49,6 +51,8 @@ class GraphReport:
     outlines: Mapping[str, Outline] = field(default_factory=dict, repr=False)
     calls: Calls | None = None
     blocks: str = ""
+    bounds: Mapping[str, str] = field(default_factory=dict)
+    not_rewritten: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON-ready fields."""
@@ -60,6 +64,8 @@ class GraphReport:
             "calls": self.calls and self.calls.to_dict(),
             "engine_ms": dict(self.engine_ms),
             "rewrites": dict(self.rewrites),
+            "bounds": dict(self.bounds),
+            "not_rewritten": list(self.not_rewritten),
             **{name: [entry.__dict__ for entry in entries] for name, entries in times.items()},
         }
 
@@ -81,6 +87,8 @@ class GraphReport:
             found.append(f"one run{idle}: {self.calls}")
         if self.blocks:
             found.append(f"blocks{idle}: {self.blocks}")
+        found += [f"error of {name}: {bound}" for name, bound in self.bounds.items() if not bound.startswith("0")]
+        found += [f"not rewritten: {line}" for line in self.not_rewritten]
         for name, times in (("before", self.before), (f"after{idle}", self.after)):
             if times:
                 listed = [f"{entry.operator} {entry.ms:.3f} ms ({entry.calls})" for entry in times[:shown]]

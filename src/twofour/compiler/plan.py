@@ -10,7 +10,7 @@ from twofour.compiler.choose import Choice, Times
 from twofour.compiler.graph_report import GraphReport
 from twofour.compiler.grouped import grouped, one_text, without_numbers
 from twofour.errors import CompileError
-from twofour.graph import Calls
+from twofour.graph import EXACT, Calls
 from twofour.graph.plot import draw
 from twofour.kernels.base import Row
 from twofour.kernels.table import find
@@ -79,6 +79,7 @@ class Plan:
         account: What became of the graph, and where the whole model's time goes; None without one.
         whole_ms: Median milliseconds of the whole model on the example, "dense" and "compiled"; empty without one.
         kept_dense: Layers that are dense since the whole model is faster so, whatever their own times say.
+        rules: Which rules of algebra a graph may be rewritten by, "exact" or "close".
         machines: The times these decisions rest on and those of other machines, which `twofour.save` writes.
     """
 
@@ -95,6 +96,7 @@ class Plan:
     account: GraphReport | None = None
     whole_ms: Mapping[str, float] = field(default_factory=dict)
     kept_dense: tuple[str, ...] = ()
+    rules: str = EXACT
     machines: tuple[MachineTimes, ...] = field(default=(), repr=False)
 
     @property

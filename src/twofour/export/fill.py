@@ -337,7 +337,7 @@ def _terms(
     """Return what the caller asks for, else the file, else what suits the model's own type."""
     own = {module.weight.dtype for module in model.modules() if is_linear(module)}
     computing = said.computing or Computing("bfloat16" if own == {torch.bfloat16} else "float32")
-    return Terms(computing, memory or said.memory, tuple(tokens or said.tokens), said.machines, measure)
+    return Terms(computing, memory or said.memory, tuple(tokens or said.tokens), said.machines, measure, said.rules)
 
 
 def _require_values(path: Any, model: nn.Module) -> None:
