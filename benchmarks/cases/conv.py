@@ -1,7 +1,8 @@
 """Conv: the best dense convolution against the best 2:4 one, per geometry, batch and thread count, channels last.
 
 Both sides allocate their output and add the bias inside the timing; weights are prepared outside it and stay in the
-caches. Dense candidates are torch's channels-last convolution and oneDNN on a weight reordered once.
+caches. Dense candidates are torch's channels-last convolution and oneDNN on a weight reordered once. Rows whose error
+is larger than a sum's (Winograd's) stand beside both: they are dense, and no baseline.
 """
 
 from __future__ import annotations
@@ -71,11 +72,12 @@ class Bench:
         weight *= keep.permute(0, 3, 1, 2)
         x = torch.randn(batch, columns, height, width, generator=generator).to(memory_format=torch.channels_last)
         with torch.inference_mode():
-            candidates = _candidates(geometry, weight, torch.randn(rows, generator=generator), x)
+            kernels = _rows(geometry)
+            candidates = _candidates(kernels, geometry, weight, torch.randn(rows, generator=generator), x)
             _verify(candidates, str(cell["geometry"]))
             return measure.compare(
                 candidates,
-                baseline=tuple(name for name in candidates if name.startswith("dense_")),
+                baseline=tuple(kernel.name for kernel in kernels if not kernel.sparse and not kernel.close),
                 seconds=self.seconds,
                 threads=threads,
                 clock="thread" if threads == 1 else "wall",
@@ -85,11 +87,13 @@ class Bench:
             )
 
 
-def _candidates(geometry: Geometry, weight: Tensor, bias: Tensor, x: Tensor) -> dict[str, Callable[[], Tensor]]:
+def _candidates(
+    kernels: Sequence[ConvKernel], geometry: Geometry, weight: Tensor, bias: Tensor, x: Tensor
+) -> dict[str, Callable[[], Tensor]]:
     images = x.shape[0], x.shape[2], x.shape[3]
     return {
         kernel.name: partial(kernel.run, x, kernel.prepare(weight, geometry, images), bias, ConvProblem.of(geometry))
-        for kernel in _rows(geometry)
+        for kernel in kernels
     }
 
 
@@ -112,8 +116,9 @@ def show(records: Sequence[Record], console: Console) -> None:
     """Print each geometry with its times, the ratio and what won, then the geometric means."""
     table = Table(box=None, pad_edge=False)
     columns = ("name", "geometry", "batch", "threads", "dense ms", "by", "2:4 ms", "by", "ratio", "A/A", "GFLOP/s")
-    for index, name in enumerate(columns):
-        table.add_column(name, justify="left" if index in (0, 1, 5, 7) else "right")
+    columns += ("close ms", "by", "ratio")
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("name", "geometry", "by") else "right")
     for record in records:
         dense, ours = record.fastest(record.baseline), record.fastest(sparse_names(record))
         table.add_row(
@@ -126,15 +131,31 @@ def show(records: Sequence[Record], console: Console) -> None:
             f"{record.ratio(ours):.2f}",
             f"{record.noise or 0:.0%}",
             f"{2 * int(str(record.meta['work'])) / record.median(ours) / 1e9:.0f}",
+            *_close_cells(record),
         )
     console.print(table)
     for threads in dict.fromkeys(record.threads for record in records):
         ratios = [r.ratio(r.fastest(sparse_names(r))) for r in records if r.threads == threads]
         mean = f"geometric mean {geometric_mean(ratios):.2f}, smallest {min(ratios):.2f}"
         console.print(f"{threads} thread{'s'[: threads > 1]}: best dense / best 2:4: {mean}", highlight=False)
+        if ratios := [r.ratio(r.fastest(names)) for r in records if r.threads == threads and (names := close_names(r))]:
+            mean = f"geometric mean {geometric_mean(ratios):.2f}, smallest {min(ratios):.2f} of {len(ratios)}"
+            console.print(f"best dense / best close: {mean}", highlight=False)
     console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)
 
 
 def sparse_names(record: Record) -> list[str]:
     """Return the names of the sparse candidates."""
-    return [name for name in record.timings if name not in record.baseline]
+    return [name for name in record.timings if name.startswith("nm_")]
+
+
+def close_names(record: Record) -> list[str]:
+    """Return the names of the dense candidates whose error is larger than a sum's."""
+    return [name for name in record.timings if name not in (*record.baseline, *sparse_names(record))]
+
+
+def _close_cells(record: Record) -> tuple[str, str, str]:
+    if not (names := close_names(record)):
+        return "-", "-", "-"
+    best = record.fastest(names)
+    return f"{record.median(best) * 1e3:.4f}", best, f"{record.ratio(best):.2f}"

@@ -97,7 +97,9 @@ def test_without_an_example_convolutions_stay_and_the_plan_says_why() -> None:
     assert all("no example" in reason for reason in reasons.values())
 
 
-@pytest.mark.parametrize("row", [row for row in convolutions() if row.unavailable() is None], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row", [row for row in convolutions() if row.refuses(Geometry(16, 8, (1, 1))) is None], ids=lambda row: row.name
+)
 def test_conv1d_copies_and_pickles(row) -> None:
     module = nn.Conv1d(16, 8, 1)
     module.weight.data = (
@@ -113,6 +115,23 @@ def test_conv1d_copies_and_pickles(row) -> None:
     torch.save(layer, stream)
     stream.seek(0)
     torch.testing.assert_close(torch.load(stream, weights_only=False)(x), layer(x))
+
+
+@pytest.mark.parametrize("row", [row for row in convolutions() if row.close], ids=lambda row: row.name)
+def test_a_close_row_is_copied_pickled_and_exported(row) -> None:
+    if row.unavailable():
+        pytest.skip(row.unavailable())
+    module, x = nn.Conv2d(16, 8, 3, padding=1), image(2, 16, 9, 8)
+    layer = compiled(row.name, module)
+    torch.testing.assert_close(layer(x), module(x), atol=1e-5, rtol=1e-5)
+    assert torch.equal(layer.weight, module.weight.detach())
+    stream = io.BytesIO()
+    torch.save(layer, stream)
+    stream.seek(0)
+    for again in (copy.deepcopy(layer), torch.load(stream, weights_only=False)):
+        assert torch.equal(again(x), layer(x))
+    exported = torch.export.export(layer, (x,))
+    torch.testing.assert_close(exported.module()(x), layer(x))
 
 
 def test_files_hold_the_canonical_form_and_the_images(tmp_path: Path) -> None:

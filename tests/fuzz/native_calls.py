@@ -14,6 +14,7 @@ from twofour import native
 from twofour.kernels.attention import attention, attention_of_columns
 from twofour.kernels.base import Prepared
 from twofour.kernels.conv import ConvProblem, Geometry
+from twofour.kernels.dense_conv import winograd_rows
 from twofour.kernels.dense_matmul import native_dense_rows
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_conv.cpu import native_conv_rows
@@ -117,12 +118,16 @@ def _dense_products() -> None:
 
 
 def _convolutions() -> None:
-    for geometry in (Geometry(8, 8, (3, 3), (1, 2), (1, 1), (1, 1)), Geometry(16, 8, (1, 1), groups=2)):
+    for geometry in (
+        Geometry(8, 8, (3, 3), (1, 2), (1, 1), (1, 1)),
+        Geometry(8, 8, (3, 3)),
+        Geometry(16, 8, (1, 1), groups=2),
+    ):
         each = geometry.in_channels // geometry.groups
         weight = torch.randn(8, *geometry.kernel, each)
         weight = (weight * parse("2:4").project(weight, absolute=True)).movedim(-1, 1)
-        for row in native_conv_rows():
-            if row.unavailable() is None:
+        for row in (*native_conv_rows(), *winograd_rows()):
+            if row.refuses(geometry) is None:
                 row.run(
                     torch.randn(2, geometry.in_channels, 5, 6),
                     row.prepare(weight, geometry),

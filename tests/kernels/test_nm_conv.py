@@ -22,7 +22,7 @@ from twofour.packing import Packed
 from twofour.patterns import parse
 
 EPSILON = torch.finfo(torch.float32).eps
-ROWS = list(convolutions())
+ROWS = [row for row in convolutions() if not row.close]
 NATIVE = [row for row in ROWS if row.layout == "pairs"]
 BLOCKS = [row for row in NATIVE if "blocks" in row.name]
 

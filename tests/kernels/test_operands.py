@@ -33,7 +33,8 @@ def layer_of(kernel) -> CompiledLinear:
 
 
 def convolution_of(kernel) -> CompiledConv:
-    weight, geometry = torch.randn(32, 64, 1, 1), Geometry(64, 32, (1, 1))
+    taps, padding = ((3, 3), (1, 1)) if kernel.close else ((1, 1), (0, 0))
+    weight, geometry = torch.randn(32, 64, *taps), Geometry(64, 32, taps, (1, 1), padding, padding)
     weight *= (torch.arange(64) % 4 < 2)[:, None, None]
     prepared = PreparedWeights([kernel.prepare(weight, geometry, (1, 4, 4))])
     return CompiledConv("fc", ConvProblem.of(geometry), read_dispatch(f"*={kernel.name}"), prepared, torch.zeros(32))

@@ -19,6 +19,7 @@ from torch._subclasses import FakeTensorMode
 from twofour import native, packing
 from twofour.errors import KernelError
 from twofour.kernels.conv import Geometry
+from twofour.kernels.dense_conv import winograd_rows
 from twofour.kernels.dense_matmul import native_dense_rows
 from twofour.kernels.fused_block import Expression, program
 from twofour.kernels.nm_conv.layout import to_conv_layout
@@ -120,6 +121,13 @@ def products(scale: int) -> Iterator[Call]:
             row.isa,
             EXT.nm_conv,
             [row.index, image, to_conv_layout(weight, geometry), bias[:12], answer.clone(), answer, 1, *axes, True, 1],
+        )
+    for row in winograd_rows():
+        moved = row.prepare(weight, geometry).tensor
+        yield (
+            row.isa,
+            EXT.dense_conv,
+            [row.index, image, moved, bias[:12], answer.clone(), answer, 0, 0, True, 1],
         )
 
 

@@ -29,7 +29,7 @@ MOST_COPIES = 16
 
 
 def conv_candidates(
-    weight: Tensor, geometry: Geometry, pattern: Pattern | None, because: str
+    weight: Tensor, geometry: Geometry, pattern: Pattern | None, because: str, close: bool = False
 ) -> tuple[tuple[ConvKernel, ...], str]:
     """Return the kernels worth measuring for a convolution, and why none of them is sparse, "" when some are.
 
@@ -40,8 +40,11 @@ def conv_candidates(
         geometry: Of the convolution.
         pattern: What the weight obeys along its input channels, None for a dense one.
         because: Why there is no pattern.
+        close: Whether rows whose error is larger than a sum's are candidates.
     """
-    dense = tuple(k for k in convolutions() if k.operation == "dense_conv" and not k.refuses(geometry))
+    fitting = [k for k in convolutions() if k.operation == "dense_conv" and not k.refuses(geometry)]
+    dense = tuple(k for k in fitting if not k.close)
+    dense += tuple(widest([k for k in fitting if k.close])) if close else ()
     sparse = [k for k in convolutions() if k.operation == "nm_conv" and k is not CONV_REFERENCE]
     fitting = [kernel for kernel in sparse if kernel.refuses(geometry) is None]
     if not fitting:
@@ -67,7 +70,9 @@ def pick(times: Mapping[str, float], memory: str) -> ConvKernel:
     return min(pool, key=lambda kernel: times[kernel.name] * kernel.lead)
 
 
-def choose_conv(entry: LayerWeight, *, memory: str, footprint: int, cache: Cache) -> tuple[Choice, str]:
+def choose_conv(
+    entry: LayerWeight, *, memory: str, footprint: int, cache: Cache, close: bool = False
+) -> tuple[Choice, str]:
     """Measure the candidates for one convolution on channels-last images and keep the fastest.
 
     Args:
@@ -75,15 +80,17 @@ def choose_conv(entry: LayerWeight, *, memory: str, footprint: int, cache: Cache
         memory: "fast" takes the fastest kernel, "small" a sparse one where the weight is 2:4.
         footprint: Bytes of the whole model's weights; see `choose`.
         cache: Times measured earlier on this machine.
+        close: Whether rows whose error is larger than a sum's are candidates; not with memory="small", as their weights
+            are larger.
 
     Returns:
         The choice at the output's pixels of all images, and why no sparse kernel was measured, "" when one was.
     """
     problem, images = entry.problem, entry.images
     assert isinstance(problem, ConvProblem), entry.name
-    geometry = problem.geometry
+    geometry, close = problem.geometry, close and memory == "fast"
     weight = entry.weight.unpack() if isinstance(entry.weight, Packed) else entry.weight
-    kernels, because = conv_candidates(weight, geometry, entry.pattern, entry.dense_because)
+    kernels, because = conv_candidates(weight, geometry, entry.pattern, entry.dense_because, close)
     copies = min(MOST_COPIES, max(1, min(footprint, ROTATED_BYTES) // (weight.numel() * 4)))
     numbers, size = "/".join(map(str, to_numbers(geometry))), "x".join(map(str, images))
     key = cache.key(f"conv/{numbers}{'+bias' if entry.bias is not None else ''}@{size}", copies)

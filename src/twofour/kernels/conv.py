@@ -173,9 +173,11 @@ class ConvKernel(Row):
 
     Attributes:
         lead: How many times as fast as others it must be where it is measured alone, to be so inside a model.
+        close: Whether its error is larger than a sum's, so that it is chosen only where such rows are asked for.
     """
 
     lead: ClassVar[float] = 1.0
+    close: ClassVar[bool] = False
 
     def refuses(self, geometry: Geometry) -> str | None:
         """Return why this kernel cannot run a convolution of this geometry, or None when it can."""

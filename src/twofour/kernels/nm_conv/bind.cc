@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "kernels/conv_images.h"
 #include "kernels/layouts/packed_weight.h"
 #include "native/binding.h"
 #include "native/scratch.h"
@@ -21,20 +22,6 @@ constexpr NmConvKernel kNmConvKernels[] = {
 };
 
 using Axis = std::array<int64_t, 4>;
-
-// float32 (images, channels, height, width), channels densest and no gaps.
-View pixels(const Border& border, const Operand& operand, const char* role) {
-  const View view = border.strided(operand, role, {Type::f32});
-  border.require(view.ndim == 4, operand, role, "torch.float32 (images, channels, height, width) on cpu");
-  int64_t step = 1;
-  for (const int i : {1, 3, 2, 0}) {
-    border.require(view.shape[i] == 1 || view.strides[i] == step || view.count() == 0, operand, role,
-                   "a tensor in torch.channels_last");
-    step *= view.shape[i];
-  }
-  return view;
-}
-float* floats(const View& view) { return reinterpret_cast<float*>(view.data); }
 
 // Taps, stride, padding and dilation of an axis, and its pixels.
 ConvAxis axis(const Axis& given, int64_t input, int64_t output) {
