@@ -109,6 +109,9 @@ def products(scale: int) -> Iterator[Call]:
     for row in native_dense_rows():
         dense = row.prepare(torch.randn(rows, 128)).tensor
         yield row.isa, EXT.dense_matmul, [row.index, x, dense, bias, y, 1, 1, other, 1]
+        if row.dtype == "float32":
+            norm = [native.best("norm", dtype="float32").index, bias, bias.clone(), y.clone(), 1e-5, True]
+            yield row.isa, EXT.dense_matmul_normed, [row.index, x, dense, bias, y, 1, 1, other, *norm, 1]
     geometry = Geometry.of(torch.nn.Conv2d(8, 12, 3))
     weight = sparse(12 * 9, 8).view(12, 3, 3, 8).permute(0, 3, 1, 2)
     image, answer = (

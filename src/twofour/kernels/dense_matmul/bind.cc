@@ -2,6 +2,7 @@
 #include "dense_matmul.h"
 #include "kernels/layouts/int4.h"
 #include "kernels/product_operands.h"
+#include "kernels/row_norm.h"
 #include "native/binding.h"
 #include "native/scratch.h"
 #include "native/integers.h"
@@ -30,6 +31,36 @@ void require_floats(const PackedWeight& packed) {
   packed.require_sound(packed.sizes() && round_up(shape.out, 32) * shape.in * 4 == packed.behind());
 }
 
+// The normalisation that follows a product.
+struct NormedRows {
+  Norm norm;
+  const NormKernel* kernel;
+
+  static void run(const void* state, int64_t begin, int64_t end) {
+    const auto& self = *static_cast<const NormedRows*>(state);
+    self.kernel->run(self.norm, begin, end);
+  }
+};
+
+// Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous.
+bool multiply(const Border& border, int index, const ProductOperands& seen, const Operand& weight, int threads,
+              const NormedRows* normed = nullptr) {
+  static Scratch scratch;
+  const DenseMatmulKernel& kernel = row(kDenseMatmulKernels, index);
+  const PackedWeight packed(border, weight);
+  if (!packed.made_for(kernel.dtype, kernel.layout, seen.to.width, seen.from.width)) return false;
+  const bool floats = std::strcmp(kernel.dtype, "float32") == 0;
+  floats ? require_floats(packed) : require_int4(packed);
+  if (normed && !floats) throw nb::value_error("the rows of int4 weights do not end in a norm");
+  Matmul args = seen.call(packed, {}, threads);
+  if (normed) args.rows_done = NormedRows::run, args.rows_state = normed;
+  nb::gil_scoped_release release;
+  const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
+  args.workspace = lease.data();
+  kernel.run(args);
+  return true;
+}
+
 }  // namespace
 
 void bind_dense_matmul(nb::module_& m) {
@@ -52,22 +83,26 @@ void bind_dense_matmul(nb::module_& m) {
     int4_dense_layout__pack(reinterpret_cast<const uint8_t*>(halves.data), steps, offsets, shape.out, shape.in,
                             shape.group, to.bytes());
   });
-  // Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous.
   bind_call(m, "dense_matmul", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& y,
                            int activation, int combine, const Operand& other, int threads) {
-    static Scratch scratch;
-    const DenseMatmulKernel& kernel = row(kDenseMatmulKernels, index);
-    const Border border(kernel.name);
-    const ProductOperands seen(border, x, bias, y, reads(kernel.dtype), {}, {activation, combine}, other);
-    const PackedWeight packed(border, weight);
-    if (!packed.made_for(kernel.dtype, kernel.layout, seen.to.width, seen.from.width)) return false;
-    std::strcmp(kernel.dtype, "float32") == 0 ? require_floats(packed) : require_int4(packed);
-    Matmul args = seen.call(packed, {}, threads);
-    nb::gil_scoped_release release;
-    const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
-    args.workspace = lease.data();
-    kernel.run(args);
-    return true;
+    const Border border(row(kDenseMatmulKernels, index).name);
+    const ProductOperands seen(border, x, bias, y, reads(row(kDenseMatmulKernels, index).dtype), {}, {activation, combine}, other);
+    return multiply(border, index, seen, weight, threads);
+  });
+  // The same with a normalisation of each row of y in float32, into `normed`, which may be y.
+  bind_call(m, "dense_matmul_normed",
+            +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& y, int activation, int combine,
+                const Operand& other, int norm, const Operand& scale, const Operand& shift, const Operand& normed, float eps,
+                bool centred, int threads) {
+    const Border border(row(kDenseMatmulKernels, index).name);
+    const ProductOperands seen(border, x, bias, y, {Type::f32}, {}, {activation, combine}, other);
+    const View to = border.exactly(normed, "normalised answer", {Type::f32}, seen.to.rows * seen.to.width);
+    const Numbers factors = border.numbers(scale, "weight of the norm", seen.to.width);
+    const Numbers offsets = border.numbers(shift, "bias of the norm", seen.to.width);
+    const NormedRows rows{{seen.to.data, seen.to.width, factors.data(), offsets.data(), to.data, false, seen.to.rows,
+                           seen.to.width, eps, centred}, &norm_kernel(norm)};
+    if (std::strcmp(rows.kernel->dtype, "float32") != 0) throw nb::value_error("no norm of float32 rows");
+    return multiply(border, index, seen, weight, threads, &rows);
   });
 }
 

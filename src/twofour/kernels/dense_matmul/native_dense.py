@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,24 +31,21 @@ class NativeDenseMatmul(Kernel):
             KernelError: `x`, `bias` or `other` is of another dtype or not on the CPU, or the bytes were made for
                 another kernel or another shape.
         """
-        tokens, in_features = x.shape
+        y, arguments = self._arguments(x, weight, bias, problem, other)
+        if not native.extension().dense_matmul(*arguments, native.threads()):
+            raise foreign(self, weight.tensor, problem.rows, x.shape[1])
+        return y
+
+    def _arguments(
+        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor
+    ) -> tuple[Tensor, tuple[Any, ...]]:
+        """Return an answer to be written, and what a native call takes up to the number of threads."""
+        tokens = x.shape[0]
         problem.epilogue.require(other, (tokens, problem.rows))
         x = _readable(self, x, x.dtype)
         other = None if other is None else _readable(self, other, x.dtype)
         y = torch.empty(tokens, problem.rows, dtype=x.dtype, device="cpu")
-        ok = native.extension().dense_matmul(
-            self.index,
-            x,
-            weight.tensor,
-            bias,
-            y,
-            *problem.epilogue.codes,
-            other,
-            native.threads(),
-        )
-        if not ok:
-            raise _foreign(self, weight.tensor, problem.rows, in_features)
-        return y
+        return y, (self.index, x, weight.tensor, bias, y, *problem.epilogue.codes, other)
 
 
 def _readable(kernel: Kernel, operand: Tensor, dtype: torch.dtype) -> Tensor:
@@ -61,7 +59,8 @@ def _readable(kernel: Kernel, operand: Tensor, dtype: torch.dtype) -> Tensor:
     return together(operand)
 
 
-def _foreign(kernel: Kernel, weight: Tensor, out_features: int, in_features: int) -> KernelError:
+def foreign(kernel: Kernel, weight: Tensor, out_features: int, in_features: int) -> KernelError:
+    """Build the error for a weight that another kernel prepared."""
     return KernelError(
         f"{kernel.name} was given bytes made for another kernel",
         got=f"a buffer that starts with {layout_head(weight)[:48]!r}",

@@ -18,11 +18,13 @@ constexpr NormKernel kKernels[] = {
 
 }  // namespace
 
+const NormKernel& norm_kernel(int index) { return row(kKernels, index); }
+
 void bind_norm(nb::module_& m) {
   bind_table(m, kKernels);
   bind_call(m, "norm", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& y, float eps,
                    bool centred, int threads) {
-    const NormKernel& kernel = row(kKernels, index);
+    const NormKernel& kernel = norm_kernel(index);
     const Border border(kernel.name);
     const bool bf16 = std::strcmp(kernel.dtype, "bfloat16") == 0;
     const Rows from = border.rows(x, "input", bf16 ? Types{Type::bf16} : Types{Type::f32});

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,23 @@ _SCHEMA = "norm(Tensor x, Tensor? weight, Tensor? bias, float eps, bool centred=
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """dtypes of input and answer, as the table calls them; all arithmetic is float32."""
+
+
+@dataclass(frozen=True)
+class RowNorm:
+    """A normalisation of each row, without its input.
+
+    Attributes:
+        weight: float32 (width,) or None.
+        bias: float32 (width,) or None.
+        eps: Added to the variance.
+        centred: True for LayerNorm; False for RMSNorm.
+    """
+
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    centred: bool = True
 
 
 def norm(

@@ -2,28 +2,9 @@
 // float32 or bfloat16: the call, and its kernels.
 #pragma once
 
-#include <cstdint>
-
-#include "native/table.h"
+#include "kernels/row_norm.h"
 
 namespace twofour {
-
-// One call. x is (rows, width) of the kernel's type, `x_stride` elements from row to row; y is contiguous, float32 or
-// bfloat16 (`y_bf16`), and may be x where they are of one type. `weight` and `bias` are (width) or null. `centred`:
-// subtract the mean (LayerNorm), else divide by the root mean square alone.
-struct Norm {
-  const void* x;
-  int64_t x_stride;
-  const float *weight, *bias;
-  void* y;
-  bool y_bf16;
-  int64_t rows, width;
-  float eps;
-  bool centred;
-};
-
-// One row of the table: `run` computes rows [begin, end).
-using NormKernel = KernelRow<void(const Norm&, int64_t begin, int64_t end)>;
 
 #define TWOFOUR_ROW(symbol, ...) void symbol(const Norm& args, int64_t begin, int64_t end);
 #include "norm.inc"

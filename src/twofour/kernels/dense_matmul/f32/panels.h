@@ -167,6 +167,13 @@ void dense_panels(const Matmul& a) {
           add_block_of<V>(next - token, a, unit);
         }
       }
+      if (a.rows_done) {
+        const int64_t token = Plan::first(a, plan.blocks, b0), next = Plan::first(a, plan.blocks, b0 + count);
+        int64_t begin, end;
+        team.barrier();
+        team.share(next - token, 1, &begin, &end);
+        if (begin < end) a.rows_done(a.rows_state, token + begin, token + end);
+      }
     }
   });
 }

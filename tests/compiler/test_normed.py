@@ -1,0 +1,97 @@
+"""Products that end in a normalisation: the native call, the module in a graph, and the rewrite."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import twofour
+from tests.conftest import each_row, threads
+from twofour.compiler.fused_matmuls import ProductLayer
+from twofour.compiler.layer import PreparedWeights
+from twofour.compiler.normed import NORMED, NormedProduct
+from twofour.errors import KernelError
+from twofour.kernels.dense_matmul import ONEDNN, Float32Matmul
+from twofour.kernels.dispatch import read_dispatch
+from twofour.kernels.epilogue import Epilogue
+from twofour.kernels.norm import RowNorm
+from twofour.kernels.norm import reference as norm_reference
+from twofour.kernels.problem import Problem
+from twofour.kernels.table import rows
+
+ROWS = [row for row in rows() if isinstance(row, Float32Matmul)]
+BEST = max((row for row in ROWS if row.unavailable() is None), key=lambda row: row.level)
+
+
+@each_row(ROWS, "row")
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("centred", [True, False])
+def test_rows_are_normalised_behind_the_epilogue(row: Float32Matmul, keep: bool, centred: bool) -> None:
+    for tokens, out, columns in ((1, 1, 1), (5, 33, 40), (29, 64, 1500), (200, 40, 2100)):
+        x, weight, other = torch.randn(tokens, columns), torch.randn(out, columns), torch.randn(tokens, out)
+        norm = RowNorm(torch.randn(out), torch.randn(out) if centred else None, 1e-5, centred)
+        problem, bias = Problem(out, Epilogue("relu", "add")), torch.randn(out)
+        for team in (1, 3):
+            with threads(team):
+                y, normed = row.run_normed(x, row.prepare(weight), bias, problem, other, norm, keep=keep)
+                plain = row.run(x, row.prepare(weight), bias, problem, other)
+            want = norm_reference(plain.double(), norm.weight, norm.bias, norm.eps, centred)
+            torch.testing.assert_close(normed.double(), want.double(), rtol=1e-4, atol=1e-4)
+            assert torch.equal(y, plain if keep else normed)
+
+
+def layer(row: Float32Matmul, dispatch: str = "") -> ProductLayer:
+    weight = torch.randn(24, 16, generator=torch.Generator().manual_seed(0))
+    kernels = [row, ONEDNN] if dispatch else [row]
+    prepared = PreparedWeights([kernel.prepare(weight) for kernel in kernels])
+    table = read_dispatch(dispatch or f"*={row.name}")
+    return ProductLayer("fc", 16, Problem(24), table, prepared, torch.ones(24))
+
+
+def test_a_count_that_another_kernel_serves_is_normalised_after_it() -> None:
+    inner = layer(BEST, f"4={BEST.name};*={ONEDNN.name}")
+    weight = torch.randn(24)
+    for keeps in (True, False):
+        normed = NormedProduct(inner, 1e-5, True, keeps)
+        assert normed.label == "linear+norm"
+        for tokens in (3, 5):
+            x = torch.randn(tokens, 1, 16)
+            found = normed(x, None, weight, None)
+            y = inner(x)
+            want = torch.nn.functional.layer_norm(y, (24,), weight)
+            torch.testing.assert_close(found[1] if keeps else found, want, rtol=1e-4, atol=1e-5)
+            if keeps:
+                torch.testing.assert_close(found[0], y)
+
+
+def test_an_operand_that_does_not_fit_names_the_layer() -> None:
+    with pytest.raises(KernelError, match=r"layer `fc`"):
+        NormedProduct(layer(BEST), 1e-5, True, False)(torch.randn(3, 16), None, torch.randn(23), None)
+
+
+class Blocks(nn.Module):
+    """Post-norm, whose product nobody else reads, and pre-norm, whose product is the residual stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.first, self.second = nn.LayerNorm(32), nn.LayerNorm(32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(self.one(x) + x)
+        z = self.two(y) + y
+        return self.three(self.second(z)) + z
+
+
+def test_a_compiled_model_has_no_norm_of_its_own_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twofour.compiler.choose.candidates", lambda *_: (BEST,))
+    model, x = Blocks().eval(), torch.randn(6, 32)
+    fast = twofour.compile(model, example=x, graph=True)
+    report = fast.plan.account
+    assert report.rewrites[NORMED] == 2, str(fast.plan)
+    labels = [call.label for call in report.outlines["after"].calls]
+    assert "norm" not in labels and "norm_in_place" not in labels and labels.count("linear+add+norm") == 2
+    for tokens in (6, 1, 17):
+        x = torch.randn(tokens, 32)
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
