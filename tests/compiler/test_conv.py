@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import twofour
 from tests.compiler.small import quick
-from twofour.compiler import CompiledConv
+from twofour.compiler import CompiledConv, choose_conv
 from twofour.compiler.choose_conv import conv_candidates, pick
 from twofour.compiler.computing import FLOAT32
 from twofour.compiler.layer import PreparedWeights
@@ -132,6 +132,31 @@ def test_a_close_row_is_copied_pickled_and_exported(row) -> None:
         assert torch.equal(again(x), layer(x))
     exported = torch.export.export(layer, (x,))
     torch.testing.assert_close(exported.module()(x), layer(x))
+
+
+def test_rules_say_whether_close_rows_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where they are, a chosen one takes the normalisation and the activation in, and goes through a file."""
+    seen: list[str] = []
+
+    def closest(times: dict[str, float], memory: str) -> ConvKernel:
+        kernels = [find(name, ConvKernel) for name in times]
+        seen.extend(kernel.name for kernel in kernels if kernel.close)
+        return next((kernel for kernel in reversed(kernels) if kernel.close), kernels[0])
+
+    monkeypatch.setattr(choose_conv, "pick", closest)
+    model, x = network().eval(), image(2, 3, 16, 14)
+    plain, small = quick(model, x), quick(model, x, rules="close", memory="small")
+    assert not seen
+    assert "rules='close' allows it" in plain.plan.layers[0].reason and "larger" in small.plan.layers[0].reason
+    assert "Winograd" not in plain.plan.layers[1].reason
+    fast = quick(model, x, rules="close", graph=True)
+    reasons = {layer.name: layer.reason for layer in fast.plan.layers if "winograd" in layer.kernel}
+    assert set(reasons) == {"0"} and "Winograd F(" in reasons["0"] and "error at most" in reasons["0"]
+    torch.testing.assert_close(fast(x), model(x), atol=1e-4, rtol=1e-4)
+    twofour.save(fast, tmp_path / "model.safetensors")
+    again = twofour.load(tmp_path / "model.safetensors", network().eval())
+    assert again.plan.rules == "close" and "winograd" in again.plan.layers[0].kernel
+    torch.testing.assert_close(again(x), model(x), atol=1e-4, rtol=1e-4)
 
 
 def test_files_hold_the_canonical_form_and_the_images(tmp_path: Path) -> None:

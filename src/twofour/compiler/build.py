@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from twofour import masks, native
 from twofour.compiler.choose import Choice, Progress, choose
-from twofour.compiler.choose_conv import choose_conv
+from twofour.compiler.choose_conv import choose_conv, not_measured
 from twofour.compiler.computing import Computing
 from twofour.compiler.conv import CompiledConv
 from twofour.compiler.layer import CompiledLinear, MeasuredLayer, PreparedWeights
@@ -22,7 +22,7 @@ from twofour.compiler.reasons import AS_FLOATS, explain
 from twofour.compiler.replaceable import LayerWeight
 from twofour.compiler.unpacked import Reads, WeightedLayer
 from twofour.errors import TwofourError
-from twofour.graph import EXACT
+from twofour.graph import CLOSE, EXACT
 from twofour.kernels import rows
 from twofour.kernels.conv import SCATTERED, ConvProblem
 from twofour.kernels.problem import Problem
@@ -42,7 +42,7 @@ class Terms:
         tokens: Token counts to measure besides the example's.
         given: Times that a saved model carries.
         fresh: Measure everything once more.
-        rules: Which rules of algebra a graph is rewritten by: "exact" or "close".
+        rules: Which rules of algebra a graph is rewritten by, and which convolutions are measured: "exact" or "close".
     """
 
     computing: Computing
@@ -173,7 +173,8 @@ class _Chooser:
             given = source, entry.bias, count, self.footprint, entry.problem
             return self.terms.choose(entry.name, *given, activations=entry.activations), because
         try:
-            return choose_conv(entry, memory=self.terms.memory, footprint=self.footprint, cache=self.terms.cache)
+            terms, close = self.terms, self.terms.rules == CLOSE
+            return choose_conv(entry, memory=terms.memory, footprint=self.footprint, cache=terms.cache, close=close)
         except TwofourError as error:
             raise error.for_layer(entry.name) from None
 
@@ -237,6 +238,7 @@ def _describe(
         AS_FLOATS if terms.computing.packed.scaled and not choice.dispatch.sparse else "",
         choice.dispatch.at(tokens)[0].remark(entry.columns),
         SCATTERED if entry.geometry is not None and entry.geometry.scattered else "",
+        not_measured(entry.geometry, terms.memory, terms.rules == CLOSE) if entry.geometry is not None else "",
     )
     reason = explain(choice, tokens, because, terms.memory, *notes)
     return described(entry.name, entry.kind, entry.shape, tokens, choice, reason, (entry.nbytes, nbytes, stored))

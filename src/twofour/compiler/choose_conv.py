@@ -60,6 +60,18 @@ def conv_candidates(
     return (*widest(fitting), *dense), ""
 
 
+def not_measured(geometry: Geometry, memory: str, close: bool) -> str:
+    """Say why rows whose error is larger than a sum's were no candidates for a convolution, "" if they were."""
+    if (close and memory == "fast") or not any(k.close and k.refuses(geometry) is None for k in convolutions()):
+        return ""
+    why = (
+        "its weight is larger than the plain one"
+        if close
+        else "its error is larger than a sum's, rules='close' allows it"
+    )
+    return f"Winograd's algorithm was not measured: {why}"
+
+
 def pick(times: Mapping[str, float], memory: str) -> ConvKernel:
     """Return the kernel to use: the fastest, or with memory="small" the fastest sparse one where there is one.
 

@@ -97,8 +97,9 @@ def compile(
             "inductor" also measures torch.compile around the compiled layers, which needs a C++ compiler and up to a
             minute, and keeps the fastest of the three; `plan.account` has their times.
         rules: Rules of algebra that a graph is rewritten by (docs/rewriting.md): "exact" for those that keep the domain
-            of real arithmetic, "close" also for those that only keep what they state. The plan lists each use with its
-            error bound, and what was left out with why.
+            of real arithmetic, "close" also for those that only keep what they state, and for convolutions by
+            Winograd's algorithm (docs/kernels.md). The plan lists each use with its error bound, and what was left out
+            with why.
         progress: Called with layers done, layers in all and the next layer's name.
 
     Raises:
