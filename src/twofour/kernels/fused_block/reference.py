@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from twofour.kernels.fused_block.expression import Expression, Value
+from twofour.shapes import Float, Shaped
 
 OF_ONE: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": lambda x: functional.silu(x),
@@ -37,8 +38,8 @@ STEPS: dict[str, Callable[..., Tensor]] = {**OF_ONE, **OF_TWO, **OF_THREE}
 
 
 def fused_block_reference(
-    expression: Expression, inputs: Sequence[Tensor], dtype: torch.dtype = torch.float32
-) -> list[Tensor]:
+    expression: Expression, inputs: Sequence[Shaped[Tensor, " ..."]], dtype: torch.dtype = torch.float32
+) -> list[Float[Tensor, " ..."]]:
     """Return what an expression stores, computed in `dtype`.
 
     Args:
