@@ -104,3 +104,15 @@ def test_conv1d_in_a_graph() -> None:
     assert kept_convs({name: m for name, m in fast.named_modules() if isinstance(m, ConvLayer)}) == {}
     for other in (x, torch.randn(1, 16, 30)):
         torch.testing.assert_close(fast(other), model(other), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("activation", [nn.SiLU(inplace=True), nn.GELU(), nn.GELU(approximate="tanh")], ids=str)
+def test_other_activations_run_in_its_pass_too(activation: nn.Module) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), activation, nn.Conv2d(32, 32, 1)).eval()
+    x = torch.randn(2, 16, 9, 9)
+    for given in (model, twofour.prune(model, "2:4")):
+        fast = quick(given, x, graph=True)
+        assert fast.plan.account.rewrites["what follows a convolution into it"] == 2
+        assert not {entry.operator for entry in fast.plan.account.after} & {"silu", "silu_", "gelu"}
+        torch.testing.assert_close(fast(x), given(x), atol=1e-5, rtol=1e-5)

@@ -102,12 +102,12 @@ def test_any_geometry(row: ConvKernel, data: st.DataObject) -> None:
 
 
 @each_row(ROWS)
-@pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
 def test_epilogues_add_then_activate(row: ConvKernel, activation: str) -> None:
     geometry = Geometry(16, 21, (1, 1))
     weight, x, bias = sparse(geometry), torch.randn(2, 16, 5, 6), torch.randn(21)
     plain = nm_conv_reference(x, weight, bias, geometry)
-    apply = {"none": nn.Identity(), "relu": nn.ReLU(), "gelu": nn.GELU()}[activation]
+    apply = {"none": nn.Identity(), "relu": nn.ReLU(), "gelu": nn.GELU(), "silu": nn.SiLU()}[activation]
     prepared = row.prepare(weight, geometry)
     for other in (None, torch.randn(2, 21, 5, 6)):
         want = apply(plain if other is None else plain + other)

@@ -1,4 +1,4 @@
-"""The convolutions of a rewritten graph get their layers: normalisation folded, residual and ReLU in the same pass."""
+"""The convolutions of a rewritten graph get their layers: normalisation, residual and activation in the same pass."""
 
 from __future__ import annotations
 

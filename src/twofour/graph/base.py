@@ -104,6 +104,17 @@ def calls(graph: fx.Graph, *targets: Any) -> list[Any]:
     return [node for node in graph.nodes if node.op == "call_function" and node.target in targets]
 
 
+ACTIVATION_CALLS = (aten.relu.default, aten.relu_.default, aten.gelu.default, aten.silu.default, aten.silu_.default)
+"""What a product or a convolution does before it stores: see `activation_name`."""
+
+
+def activation_name(node: fx.Node) -> str:
+    """Return the key of `epilogue.ACTIVATIONS` for one of `ACTIVATION_CALLS`."""
+    if node.target is aten.gelu.default:
+        return "gelu_tanh" if argument(node, 1, "approximate", "none") == "tanh" else "gelu"
+    return "relu" if node.target in (aten.relu.default, aten.relu_.default) else "silu"
+
+
 def argument(node: fx.Node, index: int, name: str, default: Any = None) -> Any:
     """Return an argument given by position or by keyword."""
     return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)

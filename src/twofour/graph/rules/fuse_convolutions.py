@@ -1,4 +1,4 @@
-"""A convolution kept whole, the batch normalisation, residual sum and ReLU after it: one call."""
+"""A convolution kept whole, the batch normalisation, residual sum and activation after it: one call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from typing import Any
 from torch import Tensor, fx
 
 from twofour.capture import KEPT
-from twofour.graph.base import Rule, argument, aten, calls, insert, is_float32, replace_with, same_size
+from twofour.graph.base import (
+    ACTIVATION_CALLS,
+    Rule,
+    activation_name,
+    argument,
+    aten,
+    calls,
+    insert,
+    is_float32,
+    replace_with,
+    same_size,
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,7 @@ class Convolution:
     Attributes:
         layer: Name of the layer that was kept whole.
         norm: The normalisation, to be folded into the weight.
-        activation: "none" or "relu".
+        activation: A key of `epilogue.ACTIVATIONS`.
         residual: Whether there is an `other`.
     """
 
@@ -108,11 +119,11 @@ def _sums(graph: fx.Graph) -> int:
 
 def _activations(graph: fx.Graph) -> int:
     count = 0
-    for node in calls(graph, aten.relu.default, aten.relu_.default):
+    for node in calls(graph, *ACTIVATION_CALLS):
         source = node.args[0]
         found = convolution_of(source)
         if found is not None and found.activation == "none" and len(source.users) == 1:
-            _fuse(node, source, source.args, replace(found, activation="relu"))
+            _fuse(node, source, source.args, replace(found, activation=activation_name(node)))
             count += 1
     return count
 

@@ -20,6 +20,7 @@ from twofour.kernels.conv import (
     padded,
     require_image,
 )
+from twofour.kernels.dense_matmul.onednn import ATTRIBUTES
 from twofour.kernels.operands import plain_bias
 from twofour.kernels.problem import MaybeTensor
 
@@ -71,16 +72,12 @@ class OneDnnConv(ConvKernel):
         bias = plain_bias(bias, geometry.out_channels)
         x, padding = padded(channels_last(x), geometry)
         sizes = (padding, geometry.stride, geometry.dilation, geometry.groups)
-        fused = activation in ("none", "relu")
+        plain = "none", [], ""
         if other is None:
-            y = torch.ops.mkldnn._convolution_pointwise(
-                x, blocked, bias, *sizes, "relu" if activation == "relu" else "none", [], ""
-            )
-            return y if fused else finish(y, activation, None)
-        if not fused:
-            return finish(
-                torch.ops.mkldnn._convolution_pointwise(x, blocked, bias, *sizes, "none", [], ""), activation, other
-            )
+            kind, algorithm = ATTRIBUTES.get(activation, plain[::2])
+            return torch.ops.mkldnn._convolution_pointwise(x, blocked, bias, *sizes, kind, [], algorithm)
+        if activation not in ("none", "relu"):
+            return finish(torch.ops.mkldnn._convolution_pointwise(x, blocked, bias, *sizes, *plain), activation, other)
         unary = "relu" if activation == "relu" else None
         return torch.ops.mkldnn._convolution_pointwise.binary(
             x, channels_last(other), blocked, bias, *sizes, "add", None, unary, [], ""
