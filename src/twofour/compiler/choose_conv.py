@@ -43,7 +43,8 @@ def conv_candidates(
         close: Whether rows whose error is larger than a sum's are candidates.
     """
     fitting = [k for k in convolutions() if k.operation == "dense_conv" and not k.refuses(geometry)]
-    dense = tuple(k for k in fitting if not k.close)
+    own = widest([k for k in fitting if k.isa != "any" and not k.close])
+    dense = (*(k for k in fitting if k.isa == "any" and not k.close), *own)
     dense += tuple(widest([k for k in fitting if k.close])) if close else ()
     sparse = [k for k in convolutions() if k.operation == "nm_conv" and k is not CONV_REFERENCE]
     fitting = [kernel for kernel in sparse if kernel.refuses(geometry) is None]

@@ -10,7 +10,7 @@ from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel, R, Row
 from twofour.kernels.conv import ConvKernel
-from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV, winograd_rows
+from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV, dense_pointwise_rows, winograd_rows
 from twofour.kernels.dense_matmul import MKL, ONEDNN, ONEDNN_BF16, ONEDNN_INT8, PLAIN, PLAIN_BF16, native_dense_rows
 from twofour.kernels.dense_matmul.cuda import CUDA_DENSE
 from twofour.kernels.dense_matmul.cuda_int4 import TINY_INT4
@@ -52,7 +52,7 @@ def add(kernel: Kernel) -> Kernel:
 @cache
 def convolutions() -> tuple[ConvKernel, ...]:
     """Return every kernel of a convolution there is, whether or not it can run here."""
-    return (*native_conv_rows(), *pointwise_rows(), CONV_REFERENCE, ONEDNN_CONV, PLAIN_CONV, *winograd_rows())
+    return (*native_conv_rows(), *pointwise_rows(), CONV_REFERENCE, ONEDNN_CONV, PLAIN_CONV, *dense_pointwise_rows(), *winograd_rows())
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from twofour.kernels.dense_conv.onednn import ONEDNN_CONV
 from twofour.kernels.dense_conv.plain import PLAIN_CONV
+from twofour.kernels.dense_conv.pointwise import dense_pointwise_rows
 from twofour.kernels.dense_conv.winograd_rows import winograd_rows
 
-__all__ = ["ONEDNN_CONV", "PLAIN_CONV", "winograd_rows"]
+__all__ = ["ONEDNN_CONV", "PLAIN_CONV", "dense_pointwise_rows", "winograd_rows"]

@@ -6,10 +6,11 @@ from twofour.kernels.dense_matmul.int4_rows import Int4Matmul
 from twofour.kernels.dense_matmul.int8 import ONEDNN_INT8, OneDnnInt8Matmul
 from twofour.kernels.dense_matmul.mkl import MKL, MklMatmul
 from twofour.kernels.dense_matmul.native_rows import native_dense_rows
-from twofour.kernels.dense_matmul.onednn import ONEDNN, OneDnnMatmul
+from twofour.kernels.dense_matmul.onednn import ATTRIBUTES, ONEDNN, OneDnnMatmul
 from twofour.kernels.dense_matmul.plain import PLAIN, PlainMatmul
 
 __all__ = [
+    "ATTRIBUTES",
     "MKL",
     "ONEDNN",
     "ONEDNN_BF16",
