@@ -116,3 +116,17 @@ def test_other_activations_run_in_its_pass_too(activation: nn.Module) -> None:
         assert fast.plan.account.rewrites["what follows a convolution into it"] == 2
         assert not {entry.operator for entry in fast.plan.account.after} & {"silu", "silu_", "gelu"}
         torch.testing.assert_close(fast(x), given(x), atol=1e-5, rtol=1e-5)
+
+
+def test_zeros_around_an_image_are_left_to_the_convolution() -> None:
+    torch.manual_seed(0)
+    apart = nn.Sequential(nn.ZeroPad2d((0, 1, 2, 1)), nn.Conv2d(32, 32, 3, 2, groups=32), nn.BatchNorm2d(32), nn.SiLU())
+    model = nn.Sequential(nn.ZeroPad2d((1, 2, 0, 1)), nn.Conv2d(16, 32, 3, padding=1), apart).eval()
+    x = torch.randn(2, 16, 9, 9)
+    fast = quick(model, x, graph=True)
+    assert fast.plan.account.rewrites["what follows a convolution into it"] == 4
+    assert not {entry.operator for entry in fast.plan.account.after} & {"pad", "constant_pad_nd", "silu"}
+    for given in (x, torch.randn(1, 16, 13, 8)):
+        torch.testing.assert_close(fast(given), model(given), atol=1e-5, rtol=1e-5)
+    kept = nn.Sequential(nn.ZeroPad2d(1), nn.ReLU(), nn.Conv2d(16, 32, 3)).eval()  # the zeros are read by another
+    assert "pad" in {entry.operator for entry in quick(kept, x, graph=True).plan.account.after}

@@ -15,6 +15,7 @@ from twofour.errors import KernelError, PackingError
 from twofour.kernels import convolutions, find
 from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry
 from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV
+from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.fold import fold_batch_norm
 from twofour.kernels.nm_conv import from_conv_layout, nm_conv_reference, to_conv_layout
 from twofour.kernels.nm_conv.layout import from_rows, to_rows
@@ -22,7 +23,8 @@ from twofour.packing import Packed
 from twofour.patterns import parse
 
 EPSILON = torch.finfo(torch.float32).eps
-ROWS = [row for row in convolutions() if not row.close]
+ROWS = [row for row in convolutions() if not row.close and row.operation != "depthwise_conv"]
+DEPTHWISE = [row for row in convolutions() if row.operation == "depthwise_conv"]
 NATIVE = [row for row in ROWS if row.layout == "pairs"]
 BLOCKS = [row for row in NATIVE if "blocks" in row.name]
 
@@ -44,10 +46,20 @@ GEOMETRIES = [
     (Geometry(16, 8, (1, 3), (2, 2), (0, 2), (0, 2), (2, 2), 4), (2, 1, 1)),
 ]
 
+APART = [
+    (Geometry(70, 70, (3, 3), (1, 1), (1, 1), (1, 1), groups=70), (2, 11, 30)),
+    (Geometry(16, 16, (5, 5), (2, 2), (1, 1), (2, 2), groups=16), (1, 14, 23)),
+    (Geometry(97, 97, (7, 7), (1, 1), (3, 3), (3, 3), groups=97), (1, 7, 7)),
+    (Geometry(5, 5, (2, 3), (3, 1), (9, 0), (9, 4), (1, 2), 5), (3, 4, 9)),
+]
+"""The same with a filter of its own for each channel."""
+
 
 def sparse(geometry: Geometry, seed: int = 0) -> Tensor:
     shape = (geometry.out_channels, geometry.in_channels // geometry.groups, *geometry.kernel)
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    if geometry.in_channels == geometry.groups:
+        return weight
     return (weight * parse("2:4").project(weight.movedim(1, -1), absolute=True).movedim(-1, 1)).contiguous()
 
 
@@ -279,3 +291,29 @@ def test_a_prepared_weight_is_not_the_callers_own(row: ConvKernel) -> None:
     weight.zero_()
     found = prepared.restore()
     assert torch.equal(found.unpack() if isinstance(found, Packed) else found, want)
+
+
+@each_row(DEPTHWISE)
+@given(channels=st.integers(1, 80), data=st.data(), activation=st.sampled_from(["none", "relu", "gelu", "silu"]),
+       more=st.booleans(), seed=st.integers(0, 2**31))  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_any_depthwise_geometry(
+    row: ConvKernel, channels: int, data: st.DataObject, activation: str, more: bool, seed: int
+) -> None:
+    def pair(least: int, most: int) -> tuple[int, int]:
+        return data.draw(st.integers(least, most)), data.draw(st.integers(least, most))
+
+    kernel, dilation = pair(1, 7), pair(1, 3)
+    geometry = Geometry(channels, channels, kernel, pair(1, 3), pair(0, 8), pair(0, 8), dilation, channels)
+    height, width = (data.draw(st.integers(d * (k - 1) + 1, 24)) for d, k in zip(dilation, kernel, strict=True))
+    x = torch.randn(2, channels, height, width, generator=torch.Generator().manual_seed(seed))
+    weight, bias = sparse(geometry, seed), torch.randn(channels)
+    prepared = row.prepare(weight, geometry)
+    assert torch.equal(row.restore(prepared), weight)
+    other = torch.randn(2, channels, *geometry.output(height, width)) if more else None
+    with threads(data.draw(st.integers(1, 3))):
+        plain = row.run(x, prepared, bias, ConvProblem.of(geometry))
+        y = row.run(x, prepared, bias, ConvProblem.of(geometry, activation), other)
+    assert_convolution(plain, x, weight, bias, geometry)
+    want = Epilogue(activation).apply(plain if other is None else plain + other)
+    torch.testing.assert_close(y, want, atol=1e-5, rtol=1e-5)

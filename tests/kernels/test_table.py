@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.conftest import threads
 from tests.kernels.bounds import FIXED_POINT, int4_bound
-from tests.kernels.test_nm_conv import GEOMETRIES, assert_convolution
+from tests.kernels.test_nm_conv import APART, GEOMETRIES, assert_convolution
 from tests.kernels.test_nm_conv import sparse as sparse_conv
 from twofour import native
 from twofour.kernels.attention import reference as attention_reference
@@ -376,20 +376,24 @@ def product(row: Kernel) -> None:
 
 
 def convolution(row: ConvKernel) -> None:
-    for geometry, (images, height, width) in GEOMETRIES:
+    swept = 0
+    for geometry, (images, height, width) in (*GEOMETRIES, *APART):
         if row.refuses(geometry) is None:
+            swept += 1
             weight, bias = sparse_conv(geometry), random(geometry.out_channels, seed=1)
             x, prepared = random(images, geometry.in_channels, height, width), row.prepare(weight, geometry)
             for count in THREADS:
                 with threads(count):
                     y = row.run(x, prepared, bias if count % 2 else None, ConvProblem.of(geometry))
                 assert_convolution(y, x, weight, bias if count % 2 else None, geometry)
+    assert swept
 
 
 DRIVERS: dict[str, Callable] = {
     **{drive.__name__: drive for drive in (nm_mask, nm_tiles, nm_nonzero, nm_ties, nm_stripes, nm_compress)},
     **{drive.__name__: drive for drive in (nm_unbiased, nm_gradient, norm, fused_block, attention)},
     **{"nm_matmul": product, "dense_matmul": product, "nm_conv": convolution, "dense_conv": convolution},
+    "depthwise_conv": convolution,
 }
 """Operation -> the sweep of one of its rows: with so many threads, or with each number of them."""
 

@@ -119,6 +119,21 @@ def products(scale: int) -> Iterator[Call]:
         for size in ((2 * scale, 8, 6, 6), (2 * scale, 12, 4, 4))
     )
     axes = ((3, 1, 0, 1), (3, 1, 0, 1))
+    filters, codes = torch.randn(9, 8), (4, 1)
+    for row in native.rows("depthwise_conv"):
+        yield (
+            row.isa,
+            EXT.dense_conv,
+            [
+                row.index,
+                image,
+                filters,
+                bias[:8],
+                answer[:, :8].contiguous(memory_format=torch.channels_last),
+                *axes,
+                *codes,
+            ],
+        )
     for row in native.rows("nm_conv"):
         yield (
             row.isa,

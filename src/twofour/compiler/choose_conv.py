@@ -42,7 +42,7 @@ def conv_candidates(
         because: Why there is no pattern.
         close: Whether rows whose error is larger than a sum's are candidates.
     """
-    fitting = [k for k in convolutions() if k.operation == "dense_conv" and not k.refuses(geometry)]
+    fitting = [k for k in convolutions() if not k.sparse and not k.refuses(geometry)]
     own = widest([k for k in fitting if k.isa != "any" and not k.close])
     dense = (*(k for k in fitting if k.isa == "any" and not k.close), *own)
     dense += tuple(widest([k for k in fitting if k.close])) if close else ()

@@ -299,7 +299,7 @@ def _probe(runner: WholeModel, graph: Graph, leaves: Sequence[Any]) -> float:
     guard = runner.guard
     for axis in guard.free_axes():
         sizes = {size for index, a in guard.free if a == axis for size in [graph.example[index].size(axis)]}
-        for small in (1, max(2, max(sizes) // 2)):
+        for small in (1, max(2, max(sizes, default=0) // 2)):
             shrunk = [
                 leaf.narrow(axis, 0, min(small, leaf.size(axis))) if (index, axis) in guard.free else leaf
                 for index, leaf in enumerate(graph.example)

@@ -71,7 +71,10 @@ def _layer(module: fx.GraphModule, layer: CompiledConv, marked: Convolution) -> 
         dense = source.unpack() if isinstance(source, Packed) else source
         weight, bias = fold_batch_norm(dense, bias, _module(module, marked.norm, len(dense)))
         prepared = PreparedWeights(held.again(weight) for held in prepared.weights)
-    problem = ConvProblem.of(layer.geometry, marked.activation)
+    left, right, above, below = marked.pad
+    (top, side), (bottom, far) = layer.geometry.before, layer.geometry.after
+    geometry = replace(layer.geometry, before=(top + above, side + left), after=(bottom + below, far + right))
+    problem = ConvProblem.of(geometry, marked.activation)
     new = ConvLayer(layer.name, problem, layer.dispatch, prepared, bias, layer.images, layer.dimensions)
     new.residual = marked.residual
     return new

@@ -1,7 +1,10 @@
 // Images as convolutions read and write them: tensors in torch.channels_last, through the border.
 #pragma once
 
-#include "native/operand.h"
+#include <array>
+
+#include "kernels/conv_axis.h"
+#include "native/binding.h"
 
 namespace twofour {
 
@@ -18,5 +21,17 @@ inline View pixels(const Border& border, const Operand& operand, const char* rol
   return view;
 }
 inline float* floats(const View& view) { return reinterpret_cast<float*>(view.data); }
+
+using Axis = std::array<int64_t, 4>;
+
+// Taps, stride, padding and dilation of an axis, and its pixels.
+inline ConvAxis axis(const Axis& given, int64_t input, int64_t output) {
+  const auto& [taps, stride, padding, dilation] = given;
+  constexpr int64_t most = 1 << 30;  // products of two stay far below 2^63
+  if (taps < 1 || taps > kConvTaps || stride < 1 || stride > most || padding < 0 || padding > most || dilation < 1 ||
+      dilation > most)
+    throw nanobind::value_error("no such convolution");
+  return {input, output, taps, stride, padding, dilation};
+}
 
 }  // namespace twofour

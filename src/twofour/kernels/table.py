@@ -14,6 +14,7 @@ from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV, dense_pointwise_
 from twofour.kernels.dense_matmul import MKL, ONEDNN, ONEDNN_BF16, ONEDNN_INT8, PLAIN, PLAIN_BF16, native_dense_rows
 from twofour.kernels.dense_matmul.cuda import CUDA_DENSE
 from twofour.kernels.dense_matmul.cuda_int4 import TINY_INT4
+from twofour.kernels.depthwise_conv import depthwise_rows
 from twofour.kernels.nm_conv import CONV_REFERENCE, native_conv_rows, pointwise_rows
 from twofour.kernels.nm_matmul import REFERENCE, native_rows
 from twofour.kernels.nm_matmul.cuda import CUSPARSELT, CUTLASS, FEW_TOKENS
@@ -52,7 +53,8 @@ def add(kernel: Kernel) -> Kernel:
 @cache
 def convolutions() -> tuple[ConvKernel, ...]:
     """Return every kernel of a convolution there is, whether or not it can run here."""
-    return (*native_conv_rows(), *pointwise_rows(), CONV_REFERENCE, ONEDNN_CONV, PLAIN_CONV, *dense_pointwise_rows(), *winograd_rows())
+    dense = (ONEDNN_CONV, PLAIN_CONV, *dense_pointwise_rows(), *depthwise_rows(), *winograd_rows())
+    return (*native_conv_rows(), *pointwise_rows(), CONV_REFERENCE, *dense)
 
 
 @dataclass(frozen=True)

@@ -44,12 +44,14 @@ class Convolution:
         norm: The normalisation, to be folded into the weight.
         activation: A key of `epilogue.ACTIVATIONS`.
         residual: Whether there is an `other`.
+        pad: Zeros that stood around the image in a call of their own: left, right, above, below.
     """
 
     layer: str
     norm: Norm | None = None
     activation: str = "none"
     residual: bool = False
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
 def convolution(x: Tensor, other: Tensor | None = None) -> Tensor:
@@ -67,7 +69,28 @@ def rewrite(module: fx.GraphModule, *, fold: bool = True) -> int:
     for node in [node for node in calls(module.graph, KEPT) if node.args[3]]:  # a Linear has no axes
         new = insert(node, convolution, node.args[:1], node, convolution=Convolution(str(node.args[1])))
         replace_with(node, new)
-    return (_norms(module.graph) if fold else 0) + _sums(module.graph) + _activations(module.graph)
+    return (
+        _pads(module.graph) + (_norms(module.graph) if fold else 0) + _sums(module.graph) + _activations(module.graph)
+    )
+
+
+def _pads(graph: fx.Graph) -> int:
+    """Let a convolution pad what was padded for it alone, which kernels that leave out taps outside do for nothing."""
+    count = 0
+    for node in calls(graph, aten.pad.default, aten.constant_pad_nd.default):
+        sizes, value = node.args[1], argument(node, 3 if node.target is aten.pad.default else 2, "value")
+        zeros = argument(node, 2, "mode", "constant") == "constant" if node.target is aten.pad.default else True
+        image = len(sizes) == 4 and all(isinstance(size, int) and size >= 0 for size in sizes)
+        if not (zeros and image and not value and all(convolution_of(user) for user in node.users)):
+            continue
+        for user in list(node.users):
+            found = convolution_of(user)
+            assert found is not None
+            user.meta["convolution"] = replace(found, pad=tuple(sizes))
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+        count += 1
+    return count
 
 
 def _norms(graph: fx.Graph) -> int:
@@ -76,7 +99,7 @@ def _norms(graph: fx.Graph) -> int:
         source, found = node.args[0], convolution_of(node.args[0])
         whole = node.target is aten.batch_norm.default
         answers = [node] if whole else [user for user in node.users if user.target is operator.getitem]
-        fits = found is not None and found == Convolution(found.layer) and len(source.users) == 1
+        fits = found is not None and found == Convolution(found.layer, pad=found.pad) and len(source.users) == 1
         if not fits or len(answers) != 1 or (not whole and answers[0].args[1] != 0):
             continue
         if whole and argument(node, 5, "training"):

@@ -2,7 +2,6 @@
 #include <nanobind/stl/array.h>
 
 #include <algorithm>
-#include <array>
 
 #include "kernels/conv_images.h"
 #include "kernels/layouts/packed_weight.h"
@@ -20,18 +19,6 @@ constexpr NmConvKernel kNmConvKernels[] = {
 #include "nm_conv.inc"
 #undef TWOFOUR_ROW
 };
-
-using Axis = std::array<int64_t, 4>;
-
-// Taps, stride, padding and dilation of an axis, and its pixels.
-ConvAxis axis(const Axis& given, int64_t input, int64_t output) {
-  const auto& [taps, stride, padding, dilation] = given;
-  constexpr int64_t most = 1 << 30;  // products of two stay far below 2^63
-  if (taps < 1 || taps > kConvTaps || stride < 1 || stride > most || padding < 0 || padding > most || dilation < 1 ||
-      dilation > most)
-    throw nb::value_error("no such convolution");
-  return {input, output, taps, stride, padding, dilation};
-}
 
 void require_groups(int64_t in, int64_t out, int64_t groups) {
   if (groups < 1 || in % groups != 0 || out % groups != 0 || in / groups % 4 != 0 || in == 0 || out == 0)

@@ -3,17 +3,11 @@
 
 #include <cstdint>
 
+#include "kernels/conv_axis.h"
+#include "kernels/epilogue.h"
 #include "native/table.h"
 
-#include "kernels/epilogue.h"
-
 namespace twofour {
-
-// What one axis (height or width) of a convolution does.
-struct ConvAxis {
-  int64_t input, output;                          // pixels
-  int64_t taps, stride, padding, dilation;        // padding: zeros before the first pixel; behind the last as needed
-};
 
 // One call. x is (images, height, width, channels) with channels densest and no gaps; y and `other` (may be null) are
 // (images, output height, output width, out channels). `weight` holds, per group of channels, what the layout "pairs"
@@ -36,7 +30,6 @@ struct NmConv {
   bool* damaged;
 };
 
-constexpr int64_t kConvTaps = 64;    // most taps of one axis
 constexpr int64_t kConvBlock = 64;   // input channels that stand together in the order of inputs
 
 // One row of the table. Every kernel is correct for any sizes with in_channels / groups a multiple of 4 and at most

@@ -1,0 +1,47 @@
+// Convolutions with a filter of its own for each channel, for Python: the table of kernels and the call.
+#include <nanobind/stl/array.h>
+
+#include "depthwise_conv.h"
+#include "kernels/conv_images.h"
+#include "native/binding.h"
+#include "native/parallel.h"
+
+namespace nb = nanobind;
+
+namespace twofour {
+namespace {
+
+constexpr DepthwiseConvKernel kDepthwiseConvKernels[] = {
+#define TWOFOUR_ROW(symbol, ...) {{#symbol, "depthwise_conv", __VA_ARGS__}, symbol},
+#include "depthwise_conv.inc"
+#undef TWOFOUR_ROW
+};
+
+}  // namespace
+
+void bind_depthwise_conv(nb::module_& m) {
+  bind_table(m, kDepthwiseConvKernels);
+  // x and y: (images, channels, height, width) with channels densest. `weight`: float32 (taps, channels). `height` and
+  // `width`: taps, stride, padding, dilation.
+  bind_call(m, "depthwise_conv", +[](int index, const Operand& x, const Operand& weight, const Operand& bias,
+                                 const Operand& y, Axis height, Axis width, int activation, int threads) {
+    const DepthwiseConvKernel& kernel = row(kDepthwiseConvKernels, index);
+    const Border border(kernel.name);
+    const View from = pixels(border, x, "input"), to = pixels(border, y, "answer");
+    border.require(from.shape[0] == to.shape[0] && from.shape[1] == to.shape[1], y, "answer",
+                   "as many images and channels as the input");
+    const ConvAxis high = axis(height, from.shape[2], to.shape[2]), wide = axis(width, from.shape[3], to.shape[3]);
+    const View taps = border.exactly(weight, "weight", {Type::f32}, high.taps * wide.taps * from.shape[1]);
+    const Numbers shift = border.numbers(bias, "bias", from.shape[1]);
+    if (activation < 0 || activation > static_cast<int>(Activation::silu)) throw nb::value_error("no such activation");
+    if (to.count() == 0) return;
+    border.require(from.count() != 0, x, "input", "pixels where the answer has some");
+    const Depthwise args{floats(from), floats(taps), shift.data(), floats(to), from.shape[0], from.shape[1],
+                         high, wide, static_cast<Activation>(activation)};
+    nb::gil_scoped_release release;
+    parallel_for(args.images * high.output, 1, threads,
+                 [&](int64_t begin, int64_t end) { kernel.run(args, begin, end); });
+  });
+}
+
+}  // namespace twofour
