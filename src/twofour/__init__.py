@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from twofour.hardware import estimate
     from twofour.importing import read
     from twofour.pruning import prune
+    from twofour.simplification import simplify
     from twofour.training import finetune
 
 try:
@@ -36,6 +37,7 @@ except PackageNotFoundError:  # imported from a source tree that was never insta
 
 # Verbs in pipeline order; each is imported from its stage when it is first used, so that `import twofour` is cheap.
 _VERBS = {
+    "simplify": "twofour.simplification",
     "prune": "twofour.pruning",
     "finetune": "twofour.training",
     "compile": "twofour.compiler",
@@ -79,6 +81,7 @@ __all__ = [
     "quantization",
     "read",
     "save",
+    "simplify",
     "structure",
     "training",
 ]

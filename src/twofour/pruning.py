@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from twofour import calibration, criteria, masks
+from twofour import calibration, criteria, masks, simplification
 from twofour.criteria import Criterion, Outcome, Solved
 from twofour.errors import LayerError, RecipeError
 from twofour.layers import (
@@ -48,6 +48,7 @@ def prune(
     samples: int | None = None,
     progress: bool = True,
     permute: bool = False,
+    simplify: bool = False,
     example: Any = None,
 ) -> nn.Module:
     """Make a model sparse, in place: choose a mask for each eligible weight and keep the weight to it from now on.
@@ -75,11 +76,13 @@ def prune(
         progress: Show a progress bar while calibrating, on a terminal.
         permute: Search for an order of the channels that the patterns fit better and put the model in it first; its
             outputs stay what they were. `permutation_report` tells what that won. See docs/permutation.md.
-        example: Input of one forward pass to trace the model with, for `permute`: a tensor, a tuple of positional or a
-            dict of keyword arguments. Default: the first two samples of `data`.
+        simplify: Merge what algebra makes one product before anything is pruned (`twofour.simplify`): unmerged
+            adapters, layers in a row. Afterwards it would make sparse weights dense. See docs/rewriting.md.
+        example: Input of one forward pass to trace the model with, for `permute` and `simplify`: a tensor, a tuple of
+            positional or a dict of keyword arguments. Default for `permute`: the first two samples of `data`.
 
     Returns:
-        The same model.
+        The same model; with `simplify` a new one where weights were merged, and `model` stays as it is.
 
     Example:
         >>> model = twofour.prune(model, "2:4", skip=["head"])
@@ -92,8 +95,7 @@ def prune(
         RecipeError: A rule or option is malformed, planned, or matches no layer; data or a loss are missing.
         PermutationError: The model cannot be traced, or its outputs changed with the order of its channels.
     """
-    _require_dense(model)
-    _require_example(permute, example, data)
+    model = _dense(model, permute, simplify, example, data)
     unnamed = criterion is None and not isinstance(pattern, Recipe)
     chosen = criteria.default(data) if unnamed else criterion
     recipe = Recipe.parse(pattern, criterion=chosen, skip=skip, eligibility=eligibility)
@@ -118,6 +120,13 @@ def prune(
     model.__dict__[_OUTCOMES] = tuple(choice.outcome for choice in solved.choices)
     _log_summary(assignment, solved)
     return model
+
+
+def _dense(model: nn.Module, permute: bool, simplify: bool, example: Any, data: Any) -> nn.Module:
+    """Return the model to prune, simplified where that is asked for; refuse what cannot be pruned."""
+    _require_dense(model)
+    _require_example(permute, simplify, example, data)
+    return simplification.simplify(model, example) if simplify else model
 
 
 def _attach(solved: Solved) -> None:
@@ -215,22 +224,25 @@ def _first(model: nn.Module, batches: Any) -> Any:
     return tuple(inputs) if isinstance(inputs, list) else inputs
 
 
-def _require_example(permute: bool, example: Any, data: Any) -> None:
-    if not isinstance(permute, bool):
-        raise RecipeError(
-            "`permute` is neither True nor False",
-            got=repr(permute),
-            wanted="True, with an example or data, or False",
-            remedy="permute=True, example=x",
-        )
-    if permute == (example is not None) or (permute and data is not None):
+def _require_example(permute: bool, simplify: bool, example: Any, data: Any) -> None:
+    for name, asked in (("permute", permute), ("simplify", simplify)):
+        if not isinstance(asked, bool):
+            raise RecipeError(
+                f"`{name}` is neither True nor False",
+                got=repr(asked),
+                wanted="True, with an example" + (" or data" if name == "permute" else "") + ", or False",
+                remedy=f"{name}=True, example=x",
+            )
+    traced = permute or simplify
+    if traced == (example is not None) or (permute and not simplify and data is not None):
         return
+    given = " and ".join(name for name, asked in (("permute=True", permute), ("simplify=True", simplify)) if asked)
     raise RecipeError(
-        "an example and permute=True go together",
-        got=f"permute={permute} {'without' if permute else 'with'} an example",
-        wanted="permute=True, example=x: the model is traced on it and compared with itself",
-        remedy="give an input of one forward pass, or data=, whose first is taken"
-        if permute
+        "an example and permute=True or simplify=True go together",
+        got=f"{given or 'permute=False'} {'without' if traced else 'with'} an example",
+        wanted="permute=True or simplify=True, example=x: the model is traced on it and compared with itself",
+        remedy="give an input of one forward pass" + (", or data=, whose first is taken" if permute else "")
+        if traced
         else "leave the example out",
     )
 

@@ -1,0 +1,175 @@
+"""simplify merges the weights of a dense model; what comes out prunes, trains, compiles, copies and loads."""
+
+import copy
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import twofour
+from twofour.errors import CompileError, LayerError, RecipeError
+from twofour.layers import walk
+from twofour.simplification import Simplified, simplify
+
+
+class Adapted(nn.Module):
+    """A linear layer beside an adapter with dropout, as peft writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(64, 64)
+        self.down, self.up = nn.Linear(64, 8, bias=False), nn.Linear(8, 64, bias=False)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(self.dropout(x))) * 2.0
+
+
+class Model(nn.Module):
+    """Adapters, layers in a row, attention, a convolution, tied and frozen weights, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 64)
+        self.adapted = Adapted()
+        self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
+        self.norm = nn.LayerNorm(64)
+        self.conv = nn.Conv1d(64, 64, 3, padding=1, groups=2)
+        self.first, self.second = nn.Linear(64, 256), nn.Linear(256, 32, bias=False)
+        self.norm.weight.requires_grad_(False)
+        self.register_buffer("scale", torch.tensor(0.5))
+
+    def forward(self, ids: Tensor, *, shift: Tensor | None = None) -> dict[str, Tensor]:
+        x = self.adapted(self.words(ids))
+        x = self.norm(x + self.attention(x, x, x, need_weights=False)[0])
+        x = functional.gelu(self.conv(x.transpose(1, 2)).transpose(1, 2)) * self.scale
+        x = x if shift is None else x + shift
+        return {"out": self.second(self.first(x)), "hidden": x}
+
+
+@pytest.fixture
+def model() -> Model:
+    torch.manual_seed(0)
+    return Model()
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return torch.randint(0, 20, (3, 7))
+
+
+def assert_same(one: nn.Module, other: nn.Module, *args: Tensor, **kwargs: Tensor) -> None:
+    one, other = copy.deepcopy(one).eval(), copy.deepcopy(other).eval()
+    found, want = one(*args, **kwargs), other(*args, **kwargs)
+    assert list(found) == list(want)
+    for name in want:
+        torch.testing.assert_close(found[name], want[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_keeps_its_names_and_answers(model: Model, ids: Tensor) -> None:
+    before = copy.deepcopy(model.state_dict())
+    made = simplify(model, ids)
+    assert isinstance(made, Simplified) and made.training
+    assert made.simplification.counts["low rank into a weight"] == 1
+    assert made.simplification.counts["linear layers in a row"] == 1
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    names = set(made.state_dict())
+    assert names - set(before) == {"attention.in_proj.weight", "attention.in_proj.bias", "second.bias"}
+    assert not {"adapted.down.weight", "first.weight", "first.bias"} & names
+    for size in (ids, ids[:1], torch.randint(0, 20, (5, 11))):
+        assert_same(made, model, size)
+    assert not made.get_parameter("norm.weight").requires_grad
+    assert made.get_submodule("conv").groups == 2  # type: ignore[union-attr]
+    assert "in_features=64, out_features=32" in str(made.get_submodule("second"))
+
+
+def test_prune_sees_its_layers_and_compile_and_load_take_it(model: Model, ids: Tensor, tmp_path: Path) -> None:
+    made = twofour.prune(model, "2:4", simplify=True, example=ids, skip="conv")
+    assert not twofour.masks.of(model)
+    assert set(twofour.masks.of(made)) == {
+        "adapted.base.weight",
+        "attention.in_proj.weight",
+        "attention.out_proj.weight",
+        "second.weight",
+    }
+    fast = twofour.compile(made.eval(), ids, tokens=(1,))
+    assert_same(fast, made, ids)
+    twofour.save(fast, tmp_path / "m.safetensors")
+    again = twofour.load(tmp_path / "m.safetensors", twofour.simplify(model, ids))
+    assert_same(again, made, ids)
+
+
+def test_it_copies_pickles_and_trains(model: Model, ids: Tensor) -> None:
+    made = simplify(model, ids)
+    assert_same(pickle.loads(pickle.dumps(made)), model, ids)
+    copied = copy.deepcopy(made)
+    with torch.no_grad():
+        copied.get_parameter("second.weight").zero_()
+        copied.get_parameter("second.bias").zero_()
+    assert copied.eval()(ids)["out"].abs().max() == 0
+    assert_same(made, model, ids)
+    made(ids)["out"].sum().backward()
+    assert made.get_parameter("adapted.base.weight").grad is not None
+    assert made.get_parameter("norm.weight").grad is None
+
+
+def test_keywords_and_calls_it_does_not_hold_for(model: Model, ids: Tensor) -> None:
+    shift = torch.ones(64)
+    made = simplify(model, {"ids": ids, "shift": shift})
+    assert_same(made, model, ids, shift=shift)
+    with pytest.raises(LayerError, match="does not hold for this call"):
+        made(ids)
+    with pytest.raises(TypeError):
+        made(ids, other=shift)
+
+
+def test_a_model_with_nothing_to_merge_stays_as_it_is(ids: Tensor) -> None:
+    plain = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    assert simplify(plain, torch.randn(2, 64)) is plain
+    assert twofour.prune(plain, "2:4", simplify=True, example=torch.randn(2, 64)) is plain
+
+
+def test_tied_and_shared_weights_stay_shared() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.adapted = nn.Embedding(20, 64), Adapted()
+            self.shared = nn.Linear(64, 64)
+            self.head = nn.Linear(64, 20, bias=False)
+            self.head.weight = self.words.weight
+
+        def forward(self, ids: Tensor) -> dict[str, Tensor]:
+            x = self.shared(functional.relu(self.shared(self.adapted(self.words(ids)))))
+            return {"out": self.head(x.tanh())}
+
+    tied = Tied()
+    made = simplify(tied, torch.randint(0, 20, (2, 5)))
+    assert_same(made, tied, torch.randint(0, 20, (3, 4)))
+    sizes = [tuple(parameter.shape) for parameter in made.parameters()]
+    assert sizes.count((20, 64)) == 1
+    assert sizes.count((64, 64)) == 2
+
+
+def test_what_cannot_be_simplified(model: Model, ids: Tensor) -> None:
+    with pytest.raises(RecipeError, match="go together"):
+        twofour.prune(model, "2:4", simplify=True)
+    with pytest.raises(RecipeError, match="neither True nor False"):
+        twofour.prune(model, "2:4", simplify="yes", example=ids)  # type: ignore[arg-type]
+    with pytest.raises(LayerError, match="only a dense model"):
+        simplify(twofour.prune(nn.Sequential(nn.Linear(64, 64)), "2:4"), torch.randn(2, 64))
+
+    class Branching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(CompileError, match="cannot be captured"):
+        simplify(Branching(), torch.randn(2, 64))
+
+
+def test_every_layer_of_the_model_is_prunable(model: Model, ids: Tensor) -> None:
+    made = simplify(model, ids)
+    found = {weight.name for weight in walk(made, eligibility="any").weights}
+    assert {"adapted.base.weight", "second.weight", "conv.weight"} <= found
