@@ -67,8 +67,12 @@ class Executor:
             found = self._run(key, replay, leaves)
             if not all(_same(a, b) for a, b in zip(found, want, strict=True)):
                 self._refuse(key, "the replay differs from the Python program, please report it")
-        made = self._replays[key]
-        return made.calls if isinstance(made, Replay) else made or Calls()
+        return self.met(leaves) or Calls()
+
+    def met(self, leaves: Sequence[Any]) -> Calls | None:
+        """Return what a run on inputs that lie as these does; None where it was not recorded yet."""
+        found = self._replays.get(_key(leaves))
+        return found.calls if isinstance(found, Replay) else found
 
     def _run(self, key: Any, replay: Replay, leaves: Sequence[Any]) -> tuple[Any, ...]:
         try:

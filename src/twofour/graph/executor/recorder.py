@@ -133,6 +133,7 @@ class Recorder(TorchFunctionMode):
         self.reason = ""
         self._names, self._constants = names, set[int]()
         self._index: dict[int, int] = {}
+        self._opaque: list[Tensor] = []
         self._refs: list[StorageWeakRef] = []  # while they live no storage gets the address of another
         try:
             for index, leaf in enumerate(leaves):
@@ -180,19 +181,21 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not self.reason:
+        name = getattr(func, "__name__", "")
+        if not self.reason and (name not in METADATA or isinstance(result, Tensor)):
             try:
-                self._note(func, args, kwargs or {}, result)
+                self._note(func, name, args, kwargs or {}, result)
             except RefusedError as error:
                 self.reason = str(error)
+            except Exception as error:  # a tensor of a kind never seen must not cost the call
+                self.reason = f"`{name}` cannot be followed: {type(error).__name__}: {error}"
         return result
 
-    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        name = getattr(func, "__name__", "")
+    def _note(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         several = isinstance(result, tuple | list)
         results = list(result) if several else [result]
         if not all(one is None or isinstance(one, Tensor) for one in results):
-            if name not in METADATA and any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))):
+            if any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))):
                 raise RefusedError(f"`{name}` asks for values of a tensor")
             return
         if any(isinstance(one, Tensor) and one.layout is not torch.strided for one in results):
@@ -223,10 +226,12 @@ class Recorder(TorchFunctionMode):
     def _fold(self, results: Sequence[Any]) -> bool:
         """Keep what was made of constants alone; tells whether it is small enough for that."""
         tensors = [one for one in results if isinstance(one, Tensor)]
-        if sum(one.untyped_storage().nbytes() for one in tensors) > FOLDED_BYTES:
+        opaque = [one for one in tensors if one.layout is not torch.strided]  # a weight that oneDNN has reordered
+        if sum(one.numel() * one.element_size() for one in tensors if one.layout is torch.strided) > FOLDED_BYTES:
             return False
+        self._opaque += opaque
         for one in tensors:
-            if self._known(one) is None:
+            if one.layout is torch.strided and self._known(one) is None:
                 self._add(one, "constant", -1)
         return True
 
@@ -266,6 +271,8 @@ class Recorder(TorchFunctionMode):
     def _constant(self, tensor: Tensor) -> bool:
         """Tell whether the program holds a tensor, or its storage."""
         key = id(tensor) if tensor.layout is not torch.strided else -tensor.untyped_storage()._cdata
+        if any(one is tensor for one in self._opaque):
+            return True
         if not self._constants:
             held = list(tensors_in(self._names))
             self._constants = {id(one) for one in held}
