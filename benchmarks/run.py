@@ -14,6 +14,7 @@ from rich.console import Console
 from cases import calibrated as calibrated_case
 from cases import check as check_case
 from cases import conv as conv_case
+from cases import executor as executor_case
 from cases import files as files_case
 from cases import grid as grid_case
 from cases import linear as linear_case
@@ -132,6 +133,18 @@ def _threads(
     """Products by the threads of torch's OpenMP runtime, of torch's own loop, and of a pool of ours."""
     path = _path(json, "threads", record)
     _run(threads_case.cells(_numbers(threads)), threads_case.Bench(seconds), path, resume, threads_case.show)
+
+
+@app.command("executor")
+def _executor(
+    seconds: SecondsOption = 2.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Microseconds of a tiny call inside a graph, by the Python program and by the native executor."""
+    path = _path(json, "executor", record)
+    _run(executor_case.cells(), executor_case.Bench(seconds), path, resume, executor_case.show)
 
 
 @app.command()

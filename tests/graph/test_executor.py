@@ -212,6 +212,32 @@ def test_an_error_is_that_of_the_python_program() -> None:
     assert executor(torch.tensor([1, 4]))[0].shape == (2, WIDTH)
 
 
+def test_what_no_input_has_a_part_in_is_kept() -> None:
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        places = torch.arange(len(x), device="cpu").cumsum(0).unsqueeze(1)
+        return norm(x, SCALE, None, 1e-5) + places.cos(), x
+
+    executor = Executor(Straight(run, a=SCALE))  # type: ignore[arg-type]
+    calls = agree(executor, torch.randn(4, WIDTH))
+    assert (calls.native, calls.torch, calls.folded) == (1, 1, 3)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (norm_in_place(SHIFT * torch.ones(3, WIDTH), SCALE, None, 1e-5) + x,),
+        lambda x: ((SHIFT * 2).add_(1) + x,),
+        lambda x: (torch.arange(4), x + 1),
+    ],
+)
+def test_constants_that_are_written_or_answered_are_made_in_each_run(function: Any) -> None:
+    executor, x = Executor(Straight(function, a=SCALE, b=SHIFT)), torch.randn(3, WIDTH)  # type: ignore[arg-type]
+    calls = agree(executor, x)
+    assert calls.folded == 0
+    executor(x)[0].zero_()
+    assert all(same(a, b) for a, b in zip(executor(x), function(x), strict=True))
+
+
 def test_threads_at_once_have_memory_of_their_own() -> None:
     def run(x: Tensor) -> tuple[Tensor, ...]:
         y = norm(product(x), SCALE, SHIFT, 1e-5)

@@ -195,16 +195,19 @@ class Executor {
 
 nb::handle recorder() { return listener; }
 
-void tell_recorder(RecordedCall step, const std::vector<Operand>& operands) {
-  nb::list tensors;
-  for (const Operand& one : operands) tensors.append(one.tensor.is_valid() ? nb::borrow(one.tensor) : nb::none());
+void tell_recorder(RecordedCall call, const std::vector<RecordedOperand>& operands) {
+  nb::list tensors, written;
+  for (const auto& [one, writes] : operands) {
+    tensors.append(one.tensor.is_valid() ? nb::borrow(one.tensor) : nb::none());
+    written.append(writes);
+  }
   const nb::handle told(listener);
-  told(nb::cast(std::move(step)), tensors);
+  told(nb::cast(std::move(call)), tensors, written);
 }
 
 void bind_executor(nb::module_& m) {
   nb::class_<RecordedCall>(m, "RecordedCall").def_ro("name", &RecordedCall::name);
-  // Tells `listener` (step, tensors) of each native call of this thread; None: nobody. The caller keeps it alive.
+  // Tells `told` (call, tensors, whether each is written) of each native call of this thread; None: nobody. The caller keeps it alive.
   m.def("record_calls", [](const nb::object& told) { listener = told.is_none() ? nullptr : told.ptr(); }, nb::arg().none());
   nb::class_<Executor>(m, "Executor")
       .def(nb::init<const std::vector<std::tuple<int, Fields>>&, const std::vector<std::tuple<int, int64_t, Fields>>&,

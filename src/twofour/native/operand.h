@@ -33,8 +33,14 @@ struct Operand {
   bool given() const { return tensor.is_valid() || described; }
 };
 
+// One that the call writes.
+struct Answer : Operand {};
+
 // Several of them: a list of tensors.
-using Operands = std::vector<Operand>;
+template <class One>
+struct ListOf : std::vector<One> {};
+using Operands = ListOf<Operand>;
+using Answers = ListOf<Answer>;
 
 // Types that a call takes of one operand.
 class Types {
@@ -117,22 +123,28 @@ namespace nanobind::detail {
 
 template <>
 struct has_arg_defaults<twofour::Operand> : std::true_type {};  // None is passed on
-
 template <>
-struct type_caster<std::vector<twofour::Operand>> {
-  NB_TYPE_CASTER(std::vector<twofour::Operand>, const_name("list[torch.Tensor]"))
+struct has_arg_defaults<twofour::Answer> : std::true_type {};
+
+template <class One>
+struct operand_caster {
+  NB_TYPE_CASTER(One, const_name("torch.Tensor | None"))
   bool from_python(handle src, uint32_t, cleanup_list*) noexcept {
-    if (!isinstance<list>(src)) return false;
-    for (const handle one : borrow<list>(src)) value.push_back({one.is_none() ? handle() : one});
+    value.tensor = src.is_none() ? handle() : src;
     return true;
   }
 };
-
 template <>
-struct type_caster<twofour::Operand> {
-  NB_TYPE_CASTER(twofour::Operand, const_name("torch.Tensor | None"))
+struct type_caster<twofour::Operand> : operand_caster<twofour::Operand> {};
+template <>
+struct type_caster<twofour::Answer> : operand_caster<twofour::Answer> {};
+
+template <class One>
+struct type_caster<twofour::ListOf<One>> {
+  NB_TYPE_CASTER(twofour::ListOf<One>, const_name("list[torch.Tensor]"))
   bool from_python(handle src, uint32_t, cleanup_list*) noexcept {
-    value.tensor = src.is_none() ? handle() : src;
+    if (!isinstance<list>(src)) return false;
+    for (const handle one : borrow<list>(src)) value.emplace_back().tensor = one.is_none() ? handle() : one;
     return true;
   }
 };

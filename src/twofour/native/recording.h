@@ -21,28 +21,35 @@ struct RecordedCall {
   std::function<bool(const Operand*)> run;
 };
 
-// Who is told of this thread's calls, with the step and the list of its tensors; nobody is null.
+// Who is told of this thread's calls: the call, its tensors, and for each whether it is written; nobody is null.
 nanobind::handle recorder();
-void tell_recorder(RecordedCall step, const std::vector<Operand>& operands);
+struct RecordedOperand {
+  Operand operand;
+  bool written;
+};
+void tell_recorder(RecordedCall call, const std::vector<RecordedOperand>& operands);
 
 namespace recording {
 
-inline void collect(const Operand& one, std::vector<Operand>* all) { all->push_back(one); }
-inline void collect(const Operands& several, std::vector<Operand>* all) {
-  for (size_t i = 0; i < several.size(); i++) all->push_back(several[i]);
+template <class One>
+void collect(const One& given, std::vector<RecordedOperand>* all) {
+  if constexpr (std::is_base_of_v<Operand, One>) all->push_back({given, std::is_same_v<One, Answer>});
 }
-template <class Other>
-void collect(const Other&, std::vector<Operand>*) {}
+template <class One>
+void collect(const ListOf<One>& several, std::vector<RecordedOperand>* all) {
+  for (const One& one : several) collect(one, all);
+}
 
-inline const Operand& pick(const Operand&, const Operand*& next) { return *next++; }
-inline Operands pick(const Operands& kept, const Operand*& next) {
-  Operands several;
-  for (size_t i = 0; i < kept.size(); i++) several.push_back(*next++);
-  return several;
+template <class One>
+One pick(const One& kept, const Operand*& next) {
+  if constexpr (std::is_base_of_v<Operand, One>) return One{*next++};
+  else return kept;
 }
-template <class Other>
-const Other& pick(const Other& kept, const Operand*&) {
-  return kept;
+template <class One>
+ListOf<One> pick(const ListOf<One>& kept, const Operand*& next) {
+  ListOf<One> several;
+  for (size_t i = 0; i < kept.size(); i++) several.push_back(One{*next++});
+  return several;
 }
 
 template <class R, class... Args, size_t... kPlaces>
@@ -61,7 +68,8 @@ RecordedCall recorded(const char* name, R (*function)(Args...), std::index_seque
 
 }  // namespace recording
 
-// Binds a function to a module or class. Every operand is an `Operand` or `Operands`; what else it takes is kept.
+// Binds a function to a module or class. Tensors are `Operand`s, those that it writes `Answer`s, or lists of
+// them; what else it takes is kept.
 template <class Scope, class R, class... Args>
 void bind_call(Scope&& scope, const char* name, R (*function)(Args...)) {
   scope.def(name, [name, function](std::remove_cvref_t<Args>... given) -> R {
@@ -71,7 +79,7 @@ void bind_call(Scope&& scope, const char* name, R (*function)(Args...)) {
     } else {
       function(given...);
     }
-    std::vector<Operand> operands;
+    std::vector<RecordedOperand> operands;
     (recording::collect(given, &operands), ...);
     tell_recorder(recording::recorded(name, function, std::index_sequence_for<Args...>{}, given...), operands);
     if constexpr (!std::is_void_v<R>) return true;

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twofour.graph.executor.recorder import Recorder, RefusedError
+from twofour.graph.executor.recorder import FoldedError, Recorder, RefusedError
 from twofour.graph.executor.replay import Arena, Calls, Replay
 from twofour.graph.program import Program
 
@@ -62,6 +62,7 @@ class Executor:
     def prepare(self, leaves: Sequence[Any]) -> Calls:
         """Record a run on these inputs and replay it once; returns what a run does from now on."""
         key = _key(leaves)
+        self.python(*leaves)  # what kernels and blocks look up once for a size is not to be recorded
         want = self._record(key, leaves)
         if isinstance(replay := self._replays[key], Replay):
             found = self._run(key, replay, leaves)
@@ -95,14 +96,22 @@ class Executor:
         return found
 
     def _record(self, key: Any, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        recorder = Recorder(leaves, self.python.names)
-        with recorder.watching():
-            outputs = self.python(*leaves)
+        recorder, outputs = self._watched(leaves, fold=True)
         try:
-            self._keep(key, Replay(recorder, leaves, outputs))
+            try:
+                replay = Replay(recorder, leaves, outputs)
+            except FoldedError:
+                recorder, outputs = self._watched(leaves, fold=False)
+                replay = Replay(recorder, leaves, outputs)
+            self._keep(key, replay)
         except (RefusedError, ValueError) as error:
             self._refuse(key, str(error))
         return outputs
+
+    def _watched(self, leaves: Sequence[Any], *, fold: bool) -> tuple[Recorder, tuple[Any, ...]]:
+        recorder = Recorder(leaves, self.python.names, fold=fold)
+        with recorder.watching():
+            return recorder, self.python(*leaves)
 
     def _refuse(self, key: Any, reason: str) -> None:
         self._keep(key, Calls(python=len(self.python.labels), reason=reason))

@@ -41,12 +41,17 @@ class RefusedError(Exception):
     """A program cannot be recorded, for the reason given."""
 
 
+class FoldedError(RefusedError):
+    """What was kept as a constant is written or answered: it has to be made in each run."""
+
+
 @dataclass
 class Memory:
     """A storage that a run reads or writes.
 
     Attributes:
-        kind: "input" of the run, "constant" of the program, "room" to be written, or "result" of a function of torch.
+        kind: "input" of the run, "constant" of the program, "folded" where it was made of constants and is kept, "room"
+            to be written, or "result" of a function of torch.
         source: What stands for it: the input's index, the event that made it, or nothing.
         nbytes: Its size.
     """
@@ -119,18 +124,21 @@ class Recorder(TorchFunctionMode):
     Args:
         leaves: Inputs of the run.
         names: What the program refers to; the tensors in it are constants.
+        fold: Keep what is made of constants alone, or of nothing.
 
     Attributes:
         events: What was called, without views and questions.
         memories: What stands behind the tensors.
-        reason: Why it cannot be replayed, "" where it can.
+        folded: Calls whose results are kept.
+        error: Why it cannot be replayed, None where it can.
     """
 
-    def __init__(self, leaves: Sequence[Any], names: Mapping[str, Any]) -> None:
+    def __init__(self, leaves: Sequence[Any], names: Mapping[str, Any], *, fold: bool = True) -> None:
         super().__init__()
+        self.folds, self.folded = fold, 0
         self.events: list[Event] = []
         self.memories: list[Memory] = []
-        self.reason = ""
+        self.error: RefusedError | None = None
         self._names, self._constants = names, set[int]()
         self._index: dict[int, int] = {}
         self._opaque: list[Tensor] = []
@@ -143,7 +151,7 @@ class Recorder(TorchFunctionMode):
                     self._add(leaf, "input", index)
                     self.place(leaf)
         except RefusedError as error:
-            self.reason = str(error)
+            self.error = error
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -174,7 +182,7 @@ class Recorder(TorchFunctionMode):
             if not self._constant(tensor):
                 raise RefusedError("a tensor comes from outside of the graph")
             index = self._add(tensor, "constant", -1)
-        if self.memories[index].kind == "constant":
+        if self.memories[index].kind in ("constant", "folded"):
             return None
         offset = int(tensor.storage_offset()) * tensor.element_size()
         return Place(index, offset, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
@@ -182,13 +190,13 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        if not self.reason and (name not in METADATA or isinstance(result, Tensor)):
+        if not self.error and (name not in METADATA or isinstance(result, Tensor)):
             try:
                 self._note(func, name, args, kwargs or {}, result)
             except RefusedError as error:
-                self.reason = str(error)
+                self.error = error
             except Exception as error:  # a tensor of a kind never seen must not cost the call
-                self.reason = f"`{name}` cannot be followed: {type(error).__name__}: {error}"
+                self.error = RefusedError(f"`{name}` cannot be followed: {type(error).__name__}: {error}")
         return result
 
     def _note(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -209,11 +217,9 @@ class Recorder(TorchFunctionMode):
             return  # a view, or a question
         placed = _mapped(self, (args, kwargs))
         if writes:
-            self._require_own(name, placed)
-        leaves = tree_leaves(placed)
-        certain = not writes and not checks and not any(part in name for part in RANDOM)
-        constant = any(isinstance(x, Tensor) for x in leaves) and not any(isinstance(x, Place) for x in leaves)
-        if certain and constant and self._fold(results):
+            self._require_own(name, kwargs.get("out", args[0] if args else None))
+        certain = not writes and not checks and not any(part in name for part in (*ROOMS, *RANDOM))
+        if certain and not any(isinstance(leaf, Place) for leaf in tree_leaves(placed)) and self._fold(results):
             return
         made = [self._made(one, name) if new else None for one, new in zip(results, fresh, strict=True)]
         self.events.append(Event(func, False, placed[0], placed[1], tuple(made), several))
@@ -224,34 +230,45 @@ class Recorder(TorchFunctionMode):
         return self.place(tensor)
 
     def _fold(self, results: Sequence[Any]) -> bool:
-        """Keep what was made of constants alone; tells whether it is small enough for that."""
+        """Keep what was made of constants alone, or of nothing; tells whether it is small enough for that."""
         tensors = [one for one in results if isinstance(one, Tensor)]
         opaque = [one for one in tensors if one.layout is not torch.strided]  # a weight that oneDNN has reordered
-        if sum(one.numel() * one.element_size() for one in tensors if one.layout is torch.strided) > FOLDED_BYTES:
+        strided = [one for one in tensors if one.layout is torch.strided]
+        if not self.folds or sum(one.numel() * one.element_size() for one in strided) > FOLDED_BYTES:
             return False
         self._opaque += opaque
-        for one in tensors:
-            if one.layout is torch.strided and self._known(one) is None:
-                self._add(one, "constant", -1)
+        for one in strided:
+            if self._known(one) is None:
+                self._add(one, "folded", -1)
+        self.folded += 1
         return True
 
-    def _require_own(self, name: str, placed: tuple[Any, ...]) -> None:
-        """Refuse a function that writes where inputs or constants stand."""
-        target = placed[1].get("out", placed[0][0] if placed[0] else None)
-        targets = [target] if not isinstance(target, tuple | list) else list(target)
-        for one in targets:
-            if not isinstance(one, Place) or self.memories[one.memory].kind == "input":
+    def _require_own(self, name: str, target: Any) -> None:
+        """Refuse a call that writes where inputs or constants stand."""
+        for one in target if isinstance(target, tuple | list) else [target]:
+            if self.is_folded(one):
+                raise FoldedError(f"`{name}` writes into what was made of constants")
+            place = self.place(one) if isinstance(one, Tensor) else None
+            if place is None or self.memories[place.memory].kind == "input":
                 raise RefusedError(f"`{name}` writes into an input or a constant")
 
-    def _native(self, call: Any, tensors: list[Tensor | None]) -> None:
-        if self.reason:
+    def is_folded(self, one: Any) -> bool:
+        """Tell whether a value is a tensor that was made of constants alone."""
+        known = self._known(one) if isinstance(one, Tensor) else None
+        return known is not None and self.memories[known].kind == "folded"
+
+    def _native(self, call: Any, tensors: list[Tensor | None], written: list[bool]) -> None:
+        if self.error:
             return
         try:
             with torch._C.DisableTorchFunction():
                 operands = tuple(None if one is None else self.place(one) or one for one in tensors)
+                for one, writes in zip(tensors, written, strict=True):
+                    if writes:
+                        self._require_own(call.name, one)
             self.events.append(Event(call, True, operands, {}))
         except RefusedError as error:
-            self.reason = str(error)
+            self.error = error
 
     def _is_fresh(self, tensor: Tensor) -> bool:
         if tensor.layout is not torch.strided:

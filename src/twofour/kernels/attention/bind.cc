@@ -123,7 +123,7 @@ void run(const AttentionKernel& kernel, Attention args, int threads) {
 void bind_attention(nb::module_& m) {
   bind_table(m, kKernels);
   // Tensors of four axes, as in attention.h; `out` (batch, heads, queries, value width), any strides but the last.
-  bind_call(m, "attention", +[](int index, const Operand& q, const Operand& k, const Operand& v, const Operand& out,
+  bind_call(m, "attention", +[](int index, const Operand& q, const Operand& k, const Operand& v, const Answer& out,
                         const Operand& mask, const Operand& k_added, const Operand& v_added, float scale, bool causal,
                         int threads) {
     const AttentionKernel& kernel = row(kKernels, index);
@@ -147,7 +147,7 @@ void bind_attention(nb::module_& m) {
   });
   // q, k, v: (batch, rows, columns) and the columns of their heads, `width` each: begins and sizes of q, k and v; `out`
   // (batch, queries, columns of q), contiguous.
-  bind_call(m, "attention_of_columns", +[](int index, const Operand& q, const Operand& k, const Operand& v, const Operand& out,
+  bind_call(m, "attention_of_columns", +[](int index, const Operand& q, const Operand& k, const Operand& v, const Answer& out,
                                    const Operand& mask, std::array<int64_t, 3> begins, std::array<int64_t, 3> sizes,
                                    int64_t width, float scale, bool causal, int threads) {
     const AttentionKernel& kernel = row(kKernels, index);

@@ -35,8 +35,8 @@ void bind_dense_conv(nb::module_& m) {
   bind_table(m, kDenseConvKernels);
   // x and y: (images, channels, height, width) with channels densest. `weight`: as the row's layout has it (README.md).
   // `top` and `left`: rows and columns of zeros there; below and right as many as y asks for.
-  m.def("dense_conv", [](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& other,
-                         const Operand& y, int64_t top, int64_t left, bool relu, int threads) {
+  bind_call(m, "dense_conv", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& other,
+                         const Answer& y, int64_t top, int64_t left, bool relu, int threads) {
     static Scratch scratch;
     const DenseConvKernel& kernel = row(kDenseConvKernels, index);
     const Border border(kernel.name);

@@ -83,7 +83,7 @@ void bind_dense_matmul(nb::module_& m) {
     int4_dense_layout__pack(reinterpret_cast<const uint8_t*>(halves.data), steps, offsets, shape.out, shape.in,
                             shape.group, to.bytes());
   });
-  bind_call(m, "dense_matmul", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& y,
+  bind_call(m, "dense_matmul", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Answer& y,
                            int activation, int combine, const Operand& other, int threads) {
     const Border border(row(kDenseMatmulKernels, index).name);
     const ProductOperands seen(border, x, bias, y, reads(row(kDenseMatmulKernels, index).dtype), {}, {activation, combine}, other);
@@ -91,8 +91,8 @@ void bind_dense_matmul(nb::module_& m) {
   });
   // The same with a normalisation of each row of y in float32, into `normed`, which may be y.
   bind_call(m, "dense_matmul_normed",
-            +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& y, int activation, int combine,
-                const Operand& other, int norm, const Operand& scale, const Operand& shift, const Operand& normed, float eps,
+            +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Answer& y, int activation, int combine,
+                const Operand& other, int norm, const Operand& scale, const Operand& shift, const Answer& normed, float eps,
                 bool centred, int threads) {
     const Border border(row(kDenseMatmulKernels, index).name);
     const ProductOperands seen(border, x, bias, y, {Type::f32}, {}, {activation, combine}, other);

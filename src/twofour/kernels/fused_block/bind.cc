@@ -80,11 +80,11 @@ class Program {
       if (how != 1 && how != 2) impossible("writes an output not at all, or once a row and once a place", "", "one of them");
   }
 
-  void run(int index, const Operands& inputs, const Operands& outputs, int threads) const {
+  void run(int index, const Operands& inputs, const Answers& outputs, int threads) const {
     const BlockKernel& kernel = row(kKernels, index);
     const Border border("a fused block");
     std::vector<View> views;
-    const auto read = [&](const Operands& given, int count, const char* role) {
+    const auto read = [&](const auto& given, int count, const char* role) {
       if (static_cast<int>(given.size()) != count)
         throw Refusal{"a fused block is given another number of operands", std::to_string(given.size()) + " " + role + "s",
                       std::to_string(count), "pass those it was built for"};
@@ -157,7 +157,7 @@ class Program {
   }
 
   // The shape that all operands have or are broadcast to, its axes merged, and each operand's strides over it.
-  Domain merged(const std::vector<View>& views, const Operands& inputs, const Operands& outputs) const {
+  Domain merged(const std::vector<View>& views, const Operands& inputs, const Answers& outputs) const {
     const Border border("a fused block");
     const auto handle = [&](size_t i) {
       const auto n = static_cast<size_t>(inputs_);
@@ -254,7 +254,7 @@ void bind_fused_block(nb::module_& m) {
   nb::class_<Program> bound(m, "BlockProgram");
   bound.def(nb::init<const std::vector<Program::Fields>&, const std::vector<std::tuple<int, int, bool>>&,
                      const std::vector<bool>&, int, int, int>());
-  bind_call(bound, "run", +[](const nb::object& self, int index, const Operands& inputs, const Operands& outputs,
+  bind_call(bound, "run", +[](const nb::object& self, int index, const Operands& inputs, const Answers& outputs,
                               int threads) { nb::cast<const Program&>(self).run(index, inputs, outputs, threads); });
 }
 

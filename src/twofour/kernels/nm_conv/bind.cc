@@ -47,7 +47,7 @@ void bind_nm_conv(nb::module_& m) {
   // after the other. Returns false, without touching y, when it was made for another layout or shape. `height` and
   // `width`: taps, stride, padding, dilation.
   bind_call(m, "nm_conv", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& other,
-                      const Operand& y, int64_t groups, Axis height, Axis width, bool relu, int threads) {
+                      const Answer& y, int64_t groups, Axis height, Axis width, bool relu, int threads) {
     static Scratch scratch;
     const NmConvKernel& kernel = row(kNmConvKernels, index);
     const Border border(kernel.name);

@@ -152,7 +152,7 @@ void bind_nm_matmul(nb::module_& m) {
   bind_layouts(m);
   bind_table(m, kNmMatmulKernels, static_cast<size_t>(kNmMatmulKernelCount));
   // Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous.
-  bind_call(m, "nm_matmul", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& y,
+  bind_call(m, "nm_matmul", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Answer& y,
                         int activation, int combine, const Operand& other, bool dynamic, float x_scale, int x_zero,
                         float y_scale, int y_zero, int threads) {
     const NmMatmulKernel& kernel = kernel_at(index);

@@ -22,7 +22,7 @@ const NormKernel& norm_kernel(int index) { return row(kKernels, index); }
 
 void bind_norm(nb::module_& m) {
   bind_table(m, kKernels);
-  bind_call(m, "norm", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& y, float eps,
+  bind_call(m, "norm", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Answer& y, float eps,
                    bool centred, int threads) {
     const NormKernel& kernel = norm_kernel(index);
     const Border border(kernel.name);
