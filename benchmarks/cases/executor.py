@@ -31,8 +31,8 @@ WIDTH = 16
 
 def cells() -> list[dict[str, object]]:
     """List the cells."""
-    sizes = {"dtype": "float32", "shape": f"1x{WIDTH}", "threads": 1}
-    return [{"case": "executor", "call": call, "length": LENGTH, **sizes} for call in CALLS]
+    sizes = {"dtype": "float32", "tokens": 1, "threads": 1}
+    return [{"case": "executor", "shape": call, "length": LENGTH, **sizes} for call in CALLS]
 
 
 class Product(nn.Module):
@@ -84,7 +84,7 @@ class Bench:
         """Measure one cell: seconds of a whole chain."""
         x = torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(0))
         with torch.inference_mode():
-            executor = Executor(chain(str(cell["call"])))
+            executor = Executor(chain(str(cell["shape"])))
             if reason := executor.prepare([x]).reason:
                 raise MeasureError("the chain cannot be replayed", got=reason)
             programs: dict[str, Callable[[], object]] = {
@@ -103,6 +103,6 @@ def show(records: Sequence[Record], console: Console) -> None:
         table.add_column(name, justify="left" if name == "call" else "right")
     for record in records:
         python, native = (1e6 * record.undisturbed(name) / LENGTH for name in ("python", "native"))
-        table.add_row(str(record.meta["call"]), f"{python:.2f}", f"{native:.2f}", f"{python / native:.1f}")
+        table.add_row(str(record.meta["shape"]), f"{python:.2f}", f"{native:.2f}", f"{python / native:.1f}")
     console.print(table)
     console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)
