@@ -8,6 +8,7 @@ from torch.nn import functional
 from tests.graph.small import Cached, Encoder, GatedBlock, PreNormBlock, RMSNorm
 from twofour.capture import Graph, capture
 from twofour.graph import Product, Program, arrange, fuse, lower_activations, simplify
+from twofour.graph.base import aten
 
 
 def captured(model: nn.Module, *inputs: Tensor) -> tuple[Graph, dict[str, int]]:
@@ -107,6 +108,39 @@ def test_constants_are_computed_once() -> None:
     assert counts["constants folded"] == 1
     x = torch.randn(5, 4)
     torch.testing.assert_close(Program(graph.module)(x)[0], Constant()(x))
+
+
+def test_a_table_of_weights_is_looked_up_once_and_a_weight_is_not_copied() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.matrix = nn.Parameter(torch.randn(169, 30)), nn.Parameter(torch.randn(96, 96))
+            self.register_buffer("places", torch.randint(169, (400,)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            bias = self.table[self.places].view(20, 20, 30).permute(2, 0, 1).contiguous().unsqueeze(0)
+            return x + bias + (x.mean() * self.matrix.t().contiguous()).sum()
+
+    model, x = Table(), torch.randn(3, 30, 20, 20)
+    graph, counts = captured(model, x)
+    targets = [node.target for node in graph.module.graph.nodes]
+    assert counts["constants folded"] == 1 and aten.index.Tensor not in targets and aten.t.default in targets
+    torch.testing.assert_close(Program(graph.module)(x)[0], model(x))
+
+
+def test_a_pad_of_nothing_is_removed_unless_the_caller_gets_it() -> None:
+    class Pads(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            pad = nn.functional.pad
+            return pad(x, (0, 0, 0, 0)).relu(), pad(x, (0, 0)), pad(x, (0, 1)).relu()
+
+    x = torch.randn(3, 4)
+    graph, _ = captured(Pads(), x)
+    assert sum(node.target is aten.pad.default for node in graph.module.graph.nodes) == 2
+    found = Program(graph.module)(x)
+    assert found[1].data_ptr() != x.data_ptr()
+    for got, want in zip(found, Pads()(x), strict=True):
+        assert torch.equal(got, want)
 
 
 def test_what_the_caller_gets_is_no_constant_and_no_input() -> None:

@@ -8,20 +8,28 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from twofour.graph.base import Rule, escapes, value
+from twofour.graph.base import Rule, aten, escapes, value
 
 LARGEST = 1 << 20
 """Elements a folded constant may have: a table that is larger than its sources is not worth its bytes."""
+
+FLOATS, COPIED = 1 << 18, 4096
+"""The same of real numbers: of what is computed, such as a table of relative positions; and of weights that are only
+laid out otherwise, which nobody wants twice in memory."""
+
+_COPIES = (aten.contiguous.default, aten.clone.default, aten.to.dtype, aten._to_copy.default, aten.reshape.default)
 
 
 def rewrite(module: fx.GraphModule) -> int:
     """Replace calls on constants alone, with sizes that are numbers, by their answers; weights stay as they are."""
     known: dict[fx.Node, Any] = {}
+    computed: set[fx.Node] = set()
     count = 0
     for node in list(module.graph.nodes):
         if node.op == "get_attr":
             known[node] = getattr(module, str(node.target))
-        elif node.op == "call_function" and _foldable(node, known):
+        elif node.op == "call_function" and _foldable(node, known, computed):
+            computed |= {node} if _computes(node, computed) else set()
             arguments = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
             known[node] = node.target(*arguments[0], **arguments[1])
     for node, found in known.items():
@@ -39,7 +47,14 @@ def rewrite(module: fx.GraphModule) -> int:
     return count
 
 
-def _foldable(node: fx.Node, known: dict[fx.Node, Any]) -> bool:
+def _computes(node: fx.Node, computed: set[fx.Node]) -> bool:
+    """Tell whether a constant is more than a weight that is laid out otherwise."""
+    overload: Any = node.target
+    views = any(returned.alias_info for returned in overload._schema.returns)
+    return not (views or overload in _COPIES) or any(source in computed for source in node.all_input_nodes)
+
+
+def _foldable(node: fx.Node, known: dict[fx.Node, Any], computed: set[fx.Node]) -> bool:
     found = value(node)
     overload = node.target
     if not isinstance(found, Tensor) or not isinstance(overload, torch._ops.OpOverload) or overload._schema.is_mutable:
@@ -48,8 +63,8 @@ def _foldable(node: fx.Node, known: dict[fx.Node, Any]) -> bool:
         return False
     if escapes(node):
         return False  # the caller may change what it gets
-    # A product of a weight is not a constant anyone wants twice in memory.
-    if found.numel() > LARGEST or (found.is_floating_point() and found.numel() > 4096):
+    most = LARGEST if not found.is_floating_point() else FLOATS if _computes(node, computed) else COPIED
+    if found.numel() > most:
         return False
     return all(source in known for source in node.all_input_nodes)
 

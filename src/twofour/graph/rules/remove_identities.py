@@ -25,6 +25,7 @@ _CASTS = (
 )
 _RESHAPES = (aten.view.default, aten.reshape.default, aten.expand.default, aten._unsafe_view.default)
 _FRESH = (aten.lift_fresh_copy.default, aten._to_copy.default, aten.clone.default, aten.add.Tensor)
+_PADS = (aten.pad.default, aten.constant_pad_nd.default)
 _COPIES = (aten.contiguous.default, aten.clone.default)
 
 
@@ -46,7 +47,7 @@ def _nothing(node: fx.Node) -> bool:
     if not isinstance(x, Tensor) or not isinstance(y, Tensor) or x.dtype != y.dtype:
         return False
     target = node.target
-    if target in _FRESH and escapes(node):
+    if target in (*_FRESH, *_PADS) and escapes(node):
         return False  # the caller may change what it gets, not the model's constant or its own input
     if target in _ALWAYS or target in _CASTS:
         return x.device == y.device
@@ -56,6 +57,8 @@ def _nothing(node: fx.Node) -> bool:
         return same_size(source, node)
     if target in _COPIES:
         return x.is_contiguous() and source.op != "placeholder"
+    if target in _PADS:
+        return all(isinstance(size, int) and size == 0 for size in node.args[1])  # pyright: ignore
     if target is aten.slice.Tensor:
         start, end, step = argument(node, 2, "start"), argument(node, 3, "end"), argument(node, 4, "step", 1)
         return start in (None, 0) and end in (None, sys.maxsize) and step == 1
