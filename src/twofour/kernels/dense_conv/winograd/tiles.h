@@ -122,8 +122,11 @@ struct Winograd {
         const int64_t begin = (t1 - t0) * group / groups, end = (t1 - t0) * (group + 1) / groups;
         const float* x = packed + place * plan.place + (t0 + begin) * V::width;
         float* to = mine + place * plan.sums + begin * kConvPanel;
+        // The first group reads the weights from memory, which is slower than it multiplies; the others leave memory
+        // idle. So the first two fetch a half each of the next place's weights.
+        const float* ahead = w + (groups > 1 && group < 2 ? (2 + group) * (kConvPanel / 2) * a.in_channels : 0);
         for (int64_t k = 0; k < kConvPanel; k += 2 * V::width)
-          multiply_some<V, Plan::rows>(end - begin, x, step, a.in_channels, w + k, to + k);
+          multiply_some<V, Plan::rows>(end - begin, x, step, a.in_channels, w + k, to + k, ahead);
       }
   }
 
