@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from cases import blocks as blocks_case
 from cases import calibrated as calibrated_case
 from cases import check as check_case
 from cases import conv as conv_case
@@ -221,6 +222,30 @@ def fusion(
     path = _path(json, "fusion-float32", record)
     bench = fusion_case.FusionBench(seconds, without or (), count=count)
     _run(fusion_case.cells(only.split(",")), bench, path, resume, fusion_case.show)
+
+
+@app.command()
+def blocks(
+    only: Annotated[str, typer.Option(help="Blocks, comma separated.")] = ",".join(blocks_case.BLOCKS),
+    threads: ThreadsOption = "1",
+    floats: Annotated[int, typer.Option(help="Numbers of an operand.")] = blocks_case.FLOATS,
+    without: Annotated[list[str] | None, typer.Option(help="A runtime to leave out, by its name in the table.")] = None,
+    seconds: SecondsOption = 1.5,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Fused blocks of element-wise and reduce operators, against torch's operators and Inductor's C++."""
+    if unknown := [name for name in only.split(",") if name not in blocks_case.BLOCKS]:
+        raise DataError(f"the block {unknown[0]!r} is not known", got=only, wanted=", ".join(blocks_case.BLOCKS))
+    cells = blocks_case.cells(only.split(","), _numbers(threads), floats)
+    _run(
+        cells,
+        blocks_case.Bench(seconds, without or ()),
+        _path(json, "blocks-float32", record),
+        resume,
+        blocks_case.show,
+    )
 
 
 @app.command()

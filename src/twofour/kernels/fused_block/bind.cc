@@ -69,6 +69,8 @@ class Program {
       loops_.push_back({begin, end, rows});
       for (int i = begin; i < end; i++) steps_.push_back(checked(steps[static_cast<size_t>(i)], rows));
     }
+    for (const Loop& loop : loops_)
+      if (!loop.rows) join(loop);
     if (next != static_cast<int>(steps.size())) impossible("has steps outside its loops", std::to_string(next), "all");
     if (loops_.size() > 1) reduces_ = true;
     written_.resize(static_cast<size_t>(outputs), 0);
@@ -113,6 +115,44 @@ class Program {
     Block block{};
     std::vector<BlockOperand> operands;
   };
+
+  // Steps whose results the next one alone reads run together.
+  void join(const Loop& loop) {
+    for (int i = loop.begin; i < loop.end;) {
+      int end = i + 1;
+      while (end < loop.end && end - i < kMostChain && hands_on(loop, end - 1)) end++;
+      at(i).chain = static_cast<int16_t>(end - i);
+      i = end;
+    }
+  }
+  bool hands_on(const Loop& loop, int i) {
+    const Step &step = at(i), &next = at(i + 1);
+    if (!links(step.op) || !links(next.op) || next.a != step.to || reads_beside(next, step.to) || kept_[step.to]) return false;
+    if (next.to == step.to) return true;
+    for (int later = i + 2; later < loop.end; later++) {
+      if (reads(at(later), step.to)) return false;
+      if (at(later).op != StepOp::store && at(later).to == step.to) return true;
+    }
+    return true;
+  }
+  static bool links(StepOp op) {
+    switch (op) {
+#define TWOFOUR_LINK(name, result) case StepOp::name:
+#include "links.def"
+        return true;
+      default:
+        return false;
+    }
+  }
+  static bool reads_beside(const Step& step, int i) {
+    const Kind kind = kSteps[static_cast<int>(step.op)].kind;
+    return (kind == Kind::binary && step.b == i) || (kind == Kind::ternary && (step.b == i || step.c == i));
+  }
+  static bool reads(const Step& step, int i) {
+    const Kind kind = kSteps[static_cast<int>(step.op)].kind;
+    return (kind != Kind::load && kind != Kind::fill && step.a == i) || reads_beside(step, i);
+  }
+  Step& at(int i) { return steps_[static_cast<size_t>(i)]; }
 
   Step checked(const Fields& fields, bool rows) {
     const auto& [name, to, a, b, c, value] = fields;

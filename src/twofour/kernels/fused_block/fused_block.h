@@ -21,14 +21,17 @@ enum class StepOp : uint8_t {
 constexpr int kRowRegister = 1 << 10;  // from here on registers have one number a row
 constexpr int kNumber = -1;            // the second operand is Step::value
 constexpr int kOuterAxes = 6;          // besides the row
+constexpr int kMostChain = 16;
 constexpr int kMostRegisters = 64, kMostOperands = 64;
 constexpr int64_t kTile = 1024;  // places of a tile: six registers of them fit the first cache
 
 // to = op(a, b, c). `load`: a is an input, `store`: to is an output.
+// `chain` steps from here on each hand their result to the next one alone; 1: it is by itself.
 struct Step {
   StepOp op;
   int16_t to, a, b, c;
   float value;
+  int16_t chain = 1;
 };
 
 // Steps [begin, end), for each tile of a row, or once for its row registers.

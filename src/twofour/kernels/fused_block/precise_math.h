@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "kernels/epilogue_math.h"
 
@@ -26,6 +27,29 @@ struct PreciseMath : FloatMath<V> {
   static TWOFOUR_INLINE F absolute(F x) { return (F)((I)x & INT32_MAX); }
   static TWOFOUR_INLINE F with_sign(F x, F sign) { return (F)((I)x | ((I)sign & INT32_MIN)); }
   static TWOFOUR_INLINE F power_of_two(I n) { return (F)((n + 127) << 23); }
+
+  static TWOFOUR_INLINE I places() {
+    I i{};
+    for (int k = 0; k < V::width; k++) i[k] = k;
+    return i;
+  }
+  // Every second number of a and of b, beginning with `begin`.
+  template <int begin, int... i>
+  static TWOFOUR_INLINE F every_second(F a, F b, std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(a, b, (2 * i + begin)...);
+  }
+  // V::width vectors -> one number of each, in their order; parts are overwritten.
+  template <class Of>
+  static TWOFOUR_INLINE F across(F* parts, const Of& of) {
+    constexpr std::make_integer_sequence<int, V::width> all{};
+    TWOFOUR_UNROLL
+    for (int count = V::width / 2; count > 0; count /= 2)
+      for (int k = 0; k < count; k++) {
+        const F a = parts[2 * k], b = parts[2 * k + 1];
+        parts[k] = of(every_second<0>(a, b, all), every_second<1>(a, b, all));
+      }
+    return parts[0];
+  }
 
   template <int n>
   static TWOFOUR_INLINE F polynomial(const float (&c)[n], F x) {
@@ -128,7 +152,7 @@ struct PreciseMath : FloatMath<V> {
     const F first = 1.0f - quotient, far = first + (((1.0f - first) - quotient) - left);
     return select(t < 0.625f, near, with_sign(far, x));
   }
-  // Below 1.3 a polynomial; above, 1 - erfc with log2(erfc) a polynomial: what it is wrong by is small beside 1.
+  // Below 1 a polynomial; above, 1 - erfc with log2(erfc) a polynomial: what it is wrong by is small beside 1.
   static TWOFOUR_INLINE F erf(F x) {
     constexpr float near[] = {0.128379166f,     -0.376126379f,   0.112837911f,     -0.0268661194f, 0.00522377994f,
                               -0.000854394864f, 0.000119956952f, -1.44144042e-05f, 1.37311451e-06f, -7.69640565e-08f};
@@ -136,7 +160,7 @@ struct PreciseMath : FloatMath<V> {
                              0.0360285118f,   -0.00595702603f, 0.000617616926f, -2.98754985e-05f};
     const F t = absolute(x), below = at_most(4.0f, t);
     const F large = 1.0f - Base::exp2_of(polynomial(far, below));
-    return select(t < 1.3f, x * polynomial(near, x * x) + x, with_sign(large, x));
+    return select(t < 1.0f, x * polynomial(near, x * x) + x, with_sign(large, x));
   }
 
   // sin(x + quadrant * pi / 2). pi / 2 in three parts: beyond 8192 they do not reach, and the C library is asked.

@@ -108,14 +108,13 @@ class Tiles {
   float* in_place(const BlockOperand& operand) const {
     const bool together = rows_ == 1 || (block_.axes == 1 && operand.strides[0] == width_);
     if (operand.type != Type::f32 || operand.inner != 1 || !together || count_ % V::width != 0) return nullptr;
-    float* at = nullptr;
-    each_row_once(operand, &at);
-    return at;
+    return reinterpret_cast<float*>(operand.data) + offset_of(operand);
   }
-  void each_row_once(const BlockOperand& operand, float** at) const {
-    int64_t offset = from_;
+  // Of the tile's first number.
+  int64_t offset_of(const BlockOperand& operand) const {
+    int64_t offset = from_ * operand.inner;
     for (int a = 0; a < block_.axes; a++) offset += index_[a] * operand.strides[a];
-    *at = reinterpret_cast<float*>(operand.data) + offset;
+    return offset;
   }
 
   static float from_bits(uint16_t bits) {
@@ -229,37 +228,126 @@ class Tiles {
     for (int64_t i = 0; i < count_; i += V::width) V::store_unaligned(y + i, of(V::load_unaligned(a + i), V::load_unaligned(b + i), V::load_unaligned(c + i)));
   }
 
-  // Four vectors at a time hide the latency of a sum, and sum more exactly than one.
+  // Rows to one vector each, then V::width of them at once to one number each.
   template <class Of>
   TWOFOUR_INLINE void reduce(const Step& step, float first, const Of& of) {
     const float* a = source(step.a);
     float* y = row_[step.to - kRowRegister];
-    for (int64_t r = 0; r < rows_; r++) {
-      const float* x = a + r * width_;
-      F parts[4] = {M::all(first), M::all(first), M::all(first), M::all(first)};
-      int64_t i = 0;
-      for (; i + 4 * V::width <= width_; i += 4 * V::width)
-        for (int k = 0; k < 4; k++) parts[k] = of(parts[k], V::load_unaligned(x + i + k * V::width));
-      for (; i + V::width <= width_; i += V::width) parts[0] = of(parts[0], V::load_unaligned(x + i));
-      F last = M::all(first);
-      for (int k = 0; i + k < width_; k++) last[k] = x[i + k];
-      F all = of(of(parts[0], parts[1]), of(of(parts[2], parts[3]), last));
-      float lanes[2 * V::width] = {};
-      for (int half = V::width / 2; half > 0; half /= 2) {
-        V::store_unaligned(lanes, all);
-        all = of(all, V::load_unaligned(lanes + half));
-      }
-      F before = M::all(from_ == 0 ? first : y[r]);
-      y[r] = of(before, M::all(all[0]))[0];
+    for (int64_t r = 0; r < rows_; r += V::width) {
+      F parts[V::width];
+      for (int k = 0; k < V::width; k++) parts[k] = r + k < rows_ ? of_row(a + (r + k) * width_, first, of) : M::all(first);
+      F all = M::across(parts, of);
+      if (from_ != 0) all = of(V::load_unaligned(y + r), all);
+      V::store_unaligned(y + r, all);  // a row register has a vector of padding
     }
   }
 
-  void steps(const Loop& loop) {
-    for (int i = loop.begin; i < loop.end; i++) {
-      const Step& step = block_.steps[i];
-      straight_ = i + 1 < loop.end ? straight(step, block_.steps[i + 1]) : nullptr;
-      one(step);
+  // Four vectors at a time hide the latency of a sum, and sum more exactly than one.
+  template <class Of>
+  TWOFOUR_INLINE F of_row(const float* x, float first, const Of& of) const {
+    const F none = M::all(first);
+    if (width_ < V::width) {
+      F last = none;
+      for (int k = 0; k < width_; k++) last[k] = x[k];
+      return last;
     }
+    F parts[4] = {none, none, none, none};
+    int64_t i = 0;
+    for (; i + 4 * V::width <= width_; i += 4 * V::width)
+      for (int k = 0; k < 4; k++) parts[k] = of(parts[k], V::load_unaligned(x + i + k * V::width));
+    for (; i + V::width <= width_; i += V::width) parts[0] = of(parts[0], V::load_unaligned(x + i));
+    if (i < width_) {  // the last vector of the row, less what has been read of it
+      const int32_t read = static_cast<int32_t>(V::width - (width_ - i));
+      parts[1] = of(parts[1], M::select(M::places() >= read, V::load_unaligned(x + width_ - V::width), none));
+    }
+    return of(of(parts[0], parts[1]), of(parts[2], parts[3]));
+  }
+
+  void steps(const Loop& loop) {
+    for (int i = loop.begin; i < loop.end;) {
+      const Step* step = block_.steps + i;
+      const int count = loop.rows || !whole_rows(step) ? 1 : step->chain;
+      i += count;
+      straight_ = i < loop.end ? straight(step[count - 1], block_.steps[i]) : nullptr;
+      if (count > 1) chain(step, count);
+      else one(*step);
+    }
+  }
+
+  // Whether a chain may run row by row without writing past a row's end.
+  bool whole_rows(const Step* first) const {
+    if (rows_ == 1 || width_ % V::width == 0) return true;
+    for (int i = 0; i < first->chain; i++)
+      if (first[i].b >= kRowRegister) return false;
+    return true;
+  }
+
+  // A step of a chain: its second operand's numbers, or the one number there is.
+  struct Link {
+    StepOp op;
+    const float *places, *of_rows;
+    float value;
+  };
+
+  // Several steps at once, whose results between them stay in vector registers.
+  TWOFOUR_NOINLINE void chain(const Step* steps, int count) {
+    Link links[twofour::kMostChain];
+    bool by_row = false;
+    for (int i = 0; i < count; i++) {
+      const int b = steps[i].b;
+      const bool binary = b != kNumber && is_binary(steps[i].op), of_rows = binary && b >= kRowRegister;
+      by_row |= of_rows;
+      links[i] = {steps[i].op, binary && !of_rows ? base_[b] : nullptr, of_rows ? row_[b - kRowRegister] : nullptr, steps[i].value};
+    }
+    const float* a = source(steps[0].a);
+    float* y = target(steps[count - 1].to);
+    const int64_t rows = by_row ? rows_ : 1, width = by_row ? width_ : count_;
+    for (int64_t r = 0; r < rows; r++) {
+      for (int i = 0; i < count; i++)
+        if (links[i].of_rows) links[i].value = links[i].of_rows[r];
+      int64_t at = r * width;
+      const int64_t end = at + width;
+      for (; at + 8 * V::width <= end; at += 8 * V::width) linked<8>(links, count, a, y, at);
+      for (; at < end; at += V::width) linked<1>(links, count, a, y, at);
+    }
+  }
+  static bool is_binary(StepOp op) { return op >= StepOp::add && op <= StepOp::ge; }
+
+  // One group of vectors through all links.
+  template <int kVectors>
+  TWOFOUR_INLINE static void linked(const Link* links, int count, const float* from, float* y, int64_t at) {
+    F x[kVectors];
+    TWOFOUR_UNROLL
+    for (int k = 0; k < kVectors; k++) x[k] = V::load_unaligned(from + at + k * V::width);
+    for (int i = 0; i < count; i++) {
+      const Link& link = links[i];
+      switch (link.op) {
+#define TWOFOUR_LINK(name, result)                                           \
+  case StepOp::name:                                                         \
+    if (link.places) {                                                       \
+      TWOFOUR_UNROLL                                                         \
+      for (int k = 0; k < kVectors; k++) {                                   \
+        const F a = x[k], b = V::load_unaligned(link.places + at + k * V::width); \
+        x[k] = result;                                                       \
+        (void)b;                                                             \
+      }                                                                      \
+    } else {                                                                 \
+      const F b = M::all(link.value);                                        \
+      TWOFOUR_UNROLL                                                         \
+      for (int k = 0; k < kVectors; k++) {                                   \
+        const F a = x[k];                                                    \
+        x[k] = result;                                                       \
+      }                                                                      \
+      (void)b;                                                               \
+    }                                                                        \
+    break;
+#include "links.def"
+        default:
+          break;
+      }
+    }
+    TWOFOUR_UNROLL
+    for (int k = 0; k < kVectors; k++) V::store_unaligned(y + at + k * V::width, x[k]);
   }
 
   // Where the step may leave its result, if the next one stores it as it is: in the output itself.

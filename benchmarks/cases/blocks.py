@@ -1,0 +1,185 @@
+"""Fused blocks of element-wise and reduce operators on 4M floats: ours, torch's operators one by one, and Inductor.
+
+All three allocate their outputs inside the timing. Ours and Inductor run the same captured graph; Inductor's C++ is
+compiled outside the timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cases.records import machine_line
+from twofour import measure
+from twofour.capture import capture
+from twofour.errors import MeasureError
+from twofour.graph import Program
+from twofour.graph.blocks import Always, fuse_blocks
+from twofour.measure import Record, geometric_mean
+
+TOLERANCE = 1e-5
+EAGER, INDUCTOR, OURS = "eager", "Inductor", "twofour"
+FLOATS = 1 << 22
+
+
+def _chain(x: Tensor, y: Tensor) -> Tensor:
+    return torch.relu((x * 1.5 + y) * x - 0.25)
+
+
+def _long_chain(x: Tensor, y: Tensor) -> Tensor:
+    z = x
+    for _ in range(6):
+        z = torch.clamp(z * y + 0.5, -3.0, 3.0)
+    return z
+
+
+def _gelu(x: Tensor, y: Tensor) -> Tensor:
+    return functional.gelu(x + y) * y
+
+
+def _gelu_tanh(x: Tensor, y: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x.pow(3)))) + y
+
+
+def _gate(x: Tensor, y: Tensor) -> Tensor:
+    return functional.silu(x) * y
+
+
+def _softmax(x: Tensor, y: Tensor) -> Tensor:
+    return ((x + y) * 0.125).softmax(-1)
+
+
+def _log_softmax(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).log_softmax(-1)
+
+
+def _rms_norm(x: Tensor, y: Tensor) -> Tensor:
+    z = x + y
+    return z * torch.rsqrt(z.pow(2).mean(-1, keepdim=True) + 1e-6) * y[0]
+
+
+def _layer_norm(x: Tensor, y: Tensor) -> Tensor:
+    z = x + y
+    apart = z - z.mean(-1, keepdim=True)
+    return apart * torch.rsqrt(apart.pow(2).mean(-1, keepdim=True) + 1e-6) * y[0] + y[1]
+
+
+def _row_sum(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum(-1)
+
+
+def _row_max(x: Tensor, y: Tensor) -> Tensor:
+    return (x + y).amax(-1)
+
+
+def _channel_scale(x: Tensor, y: Tensor) -> Tensor:
+    return torch.relu(x * torch.sigmoid(y[:, :1]) + 0.1)
+
+
+WIDTHS = (64, 1024, 4096)
+BLOCKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    function.__name__.lstrip("_"): function
+    for function in (
+        _chain, _long_chain, _gelu, _gelu_tanh, _gate, _channel_scale,
+        _softmax, _log_softmax, _rms_norm, _layer_norm, _row_sum, _row_max,
+    )
+}  # fmt: skip
+ELEMENT_WISE = ("chain", "long_chain", "gelu", "gelu_tanh", "gate")
+"""Blocks whose time does not depend on the length of a row."""
+
+
+class _Module(nn.Module):
+    def __init__(self, block: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.block(x, y)
+
+
+def cells(names: Sequence[str], threads: Sequence[int], floats: int = FLOATS) -> list[dict[str, object]]:
+    """List the cells."""
+    return [
+        {
+            "case": "blocks", "model": name, "shape": f"{floats // width}x{width}", "threads": count,
+            "dtype": "float32", "width": width, "floats": floats,
+        }
+        for name in names
+        for width in (WIDTHS[1:2] if name in ELEMENT_WISE else WIDTHS)
+        for count in threads
+    ]  # fmt: skip
+
+
+class Bench:
+    """Measures cells."""
+
+    def __init__(self, seconds: float, without: Sequence[str] = ()) -> None:
+        self.seconds, self.without = seconds, set(without)
+
+    def __call__(self, cell: dict[str, object]) -> Record:
+        """Measure one cell."""
+        width, threads = int(str(cell["width"])), int(str(cell["threads"]))
+        generator = torch.Generator().manual_seed(0)
+        rows = int(str(cell["floats"])) // width
+        x, y = (torch.randn(rows, width, generator=generator) for _ in range(2))
+        module = _Module(BLOCKS[str(cell["model"])])
+        with torch.inference_mode():
+            candidates = _candidates(module, x, y, self.without)
+            _verify(candidates, module(x.double(), y.double()), str(cell["model"]))
+            return measure.compare(
+                candidates,
+                baseline=(EAGER,),
+                seconds=self.seconds,
+                threads=threads,
+                clock="thread" if threads == 1 else "wall",
+                pin=threads == 1,
+                noise=True,
+                meta=cell,
+            )
+
+
+def _candidates(module: nn.Module, x: Tensor, y: Tensor, without: set[str]) -> dict[str, Callable[[], Tensor]]:
+    graph = capture(module, {"x": x, "y": y}, {})
+    before = Program(graph.module)
+    fuse_blocks(graph.module, Always())
+    after = Program(graph.module)
+    found: dict[str, Callable[[], Tensor]] = {EAGER: lambda: before(x, y)[0], OURS: lambda: after(x, y)[0]}
+    if INDUCTOR not in without:
+        torch._dynamo.reset()  # else it gives up after a few modules of one class
+        compiled = torch.compile(module, dynamic=False)
+        found[INDUCTOR] = lambda: compiled(x, y)
+    return found
+
+
+def _verify(candidates: dict[str, Callable[[], Tensor]], exact: Tensor, name: str) -> None:
+    for who, call in candidates.items():
+        error = float((call().double() - exact).norm() / exact.norm())
+        if not error <= TOLERANCE:
+            raise MeasureError(f"{who} is wrong and is not timed", got=f"error {error:.2e} of {name}")
+
+
+def show(records: Sequence[Record], console: Console) -> None:
+    """Print each block with its times, and how many times faster ours is."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("block", "shape", "threads", "eager ms", "Inductor ms", "twofour ms", "to eager", "to Inductor"):
+        table.add_column(name, justify="left" if name == "block" else "right")
+    ratios: dict[str, list[float]] = {EAGER: [], INDUCTOR: []}
+    for record in records:
+        times = {name: record.undisturbed(name) for name in (EAGER, INDUCTOR, OURS) if name in record.timings}
+        against = {name: times[name] / times[OURS] for name in ratios if name in times}
+        for name, ratio in against.items():
+            ratios[name].append(ratio)
+        table.add_row(
+            *(str(record.meta[name]) for name in ("model", "shape", "threads")),
+            *(f"{1e3 * times[name]:.2f}" if name in times else "-" for name in (EAGER, INDUCTOR, OURS)),
+            *(f"{against[name]:.2f}x" if name in against else "-" for name in ratios),
+        )
+    console.print(table)
+    means = ", ".join(f"{geometric_mean(found):.2f}x {name}'s speed" for name, found in ratios.items() if found)
+    console.print(f"geometric means: {means}", highlight=False)
+    console.print(machine_line(records[0]), highlight=False)
