@@ -111,9 +111,19 @@ def _step(made: Grown, choice: random.Random, nodes: list[fx.Node], weight: fx.N
 
 def _view(made: Grown, choice: random.Random, x: fx.Node) -> fx.Node:
     shape = list(x.meta["val"].shape)
-    kind = choice.randrange(3)
+    kind = choice.randrange(5)
     if kind == 0:
         return made.call(aten.reshape.default, x, [-1, shape[-1]])
+    if kind == 3:
+        return made.call(aten.transpose.int, x, choice.choice((0, 1)), 2)
+    if kind == 4:
+        turned = made.call(aten.cat.default, [made.call(aten.neg.default, x), x], -1)
+        return made.call(
+            aten.slice.Tensor,
+            made.call(aten.tanh.default, turned),
+            2,
+            *choice.choice(((0, shape[-1]), (shape[-1], 999), (1, 2))),
+        )
     if kind == 1:
         return made.call(aten.permute.default, x, [1, 0, 2])
     return made.call(aten.slice.Tensor, x, -1, 0, max(1, shape[-1] // 2))

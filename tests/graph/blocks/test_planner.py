@@ -180,3 +180,67 @@ def test_other_sizes_run_without_planning_again() -> None:
     for rows in (4, 1, 33, 0):
         assert_same(before, after, [torch.randn(rows, 8), torch.randn(8)])
     assert_same(before, after, [torch.randn(8, 5).t(), torch.randn(8)])
+
+
+def test_rotary_embeddings_are_one_block() -> None:
+    made = Grown()
+    q, cos, sin = (made.input(torch.randn(shape)) for shape in ((2, 3, 5, 8), (1, 1, 5, 8), (5, 8)))
+    lower, upper = made.call(aten.slice.Tensor, q, 3, 0, 4), made.call(aten.slice.Tensor, q, -1, 4, 2**63 - 1)
+    turned = made.call(aten.cat.default, [made.call(aten.neg.default, upper), lower], -1)
+    last = made.call(
+        aten.add.Tensor, made.call(aten.mul.Tensor, q, cos), made.call(aten.mul.Tensor, turned, sin)
+    )  # fmt: skip
+    blocks, before, after = fused(made.module(last))
+    assert blocks.fused == 5 and len(blocks.labels) == 1 and "slice" not in after.text
+    assert_same(before, after, made.inputs)
+
+
+def test_joined_parts_are_read_again_as_slices() -> None:
+    made = Grown()
+    x = made.input(torch.randn(4, 6))
+    joined = made.call(aten.cat.default, [made.call(aten.tanh.default, x), made.call(aten.neg.default, x), x], 1)
+    middle = made.call(aten.slice.Tensor, made.call(aten.exp.default, joined), 1, 6, 12)
+    blocks, before, after = fused(made.module(joined, made.call(aten.mul.Tensor, middle, x)))
+    assert len(blocks.labels) == 1 and blocks.fused == 5
+    assert_same(before, after, made.inputs)
+
+
+def test_unequal_parts_are_no_block() -> None:
+    made = Grown()
+    x = made.input(torch.randn(4, 6))
+    joined = made.call(aten.cat.default, [made.call(aten.tanh.default, x), made.input(torch.randn(4, 2))], 1)
+    blocks, before, after = fused(made.module(made.call(aten.neg.default, joined)))
+    assert not blocks.labels and "equal ones" in blocks.text()
+    assert_same(before, after, made.inputs)
+
+
+def test_permutations_vanish_between_operators() -> None:
+    made = Grown()
+    y, scale, skip = (made.input(torch.randn(shape)) for shape in ((2, 5, 6, 4), (4,), (2, 4, 5, 6)))
+    moved = made.call(aten.permute.default, made.call(aten.mul.Tensor, y, scale), [0, 3, 1, 2])
+    back = made.call(aten.transpose.int, made.call(aten.add.Tensor, moved, skip), -1, 2)
+    blocks, before, after = fused(made.module(made.call(aten.relu.default, back), moved))
+    assert blocks.labels == ["block: mul + add + relu"]
+    assert_same(before, after, made.inputs)
+
+
+def test_squeeze_and_excitation_is_computed_with_its_pool() -> None:
+    made = Grown()
+    x = made.call(aten.silu.default, made.input(torch.randn(2, 5, 6, 6)))
+    pooled = made.call(aten.adaptive_avg_pool2d.default, x, [1, 1])
+    last = made.call(aten.mul.Tensor, x, made.call(aten.sigmoid.default, pooled))
+    blocks, before, after = fused(made.module(last))
+    assert blocks.labels == ["block: silu + adaptive_avg_pool2d + sigmoid + mul"]
+    assert_same(before, after, made.inputs)
+
+
+def test_attention_of_windows_stays_right() -> None:
+    """Scores and masks under different shapes: views between operators that move values end a block."""
+    made = Grown()
+    scores, bias, mask = (made.input(torch.randn(shape)) for shape in ((8, 3, 5, 5), (3, 5, 5), (4, 5, 5)))
+    added = made.call(aten.add.Tensor, made.call(aten.mul.Tensor, scores, 0.3), bias)
+    apart = made.call(aten.view.default, added, [2, 4, 3, 5, 5])
+    masked = made.call(aten.add.Tensor, apart, made.call(aten.unsqueeze.default, mask, 1))
+    last = made.call(aten.softmax.int, made.call(aten.view.default, masked, [8, 3, 5, 5]), -1)
+    _, before, after = fused(made.module(last))
+    assert_same(before, after, made.inputs)

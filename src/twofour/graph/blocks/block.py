@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from twofour import native
-from twofour.graph.blocks.lowering import Lowered, is_look
+from twofour.graph.blocks.lowering import Lowered, Operand, is_look
 from twofour.graph.program import Program
 from twofour.kernels.fused_block import program
 
@@ -21,6 +22,36 @@ MOST_SIZES = 64
 """Sizes of operands whose answers' layouts are kept."""
 
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """How a block sees the tensor at an index; see `lowering.Operand`."""
+
+    index: int
+    dropped: bool
+    order: tuple[int, ...]
+    row_axes: int
+    part: int | None
+    parts: int
+
+    @classmethod
+    def of(cls, index: int, operand: Operand, lowered: Lowered) -> _Seen:
+        inverse = tuple(operand.order.index(axis) for axis in range(len(operand.order)))
+        return cls(index, operand.dropped, inverse, lowered.row_axes, operand.part, lowered.parts)
+
+    def __call__(self, x: Tensor, *, view: bool = False) -> Tensor:
+        """Return the tensor as the domain has it, the row as its last axis; `view`: never a copy."""
+        if self.order:
+            x = x[(None,) * (len(self.order) - x.ndim)].permute(self.order)
+        if self.part is not None:
+            width = x.shape[-1] // self.parts
+            return x.narrow(-1, self.part * width, width)
+        if self.dropped:
+            return x.unsqueeze(-1)
+        if self.row_axes > 1 and x.ndim >= self.row_axes:
+            return x.view(*x.shape[: -self.row_axes], -1) if view else x.flatten(-self.row_axes)
+        return x
 
 
 class FusedBlock(nn.Module):
@@ -37,13 +68,13 @@ class FusedBlock(nn.Module):
     def __init__(self, nodes: Sequence[fx.Node], lowered: Lowered) -> None:
         super().__init__()
         sources = sources_of(lowered)
-        self.reference = reference(nodes, sources, [operand.node for operand in lowered.outputs])
+        self.reference = reference(nodes, sources, lowered.answers)
         self.label = label(nodes)
         self.operators = sum(not is_look(node) for node in nodes)
         self.expression = lowered.expression
         self.row_axes = lowered.row_axes
-        self._inputs = [(sources.index(operand.node), operand.dropped) for operand in lowered.inputs]
-        self._outputs = [operand.dropped for operand in lowered.outputs]
+        self._inputs = [_Seen.of(sources.index(one.node), one, lowered) for one in lowered.inputs]
+        self._outputs = [_Seen.of(lowered.answers.index(one.node), one, lowered) for one in lowered.outputs]
         self._layouts: dict[Any, list[Layout] | None] = {}
 
     @cached_property
@@ -63,20 +94,14 @@ class FusedBlock(nn.Module):
 
     def run(self, operands: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Compute into tensors that are there, of the layouts that `forward` makes."""
-        inputs = [self._seen(operands[index], dropped) for index, dropped in self._inputs]
-        answers = [self._seen(output, dropped) for output, dropped in zip(outputs, self._outputs, strict=True)]
+        inputs = [seen(operands[seen.index]) for seen in self._inputs]
+        answers = [seen(outputs[seen.index]) for seen in self._outputs]
         self.program.run(native.best("fused_block").index, inputs, answers, native.threads())
 
     def unfused(self, *operands: Tensor) -> Any:
         """Return what the operators answer one by one."""
         found = self.reference(*operands)
         return found[0] if len(found) == 1 else found
-
-    def _seen(self, tensor: Tensor, dropped: bool) -> Tensor:
-        """Return an operand with the row as its last axis."""
-        if dropped:
-            return tensor.unsqueeze(-1)
-        return tensor.flatten(-self.row_axes) if self.row_axes > 1 and tensor.ndim >= self.row_axes else tensor
 
     def _laid_out(self, key: Any, operands: Sequence[Tensor]) -> list[Layout] | None:
         """Return the answers' layouts for such operands, None where the operators themselves must run."""
@@ -94,14 +119,12 @@ class FusedBlock(nn.Module):
 
     def _misfit(self, made: Sequence[Tensor]) -> str:
         """Return why answers of these layouts cannot be written by the program, "" where they can."""
-        for answer, dropped in zip(made, self._outputs, strict=True):
+        for seen in self._outputs:
             try:
-                seen = answer.unsqueeze(-1) if dropped else answer
-                if not dropped and self.row_axes > 1:
-                    answer.view(*answer.shape[: -self.row_axes], -1)
+                answer = seen(made[seen.index], view=True)
             except RuntimeError as error:
                 return str(error).partition("\n")[0]
-            if any(stride == 0 and size > 1 for size, stride in zip(seen.shape, seen.stride(), strict=True)):
+            if any(stride == 0 and size > 1 for size, stride in zip(answer.shape, answer.stride(), strict=True)):
                 return "an answer whose values share memory"
         return ""
 
@@ -115,8 +138,15 @@ def reference(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequ
     """Return nodes as a program of their own operators, of these inputs and outputs."""
     graph = fx.Graph()
     copies = {node: graph.placeholder(f"operand_{index}") for index, node in enumerate(inputs)}
+
+    def copied(node: fx.Node) -> fx.Node:
+        """Return a node's copy, of a slice that the block takes itself too."""
+        if node not in copies:
+            copies[node] = graph.node_copy(node, copied)
+        return copies[node]
+
     for node in nodes:
-        copies[node] = graph.node_copy(node, lambda source: copies[source])
+        copied(node)
     graph.output(tuple(copies[node] for node in outputs))
     holder: Any = nn.Module()
     holder.graph = graph  # a GraphModule would write Python for it

@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor, fx
 
 from twofour.graph.base import value
+from twofour.graph.blocks.axes import UnfitError
 from twofour.graph.blocks.block import FusedBlock, sources_of, stored
-from twofour.graph.blocks.lowering import Lowered, UnfitError, is_look, lower
+from twofour.graph.blocks.lowering import Lowered, is_look, lower
 from twofour.graph.operators import numel
 from twofour.kernels.fused_block.schedule import Schedule
 
@@ -103,8 +104,8 @@ def described(node: fx.Node) -> str:
 
 
 def _text(argument: Any, names: dict[fx.Node, str]) -> str:
-    if isinstance(argument, fx.Node):
-        return names[argument]
+    if isinstance(argument, fx.Node):  # what has no name is a slice of an operand
+        return names.get(argument) or f"{argument.target}({', '.join(_text(one, names) for one in argument.args)})"
     if isinstance(argument, list | tuple):
         return f"[{', '.join(_text(entry, names) for entry in argument)}]"
     return repr(argument)

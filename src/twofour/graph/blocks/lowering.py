@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from twofour.graph.base import aten, same_axes, value
+from twofour.graph.blocks.axes import SHUFFLES, UnfitError, axis_orders, part_of
 from twofour.graph.blocks.pointwise import lowering_of, operands
 from twofour.graph.blocks.rows import REDUCTIONS, WHOLE_ROWS, axes_of, keeps_axes
 from twofour.graph.operators import numel
@@ -33,25 +34,27 @@ LOOKS = (
     aten.alias.default,
     aten.detach.default,
     aten.dropout.default,
+    aten.slice.Tensor,
+    *SHUFFLES,
 )
 """Operators that look at their input: inside a block they are nothing."""
 
 
-class UnfitError(Exception):
-    """Nodes that are no block; the text says why."""
-
-
 @dataclass(frozen=True)
 class Operand:
-    """A tensor outside of the block.
+    """A tensor outside of the block, and how the domain sees it.
 
     Attributes:
         node: Whose it is.
         dropped: It has no axes of the row.
+        order: Of each of its axes the domain's; () where they are the same.
+        part: Which of the row's parts, None for all of it.
     """
 
     node: fx.Node
     dropped: bool = False
+    order: tuple[int, ...] = ()
+    part: int | None = None
 
 
 @dataclass
@@ -61,9 +64,10 @@ class Lowered:
     Attributes:
         expression: Over the domain.
         inputs: In the order of its loads.
-        outputs: In the order of its stores.
+        outputs: In the order of its stores; of a tensor in parts one for each.
         row_axes: How many of the domain's last axes are the row; 0: the last one, and nothing is summed.
         domain: Its sizes, numbers or symbols.
+        parts: How many domains, one behind the other on the last axis, make the largest tensors: operands of `cat`.
     """
 
     expression: Expression
@@ -71,6 +75,12 @@ class Lowered:
     outputs: list[Operand]
     row_axes: int
     domain: tuple[Any, ...]
+    parts: int = 1
+
+    @property
+    def answers(self) -> list[fx.Node]:
+        """Nodes whose tensors are written, each once."""
+        return list(dict.fromkeys(operand.node for operand in self.outputs))
 
 
 def why_alone(node: fx.Node) -> str:
@@ -91,7 +101,7 @@ def why_alone(node: fx.Node) -> str:
     wrong += [str(found.dtype)] * (found.dtype not in WRITTEN)
     if node.target not in LOOKS and wrong:
         return f"{wrong[0].removeprefix('torch.')}: blocks compute in float32"
-    if is_look(node) or node.target in REDUCTIONS or node.target in WHOLE_ROWS:
+    if is_look(node) or _reduces(node) or _joins(node):
         return ""
     return "" if lowering_of(node) is not None else "no lowering in graph/blocks"
 
@@ -116,8 +126,14 @@ def lower(nodes: Sequence[fx.Node], read_outside: Sequence[fx.Node]) -> Lowered:
 
 @dataclass(frozen=True)
 class _Placed:
-    value: Value
+    """What a node is in the domain: one value, or one for each part; see `Operand` for the rest."""
+
+    values: tuple[Value, ...]
     dropped: bool = False
+
+    @property
+    def of_row(self) -> bool:
+        return self.values[0].of_row
 
 
 class _Lowering:
@@ -126,64 +142,84 @@ class _Lowering:
         self.expression = Expression()
         self.known: dict[fx.Node, _Placed] = {}
         self.loads: dict[Operand, Value] = {}
-        self.row_axes = 0
+        self.row_axes, self.parts = 0, 1
+        self.orders = axis_orders(nodes)
         self.domain = self._domain()
 
     def _domain(self) -> tuple[Any, ...]:
-        reductions = [node for node in self.nodes if _reduces(node)]
-        if reductions:
-            first: Any = reductions[0].args[0]
-            ndim = value(first).ndim
-            for node in reductions:
-                axes, own = axes_of(node), value(node.args[0]).ndim
-                if axes != tuple(range(own - len(axes), own)) or not axes:
-                    raise UnfitError("a reduction over other axes than the last")
-                if len(axes) != len(axes_of(reductions[0])) or own != ndim:
-                    raise UnfitError("reductions over different axes")
-            self.row_axes = len(axes_of(reductions[0]))
-        tensors = [*self.nodes, *(node.args[0] for node in reductions)]
-        largest: Any = max(tensors, key=lambda node: (numel(node), value(node).ndim))
-        domain = tuple(value(largest).shape)
-        if all(map(_is_one, domain[-max(1, self.row_axes) :])) and self.row_axes:
+        reductions, joins = [node for node in self.nodes if _reduces(node)], [n for n in self.nodes if _joins(n)]
+        for node in reductions:
+            axes, ndim = axes_of(node), value(node.args[0]).ndim
+            if axes != tuple(range(ndim - len(axes), ndim)) or not axes or self.orders[node]:
+                raise UnfitError("a reduction over other axes than the last")
+            if self.row_axes not in (0, len(axes)) or ndim != value(reductions[0].args[0]).ndim:
+                raise UnfitError("reductions over different axes")
+            self.row_axes = len(axes)
+        tensors: list[Any] = [*self.nodes, *(node.args[0] for node in reductions)]
+        largest = max(tensors, key=lambda node: (numel(node), value(node).ndim))
+        domain = self._in_domain(value(largest).shape, self.orders.get(largest, ()))
+        if self.row_axes and all(map(_is_one, domain[-self.row_axes :])):
             raise UnfitError("rows of one number")
+        if joins:
+            self.parts = len(joins[0].args[0])  # pyright: ignore
+            widths = [value(part).shape[-1] for node in joins for part in node.args[0]]  # pyright: ignore
+            alike = all(same_axes([width], widths[:1]) for width in widths) and not _is_one(widths[0])
+            if reductions or not alike or not same_axes(domain[-1:], [self.parts * widths[0]]) or self.orders[joins[0]]:
+                raise UnfitError("tensors joined from other parts than equal ones of a row")
+            domain = (*domain[:-1], widths[0])
         return domain
+
+    def _in_domain(self, shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
+        """Return a shape in the domain's order of axes, as it is where that is its own."""
+        if not order:
+            return tuple(shape)
+        padded = [*[1] * (len(order) - len(shape)), *shape]
+        return tuple(padded[order.index(axis)] for axis in range(len(order)))
 
     def run(self, read_outside: Sequence[fx.Node]) -> Lowered:
         for node in self.nodes:
             self.known[node] = self._look(node) if is_look(node) else self._computed(node)
-        outputs = [self._stored(node) for node in read_outside]
-        return Lowered(self.expression, list(self.loads), outputs, self.row_axes, self.domain)
+        outputs = [operand for node in read_outside for operand in self._stored(node)]
+        return Lowered(self.expression, list(self.loads), outputs, self.row_axes, self.domain, self.parts)
 
     def _computed(self, node: fx.Node) -> _Placed:
+        if _joins(node):
+            given: Any = node.args[0]
+            return _Placed(tuple(self._operand(part, node, False, None) for part in given))
         sources = [source for source in node.all_input_nodes if source in self.known]
         dropped = any(self.known[source].dropped and value(source).ndim for source in sources)
         dropped = dropped or (not sources and not _reduces(node) and self._is_dropped(node))
-        given = operands(node, lambda source: self._operand(source, dropped))
+        parts = range(self.parts) if self._is_wide(value(node).shape) else (None,)
+        values = [self._value(node, dropped, part) for part in parts]
+        made = tuple(found for found in values if found is not None)
+        if len(made) < len(values):
+            raise UnfitError("arguments that no step has")
+        return _Placed(made, not keeps_axes(node) if node.target in REDUCTIONS else dropped)
+
+    def _value(self, node: fx.Node, dropped: bool, part: int | None) -> Value | None:
+        given = operands(node, lambda source: self._operand(source, node, dropped, part))
         reduction = REDUCTIONS.get(node.target) or WHOLE_ROWS.get(node.target)
         if reduction is not None:
-            self._whole_row(node, dropped)
-            made = reduction(self.expression, given)
-            dropped = node.target in REDUCTIONS and not keeps_axes(node)
-        else:
-            lowering = lowering_of(node)
-            made = None if lowering is None else lowering(self.expression, given)
-        if made is None:
-            raise UnfitError("arguments that no step has")
-        return _Placed(made, dropped)
+            self._require_whole_row(node, dropped)
+        lowering = reduction or lowering_of(node)
+        return None if lowering is None else lowering(self.expression, given)
 
-    def _whole_row(self, node: fx.Node, dropped: bool) -> None:
+    def _require_whole_row(self, node: fx.Node, dropped: bool) -> None:
         """Refuse to reduce what is not in the domain with its whole row."""
         source: Any = node.args[0]
         shape = value(source).shape
-        if dropped or not same_axes(shape[-self.row_axes :], self.domain[-self.row_axes :]):
-            raise UnfitError("a reduction of what is broadcast to the row")
-        if source in self.known and self.known[source].value.of_row:
+        spread = source in self.known and self.known[source].of_row
+        if dropped or spread or not same_axes(shape[-self.row_axes :], self.domain[-self.row_axes :]):
             raise UnfitError("a reduction of what is broadcast to the row")
 
     def _is_dropped(self, node: fx.Node) -> bool:
         """Whether a tensor of a node that reads no other of the block has no axes of the row."""
         shape = value(node).shape
         return bool(self.row_axes) and not self._aligned(shape) and same_axes(shape, self.domain[: -self.row_axes])
+
+    def _is_wide(self, shape: Sequence[Any]) -> bool:
+        """Whether a tensor has all parts of the row."""
+        return self.parts > 1 and len(shape) > 0 and same_axes(shape[-1:], [self.parts * self.domain[-1]])
 
     def _aligned(self, shape: Sequence[Any]) -> bool:
         """Whether broadcasting puts a shape into the domain."""
@@ -194,31 +230,50 @@ class _Lowering:
         pairs = zip(shape, self.domain[len(self.domain) - len(shape) :], strict=True)
         return all(_is_one(mine) or statically_known_true(mine == whole) for mine, whole in pairs)
 
-    def _operand(self, node: fx.Node, dropped: bool) -> Value:
+    def _operand(self, node: fx.Node, reader: fx.Node, dropped: bool, part: int | None) -> Value:
         placed = self.known.get(node)
         if placed is not None:
             if placed.dropped != dropped and value(node).ndim:
                 raise UnfitError("a reduction without its axes beside what has them")
-            return placed.value
-        shape = value(node).shape
-        fits = same_axes(shape, self.domain[: -self.row_axes]) if dropped and len(shape) else self._aligned(shape)
-        if not fits:
-            raise UnfitError("an operand of another shape")
-        operand = Operand(node, dropped and len(shape) > 0)
-        if operand not in self.loads:
-            self.loads[operand] = self.expression.load(of_row=self._of_row(operand, shape))
-        return self.loads[operand]
+            if len(placed.values) > 1 and part is None:
+                raise UnfitError("a row in parts where one is wanted whole")
+            return placed.values[part or 0 if len(placed.values) > 1 else 0]
+        found = self._read(node, reader, dropped, part)
+        if found not in self.loads:
+            self.loads[found] = self.expression.load(of_row=self._of_row(node, found))
+        return self.loads[found]
 
-    def _of_row(self, operand: Operand, shape: Sequence[Any]) -> bool:
+    def _read(self, node: fx.Node, reader: fx.Node, dropped: bool, part: int | None) -> Operand:
+        """Return how a tensor from outside is read."""
+        shape, order = value(node).shape, self.orders[reader]
+        if dropped and len(shape):
+            if not same_axes(shape, self.domain[: -self.row_axes]):
+                raise UnfitError("an operand of another shape")
+            return Operand(node, dropped=True)
+        if self.parts > 1 and (found := part_of(node, self.domain[-1])) is not None:
+            node, part = found
+            shape = value(node).shape
+        if reader.target is aten.batch_norm.default and node is not reader.args[0]:
+            axes = range(value(reader).ndim)
+            channel = (0, *axes[2:], 1)  # seen as (1, ..., channels), the order puts them where they belong
+            order = tuple((order or tuple(axes))[axis] for axis in channel)
+        wide = self._is_wide(shape)
+        seen = self._in_domain((*shape[:-1], self.domain[-1]) if wide else shape, order)
+        if not self._aligned(seen) or (wide and part is None):
+            raise UnfitError("an operand of another shape")
+        return Operand(node, False, order if len(shape) else (), part if wide else None)
+
+    def _of_row(self, node: fx.Node, operand: Operand) -> bool:
         """Whether an operand has one number for each row."""
         if operand.dropped:
             return True
-        inner = [_is_one(size) for size in shape[-max(1, self.row_axes) :]]
-        if not self.domain:
+        if not self.domain or operand.part is not None:
             return False
+        shape = self._in_domain(value(node).shape, operand.order)
+        inner = [_is_one(size) for size in shape[-max(1, self.row_axes) :]]
         if all(inner):
             return not _is_one(self.domain[-1]) or self.row_axes > 0
-        if self.row_axes > 1 and (len(inner) < self.row_axes or any(inner)):
+        if self.row_axes > 1:
             whole = zip(shape[-self.row_axes :], self.domain[-self.row_axes :], strict=False)
             if len(inner) < self.row_axes or not all(same_axes([a], [b]) for a, b in whole):
                 raise UnfitError("an operand with a part of the row's axes")
@@ -229,34 +284,55 @@ class _Lowering:
         if source not in self.known:
             raise UnfitError("a view of an operand stays outside")
         before, shape, placed = value(source).shape, value(node).shape, self.known[source]
+        if node.target in SHUFFLES:
+            return placed
+        if node.target is aten.slice.Tensor:
+            found = part_of(node, self.domain[-1]) if len(placed.values) > 1 else None
+            if found is None:
+                raise UnfitError("a view that moves values to other places")
+            return _Placed((placed.values[found[1]],))
+        if same_axes(shape, before):
+            return placed
         if placed.dropped:
-            kept = (*self.domain[: -self.row_axes], *[1] * self.row_axes)
-            if same_axes(shape, before):
-                return placed
-            if same_axes(shape, kept):
-                return _Placed(placed.value)
+            if same_axes(shape, (*self.domain[: -self.row_axes], *[1] * self.row_axes)):
+                return _Placed(placed.values)
             raise UnfitError("a reduction seen under another shape")
-        short = [size for size in before if not _is_one(size)]
-        leading = len(shape) >= len(before) and same_axes(shape[len(shape) - len(before) :], before)
-        if leading and all(map(_is_one, shape[: len(shape) - len(before)])):
+        expands = node.target in (aten.expand.default, aten.expand_as.default)
+        if expands and len(placed.values) == 1 and self._aligned(self._in_domain(shape, self.orders[node])):
             return placed
-        if node.target in (aten.expand.default, aten.expand_as.default) and self._aligned(shape):
+        longer = len(shape) - len(before)
+        if not self.orders[node] and longer >= 0 and same_axes(shape, (*[1] * longer, *before)):
             return placed
-        dropping = placed.value.of_row and self.row_axes and same_axes(shape, self.domain[: -self.row_axes])
-        if dropping and len(short) == len([size for size in shape if not _is_one(size)]):
-            return _Placed(placed.value, dropped=True)
+        short = [[size for size in sizes if not _is_one(size)] for sizes in (before, shape)]
+        dropping = placed.of_row and self.row_axes and same_axes(shape, self.domain[: -self.row_axes])
+        if dropping and len(short[0]) == len(short[1]):
+            return _Placed(placed.values, dropped=True)
         raise UnfitError("a view that moves values to other places")
 
-    def _stored(self, node: fx.Node) -> Operand:
-        shape, made, wanted, dropped = value(node).shape, self.known[node].value, self.domain, False
-        if made.of_row:
+    def _stored(self, node: fx.Node) -> list[Operand]:
+        order, placed, wanted, dropped = self.orders[node], self.known[node], self.domain, False
+        shape = self._in_domain(value(node).shape, order)
+        if placed.of_row:
             count = max(1, self.row_axes)
             dropped = bool(self.row_axes) and len(shape) == len(self.domain) - count
             wanted = (*self.domain[:-count], *[1] * (0 if dropped else count))
+        if len(placed.values) > 1:
+            wanted = (*self.domain[:-1], self.parts * self.domain[-1])
         if not same_axes(shape, wanted):
             raise UnfitError("others read a tensor smaller than the domain")
-        self.expression.store(made)
-        return Operand(node, dropped)
+        for made in placed.values:
+            self.expression.store(made)
+        parts = range(self.parts) if len(placed.values) > 1 else (None,)
+        return [Operand(node, dropped, order, part) for part in parts]
+
+
+def _joins(node: fx.Node) -> bool:
+    """Whether a node joins tensors on their last axis."""
+    if node.target is not aten.cat.default:
+        return False
+    axis, tensors = (*node.args[1:], 0)[0], node.args[0]
+    ndim = value(node).ndim
+    return isinstance(axis, int) and axis % ndim == ndim - 1 and len(tensors) > 1  # pyright: ignore
 
 
 def _reduces(node: fx.Node) -> bool:

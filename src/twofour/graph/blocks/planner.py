@@ -18,8 +18,9 @@ import torch
 from torch import fx
 
 from twofour.graph.base import value
+from twofour.graph.blocks.axes import UnfitError
 from twofour.graph.blocks.candidate import Candidate
-from twofour.graph.blocks.lowering import UnfitError, is_look, why_alone
+from twofour.graph.blocks.lowering import is_look, why_alone
 from twofour.graph.blocks.times import APART, FUSED, Times, pays
 from twofour.graph.mapping import Fusion, MappingType, combine
 from twofour.graph.operators import NO_ROW, find, mapping_of, numel
@@ -72,6 +73,8 @@ def fuse_blocks(module: fx.GraphModule, times: Times) -> Blocks:
     for seed in planner.seeds():
         if seed not in planner.taken:
             planner.take(seed)
+    planner.count_singles()
+    module.graph.eliminate_dead_code()  # views that blocks take of their operands themselves
     module.graph.lint()
     return planner.found
 
@@ -120,9 +123,7 @@ class _Planner:
         """Grow a block from a seed and put it into the graph, where that pays."""
         grown = self._grow(seed)
         if grown is None or len(grown) < 2:
-            self.taken.add(seed)
-            self.found.alone[self.refused.get(seed, SINGLE)] += 1
-            return
+            return  # another seed may still find it
         seconds = self.times.seconds(grown)
         self.taken.update(grown.nodes)
         if seconds[FUSED] > seconds[APART]:
@@ -134,6 +135,12 @@ class _Planner:
         self.found.fused += len(grown)
         put(self.module, grown, f"block_{len(self.found.labels)}")
         self._number()
+
+    def count_singles(self) -> None:
+        """Count what no block took."""
+        for node in self.order:
+            if self._free(node) and self._counts(node) and not is_look(node):
+                self.found.alone[self.refused.get(node, SINGLE)] += 1
 
     def _grow(self, seed: fx.Node) -> Candidate | None:
         """Return the largest block that grows from a seed."""
@@ -148,14 +155,15 @@ class _Planner:
         while again:  # a branch that left joins again, or a tensor that did not fit does in a larger domain
             again = False
             for node, after in self._neighbours(block):
-                if node in slower or node in block.nodes:
+                group = [node] if after else self._looked_through(node)
+                if slower.intersection(group) or node in block.nodes:
                     continue
-                larger = self._joined(block, node)
+                larger = self._joined(block, group)
                 if larger is None:
                     continue
-                decision = self._decided(block, mapping, node, after, larger)
+                decision = self._decided(block, mapping, group[-1], after, larger)
                 if decision is None:
-                    slower.add(node)
+                    slower.update(group)
                     continue
                 block, mapping, again = larger, decision, True
         return self._trimmed(block)
@@ -167,15 +175,23 @@ class _Planner:
                 near: Iterable[fx.Node] = node.users if after else node.all_input_nodes
                 yield from ((other, after) for other in near if other not in block.nodes and self._free(other))
 
-    def _joined(self, block: Candidate, node: fx.Node) -> Candidate | None:
-        """Return the block with a node, None where they fit no block."""
-        nodes = sorted((*block.nodes, node), key=self.order.__getitem__)
-        if self.segments[node] != self.segments[block.nodes[0]] or not self._is_convex(nodes):
+    def _looked_through(self, node: fx.Node) -> list[fx.Node]:
+        """Return views and, at the end, what they look at: one without the other is no operand of a block's."""
+        group = [node]
+        while is_look(group[-1]) and self._free(source := group[-1].all_input_nodes[0]):
+            group.append(source)
+        return group
+
+    def _joined(self, block: Candidate, group: Sequence[fx.Node]) -> Candidate | None:
+        """Return the block with nodes more, None where they fit no block."""
+        nodes = sorted({*block.nodes, *group}, key=self.order.__getitem__)
+        apart = any(self.segments[node] != self.segments[block.nodes[0]] for node in group)
+        if apart or not self._is_convex(nodes):
             return None
         try:
             return Candidate.of(nodes)
         except UnfitError as error:
-            self.refused[node] = str(error)
+            self.refused[group[-1]] = str(error)
             return None
 
     def _is_convex(self, nodes: Sequence[fx.Node]) -> bool:
@@ -222,7 +238,7 @@ def put(module: fx.GraphModule, candidate: Candidate, name: str) -> None:
     behind = _move_readers(nodes)
     with graph.inserting_after(behind):
         new = graph.call_module(name, tuple(candidate.sources))
-    outputs = [operand.node for operand in candidate.lowered.outputs]
+    outputs = candidate.lowered.answers
     answers = {output: new for output in outputs}
     new.meta = {"val": value(outputs[0]) if len(outputs) == 1 else tuple(map(value, outputs))}
     last = new

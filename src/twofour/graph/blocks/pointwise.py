@@ -176,6 +176,17 @@ def converted(e: Expression, o: Operands) -> Value | None:
     return e.apply("rounded", x) if after is torch.bfloat16 and before is torch.float32 else x
 
 
+def _batch_norm(e: Expression, o: Operands) -> Value | None:
+    """With the statistics of training, which are those of a channel."""
+    x, mean, variance = o["input"], o["running_mean"], o["running_var"]
+    if o["training"] or mean is None or variance is None:
+        return None
+    scale = e.apply("rsqrt", e.apply("add", variance, o["eps"]))
+    scale = scale if o["weight"] is None else e.apply("mul", scale, o["weight"])
+    y = e.apply("mul", e.apply("sub", x, mean), scale)
+    return y if o["bias"] is None else e.apply("add", y, o["bias"])
+
+
 _STEPS = "neg abs sqrt rsqrt reciprocal square exp expm1 log log1p sin cos tanh erf sigmoid silu relu floor ceil trunc"
 _COMPARISONS = "eq ne lt le gt ge"
 
@@ -225,6 +236,7 @@ POINTWISE: dict[OpOverload, Lowering] = {
     aten.addcdiv.default: _addcdiv,
     aten.lerp.Scalar: _lerp,
     aten.lerp.Tensor: _lerp,
+    aten.batch_norm.default: _batch_norm,
     aten.logical_and.default: _logic(lambda e, a, b: e.apply("mul", a, b)),
     aten.logical_or.default: _logic(lambda e, a, b: e.apply("maximum", a, b)),
     aten.logical_xor.default: _logic(lambda e, a, b: e.apply("ne", a, b)),

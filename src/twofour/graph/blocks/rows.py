@@ -82,6 +82,10 @@ def _weighted(e: Expression, o: Operands, apart: Value, variance: Value, eps: fl
     return e.apply("add", y, o["bias"]) if o.get("bias") is not None else y
 
 
+def _pooled(e: Expression, o: Operands) -> Value | None:
+    return mean(e, o["self"]) if all(size == 1 for size in o["output_size"]) else None
+
+
 REDUCTIONS: dict[Any, Lowering] = {
     aten.sum.dim_IntList: _reduced("sum"),
     aten.mean.dim: lambda e, o: mean(e, o["self"]),
@@ -94,8 +98,12 @@ REDUCTIONS: dict[Any, Lowering] = {
     aten.std.dim: _deviation,
     aten.linalg_vector_norm.default: _norm,
     aten.norm.ScalarOpt_dim: _norm,
+    aten.adaptive_avg_pool1d.default: _pooled,
+    aten.adaptive_avg_pool2d.default: _pooled,
 }
 """What makes one number of a row; `keepdim` says whether the reduced axes stay."""
+
+_POOLS: dict[Any, int] = {aten.adaptive_avg_pool1d.default: 1, aten.adaptive_avg_pool2d.default: 2}
 
 WHOLE_ROWS: dict[Any, Lowering] = {
     aten.softmax.int: _softmax,
@@ -115,6 +123,8 @@ def axes_of(node: fx.Node) -> tuple[int, ...]:
     if node.target in (aten.layer_norm.default, aten.rms_norm.default):
         normalised: Any = node.args[1]
         return tuple(range(ndim - len(normalised), ndim))
+    if node.target in _POOLS:
+        return tuple(range(ndim - _POOLS[node.target], ndim))
     given: Any = next((node.kwargs[name] for name in ("dim", "axis") if name in node.kwargs), None)
     if given is None:
         place = 2 if node.target in (aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim) else 1
@@ -126,6 +136,8 @@ def axes_of(node: fx.Node) -> tuple[int, ...]:
 
 def keeps_axes(node: fx.Node) -> bool:
     """Tell whether a reduction leaves its axes with size 1."""
+    if node.target in _POOLS:
+        return True
     names = [argument.name for argument in node.target._schema.arguments]  # pyright: ignore
     place = names.index("keepdim")
     return bool(node.args[place] if len(node.args) > place else node.kwargs.get("keepdim", False))
