@@ -48,7 +48,7 @@ def _exponentials(e: Expression, x: Value) -> tuple[Value, Value, Value]:
 
 def _softmax(e: Expression, o: Operands) -> Value:
     _, powers, total = _exponentials(e, o["self"])
-    return e.apply("div", powers, total)
+    return e.apply("mul", powers, e.apply("reciprocal", total))  # a division at each place is a third of the time
 
 
 def _log_softmax(e: Expression, o: Operands) -> Value:

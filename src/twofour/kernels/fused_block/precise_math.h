@@ -203,9 +203,9 @@ struct PreciseMath : FloatMath<V> {
   static TWOFOUR_INLINE F trunc(F x) { return with_sign(floor(absolute(x)), x); }
   static TWOFOUR_INLINE F with_sign_of_zero(F y, F x) { return select(y == 0.0f, with_sign(y, x), y); }
 
-  // The larger or smaller; NaN where either is, as torch's.
-  static TWOFOUR_INLINE F maximum(F a, F b) { return select((a > b) | (a != a), a, b); }
-  static TWOFOUR_INLINE F minimum(F a, F b) { return select((a < b) | (a != a), a, b); }
+  // The larger or smaller; NaN where either is, as torch's: of two that do not compare the vector's are the second.
+  static TWOFOUR_INLINE F maximum(F a, F b) { return select(a != a, a, V::max(a, b)); }
+  static TWOFOUR_INLINE F minimum(F a, F b) { return select(a != a, a, V::min(a, b)); }
   static TWOFOUR_INLINE F truth(I chosen) { return select(chosen, all(1.0f), all(0.0f)); }
   static TWOFOUR_INLINE F sign(F x) { return truth(x > 0.0f) - truth(x < 0.0f); }
   // To bfloat16, nearest even, and back; a NaN stays one.
