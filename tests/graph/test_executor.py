@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import twofour
+from twofour import native
 from twofour.graph import Calls, Executor
+from twofour.graph.executor import KEPT
 from twofour.graph.executor.memory import ALIGNMENT, Lifetime, offsets
 from twofour.kernels.attention import attention
 from twofour.kernels.fused_block import Expression, fused_block
@@ -201,6 +203,61 @@ def test_a_size_that_depends_on_values_falls_back(caplog: pytest.LogCaptureFixtu
     with caplog.at_level("INFO", "twofour.graph"):
         assert executor(x)[0].shape == (2 * WIDTH, 2)
     assert "another size" in caplog.text
+
+
+@torch.inference_mode()
+def test_sizes_that_never_come_again_push_out_no_recording() -> None:
+    executor, x = Executor(Straight(simple, a=SCALE)), torch.randn(2, WIDTH)  # type: ignore[arg-type]
+    agree(executor, x)
+    for rows in range(3, 200):
+        executor(torch.randn(rows, WIDTH))
+    assert executor.met([x]) is not None and len(executor._replays) == 1
+    for rows in range(3, 100):
+        executor.prepare([torch.randn(rows, WIDTH)])
+    assert executor.met([x]) is None and len(executor._replays) == KEPT
+    assert all(len(arena._values) <= KEPT for arena in executor._arenas)
+
+
+@torch.inference_mode()
+def test_two_threads_and_one_have_recordings_of_their_own() -> None:
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        return (product(norm(product(x), SCALE, SHIFT, 1e-5)), heads(x))
+
+    executor, x = Executor(Straight(run, a=SCALE, b=SHIFT, c=PRODUCT)), torch.randn(512, WIDTH)  # type: ignore[arg-type]
+    before = torch.get_num_threads()
+    try:
+        for count in (1, 2, 1):
+            torch.set_num_threads(count)
+            assert (executor.met([x]) is None) == (len(executor._replays) < count)
+            agree(executor, x)
+    finally:
+        torch.set_num_threads(before)
+
+
+BYTES = (0, 4, [4], [1])
+"""float32 (4,)."""
+
+
+@pytest.mark.parametrize(
+    ("buffers", "places", "calls", "wrong"),
+    [
+        ([(0, BYTES)], [(0, 4, BYTES)], [], "a place outside its buffer"),
+        ([(0, BYTES)], [(0, -4, BYTES)], [], "a place outside its buffer"),
+        ([(0, BYTES)], [(0, 0, (0, 4, [2, 2], [3, 1]))], [], "a place outside its buffer"),
+        ([], [(0, 0, BYTES)], [], "a place outside its buffer"),
+        ([(1, BYTES)], [], [], "no such value"),
+        ([(0, (0, 4, [4], [1, 1]))], [], [], "no such tensor"),
+        ([(0, (0, 4, [4], [-1]))], [(0, 0, BYTES)], [], "no such tensor"),
+        ([], [], [(print, [1], None, [], [])], "no such value"),
+        ([], [], [(print, [0], None, [7], [])], "no such value"),
+        ([], [], [(print, [0], None, [], [-1])], "no such value"),
+        ([], [], [(print, [0] * 25, None, [], [])], "too many arguments"),
+        ([], [], [(print, [0], ("a", "b"), [], [])], "no such names"),
+    ],
+)
+def test_a_program_that_reaches_outside_is_none(buffers: Any, places: Any, calls: Any, wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        native.extension().Executor(buffers, places, calls, 1, 1)
 
 
 def test_an_error_is_that_of_the_python_program() -> None:

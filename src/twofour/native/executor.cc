@@ -65,6 +65,7 @@ struct Place {
 };
 
 constexpr int kNone = -1;
+constexpr size_t kMostArguments = 24;
 
 struct Call {
   nb::object callee;           // a RecordedCall, or what Python calls
@@ -105,6 +106,9 @@ class Executor {
         if (operand <= -2) in(-2 - operand);
         else if (operand >= static_cast<int>(places_.size())) throw nb::value_error("no such place");
       for (const int value : call.arguments) in(value);
+      if (call.arguments.size() > kMostArguments) throw nb::value_error("too many arguments");
+      if (call.names.is_valid() && (!PyTuple_Check(call.names.ptr()) || nb::len(call.names) > call.arguments.size()))
+        throw nb::value_error("no such names");
       for (const int value : call.results)
         if (value != kNone) in(value);
       for (const int value : call.dropped) in(value);
@@ -163,9 +167,7 @@ class Executor {
   }
 
   bool call_python(const Call& call, const nb::list& values, std::vector<char*>* bases) const {
-    constexpr size_t kMost = 24;
-    if (call.arguments.size() > kMost) throw nb::value_error("too many arguments");
-    PyObject* arguments[kMost + 1] = {};
+    PyObject* arguments[kMostArguments + 1] = {};
     for (size_t i = 0; i < call.arguments.size(); i++)
       arguments[i + 1] = PyList_GET_ITEM(values.ptr(), call.arguments[i]);
     const size_t named = call.names.is_valid() ? nb::len(call.names) : 0;

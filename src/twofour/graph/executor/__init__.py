@@ -24,8 +24,11 @@ __all__ = ["Calls", "Executor"]
 
 logger = logging.getLogger("twofour.graph")
 
-KEPT = 32
+KEPT = 64
 """Sets of sizes whose recordings are kept; the one that was made first goes first."""
+
+REMEMBERED = 1024
+"""Sets of sizes that were met once, as those of a text that grows: they push out no recording."""
 
 
 class Executor:
@@ -43,20 +46,21 @@ class Executor:
         self._clear()
 
     def _clear(self) -> None:
-        self._replays: dict[Any, Replay | Calls | None] = {}  # None: met once; Calls: why not
+        self._replays: dict[Any, Replay | Calls] = {}  # Calls: why there is none
+        self._met: dict[Any, None] = {}
         self._arenas: list[Arena] = []
         self._said: set[str] = set()
 
     def __call__(self, *leaves: Any) -> tuple[Any, ...]:
         """Return the output leaves for input leaves."""
         key = _key(leaves)
-        replay = self._replays.get(key, False)
+        replay = self._replays.get(key)
         if isinstance(replay, Replay):
             return self._run(key, replay, leaves)
-        if replay is None:
+        if replay is None and key in self._met:
             return self._record(key, leaves)
-        if replay is False:
-            self._keep(key, None)
+        if replay is None:
+            _bounded(self._met, key, None, REMEMBERED)
         return self.python(*leaves)
 
     def prepare(self, leaves: Sequence[Any]) -> Calls:
@@ -119,11 +123,8 @@ class Executor:
             self._said.add(reason)
             logger.info("a graph runs as a Python program: %s", reason)
 
-    def _keep(self, key: Any, replay: Replay | Calls | None) -> None:
-        self._replays.pop(key, None)
-        self._replays[key] = replay
-        while len(self._replays) > KEPT:
-            self._replays.pop(next(iter(self._replays)), None)
+    def _keep(self, key: Any, replay: Replay | Calls) -> None:
+        if _bounded(self._replays, key, replay, KEPT):
             kept = [one for one in list(self._replays.values()) if isinstance(one, Replay)]
             for arena in list(self._arenas):
                 arena.forget(kept)
@@ -134,6 +135,16 @@ class Executor:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.python = state["python"]
         self._clear()
+
+
+def _bounded(entries: dict[Any, Any], key: Any, value: Any, most: int) -> bool:
+    """Set an entry and drop the oldest ones over `most`; tells whether one was dropped. Several threads may call it."""
+    entries.pop(key, None)
+    entries[key] = value
+    old = list(entries)[:-most]
+    for one in old:
+        entries.pop(one, None)
+    return bool(old)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -149,6 +160,7 @@ def _key(leaves: Sequence[Any]) -> tuple[Any, ...]:
         torch.get_num_threads(),
         torch.is_grad_enabled(),
         torch.is_autocast_enabled("cpu"),
+        torch.get_default_dtype(),
         os.environ.get("TWOFOUR_ISA"),
     )
     return surroundings, *[
