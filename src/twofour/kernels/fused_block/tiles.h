@@ -87,19 +87,22 @@ class Tiles {
   // Calls use(row, offset) with the operand's offset of each row of the tile, in numbers.
   template <class Use>
   TWOFOUR_INLINE void each_row(const BlockOperand& operand, const Use& use) const {
-    int64_t index[twofour::kOuterAxes], offset = from_ * operand.inner;
+    int64_t index[twofour::kOuterAxes] = {}, offset = from_ * operand.inner;
     for (int a = 0; a < block_.axes; a++) {
       index[a] = index_[a];
       offset += index[a] * operand.strides[a];
     }
-    for (int64_t r = 0;;) {
-      use(r, offset);
-      if (++r == rows_) return;
-      for (int a = block_.axes - 1;; a--) {
-        offset += operand.strides[a];
-        if (++index[a] < block_.sizes[a]) break;
-        offset -= operand.strides[a] * index[a];
+    const int last = block_.axes - 1;
+    const int64_t stride = last < 0 ? 0 : operand.strides[last];
+    for (int64_t r = 0; r < rows_;) {
+      const int64_t left = last < 0 ? 1 : block_.sizes[last] - index[last], end = r + left < rows_ ? r + left : rows_;
+      index[last < 0 ? 0 : last] += end - r;
+      for (; r < end; r++, offset += stride) use(r, offset);
+      if (r == rows_) return;
+      for (int a = last; a > 0; a--) {
+        offset += operand.strides[a - 1] - operand.strides[a] * block_.sizes[a];
         index[a] = 0;
+        if (++index[a - 1] < block_.sizes[a - 1]) break;
       }
     }
   }
@@ -128,17 +131,26 @@ class Tiles {
   void gather(const BlockOperand& operand, float* to, int64_t width, const Read& read) const {
     const T* from = reinterpret_cast<const T*>(operand.data);
     const int64_t inner = operand.inner;
-    each_row(operand, [&](int64_t r, int64_t offset) {
-      float* y = to + r * width;
-      if (inner == 0) {
-        const float value = read(from[offset]);
-        for (int64_t i = 0; i < width; i++) y[i] = value;
-      } else if (inner == 1) {
-        for (int64_t i = 0; i < width; i++) y[i] = read(from[offset + i]);
-      } else {
-        for (int64_t i = 0; i < width; i++) y[i] = read(from[offset + i * inner]);
-      }
-    });
+    if (inner == 1) {
+      each_row(operand, [&](int64_t r, int64_t offset) {
+        const T* x = from + offset;
+        float* y = to + r * width;
+        int64_t i = 0;
+        if constexpr (sizeof(T) > 1)
+          for (; i + V::width <= width; i += V::width) V::store_unaligned(y + i, V::load_unaligned(x + i));
+        for (; i < width; i++) y[i] = read(x[i]);
+      });
+    } else {
+      each_row(operand, [&](int64_t r, int64_t offset) {
+        float* y = to + r * width;
+        if (inner == 0) {
+          const float value = read(from[offset]);
+          for (int64_t i = 0; i < width; i++) y[i] = value;
+        } else {
+          for (int64_t i = 0; i < width; i++) y[i] = read(from[offset + i * inner]);
+        }
+      });
+    }
   }
 
   void load(const Step& step) {
@@ -165,8 +177,10 @@ class Tiles {
       const float* x = from + r * width;
       if (operand.type == Type::f32) {
         float* y = reinterpret_cast<float*>(operand.data) + offset;
-        if (inner == 1) std::memcpy(y, x, sizeof(float) * static_cast<size_t>(width));
-        else for (int64_t i = 0; i < width; i++) y[i * inner] = x[i];
+        int64_t i = 0;
+        if (inner == 1)
+          for (; i + V::width <= width; i += V::width) V::store_unaligned(y + i, V::load_unaligned(x + i));
+        for (; i < width; i++) y[i * inner] = x[i];
       } else if (operand.type == Type::bf16) {
         uint16_t* y = reinterpret_cast<uint16_t*>(operand.data) + offset;
         for (int64_t i = 0; i < width; i++) y[i * inner] = to_bits(x[i]);
