@@ -453,3 +453,18 @@ def test_versions_runs_the_suites_of_both(tiny: Path, suite: tuple[str, ...], tm
         assert done.returncode == 0 and "new / old" in done.stdout, done.stderr
     else:
         assert done.returncode and "No such option" in done.stderr, done.stderr
+
+
+def test_blocks_are_timed_against_eager(tmp_path: Path) -> None:
+    out = tmp_path / "blocks.json"
+    words = ("blocks", "--only", "chain,softmax", "--floats", "8192", "--without", "Inductor", "--seconds", "0.02")
+    done = suite(*words, "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "eager's speed" in done.stdout
+    found = [(record.meta["model"], record.meta["shape"]) for record in measure.load(out)]
+    assert found == [("chain", "8x1024"), ("softmax", "128x64"), ("softmax", "8x1024"), ("softmax", "2x4096")]
+
+
+def test_an_unknown_block_is_refused() -> None:
+    done = suite("blocks", "--only", "nothing")
+    assert done.returncode == 2 and "long_chain" in done.stderr

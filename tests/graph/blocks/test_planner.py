@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from tests.graph.blocks.graphs import Grown, assert_same, fused
+from twofour.capture import capture
 from twofour.graph.base import aten
 from twofour.graph.blocks import APART, FUSED, Candidate, Measured
 from twofour.graph.mapping import MappingType
@@ -244,3 +245,22 @@ def test_attention_of_windows_stays_right() -> None:
     last = made.call(aten.softmax.int, made.call(aten.view.default, masked, [8, 3, 5, 5]), -1)
     _, before, after = fused(made.module(last))
     assert_same(before, after, made.inputs)
+
+
+class Rotary(torch.nn.Module):
+    """A model whose batch and length are free, and whose sizes are in its views."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        heads = x.view(x.shape[0], x.shape[1], 2, 8).transpose(1, 2)
+        turned = torch.cat((-heads[..., 4:], heads[..., :4]), -1)
+        scores = (heads * 0.5 + turned).softmax(-1).masked_fill(mask[:, None, :, None], 0.0)
+        return scores, scores.mean(-1)
+
+
+def test_free_sizes_of_a_captured_model() -> None:
+    x, mask = torch.randn(2, 6, 16), torch.rand(2, 6) > 0.5
+    graph = capture(Rotary(), {"x": x, "mask": mask}, {})
+    blocks, before, after = fused(graph.module)
+    assert blocks.fused >= 6, blocks.text()
+    for batch, length in ((2, 6), (3, 6), (5, 9), (1, 7)):
+        assert_same(before, after, [torch.randn(batch, length, 16), torch.rand(batch, length) > 0.5])
