@@ -36,7 +36,11 @@ struct PreciseMath : FloatMath<V> {
   // Every second number of a and of b, beginning with `begin`.
   template <int begin, int... i>
   static TWOFOUR_INLINE F every_second(F a, F b, std::integer_sequence<int, i...>) {
+#if __has_builtin(__builtin_shufflevector)
     return __builtin_shufflevector(a, b, (2 * i + begin)...);
+#else
+    return __builtin_shuffle(a, b, I{(2 * i + begin)...});  // GCC before 12
+#endif
   }
   // V::width vectors -> one number of each, in their order; parts are overwritten.
   template <class Of>
