@@ -12,7 +12,7 @@ from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.plan import LayerPlan
 from twofour.graph import Convolution, Norm
 from twofour.graph.base import place
-from twofour.kernels.conv import ConvProblem
+from twofour.kernels.conv import ConvProblem, PreparedConv
 from twofour.kernels.fold import fold_batch_norm
 from twofour.packing import Packed
 
@@ -74,8 +74,15 @@ def _layer(module: fx.GraphModule, layer: CompiledConv, marked: Convolution) -> 
     left, right, above, below = marked.pad
     (top, side), (bottom, far) = layer.geometry.before, layer.geometry.after
     geometry = replace(layer.geometry, before=(top + above, side + left), after=(bottom + below, far + right))
+    count, height, width = layer.images
+    images = count, height - above - below, width - left - right
+    if (
+        images != layer.images
+    ):  # the weight stands in the order for an image with its zeros, which is that of one without
+        held = [one for one in prepared.weights if isinstance(one, PreparedConv)]
+        prepared = PreparedWeights(replace(one, images=one.images and images) for one in held)
     problem = ConvProblem.of(geometry, marked.activation)
-    new = ConvLayer(layer.name, problem, layer.dispatch, prepared, bias, layer.images, layer.dimensions)
+    new = ConvLayer(layer.name, problem, layer.dispatch, prepared, bias, images, layer.dimensions)
     new.residual = marked.residual
     return new
 
