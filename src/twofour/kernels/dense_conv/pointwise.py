@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
+from twofour import native
+from twofour.errors import KernelError
 from twofour.kernels.base import Prepared
 from twofour.kernels.conv import (
     ConvKernel,
@@ -15,24 +18,23 @@ from twofour.kernels.conv import (
     Images,
     PreparedConv,
     channels_last,
-    finish,
     require_image,
 )
 from twofour.kernels.dense_matmul import Float32Matmul, native_dense_rows
-from twofour.kernels.epilogue import Epilogue
+from twofour.kernels.epilogue import COMBINES, Epilogue
 from twofour.kernels.problem import MaybeTensor, Problem
 
 
 @dataclass(frozen=True)
 class DensePointwise(ConvKernel):
-    """Activations are done while sums are stored, residual sums too; an activation behind a sum in a pass of its own.
+    """Residual sums and activations are done while sums are stored.
 
     Attributes:
         product: The row.
         lead: What follows in a model is done in its pass, which costs a library's a pass of its own.
     """
 
-    lead: ClassVar[float] = 0.8
+    lead: ClassVar[float] = 0.9
 
     product: Float32Matmul
 
@@ -55,12 +57,21 @@ class DensePointwise(ConvKernel):
     ) -> Tensor:
         """Convolve; see `ConvKernel.run`."""
         height, width = require_image(x, problem.geometry, other)
-        alone = other is None
-        epilogue = Epilogue(problem.activation) if alone else Epilogue(combine="add")
-        residual = None if other is None else _pixels(other)
-        y = self.product.run(_pixels(x), weight, bias, Problem(problem.rows, epilogue), residual)
-        y = y.view(x.shape[0], height, width, problem.rows).permute(0, 3, 1, 2)
-        return y if alone or problem.activation == "none" else finish(y, problem.activation, None)
+        pixels = _pixels(x)
+        if other is None:
+            y = self.product.run(pixels, weight, bias, Problem(problem.rows, Epilogue(problem.activation)))
+        else:
+            y = torch.empty(len(pixels), problem.rows, dtype=torch.float32, device="cpu")
+            codes = Epilogue(problem.activation).codes[0], len(COMBINES)  # added before the activation
+            operands = (pixels, weight.tensor, bias, y, *codes, _pixels(other))
+            if not native.extension().dense_matmul(self.product.index, *operands, native.threads()):
+                raise KernelError(
+                    f"{self.name} was given bytes made for another kernel",
+                    got=f"a weight of {weight.tensor.nbytes} bytes",
+                    wanted=f"panels of a float32 weight for {problem.geometry}",
+                    remedy="prepare the weight with kernel.prepare(weight, geometry)",
+                )
+        return y.view(x.shape[0], height, width, problem.rows).permute(0, 3, 1, 2)
 
 
 def _pixels(image: Tensor) -> Tensor:
