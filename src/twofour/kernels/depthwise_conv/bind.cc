@@ -24,7 +24,7 @@ void bind_depthwise_conv(nb::module_& m) {
   // x and y: (images, channels, height, width) with channels densest. `weight`: float32 (taps, channels). `height` and
   // `width`: taps, stride, padding, dilation.
   bind_call(m, "depthwise_conv", +[](int index, const Operand& x, const Operand& weight, const Operand& bias,
-                                 const Operand& y, Axis height, Axis width, int activation, int threads) {
+                                 const Answer& y, Axis height, Axis width, int activation, int threads) {
     const DepthwiseConvKernel& kernel = row(kDepthwiseConvKernels, index);
     const Border border(kernel.name);
     const View from = pixels(border, x, "input"), to = pixels(border, y, "answer");
