@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from cases import peers
 from models import Subject
-from twofour.compiler.graph_report import OperatorTime
+from twofour.compiler.graph_report import GraphReport
 
 MOVES = {
     "Reshape",
@@ -63,10 +63,19 @@ def onnxruntime_kernels(subject: Subject) -> dict[str, int]:
     return {"nodes": len(nodes), "all": sum(name not in MOVES for name in nodes)}
 
 
-def our_kernels(after: Sequence[OperatorTime]) -> dict[str, int]:
-    """Return the calls of a rewritten graph, views left out."""
-    calls = {entry.operator: entry.calls for entry in after}
-    return {"calls": sum(calls.values()), "all": sum(count for name, count in calls.items() if name not in VIEWS)}
+def our_kernels(account: GraphReport) -> dict[str, int]:
+    """Return the calls of a run, those of torch that make nothing left out, and the bytes between them."""
+    calls = account.calls
+    if calls is None or calls.reason:  # a Python program
+        found = {entry.operator: entry.calls for entry in account.after}
+        return {"all": sum(count for name, count in found.items() if name not in VIEWS)}
+    return {
+        "all": calls.native + calls.torch,
+        "native": calls.native,
+        "intermediate_bytes": calls.intermediate_bytes,
+        "arena_bytes": calls.arena_bytes,
+        "allocated_bytes": calls.allocated_bytes,
+    }
 
 
 def allocated(call: Callable[[], Any]) -> dict[str, int]:

@@ -35,11 +35,13 @@ from models.fusion import FUSION
 from twofour.errors import DataError
 from twofour.measure import Record, geometric_mean
 
-LAYERS, UNFROZEN = "twofour dense, by layers", f"{INDUCTOR}, freezing off"
+LAYERS, CLOSE, UNFROZEN = "twofour dense, by layers", "twofour dense, close", f"{INDUCTOR}, freezing off"
 OUTSIDE = (ORT, OPENVINO, OPENVINO_SPARSE)
 """Runtimes whose memory torch's allocator does not see."""
 
-TIMED = (EAGER, INDUCTOR, ORT, OPENVINO, LAYERS, DENSE, SPARSE)
+TIMED = (EAGER, INDUCTOR, ORT, OPENVINO, LAYERS, DENSE, CLOSE, SPARSE)
+
+OURS = {"dense": DENSE, "close": CLOSE, "2:4": SPARSE}
 
 
 def cells(models: Sequence[str]) -> list[dict[str, object]]:
@@ -62,17 +64,18 @@ class FusionBench(Bench):
         self.builders, self.count = {name: lambda _, build=build: build() for name, build in FUSION.items()}, count
 
     def ours(self, side: Side, subject: Subject, dtype: str, reference: np.ndarray) -> Builders:
-        """Return the layers by themselves, and what compile chooses."""
+        """Return the layers by themselves, and what compile chooses, also of rules that are merely close."""
         return {
             LAYERS: (partial(compiled, side, LAYERS, subject, dtype, graph=False), reference),
             DENSE: (partial(compiled, side, DENSE, subject, dtype, graph="auto"), reference),
+            CLOSE: (partial(compiled, side, CLOSE, subject, dtype, graph="auto", rules="close"), reference),
         }
 
     def facts(self, subject: Subject, side: Side) -> dict[str, object]:
         """Return the kernels of a run by runtime, and what torch's allocator sees of it."""
         memory = {name: counts.allocated(call) for name, call in side.calls.items() if name not in OUTSIDE}
         kernels = {
-            name: counts.our_kernels(account.after)
+            name: counts.our_kernels(account)
             for name, account in side.accounts.items()
             if account and account.engine == "graph" and account.after
         }
@@ -89,24 +92,34 @@ def figures(record: Record) -> dict[str, float | None]:
     best = min((record.median(name) for name in record.baseline), default=None)
     kernels = {name: found["all"] for name, found in _facts(record, "kernels").items()}
     theirs = [count for name, count in kernels.items() if name in (ORT, INDUCTOR, UNFROZEN)]
-    memory = {name: found["bytes"] for name, found in _facts(record, "memory").items()}
-    unfrozen = memory.get(UNFROZEN)
+    unfrozen = _facts(record, "memory").get(UNFROZEN)
+    ours = _facts(record, "kernels").get(DENSE, {}).get("intermediate_bytes")
     return {
-        "dense / best": record.median(DENSE) / best if best and DENSE in record.timings else None,
-        "2:4 / best": record.median(SPARSE) / best if best and SPARSE in record.timings else None,
+        **{f"{title} / best": _over(record, name, best) for title, name in OURS.items()},
         "kernels": kernels[DENSE] / min(theirs) if DENSE in kernels and theirs else None,
-        "bytes": memory[DENSE] / unfrozen if DENSE in memory and unfrozen else None,
+        "bytes": ours / unfrozen["bytes"] if ours and unfrozen else None,
     }
+
+
+def _over(record: Record, name: str, best: float | None) -> float | None:
+    return record.median(name) / best if best and name in record.timings else None
 
 
 def show(records: Sequence[Record], console: Console) -> None:
     """Print milliseconds, kernels and bytes of each model, then the means of the ratios."""
     _print(console, "milliseconds per call, medians", TIMED, records, lambda r, name: _ms(r, name))
-    counted = (UNFROZEN, INDUCTOR, ORT, DENSE, SPARSE)
+    counted = (UNFROZEN, INDUCTOR, ORT, *OURS.values())
     _print(console, "kernels of a run", counted, records, lambda r, name: _fact(r, "kernels", name, "all", 1))
-    held = (EAGER, UNFROZEN, INDUCTOR, LAYERS, DENSE, SPARSE)
+    held = (EAGER, UNFROZEN, INDUCTOR, LAYERS, *OURS.values())
     for title, key in (("megabytes that torch's allocator hands out in a run", "bytes"), ("the most at once", "peak")):
         _print(console, title, held, records, lambda r, name, key=key: _fact(r, "memory", name, key, 1e6))
+    for title, key in (("bytes between", "intermediate_bytes"), ("planned", "arena_bytes")):
+        title = (
+            f"megabytes {title} the calls of ours, each tensor once" if key[0] == "i" else f"megabytes {title} for them"
+        )
+        _print(
+            console, title, list(OURS.values()), records, lambda r, name, key=key: _fact(r, "kernels", name, key, 1e6)
+        )
     ratios = [figures(record) for record in records]
     names = list(ratios[0]) if ratios else []
     found = {id(record): values for record, values in zip(records, ratios, strict=True)}
@@ -147,7 +160,13 @@ def _facts(record: Record, name: str) -> dict[str, Any]:
 
 def _fact(record: Record, name: str, runtime: str, key: str, unit: float) -> str:
     found = _facts(record, name).get(runtime)
-    return "-" if found is None else f"{found[key] / unit:.0f}" if unit == 1 else f"{found[key] / unit:.1f}"
+    return (
+        "-"
+        if found is None or key not in found
+        else f"{found[key] / unit:.0f}"
+        if unit == 1
+        else f"{found[key] / unit:.1f}"
+    )
 
 
 def _ms(record: Record, name: str) -> str:

@@ -161,9 +161,11 @@ def _pruned(subject: Subject) -> torch.nn.Module:
     return twofour.prune(copy.deepcopy(subject.model), "2:4", skip=subject.skip).eval().requires_grad_(False)
 
 
-def compiled(side: Side, name: str, subject: Subject, dtype: str, *, graph: bool | str = True) -> Callable[[], Any]:
+def compiled(
+    side: Side, name: str, subject: Subject, dtype: str, *, graph: bool | str = True, **options: Any
+) -> Callable[[], Any]:
     """Compile for this number of tokens as a graph, else layer by layer with the reason beside it."""
-    compiling = partial(twofour.compile, subject.model, subject.inputs, dtype, tokens=(subject.tokens,))
+    compiling = partial(twofour.compile, subject.model, subject.inputs, dtype, tokens=(subject.tokens,), **options)
     try:
         fast = compiling(graph=graph)
     except TwofourError as error:
