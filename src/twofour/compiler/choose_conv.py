@@ -24,6 +24,9 @@ from twofour.measure.cache import Cache
 from twofour.packing import Packed
 from twofour.patterns import Pattern
 
+LIBRARY_CALL = 1e-5
+"""Seconds that a library's call takes more in a recorded run than one of ours: both are measured through Python."""
+
 MOST_COPIES = 16
 """Copies of a weight that one candidate rotates over, at most: packing each takes time."""
 
@@ -80,7 +83,9 @@ def pick(times: Mapping[str, float], memory: str) -> ConvKernel:
     """
     kernels = [find(name, ConvKernel) for name in times]
     pool = [kernel for kernel in kernels if kernel.sparse and memory == "small"] or kernels
-    return min(pool, key=lambda kernel: times[kernel.name] * kernel.lead)
+    return min(
+        pool, key=lambda kernel: times[kernel.name] * kernel.lead + (LIBRARY_CALL if kernel.isa == "any" else 0.0)
+    )
 
 
 def choose_conv(
