@@ -195,6 +195,18 @@ def test_what_cannot_be_recorded_runs_in_python_and_says_why(function: Any, reas
     assert same(executor(x.clone())[0], function(x.clone())[0])
 
 
+@pytest.mark.parametrize("later", [lambda y: y, lambda y: y + 1, lambda y: norm(y, None, None, 1e-5)])
+def test_memory_written_by_what_nobody_saw_is_not_replayed(later: Any) -> None:
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.empty(x.shape, dtype=x.dtype, device="cpu")
+        with torch._C.DisableTorchFunction():
+            y.copy_(x)
+        return (later(y),)
+
+    reason = Executor(Straight(run)).prepare([torch.randn(3, WIDTH)]).reason  # type: ignore[arg-type]
+    assert reason == "memory is read that was written by a call that was not seen"
+
+
 def test_a_size_that_depends_on_values_falls_back(caplog: pytest.LogCaptureFixture) -> None:
     executor = Executor(Straight(lambda x: (torch.nonzero(x > 0),)))  # type: ignore[arg-type]
     x = torch.ones(3, WIDTH)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MethodType
@@ -142,6 +142,7 @@ class Recorder(TorchFunctionMode):
         self._names, self._constants = names, set[int]()
         self._index: dict[int, int] = {}
         self._opaque: list[Tensor] = []
+        self._written = set[int]()
         self._refs: list[StorageWeakRef] = []  # while they live no storage gets the address of another
         try:
             for index, leaf in enumerate(leaves):
@@ -218,6 +219,8 @@ class Recorder(TorchFunctionMode):
         placed = _mapped(self, (args, kwargs))
         if writes:
             self._require_own(name, kwargs.get("out", args[0] if args else None))
+        if name not in ROOMS:
+            self.require_written(tree_leaves(placed))
         certain = not writes and not checks and not any(part in name for part in (*ROOMS, *RANDOM))
         if certain and not any(isinstance(leaf, Place) for leaf in tree_leaves(placed)) and self._fold(results):
             return
@@ -251,6 +254,14 @@ class Recorder(TorchFunctionMode):
             place = self.place(one) if isinstance(one, Tensor) else None
             if place is None or self.memories[place.memory].kind == "input":
                 raise RefusedError(f"`{name}` writes into an input or a constant")
+            self._written.add(place.memory)
+
+    def require_written(self, places: Iterable[Any]) -> None:
+        """Refuse to read what no call has written: one that nobody told of must have done so."""
+        for place in places:
+            known = not isinstance(place, Place) or self.memories[place.memory].kind != "room"
+            if not known and place.memory not in self._written:
+                raise RefusedError("memory is read that was written by a call that was not seen")
 
     def is_folded(self, one: Any) -> bool:
         """Tell whether a value is a tensor that was made of constants alone."""
@@ -266,6 +277,7 @@ class Recorder(TorchFunctionMode):
                 for one, writes in zip(tensors, written, strict=True):
                     if writes:
                         self._require_own(call.name, one)
+                self.require_written(operands)
             self.events.append(Event(call, True, operands, {}))
         except RefusedError as error:
             self.error = error

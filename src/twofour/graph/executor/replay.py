@@ -169,6 +169,7 @@ class _Writer:
             if isinstance(leaf, Tensor) and (place := recorder.place(leaf)) is not None:
                 self.bases[place.memory], self.buffers[1 + index] = 1 + index, place
         placed = [recorder.place(one) if isinstance(one, Tensor) else None for one in outputs]
+        recorder.require_written(placed)
         self.escaping = {place.memory for place in placed if place is not None}
         self.begins, self.arena_bytes = self._planned()
         for event in recorder.events:
