@@ -25,6 +25,7 @@ from cases import models_table, records, shapes, table
 from cases import permutation as permutation_case
 from cases import serving as serving_case
 from cases import threads as threads_case
+from models.algebra import ALGEBRA
 from models.fusion import FUSION
 from twofour.errors import DataError, TwofourError
 from twofour.measure import Record
@@ -246,6 +247,23 @@ def blocks(
         resume,
         blocks_case.show,
     )
+
+
+@app.command()
+def algebra(
+    only: Annotated[str, typer.Option(help="Blocks, comma separated.")] = ",".join(ALGEBRA),
+    without: Annotated[list[str] | None, typer.Option(help="A runtime to leave out, by its name in the table.")] = None,
+    seconds: SecondsOption = 4.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Blocks that algebra shortens, dense, in every runtime on one thread."""
+    from cases import algebra as algebra_case
+
+    path = _path(json, "algebra-float32", record)
+    bench = algebra_case.AlgebraBench(seconds, without or ())
+    _run(algebra_case.cells(only.split(",")), bench, path, resume, algebra_case.show)
 
 
 @app.command()

@@ -284,6 +284,25 @@ def test_fusion_counts_kernels_and_bytes(cases, monkeypatch, capsys: pytest.Capt
         fusion.cells(["nothing"])
 
 
+def test_algebra_measures_both_kinds_of_rules(cases, monkeypatch, capsys: pytest.CaptureFixture[str]):
+    from cases import algebra
+    from models import Subject
+
+    net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 8)).eval()
+    subject = Subject("tiny", "random weights", net.requires_grad_(False), (torch.randn(4, 32),), 1, 4)
+    monkeypatch.setattr(algebra, "ALGEBRA", {"tiny": lambda: subject})
+    for name in ("openvino", "inductor"):
+        monkeypatch.setattr(cases["models"].peers, name, lambda *_, **__: pytest.fail("left out"))
+    bench = algebra.AlgebraBench(0.02, without=[algebra.INDUCTOR, algebra.OPENVINO])
+    record = bench(algebra.cells(["tiny"])[0])
+    assert set(record.timings) == {algebra.EAGER, algebra.ORT, algebra.EXACT, algebra.CLOSE}
+    assert record.meta["rewrites"][algebra.EXACT]["linear layers in a row"] == 1
+    algebra.show([record], Console(width=200))
+    assert "geometric mean" in capsys.readouterr().out
+    with pytest.raises(DataError, match="there is no block 'nothing'"):
+        algebra.cells(["nothing"])
+
+
 def test_calls_in_the_text_of_inductor_are_counted(cases):
     from cases import counts
 

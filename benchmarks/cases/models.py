@@ -101,7 +101,7 @@ class Bench:
             self.subject = self.pruned = None
             gc.collect()
             self.subject = self.builders[name](batch)
-            self.pruned = replace(self.subject, model=_pruned(self.subject))
+            self.pruned = replace(self.subject, model=self.prune(self.subject))
             self.at = (name, batch)
         assert self.subject and self.pruned
         torch.set_num_threads(threads)
@@ -131,7 +131,7 @@ class Bench:
     def build(self, subject: Subject, pruned: Subject, dtype: str, threads: int) -> Side:
         """Build what is timed."""
         side = Side()
-        dense, sparse = (_numpy(peers.eager(entry, "float32", threads)()) for entry in (subject, pruned))
+        dense, sparse = (numpy_of(peers.eager(entry, "float32", threads)()) for entry in (subject, pruned))
         builders: Builders = {
             EAGER: (partial(peers.eager, subject, dtype, threads), dense),
             INDUCTOR: (partial(peers.inductor, subject, dtype, threads), dense),
@@ -141,12 +141,20 @@ class Bench:
             **self.ours(side, subject, dtype, dense),
             SPARSE: (partial(compiled, side, SPARSE, pruned, dtype), sparse),
         }
+        self.add(side, builders, dtype)
+        return side
+
+    def add(self, side: Side, builders: Builders, dtype: str) -> None:
+        """Build all candidates but those that are left out."""
         for name, (build, reference) in builders.items():
             if name in self.without:
                 side.missing[name] = "left out by --without"
             else:
                 side.add(name, build, reference, dtype)
-        return side
+
+    def prune(self, subject: Subject) -> torch.nn.Module:
+        """Return the 2:4 model."""
+        return twofour.prune(copy.deepcopy(subject.model), "2:4", skip=subject.skip).eval().requires_grad_(False)
 
     def ours(self, side: Side, subject: Subject, dtype: str, reference: np.ndarray) -> Builders:
         """Return what is built of the dense model by us."""
@@ -155,10 +163,6 @@ class Bench:
     def facts(self, subject: Subject, side: Side) -> dict[str, object]:
         """Return what else the record says of a cell."""
         return {}
-
-
-def _pruned(subject: Subject) -> torch.nn.Module:
-    return twofour.prune(copy.deepcopy(subject.model), "2:4", skip=subject.skip).eval().requires_grad_(False)
 
 
 def compiled(
@@ -183,12 +187,13 @@ def _on_this_thread(call: Callable[[], Any]) -> bool:
     return time.thread_time() - thread >= 0.9 * (time.process_time() - process)
 
 
-def _numpy(answer: Any) -> np.ndarray:
+def numpy_of(answer: Any) -> np.ndarray:
+    """Return an answer as an array of float32."""
     return answer.float().numpy() if isinstance(answer, torch.Tensor) else np.array(answer, dtype=np.float32)
 
 
 def _distance(answer: Any, reference: np.ndarray) -> float:
-    found = _numpy(answer)
+    found = numpy_of(answer)
     if found.shape != reference.shape:
         return float("nan")
     return float(np.linalg.norm((found - reference).ravel()) / np.linalg.norm(reference.ravel()))

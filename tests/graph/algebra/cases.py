@@ -216,6 +216,18 @@ LINEARS: dict[str, Case] = {
         lambda a, w, b: 20 * U * linear(3.7 * a.abs(), w.abs(), b.abs()),
         SQUARES[:2],
     ),
+    "vector into a weight": Case(
+        lambda a, w, b, s: linear(a, w, b) * s,
+        ROWS,
+        lambda a, w, b, s: 20 * U * s.abs() * linear(a.abs(), w.abs(), b.abs()),
+        (*SQUARES[:2], (24,)),
+    ),
+    "vector of the input into a weight": Case(
+        lambda a, w, b, s: linear(a * s, w, b),
+        ROWS,
+        lambda a, w, b, s: 20 * U * linear((a * s).abs(), w.abs(), b.abs()),
+        (*SQUARES[:2], (16,)),
+    ),
     "linear layers of one input added": Case(
         lambda a, w, b, v, c: linear(a, w, b) + linear(a, v, c), ROWS, _merged, SQUARES
     ),

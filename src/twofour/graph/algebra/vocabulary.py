@@ -121,6 +121,8 @@ def target_of(op: str, operands: tuple[Any, ...], over: Any) -> tuple[Any, tuple
         return aten.rsub.Scalar, operands[::-1]
     if op == "cat":
         return aten.cat.default, (list(operands[:-1]), operands[-1])
+    if op == "column":
+        return aten.unsqueeze.default, (*operands, -1)
     if op == "transpose":
         return aten.transpose.int, (*operands, -2, -1)
     return BINARY[op][0], operands

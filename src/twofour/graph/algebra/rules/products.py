@@ -8,7 +8,7 @@ from twofour.graph.base import same_axes, value
 
 A, B, C = tensors("A B C")
 (s,) = numbers("s")
-W, V, L, R, P, Q = weights("W V L R P Q")
+W, V, L, R, P, Q, S = weights("W V L R P Q S")
 b, c = biases("b c")
 
 SUMS = "every value; of infinite operands NaN may become an infinity"
@@ -22,6 +22,10 @@ def _same_size(match: Match) -> str:
     """Say that the sum of two operands would broadcast them."""
     one, other = (value(match.values[name]) for name in ("B", "C"))
     return "" if same_axes(one.shape, other.shape) else "the operands have other sizes"
+
+
+def _one_axis(match: Match) -> str:
+    return "" if value(match.values["S"]).ndim == 1 else "S differs along other axes than the last"
 
 
 PRODUCTS: tuple[Rule, ...] = (
@@ -71,6 +75,26 @@ LINEARS: tuple[Rule, ...] = (
         MERGED,
         SCALED,
         "a pass over the input",
+    ),
+    Rule(
+        "vector into a weight",
+        call("linear", A, W, b) * S,
+        call("linear", A, W * call("column", S), b * S),
+        EXACT,
+        f"{MERGED}; S has one axis",
+        SCALED,
+        "a pass over the result",
+        where=_one_axis,
+    ),
+    Rule(
+        "vector of the input into a weight",
+        call("linear", A * S, W, b),
+        call("linear", A, W * S, b),
+        EXACT,
+        f"{MERGED}; S has one axis",
+        SCALED,
+        "a pass over the input: a norm's gain, singular values",
+        where=_one_axis,
     ),
     Rule(
         "linear layers of one input added",
