@@ -96,7 +96,8 @@ def _why_sealed(name: str, layer: CompiledLinear) -> str:
 
 def _close(module: fx.GraphModule, name: str, layer: CompiledLinear, weight: fx.Node, bias: fx.Node | None) -> None:
     """Let the layer compute again where its weight is read as it was; elsewhere hold the weight as a plain one."""
-    for user in list(weight.users):
+    users: list[Any] = list(weight.users)  # fx types arguments too widely
+    for user in users:
         added = user.args[2] if len(user.args) > 2 else None
         if user.target is aten.linear.default and user.args[1] is weight and added is bias:
             replace_with(user, insert(user, KEPT, (user.args[0], name, layer.out_features, []), user))

@@ -52,6 +52,8 @@ class Layers:
         transposed = node.target is aten.addmm.default
         if transposed and node.kwargs:
             return None
+        bias: Any
+        weight: Any
         bias, x, weight = node.args[:3] if transposed else (argument(node, 2, "bias"), *node.args[:2])
         if not self._layer_like(node, weight, bias):
             return None
@@ -66,7 +68,10 @@ class Layers:
         kind = CONVOLUTIONS.get(node.target)
         if kind is None:
             return None
-        x, weight, bias = node.args[0], node.args[1], argument(node, 2, "bias")
+        x: Any
+        weight: Any
+        x, weight, *_ = node.args
+        bias = argument(node, 2, "bias")
         if not self._layer_like(node, weight, bias):
             return None
         held = self._parameter(weight)

@@ -45,12 +45,15 @@ class Simplified(nn.Module):
                 wanted="arguments as in the example that it was simplified with",
                 remedy="simplify the original model with an example like this call",
             )
-        if self._run is None:
-            names = dict(self._globals)
-            exec(self._text, names)  # text that torch.fx wrote from the graph's operators, nothing from a file
-            self._run = names["forward"]
+        run = self._run or self._compiled()
         outputs: Structure = self._outputs
-        return outputs.value(self._run(self, *leaves))
+        return outputs.value(run(self, *leaves))
+
+    def _compiled(self) -> Callable[..., Sequence[Any]]:
+        names = dict(self._globals)
+        exec(self._text, names)  # text that torch.fx wrote from the graph's operators, nothing from a file
+        self._run = names["forward"]
+        return names["forward"]
 
     def __getstate__(self) -> dict[str, Any]:
         modules = {name: held.__name__ for name, held in self._globals.items() if isinstance(held, types.ModuleType)}

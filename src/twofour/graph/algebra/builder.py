@@ -106,6 +106,7 @@ class Builder:
     def sealed(self) -> str:
         """Return why a constant that is read may not be merged with others, "" where all may."""
         for node in self.nodes:
+            sources: list[Any]
             if node in self.constant:
                 sources = node.all_input_nodes
             elif node.target is aten.linear.default and not self._own_bias(node):

@@ -12,15 +12,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from twofour.graph.algebra.builder import Builder
 from twofour.graph.algebra.cost import Cost, Graph
+from twofour.graph.algebra.expressions import Call
 from twofour.graph.algebra.match import matches
 from twofour.graph.algebra.rule import CLOSE, EXACT, HEADROOM, Candidate, Match, Rule
 from twofour.graph.algebra.rules import ALL_RULES
+from twofour.graph.algebra.vocabulary import read
 from twofour.graph.base import aten, escapes, may_view, same_axes, value
 
 logger = logging.getLogger("twofour.graph")
@@ -109,15 +112,25 @@ def _changes_in_place(node: fx.Node) -> bool:
 
 class _Search:
     def __init__(self, module: fx.GraphModule, rules: Sequence[Rule], kind: str, merge: bool, outcome: Outcome) -> None:
-        self.module, self.rules, self.kind, self.merge, self.outcome = module, rules, kind, merge, outcome
+        self.module, self.kind, self.merge, self.outcome = module, kind, merge, outcome
         self.impossible: set[tuple[str, fx.Node]] = set()
+        self.finders = [rule for rule in rules if rule.find is not None]
+        self.by_operation: dict[str, list[Rule]] = {}
+        for rule in rules:
+            if isinstance(rule.before, Call):
+                self.by_operation.setdefault(rule.before.op, []).append(rule)
+
+    def rules_at(self, node: fx.Node) -> list[Rule]:
+        """Return the rules whose pattern begins with what a node computes, and those that look for themselves."""
+        found = read(node) if node.op == "call_function" else None
+        return [*(self.by_operation.get(found.op, ()) if found is not None else ()), *self.finders]
 
     def once(self) -> int:
         """Rewrite everything found in the graph as it is now, what saves most first; returns how many places."""
         found = [
             (saved, rule, candidate)
             for node in list(self.module.graph.nodes)
-            for rule in self.rules
+            for rule in self.rules_at(node)
             if (rule.name, node) not in self.impossible
             for candidate in candidates(rule, node)
             if (saved := self.worth(rule, candidate)) is not None
@@ -158,7 +171,10 @@ class _Search:
         if touched & {root, *candidate.inner, *root.users}:
             return False
         builder = Builder(root)
-        new = candidate.build(builder)
+        new: Any = candidate.build(builder)
+        if touched & {new, *(source for node in builder.nodes for source in node.all_input_nodes)} - {*builder.nodes}:
+            builder.undo()  # it reads what has been replaced
+            return False
         gone = _dying(root, new)
         merges = bool(builder.merged())
         root.replace_all_uses_with(new, delete_user_cb=lambda user: user not in builder.nodes)
@@ -237,12 +253,10 @@ def _dying(root: fx.Node, new: fx.Node) -> list[fx.Node]:
     return list(gone)
 
 
-_SETTING = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
-
-
 def _reshape_views(new: fx.Node, root: fx.Node) -> None:
     """Let views of a value whose memory lies in another order now copy where they must."""
     if value(new).is_contiguous() or not value(root).is_contiguous():
         return
     for user in new.users:
-        user.target = _SETTING.get(user.target, user.target)
+        if user.target in (aten.view.default, aten._unsafe_view.default):
+            user.target = aten.reshape.default

@@ -79,7 +79,7 @@ def read(node: Any) -> Operation | None:
     if node.kwargs or len(node.args) > 2:  # alpha, rounding_mode, out
         return None
     if name == "pow":
-        return Operation("square", node.args[:1]) if node.args[1] == 2 else None
+        return Operation("square", node.args[:1]) if argument(node, 1, "exponent") == 2 else None
     if name == "rsub":
         return Operation("sub", node.args[::-1])
     return Operation(name, tuple(node.args))
