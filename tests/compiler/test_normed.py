@@ -65,6 +65,12 @@ def test_a_count_that_another_kernel_serves_is_normalised_after_it() -> None:
                 torch.testing.assert_close(found[0], y)
 
 
+def test_an_input_that_torch_negates_on_reading_is_read_so() -> None:
+    inner, x = layer(BEST), torch._neg_view(torch.randn(3, 16))
+    found = NormedProduct(inner, 1e-5, True, False)(x, None, None, None)
+    torch.testing.assert_close(found, torch.nn.functional.layer_norm(inner(x.clone()), (24,)), rtol=1e-4, atol=1e-5)
+
+
 def test_an_operand_that_does_not_fit_names_the_layer() -> None:
     with pytest.raises(KernelError, match=r"layer `fc`"):
         NormedProduct(layer(BEST), 1e-5, True, False)(torch.randn(3, 16), None, torch.randn(23), None)

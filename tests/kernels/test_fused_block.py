@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -194,6 +196,62 @@ def test_operands_that_do_not_fit_are_refused(inputs: list, outputs: list, messa
         fused_block(made, operands((3, 4), (3, 4)), [wide])
     with pytest.raises(KernelError, match=r"torch.float32"):
         fused_block(made, [torch.ones(4), torch.ones(4).double()], [torch.empty(4)])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_nothing_behind_an_input_is_read(row: native.NativeRow) -> None:
+    """Its last number is the last of a page, and the next page may not be read: a child ends where it is."""
+    code = f"""
+import ctypes, mmap, torch
+from twofour.kernels.fused_block import Expression, program
+memory = mmap.mmap(-1, 8192)
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + 4096), 4096, 0) == 0
+for rows, width in ((8, 6), (16, 3), (2, 24), (1, 48), (3, 16), (4, 1), (5, 7)):
+    for step in ("sub", "mul"):
+        expression = Expression()
+        x = expression.load()
+        expression.store(expression.apply("exp", expression.apply(step, x, expression.apply("amax", x))))
+        expression.store(expression.apply(step, x, expression.apply("sum", x)))
+        size = rows * width
+        given = torch.frombuffer(memory, dtype=torch.float32, count=size, offset=4096 - 4 * size).view(rows, width)
+        given.copy_(torch.randn(rows, width))
+        answers = [torch.empty(rows, width), torch.empty(rows, width)]
+        program(expression).run({row.index}, [given], answers, 1)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_rows_alone_are_written_whole_and_rows_of_nothing_are_refused() -> None:
+    expression = Expression()
+    expression.store(expression.apply("mul", expression.load(of_row=True), 2.0))
+    x, y = torch.randn(5, 7, 1), torch.full((5, 7, 1), torch.nan)
+    fused_block(program(expression), [x], [y])
+    assert torch.equal(y, 2 * x)
+    expression = Expression()
+    expression.store(expression.apply("sum", expression.load()))
+    with pytest.raises(KernelError, match=r"rows without values(.|\n)*one by one"):
+        fused_block(program(expression), [torch.empty(4, 0)], [torch.empty(4, 1)])
+
+
+@pytest.mark.parametrize("step", ["sin", "cos"])
+def test_a_number_does_not_depend_on_its_neighbours(step: str) -> None:
+    expression = Expression()
+    expression.store(expression.apply(step, expression.load()))
+    x = torch.randn(64) * 5
+    alone, among = torch.empty(64), torch.empty(128)
+    fused_block(program(expression), [x], [alone])
+    mixed = torch.stack([x, torch.full((64,), 1e9)], 1).flatten()
+    fused_block(program(expression), [mixed], [among])
+    assert torch.equal(among[::2], alone)
+
+
+def test_a_view_that_torch_negates_on_reading_is_read_so() -> None:
+    expression = Expression()
+    expression.store(expression.apply("exp", expression.load()))
+    x, y = torch._neg_view(torch.randn(16)), torch.empty(16)
+    fused_block(program(expression), [x], [y])
+    torch.testing.assert_close(y, x.exp())
 
 
 def test_programs_that_leave_their_registers_are_refused() -> None:

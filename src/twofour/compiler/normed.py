@@ -61,6 +61,8 @@ class NormedProduct(nn.Module):
                 if self.keeps
                 else norm_in_place(y, weight, bias, self.eps, self.centred)
             )
+        x, other = (one if one is None or not one.is_neg() else one.resolve_neg() for one in (x, other))
+        assert x is not None
         flat = x.reshape(tokens, layer.in_features)
         other = None if other is None else other.reshape(tokens, layer.out_features)
         after = RowNorm(weight, bias, self.eps, self.centred)

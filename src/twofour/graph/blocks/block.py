@@ -21,6 +21,9 @@ logger = logging.getLogger("twofour.compiler")
 MOST_SIZES = 64
 """Sizes of operands whose answers' layouts are kept."""
 
+_NEW: Any = object()
+"""In place of layouts that are not known yet."""
+
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
 
@@ -84,8 +87,12 @@ class FusedBlock(nn.Module):
 
     def forward(self, *operands: Tensor) -> Any:
         """Return the answer, or the tuple of them."""
+        if any([x.is_neg() for x in operands]):
+            operands = tuple([x.resolve_neg() for x in operands])  # memory holds the numbers without their sign
         key = tuple([(x.shape, x.stride(), x.dtype) for x in operands])
-        layouts = self._layouts[key] if key in self._layouts else self._laid_out(key, operands)
+        layouts = self._layouts.get(key, _NEW)
+        if layouts is _NEW:
+            layouts = self._laid_out(key, operands)
         if layouts is None:
             return self.unfused(*operands)
         outputs = [torch.empty_strided(*layout[:2], dtype=layout[2], device="cpu") for layout in layouts]
@@ -111,7 +118,9 @@ class FusedBlock(nn.Module):
         with torch.inference_mode():
             made = self.reference(*empty)
         layouts: list[Layout] | None = [(y.shape, y.stride(), y.dtype) for y in made]
-        if why := self._misfit(made):
+        if not all(x.numel() for x in operands):
+            layouts = None  # a reduction of nothing is torch's to answer
+        elif why := self._misfit(made):
             logger.warning("%s runs unfused on %s: %s", self.label, [tuple(x.shape) for x in operands], why)
             layouts = None
         self._layouts[key] = layouts

@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <string>
 #include <tuple>
@@ -70,7 +71,8 @@ class Program {
       for (int i = begin; i < end; i++) steps_.push_back(checked(steps[static_cast<size_t>(i)], rows));
     }
     for (const Loop& loop : loops_)
-      if (!loop.rows) join(loop);
+      if (loop.rows) reduces_ = true;  // a row is then the last axis, whatever its size
+      else join(loop);
     if (next != static_cast<int>(steps.size())) impossible("has steps outside its loops", std::to_string(next), "all");
     if (loops_.size() > 1) reduces_ = true;
     written_.resize(static_cast<size_t>(outputs), 0);
@@ -95,18 +97,24 @@ class Program {
     read(inputs, inputs_, "input");
     read(outputs, outputs_, "output");
     Domain domain = merged(views, inputs, outputs);
-    if (domain.block.rows * domain.block.width == 0 && !(reduces_ && domain.block.rows > 0)) return;
+    if (domain.block.rows == 0) return;
+    if (domain.block.width == 0) {
+      if (!reduces_) return;
+      throw Refusal{"a fused block reduces rows without values", "a last axis of 0", "at least 1", "run its operators one by one"};
+    }
     Block& block = domain.block;
     block.inputs = domain.operands.data();
     block.outputs = domain.operands.data() + inputs_;
     nb::gil_scoped_release release;
     const int64_t places = block.tile_rows * (reduces_ ? block.width : block.tile_width);
     const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, places));
-    const size_t bytes = static_cast<size_t>(block.scratch()) * sizeof(float);
+    const int64_t each = block.padded(block.scratch());
+    const int64_t members = threads > 1 && block.units() > grain ? threads : 1;
+    static Scratch scratch;  // taken here: a thread of the team cannot say that there is no memory
+    const Scratch::Lease lease(scratch, static_cast<size_t>(each * members) * sizeof(float));
+    std::atomic<int64_t> next{0};
     parallel_for(block.units(), grain, threads, [&](int64_t begin, int64_t end) {
-      static Scratch scratch;
-      const Scratch::Lease lease(scratch, bytes);
-      kernel.run(block, static_cast<float*>(lease.data()), begin, end);
+      kernel.run(block, static_cast<float*>(lease.data()) + each * next.fetch_add(1), begin, end);
     });
   }
 

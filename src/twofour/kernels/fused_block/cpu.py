@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from twofour import native
+from twofour.native.surroundings import plain
 
 
 def fused_block(program: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
@@ -23,4 +24,5 @@ def fused_block(program: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor
     Raises:
         KernelError: The operands do not fit each other or the program.
     """
-    program.run(native.best("fused_block").index, list(inputs), list(outputs), native.threads())
+    given = plain("a fused block", *inputs)
+    program.run(native.best("fused_block").index, list(given), list(outputs), native.threads())

@@ -73,7 +73,7 @@ struct Block {
   }
 };
 
-// One row of the table: `run` computes units [begin, end) with `scratch` of that many zeros.
+// One row of the table: `run` computes units [begin, end) with `scratch` numbers of scratch, which may hold garbage.
 using BlockKernel = KernelRow<void(const Block&, float* scratch, int64_t begin, int64_t end)>;
 
 #define TWOFOUR_ROW(symbol, ...) void symbol(const Block& block, float* scratch, int64_t begin, int64_t end);

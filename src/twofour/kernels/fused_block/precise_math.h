@@ -172,15 +172,16 @@ struct PreciseMath : FloatMath<V> {
   static TWOFOUR_INLINE F circular(F x, int quadrant, const Of& library) {
     constexpr float s[] = {-0.166666672f, 0.00833332911f, -0.000198393129f, 2.71812155e-06f};
     constexpr float c[] = {0.0416666679f, -0.00138888834f, 2.47994594e-05f, -2.72057548e-07f};
-    if (any(~(absolute(x) < 8192.0f))) return by_lane(x, library);
+    const I beyond = ~(absolute(x) < 8192.0f);
     const F rounded = x * 0.636619772f + kRound, k = rounded - kRound;
     const I n = (I)rounded + quadrant;
     const F r = ((x - k * 1.5703125f) - k * 4.837512969970703e-4f) - k * 7.549789948768648e-8f;
     const F square = r * r;
     const F sine = square * r * polynomial(s, square) + r;
     const F cosine = square * square * polynomial(c, square) - square * 0.5f + 1.0f;
-    const F y = select((n & 1) != 0, cosine, sine);
-    return (F)((I)y ^ ((n & 2) << 30));
+    const F part = select((n & 1) != 0, cosine, sine), y = (F)((I)part ^ ((n & 2) << 30));
+    // Lane by lane: a number's answer is no other than among others.
+    return any(beyond) ? select(beyond, by_lane(x, library), y) : y;
   }
   static TWOFOUR_INLINE F sin(F x) {
     return circular(x, 0, [](float v) { return __builtin_sinf(v); });

@@ -226,7 +226,9 @@ class Tiles {
         const F of_row = M::all(b[r]);
         const float* x = a + r * width_;
         float* to = y + r * width_;
-        for (int64_t i = 0; i < width_; i += V::width) V::store_unaligned(to + i, of(V::load_unaligned(x + i), of_row));
+        // Behind the last row there may be no memory: the first operand can be an input where it stands.
+        const int64_t readable = count_ - r * width_;
+        for (int64_t i = 0; i < width_; i += V::width) V::store_unaligned(to + i, of(V::load(x + i, readable - i), of_row));
       }
     } else {
       const float* b = source(step.b);
