@@ -1,0 +1,40 @@
+"""The search on models where rewrites meet each other, and where what a rule binds is not of its kind."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.graph.algebra.cases import Of
+from twofour.capture import capture
+from twofour.graph import CLOSE, Outcome, Program, rewrite
+
+
+def rewritten(model: Of, *inputs: Tensor, kind: str = CLOSE) -> tuple[Program, Outcome]:
+    graph = capture(model.eval(), dict(zip("abc", inputs, strict=False)), dynamic=False)
+    outcome = rewrite(graph.module, kind=kind)
+    return Program(graph.module), outcome
+
+
+def in_a_row(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return torch.nn.functional.linear(torch.nn.functional.linear(x, w), v)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda h, u: h + h * u,
+        lambda h, u: h * u + h * u.cos(),
+        lambda h, u: h.square().sqrt() + u,
+        lambda h, u: h.exp() * u.exp(),
+    ],
+)
+def test_a_rewrite_waits_for_the_one_that_erased_what_it_reads(after: Callable[[Tensor, Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    weights = [0.1 * torch.randn(64, 32), 0.1 * torch.randn(32, 64)]
+    model, inputs = Of(lambda x, u, w, v: after(in_a_row(x, w, v), u), 2, weights), torch.randn(2, 400, 32)
+    program, outcome = rewritten(model, *inputs)
+    assert outcome.counts.get("linear layers in a row") == 1
+    assert len(outcome.done) >= 2, outcome.counts
+    torch.testing.assert_close(program(*inputs)[0], model(*inputs), rtol=1e-4, atol=1e-5)
