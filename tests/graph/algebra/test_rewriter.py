@@ -38,3 +38,13 @@ def test_a_rewrite_waits_for_the_one_that_erased_what_it_reads(after: Callable[[
     assert outcome.counts.get("linear layers in a row") == 1
     assert len(outcome.done) >= 2, outcome.counts
     torch.testing.assert_close(program(*inputs)[0], model(*inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_a_product_of_a_value_with_itself_is_no_function_of_one_operand() -> None:
+    def function(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        t = (x[:, :, None] * y[:, None, :] + w).transpose(1, 2)
+        return (t * t).transpose(1, 2)
+
+    model, inputs = Of(function, 2, [torch.randn(8, 8)]), torch.randn(2, 2, 8)
+    program, _ = rewritten(model, *inputs)
+    torch.testing.assert_close(program(*inputs)[0], model(*inputs))

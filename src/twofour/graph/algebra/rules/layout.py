@@ -93,10 +93,12 @@ def find_past_element_wise(node: fx.Node) -> Iterator[Candidate]:
 
 def _element_wise(node: fx.Node) -> bool:
     """Tell whether a call computes each value of its first operand by itself, whatever its place."""
+    if sum(isinstance(given, fx.Node) for given in (*node.args, *node.kwargs.values())) != 1:
+        return False  # t * t reads one node, twice
     if node.target in (*UNARY.values(), *_OTHER_UNARY, *_COPIES):
-        return len(node.all_input_nodes) == 1
+        return True
     found = read(node)
-    single = found is not None and found.op in ("add", "sub", "mul", "div") and len(node.all_input_nodes) == 1
+    single = found is not None and found.op in ("add", "sub", "mul", "div")
     return single and isinstance(node.args[0], fx.Node) and value(node.args[0]).ndim == value(node).ndim
 
 
