@@ -48,3 +48,20 @@ def test_a_product_of_a_value_with_itself_is_no_function_of_one_operand() -> Non
     model, inputs = Of(function, 2, [torch.randn(8, 8)]), torch.randn(2, 2, 8)
     program, _ = rewritten(model, *inputs)
     torch.testing.assert_close(program(*inputs)[0], model(*inputs))
+
+
+def mixed(small: Tensor, wide: Tensor) -> Tensor:
+    return small * 3 + wide * 3
+
+
+def masks(mask: Tensor, wide: Tensor) -> Tensor:
+    return wide * wide + wide * wide.abs() + (mask + mask.flip(0))
+
+
+@pytest.mark.parametrize("function", [mixed, masks])
+@pytest.mark.parametrize("narrow", [torch.uint8, torch.int32, torch.bool])
+def test_integers_of_another_type_are_no_terms(function: Callable[..., Tensor], narrow: torch.dtype) -> None:
+    most = {torch.uint8: 2**8, torch.int32: 2**31, torch.bool: 2}[narrow]
+    inputs = torch.randint(most, (400, 16)).to(narrow), torch.randint(-5, 5, (400, 16))
+    program, _ = rewritten(Of(function, 2, []), *inputs)
+    assert torch.equal(program(*inputs)[0], function(*inputs))

@@ -130,7 +130,8 @@ def test_rules_stay_inside_their_domains(function: Callable[..., Tensor], rule: 
     graph = capture(Of(function, 2, []), {"a": torch.randn(40, 30), "b": torch.randn(40, 30)}, dynamic=False)
     outcome = rewrite(graph.module, kind=CLOSE)
     assert rule not in outcome.counts
-    assert any(line.startswith(rule) for line in outcome.not_done) or rule == "sum of a scaled tensor"
+    silent = rule in ("sum of a scaled tensor", "sum of shifted integers")
+    assert any(line.startswith(rule) for line in outcome.not_done) or silent
 
 
 def test_weights_that_are_not_finite_or_too_large_are_not_merged() -> None:

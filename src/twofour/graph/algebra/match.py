@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from twofour.graph.algebra.expressions import Call, Expr, Number, Var
@@ -102,9 +101,7 @@ def _is_a(kind: str, given: Any, root: fx.Node) -> bool:
 def _one_type(given: Any, root: fx.Node) -> bool:
     """Tell whether a value is a tensor of the root's type: rules hold in one arithmetic."""
     found, wanted = value(given), value(root)
-    if not isinstance(found, Tensor) or found.device != wanted.device:
-        return False
-    return found.dtype == wanted.dtype or (wanted.dtype == torch.int64 and not found.dtype.is_floating_point)
+    return isinstance(found, Tensor) and found.device == wanted.device and found.dtype == wanted.dtype
 
 
 def _flat(pattern: Call) -> Iterator[Expr]:

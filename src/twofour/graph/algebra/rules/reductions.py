@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from twofour.graph.algebra.expressions import biases, call, numbers, tensors, weights
 from twofour.graph.algebra.rule import CLOSE, EXACT, Match, Rule
 from twofour.graph.base import value
@@ -46,10 +44,6 @@ def _matrix(match: Match) -> str:
     if right.ndim != 2 or match.over[0] != (rank - 2,):
         return "the sum is not along the rows of one matrix product"
     return ""
-
-
-def _wide_integers(match: Match) -> str:
-    return "" if value(match.values["A"]).dtype == torch.int64 else "narrower integers wrap before they are summed"
 
 
 def _of_multiples(kind: str) -> tuple[Rule, Rule]:
@@ -109,7 +103,6 @@ REDUCTIONS: tuple[Rule, ...] = (
         "0, bit for bit",
         "a shift for each value",
         "integers",
-        where=_wide_integers,
     ),
     Rule(
         "factors that are one sum",
