@@ -65,3 +65,14 @@ def test_integers_of_another_type_are_no_terms(function: Callable[..., Tensor], 
     inputs = torch.randint(most, (400, 16)).to(narrow), torch.randint(-5, 5, (400, 16))
     program, _ = rewritten(Of(function, 2, []), *inputs)
     assert torch.equal(program(*inputs)[0], function(*inputs))
+
+
+def test_a_chain_of_products_keeps_its_vector() -> None:
+    def function(x: Tensor, p: Tensor, v: Tensor, q: Tensor, r: Tensor, t: Tensor) -> Tensor:
+        return ((p * x.sum()) @ v) @ ((q * x.sum()) @ r @ t)
+
+    torch.manual_seed(0)
+    weights = [torch.randn(16, 16, 8), torch.randn(8), torch.randn(16, 20), torch.randn(20, 30), torch.randn(30, 7)]
+    model, x = Of(function, 1, weights), torch.randn(2, 8)
+    program, _ = rewritten(model, x)
+    torch.testing.assert_close(program(x)[0], model(x), rtol=1e-4, atol=1e-3)

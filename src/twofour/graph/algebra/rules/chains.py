@@ -47,9 +47,11 @@ def _inside_another(node: fx.Node) -> bool:
 
 
 def _is_link(node: Any) -> bool:
-    """Tell whether a product may stand inside a chain: nobody else reads it, nothing is added to it."""
+    """Tell whether a product of matrices may stand inside a chain: nobody else reads it, nothing is added to it."""
     found = read(node)
-    if found is None or found.op not in ("matmul", "linear") or len(node.users) != 1 or value(node).ndim < 2:
+    if found is None or found.op not in ("matmul", "linear") or len(node.users) != 1:
+        return False
+    if any(value(operand).ndim < 2 for operand in found.operands[:2]):
         return False
     return found.op == "matmul" or found.operands[2] is None
 
