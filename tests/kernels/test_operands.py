@@ -34,8 +34,11 @@ def layer_of(kernel) -> CompiledLinear:
 
 def convolution_of(kernel) -> CompiledConv:
     taps, padding = ((3, 3), (1, 1)) if kernel.close else ((1, 1), (0, 0))
-    weight, geometry = torch.randn(32, 64, *taps), Geometry(64, 32, taps, (1, 1), padding, padding)
-    weight *= (torch.arange(64) % 4 < 2)[:, None, None]
+    channels, groups = (32, 32) if kernel.operation == "depthwise_conv" else (64, 1)
+    geometry = Geometry(channels, 32, taps, (1, 1), padding, padding, groups=groups)
+    weight = torch.randn(32, channels // groups, *taps)
+    if groups == 1:
+        weight *= (torch.arange(64) % 4 < 2)[:, None, None]
     prepared = PreparedWeights([kernel.prepare(weight, geometry, (1, 4, 4))])
     return CompiledConv("fc", ConvProblem.of(geometry), read_dispatch(f"*={kernel.name}"), prepared, torch.zeros(32))
 
@@ -59,7 +62,8 @@ def test_a_bias_is_added_as_it_reads(kernel, bias):
 @pytest.mark.parametrize("bias", BIASES)
 @each_row(convolutions(), "kernel")
 def test_a_bias_of_a_convolution_is_added_as_it_reads(kernel, bias):
-    layer, given, x = convolution_of(kernel), BIASES[bias](), torch.randn(1, 64, 4, 4)
+    layer, given = convolution_of(kernel), BIASES[bias]()
+    x = torch.randn(1, layer.geometry.in_channels, 4, 4)
     without = layer(x)
     assign(layer, given)
     torch.testing.assert_close(layer(x), without + given.resolve_neg()[:, None, None], rtol=1e-4, atol=1e-4)

@@ -123,7 +123,7 @@ def products(scale: int) -> Iterator[Call]:
     for row in native.rows("depthwise_conv"):
         yield (
             row.isa,
-            EXT.dense_conv,
+            EXT.depthwise_conv,
             [
                 row.index,
                 image,

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-KERNELS = ("twofour::nm_", "twofour::dense_", "twofour::attention_", "twofour::norm_", "twofour::fused_block_")
+KERNELS = (
+    "twofour::nm_",
+    "twofour::depthwise_",
+    "twofour::dense_",
+    "twofour::attention_",
+    "twofour::norm_",
+    "twofour::fused_block_",
+)
 
 
 def objects() -> list[Path]:
