@@ -19,6 +19,7 @@ from twofour.compiler.build import Terms
 from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.whole_model import WholeModel
 from twofour.errors import CompileError
+from twofour.graph.blocks import Always, Blocks
 from twofour.packing import pack
 from twofour.patterns import parse
 
@@ -395,3 +396,48 @@ def test_coarser_types_hand_bfloat16_on(block: type[nn.Module], dtype: str, capl
         assert y.dtype is torch.float32 and (y - want).norm() <= 0.03 * want.norm()
     few = whole(model, torch.randn(1, 12, 64), dtype=dtype)
     assert "activations between layers in bfloat16" not in few.plan.account.rewrites
+
+
+class Rounded(nn.Module):
+    """A stretch of operators in bfloat16, between layers of the type that the model has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x).bfloat16()
+        y = (y * y + y) * torch.sigmoid(y) * 0.7 - y / 3 + torch.tanh(y) * y
+        return self.down(y.to(x.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_roundings_that_a_block_leaves_out_are_no_other_model(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twofour.compiler.graph.Measured", lambda _: Always())
+    torch.manual_seed(0)
+    model, x = Rounded().to(dtype).eval(), torch.randn(64, 64).to(dtype)
+    fast = twofour.compile(model, example=x, graph=True)
+    torch.testing.assert_close(fast(x).float(), model(x).float(), rtol=0.1, atol=0.1)
+    if dtype is torch.bfloat16:
+        assert fast.plan.account.engine == "graph", fast.plan.account.reason
+
+
+def test_a_graph_that_errs_gives_way_to_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twofour.compiler.graph._probe", lambda *_: 0.0)
+    monkeypatch.setattr("twofour.graph.program.OPERATORS", {torch.ops.aten.mul.Tensor: "-"})
+    monkeypatch.setattr("twofour.compiler.graph.fuse_blocks", lambda *_: Blocks())
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(self.up(x) * x.sum(-1, keepdim=True))
+
+    model, x = Gated().eval(), torch.randn(8, 64)
+    fast = twofour.compile(model, example=x, graph=True)
+    assert fast.plan.account.engine == "layers" and "relative error" in fast.plan.account.reason
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)

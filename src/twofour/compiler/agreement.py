@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -20,7 +20,14 @@ AGREEMENT = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 order of sums and leaves out roundings, which bfloat16 and whole numbers magnify."""
 
 
-def agreement(fast: nn.Module, dtype: str, leaves: Sequence[Any], run: Callable[[], Sequence[Any]]) -> float:
+def has_halves(values: Iterable[Any]) -> bool:
+    """Tell whether a tensor among `values` is of 16 bits, so that roundings left out show."""
+    return any(isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16) for value in values)
+
+
+def agreement(
+    fast: nn.Module, dtype: str, leaves: Sequence[Any], run: Callable[[], Sequence[Any]], between: Iterable[Any] = ()
+) -> float:
     """Return the relative difference from the layers beyond which an engine is not used.
 
     Where inputs are rounded, other roundings cost as much: in int8 what the layers lose to the same weights on exact
@@ -31,9 +38,9 @@ def agreement(fast: nn.Module, dtype: str, leaves: Sequence[Any], run: Callable[
         dtype: Its computing type.
         leaves: The example.
         run: Runs the layers on it; returns the output's leaves.
+        between: Tensors that the model's operators hand to each other.
     """
-    tensors = [leaf for leaf in (*leaves, *fast.parameters()) if isinstance(leaf, Tensor)]
-    low = dtype != "float32" or any(leaf.dtype in (torch.bfloat16, torch.float16) for leaf in tensors)
+    low = dtype != "float32" or has_halves((*leaves, *fast.parameters(), *between))
     allowed = AGREEMENT[torch.bfloat16 if low else torch.float32]
     if not encodings.get(dtype).rounds_inputs:
         return allowed

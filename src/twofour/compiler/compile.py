@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from twofour import calls
 from twofour.calls import Example
 from twofour.compiler.against_dense import never_slower
+from twofour.compiler.agreement import has_halves
 from twofour.compiler.build import Terms, build, concluded
 from twofour.compiler.choose import DEFAULT_TOKENS, Progress
 from twofour.compiler.choose_gpu import GPU_TOKENS, require_for_gpu
@@ -132,7 +133,7 @@ def compile(
         if example is not None and memory == "fast" and device == "cpu" and not _empty(reference):
             plan = never_slower(fast, plan, layers, model, example.run)
         if example is not None:
-            plan = _verified(fast, plan, example, reference)
+            plan = _verified(fast, plan, layers, example, reference)
     return with_plan(fast, concluded(plan, terms), terms.computing)
 
 
@@ -246,7 +247,8 @@ def _unfit(model: nn.Module, example: Example, error: Exception, layer: str | No
     return calls.unfit(CompileError, "the example", error, wanted=calls.FORMS, remedy=remedy, shown=given, layer=layer)
 
 
-def _verified(fast: nn.Module, plan: Plan, example: Example, reference: Sequence[Any]) -> Plan:
+def _verified(fast: nn.Module, plan: Plan, layers: Plan, example: Example, reference: Sequence[Any]) -> Plan:
+    """Return the plan with its error on the example; an engine that errs more than the layers may gives way to them."""
     found = calls.output_leaves(example.run(fast))
     if why := _incomparable(reference):
         logger.warning("the outputs were not compared: %s", why)
@@ -257,7 +259,13 @@ def _verified(fast: nn.Module, plan: Plan, example: Example, reference: Sequence
             logger.warning("outputs that are whole numbers differ from the model's in %s", plan.dtype)
         found, reference = ([pair[side] for pair in pairs if is_real(pair[1])] for side in (0, 1))
     error = distance(found, reference)
-    largest = LARGEST_ERRORS.get(plan.dtype, sys.float_info.max)
+    halves = plan.dtype == "float32" and has_halves((*example.leaves, *fast.parameters()))
+    largest = LARGEST_ERRORS.get("bfloat16" if halves else plan.dtype, sys.float_info.max)
+    if error > largest and plan.account is not None and fast.__dict__.pop("forward", None) is not None:
+        reason = f"the {plan.account.engine} has a relative error of {error:.1e} on the example, please report it"
+        logger.warning("each layer is compiled by itself: %s", reason)
+        plan = replace(layers, account=replace(plan.account, engine="layers", reason=reason))
+        return _verified(fast, plan, layers, example, reference)
     if error > largest:
         got = f"a relative error of {error:.2e} on the example"
         remedy = "if the model is random in evaluation mode, compile without an example; else please report it"

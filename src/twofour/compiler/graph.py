@@ -168,10 +168,10 @@ def _rewritten(
 ) -> Plan:
     layers, convs = _compiled(fast)
     guard = Guard(graph)
-    written = _written(fast, guard, leaves)
     plain = {name: original.get_submodule(name) for name in (*layers, *convs)}
     case = terms.cache.key(_case(graph, leaves, layers, convs, terms.rules))
     outlines = {"before": outline(graph.module)}
+    between = [node.meta.get("val") for node in graph.module.graph.nodes]
     carried = terms.cache.carries(case, ENGINES)  # then nothing is timed, the operators neither
     before = () if carried else by_operator(Program(graph.module, plain, timed=True).seconds(leaves))
     rewrites, said = rewritten(fast, graph, terms, leaves)
@@ -185,8 +185,8 @@ def _rewritten(
     program = Executor(Program(graph.module))
     after = () if carried else by_operator(Program(graph.module, timed=True).seconds(leaves))
     runner = WholeModel(fast, guard, program, graph)
-    runner.written = written
-    runner.agreement = agreement(fast, plan.dtype, leaves, lambda: _answers(fast, guard, leaves))
+    runner.written = _written(fast, guard, leaves)
+    runner.agreement = agreement(fast, plan.dtype, leaves, lambda: _answers(fast, guard, leaves), between)
     account = GraphReport(
         "layers", "", {}, blocks.counted(rewrites), before, after, outlines, None, blocks.text(), **said
     )

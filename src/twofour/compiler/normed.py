@@ -61,8 +61,8 @@ class NormedProduct(nn.Module):
                 if self.keeps
                 else norm_in_place(y, weight, bias, self.eps, self.centred)
             )
-        x, other = (one if one is None or not one.is_neg() else one.resolve_neg() for one in (x, other))
-        assert x is not None
+        x = x.resolve_neg() if x.is_neg() else x
+        other = other.resolve_neg() if other is not None and other.is_neg() else other
         flat = x.reshape(tokens, layer.in_features)
         other = None if other is None else other.reshape(tokens, layer.out_features)
         after = RowNorm(weight, bias, self.eps, self.centred)
@@ -106,16 +106,16 @@ def _product_before(module: fx.GraphModule, node: fx.Node) -> tuple[ProductLayer
 def _place(module: fx.GraphModule, x: fx.Node, node: fx.Node, layer: ProductLayer) -> None:
     """Put one module in the place of a product and its norm."""
     weight, bias, eps, centred = (*node.args[1:5], True)[:4]
-    arguments: tuple[Any, ...] = x.args
+    given, *others = x.args  # pyright: ignore
     keeps = len(x.users) > 1
     name = f"{x.target}_normed"
     module.add_submodule(name, NormedProduct(layer, float(eps), bool(centred), keeps))  # pyright: ignore[reportArgumentType]
     for constant in (weight, bias):
         if isinstance(constant, fx.Node):
             x.prepend(constant)
-    operand = arguments[1] if len(arguments) > 1 else None
+    operand = others[0] if others else None
     with module.graph.inserting_before(x):
-        new = module.graph.call_module(name, (arguments[0], operand, weight, bias))
+        new = module.graph.call_module(name, (given, operand, weight, bias))
         outputs = [module.graph.call_function(operator.getitem, (new, i)) for i in range(2)] if keeps else [new]
     new.meta = {"val": (x.meta["val"], node.meta["val"]) if keeps else node.meta["val"]}
     for output, old in zip(outputs[::-1], (node, x), strict=False):

@@ -150,6 +150,10 @@ def _is_bool(node: Any) -> bool:
     return isinstance(node, fx.Node) and node.meta["val"].dtype is torch.bool
 
 
+def _is_half(node: Any) -> bool:
+    return isinstance(node, fx.Node) and getattr(node.meta["val"], "dtype", None) is torch.bfloat16
+
+
 def _logic(combine: Callable[[Expression, Value, Value], Value]) -> Lowering:
     """An operator on two tensors of truth."""
 
@@ -274,6 +278,8 @@ def lowering_of(node: fx.Node) -> Lowering | None:
     if target in OF_BOOL:
         return POINTWISE[OF_BOOL[target]] if reads_bool else None
     found = POINTWISE.get(target)
+    if target in TRUTHS and any(_is_half(source) for source in node.all_input_nodes):
+        return None  # torch rounds the other operand to bfloat16 first: what compares equal there does not here
     if target in _BOOL or target in _COPIES or target in _CHOICES:
         return found
     return found if made is not torch.bool else None  # True + True is True
