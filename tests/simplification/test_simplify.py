@@ -151,6 +151,87 @@ def test_tied_and_shared_weights_stay_shared() -> None:
     sizes = [tuple(parameter.shape) for parameter in made.parameters()]
     assert sizes.count((20, 64)) == 1
     assert sizes.count((64, 64)) == 2
+    state = made.state_dict()
+    assert state["words.weight"].data_ptr() == state["head.weight"].data_ptr()
+    assert set(twofour.masks.of(twofour.prune(made, "2:4"))) == {"shared_merged.weight", "shared.weight"}
+
+
+class Paired(nn.Module):
+    """Two layers in a row, which become one, before what a test is about."""
+
+    def __init__(self, then: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second, self.then = nn.Linear(64, 128), nn.Linear(128, 64), then
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"out": self.then(self.second(self.first(x)))}
+
+
+class Repeated(nn.Module):
+    """One block run three times, as ALBERT does, between two layers that share a weight but no bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
+        self.one, self.other = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.again = self.up
+        self.other.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(torch.tanh(x))
+        for layer in (self.up, self.again, self.up):
+            x = x + self.down(torch.relu(layer(x)))
+        return self.other(x)
+
+
+class Adapter(nn.Linear):
+    """A linear layer that holds an adapter and a gain, and adds them itself."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 64)
+        self.down, self.up = nn.Linear(64, 16), nn.Linear(16, 64)
+        self.gain = nn.Parameter(torch.ones(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        added = self.up(functional.gelu(self.down(x))) * self.gain
+        return functional.linear(x, self.weight, self.bias) + torch.tanh(added)
+
+
+def test_layers_that_are_called_again_stay_layers() -> None:
+    x, model = torch.randn(4, 64), Paired(Repeated())
+    made = simplify(model, x)
+    assert_same(made, model, torch.randn(7, 64))
+    assert set(made.state_dict()) == set(model.state_dict()) - {"first.weight", "first.bias"}
+    sparse, dense = twofour.prune(made, "2:4"), twofour.prune(copy.deepcopy(model), "2:4")
+    assert set(twofour.masks.of(sparse)) == set(twofour.masks.of(dense)) - {"first.weight"}
+    fast = twofour.compile(made.eval(), x, tokens=(4,))
+    assert_same(fast, made, x)
+
+
+def test_an_adapter_inside_a_layer_keeps_its_place() -> None:
+    x, model = torch.randn(4, 64), Paired(Adapter())
+    made = simplify(model, x)
+    assert_same(made, model, torch.randn(7, 64))
+    pruned = twofour.prune(made, "2:4")
+    assert {"then.base_layer.weight", "then.down.weight", "then.up.weight"} < set(twofour.masks.of(pruned))
+    assert_same(twofour.compile(pruned.eval(), x, tokens=(4,), graph=False), pruned, x)
+
+
+def test_a_model_whose_weights_no_layer_would_hold_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    model = Paired(nn.ConvTranspose1d(64, 64, 3))
+    model.then.register_buffer("unused", torch.zeros(1))
+    x = torch.randn(64, 64)
+    with caplog.at_level("INFO", logger="twofour.simplification"):
+        assert simplify(model, x) is model
+    assert "no layer of a simplified one would hold `then.weight`" in caplog.text
+    assert "then.weight" in twofour.masks.of(twofour.prune(model, "2:4", simplify=True, example=x))
+
+
+def test_a_transposed_view_of_a_square_weight_is_another_weight() -> None:
+    one, other = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+    other.weight = nn.Parameter(one.weight.detach().t())
+    model = Paired(nn.Sequential(one, nn.ReLU(), other))
+    assert_same(simplify(model, torch.randn(2, 64)), model, torch.randn(3, 64))
 
 
 def test_what_cannot_be_simplified(model: Model, ids: Tensor) -> None:

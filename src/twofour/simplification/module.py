@@ -79,8 +79,10 @@ def _blank(signature: inspect.Signature) -> Simplified:
     return made
 
 
-def simplified(model: nn.Module, graph: Graph, outcome: Outcome) -> Simplified:
+def simplified(model: nn.Module, graph: Graph, outcome: Outcome) -> tuple[Simplified, list[str]]:
     """Return a rewritten graph as a module, with copies of the model's parameters and buffers.
+
+    With it come the names of weights that `prune` would see in the model, or that were merged, and does not see in it.
 
     Args:
         model: The captured model: which of its tensors are parameters, and which of them train.
@@ -99,4 +101,4 @@ def simplified(model: nn.Module, graph: Graph, outcome: Outcome) -> Simplified:
         elif node.op == "get_attr":
             node.target = layers.hold(node)
     made._prepare(graph, graph.module.graph, outcome)
-    return made
+    return made, layers.lost()

@@ -60,7 +60,11 @@ def simplify(model: nn.Module, example: Any, *, rules: str = EXACT) -> nn.Module
         if not any(entry.merges for entry in outcome.done):
             _log.info("nothing can be merged; the model stays as it is%s", _why_not(outcome))
             return model
-        made = simplified(model, graph, outcome).eval()
+        made, lost = simplified(model, graph, outcome)
+        if lost:
+            _log.info("the model stays as it is: no layer of a simplified one would hold `%s`", "`, `".join(lost[:4]))
+            return model
+        made.eval()
         _compare(model, made, example)
     _log.info("simplified: %s", ", ".join(f"{name} {count}" for name, count in outcome.counts.items()))
     return made.train(training)
