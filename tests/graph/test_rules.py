@@ -1,5 +1,7 @@
 """Each rewrite on the smallest model it is for: how many places it changes, and that the answers stay."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -67,6 +69,25 @@ def test_normalisations(kind: type[nn.Module]) -> None:
     simplify(graph.module)
     assert fuse(graph.module)["normalisations fused"] == 1
     torch.testing.assert_close(Program(graph.module)(x)[0], model(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        lambda x: x.pow(2).mean(-1, keepdim=True, dtype=torch.float64) + 1e-6,
+        lambda x: torch.add(x.pow(2).mean(-1, keepdim=True), 1e-6, alpha=1000),
+    ],
+)
+def test_a_normalisation_of_another_type_or_eps_stays(scale: Callable[[Tensor], Tensor]) -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.rsqrt(scale(x))
+
+    x = 1e-2 * torch.randn(3, 24)
+    graph, counts = captured(Scaled(), x)
+    found, want = Program(graph.module)(x)[0], Scaled()(x)
+    assert counts["normalisations fused"] == 0 and found.dtype is want.dtype
+    torch.testing.assert_close(found, want)
 
 
 def test_an_activation_that_others_see_stays() -> None:

@@ -50,6 +50,8 @@ def _read(rsqrt: fx.Node) -> tuple[fx.Node, float, fx.Node] | None:
     if len(rsqrt.users) != 1 or not isinstance(added, fx.Node) or added.target is not aten.add.Tensor:
         return None
     mean, eps = added.args[:2]
+    if added.kwargs or not (is_float32(added) and is_float32(mean)):  # alpha, or a sum in another precision
+        return None
     if not isinstance(mean, fx.Node) or mean.target is not aten.mean.dim or not isinstance(eps, float):
         return None
     squared: Any = mean.args[0]
@@ -60,7 +62,9 @@ def _read(rsqrt: fx.Node) -> tuple[fx.Node, float, fx.Node] | None:
     power = squared.target is aten.pow.Tensor_Scalar and squared.args[1] == 2
     square = squared.target is aten.mul.Tensor and squared.args[1] is x
     scaled = next(iter(rsqrt.users))
-    if not (power or square) or scaled.target is not aten.mul.Tensor or x not in scaled.args or not is_float32(x):
+    if not (power or square) or scaled.target is not aten.mul.Tensor or x not in scaled.args:
+        return None
+    if not all(map(is_float32, (x, squared, scaled))):
         return None
     return (x, eps, scaled) if isinstance(x, fx.Node) else None
 
