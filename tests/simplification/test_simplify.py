@@ -248,6 +248,8 @@ def test_what_cannot_be_simplified(model: Model, ids: Tensor) -> None:
 
     with pytest.raises(CompileError, match="cannot be captured"):
         simplify(Branching(), torch.randn(2, 64))
+    with pytest.raises(CompileError, match="rules are not known"):
+        simplify(model, ids, rules="everything")
 
 
 def test_every_layer_of_the_model_is_prunable(model: Model, ids: Tensor) -> None:

@@ -30,13 +30,13 @@ from twofour.errors import CompileError, cut
 from twofour.graph import (
     EXACT,
     JOIN_QKV,
-    RULES,
     Executor,
     Program,
     arrange,
     fuse,
     lower_activations,
     outline,
+    require_rules,
     simplify,
 )
 from twofour.graph.blocks import Measured, fuse_blocks
@@ -83,13 +83,7 @@ def require_graph(graph: bool | str, example: Any, rules: str = EXACT) -> None:
             wanted="an input for one forward pass",
             remedy="pass example=: a tensor, a tuple of positional or a dict of keyword arguments",
         )
-    if rules not in RULES:
-        raise CompileError(
-            "the rules are not known",
-            got=repr(rules),
-            wanted=" or ".join(map(repr, RULES)),
-            remedy="leave it out: exact rules keep the domain of real arithmetic",
-        )
+    require_rules(rules)
     if rules != EXACT and (example is None or not graph):
         raise CompileError(
             f"rules={rules!r} needs a graph",

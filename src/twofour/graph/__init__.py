@@ -1,6 +1,6 @@
 """Rewrites of a captured graph: what computes nothing is removed, algebra shortens the rest, operators are fused."""
 
-from twofour.graph.algebra import ALL_RULES, CLOSE, EXACT, RULES, Outcome, rewrite
+from twofour.graph.algebra import ALL_RULES, CLOSE, EXACT, Outcome, require_rules, rewrite
 from twofour.graph.base import Product, Rule, Source
 from twofour.graph.executor import Calls, Executor
 from twofour.graph.outline import Outline, outline
@@ -17,7 +17,6 @@ __all__ = [
     "EXACT",
     "FUSIONS",
     "JOIN_QKV",
-    "RULES",
     "SIMPLIFICATIONS",
     "Calls",
     "Convolution",
@@ -33,6 +32,7 @@ __all__ = [
     "fuse",
     "lower_activations",
     "outline",
+    "require_rules",
     "rewrite",
     "simplify",
 ]

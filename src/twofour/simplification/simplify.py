@@ -12,7 +12,7 @@ from twofour import calls, masks
 from twofour.calls import Example
 from twofour.capture import arguments, capture
 from twofour.errors import LayerError
-from twofour.graph import EXACT, Outcome, rewrite
+from twofour.graph import EXACT, Outcome, require_rules, rewrite
 from twofour.graph.rules.cut_projections import CUT_PROJECTIONS
 from twofour.graph.rules.remove_identities import IDENTITIES
 from twofour.layers import compiled_parts, require_module, require_unwrapped
@@ -47,9 +47,10 @@ def simplify(model: nn.Module, example: Any, *, rules: str = EXACT) -> nn.Module
 
     Raises:
         LayerError: The model carries masks or is compiled, or the simplified one answers otherwise.
-        CompileError: The model cannot be captured.
+        CompileError: The model cannot be captured, or the rules are not known.
     """
     _require_dense(model)
+    require_rules(rules)
     example, training = Example.of(example), model.training
     given = arguments(model, example.args, example.kwargs)
     with calls.evaluating(model), torch.no_grad():

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from twofour.errors import CompileError
 from twofour.graph.algebra.expressions import Expr
 
 EXACT, CLOSE = "exact", "close"
@@ -83,3 +84,14 @@ class Rule:
     dtypes: str = "floats"
     where: Callable[[Match], str] | None = None
     find: Callable[[fx.Node], Iterator[Candidate]] | None = None
+
+
+def require_rules(rules: str) -> None:
+    """Raise CompileError unless `rules` is one of `RULES`."""
+    if rules not in RULES:
+        raise CompileError(
+            "the rules are not known",
+            got=repr(rules),
+            wanted=" or ".join(map(repr, RULES)),
+            remedy="leave it out: exact rules keep the domain of real arithmetic",
+        )
