@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import threading
 from collections.abc import Callable
@@ -348,3 +349,69 @@ def test_copies_and_pickles_record_anew() -> None:
         for _ in range(3):
             torch.testing.assert_close(other(x), fast(x))
         assert program is None or not program.prepare([x]).reason
+
+
+SETTING = {"scale": 1.0}
+
+
+@torch.library.custom_op("twofour_tests::setting", mutates_args=())
+def setting() -> Tensor:
+    return torch.full((1,), SETTING["scale"], dtype=torch.float32, device="cpu")
+
+
+@setting.register_fake
+def _() -> Tensor:
+    return torch.empty(1, dtype=torch.float32, device="cpu")
+
+
+class Reads(torch.nn.Module):
+    """Layers around an operator of a foreign library, which answers as it was set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x)) * torch.ops.twofour_tests.setting())
+
+
+def test_an_operator_of_others_is_called_each_time() -> None:
+    model, x = Reads().eval(), torch.randn(4, 64)
+    fast = twofour.compile(model, x, tokens=(4,), graph=True)
+    try:
+        for SETTING["scale"] in (1.0, 1.0, 5.0, 5.0):
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+    finally:
+        SETTING["scale"] = 1.0
+
+
+def test_samples_are_drawn_each_time() -> None:
+    rates = torch.ones(64)
+    executor = Executor(Straight(lambda x: (x + torch.ops.aten._standard_gamma.default(rates),), a=rates))  # type: ignore[arg-type]
+    found = [executor(torch.zeros(64))[0] for _ in range(4)]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(found, 2))
+
+
+def test_each_call_gets_its_own_view_of_a_constant() -> None:
+    executor = Executor(Straight(lambda x: (x + 1, SCALE.view(4, 4)), a=SCALE))  # type: ignore[arg-type]
+    x = torch.randn(4, WIDTH)
+    for _ in range(4):
+        view = executor(x)[1]
+        assert view.shape == (4, 4)
+        view.unsqueeze_(0)
+
+
+def test_weights_that_recordings_alone_keep_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: dict[str, Any] = {}
+
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        if held.get("size") != len(x):  # as oneDNN's weight for another size
+            held.update(size=len(x), weight=torch.ones(1000))
+        return (x + held["weight"],)
+
+    monkeypatch.setattr("twofour.graph.executor.MOST_WEIGHTS", 9000)
+    executor = Executor(Straight(run, a=held))  # type: ignore[arg-type]
+    for size in range(1, 9):
+        for _ in range(3):
+            assert torch.equal(executor(torch.ones(size, 1000))[0], torch.full((size, 1000), 2.0))
+    assert 1 <= sum(not isinstance(one, Calls) for one in executor._replays.values()) <= 4

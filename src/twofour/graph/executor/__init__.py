@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twofour.graph.executor.recorder import FoldedError, Recorder, RefusedError
+from twofour.graph.executor.recorder import FoldedError, Recorder, RefusedError, tensors_in
 from twofour.graph.executor.replay import Arena, Calls, Replay
 from twofour.graph.program import Program
 
@@ -29,6 +29,10 @@ KEPT = 64
 
 REMEMBERED = 1024
 """Sets of sizes that were met once, as those of a text that grows: they push out no recording."""
+
+
+MOST_WEIGHTS = 64 << 20
+"""Bytes of weights that recordings may keep beside the program's own; the oldest recordings go beyond that."""
 
 
 class Executor:
@@ -124,10 +128,22 @@ class Executor:
             logger.info("a graph runs as a Python program: %s", reason)
 
     def _keep(self, key: Any, replay: Replay | Calls) -> None:
-        if _bounded(self._replays, key, replay, KEPT):
+        dropped = _bounded(self._replays, key, replay, KEPT)
+        held = {id(tensor) for tensor in tensors_in(self.python.names)}
+        while sum(self._weights_of_its_own(held).values()) > MOST_WEIGHTS and len(self._replays) > 1:
+            dropped = _bounded(self._replays, key, replay, len(self._replays) - 1)
+        if dropped:
             kept = [one for one in list(self._replays.values()) if isinstance(one, Replay)]
+            most = max((one.arena_bytes for one in kept), default=0)
+            self._arenas = [arena for arena in list(self._arenas) if arena.nbytes <= most]
             for arena in list(self._arenas):
                 arena.forget(kept)
+
+    def _weights_of_its_own(self, held: set[int]) -> dict[int, int]:
+        """Return the bytes of what recordings keep and the program does not: oneDNN's weights for other sizes."""
+        values = [value for one in list(self._replays.values()) if isinstance(one, Replay) for value in one.values]
+        tensors = [value for value in values if isinstance(value, Tensor) and id(value) not in held]
+        return {id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}
 
     def __getstate__(self) -> dict[str, Any]:
         return {"python": self.python}  # recordings hold addresses of this process: a copy makes its own

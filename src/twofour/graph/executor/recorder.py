@@ -27,8 +27,14 @@ METADATA = (
 )
 """What may be asked of a tensor: answers that its values have no part in."""
 
-RANDOM = ("rand", "normal", "dropout", "bernoulli", "multinomial", "poisson", "exponential_", "uniform_")
+RANDOM = (
+    *("rand", "normal", "dropout", "bernoulli", "multinomial", "poisson", "exponential_", "uniform_"),
+    *("gamma", "dirichlet", "binomial", "rrelu", "geometric", "cauchy"),
+)
 """Parts of the names of functions whose answers differ from call to call."""
+
+SPACES = ("aten", "prims", "twofour")
+"""Namespaces of operators whose answers come from their operands alone, but for random ones."""
 
 RESHAPING = ("set_", "resize_", "resize_as_", "__set__")
 """Functions after which a tensor stands elsewhere."""
@@ -221,7 +227,7 @@ class Recorder(TorchFunctionMode):
             self._require_own(name, kwargs.get("out", args[0] if args else None))
         if name not in ROOMS:
             self.require_written(tree_leaves(placed))
-        certain = not writes and not checks and not any(part in name for part in (*ROOMS, *RANDOM))
+        certain = not writes and not checks and _is_certain(func, name)
         if certain and not any(isinstance(leaf, Place) for leaf in tree_leaves(placed)) and self._fold(results):
             return
         made = [self._made(one, name) if new else None for one, new in zip(results, fresh, strict=True)]
@@ -297,6 +303,10 @@ class Recorder(TorchFunctionMode):
         self.memories.append(Memory(kind, source, storage.nbytes()))
         return len(self.memories) - 1
 
+    def holds(self, tensor: Tensor) -> bool:
+        """Tell whether the program holds this very tensor."""
+        return self._constant(tensor) and id(tensor) in self._constants
+
     def _constant(self, tensor: Tensor) -> bool:
         """Tell whether the program holds a tensor, or its storage."""
         key = id(tensor) if tensor.layout is not torch.strided else -tensor.untyped_storage()._cdata
@@ -304,7 +314,9 @@ class Recorder(TorchFunctionMode):
             return True
         if not self._constants:
             held = list(tensors_in(self._names))
-            self._constants = {id(one) for one in held}
+            self._constants = {
+                id(one) for one in held
+            }  # which live as long as the program: no other gets their identity
             self._constants |= {-one.untyped_storage()._cdata for one in held if one.layout is torch.strided}
         return key in self._constants
 
@@ -327,6 +339,16 @@ def tensors_in(*roots: Any) -> Iterator[Tensor]:
             waiting.append(one.__self__)
         elif isinstance(one, nn.Module) or (type(one).__module__.startswith("twofour.") and hasattr(one, "__dict__")):
             waiting += vars(one).values()
+
+
+def _is_certain(func: Any, name: str) -> bool:
+    """Tell whether a function answers constants with a constant; an operator of others may look at what it likes."""
+    if isinstance(func, OpOverload):
+        known = func._schema.name.partition("::")[0] in SPACES
+        return known and torch.Tag.nondeterministic_seeded not in func.tags and not any(part in name for part in ROOMS)
+    if isinstance(func, OpOverloadPacket) and func._qualified_op_name.partition("::")[0] not in SPACES:
+        return False
+    return not any(part in name for part in (*ROOMS, *RANDOM))
 
 
 def _writes(func: Any, name: str, kwargs: Mapping[str, Any]) -> bool:

@@ -92,7 +92,7 @@ class Replay:
         values[self.inputs] = leaves
         if not self.native.run(values):
             return None
-        return tuple([values[index] for index in self.outputs])
+        return tuple([values[index] if index >= 0 else values[~index][...] for index in self.outputs])
 
 
 class Arena:
@@ -201,10 +201,15 @@ class _Writer:
         )
 
     def _output(self, given: Any, place: Place | None) -> int:
+        """Return the value of an output; ~ it for a view of a constant, of which each call gets a tensor of its own."""
         for index, leaf in enumerate(self.leaves):
             if leaf is given:
                 return 1 + index
-        return self._literal(given) if place is None else self._tensor(place)
+        if place is not None:
+            return self._tensor(place)
+        if isinstance(given, Tensor) and not self.recorder.holds(given):
+            return ~self._value(given[...])  # the caller has `given`, and may change how it looks
+        return self._literal(given)
 
     def _is_room(self, event: Event) -> bool:
         memories = self.recorder.memories
