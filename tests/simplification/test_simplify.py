@@ -256,3 +256,11 @@ def test_every_layer_of_the_model_is_prunable(model: Model, ids: Tensor) -> None
     made = simplify(model, ids)
     found = {weight.name for weight in walk(made, eligibility="any").weights}
     assert {"adapted.base.weight", "second.weight", "conv.weight"} <= found
+
+
+def test_a_merge_of_frozen_weights_alone_stays_frozen() -> None:
+    x, model = torch.randn(2, 64), Paired(nn.Identity())
+    model.first.requires_grad_(False)
+    assert all(parameter.requires_grad for parameter in simplify(model, x).parameters())
+    model.second.requires_grad_(False)
+    assert not any(parameter.requires_grad for parameter in simplify(model, x).parameters())

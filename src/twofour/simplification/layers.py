@@ -183,8 +183,8 @@ class Layers:
         stored = self._stored(node)
         key = stored.data_ptr(), stored.shape, stored.stride(), transposed
         if key not in self.copies:
-            found = self.parameters.get(_name(node))
-            trains = found is None or found.requires_grad
+            names = node.meta.get("sources", (_name(node),))
+            trains = any(self.parameters[name].requires_grad for name in names if name in self.parameters)
             copied = stored.t().clone(memory_format=torch.contiguous_format) if transposed else stored.clone()
             self.copies[key] = nn.Parameter(copied, requires_grad=trains)
         return self.copies[key]

@@ -156,11 +156,13 @@ class Builder:
 
     def _place(self, node: fx.Node, tensor: Tensor) -> None:
         module: Any = self.graph.owning_module
-        name = _unused_name(module, _sources(node, self.constant), "weight" if tensor.ndim > 1 else "bias")
+        sources = _sources(node, self.constant)
+        name = _unused_name(module, sources, "weight" if tensor.ndim > 1 else "bias")
         module.register_buffer(name.replace(".", "__"), tensor, persistent=False)
         with self.graph.inserting_before(node):
             new = self.graph.create_node("get_attr", name.replace(".", "__"))
-        new.meta = {"val": node.meta["val"], "weight": name}
+        names = (name for source in sources for name in source.meta.get("sources", (_name(source),)))
+        new.meta = {"val": node.meta["val"], "weight": name, "sources": tuple(names)}
         node.replace_all_uses_with(new)
         self.placed[node] = new
 
