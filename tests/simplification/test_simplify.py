@@ -264,3 +264,19 @@ def test_a_merge_of_frozen_weights_alone_stays_frozen() -> None:
     assert all(parameter.requires_grad for parameter in simplify(model, x).parameters())
     model.second.requires_grad_(False)
     assert not any(parameter.requires_grad for parameter in simplify(model, x).parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_are_not_merged(dtype: torch.dtype, caplog: pytest.LogCaptureFixture) -> None:
+    model, x = Paired(nn.ReLU()).to(dtype), torch.randn(4, 64).to(dtype)
+    with caplog.at_level("INFO", logger="twofour.simplification"):
+        assert simplify(model, x) is model
+    assert "merging would round it twice" in caplog.text
+
+
+def test_forward_hooks_would_not_run_so_the_model_stays(caplog: pytest.LogCaptureFixture) -> None:
+    model, seen = Paired(nn.ReLU()), []
+    model.first.register_forward_hook(lambda module, given, found: seen.append(found))
+    with caplog.at_level("INFO", logger="twofour.simplification"):
+        assert simplify(model, torch.randn(4, 64)) is model
+    assert "forward hooks on `first` would not run in a graph" in caplog.text and not seen

@@ -6,13 +6,14 @@ import logging
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, fx, nn
 
 from twofour import calls, masks
 from twofour.calls import Example
 from twofour.capture import arguments, capture
 from twofour.errors import LayerError
 from twofour.graph import EXACT, Outcome, require_rules, rewrite
+from twofour.graph.base import value
 from twofour.graph.rules.cut_projections import CUT_PROJECTIONS
 from twofour.graph.rules.remove_identities import IDENTITIES
 from twofour.layers import compiled_parts, require_module, require_unwrapped
@@ -22,7 +23,11 @@ from twofour.simplification.module import Simplified, simplified
 _log = logging.getLogger("twofour.simplification")
 
 LARGEST_ERROR = 1e-4
-"""Relative difference from the model on the example beyond which something is broken."""
+"""Relative difference from the model on the example beyond which something is broken, where all is float32."""
+
+HALVES = (torch.float16, torch.bfloat16)
+HALVES_ERROR = 8
+"""The same where a graph computes in one of them too, in units of its last place: other rewrites round differently."""
 
 
 def simplify(model: nn.Module, example: Any, *, rules: str = EXACT) -> nn.Module:
@@ -43,7 +48,8 @@ def simplify(model: nn.Module, example: Any, *, rules: str = EXACT) -> nn.Module
         rules: "exact" or "close": docs/rewriting.md.
 
     Returns:
-        A new module with copies of the parameters; `model` itself where nothing can be merged, which is logged.
+        A new module with copies of the parameters; `model` itself where nothing can be merged, as with weights of 16
+        bits, which would be rounded twice, or where it has forward hooks, which would not run. The log says why.
 
     Raises:
         LayerError: The model carries masks or is compiled, or the simplified one answers otherwise.
@@ -51,12 +57,16 @@ def simplify(model: nn.Module, example: Any, *, rules: str = EXACT) -> nn.Module
     """
     _require_dense(model)
     require_rules(rules)
+    if names := _hooked(model):
+        _log.info("the model stays as it is: forward hooks on %s would not run in a graph", ", ".join(names[:4]))
+        return model
     example, training = Example.of(example), model.training
     given = arguments(model, example.args, example.kwargs)
     with calls.evaluating(model), torch.no_grad():
         graph = capture(model, given)
         for rule in (IDENTITIES, CUT_PROJECTIONS):
             rule.rewrite(graph.module)
+        largest = _seal_halves(graph.module.graph)
         outcome = rewrite(graph.module, kind=rules)
         if not any(entry.merges for entry in outcome.done):
             _log.info("nothing can be merged; the model stays as it is%s", _why_not(outcome))
@@ -66,22 +76,38 @@ def simplify(model: nn.Module, example: Any, *, rules: str = EXACT) -> nn.Module
             _log.info("the model stays as it is: no layer of a simplified one would hold `%s`", "`, `".join(lost[:4]))
             return model
         made.eval()
-        _compare(model, made, example)
+        _compare(model, made, example, largest)
     _log.info("simplified: %s", ", ".join(f"{name} {count}" for name, count in outcome.counts.items()))
     return made.train(training)
+
+
+def _hooked(model: nn.Module) -> list[str]:
+    """Return the modules with forward hooks, which tracing would run once."""
+    named = ((name or type(model).__name__, module) for name, module in model.named_modules())
+    return [f"`{name}`" for name, module in named if module._forward_hooks or module._forward_pre_hooks]
+
+
+def _seal_halves(graph: fx.Graph) -> float:
+    """Leave weights of 16 bits as they are; returns the error that the graph's types allow."""
+    held_as = {value(node).dtype for node in graph.nodes if isinstance(value(node), Tensor)}
+    for node in graph.nodes:
+        if node.op == "get_attr" and isinstance(held := value(node), Tensor) and held.dtype in HALVES:
+            name, dtype = node.meta["weight"], str(held.dtype).removeprefix("torch.")
+            node.meta["sealed"] = f"`{name}` is held in {dtype}: merging would round it twice"
+    return max([LARGEST_ERROR, *(HALVES_ERROR * torch.finfo(dtype).eps for dtype in held_as & {*HALVES})])
 
 
 def _why_not(outcome: Outcome) -> str:
     return "".join(f"; {line}" for line in outcome.not_done)
 
 
-def _compare(model: nn.Module, made: Simplified, example: Example) -> None:
+def _compare(model: nn.Module, made: Simplified, example: Example, largest: float) -> None:
     error = distance(calls.output_leaves(example.run(made)), calls.output_leaves(example.run(model)))
-    if not error <= LARGEST_ERROR:
+    if not error <= largest:
         raise LayerError(
             "the simplified model does not compute what the model does",
             got=f"a relative error of {error:.2e} on the example",
-            wanted=f"at most {LARGEST_ERROR:g}",
+            wanted=f"at most {largest:g}",
             remedy="if the model is random in evaluation mode it cannot be simplified; else please report it",
         )
 
