@@ -76,3 +76,16 @@ def test_a_chain_of_products_keeps_its_vector() -> None:
     model, x = Of(function, 1, weights), torch.randn(2, 8)
     program, _ = rewritten(model, x)
     torch.testing.assert_close(program(x)[0], model(x), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("end", [lambda y: y.transpose(1, 2).view(-1), lambda y: y])
+def test_a_rewrite_keeps_strides_that_are_looked_at(end: Callable[[Tensor], Tensor]) -> None:
+    def function(x: Tensor, a: Tensor) -> Tensor:
+        c = torch.sin(x.transpose(1, 2))
+        return end(c * a + c * torch.cos(a))
+
+    model, inputs = Of(function, 2, []), (torch.randn(8, 64, 16), torch.randn(8, 16, 64))
+    program, _ = rewritten(model, *inputs)
+    found, want = program(*inputs)[0], model(*inputs)
+    assert found.stride() == want.stride()
+    torch.testing.assert_close(found, want)

@@ -227,7 +227,37 @@ def _stands_for(new: fx.Node, root: fx.Node, made: Sequence[fx.Node]) -> bool:
     same = x.dtype == y.dtype and x.device == y.device and same_axes(x.shape, y.shape)
     # What the caller is given must stay a tensor of its own: not an input, not a weight, not another output.
     own = new.op == "call_function" and not may_view(new) and not escapes(new)
-    return same and (new in made or own or not escapes(root))
+    return (
+        same and (new in made or own or not escapes(root)) and (_same_strides(x, y) or not _strides_matter(new, root))
+    )
+
+
+def _same_strides(x: Tensor, y: Tensor) -> bool:
+    axes = [axis for axis, size in enumerate(x.shape) if not same_axes((size,), (1,))]
+    return same_axes([x.stride(axis) for axis in axes], [y.stride(axis) for axis in axes])
+
+
+_VIEWS = (aten.view.default, aten._unsafe_view.default)
+_NEED_STRIDES = (*_VIEWS, aten.view.dtype, aten.view_as_complex.default, aten.as_strided.default)
+_OF_THEIR_OWN = (aten.linear.default, aten.layer_norm.default)
+"""What lays its result out in the same way whatever it reads."""
+
+
+def _strides_matter(new: fx.Node, root: fx.Node) -> bool:
+    """Tell whether the caller, or a call that needs strides, reads the root or what may have taken its strides."""
+    reshaped = value(root).is_contiguous() and not value(new).is_contiguous()  # see `_reshape_views`
+    seen: set[fx.Node] = set()
+    waiting = list(root.users)
+    while waiting:
+        user = waiting.pop()
+        if user in seen or user.target in _OF_THEIR_OWN:
+            continue
+        seen.add(user)
+        copies = reshaped and user in root.users and user.target in _VIEWS
+        if user.op == "output" or (user.target in _NEED_STRIDES and not copies):
+            return True
+        waiting += user.users
+    return False
 
 
 def saving(builder: Builder, root: fx.Node, new: fx.Node) -> Cost:
@@ -258,5 +288,5 @@ def _reshape_views(new: fx.Node, root: fx.Node) -> None:
     if value(new).is_contiguous() or not value(root).is_contiguous():
         return
     for user in new.users:
-        if user.target in (aten.view.default, aten._unsafe_view.default):
+        if user.target in _VIEWS:
             user.target = aten.reshape.default
