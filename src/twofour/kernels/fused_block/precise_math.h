@@ -17,6 +17,7 @@ struct PreciseMath : FloatMath<V> {
   using Base = FloatMath<V>;
   using typename Base::F;
   using typename Base::I;
+  typedef uint32_t U __attribute__((vector_size(sizeof(F))));  // sums of bits: those of lanes that nobody reads wrap
   using Base::at_least, Base::at_most;
 
   static constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the whole number in the low bits
@@ -26,7 +27,7 @@ struct PreciseMath : FloatMath<V> {
   static TWOFOUR_INLINE F all(float value) { return F{} + value; }
   static TWOFOUR_INLINE F absolute(F x) { return (F)((I)x & INT32_MAX); }
   static TWOFOUR_INLINE F with_sign(F x, F sign) { return (F)((I)x | ((I)sign & INT32_MIN)); }
-  static TWOFOUR_INLINE F power_of_two(I n) { return (F)((n + 127) << 23); }
+  static TWOFOUR_INLINE F power_of_two(I n) { return (F)(((U)n + 127u) << 23); }
 
   static TWOFOUR_INLINE I places() {
     I i{};
@@ -79,7 +80,7 @@ struct PreciseMath : FloatMath<V> {
   // x = n ln 2 + r + rest with |r| <= ln 2 / 2; ln 2 in two parts, of which the first times n is exact.
   static TWOFOUR_INLINE F reduced(F x, I* n, F* rest) {
     const F rounded = x * 1.44269504f + kRound, k = rounded - kRound;
-    *n = (I)rounded - (I)all(kRound);
+    *n = (I)((U)rounded - (U)all(kRound));
     const F high = x - k * 0.693359375f, low = k * 2.12194440e-4f, r = high + low;
     *rest = (high - r) + low;
     return r;
@@ -126,8 +127,8 @@ struct PreciseMath : FloatMath<V> {
   static TWOFOUR_INLINE F log(F x) {
     const I tiny = x < 1.17549435e-38f;
     const F scaled = select(tiny, x * 8388608.0f, x);
-    const I e = ((I)scaled - 0x3f3504f3) >> 23;
-    const F f = (F)((I)scaled - (e << 23)) - 1.0f;
+    const I e = (I)((U)scaled - 0x3f3504f3u) >> 23;
+    const F f = (F)((U)scaled - ((U)e << 23)) - 1.0f;
     const F k = __builtin_convertvector(e, F) - select(tiny, all(23.0f), all(0.0f));
     F y = k * -2.12194440e-4f + log_tail(f);
     y = y + f + k * 0.693359375f;
@@ -174,12 +175,12 @@ struct PreciseMath : FloatMath<V> {
     constexpr float c[] = {0.0416666679f, -0.00138888834f, 2.47994594e-05f, -2.72057548e-07f};
     const I beyond = ~(absolute(x) < 8192.0f);
     const F rounded = x * 0.636619772f + kRound, k = rounded - kRound;
-    const I n = (I)rounded + quadrant;
+    const I n = (I)((U)rounded + static_cast<uint32_t>(quadrant));
     const F r = ((x - k * 1.5703125f) - k * 4.837512969970703e-4f) - k * 7.549789948768648e-8f;
     const F square = r * r;
     const F sine = square * r * polynomial(s, square) + r;
     const F cosine = square * square * polynomial(c, square) - square * 0.5f + 1.0f;
-    const F part = select((n & 1) != 0, cosine, sine), y = (F)((I)part ^ ((n & 2) << 30));
+    const F part = select((n & 1) != 0, cosine, sine), y = (F)((U)part ^ ((U)(n & 2) << 30));
     // Lane by lane: a number's answer is no other than among others.
     return any(beyond) ? select(beyond, by_lane(x, library), y) : y;
   }
@@ -215,7 +216,7 @@ struct PreciseMath : FloatMath<V> {
   static TWOFOUR_INLINE F sign(F x) { return truth(x > 0.0f) - truth(x < 0.0f); }
   // To bfloat16, nearest even, and back; a NaN stays one.
   static TWOFOUR_INLINE I bfloat16_bits(F x) {
-    const I bits = (I)x, even = bits + 0x7fff + ((bits >> 16) & 1);
+    const U bits = (U)x, even = bits + 0x7fff + ((bits >> 16) & 1);
     return (I)select(x != x, (F)(bits | 0x400000), (F)even);
   }
   static TWOFOUR_INLINE F rounded_to_bfloat16(F x) { return (F)(bfloat16_bits(x) & (I{} - 65536)); }
