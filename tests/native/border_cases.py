@@ -182,12 +182,12 @@ def models(scale: int) -> Iterator[Call]:
     expression.store(expression.apply("sum", value))
     block = program(expression)
 
-    def fused_block(index: int, a: Tensor, b: Tensor, places: Tensor, rows: Tensor) -> None:
-        block.run(index, [a, b], [places, rows], 1)
+    def fused_block(index: int, a: Tensor, b: Tensor, places: Tensor, rows: Tensor, threads: int) -> None:
+        block.run(index, [a, b], [places, rows], threads)
 
     for row in native.rows("fused_block"):
         x = torch.randn(4 * scale, 6, 32)
-        yield row.isa, fused_block, [row.index, x, x.roll(1), x.clone(), torch.empty(4 * scale, 6, 1)]
+        yield row.isa, fused_block, [row.index, x, x.roll(1), x.clone(), torch.empty(4 * scale, 6, 1), 1]
 
 
 def training(scale: int) -> Iterator[Call]:
