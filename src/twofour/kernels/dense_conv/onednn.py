@@ -76,13 +76,13 @@ class OneDnnConv(ConvKernel):
         bias = plain_bias(bias, geometry.out_channels)
         x, padding = padded(channels_last(x), geometry)
         sizes = (padding, geometry.stride, geometry.dilation, geometry.groups)
-        plain = "none", [], ""
         if other is None:
-            kind, algorithm = FUSED.get(activation, plain[::2])
+            kind, algorithm = FUSED.get(activation, ("none", ""))
             y = torch.ops.mkldnn._convolution_pointwise(x, blocked, bias, *sizes, kind, [], algorithm)
             return y if activation == "none" or activation in FUSED else finish(y, activation, None)
         if activation not in ("none", "relu"):
-            return finish(torch.ops.mkldnn._convolution_pointwise(x, blocked, bias, *sizes, *plain), activation, other)
+            y = torch.ops.mkldnn._convolution_pointwise(x, blocked, bias, *sizes, "none", [], "")
+            return finish(y, activation, other)
         unary = "relu" if activation == "relu" else None
         return torch.ops.mkldnn._convolution_pointwise.binary(
             x, channels_last(other), blocked, bias, *sizes, "add", None, unary, [], ""
