@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._device import _device_constructors
 
 from tests import shapes
@@ -45,6 +46,13 @@ def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("empty", "empty_like"):
         monkeypatch.setattr(torch, name, poison(getattr(torch, name)))
+
+
+@pytest.fixture(autouse=True)
+def no_tracing_stays() -> Iterator[None]:
+    """Fail the test that leaves torch tracing: every later capture of the process would fail in its place."""
+    yield
+    assert not _len_torch_dispatch_stack_pre_dispatch(), "a mode of torch.export was left"
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,8 @@
 
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 import twofour
 from tests.compiler.small import mlp, quick
 from twofour import calls
+from twofour.capture import capture
+from twofour.compiler import graph as compiled_graph
 from twofour.errors import CompileError
 from twofour.measure.distance import distance
 
@@ -137,6 +141,34 @@ def test_graphs_are_captured_from_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert found == dict.fromkeys(range(3), "graph")
+
+
+def test_one_thread_does_not_rewrite_while_another_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modes of a capture would trace the sizes that a rewrite compares: each waits for the other to come first."""
+    captured, inside, rewritten = threading.Event(), threading.Event(), threading.Event()
+    original = compiled_graph.rewritten
+
+    def after_the_others_capture_began(*args: Any) -> Any:
+        captured.set()
+        inside.wait(1)  # in vain, where captures wait for rewrites
+        return original(*args)
+
+    class Slow(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            inside.set()
+            rewritten.wait(5)
+            return x + 1
+
+    monkeypatch.setattr(compiled_graph, "rewritten", after_the_others_capture_began)
+    model = twofour.prune(nn.Sequential(mlp(), nn.Unflatten(1, (5, 2)), nn.Softmax(1), nn.Flatten()), "2:4")
+    with ThreadPoolExecutor(2) as pool:
+        fast = pool.submit(quick, model, torch.randn(5, 64), graph=True)
+        assert captured.wait(20), fast.result()
+        other = pool.submit(capture, Slow(), {"x": torch.randn(3, 4)})
+        wait([fast])
+        rewritten.set()
+        assert fast.result().plan.account.engine == "graph", fast.result().plan.account.reason
+        assert other.result().dynamic
 
 
 class Config:

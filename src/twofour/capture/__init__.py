@@ -1,11 +1,12 @@
 """capture: a model's forward as a graph of torch operators, and which calls that graph holds for."""
 
 from twofour.capture.call import arguments, bind
-from twofour.capture.forward import KEPT, Graph, Structure, attribute, capture, outside_tracing
+from twofour.capture.forward import KEPT, TRACING, Graph, Structure, attribute, capture, outside_tracing
 from twofour.capture.guard import Guard
 
 __all__ = [
     "KEPT",
+    "TRACING",
     "Graph",
     "Guard",
     "Structure",

@@ -52,14 +52,18 @@ SYMBOL_SECONDS = 15
 """Processor time for one attempt with sizes as symbols. A model that pads by its input's size nests them ever deeper:
 80 s for a net that is captured with fixed sizes in 3."""
 
-_ONE_AT_A_TIME = threading.RLock()
-"""torch.export's modes belong to the process: captures of two threads disturb each other."""
+TRACING = threading.RLock()
+"""Held by whoever captures a model or computes with what stands in a captured graph: sizes that are symbols, and fakes.
+
+torch.export's modes belong to the process, not to the thread. What another thread computes with symbols meanwhile is
+traced by them, and torch takes them away and puts them back around much of what it does with fakes: put back after the
+capture has ended, they stay, and every later capture of the process fails."""
 
 
 @contextmanager
 def outside_tracing() -> Iterator[None]:
     """Compute on real tensors although a model may be under capture: for a compiled layer whose weight is read."""
-    with _disable_current_modes():
+    with TRACING, _disable_current_modes():
         yield
 
 
@@ -138,7 +142,7 @@ def capture(
     """
     reasons: list[str] = []
     with (
-        _ONE_AT_A_TIME,
+        TRACING,
         _kept_whole(model, kept or {}),
         without_fast_paths(),
         torch.no_grad(),

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from twofour import calls
 from twofour.calls import Example
-from twofour.capture import arguments
+from twofour.capture import TRACING, arguments
 from twofour.compiler.agreement import agreement
 from twofour.compiler.build import Terms
 from twofour.compiler.graph import TIE, capture_model, impossible
@@ -47,9 +47,14 @@ def fastest_engine(
     """
     example = example.copy()
     given = arguments(fast, example.args, example.kwargs)
-    found = capture_model(fast, plan, example, terms, original, asked=graph != "auto")
-    if graph != "inductor" or impossible(fast, given):
-        return found
+    with TRACING:
+        found = capture_model(fast, plan, example, terms, original, asked=graph != "auto")
+        if graph != "inductor" or impossible(fast, given):
+            return found
+        return _inductor(fast, plan, found, given)
+
+
+def _inductor(fast: nn.Module, plan: Plan, found: Plan, given: Mapping[str, Any]) -> Plan:
     account = found.account or GraphReport("layers", "")
     try:
         engine = InductorModel(fast)

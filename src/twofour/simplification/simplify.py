@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from twofour import calls, masks
 from twofour.calls import Example
-from twofour.capture import arguments, capture
+from twofour.capture import TRACING, arguments, capture
 from twofour.errors import LayerError
 from twofour.graph import EXACT, Outcome, require_rules, rewrite
 from twofour.graph.base import value
@@ -62,7 +62,7 @@ def simplify(model: nn.Module, example: Any, *, rules: str = EXACT) -> nn.Module
         return model
     example, training = Example.of(example), model.training
     given = arguments(model, example.args, example.kwargs)
-    with calls.evaluating(model), torch.no_grad():
+    with TRACING, calls.evaluating(model), torch.no_grad():
         graph = capture(model, given)
         for rule in (IDENTITIES, CUT_PROJECTIONS):
             rule.rewrite(graph.module)

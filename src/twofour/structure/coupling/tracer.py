@@ -39,12 +39,13 @@ def trace(model: nn.Module, example: Mapping[str, Any], weights: Sequence[Prunab
         CompileError: The model cannot be captured.
         LayerError: A weight is not of this model.
     """
-    with calls.evaluating(model):
-        graph = capture.capture(model, example, dynamic=False)
-    tracer = _Tracer(model)
-    for node in graph.module.graph.nodes:
-        tracer.follow(node)
-    return tracer.coupling(weights)
+    with capture.TRACING:
+        with calls.evaluating(model):
+            graph = capture.capture(model, example, dynamic=False)
+        tracer = _Tracer(model)
+        for node in graph.module.graph.nodes:
+            tracer.follow(node)
+        return tracer.coupling(weights)
 
 
 class _Tracer:
