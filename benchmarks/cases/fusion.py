@@ -113,10 +113,8 @@ def show(records: Sequence[Record], console: Console) -> None:
     held = (EAGER, UNFROZEN, INDUCTOR, LAYERS, *OURS.values())
     for title, key in (("megabytes that torch's allocator hands out in a run", "bytes"), ("the most at once", "peak")):
         _print(console, title, held, records, lambda r, name, key=key: _fact(r, "memory", name, key, 1e6))
-    for title, key in (("bytes between", "intermediate_bytes"), ("planned", "arena_bytes")):
-        title = (
-            f"megabytes {title} the calls of ours, each tensor once" if key[0] == "i" else f"megabytes {title} for them"
-        )
+    between = "megabytes between the calls of ours, each tensor once"
+    for title, key in ((between, "intermediate_bytes"), ("megabytes planned for them", "arena_bytes")):
         _print(
             console, title, list(OURS.values()), records, lambda r, name, key=key: _fact(r, "kernels", name, key, 1e6)
         )
