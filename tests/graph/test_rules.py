@@ -76,9 +76,10 @@ def test_normalisations(kind: type[nn.Module]) -> None:
     [
         lambda x: x.pow(2).mean(-1, keepdim=True, dtype=torch.float64) + 1e-6,
         lambda x: torch.add(x.pow(2).mean(-1, keepdim=True), 1e-6, alpha=1000),
+        lambda x: torch.mean(x.pow(2), dim=None, keepdim=True) + 1e-6,
     ],
 )
-def test_a_normalisation_of_another_type_or_eps_stays(scale: Callable[[Tensor], Tensor]) -> None:
+def test_a_normalisation_of_another_type_eps_or_axis_stays(scale: Callable[[Tensor], Tensor]) -> None:
     class Scaled(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x * torch.rsqrt(scale(x))

@@ -56,7 +56,7 @@ def _read(rsqrt: fx.Node) -> tuple[fx.Node, float, fx.Node] | None:
         return None
     squared: Any = mean.args[0]
     axes: Any = mean.args[1]
-    if list(axes) != [-1] or argument(mean, 2, "keepdim") is not True or not isinstance(squared, fx.Node):
+    if not axes or list(axes) != [-1] or argument(mean, 2, "keepdim") is not True or not isinstance(squared, fx.Node):
         return None
     x = squared.args[0]
     power = squared.target is aten.pow.Tensor_Scalar and squared.args[1] == 2
