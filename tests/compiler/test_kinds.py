@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import twofour
+from tests.compiler.small import quick
 from tests.layers.small import EVERY, Conv1D
 from twofour import checker
 from twofour.compiler import CompiledLinear
@@ -145,3 +146,22 @@ def test_other_kinds_stay_dense_with_a_reason(kind: str) -> None:
     assert entry.kernel == "torch" and entry.reason.startswith("dense: ")
     wanted = "a graph runs" if kind in ("fused", "separate") else f"no packed kernel for {entry.kind} yet"
     assert wanted in entry.reason and entry.shape == tuple(next(iter(model.parameters())).shape)
+
+
+def test_a_layer_that_holds_modules_stays_with_them() -> None:
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.other = nn.Linear(64, 64), nn.Linear(64, 64)
+            self.fc.add_module("extra", nn.Linear(64, 64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.other(self.fc(x) + self.fc.extra(x))
+
+    model, x = twofour.prune(Adapted().eval(), "2:4"), torch.randn(4, 64)
+    for graph in (False, True):
+        fast = quick(model, x, graph=graph)
+        torch.testing.assert_close(fast(x), model(x), atol=1e-5, rtol=1e-5)
+        assert type(fast.fc) is nn.Linear and type(fast.other) is not nn.Linear
+    fast = quick(model, x, graph=False)
+    assert "`extra` stands inside it" in next(layer.reason for layer in fast.plan.layers if layer.name == "fc")

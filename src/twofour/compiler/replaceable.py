@@ -183,6 +183,8 @@ def refusal(module: nn.Module, inside_attention: bool, computing: Computing = FL
         return f"padding_mode {module.padding_mode!r}: the kernels pad with zeros"
     if reason := obstacle(module):
         return reason
+    if inner := [name for name, _ in module.named_children()]:
+        return f"`{inner[0]}` stands inside it, which a replacement would lose"
     weight, read = module.weight, FLOAT32 if image else computing
     if not read.takes(weight) or type(weight) is not nn.Parameter or not weight.numel():
         return _unread(weight, read.dtype)
