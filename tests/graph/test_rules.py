@@ -186,3 +186,53 @@ def test_what_the_caller_gets_is_no_constant_and_no_input() -> None:
     for got, first, again in zip(found, want, run(x), strict=True):
         torch.testing.assert_close(got, first + 1)
         torch.testing.assert_close(again, first)
+
+
+class CopiedHeads(nn.Module):
+    """Attention whose heads are changed on their way, as Whisper copies them: one function for each operand."""
+
+    def __init__(self, *changes: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.changes, self.scale = changes, nn.Parameter(torch.rand(45))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        parts = (part.unflatten(-1, (3, 5)).transpose(1, 2) for part in (x * self.scale).chunk(3, -1))
+        q, k, v = (change(part) for change, part in zip(self.changes, parts, strict=True))
+        seen = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        return seen.contiguous().flatten(2), k
+
+
+SAME: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda t: t,
+    lambda t: t.contiguous(),
+    lambda t: t.clone(memory_format=torch.contiguous_format),
+    lambda t: t.contiguous().clone(),
+)
+
+
+@pytest.mark.parametrize("turned", range(4))
+def test_attention_reads_heads_through_their_copies(turned: int) -> None:
+    model = CopiedHeads(*(SAME[(turned + i) % 4] for i in range(3)))
+    graph, _ = captured(model, torch.randn(2, 7, 45))
+    assert arrange(graph.module) == {"heads read in place": 1}
+    for shape in ((2, 7, 45), (1, 2, 45), (3, 66, 45)):
+        x = torch.randn(shape)
+        (found, keys), (want, wanted) = Program(graph.module)(x), model(x)
+        torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(keys, wanted, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t.contiguous() * 2,
+        lambda t: t.contiguous().flip(2),
+        lambda t: t.contiguous().transpose(2, 3).contiguous().transpose(2, 3),
+        lambda t: t.to(torch.float64).to(torch.float32),
+    ],
+)
+def test_heads_that_change_on_their_way_are_read_where_they_end(change: Callable[[Tensor], Tensor]) -> None:
+    model, x = CopiedHeads(SAME[1], change, SAME[1]), torch.randn(2, 7, 45)
+    graph, _ = captured(model, x)
+    assert arrange(graph.module) == {"heads read in place": 0}
+    torch.testing.assert_close(Program(graph.module)(x)[0], model(x)[0], atol=1e-5, rtol=1e-5)

@@ -11,6 +11,7 @@ from twofour.graph.base import Rule, argument, aten, calls, insert, replace_with
 from twofour.kernels.attention import attention, attention_of_columns
 
 _SPLITS = (aten.view.default, aten.reshape.default, aten.unflatten.int)
+_COPIES = (aten.contiguous.default, aten.clone.default)
 _JOINS = (aten.view.default, aten.reshape.default, aten.flatten.using_ints)
 
 
@@ -39,6 +40,8 @@ def rewrite(module: fx.GraphModule) -> int:
 
 def _columns(operand: Any) -> tuple[fx.Node, int, int] | None:
     """Return the tensor (batch, length, columns) an operand is made of, its first column there and their number."""
+    while isinstance(operand, fx.Node) and operand.target in _COPIES:
+        operand = operand.args[0]  # attention reads what the copy was made of
     if not isinstance(operand, fx.Node) or operand.target is not aten.transpose.int or operand.args[1:] != (1, 2):
         return None
     split: Any = operand.args[0]
@@ -59,7 +62,7 @@ def _joined(node: fx.Node) -> fx.Node | None:
     if reader is None or reader.target is not aten.transpose.int or reader.args[1:] != (1, 2):
         return None
     last = _only_reader(reader)
-    if last is not None and last.target in (aten.contiguous.default, aten.clone.default):
+    if last is not None and last.target in _COPIES:
         last = _only_reader(last)
     if last is None or last.target not in _JOINS:
         return None
