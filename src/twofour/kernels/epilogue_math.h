@@ -55,12 +55,17 @@ struct FloatMath {
     return scaled(rounded, x * 1.925963033500509e-8f + f);
   }
 
-  // numerator / (1 + e^-z); the limits at +-inf.
-  static TWOFOUR_INLINE F gated(F x, F z) { return at_least(-3.4028234663852886e38f, x) / (exp_of(-z) + 1.0f); }
+  // x / (1 + e^-z): of -inf NaN, as torch's.
+  static TWOFOUR_INLINE F gated(F x, F z) { return x / (exp_of(-z) + 1.0f); }
   static TWOFOUR_INLINE F silu(F x) { return gated(x, x); }
   // x / 2 (1 + tanh u) = x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
   static TWOFOUR_INLINE F gelu_tanh(F x) { return gated(x, x * (x * x * 0.07135481627159599f + 1.5957691216057308f)); }
 
+  // max(x, 0) - tail; of -inf NaN, as torch's, which computes -inf * 0.
+  static TWOFOUR_INLINE F without_tail(F x, F tail) {
+    const F below = at_most(0.0f, x);
+    return at_least(0.0f, x) - (tail + (below - below));
+  }
   // max(x, 0) - t Q(t), t = |x|, Q(t) = erfc(t / sqrt(2)) / 2: no cancellation below zero, no division. log2 Q is
   // smooth: a polynomial of degree 10 on [0, 6], which falls on beyond 6.
   static TWOFOUR_INLINE F gelu(F x) {
@@ -70,7 +75,7 @@ struct FloatMath {
                            -1.571677898937196e-08f};
     const F t = at_most(16.0f, (F)((I)x & INT32_MAX));
     const F q = exp2_of(at_least(-126.0f, polynomial(c, t, -1.0f)));
-    return at_least(0.0f, x) - t * q;
+    return without_tail(x, t * q);
   }
   // The same with a relative error below 5e-4 for answers of 8 bits: bfloat16 is rounded to 4e-3.
   static TWOFOUR_INLINE F gelu_rough(F x) {
@@ -80,13 +85,13 @@ struct FloatMath {
     const F t = at_most(16.0f, (F)((I)x & INT32_MAX));
     const F p = at_least(-126.0f, polynomial(c, t, -1.0f)), rounded = p + kRound;
     const F q = polynomial(e, p - (rounded - kRound), 0.99992807f) * (F)(((I)rounded << 23) + (127 << 23));
-    return at_least(0.0f, x) - t * q;
+    return without_tail(x, t * q);
   }
   static TWOFOUR_INLINE F relu(F x) { return at_least(0.0f, x); }
 };
 
-// Relative error about 1e-6 in float32 (gelu: down to x = -4, 4e-6 down to -6); NaN stays, limits at +-inf. `rough`:
-// the answer is rounded to 8 bits, and may be off by an eighth of that rounding before.
+// Relative error about 1e-6 in float32 (gelu: down to x = -4, 4e-6 down to -6). NaN and +inf stay; of -inf relu is 0 and
+// the others are NaN. `rough`: the answer is rounded to 8 bits, and may be off by an eighth of that rounding before.
 template <Activation kind, class V, bool rough = false>
 TWOFOUR_INLINE typename V::reg activated(typename V::reg x) {
   if constexpr (kind == Activation::relu) return FloatMath<V>::relu(x);

@@ -113,7 +113,7 @@ struct PreciseMath : FloatMath<V> {
     const F tail = (expm1_tail(r) + more * (r + 1.0f)) * power, near = r * power, one = power - 1.0f;
     const F sum = near + one;  // the larger first: what the sum loses is added with the tail
     const F lost = select(absolute(near) > absolute(one), (near - sum) + one, (one - sum) + near);
-    return select(x > 88.0f, exp(x), sum + (lost + tail));
+    return with_sign(select(x > 88.0f, exp(x), sum + (lost + tail)), x);
   }
   static TWOFOUR_INLINE I maximum_of(I a, int32_t least) { return a > least ? a : I{} + least; }
 
@@ -155,7 +155,7 @@ struct PreciseMath : FloatMath<V> {
     const F quotient = 2.0f / divisor;
     const F left = ((2.0f - quotient * divisor) - quotient * more) / divisor;
     const F first = 1.0f - quotient, far = first + (((1.0f - first) - quotient) - left);
-    return select(t < 0.625f, near, with_sign(far, x));
+    return with_sign(select(t < 0.625f, near, far), x);
   }
   // Below 1 a polynomial; above, 1 - erfc with log2(erfc) a polynomial: what it is wrong by is small beside 1.
   static TWOFOUR_INLINE F erf(F x) {
@@ -178,7 +178,7 @@ struct PreciseMath : FloatMath<V> {
     const I n = (I)((U)rounded + static_cast<uint32_t>(quadrant));
     const F r = ((x - k * 1.5703125f) - k * 4.837512969970703e-4f) - k * 7.549789948768648e-8f;
     const F square = r * r;
-    const F sine = square * r * polynomial(s, square) + r;
+    const F sine = with_sign(square * r * polynomial(s, square) + r, r);  // of -0
     const F cosine = square * square * polynomial(c, square) - square * 0.5f + 1.0f;
     const F part = select((n & 1) != 0, cosine, sine), y = (F)((U)part ^ ((U)(n & 2) << 30));
     // Lane by lane: a number's answer is no other than among others.
