@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -154,3 +155,14 @@ def data_dir() -> Path:
 def times_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for measured times, shared by the session: each shape is measured once."""
     return tmp_path_factory.mktemp("times")
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of the benchmarks, imported from as `python benchmarks/run.py` does."""
+    folder = Path(__file__).resolve().parent.parent / "benchmarks"
+    monkeypatch.syspath_prepend(str(folder))
+    yield folder
+    made = {path.stem for path in folder.glob("*.py")} | {"cases", "models"}
+    for name in [name for name in sys.modules if name.split(".")[0] in made]:
+        del sys.modules[name]

@@ -19,17 +19,14 @@ ROOT = Path(__file__).resolve().parent.parent / "benchmarks"
 
 
 @pytest.fixture
-def cases(monkeypatch: pytest.MonkeyPatch):
-    """Import benchmarks/cases as `python benchmarks/run.py` does."""
-    monkeypatch.syspath_prepend(str(ROOT))
+def cases(benchmarks: Path):
+    """The cases that several tests use."""
     from cases import grid, linear, mask, models, models_table, records, shapes, table
 
-    yield {
+    return {
         module.__name__.split(".")[1]: module
         for module in (grid, linear, mask, models, models_table, records, shapes, table)
     }
-    for name in [name for name in sys.modules if name.split(".")[0] in ("cases", "models", "figures", "readme")]:
-        del sys.modules[name]
 
 
 def suite(*words: str) -> subprocess.CompletedProcess[str]:
@@ -262,61 +259,6 @@ def test_models_time_what_is_built_and_say_what_is_not(cases, monkeypatch, capsy
         models.cells(["nothing"], "float32", [1], [1])
 
 
-def test_fusion_counts_kernels_and_bytes(cases, monkeypatch, capsys: pytest.CaptureFixture[str]):
-    from cases import counts, fusion
-    from models import Subject
-
-    net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32)).eval()
-    subject = Subject("tiny", "random weights", net.requires_grad_(False), (torch.randn(4, 32),), 1, 4)
-    monkeypatch.setattr(fusion, "FUSION", {"tiny": lambda: subject})
-    for name in ("openvino", "inductor"):
-        monkeypatch.setattr(cases["models"].peers, name, lambda *_, **__: pytest.fail("left out"))
-    left_out = [fusion.INDUCTOR, fusion.OPENVINO, fusion.OPENVINO_SPARSE]
-    bench = fusion.FusionBench(0.02, without=left_out, count=False)
-    record = bench(fusion.cells(["tiny"])[0])
-    assert set(record.timings) == {fusion.EAGER, fusion.ORT, fusion.LAYERS, *fusion.OURS.values()}
-    assert record.meta["memory"][fusion.EAGER]["bytes"] >= 4 * (64 + 64 + 32) * 4
-    fusion.show([record], Console(width=250))
-    assert "left out by --without" in capsys.readouterr().out
-    found = counts.onnxruntime_kernels(subject)
-    assert 2 <= found["all"] <= found["nodes"]
-    assert 2 <= record.meta["kernels"][fusion.DENSE]["all"] <= 4
-    with pytest.raises(DataError, match="there is no model 'nothing'"):
-        fusion.cells(["nothing"])
-
-
-def test_algebra_measures_both_kinds_of_rules(cases, monkeypatch, capsys: pytest.CaptureFixture[str]):
-    from cases import algebra
-    from models import Subject
-
-    net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 8)).eval()
-    subject = Subject("tiny", "random weights", net.requires_grad_(False), (torch.randn(4, 32),), 1, 4)
-    monkeypatch.setattr(algebra, "ALGEBRA", {"tiny": lambda: subject})
-    for name in ("openvino", "inductor"):
-        monkeypatch.setattr(cases["models"].peers, name, lambda *_, **__: pytest.fail("left out"))
-    bench = algebra.AlgebraBench(0.02, without=[algebra.INDUCTOR, algebra.OPENVINO])
-    record = bench(algebra.cells(["tiny"])[0])
-    assert set(record.timings) == {algebra.EAGER, algebra.ORT, algebra.EXACT, algebra.CLOSE}
-    assert record.meta["rewrites"][algebra.EXACT]["linear layers in a row"] == 1
-    algebra.show([record], Console(width=200))
-    assert "geometric mean" in capsys.readouterr().out
-    with pytest.raises(DataError, match="there is no block 'nothing'"):
-        algebra.cells(["nothing"])
-
-
-def test_calls_in_the_text_of_inductor_are_counted(cases):
-    from cases import counts
-
-    lines = """
-    buf0 = empty_strided_cpu((4, 64), (64, 1), torch.float32)
-    extern_kernels.addmm(arg0_1, arg1_1, alpha=1, beta=1, out=buf0)
-    cpp_fused_relu_0(buf0)
-    buf3 = torch.ops.mkldnn._linear_pointwise.default(buf0, constant0, None, 'relu', [], '')
-    buf4 = reinterpret_tensor(buf3, (4, 64), (64, 1))
-    """.splitlines()
-    assert [sum(bool(kind.match(line)) for line in lines) for kind in (counts.KERNEL, counts.EXTERN)] == [1, 2]
-
-
 def test_a_wrong_answer_is_not_timed(cases):
     models, reference = cases["models"], torch.ones(3).numpy()
     side = models.Side()
@@ -472,18 +414,3 @@ def test_versions_runs_the_suites_of_both(tiny: Path, suite: tuple[str, ...], tm
         assert done.returncode == 0 and "new / old" in done.stdout, done.stderr
     else:
         assert done.returncode and "No such option" in done.stderr, done.stderr
-
-
-def test_blocks_are_timed_against_eager(tmp_path: Path) -> None:
-    out = tmp_path / "blocks.json"
-    words = ("blocks", "--only", "chain,softmax", "--floats", "8192", "--without", "Inductor", "--seconds", "0.02")
-    done = suite(*words, "--json", str(out))
-    assert done.returncode == 0, done.stderr
-    assert "eager's speed" in done.stdout
-    found = [(record.meta["model"], record.meta["shape"]) for record in measure.load(out)]
-    assert found == [("chain", "8x1024"), ("softmax", "128x64"), ("softmax", "8x1024"), ("softmax", "2x4096")]
-
-
-def test_an_unknown_block_is_refused() -> None:
-    done = suite("blocks", "--only", "nothing")
-    assert done.returncode == 2 and "long_chain" in done.stderr

@@ -100,7 +100,7 @@ def onnxruntime(subject: Subject, dtype: str, threads: int, *, optimised: Path |
     if optimised is not None:
         options.optimized_model_filepath = str(optimised)
     with tempfile.TemporaryDirectory() as folder:
-        path = quantize_onnx(_export(subject, Path(folder) / "model.onnx"), dtype)
+        path = quantize_onnx(export(subject, Path(folder) / "model.onnx"), dtype)
         session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     feed = {f"input{index}": tensor.contiguous().numpy() for index, tensor in enumerate(subject.inputs)}
     feed = {entry.name: feed[entry.name] for entry in session.get_inputs()}
@@ -108,7 +108,8 @@ def onnxruntime(subject: Subject, dtype: str, threads: int, *, optimised: Path |
     return lambda: session.run([name], feed)[0]
 
 
-def _export(subject: Subject, path: Path) -> Path:
+def export(subject: Subject, path: Path) -> Path:
+    """Write a subject as ONNX, its inputs named input0 and on, and return the path."""
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")
         names = [f"input{index}" for index in range(len(subject.inputs))]

@@ -1,0 +1,112 @@
+"""Commands of the suite that measure the graph engine: whole models, blocks, algebra, calls."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from cases import blocks as blocks_case
+from cases import executor as executor_case
+from cases import layers as layers_case
+from models.algebra import ALGEBRA
+from models.fusion import FUSION
+from models.paper import PAPER
+from options import JsonOption, RecordOption, ResumeOption, SecondsOption, ThreadsOption, measured, numbers, place, show
+from twofour.errors import DataError
+
+
+def executor(
+    seconds: SecondsOption = 2.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Microseconds of a tiny call inside a graph, by the Python program and by the native executor."""
+    path = place(json, "executor", record)
+    measured(executor_case.cells(), executor_case.Bench(seconds), path, resume, executor_case.show)
+
+
+def fusion(
+    only: Annotated[str, typer.Option(help="Models, comma separated.")] = ",".join(FUSION),
+    without: Annotated[list[str] | None, typer.Option(help="A runtime to leave out, by its name in the table.")] = None,
+    count: Annotated[bool, typer.Option(help="Count the kernels of the runtimes.")] = True,
+    seconds: SecondsOption = 12.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Eight models, dense and 2:4, in every runtime on one thread: times, kernels and bytes between them."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from cases import fusion as fusion_case
+
+    path = place(json, "fusion-float32", record)
+    bench = fusion_case.FusionBench(seconds, without or (), count=count)
+    measured(fusion_case.cells(only.split(",")), bench, path, resume, fusion_case.show)
+
+
+def blocks(
+    only: Annotated[str, typer.Option(help="Blocks, comma separated.")] = ",".join(blocks_case.BLOCKS),
+    threads: ThreadsOption = "1",
+    floats: Annotated[int, typer.Option(help="Numbers of an operand.")] = blocks_case.FLOATS,
+    without: Annotated[list[str] | None, typer.Option(help="A runtime to leave out, by its name in the table.")] = None,
+    seconds: SecondsOption = 1.5,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Fused blocks of element-wise and reduce operators, against torch's operators and Inductor's C++."""
+    if unknown := [name for name in only.split(",") if name not in blocks_case.BLOCKS]:
+        raise DataError(f"the block {unknown[0]!r} is not known", got=only, wanted=", ".join(blocks_case.BLOCKS))
+    cells = blocks_case.cells(only.split(","), numbers(threads), floats)
+    measured(
+        cells,
+        blocks_case.Bench(seconds, without or ()),
+        place(json, "blocks-float32", record),
+        resume,
+        blocks_case.show,
+    )
+
+
+def algebra(
+    only: Annotated[str, typer.Option(help="Blocks, comma separated.")] = ",".join(ALGEBRA),
+    without: Annotated[list[str] | None, typer.Option(help="A runtime to leave out, by its name in the table.")] = None,
+    seconds: SecondsOption = 4.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Blocks that algebra shortens, dense, in every runtime on one thread."""
+    from cases import algebra as algebra_case
+
+    path = place(json, "algebra-float32", record)
+    bench = algebra_case.AlgebraBench(seconds, without or ())
+    measured(algebra_case.cells(only.split(",")), bench, path, resume, algebra_case.show)
+
+
+def layers(
+    only: Annotated[str, typer.Option(help="Models, comma separated.")] = ",".join(PAPER),
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Operators before and calls after fusion, beside the table of DNNFusion's evaluation; nothing is timed."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    path = place(json, "layers", record)
+    show(*layers_case.table(layers_case.run(only.split(","), path)), path)
+
+
+def peak(
+    only: Annotated[str, typer.Option(help="Models, comma separated.")] = ",".join(FUSION),
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """The most memory that each of eight models holds while it runs, in every runtime, each in its own process."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from cases import peak as peak_case
+
+    path = place(json, "peak-float32", record)
+    show(*peak_case.table(peak_case.run(only.split(","), path)), path)
+
+
+COMMANDS = (fusion, blocks, algebra, executor, layers, peak)

@@ -1,0 +1,145 @@
+"""Cases of the benchmark suite that are about the graph engine: whole models, algebra, blocks, counts, memory."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from tests.test_benchmarks import suite
+from twofour import measure
+from twofour.errors import DataError
+
+pytestmark = pytest.mark.usefixtures("benchmarks")
+
+
+def test_fusion_counts_kernels_and_bytes(monkeypatch, capsys: pytest.CaptureFixture[str]):
+    from cases import counts, fusion, peers
+    from models import Subject
+
+    net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32)).eval()
+    subject = Subject("tiny", "random weights", net.requires_grad_(False), (torch.randn(4, 32),), 1, 4)
+    monkeypatch.setattr(fusion, "FUSION", {"tiny": lambda: subject})
+    for name in ("openvino", "inductor"):
+        monkeypatch.setattr(peers, name, lambda *_, **__: pytest.fail("left out"))
+    left_out = [fusion.INDUCTOR, fusion.OPENVINO, fusion.OPENVINO_SPARSE]
+    bench = fusion.FusionBench(0.02, without=left_out, count=False)
+    record = bench(fusion.cells(["tiny"])[0])
+    assert set(record.timings) == {fusion.EAGER, fusion.ORT, fusion.LAYERS, *fusion.OURS.values()}
+    assert record.meta["memory"][fusion.EAGER]["bytes"] >= 4 * (64 + 64 + 32) * 4
+    fusion.show([record], Console(width=250))
+    assert "left out by --without" in capsys.readouterr().out
+    found = counts.onnxruntime_kernels(subject)
+    assert 2 <= found["all"] <= found["nodes"]
+    assert 2 <= record.meta["kernels"][fusion.DENSE]["all"] <= 4
+    with pytest.raises(DataError, match="there is no model 'nothing'"):
+        fusion.cells(["nothing"])
+
+
+def test_algebra_measures_both_kinds_of_rules(monkeypatch, capsys: pytest.CaptureFixture[str]):
+    from cases import algebra, peers
+    from models import Subject
+
+    net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 8)).eval()
+    subject = Subject("tiny", "random weights", net.requires_grad_(False), (torch.randn(4, 32),), 1, 4)
+    monkeypatch.setattr(algebra, "ALGEBRA", {"tiny": lambda: subject})
+    for name in ("openvino", "inductor"):
+        monkeypatch.setattr(peers, name, lambda *_, **__: pytest.fail("left out"))
+    bench = algebra.AlgebraBench(0.02, without=[algebra.INDUCTOR, algebra.OPENVINO])
+    record = bench(algebra.cells(["tiny"])[0])
+    assert set(record.timings) == {algebra.EAGER, algebra.ORT, algebra.EXACT, algebra.CLOSE}
+    assert record.meta["rewrites"][algebra.EXACT]["linear layers in a row"] == 1
+    algebra.show([record], Console(width=200))
+    assert "geometric mean" in capsys.readouterr().out
+    with pytest.raises(DataError, match="there is no block 'nothing'"):
+        algebra.cells(["nothing"])
+
+
+def test_calls_in_the_text_of_inductor_are_counted():
+    from cases import counts
+
+    lines = """
+    buf0 = empty_strided_cpu((4, 64), (64, 1), torch.float32)
+    extern_kernels.addmm(arg0_1, arg1_1, alpha=1, beta=1, out=buf0)
+    cpp_fused_relu_0(buf0)
+    buf3 = torch.ops.mkldnn._linear_pointwise.default(buf0, constant0, None, 'relu', [], '')
+    buf4 = reinterpret_tensor(buf3, (4, 64), (64, 1))
+    """.splitlines()
+    assert [sum(bool(kind.match(line)) for line in lines) for kind in (counts.KERNEL, counts.EXTERN)] == [1, 2]
+
+
+def test_blocks_are_timed_against_eager(tmp_path: Path) -> None:
+    out = tmp_path / "blocks.json"
+    words = ("blocks", "--only", "chain,softmax", "--floats", "8192", "--without", "Inductor", "--seconds", "0.02")
+    done = suite(*words, "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "eager's speed" in done.stdout
+    found = [(record.meta["model"], record.meta["shape"]) for record in measure.load(out)]
+    assert found == [("chain", "8x1024"), ("softmax", "128x64"), ("softmax", "8x1024"), ("softmax", "2x4096")]
+
+
+def test_an_unknown_block_is_refused() -> None:
+    done = suite("blocks", "--only", "nothing")
+    assert done.returncode == 2 and "long_chain" in done.stderr
+
+
+@pytest.fixture
+def subject():
+    from models import Subject
+
+    net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)).eval().requires_grad_(False)
+    return Subject("tiny", "random weights", net, (torch.randn(4, 64),), 1, 4)
+
+
+def test_layers_stand_beside_those_of_the_paper(subject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from cases import layers
+    from models.paper import Published
+
+    monkeypatch.setattr(layers, "PAPER", {"tiny": Published(6, 2, lambda: subject)})
+    layers.run(["tiny"], tmp_path / "r.json")
+    row = json.loads((tmp_path / "r.json").read_text())["rows"][0]
+    assert (row["captured"], row["decomposed"]) == (3, 3) and 2 <= row["calls"] <= 4  # what is fused was measured
+    row["calls"] = 2
+    assert layers.table({"rows": [row]})[1] == [["tiny", "6", "2", "3", "3", "2", "1.5", "3.0"]]
+    with pytest.raises(DataError, match="there is no model 'nothing'"):
+        layers.run(["nothing"], tmp_path / "r.json")
+
+
+def test_models_of_the_paper_answer():
+    from models.paper import PAPER, UNet
+
+    assert all(published.before > published.after for published in PAPER.values())
+    net = UNet((8, 16, 32)).eval()
+    assert net(torch.randn(1, 3, 16, 24)).shape == (1, 2, 16, 24)
+    tiny = PAPER["tinybert"].build()
+    assert tiny.model(*tiny.inputs).shape == (1, 128, 312)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_peak_of_a_run_holds_weights_and_intermediates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from cases import peak_child
+    from models import Subject
+
+    net = nn.Sequential(nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 512)).eval().requires_grad_(False)
+    rows = 2048
+    tiny = Subject("tiny", "random weights", net, (torch.randn(rows, 512),), 1, rows)
+    monkeypatch.setattr(peak_child, "FUSION", {"tiny": lambda: tiny})
+    hidden = rows * 4096 * 4
+    assert peak_child.peak(peak_child.eager("tiny", tmp_path)) >= hidden  # 33 MB: malloc maps it and gives it back
+    assert peak_child.main("export", "tiny", str(tmp_path)) == sum(p.nbytes for p in net.parameters())
+    assert peak_child.peak(peak_child.onnxruntime("tiny", tmp_path)) >= hidden
+
+
+def test_peaks_are_shown_in_megabytes():
+    from cases import peak
+
+    held = {name: 10_000_000 * (index + 1) for index, name in enumerate(peak.RUNTIMES)}
+    heads, rows = peak.table({"rows": [{"model": "tiny", "weights": 5_000_000, "peak": held}]})
+    assert rows == [["tiny", "5", "10", "20", "30", "40", "50"]] and len(heads) == len(rows[0])
+    with pytest.raises(DataError, match="there is no model 'nothing'"):
+        peak.run(["nothing"], Path("r.json"))
