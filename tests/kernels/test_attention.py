@@ -130,6 +130,18 @@ def test_a_query_that_sees_no_key_answers_zeros(isa: str) -> None:
     check(q, k, v, mask)
 
 
+@pytest.mark.parametrize("queries", [1, 7])
+def test_a_query_that_sees_no_key_answers_nan_where_it_is_asked_to(isa: str, queries: int) -> None:
+    q, k, v = operands(1, 2, 1, queries, 9, 16, 16)
+    mask = torch.randn(2, queries, 9)
+    mask[1, -1] = -torch.inf
+    written_out = (q @ k.mT * 0.25 + mask).softmax(-1) @ v
+    assert written_out[0, 1, -1].isnan().all() and written_out.isnan().sum() == 16
+    torch.testing.assert_close(attention(q, k, v, mask, unseen=torch.nan), written_out, equal_nan=True)
+    nothing = attention(q, k[:, :, :0], v[:, :, :0], unseen=torch.nan)
+    assert nothing.shape == written_out.shape and not nothing.any()  # a sum of nothing is 0
+
+
 def test_large_scores_do_not_overflow(isa: str) -> None:
     q, k, v = operands(1, 1, 1, 6, 9, 16, 16)
     check(q * 100, k, v)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from twofour.graph.base import Rule
+from twofour.graph.rules.attention_formula import ATTENTION_FORMULA
 from twofour.graph.rules.cut_projections import CUT_PROJECTIONS
 from twofour.graph.rules.fold_constants import CONSTANTS
 from twofour.graph.rules.fuse_attention import ATTENTION
@@ -31,6 +32,7 @@ FUSIONS: tuple[Rule, ...] = (
     COMBINATIONS,
     JOIN_QKV,
     ATTENTION,
+    ATTENTION_FORMULA,
     POSITION_MASKS,
     NORMS,
 )

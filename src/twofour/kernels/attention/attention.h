@@ -27,7 +27,7 @@ struct Parts {
 // value_width), out (batch, heads, queries, value_width). `heads` is a multiple of `key_heads`: neighbours share keys.
 // `mask` covers (batch, heads, queries, keys), strides of 0 repeat it. `causal` hides key j from query i where j > i.
 // Keys and values from `first_keys` on stand in k_added and v_added (batch, key_heads, keys - first_keys, ..).
-// A query that sees no key answers zeros. q, k, v and out are of the kernel's type, float32 or bfloat16.
+// A query that sees no key answers `unseen`. q, k, v and out are of the kernel's type, float32 or bfloat16.
 struct Attention {
   const void *q, *k, *v;
   void* out;
@@ -38,6 +38,7 @@ struct Attention {
   int64_t batch, heads, key_heads, queries, keys, width, value_width;
   float scale;
   bool causal;
+  float unseen;  // 0, as in torch's attention, or NaN, as where a softmax is written out
   const void *k_added, *v_added;
   Strides k_added_strides, v_added_strides;
   int64_t first_keys;  // `keys` where all stand in k and v

@@ -95,7 +95,7 @@ bool is_apart(const Heads& out) {
 
 // The call, but for its mask and what stands behind k and v.
 Attention call_of(const Border& border, const Heads& q, const Heads& k, const Heads& v, const Heads& out,
-                  const Operand& answer, float scale, bool causal) {
+                  const Operand& answer, float scale, bool causal, float unseen) {
   border.require(q.batch == k.batch && q.batch == v.batch && q.batch == out.batch && q.heads == out.heads &&
                      q.rows == out.rows && v.width == out.width && q.width == k.width && k.heads == v.heads &&
                      k.rows == v.rows && k.heads > 0 && q.heads % k.heads == 0 && q.width > 0,
@@ -103,14 +103,14 @@ Attention call_of(const Border& border, const Heads& q, const Heads& k, const He
   border.require(is_apart(out), answer, "answer", "numbers that each have a place of their own in memory");
   return {q.data, k.data, v.data, out.data, q.strides, k.strides, v.strides, out.strides,
           nullptr, AttentionMask::none, {}, q.batch, q.heads, k.heads, q.rows, k.rows, q.width, v.width,
-          scale, causal, nullptr, nullptr, {}, {}, k.rows};
+          scale, causal, unseen, nullptr, nullptr, {}, {}, k.rows};
 }
 
 void run(const AttentionKernel& kernel, Attention args, int threads) {
   static Scratch scratch;
   if (args.batch == 0 || args.queries == 0 || args.value_width == 0) return;  // a broadcast mask may have no memory here
   nb::gil_scoped_release release;
-  if (args.keys == 0) args.mask_kind = AttentionMask::none;
+  if (args.keys == 0) args.mask_kind = AttentionMask::none, args.unseen = 0;  // a sum of nothing, not of hidden keys
   if (args.mask_kind == AttentionMask::keep && keeps_all(args)) args.mask_kind = AttentionMask::none;
   parallel_for(args.batch * args.heads, 1, threads, [&](int64_t begin, int64_t end) {
     const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
@@ -125,13 +125,13 @@ void bind_attention(nb::module_& m) {
   // Tensors of four axes, as in attention.h; `out` (batch, heads, queries, value width), any strides but the last.
   bind_call(m, "attention", +[](int index, const Operand& q, const Operand& k, const Operand& v, const Answer& out,
                         const Operand& mask, const Operand& k_added, const Operand& v_added, float scale, bool causal,
-                        int threads) {
+                        float unseen, int threads) {
     const AttentionKernel& kernel = row(kKernels, index);
     const Border border(kernel.name);
     const Types types = types_of(kernel);
     const Heads keys = heads(border, k, "keys", types), values = heads(border, v, "values", types);
     Attention args = call_of(border, heads(border, q, "queries", types), keys, values, heads(border, out, "answer", types),
-                             out, scale, causal);
+                             out, scale, causal, unseen);
     if (k_added.given() || v_added.given()) {
       const Heads more = heads(border, k_added, "added keys", types), beside = heads(border, v_added, "added values", types);
       border.require(more.batch == keys.batch && more.heads == keys.heads && more.width == keys.width &&
@@ -149,7 +149,7 @@ void bind_attention(nb::module_& m) {
   // (batch, queries, columns of q), contiguous.
   bind_call(m, "attention_of_columns", +[](int index, const Operand& q, const Operand& k, const Operand& v, const Answer& out,
                                    const Operand& mask, std::array<int64_t, 3> begins, std::array<int64_t, 3> sizes,
-                                   int64_t width, float scale, bool causal, int threads) {
+                                   int64_t width, float scale, bool causal, float unseen, int threads) {
     const AttentionKernel& kernel = row(kKernels, index);
     const Border border(kernel.name);
     const Types types = types_of(kernel);
@@ -157,7 +157,7 @@ void bind_attention(nb::module_& m) {
       return heads_of_columns(border, operand, role, types, begins[i], sizes[i], width);
     };
     Attention args = call_of(border, part(q, "queries", 0), part(k, "keys", 1), part(v, "values", 2),
-                             heads_of_columns(border, out, "answer", types, 0, sizes[0], width), out, scale, causal);
+                             heads_of_columns(border, out, "answer", types, 0, sizes[0], width), out, scale, causal, unseen);
     add_mask(border, mask, &args);
     run(kernel, args, threads);
   });

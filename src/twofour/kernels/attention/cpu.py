@@ -15,7 +15,7 @@ DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 _SCHEMA = (
     "attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, float? scale=None, bool causal=False, "
-    "Tensor? k_added=None, Tensor? v_added=None) -> Tensor"
+    "Tensor? k_added=None, Tensor? v_added=None, float unseen=0.0) -> Tensor"
 )
 
 
@@ -28,6 +28,7 @@ def attention(
     causal: bool = False,
     k_added: Tensor | None = None,
     v_added: Tensor | None = None,
+    unseen: float = 0.0,
 ) -> Tensor:
     """Return softmax(scale q k^T + mask) v, as `torch.nn.functional.scaled_dot_product_attention` does.
 
@@ -41,6 +42,7 @@ def attention(
         k_added: Keys behind those of `k`, (batch, key heads, more keys, width) of its dtype: the answer is that of both
             concatenated, and a cache is not copied to add a token. With `v_added` or not at all.
         v_added: Values behind those of `v`, (batch, key heads, more keys, value width).
+        unseen: What a query that sees no key answers: 0 as torch's attention, or NaN as a softmax that is written out.
 
     Returns:
         (batch, heads, queries, value width) of q's dtype, in the order of (batch, queries, heads, value width), so that
@@ -51,9 +53,9 @@ def attention(
     """
     if by_operators():
         with followed():
-            return torch.ops.twofour.attention(q, k, v, mask, scale, causal, k_added, v_added)
+            return torch.ops.twofour.attention(q, k, v, mask, scale, causal, k_added, v_added, unseen)
     q, k, v, mask, k_added, v_added = plain("attention", q, k, v, mask, k_added, v_added)
-    return _attention(q, k, v, mask, scale, causal, k_added, v_added)
+    return _attention(q, k, v, mask, scale, causal, k_added, v_added, unseen)
 
 
 def _attention(
@@ -65,6 +67,7 @@ def _attention(
     causal: bool = False,
     k_added: Tensor | None = None,
     v_added: Tensor | None = None,
+    unseen: float = 0.0,
 ) -> Tensor:
     batch, heads, queries, keys, width, value_width = _sizes(q, k, v)
     q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
@@ -80,6 +83,7 @@ def _attention(
         v_added,
         width**-0.5 if scale is None else scale,
         causal,
+        unseen,
         native.threads(),
     )
     return out
@@ -95,6 +99,7 @@ def attention_of_columns(
     mask: Tensor | None = None,
     scale: float | None = None,
     causal: bool = False,
+    unseen: float = 0.0,
 ) -> Tensor:
     """Return attention between columns of products, its heads side by side: what views around `attention` would give.
 
@@ -108,6 +113,7 @@ def attention_of_columns(
         mask: As in `attention`.
         scale: As in `attention`.
         causal: As in `attention`.
+        unseen: As in `attention`.
 
     Returns:
         (batch, queries, heads * width) of q's dtype, contiguous.
@@ -119,7 +125,8 @@ def attention_of_columns(
     if not (q.dtype is k.dtype is v.dtype and q.dtype in DTYPES and q.stride(2) == k.stride(2) == v.stride(2) == 1):
         parts = (t[..., begin : begin + size] for t, begin, size in zip((q, k, v), begins, sizes, strict=True))
         split = [torch.unflatten(part, -1, (-1, width)).transpose(1, 2) for part in parts]
-        return _attention(split[0], split[1], split[2], mask, scale, causal).transpose(1, 2).reshape(batch, queries, -1)
+        answer = _attention(split[0], split[1], split[2], mask, scale, causal, unseen=unseen)
+        return answer.transpose(1, 2).reshape(batch, queries, -1)
     out = torch.empty(batch, queries, sizes[0], dtype=q.dtype, device="cpu")
     native.extension().attention_of_columns(
         native.best("attention", dtype=DTYPES[q.dtype]).index,
@@ -130,6 +137,7 @@ def attention_of_columns(
         width,
         width**-0.5 if scale is None else scale,
         causal,
+        unseen,
         native.threads(),
     )
     return out
@@ -203,6 +211,7 @@ def _fake(
     causal: bool = False,
     k_added: Tensor | None = None,
     v_added: Tensor | None = None,
+    unseen: float = 0.0,
 ) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
 

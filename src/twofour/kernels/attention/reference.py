@@ -16,6 +16,7 @@ def reference(
     *,
     scale: float | None = None,
     causal: bool = False,
+    unseen: float = 0.0,
 ) -> Float[Tensor, "batch heads queries out"]:
     """Return softmax(scale q k^T + mask) v; arguments as in `attention`, any floating dtype."""
     group = q.shape[1] // k.shape[1]
@@ -28,5 +29,4 @@ def reference(
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
     weights = scores.softmax(-1)
-    # A query that sees no key answers zeros: torch's attention does too.
-    return weights.masked_fill(scores.isneginf().all(-1, keepdim=True), 0.0) @ v
+    return weights.masked_fill(scores.isneginf().all(-1, keepdim=True), unseen) @ v

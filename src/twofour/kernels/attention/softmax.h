@@ -46,7 +46,7 @@ float masked(const Attention& a, int64_t offset, int64_t seen, float* scores) {
 }
 
 // Turns one row of scores into 2^(score - largest) as cells of C, zeros where only other rows of the block see a key;
-// returns one over their sum, or 0 where no key is seen.
+// returns one over their sum, or `unseen` where no key is seen.
 template <class C>
 float softmax(const Attention& a, int64_t batch, int64_t head, int64_t row, int64_t seen, float* scores) {
   using V = typename C::V;
@@ -70,7 +70,7 @@ float softmax(const Attention& a, int64_t batch, int64_t head, int64_t row, int6
     C::store_weights(scores, j, p, own - j);
   }
   C::clear_weights(scores, own, round_up(seen, C::step));
-  return sum != 0.0f ? 1.0f / sum : 0.0f;
+  return sum != 0.0f ? 1.0f / sum : a.unseen;
 }
 
 }  // namespace
