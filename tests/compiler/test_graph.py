@@ -139,6 +139,14 @@ def test_products_that_are_faster_apart_are_not_joined(
     close(served(fast, caplog, *example), model(*example))
 
 
+@pytest.mark.parametrize(("together", "joined"), [(1.04, True), (1.06, False)])
+def test_a_tie_goes_to_fewer_calls(monkeypatch: pytest.MonkeyPatch, together: float, joined: bool) -> None:
+    monkeypatch.setattr(fused_matmuls, "together_and_apart", lambda *_: ({"together": together, "apart": 1.0}, True))
+    fast = whole(pruned(Encoder(layers=1)), (torch.randint(0, 50, (2, 16)), torch.ones(2, 16)))
+    assert fast.plan.account.rewrites["products of one input joined"] == joined
+    assert ("a tie: one call" in str(fast.plan)) == joined
+
+
 def test_the_plan_counts_the_joins_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([{"together": 2.0, "apart": 1.0}, {"together": 1.0, "apart": 2.0}])
     monkeypatch.setattr(fused_matmuls._Placer, "together_and_apart", lambda *_: next(times).values())

@@ -16,7 +16,7 @@ from twofour.capture import Graph
 from twofour.compiler.build import Terms
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.plan import LayerPlan, described
-from twofour.compiler.reasons import explain, explain_join
+from twofour.compiler.reasons import TIE, explain, explain_join
 from twofour.graph import Product, Source
 from twofour.graph.base import insert, place, product, value
 from twofour.kernels.nm_matmul import DYNAMIC
@@ -173,7 +173,7 @@ class _Placer:
         if len(parts) > 1:
             together, apart = self.together_and_apart(layer, parts, tokens, activations)
             reason = "; ".join(filter(None, (explain_join(together, apart), remark)))
-            if apart < together:
+            if together > TIE * apart:
                 logger.info("`%s` is not %s", name, reason)
                 return None
         before, after = self.own_bytes(product, prepared)

@@ -22,9 +22,14 @@ def explain(choice: Choice, tokens: int, dense_because: str, memory: str, *notes
     return "; ".join(filter(None, (f"{reason} ({choice.origin})" if choice.origin else reason, *notes)))
 
 
+TIE = 1.05
+"""Joined products run as one unless they take this many times as long: within that times are noise, and calls count."""
+
+
 def explain_join(together: float, apart: float) -> str:
     """Say why products of one input run as one, or do not; seconds of both."""
-    return f"joined: {1e3 * together:.4f} ms, {1e3 * apart:.4f} ms apart"
+    tie = ", a tie: one call" if apart < together <= TIE * apart else ""
+    return f"joined: {1e3 * together:.4f} ms, {1e3 * apart:.4f} ms apart{tie}"
 
 
 def _reason(choice: Choice, tokens: int, dense_because: str, memory: str) -> str:
