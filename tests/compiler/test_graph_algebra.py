@@ -90,6 +90,28 @@ def test_sparse_weights_are_not_merged_and_the_plan_says_why(x: Tensor) -> None:
     assert "twofour.simplify(model, example)" in line
 
 
+class LayerScale(nn.Module):
+    """A residual layer with a factor for each channel, as ConvNeXt and CaiT have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(64, 64), nn.Parameter(torch.randn(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.scale * self.layer(x)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_layer_scale_goes_into_a_sparse_weight_too(x: Tensor, sparse: bool) -> None:
+    model: nn.Module = nn.Sequential(LayerScale(), nn.ReLU(), LayerScale())
+    model = twofour.prune(model, "2:4", eligibility="any") if sparse else model
+    fast = compiled(model, x)
+    assert fast.plan.account.rewrites["vector into a weight"] == 2
+    assert fast.plan.account.rewrites["sums and gates into products"] == 2
+    packed = [layer.sparse_ms is not None for layer in fast.plan.layers if "merged" in layer.name]
+    assert packed == [sparse] * 2, fast.plan
+
+
 def test_a_dense_adapter_beside_a_sparse_weight_stays_beside_it(x: Tensor) -> None:
     model = twofour.prune(LoRA(), {"base": "2:4", "*": "dense"})
     fast = compiled(model, x)

@@ -1,6 +1,7 @@
 """Algebra on the graph of a compiled model: its layers are opened for the rules, and closed again where none took them.
 
-A sparse weight is never merged with another one: the sum, the product and the scaled sum of 2:4 weights are dense.
+A sparse weight is never merged with another one: the sum, the product and the scaled sum of 2:4 weights are dense. Only
+numbers along one axis, such as a layer scale, are multiplied into it: its zeros stay.
 Merging belongs before pruning (`twofour.simplify`), and the plan says where it was left out.
 """
 
@@ -38,7 +39,7 @@ def rewrite_algebra(
     masked = masks.of(fast)
     for node in module.graph.nodes:
         if node.op == "get_attr" and (found := masked.get(node.meta.get("weight", ""))) is not None:
-            node.meta["sealed"] = f"`{node.meta['weight']}` is {found.pattern.name}: {BEFORE}"
+            node.meta |= {"sealed": f"`{node.meta['weight']}` is {found.pattern.name}: {BEFORE}", "scalable": True}
     opened: dict[str, tuple[fx.Node, fx.Node | None]] = {}
     for node in calls(module.graph, KEPT):
         if not node.args[3] and node.args[1] in layers:
@@ -62,7 +63,8 @@ def _open(
         like = partial(value(x).new_empty, dtype=torch.float32)
         size = (layer.out_features, value(x).shape[-1])  # the graph may have a symbol there, and is then free of guards
         weight = _standing(module, f"{name}.weight", like(size), lambda: _dense(layer))
-        weight.meta["sealed"] = _why_sealed(name, layer)
+        rounded = any(prepared.kernel.dtype != "float32" for prepared in layer.prepared.weights)
+        weight.meta |= {"sealed": _why_sealed(name, layer), "scalable": not rounded}
         bias = layer.bias
         held = None if bias is None else _standing(module, f"{name}.bias", like(size[:1]), lambda: bias)
         weight.meta["bias"] = held
@@ -82,8 +84,7 @@ def _standing(module: fx.GraphModule, name: str, like: Tensor, held: Callable[[]
 
 def _dense(layer: CompiledLinear) -> Tensor:
     found = layer.prepared.source()
-    assert isinstance(found, Tensor), layer.name
-    return found
+    return found if isinstance(found, Tensor) else found.unpack()
 
 
 def _why_sealed(name: str, layer: CompiledLinear) -> str:

@@ -118,6 +118,27 @@ def test_sealed_weights_are_not_merged(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LINEARS)
+def test_sparse_weights_take_numbers_along_an_axis_alone(name: str) -> None:
+    case = CASES[name]
+    model, inputs = case.model(), case.values()
+    graph = capture(model, dict(zip("abc", inputs, strict=False)), dynamic=False)
+    for node in graph.module.graph.nodes:
+        if node.op == "get_attr" and node.meta["val"].ndim == 2:
+            node.meta |= {"sealed": "it is 2:4", "scalable": True}
+    scales = name in (
+        "number into a weight",
+        "number of the input into a weight",
+        "vector into a weight",
+        "vector of the input into a weight",
+    )
+    outcome = rewrite(graph.module, [RULES[name]])
+    assert bool(outcome.counts) is scales or name == "one linear layer of two inputs added"
+    torch.testing.assert_close(Program(graph.module)(*inputs)[0], model(*inputs), rtol=1e-5, atol=1e-5)
+    merged = [node for node in graph.module.graph.nodes if ".merged.weight" in str(node.meta.get("weight"))]
+    assert [node.meta["sealed"] for node in merged] == ["it is 2:4"] * scales, "what was scaled is sealed too"
+
+
+@pytest.mark.parametrize("name", LINEARS)
 def test_without_copies_no_weight_is_merged(name: str) -> None:
     case = CASES[name]
     graph = capture(case.model(), dict(zip("abc", case.values(), strict=False)), dynamic=False)

@@ -19,7 +19,7 @@ from twofour.graph.algebra.expressions import Call, Expr, Number, Var
 from twofour.graph.algebra.rule import Match
 from twofour.graph.algebra.signs import attribute, sealed
 from twofour.graph.algebra.vocabulary import ASSOCIATIVE, target_of
-from twofour.graph.base import aten, value
+from twofour.graph.base import aten, same_axes, same_size, value
 
 MERGED = ".merged"
 """Ends the name of what weights were merged into; the name of the first of them stands before it."""
@@ -108,7 +108,7 @@ class Builder:
         for node in self.nodes:
             sources: list[Any]
             if node in self.constant:
-                sources = node.all_input_nodes
+                sources = [] if self._scales(node) else node.all_input_nodes
             elif node.target is aten.linear.default and not self._own_bias(node):
                 sources = [node.args[1]]
             else:
@@ -116,6 +116,14 @@ class Builder:
             if why := next((why for source in sources if (why := sealed(source))), ""):
                 return why
         return ""
+
+    def _scales(self, node: fx.Node) -> bool:
+        """Tell whether a constant is a sealed weight times numbers along one axis: its zeros stay where they are."""
+        if node.target not in (aten.mul.Tensor, aten.mul.Scalar):
+            return False
+        weights = [source for source in node.all_input_nodes if sealed(source)]
+        alone = len(weights) == 1 and node.args.count(weights[0]) == 1
+        return alone and bool(weights[0].meta.get("scalable")) and same_size(weights[0], node)
 
     def _own_bias(self, node: fx.Node) -> bool:
         """Tell whether a product adds what its sealed weight's layer adds."""
@@ -163,12 +171,16 @@ class Builder:
             new = self.graph.create_node("get_attr", name.replace(".", "__"))
         names = (name for source in sources for name in source.meta.get("sources", (_name(source),)))
         new.meta = {"val": node.meta["val"], "weight": name, "sources": tuple(names)}
+        if why := next(filter(None, map(sealed, sources)), ""):
+            new.meta |= {"sealed": why, "scalable": True}  # it is a sealed one scaled: see `sealed`
         node.replace_all_uses_with(new)
         self.placed[node] = new
 
 
 def _traced(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     given, named = map_arg((tuple(args), kwargs), lambda node: node.meta["val"])
+    if target is aten.linear.default and same_axes(given[0].shape[-1:], given[1].shape[1:]):
+        return given[0].new_empty((*given[0].shape[:-1], given[1].shape[0]))  # torch asks whether a size may be 0
     mode = detect_fake_mode([leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)])
     if mode is None:
         return target(*given, **named)

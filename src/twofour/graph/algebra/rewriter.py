@@ -87,8 +87,9 @@ def rewrite(
 
     Args:
         module: Operators of ATen on tensors as capture finds them, weights as attributes. `meta["sealed"]` of one says
-            why it may not be merged, `meta["held"]` returns its values where the attribute is not they, and
-            `meta["bias"]` is what must be added to a product by it that is sealed.
+            why it may not be merged, `meta["scalable"]` that it may yet be multiplied by numbers along one axis,
+            `meta["held"]` returns its values where the attribute is not they, and `meta["bias"]` is what must be added
+            to a product by it that is sealed.
         rules: Which may be used.
         kind: "exact" leaves out the rules that are only close.
         merge: Whether weights may be computed from others, which are kept beside them.

@@ -20,6 +20,7 @@ from twofour.graph.rules.join_qkv import JOIN_QKV
 from twofour.graph.rules.mark_products import MARK_PRODUCTS
 from twofour.graph.rules.position_masks import POSITION_MASKS
 from twofour.graph.rules.remove_identities import IDENTITIES
+from twofour.graph.rules.sums_of_permuted import SUMS_OF_PERMUTED
 from twofour.graph.rules.view_splits import VIEW_SPLITS
 
 SIMPLIFICATIONS: tuple[Rule, ...] = (IDENTITIES, CONSTANTS, CUT_PROJECTIONS, GELU_FORMULA, VIEW_SPLITS)
@@ -29,6 +30,7 @@ FUSIONS: tuple[Rule, ...] = (
     CONVOLUTIONS,
     MARK_PRODUCTS,
     ACTIVATIONS,
+    SUMS_OF_PERMUTED,
     COMBINATIONS,
     JOIN_QKV,
     ATTENTION,
