@@ -112,6 +112,8 @@ def products(scale: int) -> Iterator[Call]:
         if row.dtype == "float32":
             norm = [native.best("norm", dtype="float32").index, bias, bias.clone(), y.clone(), 1e-5, True]
             yield row.isa, EXT.dense_matmul_normed, [row.index, x, dense, bias, y, 1, 1, other, *norm, 1]
+            before = [norm[0], torch.randn(128), torch.randn(128), 1e-5, True]
+            yield row.isa, EXT.dense_matmul_of_normed, [row.index, x, dense, bias, y, 1, 1, other, *before, 1]
     geometry = Geometry.of(torch.nn.Conv2d(8, 12, 3))
     weight = sparse(12 * 9, 8).view(12, 3, 3, 8).permute(0, 3, 1, 2)
     image, answer = (

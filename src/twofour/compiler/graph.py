@@ -23,7 +23,7 @@ from twofour.compiler.graph_algebra import rewrite_algebra
 from twofour.compiler.graph_conv import kept_convs, place_convs
 from twofour.compiler.graph_report import GraphReport, by_operator
 from twofour.compiler.layer import CompiledLinear
-from twofour.compiler.normed import NORMED, norms_into_products
+from twofour.compiler.normed import norms_beside_products
 from twofour.compiler.plan import Plan, with_products
 from twofour.compiler.whole_model import WholeModel, by_layers, hooked
 from twofour.errors import CompileError, cut
@@ -173,7 +173,7 @@ def _rewritten(
     placed, apart = place_products(graph, leaves, layers, terms, lowered=rewrites.get(BETWEEN, 0) > 0)
     if apart:  # the rule joined them; measuring took them apart
         rewrites[JOIN_QKV.name] -= apart
-    rewrites |= {NORMED: norms_into_products(graph.module), **arrange(graph.module)}
+    rewrites |= {**norms_beside_products(graph.module), **arrange(graph.module)}
     blocks = fuse_blocks(graph.module, Measured(terms.cache))
     outlines["after"] = outline(graph.module)
     program = Executor(Program(graph.module))

@@ -1,4 +1,4 @@
-"""Normalisations of a graph move into the products before them: rows are normalised while they are in a cache."""
+"""Normalisations of a graph move into the products beside them: rows are normalised while they are in a cache."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from torch import Tensor, fx, nn
 from twofour.compiler.fused_matmuls import ProductLayer
 from twofour.errors import KernelError
 from twofour.graph.base import is_float32
+from twofour.kernels.base import Prepared
 from twofour.kernels.dense_matmul import Float32Matmul
 from twofour.kernels.norm import RowNorm, norm, norm_in_place
+from twofour.kernels.problem import Problem
 
-NORMED = "normalisations into products"
-"""What the plan calls the rewrite."""
+NORMED, OF_NORMED = "normalisations into products", "products of normalised rows"
+"""What the plan calls the rewrites: a norm behind a product, and before one."""
+
+
+_Operands = tuple[Tensor, Prepared, Tensor | None, Problem, Tensor | None]
 
 
 class NormedProduct(nn.Module):
@@ -51,29 +56,79 @@ class NormedProduct(nn.Module):
         Raises:
             KernelError: The operands do not fit.
         """
-        layer = self.layer
-        tokens = prod(x.shape[:-1])
-        kernel, layout = layer.dispatch.at(tokens)
-        if not isinstance(kernel, Float32Matmul):
-            y = layer(x, other)
+        after = RowNorm(weight, bias, self.eps, self.centred)
+        kernel, operands, shape = _call(self.layer, x, other)
+        if kernel is None:
+            y = self.layer(x, other)
             return (
                 (y, norm(y, weight, bias, self.eps, self.centred))
                 if self.keeps
                 else norm_in_place(y, weight, bias, self.eps, self.centred)
             )
-        x = x.resolve_neg() if x.is_neg() else x
-        other = other.resolve_neg() if other is not None and other.is_neg() else other
-        flat = x.reshape(tokens, layer.in_features)
-        other = None if other is None else other.reshape(tokens, layer.out_features)
-        after = RowNorm(weight, bias, self.eps, self.centred)
         try:
-            y, normed = kernel.run_normed(
-                flat, layer.prepared.weights[layout], layer.bias, layer.problem, other, after, keep=self.keeps
-            )
+            y, normed = kernel.run_normed(*operands, after, keep=self.keeps)
         except KernelError as error:
-            raise error.for_layer(layer.name) from None
-        shape = *x.shape[:-1], layer.out_features
+            raise error.for_layer(self.layer.name) from None
         return (y.view(shape), normed.view(shape)) if self.keeps else normed.view(shape)
+
+
+class ProductOfNormed(nn.Module):
+    """A product of a graph that normalises the rows it reads; one native call where its kernel is ours.
+
+    Args:
+        layer: The product.
+        eps: Added to the variance.
+        centred: True for LayerNorm; False for RMSNorm.
+    """
+
+    def __init__(self, layer: ProductLayer, eps: float, centred: bool) -> None:
+        super().__init__()
+        self.layer, self.eps, self.centred = layer, eps, centred
+
+    @property
+    def label(self) -> str:
+        """Return "norm" with the product's."""
+        return f"norm+{self.layer.label}"
+
+    def forward(self, x: Tensor, other: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Return epilogue(norm(x) W^T + b).
+
+        Args:
+            x: float32 (..., in).
+            other: Second operand of the epilogue, (..., out), or None.
+            weight: float32 (in,) of the norm, or None.
+            bias: The same.
+
+        Raises:
+            KernelError: The operands do not fit.
+        """
+        kernel, operands, shape = _call(self.layer, x, other)
+        if kernel is None:
+            normed = norm(x, weight, bias, self.eps, self.centred)
+            return self.layer(normed) if other is None else self.layer(normed, other)
+        try:
+            return kernel.run_of_normed(*operands, RowNorm(weight, bias, self.eps, self.centred)).view(shape)
+        except KernelError as error:
+            raise error.for_layer(self.layer.name) from None
+
+
+def _call(
+    layer: ProductLayer, x: Tensor, other: Tensor | None
+) -> tuple[Float32Matmul | None, _Operands, tuple[int, ...]]:
+    """Return the kernel that serves an input, None unless it is ours, its operands, and the answer's shape."""
+    tokens, shape = prod(x.shape[:-1]), (*x.shape[:-1], layer.out_features)
+    kernel, layout = layer.dispatch.at(tokens)
+    x = x.resolve_neg() if x.is_neg() else x
+    other = other.resolve_neg() if other is not None and other.is_neg() else other
+    flat = x.reshape(tokens, layer.in_features)
+    other = None if other is None else other.reshape(tokens, layer.out_features)
+    operands = flat, layer.prepared.weights[layout], layer.bias, layer.problem, other
+    return kernel if isinstance(kernel, Float32Matmul) else None, operands, shape
+
+
+def norms_beside_products(module: fx.GraphModule) -> dict[str, int]:
+    """Let products take the norms of their results, then those of their inputs; returns how many places each changed."""
+    return {NORMED: norms_into_products(module), OF_NORMED: norms_before_products(module)}
 
 
 def norms_into_products(module: fx.GraphModule) -> int:
@@ -88,19 +143,52 @@ def norms_into_products(module: fx.GraphModule) -> int:
     return count
 
 
+def norms_before_products(module: fx.GraphModule) -> int:
+    """Let products whose kernel is ours normalise the rows they alone read; returns how many do."""
+    count = 0
+    for node in list(module.graph.nodes):
+        normed: Any = node.args[0] if node.op == "call_module" else None
+        layer = _ours(module, node)
+        if layer is None or not _is_norm(normed) or len(normed.users) > 1 or not is_float32(normed.args[0]):
+            continue
+        if list(node.args).count(normed) > 1:
+            continue  # it is the epilogue's operand too
+        x, weight, bias, eps, centred = (*normed.args, True)[:5]
+        name = f"{node.target}_of_normed"
+        module.add_submodule(name, ProductOfNormed(layer, float(eps), bool(centred)))
+        other = node.args[1] if len(node.args) > 1 else None
+        with module.graph.inserting_before(node):
+            new = module.graph.call_module(name, (x, other, weight, bias))
+        new.meta = {"val": node.meta["val"]}
+        node.replace_all_uses_with(new)
+        module.graph.erase_node(node)
+        module.graph.erase_node(normed)
+        count += 1
+    module.graph.lint()
+    return count
+
+
 def _product_before(module: fx.GraphModule, node: fx.Node) -> tuple[ProductLayer | None, Any]:
-    if node.op != "call_function" or node.target not in (norm, norm_in_place) or len(node.args) > 5:
-        return None, None
-    arguments: tuple[Any, ...] = node.args
-    x, *operands = arguments[:3]
-    constant = all(one is None or (isinstance(one, fx.Node) and one.op == "get_attr") for one in operands)
-    if not isinstance(x, fx.Node) or x.op != "call_module" or not constant or not is_float32(x):
-        return None, None
-    layer = module.get_submodule(str(x.target))
-    ours = isinstance(layer, ProductLayer) and any(
-        isinstance(kernel, Float32Matmul) for kernel, _ in layer.dispatch.steps
-    )
-    return (layer, x) if isinstance(layer, ProductLayer) and ours else (None, None)
+    x: Any = node.args[0] if _is_norm(node) else None
+    layer = _ours(module, x)
+    return (layer, x) if layer is not None and is_float32(x) else (None, None)
+
+
+def _is_norm(node: Any) -> bool:
+    """Tell whether a node is a norm with the model's weights, in its input's type."""
+    if not isinstance(node, fx.Node) or node.target not in (norm, norm_in_place) or len(node.args) > 5:
+        return False
+    return all(one is None or (isinstance(one, fx.Node) and one.op == "get_attr") for one in node.args[1:3])
+
+
+def _ours(module: fx.GraphModule, node: Any) -> ProductLayer | None:
+    """Return the product a node stands for, if a kernel of ours that works on whole rows serves it."""
+    if not isinstance(node, fx.Node) or node.op != "call_module":
+        return None
+    layer = module.get_submodule(str(node.target))
+    if not isinstance(layer, ProductLayer):
+        return None
+    return layer if any(isinstance(kernel, Float32Matmul) for kernel, _ in layer.dispatch.steps) else None
 
 
 def _place(module: fx.GraphModule, x: fx.Node, node: fx.Node, layer: ProductLayer) -> None:

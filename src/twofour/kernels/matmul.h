@@ -42,6 +42,10 @@ struct Matmul {
   void* workspace;
   bool* damaged;
   bool columns = false;  // x is (in_features, tokens), y (out_features, tokens); panel layouts, no bias, no epilogue
+  // What writes rows [begin, end) of x before they are read, each once, by the member that reads them first; may be null.
+  // Rows of float32 panels do it.
+  void (*rows_wanted)(const void* state, int64_t begin, int64_t end) = nullptr;
+  const void* wanted_state = nullptr;
   // What is done with whole rows of y while they are in a cache, rows [begin, end) at a time and each once; may be null.
   // Rows of float32 panels do it.
   void (*rows_done)(const void* state, int64_t begin, int64_t end) = nullptr;

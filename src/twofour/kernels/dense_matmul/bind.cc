@@ -31,10 +31,11 @@ void require_floats(const PackedWeight& packed) {
   packed.require_sound(packed.sizes() && round_up(shape.out, 32) * shape.in * 4 == packed.behind());
 }
 
-// The normalisation that follows a product.
+// The normalisation that follows a product, or stands before it.
 struct NormedRows {
   Norm norm;
   const NormKernel* kernel;
+  Numbers factors, offsets;  // what the norm reads: they may be copies
 
   static void run(const void* state, int64_t begin, int64_t end) {
     const auto& self = *static_cast<const NormedRows*>(state);
@@ -42,21 +43,40 @@ struct NormedRows {
   }
 };
 
-// Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous.
+NormedRows normed_rows(const Border& border, int index, const Rows& from, const Operand& scale, const Operand& shift,
+                       float* to, float eps, bool centred) {
+  NormedRows rows{{from.data, from.stride, nullptr, nullptr, to, false, from.rows, from.width, eps, centred},
+                  &norm_kernel(index),
+                  border.numbers(scale, "weight of the norm", from.width),
+                  border.numbers(shift, "bias of the norm", from.width)};
+  if (std::strcmp(rows.kernel->dtype, "float32") != 0) throw nb::value_error("no norm of float32 rows");
+  rows.norm.weight = rows.factors.data(), rows.norm.bias = rows.offsets.data();
+  return rows;
+}
+
+// Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous. `normed` is
+// what is done with rows of y, `before` with rows of x, into memory of this call.
 bool multiply(const Border& border, int index, const ProductOperands& seen, const Operand& weight, int threads,
-              const NormedRows* normed = nullptr) {
+              const NormedRows* normed = nullptr, NormedRows* before = nullptr) {
   static Scratch scratch;
   const DenseMatmulKernel& kernel = row(kDenseMatmulKernels, index);
   const PackedWeight packed(border, weight);
   if (!packed.made_for(kernel.dtype, kernel.layout, seen.to.width, seen.from.width)) return false;
   const bool floats = std::strcmp(kernel.dtype, "float32") == 0;
   floats ? require_floats(packed) : require_int4(packed);
-  if (normed && !floats) throw nb::value_error("the rows of int4 weights do not end in a norm");
+  if ((normed || before) && !floats) throw nb::value_error("the rows of int4 weights do not begin or end in a norm");
   Matmul args = seen.call(packed, {}, threads);
   if (normed) args.rows_done = NormedRows::run, args.rows_state = normed;
   nb::gil_scoped_release release;
   const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
   args.workspace = lease.data();
+  const size_t copy = before ? static_cast<size_t>(args.tokens * args.in_features * 4) : 0;
+  const Scratch::Lease rows(scratch, copy);
+  if (before) {
+    before->norm.y = rows.data();
+    args.x = rows.data(), args.x_stride = args.in_features;
+    args.rows_wanted = NormedRows::run, args.wanted_state = before;
+  }
   kernel.run(args);
   return true;
 }
@@ -102,12 +122,18 @@ void bind_dense_matmul(nb::module_& m) {
     const Border border(row(kDenseMatmulKernels, index).name);
     const ProductOperands seen(border, x, bias, y, {Type::f32}, {}, {activation, combine}, other);
     const View to = border.exactly(normed, "normalised answer", {Type::f32}, seen.to.rows * seen.to.width);
-    const Numbers factors = border.numbers(scale, "weight of the norm", seen.to.width);
-    const Numbers offsets = border.numbers(shift, "bias of the norm", seen.to.width);
-    const NormedRows rows{{seen.to.data, seen.to.width, factors.data(), offsets.data(), to.data, false, seen.to.rows,
-                           seen.to.width, eps, centred}, &norm_kernel(norm)};
-    if (std::strcmp(rows.kernel->dtype, "float32") != 0) throw nb::value_error("no norm of float32 rows");
+    const NormedRows rows = normed_rows(border, norm, seen.to, scale, shift, reinterpret_cast<float*>(to.data), eps, centred);
     return multiply(border, index, seen, weight, threads, &rows);
+  });
+  // The product of normalised rows of x, in float32.
+  bind_call(m, "dense_matmul_of_normed",
+            +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Answer& y, int activation, int combine,
+                const Operand& other, int norm, const Operand& scale, const Operand& shift, float eps, bool centred,
+                int threads) {
+    const Border border(row(kDenseMatmulKernels, index).name);
+    const ProductOperands seen(border, x, bias, y, {Type::f32}, {}, {activation, combine}, other);
+    NormedRows rows = normed_rows(border, norm, seen.from, scale, shift, nullptr, eps, centred);
+    return multiply(border, index, seen, weight, threads, nullptr, &rows);
   });
 }
 

@@ -75,8 +75,25 @@ class Float32Matmul(NativeDenseMatmul):
         """
         y, arguments = self._arguments(x, weight, bias, problem, other)
         normed = torch.empty_like(y) if keep else y
-        index = native.best("norm", dtype="float32").index
-        after = index, norm.weight, norm.bias, normed, norm.eps, norm.centred, native.threads()
+        after = _norm_row(), norm.weight, norm.bias, normed, norm.eps, norm.centred, native.threads()
         if not native.extension().dense_matmul_normed(*arguments, *after):
             raise foreign(self, weight.tensor, problem.rows, x.shape[1])
         return y, normed
+
+    def run_of_normed(
+        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor, norm: RowNorm
+    ) -> Tensor:
+        """Multiply the normalised rows of x, each of which is normalised right before it is packed; see `run`.
+
+        Raises:
+            KernelError: As `run`.
+        """
+        y, arguments = self._arguments(x, weight, bias, problem, other)
+        before = _norm_row(), norm.weight, norm.bias, norm.eps, norm.centred, native.threads()
+        if not native.extension().dense_matmul_of_normed(*arguments, *before):
+            raise foreign(self, weight.tensor, problem.rows, x.shape[1])
+        return y
+
+
+def _norm_row() -> int:
+    return native.best("norm", dtype="float32").index

@@ -160,6 +160,7 @@ void dense_panels(const Matmul& a) {
         team.share(count, 1, &begin, &end);
         for (int64_t b = begin; b < end; b++) {
           const int64_t token = Plan::first(a, plan.blocks, b0 + b), next = Plan::first(a, plan.blocks, b0 + b + 1);
+          if (k == 0 && a.rows_wanted) a.rows_wanted(a.wanted_state, token, next);  // later passes share blocks alike
           pack_tokens<V>(a, token, next - token, k, inputs, packed + b * plan.floats());
         }
         team.barrier();
