@@ -127,7 +127,7 @@ def _call(
 
 
 def norms_beside_products(module: fx.GraphModule) -> dict[str, int]:
-    """Let products take the norms of their results, then those of their inputs; returns how many places each changed."""
+    """Let products take the norms of their results, then those of their inputs; returns how often each did."""
     return {NORMED: norms_into_products(module), OF_NORMED: norms_before_products(module)}
 
 
