@@ -30,6 +30,7 @@ from twofour.kernels.nm_matmul import DYNAMIC, Quantization, from_layout, nm_mat
 from twofour.kernels.nm_unbiased import nm_unbiased_reference
 from twofour.kernels.norm import reference as norm_reference
 from twofour.kernels.problem import Problem
+from twofour.kernels.squeeze_excite import reference as squeeze_excite_reference
 from twofour.kernels.table import convolutions, listing, rows
 from twofour.native import NativeRow
 from twofour.packing import HEADER_BYTES, layout_header, pack
@@ -256,6 +257,24 @@ def fused_block(row: NativeRow, count: int) -> None:
         torch.testing.assert_close(sums.checked().double(), want, rtol=1e-5, atol=1e-7)
 
 
+def squeeze_excite(row: NativeRow, count: int) -> None:
+    sizes = ((1, 1, 1, 1, 1), (2, 7, 3, 5, 3), (3, 33, 8, 9, 8), (2, 130, 17, 13, 11))
+    for (images, channels, squeezed, height, width), (code, act) in itertools.product(
+        sizes, ((1, "relu"), (4, "silu"))
+    ):
+        x = random(images, height, width, channels).permute(0, 3, 1, 2)
+        reduce, expand = random(squeezed, channels), random(squeezed, channels, seed=1)
+        biases = (random(squeezed, seed=2), random(channels, seed=3)) if images > 1 else (None, None)
+        for number, gate in enumerate(("sigmoid", "hardsigmoid")):
+            y = Guarded((images, height, width, channels), torch.float32)
+            answer = y.view.permute(0, 3, 1, 2)
+            EXT.squeeze_excite(row.index, x, reduce, biases[0], expand, biases[1], answer, code, number, count)
+            first, second = (None if bias is None else bias.double() for bias in biases)
+            want = squeeze_excite_reference(x.double(), reduce.double(), first, expand.double(), second, act, gate)
+            error = (y.checked().double().permute(0, 3, 1, 2) - want).abs()
+            assert (error <= 1e-5 * (1 + want.abs())).all()
+
+
 def attention(row: NativeRow, count: int) -> None:
     low = row.dtype == "bfloat16"
     sizes = (
@@ -391,7 +410,7 @@ def convolution(row: ConvKernel) -> None:
 
 DRIVERS: dict[str, Callable] = {
     **{drive.__name__: drive for drive in (nm_mask, nm_tiles, nm_nonzero, nm_ties, nm_stripes, nm_compress)},
-    **{drive.__name__: drive for drive in (nm_unbiased, nm_gradient, norm, fused_block, attention)},
+    **{drive.__name__: drive for drive in (nm_unbiased, nm_gradient, norm, fused_block, squeeze_excite, attention)},
     **{"nm_matmul": product, "dense_matmul": product, "nm_conv": convolution, "dense_conv": convolution},
     "depthwise_conv": convolution,
 }

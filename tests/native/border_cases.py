@@ -136,6 +136,10 @@ def products(scale: int) -> Iterator[Call]:
                 *codes,
             ],
         )
+    small, scaled = torch.randn(4, 8), image.clone(memory_format=torch.preserve_format)
+    for row in native.rows("squeeze_excite"):
+        weights = small, bias[:4], small.clone(), bias[:8]
+        yield row.isa, EXT.squeeze_excite, [row.index, image, *weights, scaled, *codes, 1]
     for row in native.rows("nm_conv"):
         yield (
             row.isa,

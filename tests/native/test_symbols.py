@@ -10,6 +10,7 @@ ROOT = Path(__file__).parent.parent.parent
 KERNELS = (
     "twofour::nm_",
     "twofour::depthwise_",
+    "twofour::squeeze_excite_",
     "twofour::dense_",
     "twofour::attention_",
     "twofour::norm_",

@@ -67,6 +67,7 @@ void bind_nm_matmul(nanobind::module_& m);
 void bind_dense_matmul(nanobind::module_& m);
 void bind_nm_conv(nanobind::module_& m);
 void bind_depthwise_conv(nanobind::module_& m);
+void bind_squeeze_excite(nanobind::module_& m);
 void bind_dense_conv(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
 void bind_norm(nanobind::module_& m);

@@ -48,6 +48,7 @@ NB_MODULE(_ext, m) {
   bind_dense_matmul(m);
   bind_nm_conv(m);
   bind_depthwise_conv(m);
+  bind_squeeze_excite(m);
   bind_dense_conv(m);
   bind_attention(m);
   bind_norm(m);
