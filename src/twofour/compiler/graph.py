@@ -24,7 +24,8 @@ from twofour.compiler.graph_conv import kept_convs, place_convs
 from twofour.compiler.graph_report import GraphReport, by_operator
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.normed import norms_beside_products
-from twofour.compiler.plan import Plan, with_products
+from twofour.compiler.plan import LayerPlan, Plan, with_products
+from twofour.compiler.squeeze import SQUEEZED, place_squeeze_excite
 from twofour.compiler.whole_model import WholeModel, by_layers, hooked
 from twofour.errors import CompileError, cut
 from twofour.graph import (
@@ -169,11 +170,7 @@ def _rewritten(
     carried = terms.cache.carries(case, ENGINES)  # then nothing is timed, the operators neither
     before = () if carried else by_operator(Program(graph.module, plain, timed=True).seconds(leaves))
     rewrites, said = rewritten(fast, graph, terms, leaves)
-    folded = place_convs(graph.module, convs, {layer.name: layer for layer in plan.layers})
-    placed, apart = place_products(graph, leaves, layers, terms, lowered=rewrites.get(BETWEEN, 0) > 0)
-    if apart:  # the rule joined them; measuring took them apart
-        rewrites[JOIN_QKV.name] -= apart
-    rewrites |= {**norms_beside_products(graph.module), **arrange(graph.module)}
+    added = _placed(graph, plan, leaves, terms, rewrites, layers, convs)
     blocks = fuse_blocks(graph.module, Measured(terms.cache))
     outlines["after"] = outline(graph.module)
     program = Executor(Program(graph.module))
@@ -195,8 +192,34 @@ def _rewritten(
     account = replace(account, engine=engine, reason=reason, engine_ms=times, calls=calls)
     if engine == "graph":
         object.__setattr__(fast, "forward", runner)
-        plan = replace(plan, layers=with_products(plan.layers, (*folded, *placed)))
+        plan = replace(plan, layers=with_products(plan.layers, added))
     return replace(plan, account=account)
+
+
+def _placed(
+    graph: Graph,
+    plan: Plan,
+    leaves: Sequence[Any],
+    terms: Terms,
+    rewrites: dict[str, int],
+    layers: Mapping[str, CompiledLinear],
+    convs: Mapping[str, CompiledConv],
+) -> tuple[LayerPlan, ...]:
+    """Give convolutions and products their kernels, and fuse what shows then; counts in `rewrites`.
+
+    Returns:
+        Plan entries for weights that are kept besides.
+    """
+    plans = {layer.name: layer for layer in plan.layers}
+    folded = place_convs(graph.module, convs, plans)
+    placed, apart = place_products(graph, leaves, layers, terms, lowered=rewrites.get(BETWEEN, 0) > 0)
+    if apart:  # the rule joined them; measuring took them apart
+        rewrites[JOIN_QKV.name] -= apart
+    squeezed: tuple[LayerPlan, ...] = ()
+    if terms.memory == "fast":  # the two weights are kept once more
+        rewrites[SQUEEZED], squeezed = place_squeeze_excite(graph.module, plans)
+    rewrites |= {**norms_beside_products(graph.module), **arrange(graph.module)}
+    return (*folded, *placed, *squeezed)
 
 
 def _answers(model: nn.Module, guard: Guard, leaves: Sequence[Any]) -> list[Any]:

@@ -1,0 +1,91 @@
+"""Squeeze-and-excite through compile(..., graph=True): one call, and where it must stay as it is."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.compiler.small import quick
+from twofour.compiler.squeeze import SQUEEZED
+
+
+class Scaled(nn.Module):
+    def __init__(
+        self, gate: nn.Module, activation: nn.Module, linear: bool, mean: Callable[[Tensor], Tensor], channels: int = 24
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(8, channels, 3, padding=1)
+        self.reduce = nn.Linear(channels, 8) if linear else nn.Conv2d(channels, 8, 1)
+        self.expand = nn.Linear(8, channels) if linear else nn.Conv2d(8, channels, 1)
+        self.gate, self.activation, self.linear, self.mean = gate, activation, linear, mean
+        self.project = nn.Conv2d(channels, 8, 1)
+
+    def scale(self, x: Tensor) -> Tensor:
+        mean = self.mean(x).flatten(1) if self.linear else self.mean(x)
+        found = self.gate(self.expand(self.activation(self.reduce(mean))))
+        return found[..., None, None] if self.linear else found
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.project(x * self.scale(x))
+
+
+def pixels(x: Tensor) -> Tensor:
+    return x.mean((-1, -2), keepdim=True)
+
+
+@pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.parametrize("gate", [nn.Sigmoid(), nn.Hardsigmoid()], ids=str)
+@pytest.mark.parametrize("activation", [nn.SiLU(), nn.ReLU(inplace=True)], ids=str)
+def test_becomes_one_call(linear: bool, gate: nn.Module, activation: nn.Module) -> None:
+    torch.manual_seed(0)
+    model = Scaled(gate, activation, linear, pixels if linear else nn.AdaptiveAvgPool2d(1)).eval()
+    x = torch.randn(3, 8, 9, 7)
+    fast = quick(model, x, graph=True)
+    account = fast.plan.account
+    assert account.rewrites[SQUEEZED] == 1
+    left = {entry.operator for entry in account.after}
+    assert "squeeze_excite" in left and not left & {"sigmoid", "hardsigmoid", "mul", "mean", "adaptive_avg_pool2d"}
+    assert sum("kept again in squeeze-and-excite" in layer.reason for layer in fast.plan.layers) == 2
+    for given in (x, x[:1], torch.randn(2, 8, 5, 6)):
+        torch.testing.assert_close(fast(given), model(given), atol=1e-5, rtol=1e-5)
+    small = quick(model, x, graph=True, memory="small")
+    assert SQUEEZED not in small.plan.account.rewrites
+
+
+class MeanSeen(Scaled):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.stem(x)
+        mean = self.mean(x)
+        return x * self.gate(self.expand(self.activation(self.reduce(mean)))), mean
+
+
+class OfAnother(Scaled):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x)
+        return y * self.scale(y + 1)
+
+
+class Broadcast(Scaled):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x)
+        return y * self.scale(y)[:, :1]
+
+
+@pytest.mark.parametrize("kind", [MeanSeen, OfAnother, Broadcast])
+def test_stays_where_others_read_it_or_it_is_another(kind: type[Scaled]) -> None:
+    torch.manual_seed(0)
+    model, x = kind(nn.Sigmoid(), nn.SiLU(), False, pixels).eval(), torch.randn(2, 8, 6, 6)
+    fast = quick(model, x, graph=True)
+    assert fast.plan.account.rewrites[SQUEEZED] == 0
+    torch.testing.assert_close(fast(x), model(x), atol=1e-5, rtol=1e-5)
+
+
+def test_another_axis_stays() -> None:
+    torch.manual_seed(0)
+    model = Scaled(nn.Sigmoid(), nn.SiLU(), False, lambda x: x.mean((2, 3), keepdim=True) + 0 * x.amax((2, 3), True))
+    x = torch.randn(2, 8, 6, 6)
+    fast = quick(model.eval(), x, graph=True)
+    assert fast.plan.account.rewrites[SQUEEZED] == 0
+    torch.testing.assert_close(fast(x), model(x), atol=1e-5, rtol=1e-5)
