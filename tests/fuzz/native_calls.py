@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from twofour import native
-from twofour.kernels.attention import attention, attention_of_columns
+from twofour.kernels.attention import attention, attention_of_columns, attention_of_windows
 from twofour.kernels.base import Prepared
 from twofour.kernels.conv import ConvProblem, Geometry
 from twofour.kernels.dense_conv import winograd_rows
@@ -144,6 +144,7 @@ def _attention() -> None:
         attention(q, k, k, k_added=k[:, :, :1], v_added=k[:, :, :1])
         columns = torch.randn(2, 4, 48).to(dtype)
         attention_of_columns(columns, columns, columns, (0, 16, 32), (16, 16, 16), 8)
+        attention_of_windows(columns, columns, columns, torch.tensor([[0, 3], [2, 1]]), 8)
 
 
 def _norms() -> None:

@@ -179,6 +179,13 @@ def models(scale: int) -> Iterator[Call]:
         q, k, v, out = (torch.randn(2 * scale, n, 16, dtype=q.dtype) for n in (3, 4, 4, 3))
         columns = (0, 0, 0), (16, 16, 16), 8
         yield row.isa, EXT.attention_of_columns, [row.index, q, k, v, out, mask[..., :4], *columns, 1.0, False, 0.0, 1]
+        q, k, v, out = (torch.randn(scale, 6, 16, dtype=q.dtype) for _ in range(4))
+        order = torch.tensor([[0, 5], [2, 1], [4, 3]])
+        yield (
+            row.isa,
+            EXT.attention_of_windows,
+            [row.index, q, k, v, out, mask[:1, :, :2, :2].repeat(3, 1, 1, 1), order, 8, 1.0, 0.0, 1],
+        )
     for row in native.rows("norm"):
         x = torch.randn(4 * scale, 32, dtype=getattr(torch, row.dtype))
         yield row.isa, EXT.norm, [row.index, x, torch.randn(32), torch.randn(32), x.clone(), 1e-5, True, 1]

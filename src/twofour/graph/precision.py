@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from twofour.graph.base import aten, insert, is_float32, product_of, value
-from twofour.kernels.attention import attention
+from twofour.kernels.attention import attention, attention_of_windows
 from twofour.kernels.norm import norm, norm_in_place
 
 LOW = torch.bfloat16
@@ -83,7 +83,9 @@ class _Lowering:
         sources = [source for source in node.all_input_nodes if is_float32(source) or source in self.low]
         if product_of(node) is not None and is_float32(node):
             self.lower(node, sources)
-        elif node.target is attention and all(operand in self.low for operand in (*args[1:3], *_added(node))):
+        elif node.target in (attention, attention_of_windows) and all(
+            operand in self.low for operand in (*args[1:3], *_added(node))
+        ):
             self.lower(node, [operand for operand in (*args[:3], *_added(node)) if isinstance(operand, fx.Node)])
         elif node.target in (norm, norm_in_place):
             self.normalise(node)

@@ -8,6 +8,7 @@ from torch import fx
 
 from twofour.graph.base import Rule
 from twofour.graph.rules.attention_formula import ATTENTION_FORMULA
+from twofour.graph.rules.attention_windows import ATTENTION_WINDOWS
 from twofour.graph.rules.cut_projections import CUT_PROJECTIONS
 from twofour.graph.rules.fold_constants import CONSTANTS
 from twofour.graph.rules.fuse_attention import ATTENTION
@@ -29,6 +30,7 @@ SIMPLIFICATIONS: tuple[Rule, ...] = (IDENTITIES, CONSTANTS, CUT_PROJECTIONS, GEL
 FUSIONS: tuple[Rule, ...] = (
     CONVOLUTIONS,
     MARK_PRODUCTS,
+    ATTENTION_WINDOWS,
     ACTIVATIONS,
     SUMS_OF_PERMUTED,
     COMBINATIONS,

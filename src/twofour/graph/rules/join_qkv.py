@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from twofour.graph.base import Product, Rule, Source, aten, product, product_of, replace_with, same_axes, value
+from twofour.kernels.attention import attention_of_windows
 
 _VIEWS = (
     aten.view.default,
@@ -17,7 +18,9 @@ _VIEWS = (
     aten.permute.default,
     aten.unflatten.int,
     aten.unsqueeze.default,
+    attention_of_windows,
 )
+"""What takes a part of a wider tensor as it is."""
 
 
 def rewrite(module: fx.GraphModule) -> int:

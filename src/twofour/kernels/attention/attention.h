@@ -15,12 +15,21 @@ struct Strides {
 
 enum class AttentionMask { none, add, keep };  // add: float32, added to the scores; keep: bytes, 0 hides the key
 
+// Rows of one head. `order`, where it is given, says where in memory each of them stands.
+template <class E>
+struct HeadRows {
+  E* begin;
+  int64_t stride;
+  const int64_t* order;
+  E* at(int64_t row) const { return begin + (order == nullptr ? row : order[row]) * stride; }
+};
+
 // Keys or values in one or two places: a cache and what is new behind it. `first` is how many rows stand in the cache.
 template <class E>
 struct Parts {
-  const E *cache, *added;
-  int64_t cache_row, added_row, first;
-  const E* at(int64_t row) const { return row < first ? cache + row * cache_row : added + (row - first) * added_row; }
+  HeadRows<const E> cache, added;
+  int64_t first;
+  const E* at(int64_t row) const { return row < first ? cache.at(row) : added.at(row - first); }
 };
 
 // One call. q (batch, heads, queries, width), k (batch, key_heads, keys, width), v (batch, key_heads, keys,
@@ -42,7 +51,29 @@ struct Attention {
   const void *k_added, *v_added;
   Strides k_added_strides, v_added_strides;
   int64_t first_keys;  // `keys` where all stand in k and v
+  // Where rows of an image stand in windows of `queries` rows each: `windows` batch entries are one image, `order`
+  // (windows, queries) says which of its rows each has, in q, k, v and out alike, whose batch strides are those of images.
+  // The mask is that of the windows. Null elsewhere, and `windows` 1.
+  const int64_t* order = nullptr;
+  int64_t windows = 1;
 
+  template <class E>
+  HeadRows<E> rows_of(E* data, const Strides& s, int64_t b, int64_t h) const {
+    return {data + s.at(b / windows, h), s.row, order == nullptr ? nullptr : order + b % windows * queries};
+  }
+  template <class E>
+  HeadRows<const E> query_rows(int64_t b, int64_t h) const {
+    return rows_of(static_cast<const E*>(q), q_strides, b, h);
+  }
+  template <class E>
+  HeadRows<E> answer_rows(int64_t b, int64_t h) const {
+    return rows_of(static_cast<E*>(out), out_strides, b, h);
+  }
+  // Batch entries of the mask, and where it begins for one row.
+  int64_t mask_batch() const { return order == nullptr ? batch : windows; }
+  int64_t mask_at(int64_t b, int64_t h, int64_t row) const {
+    return mask_strides.at(b % mask_batch(), h) + row * mask_strides.row;
+  }
   template <class E>
   Parts<E> key_rows(int64_t b, int64_t h) const {
     return parts<E>(k, k_strides, k_added, k_added_strides, b, h);
@@ -56,7 +87,7 @@ struct Attention {
   template <class E>
   Parts<E> parts(const void* cache, const Strides& s, const void* added, const Strides& t, int64_t b, int64_t h) const {
     const E* behind = added == nullptr ? nullptr : static_cast<const E*>(added) + t.at(b, h);
-    return {static_cast<const E*>(cache) + s.at(b, h), behind, s.row, t.row, first_keys};
+    return {rows_of(static_cast<const E*>(cache), s, b, h), {behind, t.row, nullptr}, first_keys};
   }
 };
 

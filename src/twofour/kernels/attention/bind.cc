@@ -27,10 +27,10 @@ constexpr AttentionKernel kKernels[] = {
 bool keeps_all(const Attention& a) {
   const Strides& strides = a.mask_strides;
   const auto* mask = static_cast<const unsigned char*>(a.mask);
-  for (int64_t b = 0; b < (strides.batch ? a.batch : 1); ++b)
+  for (int64_t b = 0; b < (strides.batch ? a.mask_batch() : 1); ++b)
     for (int64_t h = 0; h < (strides.head ? a.heads : 1); ++h)
       for (int64_t row = 0; row < (strides.row ? a.queries : 1); ++row)
-        if (std::memchr(mask + strides.at(b, h) + row * strides.row, 0, static_cast<size_t>(a.keys))) return false;
+        if (std::memchr(mask + a.mask_at(b, h, row), 0, static_cast<size_t>(a.keys))) return false;
   return true;
 }
 
@@ -66,11 +66,11 @@ Types types_of(const AttentionKernel& kernel) {
   return std::strcmp(kernel.dtype, "bfloat16") == 0 ? Types{Type::bf16} : Types{Type::f32};
 }
 
-// The mask over (batch, heads, queries, keys), its repeated axes with strides of 0; None hides nothing.
+// The mask over (batch or windows, heads, queries, keys), its repeated axes with strides of 0; None hides nothing.
 void add_mask(const Border& border, const Operand& mask, Attention* args) {
   if (!mask.given()) return;
   const View v = border.strided(mask, "mask", {Type::f32, Type::boolean});
-  const int64_t wanted[] = {args->batch, args->heads, args->queries, args->keys};
+  const int64_t wanted[] = {args->mask_batch(), args->heads, args->queries, args->keys};
   border.require(v.ndim == 4 && std::equal(wanted, wanted + 4, v.shape) && along_rows(v), mask,
                  "mask", "(batch, heads, queries, keys), keys contiguous");
   args->mask = v.data;
@@ -158,6 +158,31 @@ void bind_attention(nb::module_& m) {
     };
     Attention args = call_of(border, part(q, "queries", 0), part(k, "keys", 1), part(v, "values", 2),
                              heads_of_columns(border, out, "answer", types, 0, sizes[0], width), out, scale, causal, unseen);
+    add_mask(border, mask, &args);
+    run(kernel, args, threads);
+  });
+  // q, k, v: (images, rows, columns), all columns in heads of `width`; `out` as q. `order` (windows, rows of one), int64,
+  // says which rows of an image are a window, each row in one of them; `mask` is over (windows, heads, rows, rows).
+  bind_call(m, "attention_of_windows", +[](int index, const Operand& q, const Operand& k, const Operand& v, const Answer& out,
+                                   const Operand& mask, const Operand& order, int64_t width, float scale, float unseen,
+                                   int threads) {
+    const AttentionKernel& kernel = row(kKernels, index);
+    const Border border(kernel.name);
+    const Types types = types_of(kernel);
+    const auto all = [&](const Operand& operand, const char* role) {
+      const View v = border.strided(operand, role, types);
+      return heads_of_columns(border, operand, role, types, 0, v.ndim == 3 ? v.shape[2] : 0, width);
+    };
+    Attention args = call_of(border, all(q, "queries"), all(k, "keys"), all(v, "values"), all(out, "answer"), out, scale,
+                             false, unseen);
+    const View rows = border.dense(order, "order", {Type::s64});
+    const auto* places = reinterpret_cast<const int64_t*>(rows.data);
+    border.require(rows.ndim == 2 && rows.count() == args.queries && args.keys == args.queries &&
+                       std::all_of(places, places + rows.count(), [&](int64_t p) { return 0 <= p && p < args.queries; }),
+                   order, "order", "(windows, rows of one) int64, the rows of an image");
+    if (rows.count() == 0) return;
+    args.order = places, args.windows = rows.shape[0], args.batch *= rows.shape[0];
+    args.queries = args.keys = args.first_keys = rows.shape[1];
     add_mask(border, mask, &args);
     run(kernel, args, threads);
   });

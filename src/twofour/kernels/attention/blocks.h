@@ -43,19 +43,19 @@ struct Blocks {
         pack_values(a, plan, a.template value_rows<E>(batch, key_head), values);
         packed = source;
       }
-      const E* q = static_cast<const E*>(a.q) + a.q_strides.at(batch, head);
-      E* out = static_cast<E*>(a.out) + a.out_strides.at(batch, head);
+      const HeadRows<const E> q = a.template query_rows<E>(batch, head);
+      const HeadRows<E> out = a.template answer_rows<E>(batch, head);
       for (int64_t row = 0; row < a.queries; row += kRows) {
         const int64_t rows = least(a.queries - row, kRows);
         const int64_t seen = a.causal ? least(row + rows, a.keys) : a.keys;
-        pack_queries(a, plan, q + row * a.q_strides.row, rows, queries);
+        pack_queries(a, plan, q, row, rows, queries);
         score(a, plan, queries, keys, seen, scores);
         float weights[kRows];
         for (int r = 0; r < rows; ++r)
           weights[r] = softmax<C>(a, batch, head, row + r, seen, scores + r * plan.score_stride);
         for (int r = static_cast<int>(rows); r < kRows; ++r)  // so that unused rows hold numbers
           std::memset(scores + r * plan.score_stride, 0, sizeof(float) * static_cast<size_t>(seen));
-        weigh(a, plan, scores, values, seen, weights, rows, out + row * a.out_strides.row);
+        weigh(a, plan, scores, values, seen, weights, out, row, rows);
       }
     }
   }
@@ -94,12 +94,13 @@ struct Blocks {
   }
 
   // Copies a block of queries, scaled where cells are floats, with zeros for the missing rows.
-  static void pack_queries(const Attention& a, const Plan& plan, const E* q, int64_t rows, float* block) {
+  static void pack_queries(const Attention& a, const Plan& plan, const HeadRows<const E>& q, int64_t first, int64_t rows,
+                           float* block) {
     const reg scale = V::all(a.scale * kLog2E);
     for (int64_t r = 0; r < kRows; ++r, block += plan.width)
       for (int64_t cell = 0; cell < plan.width; cell += V::width) {
         const int64_t numbers = least(a.width - cell * C::step, V::width * C::step);
-        reg found = r < rows ? C::load(q + r * a.q_strides.row + cell * C::step, numbers) : V::zero();
+        reg found = r < rows ? C::load(q.at(first + r) + cell * C::step, numbers) : V::zero();
         if (C::scaled_queries) found = found * scale;
         V::store_partial(block + cell, found, least(plan.width - cell, V::width));
       }
@@ -141,7 +142,7 @@ struct Blocks {
   }
 
   static void weigh(const Attention& a, const Plan& plan, const float* scores, const float* values, int64_t seen,
-                    const float* weights, int64_t rows, E* out) {
+                    const float* weights, const HeadRows<E>& out, int64_t first, int64_t rows) {
     for (int64_t column = 0; column < a.value_width; column += kWide, values += plan.depth * kWide) {
       reg sums[kRows][kColumns];
       multiply(scores, plan.score_stride, values, ceil_div(seen, C::step), sums);
@@ -149,7 +150,7 @@ struct Blocks {
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         if (r >= rows) break;
-        E* to = out + r * a.out_strides.row + column;
+        E* to = out.at(first + r) + column;
 #pragma GCC unroll 4
         for (int c = 0; c < kColumns; ++c) {
           const reg result = sums[r][c] * V::all(weights[r]);

@@ -11,6 +11,7 @@ namespace {
 
 using twofour::Attention;
 using twofour::AttentionMask;
+using twofour::HeadRows;
 using twofour::Parts;
 
 // Cells of one number; operands of float or bfloat16 (uint16_t) become floats as they are arranged.

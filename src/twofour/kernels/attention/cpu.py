@@ -143,6 +143,50 @@ def attention_of_columns(
     return out
 
 
+def attention_of_windows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    order: Tensor,
+    width: int,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    unseen: float = 0.0,
+) -> Tensor:
+    """Return attention among the rows of each window of an image, read and written at their own places.
+
+    Args:
+        q: (images, rows, heads * width), float32 or bfloat16.
+        k: (images, rows, key heads * width) of q's dtype.
+        v: (images, rows, key heads * width) of q's dtype.
+        order: int64 (windows, rows of one): which rows of an image each window has, every row once.
+        width: Columns of one head.
+        mask: As in `attention`; broadcasts to (windows, heads, rows of a window, rows of a window), for each image.
+        scale: As in `attention`.
+        unseen: As in `attention`.
+
+    Returns:
+        (images, rows, heads * width) of q's dtype, contiguous.
+
+    Raises:
+        KernelError: The operands do not fit.
+    """
+    q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+    out = torch.empty(q.shape, dtype=q.dtype, device="cpu")
+    windows, rows = order.shape
+    native.extension().attention_of_windows(
+        native.best("attention", dtype=DTYPES[q.dtype]).index,
+        *(q, k, v, out),
+        None if mask is None else _mask(mask, (windows, q.shape[-1] // width, rows, rows)),
+        order,
+        width,
+        width**-0.5 if scale is None else scale,
+        unseen,
+        native.threads(),
+    )
+    return out
+
+
 def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int, int, int]:
     """Return batch, heads, queries, keys, width and value width, or refuse operands that do not fit."""
     good = (

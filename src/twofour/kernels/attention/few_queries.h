@@ -19,14 +19,14 @@ struct FewQueries {
   static void run(const Attention& a, int64_t begin, int64_t end, float* scores) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t batch = item / a.heads, head = item % a.heads, key_head = head / (a.heads / a.key_heads);
-      const E* q = static_cast<const E*>(a.q) + a.q_strides.at(batch, head);
+      const HeadRows<const E> q = a.template query_rows<E>(batch, head);
       const Parts<E> k = a.template key_rows<E>(batch, key_head), v = a.template value_rows<E>(batch, key_head);
-      E* out = static_cast<E*>(a.out) + a.out_strides.at(batch, head);
+      const HeadRows<E> out = a.template answer_rows<E>(batch, head);
       for (int64_t row = 0; row < a.queries; ++row) {
         const int64_t seen = a.causal && row + 1 < a.keys ? row + 1 : a.keys;
-        score(a, q + row * a.q_strides.row, k, seen, scores);
+        score(a, q.at(row), k, seen, scores);
         const float weight = softmax<C>(a, batch, head, row, seen, scores);
-        weigh(a, scores, v, seen, weight, out + row * a.out_strides.row);
+        weigh(a, scores, v, seen, weight, out.at(row));
       }
     }
   }

@@ -52,7 +52,7 @@ float softmax(const Attention& a, int64_t batch, int64_t head, int64_t row, int6
   using V = typename C::V;
   using reg = typename V::reg;
   const int64_t own = a.causal ? least(row + 1, seen) : seen;
-  const float largest = masked<V>(a, a.mask_strides.at(batch, head) + row * a.mask_strides.row, own, scores);
+  const float largest = masked<V>(a, a.mask_at(batch, head, row), own, scores);
   const reg shift = V::all(largest == -__builtin_inff() ? 0.0f : largest);
   reg total = V::zero();
   int64_t j = 0;
