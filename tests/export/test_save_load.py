@@ -291,7 +291,7 @@ def test_a_plan_says_that_the_whole_model_takes_an_example(tmp_path: Path) -> No
     model = twofour.prune(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), "2:4")
     twofour.save(twofour.compile(model, tokens=(2,)), tmp_path / "m.safetensors")
     loaded = twofour.load(tmp_path / "m.safetensors", model)
-    assert "whole model: layers (a file holds no graph; load(..., example=...)" in str(loaded.plan)
+    assert "whole model: layers (the file holds no graph; load(..., example=...)" in str(loaded.plan)
     assert twofour.load(tmp_path / "m.safetensors", model, graph=False).plan.account is None
 
 

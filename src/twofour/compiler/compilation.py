@@ -47,6 +47,7 @@ class Compilation:
         kept_dense: Layers that are dense since the whole model is faster so.
         machines: The times that kernels were chosen by.
         rules: Which rules of algebra a graph may be rewritten by, "exact" or "close".
+        graph: The captured graph; of a file it is a stranger's, which `graph.stored.rebuild` checks.
     """
 
     computing: Computing | None = None
@@ -58,6 +59,7 @@ class Compilation:
     kept_dense: tuple[str, ...] = ()
     machines: tuple[MachineTimes, ...] = ()
     rules: str = EXACT
+    graph: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, fast: nn.Module, plan: Plan, computing: Computing) -> Compilation:
@@ -76,6 +78,7 @@ class Compilation:
             plan.kept_dense,
             plan.machines,
             plan.rules,
+            plan.graph,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,6 +94,7 @@ class Compilation:
             "images": {name: list(images) for name, images in self.images.items()},
             "rules": "" if self.rules == EXACT else self.rules,
             "ranges": {name: [found.x_scale, found.x_zero] for name, found in self.ranges.items()},
+            "graph": dict(self.graph or {}),
         }
         return settings | {key: value for key, value in more.items() if value}
 
@@ -116,6 +120,7 @@ class Compilation:
             tuple(name for name in _list(settings.get("kept_dense")) if isinstance(name, str)),
             read_machines(settings.get("times")),
             CLOSE if settings.get("rules") == CLOSE else EXACT,
+            found if isinstance(found := settings.get("graph"), dict) else None,
         )
 
 

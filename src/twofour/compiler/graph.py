@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,7 @@ from twofour.graph import (
     simplify,
 )
 from twofour.graph.blocks import Measured, fuse_blocks
+from twofour.graph.stored import UnfitError, describe
 from twofour.measure.chooser import race
 from twofour.measure.distance import distance
 
@@ -102,6 +104,7 @@ def capture_model(
     original: nn.Module | None = None,
     *,
     asked: bool = True,
+    stored: Graph | None = None,
 ) -> Plan:
     """Let `fast` run as one rewritten graph, where it can be captured and that is faster; returns the plan with why.
 
@@ -112,6 +115,8 @@ def capture_model(
         terms: What held for every layer.
         original: The model with plain layers, for the account of the time before; None: it has no weights.
         asked: Whether the caller asked for a graph: without, that there is none is not worth a warning.
+        stored: The graph out of a file, which the plan has as it stands there; it is taken where it holds for the
+            example.
     """
     given = arguments(fast, example.args, example.kwargs)
     refused = impossible(fast, given)
@@ -119,7 +124,11 @@ def capture_model(
         if refused:
             raise _RefusedError(refused)
         leaves = tree_flatten(dict(given))[0]
-        graph = _captured(fast, given)
+        if stored is not None and (found := Guard(stored).leaves(given)) is not None:
+            graph, leaves = stored, found
+        else:
+            graph = _captured(fast, given)
+            plan = replace(plan, graph=_described(fast, graph, leaves))
         with torch.inference_mode():
             return _rewritten(fast, plan, graph, leaves, terms, original or fast)
     except _RefusedError as error:
@@ -128,8 +137,11 @@ def capture_model(
         reason = f"{type(error).__name__}: {cut(' '.join(str(error).split()), 200)}, please report it"
         account, asked = None, True
         logger.debug("the graph failed", exc_info=error)
-    logger.log(logging.WARNING if asked else logging.INFO, "each layer is compiled by itself: %s", reason)
-    return replace(plan, account=replace(account or GraphReport("layers", ""), reason=reason))
+    logger.log(
+        logging.WARNING if asked or stored is not None else logging.INFO, "each layer is compiled by itself: %s", reason
+    )
+    account = replace(account or GraphReport("layers", ""), reason=reason)
+    return replace(plan, account=account, graph=None)  # what does not hold here is not handed on
 
 
 class _RefusedError(Exception):
@@ -145,11 +157,26 @@ def _captured(fast: nn.Module, given: Mapping[str, Any]) -> Graph:
     if "" in layers or "" in convs:
         raise _RefusedError("the model is a single layer: a model with operators around its layers gains from a graph")
     try:
-        kept = {name: (layer.out_features,) for name, layer in layers.items()} | kept_convs(convs)
-        return capture(fast, given, kept)
+        return capture(fast, given, kept_layers(fast))
     except CompileError as error:
         why = _cache_in(fast, given, error) or next(iter(error.reasons), error.wanted)
         raise _RefusedError(str(error).partition("\n")[0] + f": {why}") from error
+
+
+def kept_layers(fast: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return outputs and axes of the compiled layers, which are single nodes of a graph, as `capture` takes them."""
+    layers, convs = _compiled(fast)
+    return {name: (layer.out_features,) for name, layer in layers.items()} | kept_convs(convs)
+
+
+def _described(fast: nn.Module, graph: Graph, leaves: Sequence[Any]) -> dict[str, Any] | None:
+    """Return the graph as a file has it, None where a file has no words for it."""
+    held = (*fast.named_parameters(remove_duplicate=False), *fast.named_buffers(remove_duplicate=False))
+    try:
+        return describe(graph, leaves, frozenset(name for name, _ in held))
+    except UnfitError as error:
+        logger.info("a file of this model will hold no graph: %s", error)
+        return None
 
 
 def _compiled(fast: nn.Module) -> tuple[dict[str, CompiledLinear], dict[str, CompiledConv]]:
@@ -164,7 +191,7 @@ def _rewritten(
     layers, convs = _compiled(fast)
     guard = Guard(graph)
     plain = {name: original.get_submodule(name) for name in (*layers, *convs)}
-    case = terms.cache.key(_case(graph, leaves, layers, convs, terms.rules))
+    case = terms.cache.key(_case(graph, leaves, (*layers.values(), *convs.values()), terms.rules, plan.graph))
     outlines = {"before": outline(graph.module)}
     between = [node.meta.get("val") for node in graph.module.graph.nodes]
     carried = terms.cache.carries(case, ENGINES)  # then nothing is timed, the operators neither
@@ -347,14 +374,15 @@ def _difference(runner: WholeModel, leaves: Sequence[Any]) -> float | None:
 def _case(
     graph: Graph,
     leaves: Sequence[Any],
-    layers: Mapping[str, CompiledLinear],
-    convs: Mapping[str, CompiledConv],
+    layers: Sequence[CompiledLinear | CompiledConv],
     rules: str,
+    stored: Mapping[str, Any] | None,
 ) -> str:
     """Name what the engines are timed on: the captured graph, the example's sizes, what runs its layers, the rules."""
-    kernels = [layer.dispatch_text for layer in (*layers.values(), *convs.values())]
+    kernels = [layer.dispatch_text for layer in layers]
+    calls = json.dumps([stored["nodes"], stored["answer"]]) if stored else graph.module.code
     sizes = [(tuple(leaf.shape), str(leaf.dtype)) for leaf in leaves if isinstance(leaf, Tensor)]
-    facts = repr((graph.module.code, kernels, sizes, rules))
+    facts = repr((calls, kernels, sizes, rules))
     return f"engines/{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
 

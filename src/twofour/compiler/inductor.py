@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from twofour import calls
 from twofour.calls import Example
-from twofour.capture import TRACING, arguments
+from twofour.capture import TRACING, Graph, arguments
 from twofour.compiler.agreement import agreement
 from twofour.compiler.build import Terms
 from twofour.compiler.graph import TIE, capture_model, impossible
@@ -33,7 +33,14 @@ _NONE = PreparedWeights(())
 
 
 def fastest_engine(
-    fast: nn.Module, plan: Plan, example: Example, terms: Terms, graph: bool | str, original: nn.Module | None = None
+    fast: nn.Module,
+    plan: Plan,
+    example: Example,
+    terms: Terms,
+    graph: bool | str,
+    original: nn.Module | None = None,
+    *,
+    stored: Graph | None = None,
 ) -> Plan:
     """Let `fast` run on the engine that `graph` allows and that is fastest on the example; returns the plan with why.
 
@@ -44,11 +51,12 @@ def fastest_engine(
         terms: What held for every layer.
         graph: True or "auto": the rewritten graph or the layers; "inductor": or Inductor around the layers.
         original: As in `capture_model`.
+        stored: As in `capture_model`.
     """
     example = example.copy()
     given = arguments(fast, example.args, example.kwargs)
     with TRACING:
-        found = capture_model(fast, plan, example, terms, original, asked=graph != "auto")
+        found = capture_model(fast, plan, example, terms, original, asked=graph != "auto", stored=stored)
         if graph != "inductor" or impossible(fast, given):
             return found
         return _inductor(fast, plan, found, given)

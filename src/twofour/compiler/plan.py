@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from twofour.compiler.choose import Choice, Times
 from twofour.compiler.graph_report import GraphReport
@@ -81,6 +82,7 @@ class Plan:
         kept_dense: Layers that are dense since the whole model is faster so, whatever their own times say.
         rules: Which rules of algebra a graph may be rewritten by, "exact" or "close".
         machines: The times these decisions rest on and those of other machines, which `twofour.save` writes.
+        graph: The captured graph as `twofour.save` writes it; None without one, or where a file has no words for it.
     """
 
     layers: tuple[LayerPlan, ...]
@@ -98,6 +100,7 @@ class Plan:
     kept_dense: tuple[str, ...] = ()
     rules: str = EXACT
     machines: tuple[MachineTimes, ...] = field(default=(), repr=False)
+    graph: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
     def bytes_before(self) -> int:

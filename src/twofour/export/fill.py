@@ -12,16 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from twofour import masks
-from twofour.calls import Example
 from twofour.compiler import CompiledConv, CompiledLinear
 from twofour.compiler.build import Terms, build, concluded
 from twofour.compiler.choose import DEFAULT_TOKENS
 from twofour.compiler.compilation import Compilation
-from twofour.compiler.compile import require_runs, with_plan
+from twofour.compiler.compile import with_plan
 from twofour.compiler.computing import Computing
-from twofour.compiler.graph_report import GraphReport
-from twofour.compiler.inductor import fastest_engine
-from twofour.compiler.plan import Plan
 from twofour.compiler.replaceable import (
     LayerWeight,
     attention_parts,
@@ -34,6 +30,7 @@ from twofour.compiler.replaceable import (
 )
 from twofour.errors import FormatError, TwofourError
 from twofour.export.buffers import fill_buffers
+from twofour.export.engine import choose_engine
 from twofour.export.file import Contents
 from twofour.export.fit import misfit
 from twofour.kernels.conv import Images
@@ -57,7 +54,6 @@ Stored = Packed | Tensor
 COMPILED = (CompiledLinear, CompiledConv)
 
 WEIGHT = "a sparse weight of the file"
-NO_EXAMPLE = "a file holds no graph; load(..., example=...) captures the whole model again"
 
 
 def fill_masked(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
@@ -141,7 +137,8 @@ def fill_compiled(
 ) -> nn.Module:
     """Return a compiled copy of `model` with the file's weights; its own are not read.
 
-    With `graph` it runs as a whole on the example's fastest engine, as in `compile`. What a CPU of this one's
+    With `graph` it runs as a whole on the fastest engine, as in `compile`, by the graph of the file or one captured on
+    the example. What a CPU of this one's
     instruction sets measured is in the file and is not measured again, unless `measure` asks for it.
 
     Raises:
@@ -170,20 +167,8 @@ def fill_compiled(
     promises, prunable = promised(contents), walk(fast, eligibility="any", tied="*").by_name
     attach_masks(path, fast, {name: text for name, text in promises.items() if name in prunable})
     fast = fast.eval().requires_grad_(False)
-    plan = _engine(fast, replace(plan, kept_dense=kept), example, terms, graph)
+    plan = choose_engine(fast, replace(plan, kept_dense=kept, graph=said.graph), example, terms, graph)
     return with_plan(fast, concluded(plan, terms), terms.computing)
-
-
-def _engine(fast: nn.Module, plan: Plan, example: Any, terms: Terms, graph: bool | str) -> Plan:
-    """Let the loaded model run as a whole where it is asked for and can be; return the plan with what became of it."""
-    if not graph:
-        return plan
-    if example is None:
-        logger.info("each layer is compiled by itself: %s", NO_EXAMPLE)
-        return replace(plan, account=GraphReport("layers", NO_EXAMPLE))
-    with torch.no_grad():
-        require_runs(fast, Example.of(example))
-    return fastest_engine(fast, plan, Example.of(example), terms, graph)
 
 
 def _patterns(contents: Contents) -> dict[str, Pattern]:

@@ -35,8 +35,8 @@ def save(
 
     A compiled model's weights that obey a pattern are written in its canonical packed form, whether they run sparse or
     dense here, and its dense ones as plain tensors, with
-    the times that its kernels were chosen by: a machine with other instruction sets chooses its own, and a file that it
-    saves carries both machines' times. A masked model's masked weights are packed.
+    the graph it was captured as and the times that its kernels were chosen by: a machine with other instruction sets
+    chooses its own, and a file that it saves carries both machines' times. A masked model's masked weights are packed.
 
     Args:
         model: From `twofour.prune` or `twofour.compile`; a dense model is written plainly.
@@ -114,20 +114,22 @@ def load(
         memory: "fast" or "small"; default: what the file was compiled with, else "fast".
         tokens: Token counts to measure besides those that each layer saw in the example of `compile`, which are in the
             file; default: those it was compiled with.
-        graph: As in `twofour.compile`; the graph is not in the file, so it takes an example: without one "auto" leaves
-            the layers by themselves.
-        example: As in `twofour.compile`; read for `graph` alone.
+        graph: As in `twofour.compile`. The graph is in the file of a model that was compiled with an example, and is
+            checked against the layers; where it does not fit, or there is none, `example` captures the model again, and
+            without one the layers run by themselves, with the reason in the plan.
+        example: As in `twofour.compile`; read for `graph` alone. Not needed where the file has a graph: inputs like
+            those it was compiled with are made up, of random numbers.
         measure: Measure every kernel here once more. False takes the times that the file carries from this machine, or
             from another one with the same instruction sets and as many threads, and measures what they leave open.
 
     Raises:
         FormatError: The file is damaged, does not fit the model, or (`masked`) says of no weight that it is sparse.
-        CompileError: The model is on a device without kernels, `memory` or `tokens` is impossible, `graph` has no
-            example, the model does not run on it, or autocast is at work.
+        CompileError: The model is on a device without kernels, `memory` or `tokens` is impossible, `graph` has
+            neither an example nor a graph in the file, the model does not run on it, or autocast is at work.
     """
     require_unwrapped(model, FormatError)
     path = named(path, FormatError)
-    require_graph(graph, example)
+    require_graph(graph, True if example is None else example)
     if not masked:
         require_no_autocast(model)
     if memory is not None:

@@ -1,0 +1,183 @@
+"""The captured graph in a file: loaded without capturing again, checked against the model, refused with a reason."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import twofour
+from twofour.compiler import graph as engines
+from twofour.compiler.whole_model import WholeModel
+from twofour.errors import CompileError
+from twofour.export.file import read, write
+
+
+class Net(nn.Module):
+    def __init__(self, activation: Callable[[Tensor], Tensor] = torch.relu) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(50, 32), nn.LayerNorm(32)
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.activation = activation
+        self.register_buffer("steps", torch.arange(40), persistent=False)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        x = self.embed(ids) + self.embed(self.steps[: ids.shape[1]])
+        x = self.norm(x * mask[..., None] * torch.tensor([0.5]))
+        return {"hidden": x + self.down(self.activation(self.up(x)))}
+
+
+def inputs(batch: int, length: int) -> dict[str, Tensor]:
+    mask = (torch.arange(length) < torch.randint(1, length + 1, (batch, 1))).long()
+    return {"ids": torch.randint(0, 50, (batch, length)), "mask": mask}
+
+
+def network(seed: int = 0, **options: Any) -> Net:
+    torch.manual_seed(seed)
+    return Net(**options).eval()
+
+
+@pytest.fixture(autouse=True)
+def graph_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph is the faster engine, whatever the clock says."""
+    monkeypatch.setenv("TWOFOUR_CACHE", "off")
+    monkeypatch.setattr(engines, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, True))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    twofour.save(twofour.compile(twofour.prune(network(), "2:4"), inputs(2, 8), tokens=(1,), graph=True), path)
+    return path
+
+
+@pytest.fixture
+def no_capture(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def capture(*_: object, **__: object) -> None:
+        raise AssertionError("the model was captured again")
+
+    monkeypatch.setattr(engines, "capture", capture)
+
+
+def change(path: Path, **parts: Any) -> None:
+    contents = read(path)
+    contents.settings["graph"] |= parts
+    write(path, contents)
+
+
+def why(loaded: Any) -> str:
+    assert "forward" not in loaded.__dict__ and loaded.plan.account.engine == "layers" and loaded.plan.graph is None
+    return loaded.plan.account.reason
+
+
+@pytest.mark.usefixtures("no_capture")
+def test_it_runs_as_a_graph_without_an_example_on_other_sizes_and_as_a_copy(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fast = twofour.load(file, network(1))
+    plain = twofour.load(file, network(1), graph=False)
+    assert isinstance(fast.__dict__["forward"], WholeModel) and fast.plan.account.engine == "graph"
+    for one in (fast, copy.deepcopy(fast)):
+        for batch, length in ((2, 8), (1, 1), (5, 13), (3, 40)):
+            given = inputs(batch, length)
+            with torch.inference_mode():
+                torch.testing.assert_close(one(**given), plain(**given), atol=1e-5, rtol=1e-4)
+    assert "layer by layer" not in caplog.text
+
+
+@pytest.mark.usefixtures("no_capture")
+def test_the_caller_s_example_is_run_on_the_graph_of_the_file(file: Path) -> None:
+    fast = twofour.load(file, network(1), graph=True, example=inputs(3, 5))
+    assert fast.plan.account.engine == "graph"
+
+
+def test_an_example_that_it_does_not_hold_for_is_captured(file: Path) -> None:
+    given = inputs(2, 8)
+    fast = twofour.load(file, network(1), graph=True, example={**given, "mask": given["mask"].float()})
+    assert fast.plan.account.engine == "graph"
+    assert [leaf["dtype"] for leaf in fast.plan.graph["leaves"]] == ["int64", "float32"]
+
+
+def test_a_file_keeps_its_graph_through_load_and_save(file: Path, tmp_path: Path) -> None:
+    twofour.save(twofour.load(file, network(1)), tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == file.read_bytes()
+    twofour.save(twofour.load(file, network(1), graph=False), tmp_path / "layers")
+    assert read(tmp_path / "layers").settings["graph"] == read(file).settings["graph"]
+
+
+def test_no_value_of_the_example_is_in_the_file(tmp_path: Path) -> None:
+    model = twofour.prune(nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16)), "2:4")
+    twofour.save(twofour.compile(model, torch.full((2, 16), 0.123456789), tokens=(1,), graph=True), tmp_path / "m")
+    (leaf,) = read(tmp_path / "m").settings["graph"]["leaves"]
+    assert leaf == {"dtype": "float32", "shape": ["s0", "s1"], "example": [2, 16], "range": None}
+
+
+def test_layers_that_stay_torchs_own_here_are_operators_of_the_graph(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other machine compiled both Linears; here torch's own serves one of them best."""
+    from twofour.compiler import build
+
+    monkeypatch.setattr(build, "_is_torchs", lambda choice, entry: entry.name == "up")
+    fast = twofour.load(file, network(1))
+    assert type(fast.up) is nn.Linear and fast.plan.account.engine == "graph"
+    twofour.save(fast, file)
+    monkeypatch.undo()
+    monkeypatch.setenv("TWOFOUR_CACHE", "off")
+    monkeypatch.setattr(engines, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, True))
+    assert twofour.load(file, network(1)).plan.account.engine == "graph"
+
+
+def test_a_model_that_computes_something_else_runs_layer_by_layer(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert "differs from the layers" in why(twofour.load(file, network(1, activation=torch.tanh)))
+    assert "layer by layer" in caplog.text or "by itself" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"version": 2}, "another version"),
+        ({"nodes": [["aten.set_.default", [{"node": 0}], {}]]}, "is not known here"),
+        ({"nodes": [["aten.add_.Tensor", [{"node": 0}, 1], {}]]}, "is not known here"),
+        ({"nodes": [["aten.full.default", [[1 << 30, 1 << 4], 0], {}]]}, "would take too much"),
+        ({"nodes": [["aten.full.default", [[1 << 30], 0], {"__class__": 1}]]}, "takes no such arguments"),
+        ({"nodes": [["mul", [[0], 1 << 40], {}]]}, "what are no sizes"),
+        ({"nodes": [["layer", "elsewhere", {"node": 0}]]}, "is no layer of the model"),
+        ({"answer": [{"weight": "elsewhere"}]}, "is not in the graph or the model"),
+        ({"answer": []}, "answers with 0 values"),
+        ({"guards": ["__import__('os').system('false')"]}, "none on sizes"),
+        ({"guards": ["L['ids'].size()[7] > 0"]}, "none on sizes"),
+        ({"guards": ["max(L['ids'].size()[0], 10**9**9) > 0"]}, "none on sizes"),
+        ({"symbols": {"s0": [1 << 25, None], "s1": [1 << 25, None]}}, "too large"),
+    ],
+)
+def test_what_a_file_may_not_ask_for_is_left_aside(file: Path, parts: dict[str, Any], reason: str) -> None:
+    change(file, **parts)
+    loaded = twofour.load(file, network(1))
+    assert reason in why(loaded)
+    with torch.inference_mode():
+        loaded(**inputs(2, 8))
+    assert twofour.load(file, network(1), graph=True, example=inputs(2, 8)).plan.account.engine == "graph"
+
+
+def test_a_file_without_a_graph_still_takes_an_example(tmp_path: Path) -> None:
+    twofour.save(twofour.compile(twofour.prune(network(), "2:4"), tokens=(1,)), tmp_path / "m")
+    assert "holds no graph" in twofour.load(tmp_path / "m", network()).plan.account.reason
+    with pytest.raises(CompileError, match="needs an example"):
+        twofour.load(tmp_path / "m", network(), graph=True)
+
+
+def test_another_process_loads_it(file: Path) -> None:
+    code = (
+        "import sys, twofour, tests.export.test_graph_travels as t\n"
+        "print(twofour.load(sys.argv[1], t.network(1)).plan.account.reason)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
+    assert "from the file" in done.stdout
