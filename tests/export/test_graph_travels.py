@@ -140,6 +140,9 @@ def test_a_model_that_computes_something_else_runs_layer_by_layer(file: Path, ca
     assert "layer by layer" in caplog.text or "by itself" in caplog.text
 
 
+LARGE = {"dtype": "int64", "shape": ["s0", "s1"], "example": [1 << 13, 1 << 13], "range": [0, 1]}
+
+
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
@@ -155,11 +158,13 @@ def test_a_model_that_computes_something_else_runs_layer_by_layer(file: Path, ca
         ({"guards": ["__import__('os').system('false')"]}, "none on sizes"),
         ({"guards": ["L['ids'].size()[7] > 0"]}, "none on sizes"),
         ({"guards": ["max(L['ids'].size()[0], 10**9**9) > 0"]}, "none on sizes"),
-        ({"symbols": {"s0": [1 << 25, None], "s1": [1 << 25, None]}}, "too large"),
+        ({"symbols": {"s0": [1 << 25, None], "s1": [1 << 25, None]}}, "sizes of an input are malformed"),
+        ({"symbols": {"s0": [1 << 13, None], "s1": [1 << 13, None]}, "leaves": [LARGE, LARGE]}, "too large"),
+        ({"nodes": [["aten.empty_like.default", [{"node": 0}], {}]]}, "is not known here"),
     ],
 )
 def test_what_a_file_may_not_ask_for_is_left_aside(file: Path, parts: dict[str, Any], reason: str) -> None:
-    change(file, **parts)
+    change(file, **({"answer": [{"node": 0}]} if "nodes" in parts else {}), **parts)
     loaded = twofour.load(file, network(1))
     assert reason in why(loaded)
     with torch.inference_mode():

@@ -10,8 +10,8 @@ from torch import Tensor, fx
 from torch.utils._sympy.numbers import int_oo
 
 from twofour.capture import KEPT, Graph
+from twofour.graph.stored.check import MOST_CONSTANTS, MOST_NODES, VERSION
 from twofour.graph.stored.inputs import describe_structure, describe_values, read_guards
-from twofour.graph.stored.rebuild import MOST_CONSTANTS, MOST_NODES, VERSION
 from twofour.graph.stored.values import DTYPES, UnfitError, encode, target_name
 
 

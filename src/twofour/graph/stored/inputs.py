@@ -102,8 +102,10 @@ def example(dtype: torch.dtype, sizes: Sequence[int], span: Sequence[int] | None
     return found.to(dtype)
 
 
-def require_leaf(leaf: Any, symbols: Collection[str]) -> None:
+def require_leaf(leaf: Any, symbols: Mapping[str, int]) -> None:
     """Refuse what is no tensor leaf: a type, sizes or names of symbols, sizes of the example, a range.
+
+    A size of the example is that of the capture, or 1 where `capture` took 2.
 
     Raises:
         UnfitError: As above.
@@ -115,7 +117,9 @@ def require_leaf(leaf: Any, symbols: Collection[str]) -> None:
     if not _are_sizes(sizes) or not isinstance(shape, list) or len(shape) != len(sizes):
         raise UnfitError("the sizes of an input are malformed")
     for size, held in zip(sizes, shape, strict=True):
-        if not (held in list(symbols) if isinstance(held, str) else type(held) is int and held == size):
+        captured = symbols.get(held) if isinstance(held, str) else held
+        doubled = isinstance(held, str) and (size, captured) == (1, 2)
+        if type(captured) is not int or not (size == captured or doubled):
             raise UnfitError("the sizes of an input are malformed")
     dtype = DTYPES[leaf["dtype"]]
     if dtype.is_floating_point:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.fx.node import map_arg
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
 from torch.utils._sympy.printers import PythonPrinter
 
@@ -23,32 +25,18 @@ from twofour.errors import cut
 from twofour.graph.base import aten
 from twofour.graph.operators import find, nbytes
 from twofour.graph.stored import inputs
+from twofour.graph.stored.check import require_graph
 from twofour.graph.stored.values import DTYPES, GETITEM, LARGEST, SIZES, UnfitError, decode, find_target
 
-VERSION = 1
-"""Of the stored graph; readers leave others aside."""
-
-MOST_NODES, MOST_LEAVES, MOST_SYMBOLS = 1 << 15, 256, 256
-
-MOST_CONSTANTS = 4096
-"""Numbers of one tensor that stands in the graph itself."""
-
 MOST_FLOPS, MOST_BYTES = 1 << 43, 1 << 32
-"""Of one run on the example, and of the result of one call: a large encoder on thousands of tokens."""
+"""Of one run on the example, and of the results that it holds at a time: a large encoder on thousands of tokens."""
+
+TOO_MUCH = "one run on the example of the file would take too much"
+
+MOST_WRITTEN = 1 << 38
+"""Bytes of all results of one run."""
 
 _CONVOLUTIONS = (aten.conv1d.default, aten.conv1d.padding, aten.conv2d.default, aten.conv2d.padding)
-
-_FIELDS = {
-    "inputs": (dict,),
-    "leaves": (list,),
-    "symbols": (dict,),
-    "guards": (list,),
-    "dynamic": (bool,),
-    "reason": (str,),
-    "constants": (list,),
-    "nodes": (list,),
-    "answer": (list,),
-}
 
 
 @dataclass(frozen=True)
@@ -78,61 +66,47 @@ def rebuild(found: Any, model: nn.Module, kept: Mapping[str, tuple[int, ...]]) -
     Raises:
         UnfitError: It is malformed, asks for too much, or belongs to another model, torch or library.
     """
-    require_fields(found)
+    held = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    require_graph(found, held.keys())
     try:
         with TRACING, torch.no_grad(), enable_python_dispatcher():  # as export does: its operators know of symbols
-            return _Builder(found, model, kept).built()
+            return _Builder(found, model, held, kept).built()
     except (UnfitError, MemoryError):
         raise
     except Exception as error:  # torch's operators refuse arguments in any way they like
         raise UnfitError(f"{type(error).__name__}: {cut(' '.join(str(error).split()), 200)}") from error
 
 
-def require_fields(found: Any) -> None:
-    """Refuse what has not the parts of a stored graph, or too many of one.
-
-    Raises:
-        UnfitError: As above.
-    """
-    if not isinstance(found, dict) or found.get("version") != VERSION or type(found["version"]) is not int:
-        raise UnfitError("it is of another version")
-    for name, kinds in _FIELDS.items():
-        if not isinstance(found.get(name), kinds):
-            raise UnfitError(f"its `{name}` are missing or malformed")
-    most = {"leaves": MOST_LEAVES, "symbols": MOST_SYMBOLS, "nodes": MOST_NODES, "constants": MOST_NODES}
-    for name, count in most.items():
-        if len(found[name]) > count:
-            raise UnfitError(f"it has more than {count} {name}")
-
-
 class _Builder:
-    def __init__(self, found: Mapping[str, Any], model: nn.Module, kept: Mapping[str, tuple[int, ...]]) -> None:
-        self.found, self.model, self.kept = found, model, kept
-        self.held: dict[str, Tensor] = {
-            **dict(model.named_parameters(remove_duplicate=False)),
-            **dict(model.named_buffers(remove_duplicate=False)),
-        }
+    """Makes a graph of what `require_graph` has found well formed."""
+
+    def __init__(
+        self,
+        found: Mapping[str, Any],
+        model: nn.Module,
+        held: Mapping[str, Tensor],
+        kept: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        self.found, self.model, self.held, self.kept = found, model, held, kept
         self.environment = ShapeEnv()
         self.mode = FakeTensorMode(shape_env=self.environment, allow_non_fake_inputs=False, export=True)
         self.graph, self.root = fx.Graph(), nn.Module()
         self.attributes: dict[str, fx.Node] = {}
         self.nodes: list[fx.Node] = []
         self.seen: dict[object, Any] = {}
-        self.flops = 0
+        self.flops = self.written = 0
 
     def built(self) -> Rebuilt:
         """Return the graph, its leaves first."""
         structure = inputs.read_structure(self.found["inputs"])
-        if not isinstance(structure, dict) or len(tree_flatten(structure)[0]) != len(self.found["leaves"]):
-            raise UnfitError("the inputs are not as many as their structure has")
-        symbols = {name: self.symbol(name, fields) for name, fields in self.found["symbols"].items()}
+        symbols = {name: self.symbol(*fields) for name, fields in self.found["symbols"].items()}
         pairs = [self.leaf(index, leaf, symbols) for index, leaf in enumerate(self.found["leaves"])]
         axes = [getattr(leaf, "ndim", 0) for leaf, _ in pairs]
         guards = inputs.read_guards(self.found["guards"], structure, axes)
         for entry in self.found["nodes"]:
             self.nodes.append(self.node(entry))
         answer = decode(self.found["answer"], self.refer)
-        self.graph.output(tuple(answer))
+        _require_memory(self.nodes, self.graph.output(tuple(answer)))
         if self.environment.replacements:
             raise UnfitError("a size that was free is fixed by an operator here")
         graph = Graph(
@@ -159,17 +133,11 @@ class _Builder:
         for guard in self.environment.guards:
             yield PythonPrinter().doprint(guard.expr.xreplace(sizes))
 
-    def symbol(self, name: str, fields: Any) -> Any:
+    def symbol(self, hint: int, most: int | None) -> Any:
         """Return a symbol for a size: what it was when the graph was captured, and its largest."""
-        whole = isinstance(fields, list) and len(fields) == 2 and type(fields[0]) is int
-        if not whole or not 2 <= fields[0] <= inputs.MOST_NUMBERS:
-            raise UnfitError("a symbol is malformed")
-        hint, most = fields
         source = ConstantSource(f"stored_{len(self.environment.backed_var_to_val)}")
         symbol: Any = self.environment.create_symbol(hint, source, DimDynamic.DYNAMIC)
         if most is not None:
-            if type(most) is not int or not hint <= most <= LARGEST:
-                raise UnfitError("a symbol is malformed")
             self.environment.constrain_symbol_range(symbol, 2, most)
         return self.environment.create_symintnode(symbol, hint=hint, source=source)
 
@@ -177,12 +145,9 @@ class _Builder:
         """Add an input; returns its value in the example, and in what the graph was captured with."""
         node = self.graph.placeholder(f"input_{index}")
         self.nodes.append(node)
-        if isinstance(leaf, dict) and set(leaf) == {"value"}:
-            node.meta["val"] = value = decode(leaf["value"], _nothing)
-            if not (value is None or isinstance(value, bool | int | float | str)):
-                raise UnfitError("an input is malformed")
+        if "value" in leaf:
+            node.meta["val"] = value = decode(leaf["value"], self.refer)
             return value, value
-        inputs.require_leaf(leaf, symbols)
         dtype, span = DTYPES[leaf["dtype"]], leaf["range"]
         shape = [symbols.get(size, size) for size in leaf["shape"]]
         captured = [size if isinstance(size, int) else int(size.node.hint) for size in shape]
@@ -191,23 +156,15 @@ class _Builder:
             node.meta["val"] = torch.empty(shape, dtype=dtype, device="cpu")
         return tuple(inputs.example(dtype, sizes, span, index) for sizes in (leaf["example"], captured))  # type: ignore
 
-    def node(self, entry: Any) -> fx.Node:
+    def node(self, entry: list[Any]) -> fx.Node:
         """Add what a file calls: a layer by its name, or an operator."""
-        if not isinstance(entry, list) or len(entry) != 3:
-            raise UnfitError("a call is malformed")
         if entry[0] == "layer":
             return self.layer(entry[1], decode(entry[2], self.refer))
         target = find_target(entry[0])
-        if not isinstance(entry[1], list) or not isinstance(entry[2], dict):
-            raise UnfitError("a call is malformed")
-        name = self.whole(target, entry[1])
-        if name:
+        if name := self.whole(target, entry[1]):
             return self.layer(name, decode(entry[1][0], self.refer))
         args = tuple(decode(entry[1], self.refer))
-        kwargs = {key: decode(value, self.refer) for key, value in entry[2].items()}
-        if not kwargs.keys() <= {argument.name for argument in getattr(target, "_schema", _NONE).arguments}:
-            raise UnfitError(f"`{entry[0]}` takes no such arguments")
-        return self.call(target, args, kwargs)
+        return self.call(target, args, {key: decode(value, self.refer) for key, value in entry[2].items()})
 
     def whole(self, target: Any, args: list[Any]) -> str:
         """Return the name of the layer that a call of the file does the work of, "" where it is no layer here."""
@@ -218,9 +175,9 @@ class _Builder:
         bias = args[2] if len(args) > 2 else None
         return name if name in self.kept and bias in (None, {"weight": f"{name}.bias"}) else ""
 
-    def layer(self, name: Any, x: Any) -> fx.Node:
+    def layer(self, name: str, x: Any) -> fx.Node:
         """Add a layer of the model: one node where it is compiled, an operator where it is torch's own."""
-        if not isinstance(x, fx.Node) or not isinstance(x.meta["val"], Tensor) or not isinstance(name, str):
+        if not isinstance(x, fx.Node) or not isinstance(x.meta["val"], Tensor):
             raise UnfitError("a layer is malformed")
         if name in self.kept:
             width, *axes = self.kept[name]
@@ -241,7 +198,7 @@ class _Builder:
 
     def call(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         """Add a call and compute what its result looks like."""
-        given = fx.node.map_arg((args, kwargs), lambda node: node.meta["val"])
+        given = map_arg((args, kwargs), lambda node: node.meta["val"])
         if target in SIZES.values() or target is find_target(GETITEM):
             _require_sizes(target, given[0], given[1])
         node = self.graph.call_function(target, args, kwargs)
@@ -269,21 +226,21 @@ class _Builder:
                     raise UnfitError("a call answers with neither tensors nor sizes")
         row = find(node)
         if isinstance(value, Tensor):
-            work = row.flops(node) if row else 2 * prod(map(_hint, value.shape)) * _hint(given_width(node))
+            work = row.flops(node) if row else 2 * prod(map(_hint, value.shape)) * _hint(_given_width(node))
             self.flops += work
-        if nbytes(node) > MOST_BYTES or self.flops > MOST_FLOPS:
-            raise UnfitError("one run on the example of the file would take too much")
+        self.written += nbytes(node)
+        if nbytes(node) > MOST_BYTES or self.flops > MOST_FLOPS or self.written > MOST_WRITTEN:
+            raise UnfitError(TOO_MUCH)
 
     def refer(self, kind: str, word: Any) -> fx.Node:
-        """Return the node of an earlier call, or of a weight."""
-        if kind == "node" and type(word) is int and 0 <= word < len(self.nodes):
+        """Return the node of an earlier call, of a weight, or of a constant."""
+        if kind == "node":
             return self.nodes[word]
-        if kind == "weight" and isinstance(word, str) and word in self.held:
+        if kind == "weight":
             return self.attribute(word, self.held[word])
-        constants = self.found["constants"]
-        if kind == "constant" and type(word) is int and 0 <= word < len(constants):
-            return self.attribute(f"stored_constant_{word}", _constant(constants[word]))
-        raise UnfitError(f"{cut(repr(kind), 40)} {cut(repr(word), 80)} is not in the graph or the model")
+        found = self.found["constants"][word]
+        value = torch.tensor(found["values"], dtype=DTYPES[found["dtype"]], device="cpu").reshape(found["shape"])
+        return self.attribute(f"stored_constant_{word}", value)
 
     def attribute(self, name: str, value: Tensor) -> fx.Node:
         """Return the node that reads a tensor."""
@@ -292,6 +249,25 @@ class _Builder:
             with self.mode:
                 node.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
         return self.attributes[name]
+
+
+def _require_memory(nodes: Sequence[fx.Node], answer: fx.Node) -> None:
+    """Refuse results that together take too much at some time of a run; a view holds all of what it shows."""
+    roots: dict[fx.Node, fx.Node] = {}
+    ends: dict[fx.Node, int] = {}
+    for place, node in enumerate((*nodes, answer)):
+        sources = node.all_input_nodes
+        row = find(node)
+        view = row is not None and not row.writes and sources and isinstance(node.meta["val"], Tensor | tuple | list)
+        roots[node] = roots.get(sources[0], sources[0]) if view else node
+        ends |= {roots.get(used, used): place for used in (node, *sources)}
+    changes = [0] * (len(nodes) + 2)
+    for place, node in enumerate(nodes):
+        if roots[node] is node:
+            changes[place] += nbytes(node)
+            changes[ends[node] + 1] -= nbytes(node)
+    if max(accumulate(changes)) > MOST_BYTES:
+        raise UnfitError(TOO_MUCH)
 
 
 def _looks(value: Any) -> object:
@@ -303,14 +279,7 @@ def _looks(value: Any) -> object:
     return value.node.expr if isinstance(value, torch.SymInt) else (type(value), value)
 
 
-class _Schema:
-    arguments: tuple[Any, ...] = ()
-
-
-_NONE = _Schema()
-
-
-def given_width(node: fx.Node) -> Any:
+def _given_width(node: fx.Node) -> Any:
     """Return the last size of what a layer is given."""
     source: Any = node.args[0]
     return source.meta["val"].shape[-1] if source.meta["val"].ndim else 1
@@ -320,27 +289,9 @@ def _hint(size: Any) -> int:
     return size if isinstance(size, int) else int(size.node.hint)
 
 
-def _nothing(kind: str, word: Any) -> Any:
-    raise UnfitError("an input is malformed")
-
-
 def _require_sizes(target: Callable[..., Any], args: Any, kwargs: Any) -> None:
     """Refuse arithmetic on anything but sizes, and parts of anything but several results."""
     whole = all(type(n) in (int, torch.SymInt) for n in args)
     several = len(args) == 2 and isinstance(args[0], list | tuple) and type(args[1]) is int
     if kwargs or len(args) != 2 or not (several if target is find_target(GETITEM) else whole):
         raise UnfitError("arithmetic on what are no sizes")
-
-
-def _constant(found: Any) -> Tensor:
-    """Return a tensor that stands in the graph itself."""
-    if not isinstance(found, dict) or set(found) != {"dtype", "shape", "values"} or found["dtype"] not in list(DTYPES):
-        raise UnfitError("a constant is malformed")
-    shape, values = found["shape"], found["values"]
-    if not isinstance(shape, list) or not all(type(n) is int and 0 <= n <= MOST_CONSTANTS for n in shape):
-        raise UnfitError("a constant is malformed")
-    if not isinstance(values, list) or len(values) > MOST_CONSTANTS or prod(shape) != len(values) or len(shape) > 8:
-        raise UnfitError("a constant is malformed")
-    if not all(type(n) in (int, float, bool) for n in values):
-        raise UnfitError("a constant is malformed")
-    return torch.tensor(values, dtype=DTYPES[found["dtype"]], device="cpu").reshape(shape)

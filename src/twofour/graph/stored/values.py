@@ -25,6 +25,11 @@ SIZES: dict[str, Callable[..., Any]] = {
 GETITEM = "getitem"
 """Takes one of several results."""
 
+_UNSET = ("empty", "empty_like", "new_empty")
+"""Operators that answer with whatever the memory held before: another's data, where a file says what is answered."""
+
+_NAMES = OPERATORS.keys() - set(_UNSET)
+
 LARGEST = 1 << 48
 """No whole number of sizes is beyond it; arguments are those of 64 bits."""
 
@@ -75,7 +80,7 @@ def find_target(name: Any) -> Callable[..., Any]:
         return SIZES[name]
     space, _, rest = name.partition(".") if isinstance(name, str) else ("", "", "")
     base, _, overload = rest.partition(".")
-    packet = getattr(torch.ops.aten, base, None) if space == "aten" and base in OPERATORS else None
+    packet = getattr(torch.ops.aten, base, None) if space == "aten" and base in _NAMES else None
     if packet is None or overload not in packet.overloads():
         raise UnfitError(f"the operator {cut(repr(name), 80)} is not known here")
     found: OpOverload = getattr(packet, overload)
