@@ -50,7 +50,7 @@ def test_a_cache_is_not_copied_for_the_next_token(given_back: bool, low: bool) -
     assert counts["attention fused"] == 1
     if low:
         lower_activations(graph.module)
-    assert arrange(graph.module) == {"heads read in place": 0}
+    assert arrange(graph.module)["heads read in place"] == 0
     joins = [node for node in graph.module.graph.nodes if node.target is torch.ops.aten.cat.default]
     assert len(joins) == (2 if given_back else 0)
 
@@ -214,7 +214,7 @@ SAME: tuple[Callable[[Tensor], Tensor], ...] = (
 def test_attention_reads_heads_through_their_copies(turned: int) -> None:
     model = CopiedHeads(*(SAME[(turned + i) % 4] for i in range(3)))
     graph, _ = captured(model, torch.randn(2, 7, 45))
-    assert arrange(graph.module) == {"heads read in place": 1}
+    assert arrange(graph.module)["heads read in place"] == 1
     for shape in ((2, 7, 45), (1, 2, 45), (3, 66, 45)):
         x = torch.randn(shape)
         (found, keys), (want, wanted) = Program(graph.module)(x), model(x)
@@ -234,5 +234,5 @@ def test_attention_reads_heads_through_their_copies(turned: int) -> None:
 def test_heads_that_change_on_their_way_are_read_where_they_end(change: Callable[[Tensor], Tensor]) -> None:
     model, x = CopiedHeads(SAME[1], change, SAME[1]), torch.randn(2, 7, 45)
     graph, _ = captured(model, x)
-    assert arrange(graph.module) == {"heads read in place": 0}
+    assert arrange(graph.module)["heads read in place"] == 0
     torch.testing.assert_close(Program(graph.module)(x)[0], model(x)[0], atol=1e-5, rtol=1e-5)

@@ -1,4 +1,7 @@
-"""Masks that models build from positions: comparisons that always hold and indexing by 0, 1, 2, ... become views."""
+"""Masks that models build from positions: comparisons that always hold and indexing by 0, 1, 2, ... become views.
+
+A comparison of keys' positions with queries' is no mask either: attention hides later keys itself.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from twofour.graph.base import Rule, argument, aten, calls, insert, replace_with, value
+from twofour.graph.base import Rule, argument, aten, calls, insert, replace_with, same_size, value
 from twofour.kernels.attention import attention
 
 _AND = (aten.__and__.Tensor, aten.logical_and.default, aten.bitwise_and.Tensor)
@@ -15,7 +18,7 @@ _SHAPES = (aten.unsqueeze.default, aten.expand.default, aten.view.default)
 
 
 def rewrite(module: fx.GraphModule) -> int:
-    """Replace both kinds; an `and` goes where its readers, attention, spread the rest of the mask themselves."""
+    """Replace all kinds; an `and` goes where its readers, attention, spread the rest of the mask themselves."""
     graph, count = module.graph, 0
     for node in calls(graph, *_AND):
         kept = next((b for a, b in (node.args, node.args[::-1]) if _always(a)), None)
@@ -24,6 +27,8 @@ def rewrite(module: fx.GraphModule) -> int:
             count += 1
     for node in calls(graph, aten.index.Tensor):
         count += _view(node)
+    for node in calls(graph, attention):
+        count += _hide_later(node)
     graph.eliminate_dead_code()
     return count
 
@@ -46,7 +51,40 @@ def _spread(node: fx.Node, kept: fx.Node) -> bool:
     """Tell whether every reader takes the smaller mask as the larger one: it is of as many axes, some of size 1."""
     reads = all(user.target is attention and argument(user, 3, "mask") is node for user in node.users)
     same = value(kept).ndim == value(node).ndim and value(kept).dtype is torch.bool
+    if same_size(node, kept) and value(kept).dtype is torch.bool:
+        return True
     return bool(node.users) and same and (reads or (all(user.target in _AND for user in node.users) and _always(node)))
+
+
+def _hide_later(node: fx.Node) -> int:
+    """Let attention hide the keys behind each query where its mask, or a part of it, does; returns whether."""
+    mask: Any = argument(node, 3, "mask")
+    if mask is None or node.kwargs or argument(node, 5, "causal", False) or argument(node, 6, "k_added") is not None:
+        return 0
+    if _hides_later(mask):
+        rest = None
+    elif mask.target in _AND and value(mask).dtype is torch.bool:
+        rest = next((b for a, b in (mask.args, mask.args[::-1]) if _hides_later(a) and value(b).ndim == 4), None)
+        if rest is None or value(rest).dtype is not torch.bool:
+            return 0
+    else:
+        return 0
+    node.args = (*node.args[:3], rest, argument(node, 4, "scale"), True, *node.args[6:])
+    return 1
+
+
+def _hides_later(node: Any) -> bool:
+    """Tell whether the last two axes of a bool tensor hold key <= query, both counted from 0."""
+    while isinstance(node, fx.Node) and node.target is aten.unsqueeze.default:
+        axis, ndim = int(str(node.args[1])), value(node).ndim
+        if axis % ndim > ndim - 3:
+            return False
+        node = node.args[0]
+    if not isinstance(node, fx.Node) or node.target not in (aten.le.Tensor, aten.ge.Tensor):
+        return False
+    less, more = node.args[:2] if node.target is aten.le.Tensor else node.args[1::-1]
+    keys, queries = _positions(less), _positions(more)
+    return keys is not None and queries is not None and (keys[1], queries[1]) == (0, 1)
 
 
 def _positions(node: Any) -> tuple[Any, int] | None:
