@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from twofour.errors import SourceError
-from twofour.files import locked
+from twofour.files import lock, locked
 
 
 def refused(folder: Path, wait: float = 0.0) -> str:
@@ -107,6 +107,14 @@ def test_a_worker_that_outlives_its_parent_does_not_keep_the_lock(tmp_path: Path
     assert in_child(take, tmp_path) == 0
     os.write(end, b".")
     os.waitpid(worker, 0)
+
+
+def test_a_worker_that_has_not_yet_closed_its_copy_does_not_keep_the_lock(tmp_path: Path) -> None:
+    with locked(tmp_path, SourceError, remedy="-"):
+        ((_, handle),) = lock._held.values()
+        copy = os.dup(handle)
+    assert in_child(take, tmp_path) == 0
+    os.close(copy)
 
 
 def test_a_folder_that_was_made_for_nothing_goes_again(tmp_path: Path) -> None:

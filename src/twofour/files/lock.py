@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from twofour.errors import TwofourError
-from twofour.files.hold import hold, is_at
+from twofour.files.hold import hold, is_at, let_go
 
 PATIENCE = 30.0
 """Seconds that one who reads or writes a model waits for another process that writes it."""
@@ -80,7 +80,10 @@ def locked(
             with suppress(OSError):  # something lies there: the usual case
                 if is_at(handle, os.path.realpath(path)):
                     path.rmdir()
-        if again or _held.pop(key, None) is not None:
+        if again:
+            os.close(handle)
+        elif _held.pop(key, None) is not None:
+            let_go(handle)
             os.close(handle)
 
 
