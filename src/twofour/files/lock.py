@@ -80,11 +80,16 @@ def locked(
             with suppress(OSError):  # something lies there: the usual case
                 if is_at(handle, os.path.realpath(path)):
                     path.rmdir()
-        if again:
-            os.close(handle)
-        elif _held.pop(key, None) is not None:
-            let_go(handle)
-            os.close(handle)
+        _release(key, handle, again)
+
+
+def _release(key: tuple[int, int], handle: int, again: bool) -> None:
+    """Close a folder and, unless the thread holds it once more, end its lock; a forked worker has closed it already."""
+    if not again:
+        if _held.pop(key, None) is None:
+            return
+        let_go(handle)
+    os.close(handle)
 
 
 def _opened(path: Path, until: float) -> int | None:
