@@ -44,6 +44,16 @@ def test_every_float32_row_has_every_epilogue(row, activation: str, combine: str
         assert (y.double() - want).norm() <= 2e-6 * want.norm()
 
 
+@each_row(FLOAT32)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_no_row_loses_a_nan(row, activation: str) -> None:
+    weight = torch.randn(37, 68) * torch.tensor([1.0, 0.0, 1.0, 0.0]).repeat(17)
+    prepared, x = row.prepare(pack(weight, "2:4") if row.operation == "nm_matmul" else weight), torch.randn(5, 68)
+    x[3] = torch.nan
+    y = row.run(x, prepared, None, Problem(37, Epilogue(activation)))
+    assert y[3].isnan().all() and not y[[0, 1, 2, 4]].isnan().any()
+
+
 NATIVE = [row for row in FLOAT32 if isinstance(row, NativeMatmul)]
 
 

@@ -51,7 +51,9 @@ class OneDnnMatmul(Kernel):
             combine = "add" if epilogue.combine == "add" else "mul"
             return torch.ops.mkldnn._linear_pointwise.binary(x, other, weight.tensor, bias, combine)
         kind, algorithm = ATTRIBUTES[epilogue.activation]
-        y = torch.ops.mkldnn._linear_pointwise(x, weight.tensor, bias, kind, [], algorithm)
+        relu = kind == "relu"  # oneDNN's makes NaN zero
+        y = torch.ops.mkldnn._linear_pointwise(x, weight.tensor, bias, *("none" if relu else kind, [], algorithm))
+        y = y.relu_() if relu else y
         return y if other is None else COMBINES[epilogue.combine](y, other)
 
 
