@@ -130,11 +130,30 @@ def test_windows_of_an_image(isa: str, dtype: torch.dtype, windows: int, rows: i
     )
 
 
-@pytest.mark.parametrize("order", [[[0, 1, 2, 3, 4]], [[1, 2, 3, 4, 5, 6]], [[0, -1, -2, -3, -4, -5]], [[0.0] * 6]])
+@pytest.mark.parametrize(
+    "order", [[[0, 1, 2, 3, 4]], [[0, 1, 2, 3, 4, 4]], [[1, 2, 3, 4, 5, 6]], [[0, -1, -2, -3, -4, -5]], [[0.0] * 6]]
+)
 def test_windows_that_are_not_those_of_the_image_are_refused(order: list[list[float]]) -> None:
     x = torch.randn(2, 6, 16)
     with pytest.raises(KernelError, match="order"):
         attention_of_windows(x, x, x, torch.tensor(order), 8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "windows", "width"), [((2, 6, 16), (6,), 8), ((2, 6, 16), (2, 3), 0), ((6, 16), (2, 3), 8)]
+)
+def test_windows_of_what_is_no_image_are_refused(shape: tuple[int, ...], windows: tuple[int, ...], width: int) -> None:
+    with pytest.raises(KernelError, match="order"):
+        attention_of_windows(*[torch.zeros(shape)] * 3, torch.arange(6).view(windows), width)
+
+
+def test_negated_views_are_read_negated() -> None:
+    x = torch.randn(2, 6, 16, dtype=torch.complex64).conj().imag  # a view that torch negates on reading
+    assert x.is_neg()
+    order, plain = torch.arange(6).view(2, 3), x.clone()
+    assert torch.equal(attention_of_windows(x, x, x, order, 8), attention_of_windows(plain, plain, plain, order, 8))
+    columns = (0, 0, 0), (16, 16, 16), 8
+    assert torch.equal(attention_of_columns(x, x, x, *columns), attention_of_columns(plain, plain, plain, *columns))
 
 
 @SETTINGS

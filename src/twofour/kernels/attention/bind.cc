@@ -5,6 +5,7 @@
 #include <array>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "attention.h"
 #include "native/binding.h"
@@ -118,6 +119,16 @@ void run(const AttentionKernel& kernel, Attention args, int threads) {
   });
 }
 
+// Whether so many numbers name each of as many rows once.
+bool names_each_once(const int64_t* places, int64_t rows) {
+  std::vector<bool> named(static_cast<size_t>(rows));
+  return std::all_of(places, places + rows, [&](int64_t p) {
+    if (p < 0 || p >= rows || named[p]) return false;
+    named[p] = true;
+    return true;
+  });
+}
+
 }  // namespace
 
 void bind_attention(nb::module_& m) {
@@ -178,8 +189,8 @@ void bind_attention(nb::module_& m) {
     const View rows = border.dense(order, "order", {Type::s64});
     const auto* places = reinterpret_cast<const int64_t*>(rows.data);
     border.require(rows.ndim == 2 && rows.count() == args.queries && args.keys == args.queries &&
-                       std::all_of(places, places + rows.count(), [&](int64_t p) { return 0 <= p && p < args.queries; }),
-                   order, "order", "(windows, rows of one) int64, the rows of an image");
+                       names_each_once(places, args.queries),
+                   order, "order", "(windows, rows of one) int64, each row of an image once");
     if (rows.count() == 0) return;
     args.order = places, args.windows = rows.shape[0], args.batch *= rows.shape[0];
     args.queries = args.keys = args.first_keys = rows.shape[1];

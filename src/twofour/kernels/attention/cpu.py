@@ -121,6 +121,7 @@ def attention_of_columns(
     Raises:
         KernelError: The operands do not fit.
     """
+    q, k, v = plain("attention", q, k, v)
     batch, queries, _ = q.shape
     if not (q.dtype is k.dtype is v.dtype and q.dtype in DTYPES and q.stride(2) == k.stride(2) == v.stride(2) == 1):
         parts = (t[..., begin : begin + size] for t, begin, size in zip((q, k, v), begins, sizes, strict=True))
@@ -171,7 +172,8 @@ def attention_of_windows(
     Raises:
         KernelError: The operands do not fit.
     """
-    q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+    _require_windows(q, k, v, order, width)
+    q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in plain("attention", q, k, v))
     out = torch.empty(q.shape, dtype=q.dtype, device="cpu")
     windows, rows = order.shape
     native.extension().attention_of_windows(
@@ -185,6 +187,18 @@ def attention_of_windows(
         native.threads(),
     )
     return out
+
+
+def _require_windows(q: Tensor, k: Tensor, v: Tensor, order: Tensor, width: int) -> None:
+    """Refuse what is no set of images with as many rows each, or no order of them; the border looks at its values."""
+    alike = q.dtype is k.dtype is v.dtype and q.dtype in DTYPES and q.ndim == k.ndim == v.ndim == 3
+    if not alike or order.ndim != 2 or width < 1 or any(t.shape[-1] % width for t in (q, k, v)):
+        shown = ", ".join(f"{name} {t.dtype} {tuple(t.shape)}" for name, t in (("q", q), ("k", k), ("v", v)))
+        raise KernelError(
+            "the operands of attention in windows do not fit",
+            got=f"{shown}, order {tuple(order.shape)}, heads of {width}",
+            wanted="float32 or bfloat16 (images, rows, heads * width) alike, and order (windows, rows of one)",
+        )
 
 
 def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int, int, int]:
