@@ -73,7 +73,19 @@ class Broadcast(Scaled):
         return y * self.scale(y)[:, :1]
 
 
-@pytest.mark.parametrize("kind", [MeanSeen, OfAnother, Broadcast])
+class OneGate(Scaled):
+    """One gate for all channels."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.expand = nn.Conv2d(8, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x)
+        return y * self.scale(y).expand_as(y)
+
+
+@pytest.mark.parametrize("kind", [MeanSeen, OfAnother, Broadcast, OneGate])
 def test_stays_where_others_read_it_or_it_is_another(kind: type[Scaled]) -> None:
     torch.manual_seed(0)
     model, x = kind(nn.Sigmoid(), nn.SiLU(), False, pixels).eval(), torch.randn(2, 8, 6, 6)
@@ -88,4 +100,18 @@ def test_another_axis_stays() -> None:
     x = torch.randn(2, 8, 6, 6)
     fast = quick(model.eval(), x, graph=True)
     assert fast.plan.account.rewrites[SQUEEZED] == 0
+    torch.testing.assert_close(fast(x), model(x), atol=1e-5, rtol=1e-5)
+
+
+def test_a_view_of_its_answer_is_still_there() -> None:
+    """The image comes channels first, and the answer is channels last: torch's view would refuse it."""
+
+    class Viewed(Scaled):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.scale(x)).view(len(x), -1)
+
+    torch.manual_seed(0)
+    model, x = Viewed(nn.Sigmoid(), nn.SiLU(), False, pixels, 8).eval(), torch.randn(2, 8, 6, 6)
+    fast = quick(model, x, graph=True)
+    assert fast.plan.account.rewrites[SQUEEZED] == 1
     torch.testing.assert_close(fast(x), model(x), atol=1e-5, rtol=1e-5)

@@ -114,3 +114,16 @@ def test_a_compiled_model_reads_the_columns_of_its_products() -> None:
     assert not left & {"softmax", "matmul", "bmm", "transpose", "permute", "view", "mul", "add"}
     mask[0, :, 3] = -torch.inf
     torch.testing.assert_close(fast(x, mask)[0], model(x, mask)[0], atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+def test_a_view_of_its_answer_is_still_there() -> None:
+    class Viewed(Eager):
+        def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+            q, k, v = (layer(x).view(x.shape[0], -1, 4, 8).transpose(1, 2) for layer in (self.q, self.k, self.v))
+            return ((self.weights(q, k, mask) @ v).view(-1, x.shape[1], 8),)
+
+    model, (x, mask) = Viewed(FORMS["scaled"]), operands()
+    program, count = rewritten(model, x, mask)
+    assert count == 1
+    with torch.no_grad():
+        torch.testing.assert_close(program(x, mask)[0], model(x, mask)[0], atol=1e-6, rtol=1e-5)

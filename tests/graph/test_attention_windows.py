@@ -44,6 +44,9 @@ class Windows(nn.Module):
         hidden[1, :, 4] = True  # a row that sees nothing
         self.register_buffer("hidden", torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf))
 
+    def joined(self, y: Tensor) -> Tensor:
+        return y.transpose(1, 2).reshape(y.shape[0], y.shape[2], WIDTH)
+
     def forward(self, x: Tensor) -> Tensor:
         images, across = x.shape[0], SIDE // WINDOW
         y = self.norm(x).view(images, SIDE, SIDE, WIDTH)
@@ -58,12 +61,27 @@ class Windows(nn.Module):
         if self.scores is not None:
             mask = self.bias + self.scores(self.hidden, images)
         y = functional.scaled_dot_product_attention(q, k, v, mask, scale=0.3)
-        y = self.out(y.transpose(1, 2).reshape(y.shape[0], y.shape[2], WIDTH))
+        y = self.out(self.joined(y))
         y = y.view(-1, across, across, WINDOW, WINDOW, WIDTH).permute(0, 1, 3, 2, 4, 5).contiguous()
         y = y.view(images, SIDE, SIDE, WIDTH)
         if self.back:
             y = torch.roll(y, (self.back, self.back), (1, 2))
         return x + y.view(images, SIDE * SIDE, WIDTH)
+
+
+class Wide(Windows):
+    """Heads of values that are wider than those of queries and keys.
+
+    Args:
+        times: How much wider.
+    """
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.v, self.out = nn.Linear(WIDTH, times * WIDTH), nn.Linear(times * WIDTH, WIDTH)
+
+    def joined(self, y: Tensor) -> Tensor:
+        return y.transpose(1, 2).reshape(y.shape[0], y.shape[2], self.out.in_features)
 
 
 def repeated(hidden: Tensor, images: int) -> Tensor:
@@ -85,6 +103,9 @@ LEFT = {
     "not put back": lambda: Windows(1, 0),
     "rows changed": lambda: Windows(between=lambda x: x.flip(1).cumsum(1)),
     "windows in another order": lambda: Windows(between=lambda x: x.roll(1, 0)),
+    "windows of six images in another order": lambda: Windows(between=lambda x: x.roll(24, 0)),  # of 1, 2, 3: the same
+    "all values in another order": lambda: Windows(between=lambda x: x.roll(24 * 9 * WIDTH)),
+    "values of another width": lambda: Wide(2),
     "another mask for each image": lambda: Windows(1, scores=interleaved),
 }
 

@@ -184,3 +184,36 @@ def test_a_comparison_of_positions_is_no_mask(name: str) -> None:
         there[0] = False
         found, want = program(x, there)[0], model.double()(x.double(), there)[0]
         torch.testing.assert_close(found.double(), want, rtol=1e-4, atol=1e-5)
+
+
+def test_factors_of_each_head_are_not_joined() -> None:
+    class Each(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(16, 3 * HEADS * WIDTH)
+            self.register_buffer("factors", torch.randn(2, HEADS, 1, WIDTH))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            parts = (t.view(*t.shape[:2], -1, WIDTH).transpose(1, 2) for t in self.qkv(x).split(HEADS * WIDTH, -1))
+            q, k, v = parts
+            q, k = (rotated(t, self.factors[0], self.factors[1]) for t in (q, k))
+            return (functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2),)
+
+    program, counts = rewritten(each := Each())
+    assert counts[JOINED] == 0
+    require_answers(each, program)
+
+
+def test_a_mask_that_is_an_answer_is_no_memory_of_the_caller() -> None:
+    class Answers(Masked):
+        def forward(self, x: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+            whole = there & torch.ones_like(there)
+            q = x.view(x.shape[0], x.shape[1], 2, 8).transpose(1, 2)
+            return functional.scaled_dot_product_attention(q, q, q, whole[:, None, None]), whole
+
+    graph = capture(Answers(MASKS["or"][0]).eval(), {"x": torch.randn(2, 5, 16), "there": torch.ones(2, 5) > 0})
+    simplify(graph.module)
+    fuse(graph.module)
+    there = torch.rand(2, 5) > 0.3
+    answer = Program(graph.module)(torch.randn(2, 5, 16), there)[1]
+    assert torch.equal(answer, there) and answer.data_ptr() != there.data_ptr()

@@ -21,9 +21,7 @@ SQUEEZED = "squeeze-and-excite fused"
 
 _GATES: dict[Any, str] = {
     aten.sigmoid.default: "sigmoid",
-    aten.sigmoid_.default: "sigmoid",
     aten.hardsigmoid.default: "hardsigmoid",
-    aten.hardsigmoid_.default: "hardsigmoid",
 }
 """Operator -> the key of `squeeze_excite.GATES`."""
 
@@ -63,7 +61,7 @@ def place_squeeze_excite(module: fx.GraphModule, plans: Mapping[str, LayerPlan])
         How many there are, and plan entries for the weights that are kept besides.
     """
     count, added = 0, list[LayerPlan]()
-    for node in calls(module.graph, aten.mul.Tensor, aten.mul_.Tensor):
+    for node in calls(module.graph, aten.mul.Tensor):
         found = next(filter(None, (_read(module, x, s, node) for x, s in (node.args[:2], node.args[1::-1]))), None)
         if found is None:
             continue
@@ -114,8 +112,6 @@ def _read(module: fx.GraphModule, x: Any, scale: Any, node: fx.Node) -> tuple[fx
         return None
     if not same_axes(image.shape[:2], made.shape[:2]):
         return None
-    if node.target is aten.mul_.Tensor and (x is not node.args[0] or len(x.users) != 2):
-        return None  # what else reads the image that is changed
     images = image.shape[0]
     gate = _step(scale, images, last=image.shape)
     second = _step(gate.args[0], images) if gate is not None and gate.target in _GATES else None
@@ -125,7 +121,8 @@ def _read(module: fx.GraphModule, x: Any, scale: Any, node: fx.Node) -> tuple[fx
     mean = _step(first.args[0], images) if first is not None and reduce is not None else None
     if gate is None or expand is None or reduce is None or mean is None or not _is_mean(mean, x):
         return None
-    return None if _activation(expand) != "none" else (x, reduce, expand, _GATES[gate.target])
+    plain = _activation(expand) == "none" and len(_dense(expand)) == image.shape[1]
+    return (x, reduce, expand, _GATES[gate.target]) if plain else None
 
 
 def _step(node: Any, images: Any, last: Sequence[Any] = ()) -> fx.Node | None:

@@ -19,7 +19,7 @@ from twofour.graph.base import aten
 from twofour.graph.outline import label
 
 METHODS: dict[Any, str] = {
-    aten.view.default: "view",
+    aten.view.default: "reshape",  # a rule before it may have changed the strides, of which a view is not always there
     aten.reshape.default: "reshape",
     aten.transpose.int: "transpose",
     aten.permute.default: "permute",
@@ -99,7 +99,9 @@ class Program:
 
     def _compiled(self, extra: dict[str, Any]) -> Callable[..., tuple[Any, ...]]:
         names = {**self.names, **extra}
-        exec(self.text, names)  # text written above from torch's operators, nothing from a file
+        exec(
+            self.text, names
+        )  # text written above from torch's operators; of a file's graph, finite literals and names
         self._run = names["__run"]
         return names["__run"]
 

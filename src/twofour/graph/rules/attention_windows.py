@@ -69,6 +69,9 @@ class _Windows:
             return None
         products = [one for one in map(_product_of_heads, node.args[:3]) if one is not None]
         behind = _product_behind(node)
+        widths = [value(operand).shape[-1] for operand in node.args[:3]]
+        if not same_axes(widths, widths[:1] * 3):
+            return None
         if behind is None or len(products) < 3 or any(one.args[0] is not products[0].args[0] for one in products):
             return None
         found = cls(node, products, behind)
@@ -208,7 +211,10 @@ def _product_behind(node: fx.Node) -> fx.Node | None:
 
 
 def _image_counts(source: fx.Node) -> tuple[int, ...]:
-    """Return the numbers of images to look at: what holds for one, two and three of them holds for more."""
+    """Return the numbers of images to look at: what holds for one, two and three of them holds for more.
+
+    Sizes grow with their number in proportion, and rolls turn axes of a fixed size alone: see `_moved` and `_numbers`.
+    """
     images = _size(value(source).shape[0])
     return (1, 2, 3) if images is None else (images,)
 
@@ -233,12 +239,23 @@ def _numbered(images: int, columns_of: fx.Node, rows_of: fx.Node | None = None) 
 def _moved(x: Tensor, moves: list[fx.Node], source: fx.Node, images: int) -> Tensor | None:
     """Return what the calls make of `x` for so many images, None where that depends on more."""
     for move in moves:
+        if not _rolls_fixed_axes(move):
+            return None
         rest = _numbers((move.args[1:], dict(move.kwargs)), source, images)
         if rest is None:
             return None
         target = aten.reshape.default if move.target is aten.view.default else move.target
         x = target(x, *rest[0], **rest[1])  # pyright: ignore[reportCallIssue]
     return x
+
+
+def _rolls_fixed_axes(move: fx.Node) -> bool:
+    """Tell whether a call rolls no axis whose size follows the number of images: for some it would change nothing."""
+    if move.target is not aten.roll.default:
+        return True
+    axes: Any = argument(move, 2, "dims", ())
+    sizes = value(move.args[0]).shape
+    return bool(axes) and all(_size(sizes[axis]) is not None for axis in axes)
 
 
 def _numbers(arguments: Any, source: fx.Node, images: int) -> Any:
@@ -249,9 +266,9 @@ def _numbers(arguments: Any, source: fx.Node, images: int) -> Any:
     def number(node: fx.Node) -> Any:
         size = value(node)
         if isinstance(size, torch.SymInt) and isinstance(symbol, torch.SymInt):
-            known = size.node.expr.xreplace({symbol.node.expr: images})
-            if isinstance(known, int) or known.is_number:
-                return int(known)
+            grows = size.node.expr.as_poly(symbol.node.expr)  # None where it is no polynomial of the number
+            if grows is not None and grows.degree() == 1:
+                return int(size.node.expr.xreplace({symbol.node.expr: images}))
         known = _size(size) if isinstance(size, int | torch.SymInt) else None
         if known is None:
             bad.append(node)
@@ -266,7 +283,7 @@ def _constant(module: Any, node: Any, source: fx.Node, images: int) -> Tensor | 
     if node.op == "get_attr":
         found = getattr(module, str(node.target))
         return found if isinstance(found, Tensor) else None
-    if node.op != "call_function" or node.target not in _MASKS:
+    if node.op != "call_function" or node.target not in _MASKS or not _rolls_fixed_axes(node):
         return None
     tensors = [given for given in node.args if isinstance(given, fx.Node) and isinstance(value(given), Tensor)]
     known = {given: _constant(module, given, source, images) for given in tensors}

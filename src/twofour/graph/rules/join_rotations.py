@@ -39,7 +39,8 @@ class _Rotation:
         part, size = split.args[0], split.args[1]
         if part.target not in _NARROW or part.args[1] not in (-1, 2) or value(part).ndim != 3:
             return None
-        as_they_are = len(size) == 4 and same_axes(value(split).shape[:2], value(part).shape[:2])
+        numbers = isinstance(part.args[2], int) and isinstance(part.args[3], int)
+        as_they_are = numbers and len(size) == 4 and same_axes(value(split).shape[:2], value(part).shape[:2])
         return (part.args[0], part.args[2], part.args[3]) if as_they_are else None
 
 
@@ -48,7 +49,12 @@ def rewrite(module: fx.GraphModule) -> int:
     count = 0
     for node in calls(module.graph, attention):
         q, k = (_rotation(operand) for operand in node.args[:2])
-        if q is None or k is None or (q.cos, q.sin, q.half) != (k.cos, k.sin, k.half):
+        if (
+            q is None
+            or k is None
+            or not (_of_all_heads(q.cos) and _of_all_heads(q.sin))
+            or (q.cos, q.sin, q.half) != (k.cos, k.sin, k.half)
+        ):
             continue
         first, behind = q.columns, k.columns
         if first is None or behind is None or first[0] is not behind[0] or first[1] + first[2] != behind[1]:
@@ -103,6 +109,12 @@ def _rotation(node: Any) -> _Rotation | None:
                 if heads is x:
                     return _Rotation(x, cos, sin, half)
     return None
+
+
+def _of_all_heads(factor: Any) -> bool:
+    """Tell whether a factor of (batch, heads, length, width) is the same for every head."""
+    sizes = value(factor).shape if isinstance(value(factor), Tensor) else ()
+    return len(sizes) < 3 or same_axes(sizes[-3:-2], (1,))
 
 
 def _halves(node: Any) -> tuple[fx.Node, int] | None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from twofour.graph.base import Rule, argument, aten, calls, insert, replace_with, same_size, value
+from twofour.graph.base import Rule, argument, aten, calls, escapes, insert, replace_with, same_size, value
 from twofour.kernels.attention import attention
 
 _AND = (aten.__and__.Tensor, aten.logical_and.default, aten.bitwise_and.Tensor)
@@ -52,7 +52,7 @@ def _spread(node: fx.Node, kept: fx.Node) -> bool:
     reads = all(user.target is attention and argument(user, 3, "mask") is node for user in node.users)
     same = value(kept).ndim == value(node).ndim and value(kept).dtype is torch.bool
     if same_size(node, kept) and value(kept).dtype is torch.bool:
-        return True
+        return not escapes(node)  # what the caller is given is not the caller's own mask
     return bool(node.users) and same and (reads or (all(user.target in _AND for user in node.users) and _always(node)))
 
 

@@ -17,7 +17,7 @@ def rewrite(module: fx.GraphModule) -> int:
     """Replace add(permute(product), x) by permute(add(product, x in the product's order))."""
     order = {node: index for index, node in enumerate(module.graph.nodes)}
     count = 0
-    for node in calls(module.graph, aten.add.Tensor, aten.add_.Tensor):
+    for node in calls(module.graph, aten.add.Tensor):
         if len(node.args) != 2 or node.kwargs or not is_float32(node):
             continue
         fitting = [(order.get(a, 0), a, b) for a, b in (node.args, node.args[::-1]) if _fits(node, a, b)]

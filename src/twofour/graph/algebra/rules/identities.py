@@ -14,7 +14,7 @@ PASS = "one pass over memory"
 
 
 def _not_negative(match: Match) -> str:
-    return "" if never_negative(match.values["A"]) else "A may be negative, where the root is NaN"
+    return "" if never_negative(match.values["A"]) else "A may be negative, where what is left out is NaN"
 
 
 def _same(name: str, before: object, after: object, dtypes: str = "any") -> Rule:
