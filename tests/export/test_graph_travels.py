@@ -18,6 +18,7 @@ from twofour.compiler import graph as engines
 from twofour.compiler.whole_model import WholeModel
 from twofour.errors import CompileError
 from twofour.export.file import read, write
+from twofour.graph.stored import fingerprint
 
 
 class Net(nn.Module):
@@ -141,8 +142,42 @@ def test_layers_that_stay_torchs_own_here_are_operators_of_the_graph(
 
 
 def test_a_model_that_computes_something_else_runs_layer_by_layer(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert "code or settings" in why(twofour.load(file, network(1, activation=torch.tanh)))
+    change(file, code=fingerprint(network(1, activation=torch.tanh)))
     assert "differs from the layers" in why(twofour.load(file, network(1, activation=torch.tanh)))
     assert "layer by layer" in caplog.text or "by itself" in caplog.text
+
+
+class Capped(nn.Module):
+    """Nothing but the code, or a number beside it, tells what it does to values that an example has not."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__()
+        self.layer, self.most = nn.Linear(32, 32), most
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.clamp(max=self.most))
+
+
+class Reflected(Capped):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.clamp(max=self.most) - torch.relu(x - self.most))
+
+
+def test_what_an_example_does_not_tell_the_code_does(tmp_path: Path) -> None:
+    model = twofour.prune(Capped(6.0).eval(), "2:4")
+    twofour.save(twofour.compile(model, torch.randn(4, 32), tokens=(1,), graph=True), tmp_path / "m")
+    assert twofour.load(tmp_path / "m", Capped(6.0)).plan.account.engine == "graph"
+    assert "code or settings" in why(twofour.load(tmp_path / "m", Capped(60.0)))
+    assert "code or settings" in why(twofour.load(tmp_path / "m", Reflected(6.0)))
+
+
+def test_a_condition_that_divides_by_zero_does_not_hold(file: Path) -> None:
+    change(file, guards=["L['ids'].size()[0] % (L['ids'].size()[0] - 3) >= 0"])
+    fast = twofour.load(file, network(1))
+    assert fast.plan.account.engine == "graph"
+    with torch.inference_mode():
+        assert fast(**inputs(3, 8))["hidden"].shape == (3, 8, 32)
 
 
 LARGE = {"dtype": "int64", "shape": ["s0", "s1"], "example": [1 << 13, 1 << 13], "range": [0, 1]}
@@ -160,6 +195,8 @@ LARGE = {"dtype": "int64", "shape": ["s0", "s1"], "example": [1 << 13, 1 << 13],
         ({"nodes": [["layer", "elsewhere", {"node": 0}]]}, "is no layer of the model"),
         ({"answer": [{"weight": "elsewhere"}]}, "is not in the graph or the model"),
         ({"answer": []}, "answers with 0 values"),
+        ({"answer": [[{"node": 0}, {"node": 1}]]}, "several values"),
+        ({"code": "of another model"}, "code or settings"),
         ({"guards": ["__import__('os').system('false')"]}, "none on sizes"),
         ({"guards": ["L['ids'].size()[7] > 0"]}, "none on sizes"),
         ({"guards": ["max(L['ids'].size()[0], 10**9**9) > 0"]}, "none on sizes"),

@@ -1,7 +1,16 @@
 """capture: a model's forward as a graph of torch operators, and which calls that graph holds for."""
 
 from twofour.capture.call import arguments, bind
-from twofour.capture.forward import KEPT, TRACING, Graph, Structure, attribute, capture, outside_tracing
+from twofour.capture.forward import (
+    KEPT,
+    TRACING,
+    Graph,
+    Structure,
+    attribute,
+    capture,
+    outside_tracing,
+    without_torchs_log,
+)
 from twofour.capture.guard import Guard
 
 __all__ = [
@@ -15,4 +24,5 @@ __all__ = [
     "bind",
     "capture",
     "outside_tracing",
+    "without_torchs_log",
 ]

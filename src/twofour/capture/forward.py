@@ -6,12 +6,14 @@ The graph comes from torch.export without decompositions, so that linear, attent
 from __future__ import annotations
 
 import logging
+import os
 import re
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -47,6 +49,8 @@ def _kept(x: Tensor, name: str, width: int, axes: Sequence[int]) -> Tensor:
 
 torch.library.register_fake("twofour::kept", _kept, lib=_LIBRARY)
 
+
+WITHOUT_A_GRAPH = "change the forward, or go without a graph: compile(..., graph=False) compiles each layer by itself"
 
 SYMBOL_SECONDS = 15
 """Processor time for one attempt with sizes as symbols. A model that pads by its input's size nests them ever deeper:
@@ -147,6 +151,7 @@ def capture(
         without_fast_paths(),
         torch.no_grad(),
         warnings.catch_warnings(),
+        without_torchs_log(),
     ):
         warnings.simplefilter("ignore")  # of torch's own deprecations: whatever fails raises
         late: set[str] = set()
@@ -155,7 +160,7 @@ def capture(
                 continue
             leaves, spec = tree_flatten(attempt)  # before the forward, which may write into what it is given
             try:
-                with _Deadline(name) if sizes is not None else nullcontext():
+                with _Deadline(name) if sizes is not None else nullcontext(), redirect_stderr(_OthersAlone()):
                     program = torch.export.export(model, (), attempt, dynamic_shapes=sizes, strict=False)
                     if any(_changes(node) for node in program.graph.nodes):
                         program = program.run_decompositions({})  # the same operators, without changes in place
@@ -168,8 +173,51 @@ def capture(
         "the model cannot be captured as a graph",
         reasons=reasons,
         wanted="a forward that torch.export can follow: no branch on a tensor's values, no code outside torch",
-        remedy="compile with graph=False: each layer is compiled by itself",
+        remedy=WITHOUT_A_GRAPH,
     )
+
+
+@contextmanager
+def without_torchs_log() -> Iterator[None]:
+    """Keep what torch logs of this thread's attempts, traces and the model's code, from the user's terminal.
+
+    What matters of it is in the reason of a refusal. Whoever sets TORCH_LOGS wants to see all of it.
+    """
+    if "TORCH_LOGS" in os.environ:
+        yield
+        return
+    thread = threading.get_ident()
+    known = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name.split(".")[0] == "torch"]
+    handlers = {handler for one in known for handler in one.handlers}
+
+    def elsewhere(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    for handler in handlers:
+        handler.addFilter(elsewhere)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(elsewhere)
+
+
+class _OthersAlone:
+    """Standard error for all threads but this one: torch prints there how far a failing export came."""
+
+    def __init__(self) -> None:
+        self._thread, self._stream = threading.get_ident(), sys.stderr
+
+    def write(self, text: str) -> int:
+        """Write what another thread writes."""
+        return len(text) if threading.get_ident() == self._thread else self._stream.write(text)
+
+    def flush(self) -> None:
+        """Flush the stream itself."""
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _attempts(example: Mapping[str, Any], dynamic: bool) -> Iterator[tuple[str, Any, dict[str, Any]]]:
@@ -246,7 +294,14 @@ def _graph(program: Any, leaves: Sequence[Any], spec: TreeSpec, dynamic: bool, r
             "the forward changes the model or its input",
             got=", ".join(sorted(odd)),
             wanted="a forward that computes outputs and leaves buffers and inputs as they are",
-            remedy="compile with graph=False: each layer is compiled by itself",
+            remedy=WITHOUT_A_GRAPH,
+        )
+    if odd_size := next(filter(_has_unknown_size, program.graph.nodes), None):
+        raise CompileError(
+            "a size follows from the values of a tensor",
+            got=f"the result of {odd_size.target}",
+            wanted="sizes that follow from those of the inputs",
+            remedy=WITHOUT_A_GRAPH,
         )
     constants = {index: leaf for index, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
     guards = getattr(program, "_guards_code", None)  # torch's own name for it: there is no public one
@@ -268,6 +323,14 @@ def _graph(program: Any, leaves: Sequence[Any], spec: TreeSpec, dynamic: bool, r
         dynamic,
         reason,
     )
+
+
+def _has_unknown_size(node: fx.Node) -> bool:
+    """Tell whether a result has a size that no input's size says: of `x[mask]`, of `nonzero`."""
+    found = node.meta.get("val")
+    parts = found if isinstance(found, tuple | list) else [found]
+    sizes = [size for part in parts for size in (part.shape if isinstance(part, Tensor) else [part])]
+    return any(isinstance(size, torch.SymInt) and not size.node.has_hint() for size in sizes)
 
 
 def _changes(node: fx.Node) -> bool:

@@ -53,12 +53,15 @@ class Guard:
         self.free = set()
 
     def _holds(self, given: Mapping[str, Any]) -> bool:
-        """Tell whether sizes are within the guards."""
+        """Tell whether sizes are within the guards; a condition that divides by zero does not hold."""
         test = self._test
         if test is None:
             known = {"torch": torch, "math": math, "min": min, "max": max}
             test = self._test = eval(f"lambda L: {self.text}", known)
-        return test is not None and bool(test({**given}))
+        try:
+            return test is not None and bool(test({**given}))
+        except ZeroDivisionError:
+            return False
 
     def leaves(self, given: Mapping[str, Any]) -> list[Any] | None:
         """Return the leaves of what a call gives, or None where the graph does not hold for them."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from twofour.calls import Example
-from twofour.capture import Graph, Guard, arguments, capture
+from twofour.capture import Graph, Guard, arguments, capture, without_torchs_log
 from twofour.compiler.agreement import agreement
 from twofour.compiler.build import Terms
 from twofour.compiler.conv import CompiledConv
@@ -42,7 +42,7 @@ from twofour.graph import (
     simplify,
 )
 from twofour.graph.blocks import Measured, fuse_blocks
-from twofour.graph.stored import UnfitError, describe
+from twofour.graph.stored import UnfitError, describe, fingerprint
 from twofour.measure.chooser import race
 from twofour.measure.distance import distance
 
@@ -129,7 +129,7 @@ def capture_model(
         else:
             graph = _captured(fast, given)
             plan = replace(plan, graph=_described(fast, graph, leaves))
-        with torch.inference_mode():
+        with torch.inference_mode(), without_torchs_log():
             return _rewritten(fast, plan, graph, leaves, terms, original or fast)
     except _RefusedError as error:
         reason, account = str(error), error.account
@@ -173,7 +173,7 @@ def _described(fast: nn.Module, graph: Graph, leaves: Sequence[Any]) -> dict[str
     """Return the graph as a file has it, None where a file has no words for it."""
     held = (*fast.named_parameters(remove_duplicate=False), *fast.named_buffers(remove_duplicate=False))
     try:
-        return describe(graph, leaves, frozenset(name for name, _ in held))
+        return describe(graph, leaves, frozenset(name for name, _ in held), fingerprint(fast))
     except UnfitError as error:
         logger.info("a file of this model will hold no graph: %s", error)
         return None

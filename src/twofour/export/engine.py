@@ -22,7 +22,7 @@ from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.plan import Plan
 from twofour.compiler.whole_model import by_layers
 from twofour.errors import cut
-from twofour.graph.stored import Rebuilt, UnfitError, rebuild
+from twofour.graph.stored import Rebuilt, UnfitError, fingerprint, rebuild
 
 logger = logging.getLogger("twofour.export")
 
@@ -75,6 +75,8 @@ def _from_file(fast: nn.Module, found: Mapping[str, Any]) -> tuple[Graph, Exampl
     """
     with limited(), torch.no_grad():
         rebuilt = rebuild(found, fast, kept_layers(fast))
+        if found["code"] != fingerprint(fast):
+            raise UnfitError("the model's code or settings are not those of the model that was compiled")
         given = rebuilt.graph.inputs.value(rebuilt.leaves)
         return replace(rebuilt.graph, outputs=_structure(fast, rebuilt)), Example((), given)
 

@@ -15,7 +15,7 @@ import importlib
 from typing import Any
 
 TARGETS = ("load", "read", "index", "safetensors", "pickle", "onnx", "recipe", "systolic", "journal", "checkpoint")
-TARGETS += ("layout", "native")
+TARGETS += ("layout", "graph", "native")
 """Modules of this folder, in the order in which they run."""
 
 

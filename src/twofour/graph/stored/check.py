@@ -31,6 +31,7 @@ _FIELDS = {
     "constants": (list,),
     "nodes": (list,),
     "answer": (list,),
+    "code": (str,),
 }
 
 _NUMBERS = {int, float, bool}

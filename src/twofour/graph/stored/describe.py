@@ -15,13 +15,14 @@ from twofour.graph.stored.inputs import describe_structure, describe_values, rea
 from twofour.graph.stored.values import DTYPES, UnfitError, encode, target_name
 
 
-def describe(graph: Graph, leaves: Sequence[Any], names: frozenset[str]) -> dict[str, Any]:
+def describe(graph: Graph, leaves: Sequence[Any], names: frozenset[str], code: str = "") -> dict[str, Any]:
     """Return a graph as it was captured, before any rule has changed it.
 
     Args:
         graph: From `capture`; nothing of it is kept.
         leaves: The example, of which sizes and ranges of whole numbers are kept, not the values.
         names: Parameters and buffers of the model, which the graph may read.
+        code: The `fingerprint` of the model.
 
     Raises:
         UnfitError: It calls, takes or holds something that a file has no words for.
@@ -44,6 +45,7 @@ def describe(graph: Graph, leaves: Sequence[Any], names: frozenset[str]) -> dict
         "constants": writer.constants,
         "nodes": nodes,
         "answer": encode(list(output.args[0]), writer.refer),
+        "code": code,
     }
 
 

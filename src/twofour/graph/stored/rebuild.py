@@ -106,6 +106,8 @@ class _Builder:
         for entry in self.found["nodes"]:
             self.nodes.append(self.node(entry))
         answer = decode(self.found["answer"], self.refer)
+        if any(isinstance(_value(entry), list | tuple) for entry in answer):
+            raise UnfitError("an answer is several values")
         _require_memory(self.nodes, self.graph.output(tuple(answer)))
         if self.environment.replacements:
             raise UnfitError("a size that was free is fixed by an operator here")
@@ -277,6 +279,10 @@ def _looks(value: Any) -> object:
     if isinstance(value, list | tuple):
         return type(value) is tuple, *map(_looks, value)
     return value.node.expr if isinstance(value, torch.SymInt) else (type(value), value)
+
+
+def _value(entry: Any) -> Any:
+    return entry.meta["val"] if isinstance(entry, fx.Node) else entry
 
 
 def _given_width(node: fx.Node) -> Any:
