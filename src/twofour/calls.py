@@ -121,6 +121,30 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def keeping_buffers(model: nn.Module) -> Iterator[None]:
+    """Whatever forward passes write into a model's buffers inside: afterwards each holds what it held."""
+    held = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not buffer.is_meta
+    ]
+    try:
+        yield
+    finally:
+        for module, name, buffer, values in held:
+            module._buffers[name] = buffer
+            write_back(buffer, values)
+
+
+def write_back(buffer: Tensor, values: Tensor) -> None:
+    """Give a buffer its values back where it has lost them; under inference mode its version does not tell."""
+    if not torch.equal(buffer, values):
+        with torch.inference_mode(buffer.is_inference()), torch.no_grad():
+            buffer.copy_(values)
+
+
+@contextmanager
 def without_cache(model: nn.Module) -> Iterator[None]:
     """Let decoders of Hugging Face return no keys and values: as outputs they would be part of what is traced."""
     configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]

@@ -36,6 +36,20 @@ def drawn(
     Raises:
         TwofourError: Of `kind`: matplotlib is not installed, or the file cannot be written.
     """
+    matplotlib = require_matplotlib(kind, numbers)
+    target = require_format(path, kind)
+    with matplotlib.rc_context(SETTINGS):
+        figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
+        yield figure
+        try:
+            with replacing(target) as temporary:
+                figure.savefig(temporary, format=target.suffix[1:], metadata=FORMATS[target.suffix])
+        except OSError as error:
+            raise _undrawn(kind, target, str(error)) from error
+
+
+def require_matplotlib(kind: type[TwofourError], numbers: str) -> Any:
+    """Return the library that draws; raises `kind`, which names where else the `numbers` stand, without it."""
     try:
         import matplotlib
         import matplotlib.figure
@@ -46,15 +60,7 @@ def drawn(
             wanted="matplotlib 3",
             remedy=f"pip install matplotlib; the figures are also in {numbers}",
         ) from error
-    target = require_format(path, kind)
-    with matplotlib.rc_context(SETTINGS):
-        figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
-        yield figure
-        try:
-            with replacing(target) as temporary:
-                figure.savefig(temporary, format=target.suffix[1:], metadata=FORMATS[target.suffix])
-        except OSError as error:
-            raise _undrawn(kind, target, str(error)) from error
+    return matplotlib
 
 
 def require_format(path: str | os.PathLike[str], kind: type[TwofourError]) -> Path:

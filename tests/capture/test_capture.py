@@ -1,5 +1,7 @@
 """Capturing a model: any batch and length where torch can, the example's sizes where not, else a clear refusal."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -75,7 +77,32 @@ def test_a_model_that_branches_on_values_is_refused() -> None:
 
     with pytest.raises(CompileError, match="the model cannot be captured as a graph") as caught:
         capture(Branching(), {"x": torch.randn(2, 3)})
-    assert len(caught.value.reasons) == 3 and "compile with graph=False" in str(caught.value)
+    assert len(caught.value.reasons) == 3 and "graph=False" in str(caught.value)
+
+
+def test_a_failing_attempt_leaves_torchs_traces_out_of_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.flatten() @ x if x.sum() > 0 else x
+
+    with pytest.raises(CompileError, match="cannot be captured"):
+        capture(Branching(), {"x": torch.randn(2, 3)})
+    assert not capfd.readouterr().err
+
+
+@pytest.mark.parametrize("answer", [lambda x: x[x[:, 0] > 0], lambda x: torch.nonzero(x), lambda x: x[0, 0].item() + x])
+def test_a_size_that_follows_from_values_is_refused(answer: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    class Chooses(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return answer(x)
+
+    try:
+        graph = capture(Chooses(), {"x": torch.randn(4, 3)})
+    except CompileError as error:
+        assert "follows from the values of a tensor" in str(error) or "branch" in str(error)
+    else:
+        x = torch.randn(7, 3)
+        torch.testing.assert_close(graph.module(x)[0], answer(x))
 
 
 def test_this_torch_has_the_conditions_on_sizes() -> None:

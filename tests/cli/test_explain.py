@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cli.small import refused
+from twofour import compiler
 
 
 def test_the_graph_before_and_after(run) -> None:
@@ -18,6 +20,12 @@ def test_the_graph_before_and_after(run) -> None:
     assert "<svg" in Path("g.svg").read_text()
     account = json.loads(Path("g.json").read_text())["account"]
     assert account["outlines"]["before"]["calls"] >= account["outlines"]["after"]["calls"] > 0
+
+
+def test_without_matplotlib_nothing_is_measured_first(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(compiler, "compile", lambda *_, **__: pytest.fail("it was measured"))
+    refused(run("explain", "zoo_cli:small", "--input", "64", "--out", "g.svg"), "matplotlib", "pip install")
 
 
 def test_refusals(run) -> None:

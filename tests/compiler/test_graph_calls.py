@@ -8,8 +8,11 @@ import torch
 from torch import Tensor, nn
 
 import twofour
+from twofour.capture import bind
 from twofour.compiler import graph as compiled_graph
+from twofour.compiler import whole_model
 from twofour.compiler.whole_model import WholeModel
+from twofour.errors import KernelError
 
 from .small import Branching, mlp, quick
 
@@ -95,6 +98,52 @@ def test_a_call_that_leaves_the_graph_names_the_argument(caplog: pytest.LogCaptu
         fast({"values": torch.randn(3, 64).expand(2, 3, 64)})
     assert caplog.text.count("a call with `normalize` (True, and the graph was captured without it") == 1
     assert "a call with `features['values']` (torch.float32 (2, 3, 64), and the graph holds for" in caplog.text
+
+
+def test_calls_that_lie_alike_are_bound_once_and_others_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
+
+        def forward(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+            return self.down(torch.relu(self.up(a))) * scale - b
+
+    model = twofour.prune(Two().eval(), "2:4")
+    fast = quick(model, (torch.randn(3, 64), torch.randn(3, 64)))
+    a, b = torch.randn(2, 5, 64).unbind()
+    with torch.no_grad():
+        for args, kwargs in (((a, a), {}), ((a, b), {}), ((b, a), {}), ((), {"b": a, "a": b}), ((a,), {"b": b})):
+            for _ in range(3):
+                torch.testing.assert_close(fast(*args, **kwargs), model(*args, **kwargs), atol=1e-5, rtol=1e-4)
+        bound: list[int] = []
+        monkeypatch.setattr(whole_model, "bind", lambda *given: bound.append(1) or bind(*given))
+        assert _served(fast, monkeypatch, a=a, b=b) and _served(fast, monkeypatch, a=b, b=a) and len(bound) <= 1
+        bound.clear()
+        torch.testing.assert_close(fast(a, b, 2.0), model(a, b, 2.0), atol=1e-5, rtol=1e-4)
+        with pytest.raises(TypeError):
+            fast(a, b, c=b)
+        assert len(bound) == 2
+        fast.train()
+        assert not _served(fast, monkeypatch, a=a, b=b)
+        fast.eval()
+        fast.up.register_forward_hook(lambda *_: None)
+        assert not _served(fast, monkeypatch, a=a, b=b)
+    with pytest.raises(KernelError, match="inference"):
+        quick(model, (a, b))(a.clone().requires_grad_(), b)
+
+
+def test_hooks_that_transformers_leaves_behind_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=128, vocab_size=100
+    )
+    model, ids = transformers.BertModel(config).eval(), torch.randint(0, 100, (1, 16))
+    model(ids, output_hidden_states=True)
+    fast = quick(twofour.prune(model, "2:4"), {"input_ids": ids})
+    assert isinstance(fast.forward, WholeModel)
+    assert len(fast(ids, output_hidden_states=True).hidden_states) == 2
+    assert _served(fast, monkeypatch, input_ids=ids)
 
 
 def test_an_int8_graph_survives_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

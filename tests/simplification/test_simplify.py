@@ -227,6 +227,26 @@ def test_a_model_whose_weights_no_layer_would_hold_stays_as_it_is(caplog: pytest
     assert "then.weight" in twofour.masks.of(twofour.prune(model, "2:4", simplify=True, example=x))
 
 
+def test_a_layer_merged_into_what_no_layer_holds_stays_a_layer(caplog: pytest.LogCaptureFixture) -> None:
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.v, self.l = (
+                nn.Parameter(torch.randn(64, 64)),
+                nn.Parameter(torch.randn(64, 64)),
+                nn.Linear(64, 64),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.l(x @ self.w + x @ self.v)
+
+    model, x = Sums(), torch.randn(6, 64)
+    with caplog.at_level("INFO", logger="twofour.simplification"):
+        assert simplify(model, x) is model
+    assert "the model stays as it is" in caplog.text
+    assert "l.weight" in twofour.masks.of(twofour.prune(model, "2:4", simplify=True, example=x))
+
+
 def test_a_transposed_view_of_a_square_weight_is_another_weight() -> None:
     one, other = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
     other.weight = nn.Parameter(one.weight.detach().t())
@@ -248,6 +268,9 @@ def test_what_cannot_be_simplified(model: Model, ids: Tensor) -> None:
 
     with pytest.raises(CompileError, match="cannot be captured"):
         simplify(Branching(), torch.randn(2, 64))
+    for example in (None, torch.randn(3, 5), "text"):
+        with pytest.raises(LayerError, match="the model does not run on the example"):
+            simplify(model, example)
     with pytest.raises(CompileError, match="rules are not known"):
         simplify(model, ids, rules="everything")
 

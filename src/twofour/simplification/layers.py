@@ -58,6 +58,7 @@ class Layers:
         read = [_name(node) for node in module.graph.nodes if node.op == "get_attr"]
         self.taken = {alias for name in read if MERGED not in name for alias in self.aliases.get(name, [name])}
         self.read = {*self.taken, *(_short(name) for name in read)}
+        self.prunable = {name for weight in walk(model, eligibility="any").weights for name in weight.names}
         self.names: dict[str, str] = {}
         self.layers: dict[Product, str] = {}
         self.placed: set[str] = set()
@@ -154,7 +155,8 @@ class Layers:
         names = names or [self._free(given.replace(".", "_"))]
         for name in names:
             self._put_tensor(name, held, persistent=given in self.stored)
-        if merged and any(user.target in (*LINEARS, *CONVOLUTIONS) for user in node.users) and held.ndim > 1:
+        sees = merged and not self.prunable.isdisjoint(node.meta.get("sources", ()))
+        if sees or (merged and any(user.target in (*LINEARS, *CONVOLUTIONS) for user in node.users) and held.ndim > 1):
             self.multiplied.append(names[0])
         return names[0]
 

@@ -25,6 +25,8 @@ _log = logging.getLogger("twofour.simplification")
 LARGEST_ERROR = 1e-4
 """Relative difference from the model on the example beyond which something is broken, where all is float32."""
 
+UNFIT_EXAMPLE = "call the model on it yourself: an example is what one forward pass takes"
+
 HALVES = (torch.float16, torch.bfloat16)
 HALVES_ERROR = 8
 """The same where a graph computes in one of them too, in units of its last place: other rewrites round differently."""
@@ -52,7 +54,8 @@ def simplify(model: nn.Module, example: Any, *, rules: str = EXACT) -> nn.Module
         bits, which would be rounded twice, or where it has forward hooks, which would not run. The log says why.
 
     Raises:
-        LayerError: The model carries masks or is compiled, or the simplified one answers otherwise.
+        LayerError: The model carries masks or is compiled, does not run on the example, or the simplified one answers
+            otherwise.
         CompileError: The model cannot be captured, or the rules are not known.
     """
     _require_dense(model)
@@ -61,6 +64,9 @@ def simplify(model: nn.Module, example: Any, *, rules: str = EXACT) -> nn.Module
         _log.info("the model stays as it is: forward hooks on %s would not run in a graph", ", ".join(names[:4]))
         return model
     example, training = Example.of(example), model.training
+    runs = calls.explaining(LayerError, "the example", wanted=calls.FORMS, remedy=UNFIT_EXAMPLE)
+    with calls.evaluating(model), calls.keeping_buffers(model), torch.no_grad(), runs:
+        example.run(model)
     given = arguments(model, example.args, example.kwargs)
     with TRACING, calls.evaluating(model), torch.no_grad():
         graph = capture(model, given)
