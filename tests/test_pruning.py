@@ -175,7 +175,7 @@ def test_integer_weights() -> None:
     [
         ("2-4", {}, PatternError, "the text is not a sparsity pattern"),
         ("4:2", {}, PatternError, "impossible"),
-        ("block:16x16@0.9", {}, PatternError, "planned"),
+        ("block:16x16", {}, PatternError, "block:RxC@S"),
         ("2:4", {"permute": True}, RecipeError, "permute=True without an example"),
         ("2:4", {"example": torch.ones(1)}, RecipeError, "permute=False with an example"),
         ("2:4", {"criterion": "sparsegpt"}, RecipeError, 'criterion "sparsegpt" needs calibration data'),

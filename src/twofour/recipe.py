@@ -208,7 +208,7 @@ class Recipe:
             if reason := _rule_reason(weight, rule):
                 skipped.append(Skipped(weight.name, weight.layer, reason))
             elif rule and rule[1]:
-                weights.append((weight, rule[1]))
+                weights.append((weight, weight.lay(rule[1])))
         self._require_effect(weights, skipped)
         return Assignment(tuple(weights), tuple(skipped))
 

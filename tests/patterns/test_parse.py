@@ -50,12 +50,6 @@ def test_channels_are_no_pattern_and_the_error_says_what_will_cut_them() -> None
         parse("channel:0.5")
 
 
-@pytest.mark.parametrize("text", ["block:16x16@0.9", "block"])
-def test_planned_patterns_say_so(text: str) -> None:
-    with pytest.raises(PatternError, match="planned, not built yet"):
-        parse(text)
-
-
 def test_other_types_are_refused() -> None:
     with pytest.raises(PatternError, match="tuple"):
         parse((2, 4))  # type: ignore[arg-type]

@@ -75,6 +75,12 @@ class Kind:
         groups = getattr(module, "groups", 1)
         return Reduction(self.axis, groups if self.transposed_conv and isinstance(groups, int) else 1)
 
+    def stacked(self, attribute: str) -> int:
+        """Return how many matrices a weight is, one above the other: gates, or query, key and value."""
+        if attribute == "in_proj_weight":
+            return 3
+        return 1 if attribute.startswith("weight_hr") else _GATES.get(self.name.removesuffix("_cell"), 1)
+
     def rows(self, module: nn.Module, shape: Sequence[int]) -> int:
         """Return how many outputs a weight of `shape` has, kernel positions not counted."""
         if self.transposed_conv:
@@ -123,6 +129,9 @@ def _conv(name: str, base: type[nn.Module], axis: int = 1) -> Kind:
 def _gated(name: str, base: type[nn.Module]) -> Kind:
     return Kind(name, base, 1, _is_recurrent, "input width", "stacked rows", _recurrent)
 
+
+_GATES = {"lstm": 4, "gru": 3}
+"""Gates of a recurrent layer, whose weights stack them (torch.nn.LSTM, torch.nn.GRU)."""
 
 _OUT_PROJECTION = nn.modules.linear.NonDynamicallyQuantizableLinear
 

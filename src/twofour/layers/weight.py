@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from twofour.layers.axis import Reduction
 from twofour.layers.kinds import Feed, Kind
 from twofour.layers.modules import parameters_of
+from twofour.patterns import Pattern
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ class PrunableWeight:
     def reduction(self) -> int:
         """How many values a row sums over: in_features, or in_channels / groups."""
         return self.axis.length(self.parameter.shape)
+
+    def lay(self, pattern: Pattern) -> Pattern:
+        """Return a pattern as this weight carries it: no block reaches from one gate to the next."""
+        out = self.of.rows(self.module, self.parameter.shape)
+        return pattern.on_parts(self.of.stacked(self.attribute), out)
 
     @property
     def feeds(self) -> tuple[Feed, ...]:

@@ -162,7 +162,7 @@ def _candidates(
     for prunable in walk(model, skip=skip, eligibility=eligibility, tied=tied).weights:
         chosen = pattern if isinstance(pattern, Pattern) else pattern.pattern_for(*prunable.layers)
         if chosen is not None and prunable.reduction % chosen.group == 0:
-            yield prunable, chosen
+            yield prunable, prunable.lay(chosen)
 
 
 def _derive_one(prunable: PrunableWeight, pattern: Pattern) -> Tensor:

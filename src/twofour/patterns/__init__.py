@@ -1,6 +1,7 @@
 """What may be zero: patterns, their masks and their checks."""
 
 from twofour.patterns.base import Conformity, Pattern
+from twofour.patterns.block import Block
 from twofour.patterns.groups import project_reference
 from twofour.patterns.nm import NM
 from twofour.patterns.nonzero import COUNTED_DTYPES, GroupCounts, GroupStrides, NonzeroBits, ties, ties_reference
@@ -13,6 +14,7 @@ __all__ = [
     "COUNTED_DTYPES",
     "NM",
     "VNM",
+    "Block",
     "Conformity",
     "GroupCounts",
     "GroupStrides",

@@ -90,6 +90,10 @@ class Pattern(ABC):
         """What each row obeys by itself along the reduction axis: packed weights are written so."""
         return self
 
+    def on_parts(self, parts: int, rows: int) -> Pattern:
+        """Return the pattern for a weight whose `rows` are `parts` matrices one above the other: gates, say."""
+        return self
+
     def within(self, other: Pattern) -> bool:
         """Tell whether every weight that obeys this pattern obeys `other` too, so that kernels of `other` run it.
 

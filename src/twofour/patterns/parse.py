@@ -8,12 +8,14 @@ from functools import cache
 
 from twofour.errors import PatternError
 from twofour.patterns.base import Pattern
+from twofour.patterns.block import Block
 from twofour.patterns.nm import NM
 from twofour.patterns.pairs import PairedNM
 from twofour.patterns.transposable import Transposable
 from twofour.patterns.vnm import VNM
 
-_FORMS = '"N:M" (2:4, 1:2, 4:8, 1:4, 8:16, ...), "2:4-transposable", "4:8-pairs" or "V:N:M" (64:2:8, ...)'
+_FORMS = '"N:M" (2:4, 1:2, 4:8, ...), "2:4-transposable", "4:8-pairs", "V:N:M" (64:2:8, ...) or "block:RxC@S"'
+_BLOCK = re.compile(r"block:([0-9]{1,4})x([0-9]{1,4})@([01]?\.[0-9]{1,9}|[01])(?:/([0-9]{1,2}))?")
 _KINDS: dict[str, Callable[..., Pattern]] = {
     r"([0-9]{1,4}):([0-9]{1,4})": NM,
     r"([0-9]{1,4}):([0-9]{1,4})-pairs": PairedNM,
@@ -63,12 +65,14 @@ def _parse(text: str) -> Pattern:
     for form, kind in _KINDS.items():
         if match := re.fullmatch(form, text):
             return kind(*map(int, match.groups()))
-    if re.fullmatch(r"block(:.*)?", text):
+    if match := _BLOCK.fullmatch(text):
+        return Block.of_text(*match.groups())
+    if text.startswith("block"):
         raise PatternError(
-            f"the pattern {text!r} is planned, not built yet",
-            got="a block pattern",
-            wanted=_FORMS,
-            remedy='use "2:4" until a release lists the pattern in its changelog',
+            "the text is not a block pattern",
+            got=repr(text),
+            wanted='"block:RxC@S": blocks of R outputs by C inputs, S the share of them that is zero',
+            remedy='"block:16x16@0.9": nine tenths of the 16 x 16 blocks are zero',
         )
     whole = re.fullmatch(r"channels?(:.*)?", text)
     raise PatternError(
