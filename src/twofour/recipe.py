@@ -234,12 +234,9 @@ def _rule_reason(weight: PrunableWeight, rule: tuple[str, Pattern | None] | None
     glob, pattern = rule
     if pattern is None:
         return f"dense by the rule {glob!r}"
-    if weight.reduction % pattern.group:
-        shape = tuple(weight.parameter.shape)
-        return (
-            f"weight {shape}: reduction axis {weight.reduction} is not a multiple of {pattern.group} ({pattern.name})"
-        )
-    return None
+    out = weight.of.rows(weight.module, weight.parameter.shape)
+    why = pattern.unfit(weight.rows // max(out, 1), weight.reduction)
+    return f"weight {tuple(weight.parameter.shape)}: {why}" if why else None
 
 
 def _glob(glob: Any) -> str:

@@ -230,7 +230,8 @@ def _satisfies(weight: Weight, bits: NonzeroBits, judged: Pattern, zeros: float,
     strides, names = _strides(weight.shape, weight.axis), []
     for pattern in map(parse, dict.fromkeys((*KNOWN, judged.name))):
         # Too few zeros settle it without looking at the groups.
-        if weight.columns % pattern.group or zeros < 1 - pattern.density - 1e-12:
+        few = weight.columns % pattern.group or zeros < 1 - pattern.density - 1e-12
+        if few and pattern != judged:
             continue
         if pattern == judged:
             kept = found.ok

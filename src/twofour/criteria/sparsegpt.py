@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from twofour.calibration import Statistics
 from twofour.criteria.activation import live_first
 from twofour.criteria.base import Layerwise, Solution
 from twofour.errors import RecipeError
-from twofour.patterns import VNM, Pattern
+from twofour.patterns import VNM, Block, Pattern
 
 _log = logging.getLogger("twofour.criteria")
 
@@ -76,7 +77,16 @@ def require_whole_blocks(weight: Tensor, pattern: Pattern) -> None:
     Raises:
         RecipeError: The pattern is V:N:M and V does not divide the rows of one of several products.
     """
-    products, rows, _ = weight.shape
+    products, rows, columns = weight.shape
+    if isinstance(pattern, Block) and products > 1:
+        blocks = -(-rows // pattern.r) * -(-columns // pattern.c)
+        if rows % pattern.r or pattern.zeros(blocks) * products != pattern.zeros(blocks * products):
+            raise RecipeError(
+                f"{pattern.name} cannot be laid over a weight of {products} products by a criterion with a Hessian",
+                got=f"{rows} rows and {blocks} blocks in each product",
+                wanted="whole blocks, and a whole number of zero ones, in each product",
+                remedy="choose other blocks for the layer, or a criterion that ranks values, such as wanda",
+            )
     if isinstance(pattern, VNM) and products > 1 and rows % pattern.v:
         raise RecipeError(
             f"{pattern.name} cannot be laid over a weight of {products} products by a criterion with a Hessian",
@@ -172,6 +182,9 @@ def prune_columns(weight: Tensor, inverse: Factor, pattern: Pattern, block: int)
         The new values, 0 where pruned, and the mask.
     """
     weight, upper, group = weight.clone(), inverse.upper, pattern.group
+    choose = _choose
+    if isinstance(pattern, Block):
+        group, choose = max(1, block // pattern.c) * pattern.c, _Strips(weight, pattern).choose
     keep = torch.zeros(weight.shape, dtype=torch.bool, device=weight.device)
     width = max(1, block // group) * group
     for start in range(0, weight.shape[1], width):
@@ -179,11 +192,11 @@ def prune_columns(weight: Tensor, inverse: Factor, pattern: Pattern, block: int)
         local, factor_of_block = weight[:, start:end].clone(), upper[start:end, start:end].contiguous()
         errors = torch.zeros_like(local)
         for first in range(0, end - start, group):
-            columns = slice(first, first + group)
-            keep[:, start + first : start + first + group] = _choose(
+            columns = slice(first, min(first + group, end - start))
+            keep[:, start:end][:, columns] = choose(
                 local[:, columns], factor_of_block.diagonal()[columns], inverse.live[start:end][columns], pattern
             )
-            for column in range(first, first + group):
+            for column in range(first, columns.stop):
                 kept = keep[:, start + column]
                 error = local[:, column].masked_fill(kept, 0.0) / factor_of_block[column, column]
                 # Within the group the columns after this one, then all that follow in the block.
@@ -194,7 +207,31 @@ def prune_columns(weight: Tensor, inverse: Factor, pattern: Pattern, block: int)
     return weight.masked_fill_(~keep, 0.0), keep
 
 
+class _Strips:
+    """Chooses blocks strip by strip: after each, the share of the zero blocks that its columns have of all is gone.
+
+    Args:
+        weight: The matrix (rows, in).
+        pattern: Of blocks.
+    """
+
+    def __init__(self, weight: Tensor, pattern: Block) -> None:
+        self.pattern, self.seen, self.gone = pattern, 0, 0
+        self.blocks = prod(pattern.grid(tuple(weight.shape)))
+
+    def choose(self, weight: Tensor, diagonal: Tensor, live: Tensor, pattern: Pattern) -> Tensor:
+        """Return the mask of the next columns."""
+        scores = self.pattern.scores(_saliency(weight, diagonal, live))
+        self.seen += scores.numel()
+        going = self.pattern.zeros(self.blocks) * self.seen // self.blocks - self.gone
+        self.gone += going
+        return self.pattern.spread(self.pattern.best(scores, going), tuple(weight.shape))
+
+
 def _choose(weight: Tensor, diagonal: Tensor, live: Tensor, pattern: Pattern) -> Tensor:
+    return pattern.project(_saliency(weight, diagonal, live))
+
+
+def _saliency(weight: Tensor, diagonal: Tensor, live: Tensor) -> Tensor:
     size = weight.abs()
-    scores = live_first((size / diagonal).square(), size, live)
-    return pattern.project(scores)
+    return live_first((size / diagonal).square(), size, live)

@@ -29,7 +29,7 @@ _FIELDS = {"pattern", "dtype", "shape", "axis", "layout", "version"}
 LARGEST_WEIGHT = 1 << 40
 """Values of a dense weight at most: sizes computed from a header stay far from overflow."""
 
-FORMS = 'int4: "4:8-pairs", or (V:)N:M with groups; tf32: "1:2"; every other dtype: (V:)N:M'
+FORMS = 'int4: "4:8-pairs", or (V:)N:M with groups; tf32: "1:2"; every other dtype: (V:)N:M; floats and int8: blocks'
 """Which patterns have a packed form in which encoding; `has_form`."""
 
 ZEROS_BIT = 0x8000
@@ -96,7 +96,8 @@ class Header:
             )
         form = formats.find(rule)
         assert form is not None, rule
-        return form(rule, self.encoding, self.rows, self.reduction)
+        others = [size for axis, size in enumerate(self.shape) if axis != self.axis]
+        return form(rule, self.encoding, self.rows, self.reduction, prod(others[1:]))
 
     def parsed(self) -> Pattern:
         """Return the pattern as an object."""

@@ -44,7 +44,7 @@ class Packed:
         parts = (self.values, self.indices, self.scales, self.zeros)
         return sum(part.nbytes for part in parts if part is not None)
 
-    def positions(self) -> Int64[Tensor, "rows groups kept"]:
+    def positions(self) -> Int64[Tensor, ...]:
         """Return the validated positions of the kept values in their groups: int64 (rows, groups, n).
 
         Raises:
@@ -82,11 +82,13 @@ class Packed:
         """
         header, form, positions = self.header, self.header.format, self.positions()
         values = header.encoding.read(self.values, form.kept)
-        if self.scales is not None:
+        if self.scales is not None and form.of_rows:
             values = dequantize(values, self.scales, self.zeros)
         empty = torch.zeros(header.rows, header.reduction, dtype=values.dtype, device=values.device)
         last = [size for axis, size in enumerate(header.shape) if axis != header.axis]
         dense = form.scatter(empty, positions, values)
+        if self.scales is not None and not form.of_rows:
+            dense = dequantize(dense, self.scales, self.zeros)
         return dense.view(*last, header.reduction).movedim(-1, header.axis).contiguous()
 
 
@@ -103,8 +105,8 @@ def pack(
 
     Args:
         weight: Dense weight on the CPU, any shape; float32, bfloat16, float16, or int8 (int4: int8 in -8..7).
-        pattern: N:M, "4:8-pairs", or V:N:M, which is written as its rows' N:M, as is "2:4-transposable"; `weight`
-            must obey it along `axis`.
+        pattern: N:M, "4:8-pairs", "block:RxC@S", or V:N:M, which is written as its rows' N:M, as is
+            "2:4-transposable"; `weight` must obey it along `axis`.
         dtype: Encoding of the kept values: a float dtype (rounded to it), "int8", "int4" or "tf32" (1:2 only); default
             the weight's own. A floating weight becomes int8 with one scale per row, int4 with one per `group`; int8
             weights are taken as they are, without scales (int4: pairs only).
@@ -134,16 +136,17 @@ def pack(
     flat = moved.reshape(-1, moved.shape[-1]).to(torch.float32 if rounded else encoding.dtype)
     if not is_finite(flat):
         raise _overflow(weight, flat.dtype) if is_finite(weight) else non_finite("a weight", weight)
-    form = header.format
+    form, scales, zeros = header.format, None, None
     if rule == NM(2, 4) and flat.dtype == torch.float32:
         values, indices = _compress_native(flat.contiguous(), moved, form)
     else:
         if not rule.check(moved).ok:
             raise not_legal(moved, rule)
         places = form.places(flat)
+        if rounded and not form.of_rows:
+            flat, scales, zeros = encoding.quantize(flat)
         values, indices = form.gather(flat, places), form.write(places)
-    scales = zeros = None
-    if rounded:
+    if rounded and form.of_rows:
         values, scales, zeros = encoding.quantize(values, per_scale, symmetric)
     return Packed(header, encoding.store(values), indices, scales, zeros)
 
@@ -202,7 +205,7 @@ def not_legal(weight: Tensor, rule: Pattern) -> PackingError:
     return PackingError(
         f"the weight does not obey {rule.name}",
         got=f"{found.sentence}: {[round(value, 6) for value in found.values]}",
-        wanted=f"at most {rule.density:.0%} non-zeros in each group of {rule.group} along the reduction axis",
+        wanted=rule.demand,
         remedy="prune first: twofour.prune(model, ...), or weight *= pattern.project(weight, absolute=True)",
     )
 

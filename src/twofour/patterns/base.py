@@ -60,6 +60,11 @@ class Pattern(ABC):
     def density(self) -> float:
         """Largest fraction of values that may be non-zero."""
 
+    @property
+    def demand(self) -> str:
+        """What a weight must be, for messages."""
+        return f"at most {self.density:.0%} non-zeros in each group of {self.group} along the reduction axis"
+
     @abstractmethod
     def project(
         self, scores: Real[Tensor, "*rows reduction"], *, absolute: bool = False
@@ -89,6 +94,19 @@ class Pattern(ABC):
     def rows(self) -> Pattern:
         """What each row obeys by itself along the reduction axis: packed weights are written so."""
         return self
+
+    def unfit(self, positions: int, reduction: int) -> str:
+        """Return why a weight cannot carry the pattern, "" where it can.
+
+        Args:
+            positions: Positions of a convolution's kernel, 1 of other weights.
+            reduction: Inputs of one product at each.
+        """
+        return (
+            f"reduction axis {reduction} is not a multiple of {self.group} ({self.name})"
+            if reduction % self.group
+            else ""
+        )
 
     def on_parts(self, parts: int, rows: int) -> Pattern:
         """Return the pattern for a weight whose `rows` are `parts` matrices one above the other: gates, say."""

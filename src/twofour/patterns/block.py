@@ -80,6 +80,11 @@ class Block(Pattern):
         """Fraction of the blocks that may be non-zero, but for the rounding to whole ones."""
         return 1 - self.sparsity
 
+    @property
+    def demand(self) -> str:
+        """What a weight must be, for messages."""
+        return f"a share of {self.sparsity:g} of its {self.r} x {self.c} blocks zero"
+
     def within(self, other: Pattern) -> bool:
         """Tell whether these blocks obey another pattern whatever their number; see `Pattern.within`."""
         same = isinstance(other, Block) and (self.r, self.c, self.parts) == (other.r, other.c, other.parts)
@@ -98,13 +103,19 @@ class Block(Pattern):
         """Return how many of so many blocks are zero at least; nine decimals of S say it of 5e8 blocks exactly."""
         return min(floor(self.sparsity * blocks + 0.5), blocks - 1)
 
+    def unfit(self, positions: int, reduction: int) -> str:
+        """Return why a weight cannot carry the pattern: criteria see the positions of a kernel side by side."""
+        if positions == 1 or reduction % self.c == 0:
+            return ""
+        return f"{reduction} inputs at each of {positions} positions are no multiple of {self.c} ({self.name})"
+
     def grid(self, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
         """Return how a weight (out, ..., in) is cut: parts, rows of blocks in each, positions, columns of blocks.
 
         Raises:
             PatternError: The rows do not divide into `parts`.
         """
-        out, reduction = (shape[0] if len(shape) > 1 else 1), shape[-1]
+        out, reduction = _sides(shape)
         if out % self.parts:
             raise PatternError(
                 f"a weight cannot carry the pattern {self.name}",
@@ -123,11 +134,19 @@ class Block(Pattern):
         cut = padded.reshape(parts, down, self.r, positions, across, self.c)
         return cut.permute(0, 1, 3, 4, 2, 5)
 
+    def whole(
+        self, blocks: Shaped[Tensor, "parts down positions across r c"], shape: tuple[int, ...]
+    ) -> Shaped[Tensor, "*rows reduction"]:
+        """Return the weight of `shape` (out, ..., in) that `blocks` was given: a copy without the padding."""
+        out, reduction = _sides(shape)
+        matrix = blocks.permute(0, 1, 4, 2, 3, 5).flatten(1, 2).flatten(-2)
+        return matrix[:, : out // self.parts, :, :reduction].reshape(shape)
+
     def spread(
         self, chosen: Shaped[Tensor, "parts down positions across"], shape: tuple[int, ...]
     ) -> Shaped[Tensor, "*rows reduction"]:
         """Return one value per block as one per value of a weight of `shape`: the inverse of a sum over blocks."""
-        out, reduction = (shape[0] if len(shape) > 1 else 1), shape[-1]
+        out, reduction = _sides(shape)
         tall = chosen.repeat_interleave(self.r, 1)[:, : out // self.parts]
         return tall.repeat_interleave(self.c, 3)[..., :reduction].reshape(shape)
 
@@ -162,10 +181,16 @@ class Block(Pattern):
             raise non_finite("a tensor of scores", scores)
         return self.spread(self.best(self.scores(scores, "l1" if absolute else "mean")), tuple(scores.shape))
 
-    def best(self, scores: Float[Tensor, "*blocks"]) -> Bool[Tensor, "*blocks"]:
-        """Return which blocks stay by their scores: all but the `zeros` lowest, the first in order among equals."""
+    def best(self, scores: Float[Tensor, "*blocks"], zeros: int | None = None) -> Bool[Tensor, "*blocks"]:
+        """Return which blocks stay by their scores: all but the lowest, the first in order among equals.
+
+        Args:
+            scores: One for each block.
+            zeros: How many go; None: as the pattern says.
+        """
         flat = scores.flatten()
-        order = flat.sort(descending=True, stable=True).indices[: len(flat) - self.zeros(len(flat))]
+        going = self.zeros(len(flat)) if zeros is None else zeros
+        order = flat.sort(descending=True, stable=True).indices[: len(flat) - going]
         kept = torch.zeros(len(flat), dtype=torch.bool, device=flat.device).index_fill_(0, order, True)
         return kept.view(scores.shape)
 
@@ -185,6 +210,12 @@ class Block(Pattern):
         first = (part * out + row * self.r, *_unravelled(position, tuple(weight.shape[1:-1])), column * self.c)
         shown = rows[: self.r, column * self.c : (column + 1) * self.c].flatten()
         return Conformity(used.numel(), used.numel() - over, first[-weight.ndim :], numbers(shown[:16]))
+
+
+def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return outputs and inputs of a weight (out, ..., in); a vector is one row."""
+    *others, reduction = shape
+    return (others[0] if others else 1), reduction
 
 
 def _lengths(whole: int, side: int, count: int, device: torch.device) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.patterns import PairedNM, Pattern
+from twofour.patterns import Block, PairedNM, Pattern
 from twofour.shapes import Float32, Int, Shaped
 
 
@@ -51,6 +51,8 @@ class Encoding:
         """Tell whether values that a pattern keeps can be written so; hardware's codes are those of one pattern."""
         if self.packed_as is not None or isinstance(pattern, PairedNM):
             return False
+        if isinstance(pattern, Block):
+            return not self.codes and not self.groups
         return not self.codes or pattern == self.core
 
     def store(self, values: Shaped[Tensor, "rows count"]) -> Shaped[Tensor, "rows width"]:

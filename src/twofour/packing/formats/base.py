@@ -26,12 +26,14 @@ class Format(ABC):
         encoding: How each kept value is written.
         rows: Reductions of the weight.
         reduction: Values of each, zeros included.
+        taps: Rows of one output, one after the other: the positions of a convolution's kernel.
     """
 
     pattern: Pattern
     encoding: Encoding
     rows: int
     reduction: int
+    taps: int = 1
 
     @staticmethod
     @abstractmethod
@@ -46,7 +48,12 @@ class Format(ABC):
     @property
     @abstractmethod
     def kept(self) -> int:
-        """Stored values of a row."""
+        """Stored values of a row of "values"."""
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether a row of "values" is a row of the weight, with a scale of its own where values are whole numbers."""
+        return True
 
     @property
     def nbytes(self) -> int:
