@@ -65,13 +65,21 @@ class Tally:
         except Exception as error:  # whatever it is, it is kept and the next input follows
             found = None
             self._keep(_place(error), data, str(error)[:200])
-        after = time.process_time()
-        if after - before > max(SLOW, self.slowest):
-            self._keep("slow", data, f"{after - before:.1f} s of the processor's time")
-        self.slowest = max(self.slowest, after - before)
+        seconds = time.process_time() - before
+        if found is not None and seconds > max(SLOW, self.slowest):
+            seconds = min(seconds, self._again(data))  # once may be the collector's work, or a cache's
+        if seconds > max(SLOW, self.slowest):
+            self._keep("slow", data, f"{seconds:.1f} s of the processor's time")
+        self.slowest = max(self.slowest, seconds)
         self.inputs += 1
         self._report(self.inputs >= self.most)
         return found
+
+    def _again(self, data: bytes) -> float:
+        """Return the seconds that an input takes when it is judged once more."""
+        before = time.process_time()
+        self.judge(self.module, data)
+        return time.process_time() - before
 
     def _keep(self, what: str, data: bytes, message: str = "") -> None:
         first = self.findings.setdefault(what, {"count": 0, "message": message, "input": data.hex()})

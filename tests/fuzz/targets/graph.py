@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from functools import cache
 from typing import Any
 
@@ -17,10 +18,10 @@ from twofour.graph.stored import describe, rebuild
 from twofour.graph.stored.check import require_graph
 
 TRACED = ("twofour.graph.stored", "twofour.capture")
-BUILT = 1
-"""First byte of inputs that are also built where they are well formed: that takes a thousand times longer."""
+BUILT = 64
+"""One of so many inputs is also built where it is well formed, which takes a thousand times longer than the check."""
 
-SEEDS = (b"", bytes([BUILT]))
+SEEDS = (b"", b"1")
 
 EDITS: list[Any] = [*WORDS, "aten.full.default", "mul", "getitem", "s0", "float64", "bool", {"node": 0}, {"node": 9}]
 EDITS += [{"tuple": [1]}, {"weight": "fc.weight"}, {"constant": 0}, {"float": "nan"}, {"node": -1}, {"float": "inf"}]
@@ -61,7 +62,7 @@ def stored() -> tuple[nn.Module, dict[str, Any], str]:
 def build(data: bytes) -> tuple[bool, dict[str, Any]]:
     """Return whether the graph is built where it is well formed, and its JSON."""
     cursor = Cursor(data)
-    built = cursor.number(256) == BUILT
+    built = zlib.crc32(data) % BUILT == 0  # of nothing it is 0; a fuzzer does not learn it
     found = json.loads(stored()[2])
     for _ in range(4):
         if cursor.empty:
