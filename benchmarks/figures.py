@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import fusion_tables
 from cases import models_table
 from cases.models import DENSE, EAGER, INDUCTOR, OPENVINO, ORT, SPARSE
 from cases.records import TRACKED, machine_line
@@ -33,6 +34,15 @@ def draw_all() -> list[Path]:
     head, rest = PAGE.read_text().split(START)
     blocks: list[str] = []
     drawn: list[Path] = []
+    for machine in machines("fusion", "algebra"):
+        tables = {name: _load(f"{name}-float32", machine) for name in ("fusion", "algebra")}
+        every = [record for records in tables.values() for record in records]
+        blocks += [
+            f"### Fusion and algebra: {every[0].machine['cpu']}, {every[0].machine['software']['native_isa']} kernels"
+        ]  # pyright: ignore
+        blocks += [fusion_tables.of_fusion(tables["fusion"])] if tables["fusion"] else []
+        blocks += [fusion_tables.of_algebra(tables["algebra"])] if tables["algebra"] else []
+        blocks += [f"Measured on: {line}." for line in dict.fromkeys(map(machine_line, every))]
     for machine in machines():
         figures = draw(machine)
         every = [r for dtype in DTYPES for name in ("linear", "models") for r in _load(f"{name}-{dtype}", machine)]
@@ -46,9 +56,9 @@ def draw_all() -> list[Path]:
     return [*drawn, PAGE]
 
 
-def machines() -> list[str]:
-    """The machines that have records, as their files' names end; figures never mix two of them."""
-    kinds = [f"{name}-{dtype}-" for name in ("linear", "models") for dtype in DTYPES]
+def machines(*names: str) -> list[str]:
+    """The machines that have records of some cases, as their files' names end; figures never mix two of them."""
+    kinds = [f"{name}-{dtype}-" for name in names or ("linear", "models") for dtype in DTYPES]
     found = {path.stem.removeprefix(kind) for kind in kinds for path in TRACKED.glob(f"{kind}*.json")}
     return sorted(found)
 
