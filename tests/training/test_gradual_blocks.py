@@ -1,4 +1,4 @@
-"""Blocks pruned level by level: the cubic rise against a table, masks that never grow back, resume, recurrent layers."""
+"""Blocks pruned level by level: the cubic rise against a table, masks that never grow back, resume, gates."""
 
 import itertools
 

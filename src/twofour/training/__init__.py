@@ -4,7 +4,7 @@ from twofour.training import both_ways, sdgp
 from twofour.training.distillation import Taught, distilled
 from twofour.training.finetune import finetune, train
 from twofour.training.result import Epoch, Result, Run
-from twofour.training.schemes import Scheme, gradual, lora, s_ste, sr_ste
+from twofour.training.schemes import Scheme, block_thresholds, gradual, lora, s_ste, sr_ste
 
 __all__ = [
     "Epoch",
@@ -12,6 +12,7 @@ __all__ = [
     "Run",
     "Scheme",
     "Taught",
+    "block_thresholds",
     "both_ways",
     "distilled",
     "finetune",

@@ -3,8 +3,19 @@
 A scheme of one's own derives from `Scheme` and puts its parametrisations into `Slot`s.
 """
 
-from twofour.training.schemes import gradual, lora, s_ste, sr_ste
+from twofour.training.schemes import block_thresholds, gradual, lora, s_ste, sr_ste
 from twofour.training.schemes.base import Scheme, require_free
 from twofour.training.schemes.slots import Slot, parametrise_all, tied
 
-__all__ = ["Scheme", "Slot", "gradual", "lora", "parametrise_all", "require_free", "s_ste", "sr_ste", "tied"]
+__all__ = [
+    "Scheme",
+    "Slot",
+    "block_thresholds",
+    "gradual",
+    "lora",
+    "parametrise_all",
+    "require_free",
+    "s_ste",
+    "sr_ste",
+    "tied",
+]

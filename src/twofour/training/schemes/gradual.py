@@ -1,8 +1,8 @@
 """Gradual pruning: sparser from level to level at steps of your training, each level a pattern itself.
 
-After Zhu and Gupta 2017, "To prune, or not to prune" (arXiv 1710.01878). N:M goes from M - 1 of M values a group down to
-N, one fewer at a time. Blocks follow their equation 1, s = S (1 - (1 - t)^3), t from 0 to 1: fast while there is much to
-spare, slow at the end. Pruned values stay pruned, so the last mask is part of each earlier one.
+After Zhu and Gupta 2017, "To prune, or not to prune" (arXiv 1710.01878). N:M goes from M - 1 of M values a group
+down to N, one fewer at a time. Blocks follow their equation 1, s = S (1 - (1 - t)^3), t from 0 to 1: fast while there
+is much to spare, slow at the end. Pruned values stay pruned, so the last mask is part of each earlier one.
 """
 
 from __future__ import annotations
