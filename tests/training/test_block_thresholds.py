@@ -102,7 +102,7 @@ def test_the_penalty_ends_with_the_schedule_and_shrinks_blocks() -> None:
         model = network()
         schedule = block_thresholds.attach(model, (4, 4), Rise(1000, 2000, 3000), lasso=lasso)
         train(model, schedule, 30)
-        norms[lasso] = sum(float(p.norm()) for p in model.parameters() if p.ndim > 1)
+        norms[lasso] = sum(float(p.detach().norm()) for p in model.parameters() if p.ndim > 1)
         assert (float(schedule.penalty().detach()) > 0) is (lasso > 0)
         schedule.steps = 3000
         assert float(schedule.penalty().detach()) == 0
