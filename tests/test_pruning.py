@@ -294,7 +294,7 @@ def test_sharded_weights_are_refused_before_any_work(one_process, monkeypatch: p
     [
         (twofour.training.sr_ste.attach, "SR-STE on `conv`, `fc`"),
         (twofour.training.s_ste.attach, "S-STE on `conv`, `fc`"),
-        (lambda model: twofour.training.gradual.attach(model, "1:4", end=2), "gradual N:M on `conv`, `fc`"),
+        (lambda model: twofour.training.gradual.attach(model, "1:4", end=2), "gradual pruning on `conv`, `fc`"),
         (lambda model: twofour.training.lora.attach(twofour.prune(model, "2:4")), "LoRA on `conv`, `fc`"),
         (lambda model: twofour.quantization.attach(twofour.prune(model, "2:4")), "quantisation-aware training on `fc`"),
     ],

@@ -142,7 +142,18 @@ CASES |= {
     "values-finite": [part("values", lambda t, bad=bad: t.fill_(bad)) for bad in (float("nan"), float("inf"))],
     "values-padding": [one("1:32", "int4", part("values", lambda t: torch.full_like(t, 0xF0)), 96, group=32)],
     "indices-order": [part("indices", lambda t, code=code: t.fill_(code)) for code in (0xFF, 0x00, 0x11)],
-    "indices-bound": [one("2:6", None, part("indices", lambda t: t.fill_(0b110110)), 96)],
+    "indices-bound": [
+        one("2:6", None, part("indices", lambda t: t.fill_(0b110110)), 96),
+        one("block:4x4@0.5", None, part("indices", lambda t: torch.cat([t[:3], t[3:] + 99]))),
+    ],
+    "indices-pointers": [
+        one("block:4x4@0.5", None, part("indices", lambda t, more=more: torch.cat([t[:3] + more, t[3:]])))
+        for more in (1, -1, 1 << 30)
+    ],
+    "header-blocks": [
+        one("block:4x4@0.5", None, header(pattern="block:4x4@0.5/3")),
+        one("block:4x4@0.5", None, header(pattern="block:1x2@0.5", shape=[1 << 20, 1 << 13])),
+    ],
     "indices-code": [one("1:2", "tf32", part("indices", lambda t: t.fill_(0x44 + 1)))],
     "indices-padding": [one("1:8", None, part("indices", lambda t: t | 0xC0), 72)],
     "scales-missing": [one("2:4", "int4", part("scales", lambda _: None))],

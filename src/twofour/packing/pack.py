@@ -44,7 +44,7 @@ class Packed:
         parts = (self.values, self.indices, self.scales, self.zeros)
         return sum(part.nbytes for part in parts if part is not None)
 
-    def positions(self) -> Int64[Tensor, ...]:
+    def positions(self) -> Int64[Tensor, "*places"]:
         """Return the validated positions of the kept values in their groups: int64 (rows, groups, n).
 
         Raises:

@@ -46,17 +46,19 @@ class BlockRows(Format):
     @property
     def _sizes(self) -> tuple[int, int, int]:
         """Rows of blocks, columns of blocks, kept blocks."""
-        grid = self._rule.grid(self._shape)
+        rule = self._rule
+        divides = self._shape[0] % rule.parts == 0
+        grid = rule.grid(self._shape) if divides else (0, 0, 0, 1)
         blocks = prod(grid)
-        if blocks > MOST_BLOCKS:
+        if not divides or blocks > MOST_BLOCKS:
             raise PackingError(
-                "the blocks of a weight are too many",
-                got=f"{blocks} blocks of {self._rule.name}",
-                wanted=f"at most {MOST_BLOCKS}",
-                remedy="take larger blocks",
+                "the blocks of a packed weight are impossible",
+                got=f"{self._shape[0]} rows, {blocks} blocks of {rule.name}",
+                wanted=f"rows that are a multiple of {rule.parts}, and at most {MOST_BLOCKS} blocks",
+                remedy=WRITE_AGAIN,
                 code="header-blocks",
             )
-        return blocks // grid[3], grid[3], blocks - self._rule.zeros(blocks)
+        return blocks // grid[3], grid[3], blocks - rule.zeros(blocks)
 
     @property
     def parts(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
