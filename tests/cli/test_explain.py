@@ -31,3 +31,6 @@ def test_without_matplotlib_nothing_is_measured_first(run, monkeypatch: pytest.M
 def test_refusals(run) -> None:
     refused(run("explain", "zoo_cli:small"), "the shape of its input is not known", "--input")
     refused(run("explain", "zoo_cli:small", "--input", "64", "--out", "g.txt"), "cannot be drawn")
+    refused(
+        run("explain", "zoo_cli:small", "--input", "64", "--rules", "loose"), "rules are not known", "exact", "close"
+    )

@@ -32,6 +32,7 @@ def explain(
         str | None, typer.Option(metavar="DATA", help="Inputs as for `twofour prune`, two samples of which are taken.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="Computing type: float32, bfloat16, int8 or int4.")] = "float32",
+    rules: Annotated[str, typer.Option(help="Rules of algebra: exact or close (docs/rewriting.md).")] = "exact",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads; torch's default when left out.")] = None,
     json: JsonFile = None,
 ) -> None:
@@ -49,7 +50,7 @@ def explain(
         model, found, given, length, data, what="A graph is captured by running the model", batch=batch
     )
     with progress("compiling"):
-        fast: Any = compiler.compile(model, dtype=dtype, example=example, graph=True)
+        fast: Any = compiler.compile(model, dtype=dtype, example=example, graph=True, rules=rules)
     plan: Plan = fast.plan
     show(plan)
     if out is not None:
