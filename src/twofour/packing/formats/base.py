@@ -112,3 +112,14 @@ class Format(ABC):
                     remedy=WRITE_AGAIN,
                     code=f"{part}-size",
                 )
+
+
+def illegal(part: str, got: str, wanted: str) -> PackingError:
+    """Build the error for indices that no weight is written with; `part` ends its code."""
+    return PackingError(
+        "the index stream of a packed weight is illegal",
+        got=got,
+        wanted=wanted,
+        remedy=WRITE_AGAIN,
+        code=f"indices-{part}",
+    )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from twofour.errors import PackingError
-from twofour.packing.formats.base import WRITE_AGAIN, Format
+from twofour.packing.formats.base import WRITE_AGAIN, Format, illegal
 from twofour.patterns import Block, Pattern
 from twofour.shapes import Int32, Int64, Shaped
 
@@ -96,16 +96,16 @@ class BlockRows(Format):
         starts, columns = indices[: rows + 1].long(), indices[rows + 1 :].long()
         counts = starts.diff()
         if starts[0] != 0 or starts[-1] != blocks or bool((counts < 0).any()):
-            raise _illegal(
+            raise illegal(
                 "pointers", "row pointers that do not ascend from 0 to the number of blocks", f"0 ... {blocks}"
             )
         if bool(((columns < 0) | (columns >= across)).any()):
             bad = int(((columns < 0) | (columns >= across)).nonzero()[0])
-            raise _illegal("bound", f"column {int(columns[bad])} of block {bad}", f"columns of blocks below {across}")
+            raise illegal("bound", f"column {int(columns[bad])} of block {bad}", f"columns of blocks below {across}")
         found = torch.arange(rows, device=indices.device).repeat_interleave(counts) * across + columns
         if bool((found.diff() <= 0).any()):
             bad = int((found.diff() <= 0).nonzero()[0])
-            raise _illegal("order", f"blocks {bad} and {bad + 1} of a row", "ascending columns in each row of blocks")
+            raise illegal("order", f"blocks {bad} and {bad + 1} of a row", "ascending columns in each row of blocks")
         return found
 
     def validate(self, indices: Int32[Tensor, " numbers"]) -> None:
@@ -130,13 +130,3 @@ class BlockRows(Format):
         blocks[places] = values
         weight.copy_(rule.whole(blocks.view(*grid, rule.r, rule.c), self._shape).view(weight.shape))
         return weight
-
-
-def _illegal(part: str, got: str, wanted: str) -> PackingError:
-    return PackingError(
-        "the index stream of a packed weight is illegal",
-        got=got,
-        wanted=wanted,
-        remedy=WRITE_AGAIN,
-        code=f"indices-{part}",
-    )

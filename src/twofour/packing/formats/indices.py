@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twofour.errors import PackingError
-from twofour.packing.formats.base import WRITE_AGAIN
+from twofour.packing.formats.base import illegal
 from twofour.patterns.base import first_true
 from twofour.shapes import Int, Int64, UInt8
 
@@ -71,7 +70,7 @@ def decode(
     count = groups * kept
     planes = np.unpackbits(stream.numpy(), axis=1, bitorder="little")
     if planes[:, count * bits :].any():
-        raise _illegal("padding", "padding bits that are not zero", "zero bits behind the last index of a row")
+        raise illegal("padding", "padding bits that are not zero", "zero bits behind the last index of a row")
     weights = (1 << np.arange(bits)).astype(np.uint8)
     found = planes[:, : count * bits].reshape(rows, count, bits) @ weights
     fields = torch.as_tensor(found, dtype=torch.int64, device="cpu")
@@ -79,12 +78,12 @@ def decode(
         fields = _from_codes(fields, codes)
     positions = fields.view(rows, groups, kept)
     if int(positions.max()) >= units:
-        raise _illegal("bound", f"index {int(positions.max())}", f"indices below {units}")
+        raise illegal("bound", f"index {int(positions.max())}", f"indices below {units}")
     falling = (positions.diff(dim=-1) <= 0).any(-1)
     if falling.any():
         row, group = first_true(falling)
         offending = [*map(int, positions[row, group])]
-        raise _illegal("order", f"indices {offending} in row {row}, group {group}", "ascending indices")
+        raise illegal("order", f"indices {offending} in row {row}, group {group}", "ascending indices")
     return positions
 
 
@@ -93,7 +92,7 @@ def _from_codes(fields: Tensor, codes: Sequence[int]) -> Tensor:
     bad = ~matches.any(-1)
     if bad.any():
         wanted = " or ".join(f"{code:#06b}" for code in codes)
-        raise _illegal("code", f"code {int(fields[bad][0]):#06b}", f"{wanted} for each group")
+        raise illegal("code", f"code {int(fields[bad][0]):#06b}", f"{wanted} for each group")
     return matches.long().argmax(-1)
 
 
@@ -104,13 +103,3 @@ def ascending(stream: UInt8[Tensor, "rows bytes"], groups: int) -> bool:
     if groups % 2:
         high[:, -1] = stream[:, -1] >> 4 == 0
     return bool((low & high).all())
-
-
-def _illegal(part: str, got: str, wanted: str) -> PackingError:
-    return PackingError(
-        "the index stream of a packed weight is illegal",
-        got=got,
-        wanted=wanted,
-        remedy=WRITE_AGAIN,
-        code=f"indices-{part}",
-    )
