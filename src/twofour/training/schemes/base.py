@@ -98,6 +98,16 @@ class Parametrised(Scheme):
         return self.model
 
 
+class Masking(Scheme):
+    """A scheme over plain parameters that are masked more and more."""
+
+    def remove(self) -> nn.Module:
+        """Let the weights go; what was pruned so far is zero and may grow again. See `Scheme.remove`."""
+        self._end()
+        masks.detach(self.model)
+        return self.model
+
+
 def require_free(model: nn.Module) -> None:
     """Refuse a model that a training scheme is at work in.
 

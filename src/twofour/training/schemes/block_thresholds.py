@@ -21,7 +21,7 @@ from twofour import masks
 from twofour.errors import TrainingError
 from twofour.layers import PrunableWeight
 from twofour.patterns import Block
-from twofour.training.schemes.base import Scheme, assigned
+from twofour.training.schemes.base import Masking, assigned
 
 QUANTILE = 0.9
 """Of |w| in a trained dense model: the threshold that the schedule aims at (arXiv 1704.05119, section 3)."""
@@ -154,7 +154,7 @@ def group_lasso(weight: Tensor, pattern: Block, smallest: float = 1e-12) -> Tens
     return norms.sum() * (pattern.r * pattern.c) ** 0.5
 
 
-class BlockThresholds(Scheme):
+class BlockThresholds(Masking):
     """The schedule; the parameters are plain ones, masked more from look to look."""
 
     def __init__(
@@ -234,12 +234,6 @@ class BlockThresholds(Scheme):
         """Keep the masks as they are; see `Scheme.finish`."""
         self._require_attached()
         self._end()
-        return self.model
-
-    def remove(self) -> nn.Module:
-        """Let the weights go; what was pruned so far is zero and may grow again. See `Scheme.remove`."""
-        self._end()
-        masks.detach(self.model)
         return self.model
 
     @torch.no_grad()

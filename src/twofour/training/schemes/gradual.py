@@ -18,7 +18,7 @@ from twofour.criteria import Criterion
 from twofour.errors import TrainingError
 from twofour.layers import PrunableWeight
 from twofour.patterns import NM, Block, Pattern, parse
-from twofour.training.schemes.base import Scheme, assigned
+from twofour.training.schemes.base import Masking, assigned
 
 LEVELS = 100
 """Levels of blocks at most: Zhu and Gupta prune every 100 steps or so."""
@@ -108,7 +108,7 @@ def _levels(final: NM | Block, begin: int, end: int) -> Iterator[tuple[int, NM |
         yield (begin + round((end - begin) * index / spread) if len(kept) > 1 else end), NM(n, final.m)
 
 
-class Gradual(Scheme):
+class Gradual(Masking):
     """The schedule; the parameters are plain ones, masked more from level to level.
 
     Attributes:
@@ -172,12 +172,6 @@ class Gradual(Scheme):
         self._require_attached()
         self._prune(self.levels[-1][1])
         self._end()
-        return self.model
-
-    def remove(self) -> nn.Module:
-        """Let the weights go; what was pruned so far is zero and may grow again. See `Scheme.remove`."""
-        self._end()
-        masks.detach(self.model)
         return self.model
 
     def _advance(self) -> None:
