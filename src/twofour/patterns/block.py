@@ -87,8 +87,9 @@ class Block(Pattern):
 
     def within(self, other: Pattern) -> bool:
         """Tell whether these blocks obey another pattern whatever their number; see `Pattern.within`."""
-        same = isinstance(other, Block) and (self.r, self.c, self.parts) == (other.r, other.c, other.parts)
-        return same and isinstance(other, Block) and self.sparsity >= other.sparsity
+        if not isinstance(other, Block):
+            return False
+        return other.at(self.sparsity) == self and self.sparsity >= other.sparsity
 
     def on_parts(self, parts: int, rows: int) -> Block:
         """Return the pattern for a weight whose `rows` are `parts` gates: as it is where no block would cross them."""
