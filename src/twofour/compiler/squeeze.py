@@ -121,7 +121,7 @@ def _read(module: fx.GraphModule, x: Any, scale: Any, node: fx.Node) -> tuple[fx
     mean = _step(first.args[0], images) if first is not None and reduce is not None else None
     if gate is None or expand is None or reduce is None or mean is None or not _is_mean(mean, x):
         return None
-    plain = _activation(expand) == "none" and len(_dense(expand)) == image.shape[1]
+    plain = _activation(expand) == "none" and expand.problem.rows == image.shape[1]
     return (x, reduce, expand, _GATES[gate.target]) if plain else None
 
 

@@ -20,8 +20,8 @@ from twofour.packing import Packed
 REORDER_TOKENS = 128
 """Token count that the reorder is told; the blocked weight serves every other count too."""
 
-ATTRIBUTES = {"relu": ("relu", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", "")}
-"""Activation -> what oneDNN calls it: a post-operation and its algorithm."""
+ATTRIBUTES = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", "")}
+"""Activation -> what oneDNN calls it: a post-operation and its algorithm. Its ReLU makes NaN zero and is left out."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,9 @@ class OneDnnMatmul(Kernel):
         if epilogue.activation == "none":
             combine = "add" if epilogue.combine == "add" else "mul"
             return torch.ops.mkldnn._linear_pointwise.binary(x, other, weight.tensor, bias, combine)
-        kind, algorithm = ATTRIBUTES[epilogue.activation]
-        relu = kind == "relu"  # oneDNN's makes NaN zero
-        y = torch.ops.mkldnn._linear_pointwise(x, weight.tensor, bias, *("none" if relu else kind, [], algorithm))
-        y = y.relu_() if relu else y
+        kind, algorithm = ATTRIBUTES.get(epilogue.activation, ("none", ""))
+        y = torch.ops.mkldnn._linear_pointwise(x, weight.tensor, bias, kind, [], algorithm)
+        y = y.relu_() if epilogue.activation == "relu" else y
         return y if other is None else COMBINES[epilogue.combine](y, other)
 
 
