@@ -139,7 +139,7 @@ def keeping_buffers(model: nn.Module) -> Iterator[None]:
 
 def write_back(buffer: Tensor, values: Tensor) -> None:
     """Give a buffer its values back where it has lost them; under inference mode its version does not tell."""
-    if not torch.equal(buffer, values):
+    if not bool(((buffer == values) | ((buffer != buffer) & (values != values))).all()):
         with torch.inference_mode(buffer.is_inference()), torch.no_grad():
             buffer.copy_(values)
 

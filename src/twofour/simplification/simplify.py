@@ -65,10 +65,10 @@ def simplify(model: nn.Module, example: Any, *, rules: str = EXACT) -> nn.Module
         return model
     example, training = Example.of(example), model.training
     runs = calls.explaining(LayerError, "the example", wanted=calls.FORMS, remedy=UNFIT_EXAMPLE)
-    with calls.evaluating(model), calls.keeping_buffers(model), torch.no_grad(), runs:
-        example.run(model)
-    given = arguments(model, example.args, example.kwargs)
-    with TRACING, calls.evaluating(model), torch.no_grad():
+    with TRACING, calls.evaluating(model), calls.keeping_buffers(model), torch.no_grad():
+        with runs:
+            example.run(model)
+        given = arguments(model, example.args, example.kwargs)
         graph = capture(model, given)
         for rule in (IDENTITIES, CUT_PROJECTIONS):
             rule.rewrite(graph.module)
