@@ -61,7 +61,7 @@ SERVED = 64
 def _lie(values: Sequence[Any], positional: int, names: tuple[str, ...]) -> Any:
     """Return all that a graph could ask of a call of plain tensors, which is how they lie; None of any other call.
 
-    Binding a call to a signature and asking a graph's guards takes 25 us, this a tenth of it.
+    Binding a call of one tensor to a signature and asking a graph's guards takes 24 us on an Ice Lake Xeon, this 3.
     """
     if not all(type(value) is Tensor and value.layout is torch.strided and value.is_cpu for value in values):
         return None
