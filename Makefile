@@ -1,6 +1,7 @@
 # make demo    the whole pipeline on real data, one to four minutes after installation
 # make tiny    the whole pipeline on two layers, a few seconds
-# make test    every test this machine can run, in JOBS=2 processes; what is skipped is printed with its reason
+# make test    every test this machine can run but the long sweeps, in JOBS=2 processes; what is skipped is printed with its reason
+# make test-long  the long sweeps: tests marked `long`
 # make test-isa the same under each TWOFOUR_ISA that this CPU has, in turn: what runs on lesser CPUs is run here
 # make test-ray two Ray workers on this machine, in an environment of its own inside build/ (75 MB to download)
 # make test-arm  rows for aarch64, compiled here and run under qemu: needs g++-aarch64-linux-gnu, qemu-user, cmake
@@ -31,7 +32,7 @@ NATIVE := $(shell find src -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name
 OP ?= linear
 JOBS ?= 2
 
-.PHONY: demo tiny test test-arm test-isa test-gpu bench-gpu test-ray check bench records figures sanitize sanitize-threads fuzz fuzz-quick kill kernels tables build clean
+.PHONY: demo tiny test test-long test-arm test-isa test-gpu bench-gpu test-ray check bench records figures sanitize sanitize-threads fuzz fuzz-quick kill kernels tables build clean
 
 demo: $(VENV)/demo.stamp $(VENV)/package.stamp
 	$(BIN)/twofour demo $(ARGS)
@@ -41,6 +42,9 @@ tiny: $(VENV)/test.stamp $(VENV)/package.stamp
 
 test: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+test-long: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long $(ARGS)
 
 # Every level is run, also after one that failed.
 test-isa: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp

@@ -211,6 +211,10 @@ def test_what_a_file_may_not_ask_for_is_left_aside(file: Path, parts: dict[str, 
     assert reason in why(loaded)
     with torch.inference_mode():
         loaded(**inputs(2, 8))
+
+
+def test_an_example_replaces_a_graph_that_was_left_aside(file: Path) -> None:
+    change(file, version=2)
     assert twofour.load(file, network(1), graph=True, example=inputs(2, 8)).plan.account.engine == "graph"
 
 
