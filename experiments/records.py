@@ -83,7 +83,38 @@ class Nearness:
     commit: str
 
 
-R = TypeVar("R", Row, Run, Nearness)
+@dataclass(frozen=True)
+class Trained:
+    """One recurrent net trained from scratch, pruned meanwhile.
+
+    Attributes:
+        key: How it was pruned.
+        seed: Of its weights and its batches.
+        value: The metric at the end.
+        sparsity: Share of the recurrent weights that is zero.
+        parameters: Those of the whole net that are not.
+        width: Of the recurrent layer.
+        factor: Of the thresholds; 0 where there are none.
+        quantiles: The 0.9 quantile of |w| at the end, by parameter.
+        seconds: Of the training, without the search for the factor.
+        epochs: Of the training.
+        commit: The version it was run with.
+    """
+
+    key: str
+    seed: int
+    value: float
+    sparsity: float
+    parameters: int
+    width: int
+    factor: float
+    quantiles: dict[str, float]
+    seconds: float
+    epochs: int
+    commit: str
+
+
+R = TypeVar("R", Row, Run, Nearness, Trained)
 
 
 class Records(Generic[R]):

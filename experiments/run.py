@@ -16,11 +16,12 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch import nn
 
+import block_rnn
 import gradients as pruned_gradients
 import page as results_page
 from arms import AGAIN, FOLLOW_LOSS, ONE_SHOT, Arm, built
-from records import SCRATCH, Nearness, Records, Row, Run, version
-from tasks import GRADIENTS, TASKS, Task
+from records import SCRATCH, Nearness, Records, Row, Run, Trained, version
+from tasks import BLOCKS, GRADIENTS, TASKS, Task
 from twofour import training
 from twofour.checkpoints import write_tensors
 from twofour.errors import TwofourError
@@ -99,6 +100,33 @@ def nearness(
         for row in pruned_gradients.nearness(subject, seed):
             records.add(row)
             console.print(f"seed {seed}: {row.key}: size {row.size:.3f}, cosine {row.cosine:.3f}, {row.lowest:.3f}")
+
+
+@app.command()
+def blocks(
+    name: Annotated[str, typer.Argument(help=", ".join(name.removeprefix("blocks-") for name in BLOCKS))],
+    seeds: Annotated[str, typer.Option(help="Comma separated.")] = "0,1,2",
+    only: Annotated[
+        str, typer.Option(help="Globs of rows, comma separated: '4x4 *'; the dense net comes first.")
+    ] = "*",
+    threads: Annotated[int, typer.Option(help="0: torch's own choice.")] = 0,
+    record: Annotated[bool, typer.Option("--record", help="Keep the rows in experiments/records, in git.")] = False,
+) -> None:
+    """Train recurrent nets that lose blocks meanwhile, and dense ones; a stopped run goes on where it stopped."""
+    if f"blocks-{name}" not in BLOCKS:
+        raise typer.BadParameter(f"{name!r}: wanted {', '.join(task.removeprefix('blocks-') for task in BLOCKS)}")
+    if threads:
+        torch.set_num_threads(threads)
+    subject = BLOCKS[f"blocks-{name}"]()
+    records = Records(subject.name, asdict(subject.metric), record, Trained)
+    for seed in map(int, seeds.split(",")):
+        for arm in block_rnn.ARMS:
+            wanted = arm == block_rnn.DENSE or any(fnmatch.fnmatch(arm.key, glob) for glob in only.split(","))
+            if (arm.key, seed) in records.rows or not wanted:
+                continue
+            row = block_rnn.measured(subject, arm, seed, list(records.rows.values()))
+            records.add(row)
+            console.print(f"{name} seed {seed}: {arm.key}: {row.value:.3f} at {100 * row.sparsity:.1f} % zeros")
 
 
 @app.command()

@@ -1,8 +1,11 @@
 """The tasks of the results page, by name."""
 
 from tasks.base import Metric, Task
+from tasks.characters import ShakespeareGru, ShakespeareLstm, WikiTextGru, WikiTextLstm
 from tasks.cifar10 import Cifar10
+from tasks.digits import DigitsGru
 from tasks.fashion import Fashion
+from tasks.recurrent import Recurrent
 from tasks.resnet9 import GradientsCifar10, GradientsCifar10Short
 from tasks.speech import Speech
 from tasks.sst2 import Sst2, Sst2Pretrained
@@ -17,5 +20,9 @@ GRADIENTS: dict[str, type[Task]] = {
     task.name: task for task in (GradientsCifar10, GradientsCifar10Short, GradientsWikiText)
 }
 """Trainings from scratch in which dL/dz is pruned."""
+BLOCKS: dict[str, type[Recurrent]] = {
+    task.name: task for task in (ShakespeareGru, ShakespeareLstm, DigitsGru, WikiTextGru, WikiTextLstm)
+}
+"""Recurrent nets that lose blocks while they train."""
 
-__all__ = ["GRADIENTS", "TASKS", "Metric", "Task"]
+__all__ = ["BLOCKS", "GRADIENTS", "TASKS", "Metric", "Recurrent", "Task"]

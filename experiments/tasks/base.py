@@ -23,6 +23,7 @@ class Metric:
         higher: Whether more is better.
         held_out: How many examples (or tokens) it is measured on.
         of: What those are.
+        decimals: Of its values on the page.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Metric:
     higher: bool
     held_out: int
     of: str
+    decimals: int = 2
 
 
 class Task(ABC):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import exp, log
 from typing import Any
 
 import torch
@@ -263,7 +264,10 @@ def find_factor(
     runs: int = 8,
     close: float = 0.01,
 ) -> float:
-    """Return the factor that makes a run end at a wanted sparsity: by halving the interval of its logarithm.
+    """Return the factor that makes a run end at a wanted sparsity, by false position on its logarithm.
+
+    The first runs halve the interval; once one run was too sparse and one not sparse enough, a line between the two
+    says where to look.
 
     Args:
         train: Trains with a factor and returns the sparsity reached, which grows with the factor; a short run tells.
@@ -283,14 +287,25 @@ def find_factor(
             wanted="0 < sparsity < 1, 0 < least < most, at least one run",
             remedy="find_factor(train, 0.9)",
         )
+    ends: list[tuple[float, float | None]] = [(log(least), None), (log(most), None)]
     best, error = 1.0, float("inf")
     for _ in range(runs):
-        factor = (least * most) ** 0.5
+        place = _between(ends, sparsity)
+        factor = exp(place)
         found = train(factor)
         _log.info("factor %.3g: %.1f %% of the values pruned", factor, 100 * found)
         if abs(found - sparsity) < error:
             best, error = factor, abs(found - sparsity)
         if error <= close:
             break
-        least, most = (factor, most) if found < sparsity else (least, factor)
+        ends[0 if found < sparsity else 1] = (place, found)
     return best
+
+
+def _between(ends: Sequence[tuple[float, float | None]], wanted: float) -> float:
+    """Return where to look next: where a line between two measured ends meets `wanted`, else the middle."""
+    (low, below), (high, above) = ends
+    share = 0.5
+    if below is not None and above is not None and above > below:
+        share = min(max((wanted - below) / (above - below), 0.1), 0.9)  # an end that stays would slow the search down
+    return low + share * (high - low)
