@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +21,9 @@ SPARSITY = 0.8
 LASSO = 2.5e-5
 """Of GLP: with sqrt(16) in front of each block of 4 x 4 this is 1e-4 on the plain sum of their norms."""
 
-FACTORS = (0.3, 1.5)
-"""Where the factor is looked for."""
+REACH = (0.8, 2.0)
+"""Where the factor is looked for, times the fourth root of a block's values, by which the paper's rule multiplies: the
+larger blocks are, the less of it nets of this size take."""
 
 LOOKS = 20
 """Looks at the blocks in an epoch: the paper's every 100 steps are too few for so short a training."""
@@ -58,10 +59,11 @@ SQUARES = ((4, 4), (8, 8), (16, 16))
 ARMS = (
     DENSE,
     SMALL,
-    Arm("BP", UNSTRUCTURED),
     *(Arm(way, blocks) for blocks in SQUARES for way in ("BP", "GLP")),
+    Arm("BP", UNSTRUCTURED),
     *(Arm("cubic", blocks) for blocks in (UNSTRUCTURED, *SQUARES)),
-    *(Arm("GLP", blocks, "large") for blocks in SQUARES),
+    Arm("GLP", (4, 4), "large"),
+    *(Arm("cubic", blocks, "large") for blocks in ((4, 4), (16, 16))),
 )
 
 
@@ -153,7 +155,7 @@ def measured(task: Recurrent, arm: Arm, seed: int, rows: Sequence[Trained]) -> T
             trials[factor].run(task.epochs // 2)  # the thresholds stand still from here on
             return zeros(trials[factor].model)
 
-        factor = known[0] if known else found(reached, sparsity(task, arm))
+        factor = known[0] if known else found(reached, arm, sparsity(task, arm))
         training = trials.get(factor) or rising(task, arm, seed, quantiles, factor)
     else:
         model = task.network(seed, width(task, arm))
@@ -164,9 +166,11 @@ def measured(task: Recurrent, arm: Arm, seed: int, rows: Sequence[Trained]) -> T
     return row(training, arm, factor)
 
 
-def found(reached, wanted: float) -> float:
+def found(reached: Callable[[float], float], arm: Arm, wanted: float) -> float:
     """Return the factor that ends near the wanted sparsity."""
-    return block_thresholds.find_factor(reached, wanted, least=FACTORS[0], most=FACTORS[1], runs=5, close=0.012)
+    rule = (arm.blocks[0] * arm.blocks[1]) ** 0.25
+    least, most = (end / rule for end in REACH)
+    return block_thresholds.find_factor(reached, wanted, least=least, most=most, runs=5, close=0.012)
 
 
 def rising(task: Recurrent, arm: Arm, seed: int, quantiles: dict[str, float], factor: float) -> Training:

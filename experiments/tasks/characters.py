@@ -17,7 +17,7 @@ from tasks.base import Batches, Metric
 from tasks.recurrent import Recurrent
 from twofour.demo.data import data_folder
 
-TRAIN, HELD_OUT = 500_000, 100_000  # characters
+TRAIN, HELD_OUT = 300_000, 100_000  # characters
 KNOWN = 96  # the most frequent characters; the others are one
 EMBEDDING, CONTEXT, BATCH, STREAMS = 64, 64, 32, 50
 
@@ -42,8 +42,8 @@ class Characters(Recurrent):
     cell: type[nn.RNNBase]
     width, larger, epochs = 128, 256, 6
     notes = (
-        f"One layer on an embedding of {EMBEDDING}; the first {TRAIN:,} characters, windows of {CONTEXT}, batch {BATCH}, "
-        "{epochs} epochs, Adam 3e-3, one cycle, gradients clipped at 1. The held-out characters are read in "
+        f"One layer on an embedding of {EMBEDDING}; the first {TRAIN:,} characters, windows of {CONTEXT}, batch "
+        f"{BATCH}, {{epochs}} epochs, Adam 3e-3, one cycle, gradients clipped at 1. Held-out text is read in "
         f"{STREAMS} long streams."
     )
 

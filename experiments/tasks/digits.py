@@ -28,8 +28,8 @@ class DigitsGru(Speech, Recurrent):
     name = "blocks-digits-gru"
     title = "Free Spoken Digit Dataset, GRU of 128 over 32 mel bands"
     notes = (
-        "2,700 clips of six speakers, the official split, 64 frames each; {epochs} epochs (AdamW 2e-3, weight decay 0.05, "
-        "batch 50, one cycle, random shifts, gradients clipped at 1)."
+        "2,700 clips of six speakers, the official split, 64 frames each; {epochs} epochs (AdamW 2e-3, weight "
+        "decay 0.05, batch 50, one cycle, random shifts, gradients clipped at 1)."
     )
     epochs, width, larger = 10, 128, 256
 
