@@ -97,3 +97,14 @@ AGAIN = (
     Arm("1:4", "magnitude", again=True),
     Arm("8:2:8", "magnitude", again=True),
 )
+
+
+def one_shot(task: Task) -> tuple[Arm, ...]:
+    """The rows of a task that are pruned alone."""
+    further = (Arm(pattern, criterion) for pattern in task.patterns for criterion in ("magnitude", "admm"))
+    return (*ONE_SHOT, *further)
+
+
+def again(task: Task) -> tuple[Arm, ...]:
+    """The rows of a task whose training is repeated."""
+    return (*AGAIN, *(Arm(pattern, "admm", again=True) for pattern in task.patterns))

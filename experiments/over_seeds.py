@@ -6,13 +6,15 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from records import Row, Run
+from records import Row, Run, Trained
+
+Measured = Row | Run | Trained
 
 # Two-sided 95 % quantiles of Student's t by degrees of freedom (any table of the distribution).
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
-def paired(rows: Sequence[Row | Run], control: Sequence[Row | Run]) -> list[tuple[float, float]]:
+def paired(rows: Sequence[Measured], control: Sequence[Measured]) -> list[tuple[float, float]]:
     """Values of the two with the same seed."""
     other = {row.seed: row.value for row in control}
     return [(row.value, other[row.seed]) for row in rows if row.seed in other]
@@ -24,27 +26,27 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
     return statistics.mean(differences), half
 
 
-def difference(rows: Sequence[Row | Run], control: Sequence[Row | Run]) -> str:
+def difference(rows: Sequence[Measured], control: Sequence[Measured], decimals: int = 2) -> str:
     """The mean paired difference as the page prints it."""
     pairs = paired(rows, control)
     if not pairs:
         return "no control yet"
     if len(pairs) == 1:
-        return f"{signed(pairs[0][0] - pairs[0][1])} (one seed)"
+        return f"{signed(pairs[0][0] - pairs[0][1], decimals)} (one seed)"
     mean, half = interval([a - b for a, b in pairs])
-    return f"{signed(mean)} ± {half:.2f}"
+    return f"{signed(mean, decimals)} ± {half:.{decimals}f}"
 
 
-def signed(value: float) -> str:
-    """Two decimals and a sign."""
-    return f"{round(value, 2) + 0.0:+.2f}"  # + 0.0: no minus before zero
+def signed(value: float, decimals: int = 2) -> str:
+    """Two decimals, or so many, and a sign."""
+    return f"{round(value, decimals) + 0.0:+.{decimals}f}"  # + 0.0: no minus before zero
 
 
 def values(found: Sequence[float], metric: dict[str, object]) -> str:
     """Mean ± deviation over seeds; of one accuracy, ± its binomial standard error."""
-    mean = statistics.mean(found)
+    mean, decimals = statistics.mean(found), metric.get("decimals", 2)
     if len(set(found)) > 1:
-        return f"{mean:.2f} ± {statistics.stdev(found):.2f}"
+        return f"{mean:.{decimals}f} ± {statistics.stdev(found):.{decimals}f}"
     if metric["unit"] == "%":
         return f"{mean:.2f} ± {math.sqrt(mean * (100 - mean) / float(str(metric['held_out']))):.2f}"
-    return f"{mean:.2f}"
+    return f"{mean:.{decimals}f}"

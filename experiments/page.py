@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import blocks_page
 import gradients_page
-from arms import AGAIN, CONTROL, ONE_SHOT, Arm
+from arms import CONTROL, Arm, again, one_shot
 from over_seeds import difference, interval, paired, signed, values
 from records import TRACKED, Row, load
 from tasks import TASKS, Task
@@ -48,6 +49,7 @@ def write() -> Path:
     for name, kind in TASKS.items():
         path = TRACKED / f"{name}.json"
         parts.append(_section(kind(), *load(path)) if path.exists() else _waiting(kind()))
+    parts += blocks_page.sections(TRACKED)
     parts += gradients_page.sections(TRACKED)
     with replacing(PAGE) as temporary:
         temporary.write_text("\n".join(parts), encoding="utf-8")
@@ -71,21 +73,21 @@ def _section(task: Task, head: dict[str, object], rows: list[Row]) -> str:
         f"{metric['name']}{unit}, {direction} is better, "
         f"{metric['held_out']:,} held-out {metric['of']}. {task.notes.format(epochs=task.epochs)}\n",
     ]
-    one_shot = [arm for arm in ONE_SHOT if arm.key in found]
-    if one_shot:
+    pruned = [arm for arm in one_shot(task) if arm.key in found]
+    if pruned:
         dense = values([row.dense for row in _one_per_seed(rows)], metric)
         lines += [f"| one-shot | {metric['name']} | difference to dense |", "| --- | --- | --- |"]
-        lines += [f"| dense | {dense} | |", *(_one_shot_line(arm, found[arm.key], metric) for arm in one_shot), ""]
-        lines += _remarks(one_shot, found, metric)
-    again = [arm for arm in AGAIN if arm.key in found]
-    if again:
+        lines += [f"| dense | {dense} | |", *(_one_shot_line(arm, found[arm.key], metric) for arm in pruned), ""]
+        lines += _remarks(pruned, found, metric)
+    trained = [arm for arm in again(task) if arm.key in found]
+    if trained:
         lines += [
             f"| trained again | before | {metric['name']} | difference to the control | seeds |",
             "| --- | --- | --- | --- | --- |",
-            *(_again_line(arm, found[arm.key], found[CONTROL.key], metric) for arm in again),
+            *(_again_line(arm, found[arm.key], found[CONTROL.key], metric) for arm in trained),
             "",
         ]
-        lines += [*_verdict(found, metric), *_goal(again, found, metric)]
+        lines += [*_verdict(found, metric), *_goal(trained, found, metric)]
     hours = sum(row.seconds for row in rows) / 3600
     commits = sorted({row.commit for row in rows})
     lines.append(f"Measured in {hours:.1f} h, the last row on {machine['cpu']}; twofour at {', '.join(commits)}.\n")

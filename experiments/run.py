@@ -19,7 +19,7 @@ from torch import nn
 import block_rnn
 import gradients as pruned_gradients
 import page as results_page
-from arms import AGAIN, FOLLOW_LOSS, ONE_SHOT, Arm, built
+from arms import FOLLOW_LOSS, Arm, again, built, one_shot
 from records import SCRATCH, Nearness, Records, Row, Run, Trained, version
 from tasks import BLOCKS, GRADIENTS, TASKS, Task
 from twofour import training
@@ -50,7 +50,9 @@ def task(
         torch.set_num_threads(threads)
     subject = TASKS[name]()
     records = Records(name, asdict(subject.metric), record)
-    arms = [arm for arm in (*ONE_SHOT, *AGAIN) if stage in ("all", "again" if arm.again else "one-shot")]
+    arms = [
+        arm for arm in (*one_shot(subject), *again(subject)) if stage in ("all", "again" if arm.again else "one-shot")
+    ]
     for seed in map(int, seeds.split(",")):
         for arm in _wanted(arms, only.split(","), subject, seed):
             if not fresh and (arm.key, seed) in records.rows:

@@ -45,6 +45,7 @@ class Task(ABC):
         epochs: Epochs of every training: the dense one where there is none published, and each repetition.
         skip: Layers that stay dense, beside those that `eligibility` leaves out.
         eligibility: As in `twofour.prune`.
+        patterns: What the task is pruned to beside the patterns of every task.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Task(ABC):
     epochs: int
     skip: tuple[str, ...] = ()
     eligibility: str = "asp"
+    patterns: tuple[str, ...] = ()
 
     @property
     @abstractmethod

@@ -29,6 +29,7 @@ class Stsb(Task):
     )
     pretrained = True
     epochs = 1
+    patterns = ("block:16x16@0.5", "block:16x16@0.8")
 
     @property
     def metric(self) -> Metric:
