@@ -13,6 +13,7 @@ from records import Trained, version
 from tasks.base import one_cycle
 from tasks.recurrent import Recurrent
 from twofour import masks
+from twofour.patterns import Block
 from twofour.training import block_thresholds, gradual
 
 SPARSITY = 0.8
@@ -189,7 +190,7 @@ def rising(task: Recurrent, arm: Arm, seed: int, quantiles: dict[str, float], fa
 def cubic(task: Recurrent, arm: Arm, model: nn.Module) -> gradual.Gradual:
     """Attach the library's own schedule, between the same steps."""
     epoch = len(task.loader(0))
-    pattern = f"block:{arm.blocks[0]}x{arm.blocks[1]}@{sparsity(task, arm)}"
+    pattern = Block(*arm.blocks, sparsity(task, arm))
     return gradual.attach(model, pattern, begin=epoch, end=task.epochs // 2 * epoch, skip=task.skip, eligibility="any")
 
 

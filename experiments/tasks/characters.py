@@ -43,9 +43,9 @@ class Characters(Recurrent):
     cell: type[nn.RNNBase]
     width, larger, epochs = 128, 256, 6
     notes = (
-        f"One layer on an embedding of {EMBEDDING}. {{epochs}} epochs, each {EPOCH:,} characters in windows of {CONTEXT} from "
-        f"anywhere in the first {TRAIN:,}; batch {BATCH}, Adam 4e-3, one cycle, gradients clipped at 1. Held-out text is "
-        f"read in {STREAMS} long streams."
+        f"One layer on an embedding of {EMBEDDING}. {{epochs}} epochs, each {EPOCH:,} characters in windows of "
+        f"{CONTEXT} from anywhere in the first {TRAIN:,}; batch {BATCH}, Adam 4e-3, one cycle, gradients clipped at 1. "
+        f"Held-out text is read in {STREAMS} long streams."
     )
 
     @property
