@@ -91,11 +91,17 @@ def test_texts_come_back(text: str) -> None:
     assert parse(text).name == text and parse(parse(text)) is parse(text)
 
 
+def test_a_share_that_python_prints_in_full_is_rounded() -> None:
+    assert parse(f"block:4x4@{2 / 3}") == Block(4, 4, 2 / 3) and parse(f"block:4x4@{2 / 3}").name.endswith(
+        "@0.666666667"
+    )
+
+
 @pytest.mark.parametrize(
     "text",
     ["block", "block:", "block:16x16", "block:16x16@", "block:16x16@1", "block:0x4@0.5", "block:1x1@0.5",
      "block:16x16@1.5", "block:16x16@-0.5", "block:16x16@0.9/0", "block:16x16@nan", "block:9999x1@0.5",
-     "block:4x4@1e-3"],
+     "block:4x4@1e-3", "block:4x4@0.99999999999"],
 )  # fmt: skip
 def test_other_texts_are_refused_with_a_pattern_that_works(text: str) -> None:
     with pytest.raises(PatternError, match=r"block:16x16@0\.9") as caught:

@@ -15,7 +15,7 @@ from twofour.patterns.transposable import Transposable
 from twofour.patterns.vnm import VNM
 
 _FORMS = '"N:M" (2:4, 1:2, 4:8, ...), "2:4-transposable", "4:8-pairs", "V:N:M" (64:2:8, ...) or "block:RxC@S"'
-_BLOCK = re.compile(r"block:([0-9]{1,4})x([0-9]{1,4})@([01]?\.[0-9]{1,9}|[01])(?:/([0-9]{1,2}))?")
+_BLOCK = re.compile(r"block:([0-9]{1,4})x([0-9]{1,4})@([01]?\.[0-9]{1,20}|[01])(?:/([0-9]{1,2}))?")
 _KINDS: dict[str, Callable[..., Pattern]] = {
     r"([0-9]{1,4}):([0-9]{1,4})": NM,
     r"([0-9]{1,4}):([0-9]{1,4})-pairs": PairedNM,
