@@ -22,9 +22,8 @@ SPARSITY = 0.8
 LASSO = 2.5e-5
 """Of GLP: with sqrt(16) in front of each block of 4 x 4 this is 1e-4 on the plain sum of their norms."""
 
-REACH = (0.8, 2.0)
-"""Where the factor is looked for, times the fourth root of a block's values, by which the paper's rule multiplies: the
-larger blocks are, the less of it nets of this size take."""
+REACH = (0.8, 4.0)
+"""Where the factor is looked for, times the fourth root of a block's values, by which the paper's rule multiplies."""
 
 LOOKS = 20
 """Looks at the blocks in an epoch: the paper's every 100 steps are too few for so short a training."""
@@ -171,7 +170,7 @@ def found(reached: Callable[[float], float], arm: Arm, wanted: float) -> float:
     """Return the factor that ends near the wanted sparsity."""
     rule = (arm.blocks[0] * arm.blocks[1]) ** 0.25
     least, most = (end / rule for end in REACH)
-    return block_thresholds.find_factor(reached, wanted, least=least, most=most, runs=5, close=0.012)
+    return block_thresholds.find_factor(reached, wanted, least=least, most=most, runs=7, close=0.012)
 
 
 def rising(task: Recurrent, arm: Arm, seed: int, quantiles: dict[str, float], factor: float) -> Training:

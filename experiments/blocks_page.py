@@ -78,13 +78,19 @@ def _section(task: Recurrent, head: dict[str, Any], rows: list[Trained]) -> str:
 def _line(arm: Arm, of: dict[Arm, list[Trained]], metric: dict[str, Any]) -> str:
     rows, decimals = of[arm], metric.get("decimals", 2)
     apart = ["" if arm == control else difference(rows, of[control], decimals) for control in (DENSE, SMALL)]
-    zeros = f"{100 * statistics.mean(row.sparsity for row in rows):.1f}" if arm.way else ""
+    zeros = _zeros([100 * row.sparsity for row in rows]) if arm.way else ""
     kept = f"{statistics.mean(row.parameters for row in rows):,.0f}"
     factor = f"{rows[0].factor:.2f}" if rows[0].factor else ""
     value = values([row.value for row in rows], metric)
     return (
         f"| {arm.key} | {rows[0].width} | {zeros} | {kept} | {value} | {' | '.join(apart)} | {factor} | {len(rows)} |"
     )
+
+
+def _zeros(found: list[float]) -> str:
+    """The mean, or the least and the most where seeds differ by more than a point."""
+    apart = max(found) - min(found) > 1
+    return f"{min(found):.1f} to {max(found):.1f}" if apart else f"{statistics.mean(found):.1f}"
 
 
 def _order(of: dict[Arm, list[Trained]], metric: dict[str, Any]) -> list[str]:
