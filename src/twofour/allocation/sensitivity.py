@@ -204,6 +204,13 @@ def _criterion(criterion: str | Criterion, loss: Any) -> Layerwise:
             wanted="a criterion that decides weight by weight",
             remedy='"magnitude", "wanda" or "sparsegpt"',
         )
+    if chosen.over != "weight":
+        raise RecipeError(
+            "the sensitivity of a layer is that of the layer alone",
+            got=f"criterion {chosen.name}",
+            wanted="a criterion that ranks each weight by itself",
+            remedy="leave over=model out: `allocate` chooses the shares of the layers",
+        )
     criteria.require_given(chosen, (), loss if chosen.need == "gradients" else None)  # data are looked at by `take`
     if loss is not None:
         require_function(loss)

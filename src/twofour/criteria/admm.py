@@ -51,6 +51,7 @@ class ADMM(Layerwise):
     refine: int = 60
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.dampening > 0 or self.block < 1 or self.steps < 0 or self.refine < 0:
             raise RecipeError(
                 "ADMM's options cannot be used",

@@ -13,7 +13,14 @@ from typing import Any, ClassVar, cast
 from torch import Tensor
 
 from twofour.calibration import Need, Statistics
-from twofour.patterns import Pattern
+from twofour.errors import RecipeError, one_of
+from twofour.patterns import Block, Pattern
+
+OVER = ("weight", "model")
+"""Where blocks are ranked: each weight by itself, or all weights together."""
+
+NORMS = ("l1", "l2", "max")
+"""What makes one score of a block's: see `Block.scores`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +67,19 @@ class Criterion(ABC):
         return self.name
 
 
+@dataclass(frozen=True, kw_only=True)
 class Layerwise(Criterion):
-    """A criterion that decides weight by weight."""
+    """A criterion that decides weight by weight.
+
+    Attributes:
+        over: What the blocks of a block pattern are ranked over: each "weight" by itself, or the "model", where each
+            weight ends with a share of its own (`criteria.shares`). Other patterns fix what stays of each group.
+    """
+
+    over: str = "weight"
+
+    def __post_init__(self) -> None:
+        one_of("the range of a ranking is not known", self.over, OVER, RecipeError, "over=weight is the default")
 
     @abstractmethod
     def solve(self, weight: Tensor, pattern: Pattern, statistics: Statistics | None, name: str) -> Solution:
@@ -78,14 +96,23 @@ class Layerwise(Criterion):
         """
 
 
+@dataclass(frozen=True, kw_only=True)
 class Scored(Layerwise):
     """A criterion that ranks the values of each group and leaves those kept as they are.
 
     Attributes:
         absolute: Whether the scores are to be ranked by their absolute value.
+        norm: What makes the score of a block of those of its values: "max" the largest, as Narang et al. 2017, section
+            3.1, take it, "l1" their mean, "l2" the root of their mean square. Other patterns have no blocks.
     """
 
     absolute: ClassVar[bool] = False
+
+    norm: str = "max"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("the norm of a block is not known", self.norm, NORMS, RecipeError, "norm=max is the default")
 
     @abstractmethod
     def score(self, weight: Tensor, statistics: Statistics | None = None, name: str = "") -> Tensor:
@@ -95,4 +122,13 @@ class Scored(Layerwise):
         """Keep the best-scored values of each group."""
         scores = self.score(weight, statistics, name)
         # As (out, in): patterns that tie rows together see those of all groups in order.
-        return Solution(pattern.project(scores.flatten(0, 1), absolute=self.absolute).view(scores.shape))
+        return Solution(self.choose(scores.flatten(0, 1), pattern).view(scores.shape))
+
+    def choose(self, scores: Tensor, pattern: Pattern) -> Tensor:
+        """Return the mask of scores (out, in).
+
+        Raises:
+            PatternError: The scores hold NaN or infinity.
+        """
+        options = {"norm": self.norm} if isinstance(pattern, Block) else {}
+        return pattern.project(scores, absolute=self.absolute, **options)

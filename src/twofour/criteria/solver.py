@@ -15,6 +15,7 @@ from twofour.calibration import Batch, Statistics
 from twofour.calibration.gradients import Loss, require_function
 from twofour.criteria.base import Criterion, Layerwise, Solution
 from twofour.criteria.learned import Learned
+from twofour.criteria.shares import over_model
 from twofour.errors import DataError, LayerError, PatternError, RecipeError
 from twofour.layers import PrunableWeight, full_tensor, is_distributed
 from twofour.patterns import Pattern
@@ -130,6 +131,8 @@ def solve(
     solved = Solved()
     if data is None:
         assert isinstance(criterion, Layerwise), "others need data"
+        if criterion.over == "model":
+            weights = over_model(model, weights, criterion)
         solved.choices = [_choose(weight, pattern, criterion) for weight, pattern in weights]
         return solved
     require_unsharded(weights)
@@ -198,6 +201,10 @@ def _calibrated(
             run.slopes = calibration.gradients(model, listed, batches, loss, display)
         solved.refused = {w.name: NO_GRADIENT for w in listed if w.name not in {**run.learned, **run.slopes}}
         listed = [weight for weight in listed if weight.name not in solved.refused]
+    if isinstance(criterion, Layerwise) and criterion.over == "model":
+        pairs = [(weight, run.patterns[weight.name]) for weight in listed]
+        pairs = over_model(model, pairs, criterion, data=batches, slopes=run.slopes)
+        run.patterns |= {weight.name: pattern for weight, pattern in pairs}
     need = criterion.need if criterion.need in ("norms", "hessian") else "sample"
     unseen = calibration.calibrate(model, listed, batches, need, run.visit, display=display)
     if criterion.need in ("sample", "norms", "hessian"):

@@ -47,6 +47,7 @@ class SparseGPT(Layerwise):
     block: int = 128
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.dampening > 0 or self.block < 1:
             raise RecipeError(
                 "SparseGPT's options cannot be used",

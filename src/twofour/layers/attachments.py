@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from twofour.errors import TrainingError
@@ -59,6 +59,14 @@ class Attachment(ABC):
     @abstractmethod
     def remove(self) -> nn.Module:
         """Take it off and leave the weights as the optimiser left them; returns the model."""
+
+    def step(self) -> None:
+        """Count one optimiser step, after it; most have nothing to do, but not once they are over."""
+        self._require_attached()
+
+    def penalty(self) -> Tensor | float:
+        """Return what is to be added to the loss of a step."""
+        return 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must hold beside the states of model and optimiser."""

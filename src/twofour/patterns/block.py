@@ -173,14 +173,36 @@ class Block(Pattern):
         mean = summed / (tall.view(1, -1, 1, 1) * wide_)
         return mean.sqrt() if norm == "l2" else mean
 
-    def project(
-        self, scores: Real[Tensor, "*rows reduction"], *, absolute: bool = False
-    ) -> Bool[Tensor, "*rows reduction"]:
-        """Keep the blocks whose scores have the largest means; see `Pattern.project`."""
+    def ranks(
+        self, scores: Real[Tensor, "*rows reduction"], norm: str = "l1", *, absolute: bool = False
+    ) -> Float[Tensor, "parts down positions across"]:
+        """Return what blocks are ranked by: "l1", "l2" or "max" of the scores of their values, as in `scores`.
+
+        Args:
+            scores: (out, ..., in), larger is more important.
+            norm: Which.
+            absolute: Take |scores|. Else what is negative counts as 0, but between blocks that have nothing above 0
+                their means decide: criteria score dead inputs so. "l1" is the mean of all, negative ones included.
+
+        Raises:
+            PatternError: They cannot be ranked; see `Pattern.project`.
+        """
         require_groups(self, scores, "a tensor of scores")
         if scores.is_floating_point() and not torch.isfinite(scores).all():
             raise non_finite("a tensor of scores", scores)
-        return self.spread(self.best(self.scores(scores, "l1" if absolute else "mean")), tuple(scores.shape))
+        if absolute:
+            return self.scores(scores, norm)
+        means = self.scores(scores)
+        if norm == "l1":
+            return means
+        found = self.scores(scores.clamp(min=0), norm)
+        return torch.where(found > 0, found, means.clamp(max=0))
+
+    def project(
+        self, scores: Real[Tensor, "*rows reduction"], *, absolute: bool = False, norm: str = "l1"
+    ) -> Bool[Tensor, "*rows reduction"]:
+        """Keep the blocks that rank first; see `ranks` and `Pattern.project`."""
+        return self.spread(self.best(self.ranks(scores, norm, absolute=absolute)), tuple(scores.shape))
 
     def best(self, scores: Float[Tensor, "*blocks"], zeros: int | None = None) -> Bool[Tensor, "*blocks"]:
         """Return which blocks stay by their scores: all but the lowest, the first in order among equals.

@@ -157,6 +157,13 @@ def _require_scored(recipe: Recipe) -> None:
             wanted='"magnitude" or "random"',
             remedy="load the model and call twofour.prune(model, ..., data=...)",
         )
+    if recipe.criterion.over != "weight":
+        raise RecipeError(
+            "files are pruned weight by weight, so that nothing can be ranked over the model",
+            got=f"criterion {recipe.criterion.name}",
+            wanted="over=weight, or a loaded model",
+            remedy="twofour.prune(model, ...) ranks over the model; or give layers shares of their own by rules",
+        )
 
 
 def _named_weight(entry: Entry, recipe: Recipe, axes: Sequence[tuple[str, int]]) -> tuple[Sparse | None, str]:

@@ -196,7 +196,7 @@ def make_sparse(values: Tensor, weight: Sparse, criterion: Scored) -> None:
     last = weight.axis.last(values)
     rows = last.reshape(last.shape[0], -1)
     scores = criterion.score(rows, None, weight.weight)
-    keep = weight.pattern.project(scores, absolute=criterion.absolute)
+    keep = criterion.choose(scores, weight.pattern)
     fill_pruned(values, weight.axis.restore(keep.view(last.shape)))
 
 

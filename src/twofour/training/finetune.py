@@ -8,6 +8,7 @@ the control run.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Literal
 
@@ -17,12 +18,14 @@ from twofour import masks
 from twofour.errors import TrainingError
 from twofour.files import named
 from twofour.layers import require_module
+from twofour.patterns import Pattern
 from twofour.progress import Progress
 from twofour.training import checkpoint as checkpoints
 from twofour.training import loop
 from twofour.training.batches import Loader
-from twofour.training.plan import Evaluate, Loss, OptimizerFactory, Plan, ScheduleFactory
+from twofour.training.plan import Evaluate, Loss, OptimizerFactory, Plan, ScheduleFactory, SchemeFactory
 from twofour.training.result import Result, Run
+from twofour.training.schemes import gradual
 
 
 def finetune(
@@ -41,8 +44,12 @@ def finetune(
     schedule_every: Literal["step", "epoch"] = "step",
     clip_norm: float | None = None,
     progress: bool = True,
+    scheme: str | Pattern | SchemeFactory | None = None,
 ) -> Result:
     """Train a pruned model again as it was trained before, and the dense model beside it as a control.
+
+    With `scheme` the model comes dense and becomes sparse meanwhile: `finetune(..., scheme="block:16x16@0.9")` prunes
+    it more and more over the first half of the steps (`training.gradual`), the other half repairs.
 
     Both models are trained in place, one after the other, on the same batches in the same order. The order of
     an epoch follows from (seed, epoch) alone; torch generators held by the loader are seeded for it and put
@@ -54,7 +61,7 @@ def finetune(
     Mid-epoch, batches already used are loaded again and left out.
 
     Args:
-        model: A model pruned with `twofour.prune`.
+        model: A model pruned with `twofour.prune`; with `scheme` a dense one.
         loader: Yields (input, target) pairs, anew each epoch; an input is a tensor, a tuple of positional
             arguments or a dict of keyword arguments. Tensors are moved to the model's device.
         loss: `loss(output, target)` -> tensor with one element.
@@ -70,21 +77,30 @@ def finetune(
         schedule_every: Whether the schedule steps after every "step" or every "epoch".
         clip_norm: Clip the gradients to this total norm.
         progress: Show progress bars with the time left on standard error.
+        scheme: How a dense model becomes sparse: an N:M or a pattern of blocks, or a function of the model and the
+            number of steps that attaches a scheme of `twofour.training`, such as `gradual.during("1:4")` and
+            `block_thresholds.during((4, 4))` return. Its penalty is added to the loss, but not to what is reported.
 
     Returns:
         The histories of both runs and the difference of their final evaluations.
 
     Raises:
-        TrainingError: An argument is impossible, the model has no masks, the optimiser does not hold them all, the
-            control is not a dense model of the same shapes, the loader is empty or yields no pairs, the loss is not
-            finite, or the checkpoint is of another run, or another process or thread uses its folder.
+        TrainingError: An argument is impossible, the model has neither masks nor a scheme or has both, the optimiser
+            does not hold all masks, the control is not a dense model of the same shapes, the loader is empty or yields
+            no pairs, the loss is not finite, or the checkpoint is of another run, or another process or thread uses
+            its folder.
         FormatError: The checkpoint is truncated, damaged or foreign. The file is left untouched.
         MaskError: A pruned weight is no longer zero after an epoch.
     """
-    plan = Plan(loader, loss, optimizer, schedule, epochs, evaluate, seed, schedule_every, clip_norm, checkpoint_every)
+    factory = gradual.during(scheme) if isinstance(scheme, str | Pattern) else scheme
+    repeated = Plan(
+        loader, loss, optimizer, schedule, epochs, evaluate, seed, schedule_every, clip_norm, checkpoint_every
+    )
+    plan = dataclasses.replace(repeated, scheme=factory)
     plan.check()
     require_module(model, TrainingError)
-    check_masked(model)
+    if factory is None:
+        check_masked(model)
     if control is not None:
         check_control(control, model)
     folder = named(checkpoint, TrainingError, "`checkpoint`") if checkpoint is not None else None
@@ -92,7 +108,7 @@ def finetune(
         sparse_run = loop.run(model, plan, "sparse", folder and folder / "sparse.pt", display)
         control_run = None
         if control is not None:
-            control_run = loop.run(control, plan, "control", folder and folder / "control.pt", display)
+            control_run = loop.run(control, repeated, "control", folder and folder / "control.pt", display)
     return Result(sparse_run, control_run, seed)
 
 
@@ -132,7 +148,8 @@ def check_masked(model: nn.Module) -> None:
             "the model has no masks, so nothing would stay sparse",
             got=f"{type(model).__name__} without a masked weight",
             wanted="a model returned by twofour.prune",
-            remedy='call twofour.prune(model, "2:4") first; for a dense model use twofour.training.train',
+            remedy='call twofour.prune(model, "2:4") first, or scheme="2:4" prunes meanwhile; for a dense model use '
+            "twofour.training.train",
         )
 
 

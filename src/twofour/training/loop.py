@@ -18,7 +18,7 @@ from twofour.progress import Progress
 from twofour.training import batches, randomness
 from twofour.training.plan import Plan, empty_loader
 from twofour.training.result import Epoch, Evaluation, Run
-from twofour.training.trainee import Trainee
+from twofour.training.trainee import Trainee, ending
 
 log = logging.getLogger("twofour.training")
 
@@ -44,11 +44,14 @@ def run(model: nn.Module, plan: Plan, name: str, file: Path | None, display: Pro
         steps = batches.length(plan.loader)
         done = 0 if steps is None else trainee.epoch * steps + trainee.step
         display.begin(f"training {name}, steps", None if steps is None else plan.epochs * steps, done)
-        if not trainee.begun:
-            trainee.before = evaluate(model, plan, -1)
-        while trainee.epoch < plan.epochs:
-            train_epoch(trainee, plan, display)
-            finish_epoch(trainee, plan)
+        with ending(trainee.scheme):
+            if not trainee.begun:
+                trainee.before = evaluate(model, plan, -1)
+            while trainee.epoch < plan.epochs:
+                train_epoch(trainee, plan, display)
+                finish_epoch(trainee, plan)
+            if trainee.scheme is not None:
+                trainee.scheme.finish()
     return Run(name, trainee.before, tuple(Epoch(**epoch) for epoch in trainee.history), trainee.seconds)
 
 
@@ -67,12 +70,15 @@ def train_epoch(trainee: Trainee, plan: Plan, display: Progress) -> None:
         output = batches.call(model, batches.to_device(inputs, device))
         loss = plan.loss(output, batches.to_device(target, device))
         value = finite(loss, trainee)
+        loss = loss if trainee.scheme is None else loss + trainee.scheme.penalty()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if plan.clip_norm is not None:
             masks.enforce(model)  # the norm is that of the gradients that the step will use
             nn.utils.clip_grad_norm_(model.parameters(), plan.clip_norm)
         optimizer.step()
+        if trainee.scheme is not None:
+            trainee.scheme.step()
         trainee.lr = float(optimizer.param_groups[0]["lr"])
         if schedule is not None and plan.schedule_every == "step":
             schedule.step()

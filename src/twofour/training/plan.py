@@ -15,11 +15,14 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from twofour.errors import TrainingError, integer_from, one_of
 from twofour.masks import Mask
 from twofour.training.batches import Loader, length, require_loader
+from twofour.training.schemes import Scheme
 
 Loss = Callable[[Any, Any], torch.Tensor]
 OptimizerFactory = Callable[[list[nn.Parameter]], Optimizer]
 ScheduleFactory = Callable[[Optimizer], LRScheduler]
 Evaluate = Callable[[Any], float | Mapping[str, float]]
+SchemeFactory = Callable[[nn.Module, int], Scheme]
+"""Attaches a scheme to a model that is about to be trained for so many steps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Plan:
     schedule_every: Literal["step", "epoch"] = "step"
     clip_norm: float | None = None
     checkpoint_every: int | None = None
+    scheme: SchemeFactory | None = None
 
     def check(self) -> None:
         """Refuse, with a TrainingError, what could only fail later or mean something else than written."""
@@ -65,7 +69,7 @@ class Plan:
                 wanted="a whole number: the order of the data follows from it and the epoch",
                 remedy="leave it out for 0",
             )
-        for name in ("loss", "optimizer", "schedule", "evaluate"):
+        for name in ("loss", "optimizer", "schedule", "evaluate", "scheme"):
             require_called(name, getattr(self, name))
         require_loader(self.loader)
         self._require_repeatable()
@@ -88,6 +92,24 @@ class Plan:
                 wanted="an epoch that follows from (seed, epoch) alone, for the control run and for resuming",
                 remedy="build the DataLoader with persistent_workers=False",
             )
+
+    def attach(self, model: nn.Module) -> Scheme | None:
+        """Attach the scheme, if there is one.
+
+        Raises:
+            TrainingError: The factory returns something else, or the number of steps is not known.
+        """
+        if self.scheme is None:
+            return None
+        batches = length(self.loader)
+        if batches is None:
+            raise TrainingError(
+                "a scheme needs to know how many steps there will be",
+                got="a loader without a length",
+                wanted="len(loader), batches per epoch",
+                remedy="pass a DataLoader over a dataset with a length, or a list of batches",
+            )
+        return _made("scheme", self.scheme(model, self.epochs * batches), ("step", "penalty", "finish"))
 
     def start(self, model: nn.Module, masks: Mapping[str, Mask]) -> tuple[Optimizer, LRScheduler | None]:
         """A fresh optimiser, whose state is empty as the paper asks, and its schedule at its beginning.
@@ -156,6 +178,10 @@ _CALLED = {
         "schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)",
     ),
     "evaluate": ("a function of the model, or None", "evaluate=lambda model: accuracy(model, test_loader)"),
+    "scheme": (
+        "a function that attaches a scheme to the model, given the number of steps, or None",
+        'scheme="block:16x16@0.9", or scheme=lambda model, steps: twofour.training.sr_ste.attach(model, "2:4")',
+    ),
     "answer": ("a function of a model's output", "leave it out for `logits`"),
 }
 """Arguments that are called: what they may be, and an example."""
@@ -163,7 +189,7 @@ _CALLED = {
 
 def require_called(name: str, given: object) -> None:
     """Refuse an argument of `finetune` or `distilled` that is no function; some may be None."""
-    if not callable(given) and not (given is None and name in ("schedule", "evaluate")):
+    if not callable(given) and not (given is None and name in ("schedule", "evaluate", "scheme")):
         wanted, remedy = _CALLED[name]
         raise TrainingError(f"`{name}` cannot be called", got=type(given).__name__, wanted=wanted, remedy=remedy)
 

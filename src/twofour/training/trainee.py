@@ -6,6 +6,8 @@ import dataclasses
 import logging
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,21 @@ from twofour.errors import FormatError, TrainingError, cut
 from twofour.training import checkpoint, randomness
 from twofour.training.plan import Plan
 from twofour.training.result import Epoch, Evaluation
+from twofour.training.schemes import Scheme
 from twofour.training.stored import require_optimizer_state, require_schedule_state
 
 log = logging.getLogger("twofour.training")
+
+
+@contextmanager
+def ending(scheme: Scheme | None) -> Iterator[None]:
+    """Take a scheme off where what is done under it fails: nobody else holds it."""
+    try:
+        yield
+    except BaseException:
+        if scheme is not None and scheme.attached:
+            scheme.remove()
+        raise
 
 
 @dataclasses.dataclass
@@ -36,6 +50,7 @@ class Trainee:
     model: nn.Module
     optimizer: Optimizer
     schedule: LRScheduler | None
+    scheme: Scheme | None
     fingerprint: dict[str, Any]
     file: Path | None
     epoch: int = 0
@@ -52,14 +67,17 @@ class Trainee:
     @classmethod
     def start(cls, name: str, model: nn.Module, plan: Plan, file: Path | None) -> Trainee:
         """A run at its first step, or where `file` left it."""
-        optimizer, schedule = plan.start(model, masks.of(model))
-        fingerprint = {}
-        if file is not None:
-            fingerprint = checkpoint.plain({"name": name, **plan.fingerprint(optimizer, schedule)})
-        trainee = cls(name, model, optimizer, schedule, fingerprint, file)
-        state = checkpoint.read(file) if file is not None else None
-        if state is not None:
-            trainee.resume(state)
+        scheme = plan.attach(model)
+        with ending(scheme):
+            optimizer, schedule = plan.start(model, masks.of(model))
+            fingerprint = {}
+            if file is not None:
+                attached = {} if scheme is None else {"scheme": repr(scheme)}
+                fingerprint = checkpoint.plain({"name": name, **attached, **plan.fingerprint(optimizer, schedule)})
+            trainee = cls(name, model, optimizer, schedule, scheme, fingerprint, file)
+            state = checkpoint.read(file) if file is not None else None
+            if state is not None:
+                trainee.resume(state)
         return trainee
 
     @property
@@ -83,6 +101,8 @@ class Trainee:
             "schedule": self.schedule.state_dict() if self.schedule is not None else None,
             "random": randomness.to_plain(randomness.capture()),
         }
+        if self.scheme is not None:
+            state["scheme"] = self.scheme.state_dict()
         checkpoint.write(self.file, state)
 
     def resume(self, state: dict[str, Any]) -> None:
@@ -113,7 +133,10 @@ class Trainee:
             self.loss_sum, self.lr = float(position["loss_sum"]), float(position["lr"])
             self.earlier, threads = float(position["seconds"]), position["threads"]
             self.history, self.before, self.begun = list(state["history"]), state["before"], True
+            self._resume_scheme(state)
             self.model.load_state_dict(state["model"])
+        except TrainingError:
+            raise
         except Exception as error:  # each part says in its own way that it cannot be what it is said to be
             raise FormatError(
                 f"checkpoint `{self.file}` cannot be continued; it is left as it is",
@@ -129,6 +152,13 @@ class Trainee:
             )
         log.info("%s run continues at epoch %d, step %d", self.name, self.epoch + 1, self.step + 1)
 
+    def _resume_scheme(self, state: dict[str, Any]) -> None:
+        try:
+            if self.scheme is not None:
+                self.scheme.load_state_dict(state["scheme"])
+        except TrainingError as error:
+            raise self._other_run("scheme", error.got, error.wanted) from error
+
     def _same_run(self, state: dict[str, Any]) -> None:
         stored, mine = state["run"], self.fingerprint
         for key, value in mine.items():
@@ -141,7 +171,7 @@ class Trainee:
             shapes = [tuple(getattr(d[key], "shape", ())) if key in d else "absent" for d in (stored, mine)]
             if shapes[0] != shapes[1]:
                 raise self._other_run(f"state of the model, `{key}`", *shapes)
-        if not checkpoint.equal(state["masks"], checkpoint.plain(masks.state_dict(self.model))):
+        if self.scheme is None and not checkpoint.equal(state["masks"], checkpoint.plain(masks.state_dict(self.model))):
             raise self._other_run("masks", "other masks", "the masks of this model")
 
     def _other_run(self, what: str, stored: object, mine: object) -> TrainingError:

@@ -8,7 +8,7 @@ is much to spare, slow at the end. Pruned values stay pruned, so the last mask i
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -75,6 +75,17 @@ def attach(
         )
     found = assigned(model, final, skip, eligibility=eligibility)
     return Gradual(model, [weight for weight, _ in found], final, begin, end, chosen)
+
+
+def during(pattern: str | Pattern, **options: Any) -> Callable[[nn.Module, int], Gradual]:
+    """Return what attaches a schedule over the first half of a run's steps, for `finetune(..., scheme=)`.
+
+    Args:
+        pattern: The N:M or the blocks to end with.
+        options: As for `attach`, but for `end`.
+    """
+    _final(parse(pattern))
+    return lambda model, steps: attach(model, pattern, end=max(1, steps // 2), **options)
 
 
 def _final(pattern: Pattern) -> NM | Block:
