@@ -128,6 +128,20 @@ def test_the_readme_code_runs(times_cache: Path, monkeypatch: pytest.MonkeyPatch
     assert len(text("README.md").splitlines()) <= 80
 
 
+@pytest.mark.parametrize("page", ["docs/blocks.md"])
+def test_the_programs_of_pages_run(
+    page: str, times_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", text(page), re.S)
+    (tmp_path / "page.py").write_text(program)
+    monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
+    run = subprocess.run(
+        [sys.executable, "page.py"], capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout
+
+
 def test_versions_agree() -> None:
     ruff = re.findall(r"ruff==([\d.]+)", text("requirements/check.txt"))
     assert set(re.findall(r"ruff==([\d.]+)", text(".pre-commit-config.yaml"))) == set(ruff) != set()

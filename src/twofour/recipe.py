@@ -234,8 +234,7 @@ def _rule_reason(weight: PrunableWeight, rule: tuple[str, Pattern | None] | None
     glob, pattern = rule
     if pattern is None:
         return f"dense by the rule {glob!r}"
-    out = weight.of.rows(weight.module, weight.parameter.shape)
-    why = pattern.unfit(weight.rows // max(out, 1), weight.reduction)
+    why = weight.unfit(pattern)
     return f"weight {tuple(weight.parameter.shape)}: {why}" if why else None
 
 

@@ -242,6 +242,7 @@ def patterns(scale: int) -> Iterator[Call]:
             [row.index, held, torch.arange(16), 2, 4, 0, 1, 8, 0, lambda done, of: None],
         )
         yield row.isa, EXT.nm_stripes_assign, [row.index, held, torch.arange(16), 2, 4, 0, 1, 2, 1, 1]
+    yield "scalar", EXT.assign_rows, [torch.rand(8, 8), torch.empty(8, dtype=torch.int64)]
 
 
 def calls(scale: int = 1) -> Iterator[tuple[Callable[..., Any], list[Any]]]:

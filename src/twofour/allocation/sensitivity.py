@@ -156,7 +156,7 @@ class _Run:
     def _candidate(
         self, weight: PrunableWeight, before: Tensor, values: Tensor, pattern: Pattern, statistics: Statistics
     ) -> Candidate:
-        solution = criteria.solve_one(values, weight, pattern, self.criterion, statistics)
+        solution = criteria.solve_one(values, weight, weight.lay(pattern), self.criterion, statistics)
         keep, new = solution.keep, solution.applied(values)
         error, change = statistics.error(values, new), None
         if self.score is not None and self.baseline is not None:
@@ -244,7 +244,7 @@ def _fitting(
                 wanted="a model whose weights are whole",
                 remedy="measure before sharding",
             )
-        fit = [pattern for pattern in candidates.values() if pattern and weight.reduction % pattern.group == 0]
+        fit = [pattern for pattern in candidates.values() if pattern and not weight.unfit(pattern)]
         if fit:
             fitting.append((weight, fit))
         else:

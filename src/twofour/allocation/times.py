@@ -1,4 +1,4 @@
-"""timed: the measured milliseconds of every layer, dense and on the 2:4 kernels, put beside its sensitivity."""
+"""timed: the measured milliseconds of every layer, dense and on sparse kernels, put beside its sensitivity."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from twofour.allocation.records import Candidate, LayerSensitivity, Sensitivitie
 from twofour.compiler import compile
 from twofour.compiler.plan import LayerPlan, Plan
 from twofour.errors import CompileError
-from twofour.patterns import parse
+from twofour.patterns import Block, parse
 from twofour.pruning import prune
-from twofour.recipe import Recipe
+from twofour.recipe import DENSE, Recipe
+
+TWO_FOUR = "2:4"
 
 
 def timed(
@@ -32,8 +34,9 @@ def timed(
 
     A copy of the model is pruned to 2:4 by magnitude (what counts for time is the pattern) and compiled in float32:
     each layer is measured on the example's own sizes with the best dense and the best 2:4 kernel. A candidate that is
-    2:4-legal takes the faster of the two, every other one the dense time, since only 2:4 has sparse kernels. A layer
-    that compile does not replace has no time, and takes the same with every pattern.
+    2:4-legal takes the faster of the two. The same is done with each pattern of blocks among the candidates. Every
+    other candidate takes the dense time. A layer that compile does not replace has no time, and takes the same with
+    every pattern.
 
     Args:
         sensitivities: From `sensitivity`.
@@ -45,11 +48,31 @@ def timed(
         CompileError: The model does not run on the example, or cannot be compiled.
         RecipeError: The sensitivities are those of another model.
     """
-    legal = [layer for layer in sensitivities.layers if any(entry.sparse for entry in layer.candidates)]
+    plans = {
+        name: _plans(sensitivities, model, example, name, progress) for name in (TWO_FOUR, *_blocks(sensitivities))
+    }
+    timing = f"{native.threads()} threads, torch {torch.get_num_threads()}, {native.isa()}"
+    return replace(sensitivities, layers=tuple(_with(layer, plans) for layer in sensitivities.layers), timing=timing)
+
+
+def _blocks(sensitivities: Sensitivities) -> list[str]:
+    """Return the candidates that are patterns of blocks."""
+    return [name for name in sensitivities.patterns if name != DENSE and isinstance(parse(name), Block)]
+
+
+def _plans(
+    sensitivities: Sensitivities,
+    model: nn.Module,
+    example: Any,
+    pattern: str,
+    progress: Callable[[int, int, str], None] | None,
+) -> dict[str, LayerPlan]:
+    """Return what compile measures where all layers that can carry a pattern do, by their names."""
+    having = [layer for layer in sensitivities.layers if any(_runs(entry, pattern) for entry in layer.candidates)]
     pruned = copy.deepcopy(model)
-    if legal:
-        ordered = sorted((layer.layer for layer in legal), key=lambda name: -name.count("."))
-        rules = tuple((escape(name) or "*", parse("2:4")) for name in ordered)
+    if having:
+        ordered = sorted((layer.layer for layer in having), key=lambda name: -name.count("."))
+        rules = tuple((escape(name) or "*", parse(pattern)) for name in ordered)
         prune(pruned, Recipe(rules, eligibility=sensitivities.eligibility), progress=False)
     plan = getattr(compile(pruned, example, tokens=(1,), progress=progress), "plan", None)
     if not isinstance(plan, Plan):
@@ -59,19 +82,29 @@ def timed(
             wanted="a model without one",
             remedy="rename the model's attribute `plan`",
         )
-    plans = {entry.name: entry for entry in plan.layers}
-    timing = f"{native.threads()} threads, torch {torch.get_num_threads()}, {native.isa()}"
-    return replace(sensitivities, layers=tuple(_with(layer, plans) for layer in sensitivities.layers), timing=timing)
+    return {entry.name: entry for entry in plan.layers}
 
 
-def _with(layer: LayerSensitivity, plans: dict[str, LayerPlan]) -> LayerSensitivity:
-    found = [plans[name] for name in layer.layers if name in plans and plans[name].dense_ms is not None]
-    if not found:
+def _runs(entry: Candidate, pattern: str) -> bool:
+    """Tell whether kernels of `pattern` can run a candidate."""
+    return entry.sparse if pattern == TWO_FOUR else entry.pattern == pattern
+
+
+def _with(layer: LayerSensitivity, plans: dict[str, dict[str, LayerPlan]]) -> LayerSensitivity:
+    def found(pattern: str) -> list[LayerPlan]:
+        listed = [plans[pattern][name] for name in layer.layers if name in plans[pattern]]
+        return [plan for plan in listed if plan.dense_ms is not None]
+
+    if not found(TWO_FOUR):
         return replace(layer, candidates=tuple(replace(entry, ms=None) for entry in layer.candidates))
-    dense = [plan.dense_ms or 0.0 for plan in found]
-    sparse = [min(ms, plan.sparse_ms or ms) for ms, plan in zip(dense, found, strict=True)]
+    dense = sum(plan.dense_ms or 0.0 for plan in found(TWO_FOUR))
 
     def ms(entry: Candidate) -> float:
-        return sum(sparse if entry.sparse else dense)
+        times = [
+            sum(min(plan.dense_ms or 0.0, plan.sparse_ms or plan.dense_ms or 0.0) for plan in found(pattern))
+            for pattern in plans
+            if _runs(entry, pattern) and found(pattern)
+        ]
+        return min([dense, *times])
 
     return replace(layer, candidates=tuple(replace(entry, ms=ms(entry)) for entry in layer.candidates))

@@ -14,6 +14,7 @@ from twofour.cli import source as sources
 from twofour.cli.console import JsonFile, print_table, progress, remedies_of_options, say, write
 from twofour.cli.options import DenseModel, SampleShape, Skip, require_room, shape_of
 from twofour.hardware import Estimate, Row
+from twofour.hardware.estimate import TWO_FOUR
 from twofour.hardware.machine import SPARSE_DTYPES
 
 REMEDIES = {
@@ -32,12 +33,15 @@ def estimate(
     ] = None,
     dtype: Annotated[str, typer.Option(help=f"Computing type: {', '.join(SPARSE_DTYPES)}.")] = "bfloat16",
     skip: Skip = None,
+    pattern: Annotated[
+        str, typer.Option(metavar="PATTERN", help="2:4, or blocks of 16 x 16 and more: block:32x32@0.9.")
+    ] = TWO_FOUR,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw roofline and speed-up (.svg, .png, .pdf); matplotlib.")
     ] = None,
     json: JsonFile = None,
 ) -> None:
-    """Predict per layer and for the whole model the time on a GPU that is not here, dense and 2:4; nothing is run."""
+    """Predict per layer and for the whole model the time on a GPU that is not here, dense and sparse. Nothing runs."""
     found = hardware.machine(machine)
     shape = shape_of(given)
     if shape is not None and length is not None:
@@ -46,8 +50,9 @@ def estimate(
         model = sources.resolve(source).model()
     example = _example(model, batch, shape, length)
     with remedies_of_options(REMEDIES):
+        tokens = batch if example is None else None
         result = hardware.estimate(
-            model, example, machine=found, dtype=dtype, tokens=batch if example is None else None, skip=skip or ()
+            model, example, machine=found, dtype=dtype, tokens=tokens, skip=skip or (), pattern=pattern
         )
     show(result)
     if plot is not None:
@@ -60,7 +65,7 @@ def show(result: Estimate) -> None:
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in result.rows:
         groups.setdefault((row.m, row.n, row.k, row.batch, row.reason), []).append(row)
-    head = ("layer", "times", "M x N x K", "dense ms", "bound", "2:4 ms", "bound", "ratio", "")
+    head = ("layer", "times", "M x N x K", "dense ms", "bound", f"{result.pattern} ms", "bound", "ratio", "")
     print_table("each product, predicted", head, [_cells(rows) for rows in groups.values()], right=(1, 2, 3, 5, 7))
     if result.other_ms:
         say(f"everything else, as traffic to memory with nothing fused: {result.other_ms:.3f} ms")

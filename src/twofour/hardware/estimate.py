@@ -1,4 +1,4 @@
-"""estimate: what a model would take on a machine that is not here, dense and 2:4, layer by layer."""
+"""estimate: what a model would take on a machine that is not here, dense and sparse, layer by layer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ import numpy as np
 from torch import nn
 
 from twofour.errors import HardwareError
+from twofour.hardware.blocks import of_blocks, require_large
 from twofour.hardware.costs import Costs, costs
 from twofour.hardware.fitted import FITTED
 from twofour.hardware.machine import BITS, Machine, group_of
 from twofour.hardware.machines import machine as find
 from twofour.hardware.matmul_shapes import Product, linears, trace
 from twofour.layers import walk
+from twofour.patterns import Block, Pattern, parse
+
+TWO_FOUR = "2:4"
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Row:
         k: Reduction.
         batch: Products in the launch.
         dense_ms: Milliseconds dense.
-        sparse_ms: Milliseconds with a 2:4 weight; None where the weight stays dense.
+        sparse_ms: Milliseconds with a sparse weight; None where the weight stays dense.
         bound: "math", "memory" or "launch": what takes longest, dense.
         sparse_bound: The same sparse; None where the weight stays dense.
         dense_mj: Millijoules dense.
@@ -67,6 +71,7 @@ class Estimate:
         other_ms: Everything else as traffic to memory, nothing fused; 0 where the model was not traced.
         cold: Whether weights were taken to come from memory: together they do not fit the cache.
         traced: Whether an example was followed through the model; else each linear weight was taken once.
+        pattern: What sparse weights are.
     """
 
     machine: Machine
@@ -75,6 +80,7 @@ class Estimate:
     other_ms: float
     cold: bool
     traced: bool
+    pattern: str = TWO_FOUR
 
     @property
     def dense_ms(self) -> float:
@@ -97,7 +103,7 @@ class Estimate:
         return tuple(dict.fromkeys(row.layer for row in self.rows if row.ratio is not None and row.ratio < 1))
 
     def __str__(self) -> str:
-        lines = [f"{row.layer}: {row.m} x {row.n} x {row.k}: {_cell(row)}" for row in self.rows]
+        lines = [f"{row.layer}: {row.m} x {row.n} x {row.k}: {_cell(row, self.pattern)}" for row in self.rows]
         return "\n".join([*lines, self.summary()])
 
     def summary(self) -> str:
@@ -105,7 +111,7 @@ class Estimate:
         lost = f"; sparse loses in {len(self.loses)} layers" if self.loses else ""
         return (
             f"{self.machine.name}, {self.dtype}: {self.dense_ms:.3f} ms dense, {self.sparse_ms:.3f} ms with every "
-            f"legal weight 2:4, {self.best_ms:.3f} ms with the better in each: "
+            f"legal weight {self.pattern}, {self.best_ms:.3f} ms with the better in each: "
             f"{self.dense_ms / self.best_ms:.2f}x{lost}"
         )
 
@@ -114,14 +120,15 @@ class Estimate:
         totals = {"dense_ms": self.dense_ms, "sparse_ms": self.sparse_ms, "best_ms": self.best_ms}
         rows = [{**asdict(row), "ratio": row.ratio} for row in self.rows]
         place = {"machine": self.machine.name, "dtype": self.dtype, "cold": self.cold, "traced": self.traced}
+        place["pattern"] = self.pattern
         return {**place, **totals, "other_ms": self.other_ms, "loses": list(self.loses), "rows": rows}
 
 
-def _cell(row: Row) -> str:
+def _cell(row: Row, pattern: str) -> str:
     dense = f"{row.dense_ms:.4f} ms dense ({row.bound})"
     if row.sparse_ms is None:
         return f"{dense}, stays dense: {row.reason}"
-    return f"{dense}, {row.sparse_ms:.4f} ms 2:4 ({row.sparse_bound}), {row.ratio:.2f}x"
+    return f"{dense}, {row.sparse_ms:.4f} ms {pattern} ({row.sparse_bound}), {row.ratio:.2f}x"
 
 
 def estimate(
@@ -132,8 +139,9 @@ def estimate(
     dtype: str = "bfloat16",
     tokens: int | None = None,
     skip: str | Sequence[str] = (),
+    pattern: str | Pattern = TWO_FOUR,
 ) -> Estimate:
-    """Predict per layer and for the whole model the time on a machine that is not here, dense and 2:4.
+    """Predict per layer and for the whole model the time on a machine that is not here, dense and sparse.
 
     The shapes of the example are followed through the model; nothing is computed and no weight is read. Which weights
     can be sparse is ASP's rule, as for `prune`. Products are priced one after the other; what is modelled and the error
@@ -146,15 +154,17 @@ def estimate(
         dtype: Computing type of every product, one that the machine has a dense and a sparse unit for.
         tokens: Instead of an example: every linear weight is multiplied once by so many rows, as `advise` does.
         skip: Layer globs that stay dense.
+        pattern: "2:4", which has units of its own, or blocks of at least 16 by 16, "block:32x32@0.9", priced on the
+            dense units by the rule of `hardware/blocks.py`, which no measurement was there to fit.
 
     Raises:
-        HardwareError: The machine is unknown or has no unit for the dtype, the model cannot be followed without values,
-            it has no product, or neither or both of example and tokens are given.
+        HardwareError: The machine is unknown or has no unit for the dtype or pattern, the model cannot be followed
+            without values, it has no product, or neither or both of example and tokens are given.
         LayerError: A glob of `skip` matches no layer.
     """
     device = find(machine)
     device.peak(dtype)
-    device.peak(dtype, sparse=True)
+    rule = _sparse(device, dtype, pattern)
     if (example is None) == (tokens is None) or (tokens is not None and tokens < 1):
         raise HardwareError(
             "the size of the input is not known",
@@ -170,22 +180,45 @@ def estimate(
             wanted="a linear layer, a convolution or attention",
             remedy="estimate a model with weights",
         )
-    reasons = _reasons(model, traced.products, dtype, skip)
+    reasons = _reasons(model, traced.products, dtype if rule is None else None, skip)
     weights = {p.weight: p.n * p.k * p.batch * BITS[dtype] / 8 for p in traced.products if p.weight}
     cold = sum(weights.values()) > FITTED.cache * device.l2
     other = traced.values * min(BITS[dtype], 16) / 8 / (device.bandwidth * FITTED.memory)
-    return Estimate(
-        device, dtype, _rows(traced.products, reasons, device, dtype, cold), other * 1e3, cold, tokens is None
-    )
+    rows = _rows(traced.products, reasons, device, dtype, cold, rule)
+    return Estimate(device, dtype, rows, other * 1e3, cold, tokens is None, TWO_FOUR if rule is None else rule.name)
 
 
-def _reasons(model: nn.Module, products: Sequence[Product], dtype: str, skip: str | Sequence[str]) -> dict[str, str]:
-    """Why a weight stays dense, "" where it can be sparse."""
+def _sparse(device: Machine, dtype: str, pattern: str | Pattern) -> Block | None:
+    """Return the blocks that weights are to have, None for 2:4.
+
+    Raises:
+        HardwareError: The machine has no unit for the pattern.
+    """
+    rule = parse(pattern)
+    if isinstance(rule, Block):
+        require_large(rule)
+        return rule
+    if rule.name != TWO_FOUR:
+        raise HardwareError(
+            "the machine has no unit for the pattern",
+            got=rule.name,
+            wanted='"2:4", or blocks such as "block:32x32@0.9"',
+            remedy="what is 2:4 legal, as 1:4 is, takes the time of 2:4",
+        )
+    device.peak(dtype, sparse=True)
+    return None
+
+
+def _reasons(
+    model: nn.Module, products: Sequence[Product], dtype: str | None, skip: str | Sequence[str]
+) -> dict[str, str]:
+    """Why a weight stays dense, "" where it can be sparse: in whole groups of `dtype`'s, None where it has none."""
     found = walk(model, skip=skip)
     reasons = {entry.name: entry.reason for entry in found.skipped} | {entry.name: "" for entry in found.weights}
     for product in products:
         if (
             product.weight
+            and dtype is not None
             and not reasons.get(product.weight, "not a weight that can be pruned")
             and product.k % group_of(dtype)
         ):
@@ -194,11 +227,16 @@ def _reasons(model: nn.Module, products: Sequence[Product], dtype: str, skip: st
 
 
 def _rows(
-    products: Sequence[Product], reasons: dict[str, str], device: Machine, dtype: str, cold: bool
+    products: Sequence[Product], reasons: dict[str, str], device: Machine, dtype: str, cold: bool, rule: Block | None
 ) -> tuple[Row, ...]:
     unique = list(dict.fromkeys((p.m, p.n, p.k, p.batch) for p in products))
     sizes = np.array(unique, dtype=np.float64).T
-    priced = [costs(device, dtype, sparse, *sizes[:3], batch=sizes[3], cold=cold) for sparse in (False, True)]
+    dense = costs(device, dtype, False, *sizes[:3], batch=sizes[3], cold=cold)
+    if rule is None:
+        priced = [dense, costs(device, dtype, True, *sizes[:3], batch=sizes[3], cold=cold)]
+    else:
+        m, n, k, batch = sizes
+        priced = [dense, of_blocks(dense, device, dtype, rule, m, n, k, batch, cold=cold)]
     places = {size: index for index, size in enumerate(unique)}
     bounds = [cost.bound for cost in priced]
     return tuple(_row(p, places[p.m, p.n, p.k, p.batch], reasons, priced, bounds) for p in products)

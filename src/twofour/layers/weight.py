@@ -76,6 +76,11 @@ class PrunableWeight:
         out = self.of.rows(self.module, self.parameter.shape)
         return pattern.on_parts(self.of.stacked(self.attribute), out)
 
+    def unfit(self, pattern: Pattern) -> str:
+        """Return why the weight cannot carry a pattern, "" where it can; see `Pattern.unfit`."""
+        out = self.of.rows(self.module, self.parameter.shape)
+        return pattern.unfit(self.rows // max(out, 1), self.reduction)
+
     @property
     def feeds(self) -> tuple[Feed, ...]:
         """Which argument of the module's forward each block of rows multiplies, in the order of the rows.

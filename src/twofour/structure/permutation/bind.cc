@@ -1,4 +1,8 @@
 // The search for a permutation, for Python.
+#include <algorithm>
+#include <cmath>
+
+#include "assignment.h"
 #include "native/binding.h"
 #include "native/parallel.h"
 #include "stripes.h"
@@ -63,6 +67,21 @@ void bind_nm_stripes(nb::module_& m) {
     search.kernel = &kernel, search.seed = seed, search.threads = threads;
     nb::gil_scoped_release release;
     return assign_stripes(search, block, rounds, patience);
+  });
+  // `gains`: (count, count), finite; `columns` (count): the column of each row, so that the sum of gains is largest.
+  m.def("assign_rows", [](const Operand& gains, const Answer& columns) {
+    const Border border("assign_rows");
+    const View given = border.dense(gains, "gains", {Type::f32});
+    border.require(given.ndim == 2 && given.shape[0] == given.shape[1], gains, "gains", "as many rows as columns");
+    const int64_t count = given.shape[0];
+    const View written = border.exactly(columns, "columns", {Type::s64}, count);
+    const auto* start = reinterpret_cast<const float*>(given.data);
+    const std::vector<double> values(start, start + count * count);
+    const auto finite = [](double value) { return std::isfinite(value); };
+    border.require(std::all_of(values.begin(), values.end(), finite), gains, "gains", "finite values");
+    nb::gil_scoped_release release;
+    const std::vector<int32_t> found = assign(values.data(), count);
+    std::copy(found.begin(), found.end(), reinterpret_cast<int64_t*>(written.data));
   });
 }
 

@@ -15,10 +15,11 @@ from twofour import calls, capture
 from twofour.errors import CompileError, PatternError, PermutationError, cut
 from twofour.layers import PrunableWeight, is_distributed
 from twofour.measure.machine import free_memory_bytes
-from twofour.patterns import Pattern
+from twofour.patterns import NM, Block, PairedNM, Pattern
 from twofour.structure import coupling
 from twofour.structure.apply import AxisChanges, require_nothing_beside
 from twofour.structure.coupling import Group
+from twofour.structure.permutation.blocks import search_blocks
 from twofour.structure.permutation.comparison import Arithmetic, outputs, outputs_in_float64, require_same
 from twofour.structure.permutation.matrices import Consumer, matrices
 from twofour.structure.permutation.report import Gain, Report
@@ -79,8 +80,11 @@ def permute(
     changes = AxisChanges(model, known)
     gains = []
     try:
+        whole = [group for group in traced.groups if _in_blocks(group, plan)]
         for group in traced.groups:
-            gains.append(_improve(group, plan, changes, known, (escapes, seed, window)))
+            if group not in whole:
+                gains.append(_improve(group, plan, changes, known, (escapes, seed, window)))
+        gains += _improve_blocks(whole, plan, changes, known, seed)
         arithmetic = Arithmetic(len(plan), max(weight.reduction for weight, _ in plan))
         error = require_same(reference, outputs(model, given), arithmetic, lambda: _exactly(model, given, changes))
     except BaseException:
@@ -162,13 +166,46 @@ def _improve(
     return replace(gain, before=before / total, after=after / total, efficacy=efficacy)
 
 
+def _in_blocks(group: Group, plan: Sequence[tuple[PrunableWeight, Pattern]]) -> bool:
+    """Return whether a group is searched for whole blocks: a pattern of values along its axis has the first say."""
+    patterns = {weight.name: pattern for weight, pattern in plan}
+    summed = [patterns.get(name) for name in group.consumers]
+    held = [patterns.get(place.name) for place in group.places]
+    return any(isinstance(pattern, Block) for pattern in held) and not any(
+        isinstance(pattern, NM | PairedNM) for pattern in summed
+    )
+
+
+def _improve_blocks(
+    groups: Sequence[Group],
+    plan: Sequence[tuple[PrunableWeight, Pattern]],
+    changes: AxisChanges,
+    known: Scores,
+    seed: int,
+) -> list[Gain]:
+    """Search for the orders of groups whose weights are to have blocks, all together, and move them."""
+    if not groups:
+        return []
+    consumers = [
+        Consumer(weight, pattern, known.get(weight.name, weight.parameter.detach().abs()))
+        for weight, pattern in plan
+        if isinstance(pattern, Block)
+    ]
+    orders, gains = search_blocks(consumers, groups, seed)
+    if any(gain.after != gain.before for gain in gains):
+        for group, order in zip(groups, orders, strict=True):
+            changes.apply(group, order)
+    return gains
+
+
 def _share(plan: Sequence[tuple[PrunableWeight, Pattern]], known: Scores) -> tuple[float, float]:
     """Return the share of |weight| and of the scores that the patterns keep, over all weights."""
     sums = [[0.0, 0.0], [0.0, 0.0]]
     for weight, pattern in plan:
         magnitude = weight.parameter.detach().abs()
         for pair, values in zip(sums, (magnitude, known.get(weight.name, magnitude)), strict=True):
-            matrix = weight.reduction_last(values).flatten(0, -2).to("cpu", torch.float32)
+            last = weight.reduction_last(values).to("cpu", torch.float32)
+            matrix = last if isinstance(pattern, Block) else last.flatten(0, -2)
             try:
                 pair[0] += kept(matrix, pattern)
             except PatternError as error:

@@ -1,0 +1,50 @@
+"""The price of blocks on dense units: the stated rule by hand, its limits, and a model."""
+
+import pytest
+from torch import nn
+
+import twofour
+from twofour.errors import HardwareError, PatternError
+from twofour.hardware import MACHINES
+from twofour.hardware.blocks import used
+from twofour.patterns import Block
+
+WIDE = nn.Sequential(nn.Linear(8192, 8192, bias=False))
+
+
+@pytest.mark.parametrize(
+    ("side", "tokens", "share"),
+    [(32, 128, 0.4), (64, 128, 2 / 3), (128, 128, 1.0), (256, 4096, 1.0), (32, 1, 129 / 132), (16, 4096, 16 * 2 / 144)],
+)
+def test_the_use_of_the_units_by_hand(side: int, tokens: int, share: float) -> None:
+    assert float(used(Block(side, side, 0.5), tokens)) == pytest.approx(share)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_large_products_gain_what_the_rule_says_and_no_zeros_gain_nothing(machine: str) -> None:
+    def ratio(pattern: str, tokens: int = 16384) -> float:
+        (row,) = twofour.estimate(WIDE, machine=machine, dtype="float16", tokens=tokens, pattern=pattern).rows
+        assert row.ratio is not None and row.sparse_mj is not None and row.sparse_mj > 0
+        return row.ratio
+
+    assert ratio("block:128x128@0") == pytest.approx(1, abs=0.02)
+    assert ratio("block:32x32@0") < 0.7, "narrow tiles cost more than the dense product's"
+    assert 3 < ratio("block:128x128@0.9") <= 10.01
+    assert ratio("block:16x16@0.9") < ratio("block:32x32@0.9") < ratio("block:64x64@0.9")
+    assert 1 < ratio("block:32x32@0.9", tokens=1) <= 10.01
+
+
+def test_the_estimate_says_its_pattern_and_takes_rims() -> None:
+    model = nn.Sequential(nn.Linear(272, 200), nn.ReLU(), nn.Linear(200, 10))
+    found = twofour.estimate(model, machine="a100-sxm", tokens=64, pattern="block:32x32@0.75")
+    assert found.pattern == found.to_dict()["pattern"] == "block:32x32@0.75"
+    assert "ms with every legal weight block:32x32@0.75" in found.summary() and "ms block:32x32@0.75 (" in str(found)
+    assert twofour.estimate(model, machine="a100-sxm", tokens=64).pattern == "2:4"
+
+
+@pytest.mark.parametrize("pattern", ["block:8x32@0.9", "block:16x4@0.5", "1:4", "64:2:8"])
+def test_what_has_no_unit_is_refused(pattern: str) -> None:
+    with pytest.raises(HardwareError, match=r"fill no instruction|no unit for the pattern"):
+        twofour.estimate(WIDE, machine="a100-sxm", tokens=64, pattern=pattern)
+    with pytest.raises(PatternError):
+        twofour.estimate(WIDE, machine="a100-sxm", tokens=64, pattern="blocks")
