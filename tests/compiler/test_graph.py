@@ -15,8 +15,8 @@ from tests.compiler.small import Branching, mlp, quick
 from tests.graph.small import Encoder, GatedBlock, PreNormBlock
 from twofour.compiler import fused_matmuls
 from twofour.compiler import graph as compiled_graph
-from twofour.compiler.build import Terms
 from twofour.compiler.layer import PreparedWeights
+from twofour.compiler.terms import Terms
 from twofour.compiler.whole_model import WholeModel
 from twofour.errors import CompileError
 from twofour.graph.blocks import Always, Blocks

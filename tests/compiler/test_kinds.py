@@ -139,7 +139,7 @@ def test_attention_between_two_sequences_runs_sparse_in_a_graph(no_measuring: No
             torch.testing.assert_close(fast(*given), model(*given), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["conv3d", "conv_transpose2d", "lstm", "gru", "lstm_cell", "fused", "separate"])
+@pytest.mark.parametrize("kind", ["conv3d", "conv_transpose2d", "fused", "separate"])
 def test_other_kinds_stay_dense_with_a_reason(kind: str) -> None:
     model = twofour.prune(nn.Sequential(EVERY[kind]()), "2:4")
     entry = twofour.compile(model, tokens=(1,)).plan.layers[0]

@@ -30,8 +30,9 @@ from twofour.kernels.nm_matmul import DYNAMIC, Quantization, from_layout, nm_mat
 from twofour.kernels.nm_unbiased import nm_unbiased_reference
 from twofour.kernels.norm import reference as norm_reference
 from twofour.kernels.problem import Problem
+from twofour.kernels.recurrent import CELLS, recurrent_reference
 from twofour.kernels.squeeze_excite import reference as squeeze_excite_reference
-from twofour.kernels.table import convolutions, listing, rows
+from twofour.kernels.table import convolutions, find, listing, rows
 from twofour.native import NativeRow
 from twofour.packing import HEADER_BYTES, layout_header, pack
 from twofour.packing.encodings import INT4, dequantize
@@ -275,6 +276,29 @@ def squeeze_excite(row: NativeRow, count: int) -> None:
             assert (error <= 1e-5 * (1 + want.abs())).all()
 
 
+def recurrent(row: NativeRow, count: int) -> None:
+    product = find("dense_matmul_f32_panels__scalar")
+    for code, cell in enumerate(CELLS):
+        for batch, steps, inputs, hidden in ((1, 1, 1, 1), (1, 4, 5, 7), (3, 2, 12, 33), (70, 2, 4, 240)):
+            gates, lstm = CELLS[cell] * hidden, cell == "lstm"
+            x, state, memory = random(steps * batch, inputs), random(batch, hidden), random(batch, hidden, seed=1)
+            weights = [random(gates, n, seed=n) / n**0.5 for n in (inputs, hidden)]
+            biases = random(gates, seed=4), random(gates, seed=5)
+            y, last, kept = (Guarded((rows, hidden), torch.float32) for rows in (steps * batch, batch, batch))
+            prepared = [product.prepare(weight).tensor for weight in weights]
+            EXT.recurrent(
+                *(row.index, code, product.native_product, product.native_product, -1, amid_nan(x), None),
+                *(prepared[0], biases[0], prepared[1], biases[1], None, state, memory if lstm else None),
+                *(y.view, last.view, kept.view if lstm else None, False, count),
+            )
+            exact = [[one.double() for one in part] for part in (weights, biases)]
+            first = state.double(), memory.double() if lstm else None
+            want = recurrent_reference(cell, x.double(), *exact, *first)
+            for got, expected in zip((y, last, kept), want, strict=True):
+                if expected is not None:
+                    torch.testing.assert_close(got.checked().double(), expected, rtol=2e-5, atol=2e-5)
+
+
 def attention(row: NativeRow, count: int) -> None:
     low = row.dtype == "bfloat16"
     sizes = (
@@ -411,6 +435,7 @@ def convolution(row: ConvKernel) -> None:
 DRIVERS: dict[str, Callable] = {
     **{drive.__name__: drive for drive in (nm_mask, nm_tiles, nm_nonzero, nm_ties, nm_stripes, nm_compress)},
     **{drive.__name__: drive for drive in (nm_unbiased, nm_gradient, norm, fused_block, squeeze_excite, attention)},
+    "recurrent": recurrent,
     **{"nm_matmul": product, "dense_matmul": product, "nm_conv": convolution, "dense_conv": convolution},
     "depthwise_conv": convolution,
 }

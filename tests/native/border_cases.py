@@ -155,6 +155,24 @@ def products(scale: int) -> Iterator[Call]:
         )
 
 
+def recurrent(scale: int) -> Iterator[Call]:
+    """Calls of recurrent layers, a projected LSTM's with every operand there is."""
+    inner, width, batch = 12 * scale, 8, 2
+    x, sizes = torch.randn(3, 4), torch.tensor([2, 1])
+    for row in native.rows("recurrent"):
+        products = [one for one in native_dense_rows() if (one.dtype, one.isa) == ("float32", row.isa)]
+        product = next(iter(products), native_dense_rows()[0])
+        weights = [
+            product.prepare(torch.randn(*shape)).tensor
+            for shape in ((4 * inner, 4), (4 * inner, width), (width, inner))
+        ]
+        biases = torch.randn(4 * inner), torch.randn(4 * inner)
+        first = torch.randn(batch, width), torch.randn(batch, inner)
+        last = torch.empty(3, width), torch.empty(batch, width), torch.empty(batch, inner)
+        given = x, sizes, weights[0], biases[0], weights[1], biases[1], weights[2], *first, *last
+        yield row.isa, EXT.recurrent, [row.index, 0, *[product.native_product] * 3, *given, False, 1]
+
+
 def layouts(scale: int) -> Iterator[Call]:
     """Calls that write, read and refill layouts."""
     for layout, dtype in {(row.layout, row.dtype) for row in native_rows()}:
@@ -247,7 +265,7 @@ def patterns(scale: int) -> Iterator[Call]:
 
 def calls(scale: int = 1) -> Iterator[tuple[Callable[..., Any], list[Any]]]:
     """Calls of every row that this processor has, of operands so many times as long."""
-    for make in (products, layouts, models, training, patterns):
+    for make in (products, recurrent, layouts, models, training, patterns):
         for isa, function, arguments in make(scale):
             if native.supports(isa):
                 yield function, arguments

@@ -16,11 +16,14 @@ from twofour.calls import observing
 from twofour.compiler.build import masked_sizes
 from twofour.compiler.graph import TIE
 from twofour.compiler.plan import LayerPlan, Plan
+from twofour.compiler.recurrent import RecurrentLayer
 from twofour.compiler.unpacked import WeightedLayer
 from twofour.measure.chooser import clock, milliseconds
 from twofour.measure.timing import CLOCKS
 
 logger = logging.getLogger("twofour.compiler")
+
+Replaced = WeightedLayer | RecurrentLayer
 
 Call = Callable[[nn.Module], object]
 """Runs the example through a model."""
@@ -41,7 +44,7 @@ def never_slower(fast: nn.Module, plan: Plan, layers: Plan, model: nn.Module, ca
         call: Runs the example.
     """
     times = _times(fast, model, call)
-    if isinstance(fast, WeightedLayer) or times["compiled"] <= TIE * times["dense"]:
+    if isinstance(fast, Replaced) or times["compiled"] <= TIE * times["dense"]:
         return replace(plan, whole_ms=times)
     if fast.__dict__.pop("forward", None) is not None and plan.account is not None:
         reason = f"the dense model is faster than the {plan.account.engine} on the example: {_shown(times)}"
@@ -66,10 +69,10 @@ def _shown(times: Mapping[str, float]) -> str:
     return f"dense {times['dense']:.3f} ms, compiled {times['compiled']:.3f} ms"
 
 
-def _places(fast: nn.Module) -> dict[str, WeightedLayer]:
+def _places(fast: nn.Module) -> dict[str, Replaced]:
     """Return the compiled layers under every name they have."""
     modules = fast.named_modules(remove_duplicate=False)
-    return {name: module for name, module in modules if isinstance(module, WeightedLayer)}
+    return {name: module for name, module in modules if isinstance(module, Replaced)}
 
 
 def _all(fast: nn.Module, model: nn.Module, call: Call) -> list[str]:

@@ -6,87 +6,26 @@ import copy
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
 
 from torch import Tensor, nn
 
 from twofour import masks, native
-from twofour.compiler.choose import Choice, Progress, choose
+from twofour.compiler.choose import Choice, Progress
 from twofour.compiler.choose_conv import choose_conv, not_measured
-from twofour.compiler.computing import Computing
+from twofour.compiler.choose_recurrent import RecurrentWeights, choose_recurrent
 from twofour.compiler.conv import CompiledConv
 from twofour.compiler.layer import CompiledLinear, MeasuredLayer, PreparedWeights
 from twofour.compiler.plan import LayerPlan, Plan, described
 from twofour.compiler.reasons import AS_FLOATS, explain
+from twofour.compiler.recurrent import RecurrentLayer
 from twofour.compiler.replaceable import LayerWeight
+from twofour.compiler.terms import Terms
 from twofour.compiler.unpacked import Reads, WeightedLayer
 from twofour.errors import TwofourError
-from twofour.graph import CLOSE, EXACT
-from twofour.kernels import rows
+from twofour.graph import CLOSE
 from twofour.kernels.conv import SCATTERED, ConvProblem
-from twofour.kernels.problem import Problem
-from twofour.measure.cache import Cache
-from twofour.measure.travelling import MachineTimes
 from twofour.native import gpu
-from twofour.packing import Header, Packed, encodings, has_form, pack, packed_bytes, packed_rule
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What holds for every layer of one compilation.
-
-    Attributes:
-        computing: Computing type and how weights are written.
-        memory: "fast" or "small".
-        tokens: Token counts to measure besides the example's.
-        given: Times that a saved model carries.
-        fresh: Measure everything once more.
-        rules: Which rules of algebra a graph is rewritten by, and which convolutions are measured: "exact" or "close".
-    """
-
-    computing: Computing
-    memory: str
-    tokens: tuple[int, ...]
-    given: tuple[MachineTimes, ...] = ()
-    fresh: bool = False
-    rules: str = EXACT
-
-    @cached_property
-    def cache(self) -> Cache:
-        """The times that everything in this compilation is chosen by."""
-        return Cache.for_this_machine(
-            [kernel.name for kernel in rows()], self.computing.device, given=self.given, fresh=self.fresh
-        )
-
-    def choose(
-        self,
-        name: str,
-        weight: Packed | Tensor,
-        bias: Tensor | None,
-        count: int | None,
-        footprint: int,
-        problem: Problem,
-        **options: Any,
-    ) -> Choice:
-        """Choose the kernels of one weight at these token counts and the example's; errors name the layer.
-
-        Args:
-            name: Of the layer.
-            weight: As `choose` takes it.
-            bias: float32 (out,) or None.
-            count: The example's token count, or None.
-            footprint: Bytes of the whole model's weights.
-            problem: As `choose` takes it.
-            options: More for `choose`.
-        """
-        tokens = {*self.tokens, count} if count else self.tokens
-        terms = {"memory": self.memory, "cache": self.cache, "device": self.computing.device}
-        terms |= {"dtype": self.computing.dtype, "problem": problem, **options}
-        try:
-            return choose(weight, bias, tokens, footprint=footprint, example=count, **terms)
-        except TwofourError as error:
-            raise error.for_layer(name) from None
+from twofour.packing import Packed, pack
 
 
 def build(
@@ -95,6 +34,7 @@ def build(
     counts: Mapping[str, int],
     terms: Terms,
     *,
+    recurrent: Mapping[str, RecurrentWeights] | None = None,
     left: Sequence[LayerPlan] = (),
     progress: Progress | None = None,
 ) -> tuple[nn.Module, Plan]:
@@ -109,14 +49,16 @@ def build(
         weights: Layer name to its weight.
         counts: Token counts of an example, by layer.
         terms: What holds for every layer.
+        recurrent: Recurrent layers by name.
         left: Plan entries of layers that stay as they are.
         progress: See `compile`.
     """
-    chooser = _Chooser(terms, sum(entry.nbytes for entry in weights.values()))
+    recurrent = recurrent or {}
+    chooser = _Chooser(terms, sum(entry.nbytes for entry in (*weights.values(), *recurrent.values())))
     seen: set[object] = set()
     for done, (name, entry) in enumerate(weights.items()):
         if progress is not None:
-            progress(done, len(weights), name)
+            progress(done, len(weights) + len(recurrent), name)
         chooser.measure(entry, counts.get(name), seen)
         native.release_free_memory()
     terms.cache.save()
@@ -127,6 +69,11 @@ def build(
         layer, plans[name] = chooser.layer(entry, counts.get(name), shared)
         replacements |= {} if layer is None else {name: layer}
         native.release_free_memory()
+    for done, (name, layer) in enumerate(recurrent.items()):
+        if progress is not None:
+            progress(len(weights) + done, len(weights) + len(recurrent), name)
+        made, plans[name] = choose_recurrent(layer, terms, chooser.footprint)
+        replacements |= {} if made is None else {name: made}
     fast = copy_with(model, replacements)
     layers = _in_order(model, masked_sizes(fast, [*plans.values(), *left]))
     computing = terms.computing
@@ -134,6 +81,7 @@ def build(
     plan = Plan(layers, computing.dtype, terms.memory, terms.tokens, *here, rules=terms.rules)
     seen_by = {name: count for name, count in counts.items() if name in weights}
     plan = replace(plan, group=computing.group, symmetric=computing.symmetric, counts=seen_by)
+    plan = replace(plan, steps={name: layer.example for name, layer in recurrent.items() if layer.example})
     return fast, plan
 
 
@@ -209,19 +157,8 @@ class _Chooser:
         else:
             layer = CompiledLinear(entry.name, entry.columns, problem, *given)
         layer.axis, layer.weight_dtype, layer.pattern = entry.axis, entry.activations, entry.pattern
-        stored = self._stored(entry, choice)
+        stored = entry.bytes_in_file(choice.dispatch.sparse)
         return layer, _describe(entry, choice, tokens, prepared.nbytes, stored, self.terms, because)
-
-    def _stored(self, entry: LayerWeight, choice: Choice) -> int:
-        """Return the bytes of the layer's weight in a file: packed by its pattern, whole numbers where those run."""
-        computing, name = self.terms.computing, "float32"
-        if choice.dispatch.sparse or computing.plain_itemsize == 2:
-            name = computing.stored
-        group = computing.group if encodings.get(name).groups else 0
-        if entry.pattern is None or not has_form(packed_rule(entry.pattern), name):
-            return entry.rows * entry.columns * computing.plain_itemsize
-        header = Header(entry.pattern.rows.name, name, entry.shape, 1, group=group)
-        return packed_bytes(header, zeros=not computing.symmetric)
 
 
 def _is_torchs(choice: Choice, entry: LayerWeight) -> bool:
@@ -253,7 +190,7 @@ def copy_with(model: nn.Module, replacements: Mapping[str, nn.Module]) -> nn.Mod
     """Deep-copy `model` with layers replaced, under every name they have; they answer for the settings of the old."""
     reads = Reads()
     for name, layer in replacements.items():
-        if isinstance(layer, WeightedLayer):
+        if isinstance(layer, WeightedLayer | RecurrentLayer):
             layer.take_settings(model.get_submodule(name))
             layer.weight_reads = reads
     if "" in replacements:

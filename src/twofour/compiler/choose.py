@@ -84,7 +84,9 @@ class Choice:
         return (min(found)[1], min(found)[0]) if found else None
 
 
-def candidates(weight: Packed | Tensor, dtype: str = "float32", device: str = "cpu") -> tuple[Kernel, ...]:
+def candidates(
+    weight: Packed | Tensor, dtype: str = "float32", device: str = "cpu", *, native_alone: bool = False
+) -> tuple[Kernel, ...]:
     """Return the kernels of a computing type that could multiply by `weight` here: sparse ones only for a packed one.
 
     Of the native rows only those of the highest instruction-set level are worth measuring, or of AVX-512 and above.
@@ -97,6 +99,8 @@ def candidates(weight: Packed | Tensor, dtype: str = "float32", device: str = "c
     fitting = [kernel for kernel in available("nm_matmul") if isinstance(weight, Packed) and not kernel.refuses(weight)]
     dense = [kernel for kernel in available("dense_matmul") if kernel.dtype == dtype]
     found = (*_worth_measuring(fitting), *_worth_measuring(dense))
+    if native_alone:
+        found = tuple(kernel for kernel in found if kernel.native_product is not None)
     if not found:
         raise KernelError(
             f"no {dtype} kernel takes this weight here",
@@ -130,6 +134,7 @@ def choose(
     dtype: str = "float32",
     activations: torch.dtype = torch.float32,
     device: str = "cpu",
+    native_alone: bool = False,
 ) -> Choice:
     """Measure the candidates for one layer and keep the fastest at each token count.
 
@@ -146,12 +151,13 @@ def choose(
         dtype: Computing type.
         activations: dtype of the input.
         device: "cpu" or "cuda".
+        native_alone: Measure those alone that other native calls can run inside.
 
     Raises:
         KernelError: No kernel of that type takes the weight here.
         CompileError: A count of tokens does not fit into memory.
     """
-    kernels = candidates(weight, dtype, device)
+    kernels = candidates(weight, dtype, device, native_alone=native_alone)
     layouts: dict[str, Prepared] = {}
 
     def layout(kernel: Kernel) -> Prepared:

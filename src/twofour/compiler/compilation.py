@@ -48,6 +48,7 @@ class Compilation:
         machines: The times that kernels were chosen by.
         rules: Which rules of algebra a graph may be rewritten by, "exact" or "close".
         graph: The captured graph; of a file it is a stranger's, which `graph.stored.rebuild` checks.
+        steps: Steps and sequences that each recurrent layer saw in the example.
     """
 
     computing: Computing | None = None
@@ -60,6 +61,7 @@ class Compilation:
     machines: tuple[MachineTimes, ...] = ()
     rules: str = EXACT
     graph: Mapping[str, Any] | None = None
+    steps: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, fast: nn.Module, plan: Plan, computing: Computing) -> Compilation:
@@ -79,6 +81,7 @@ class Compilation:
             plan.machines,
             plan.rules,
             plan.graph,
+            dict(plan.steps),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,6 +95,7 @@ class Compilation:
             "kept_dense": list(self.kept_dense),
             "times": [machine.to_json() for machine in self.machines],
             "images": {name: list(images) for name, images in self.images.items()},
+            "steps": {name: list(steps) for name, steps in self.steps.items()},
             "rules": "" if self.rules == EXACT else self.rules,
             "ranges": {name: [found.x_scale, found.x_zero] for name, found in self.ranges.items()},
             "graph": dict(self.graph or {}),
@@ -115,12 +119,13 @@ class Compilation:
             "small" if settings.get("memory") == "small" else "fast",
             _tokens(settings.get("tokens"), file),
             {name: n for name, n in _entries(settings, "counts") if type(n) is int and n > 0},
-            {name: (n[0], n[1], n[2]) for name, n in _entries(settings, "images") if _are_sizes(n)},
+            {name: (n[0], n[1], n[2]) for name, n in _entries(settings, "images") if _are_sizes(n, 3)},
             dict(_ranges(settings, file)) if dtype is not None and dtype.rounds_inputs else {},
             tuple(name for name in _list(settings.get("kept_dense")) if isinstance(name, str)),
             read_machines(settings.get("times")),
             CLOSE if settings.get("rules") == CLOSE else EXACT,
             found if isinstance(found := settings.get("graph"), dict) else None,
+            {name: (n[0], n[1]) for name, n in _entries(settings, "steps") if _are_sizes(n, 2)},
         )
 
 
@@ -148,8 +153,10 @@ def _tokens(found: Any, file: Any) -> tuple[int, ...]:
     return tuple(DEFAULT_TOKENS)
 
 
-def _are_sizes(found: Any) -> bool:
-    return isinstance(found, list) and len(found) == 3 and all(type(n) is int and 0 < n < MOST_TOKENS for n in found)
+def _are_sizes(found: Any, count: int) -> bool:
+    return (
+        isinstance(found, list) and len(found) == count and all(type(n) is int and 0 < n < MOST_TOKENS for n in found)
+    )
 
 
 def _ranges(settings: Mapping[str, Any], file: Any) -> Iterable[tuple[str, Quantization]]:

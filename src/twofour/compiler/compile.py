@@ -17,9 +17,10 @@ from twofour import calls
 from twofour.calls import Example
 from twofour.compiler.against_dense import never_slower
 from twofour.compiler.agreement import has_halves
-from twofour.compiler.build import Terms, build, concluded
+from twofour.compiler.build import build, concluded
 from twofour.compiler.choose import DEFAULT_TOKENS, Progress
 from twofour.compiler.choose_gpu import GPU_TOKENS, require_for_gpu
+from twofour.compiler.choose_recurrent import Steps, recurrent_layers, steps_of
 from twofour.compiler.compilation import Compilation
 from twofour.compiler.computing import Computing, dtype_name
 from twofour.compiler.conv import images_of
@@ -28,6 +29,7 @@ from twofour.compiler.graph import require_graph
 from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.plan import Plan
 from twofour.compiler.ranges import observe
+from twofour.compiler.recurrent_kinds import is_recurrent
 from twofour.compiler.replaceable import (
     device_of,
     is_linear,
@@ -38,6 +40,7 @@ from twofour.compiler.replaceable import (
     require_plain,
     require_tokens,
 )
+from twofour.compiler.terms import Terms
 from twofour.errors import CompileError, TwofourError
 from twofour.graph import EXACT
 from twofour.kernels.conv import Images
@@ -71,9 +74,9 @@ def compile(
     """Return a copy of `model` for inference whose layers run on the fastest measured kernels.
 
     Each Linear is timed with every kernel that can run it, sparse where its weight is 2:4 and dense, at the example's
-    token count and at `tokens`; each Conv1d and Conv2d (float32) on the example's images, channels
-    last. The copy is of the same class, in evaluation mode and without gradients; `copy.plan` says what was decided and
-    why. `model` stays as it is.
+    token count and at `tokens`; each Conv1d and Conv2d (float32) on the example's images, channels last; each LSTM,
+    GRU, RNN and cell on the example's steps. The copy is of the same class, in evaluation mode and without gradients;
+    `copy.plan` says what was decided and why. `model` stays as it is.
 
     Args:
         model: Usually masked (`twofour.prune`); a dense model gets the best dense kernels.
@@ -111,22 +114,22 @@ def compile(
     """
     _require(model, memory, tokens, graph, example, rules)
     computing = Computing.of(dtype_name(dtype), device := device_of(model), group=group, symmetric=symmetric)
-    dtype = computing.dtype
     if device == "cuda":
         graph = False if graph == "auto" else graph  # planned there
         require_for_gpu(data, graph)
         tokens = GPU_TOKENS if tokens is DEFAULT_TOKENS else tokens
-    example = _examined(example, data, dtype)
+    example = _examined(example, data, computing.dtype)
     with calls.evaluating(model), calls.keeping_buffers(model), torch.no_grad():
-        counts, images, reference = _observe(model, example)
-        images = images if (dtype, device) == ("float32", "cpu") else {}
+        counts, images, steps, reference = _observe(model, example)
+        images = images if (computing.dtype, device) == ("float32", "cpu") else {}
         weights = dict(replaceable(model, computing, images))
         if data is not None:
             ranges = observe(model, weights, data)
             weights = {name: replace(w, quantization=ranges.get(name, DYNAMIC)) for name, w in weights.items()}
+        recurrent = dict(recurrent_layers(model, computing, steps))
         terms = Terms(computing, memory, tuple(tokens), rules=rules)
-        left = left_alone(model, computing, weights)
-        fast, layers = build(model, weights, counts, terms, left=left, progress=progress)
+        left = left_alone(model, computing, {**weights, **recurrent})
+        fast, layers = build(model, weights, counts, terms, recurrent=recurrent, left=left, progress=progress)
         require_runs(fast, example)
         plan = fastest_engine(fast, layers, example, terms, graph, model) if graph and example is not None else layers
         if example is not None and memory == "fast" and device == "cpu" and not _empty(reference):
@@ -181,17 +184,23 @@ def _no_model(given: object) -> CompileError:
     )
 
 
-def _observe(model: nn.Module, example: Example | None) -> tuple[dict[str, int], dict[str, Images], list[Any]]:
-    """Run the example once; return the tokens each Linear saw, the images each convolution saw, the output's leaves."""
+def _observe(
+    model: nn.Module, example: Example | None
+) -> tuple[dict[str, int], dict[str, Images], dict[str, Steps], list[Any]]:
+    """Run the example once; return tokens, images and steps that layers saw, by their names, the output's leaves."""
     counts: dict[str, int] = {}
     images: dict[str, Images] = {}
+    steps: dict[str, Steps] = {}
     if example is None:
-        return counts, images, []
+        return counts, images, steps, []
     running: list[str] = []
 
     def before(name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         running.append(name)
         x = calls.first_input(args, kwargs)
+        if is_recurrent(layer):
+            steps[name] = max(steps.get(name, (0, 0)), steps_of(x, layer) or (0, 0), key=math.prod)
+            return
         if not isinstance(x, Tensor) or x.is_nested or not x.numel():
             return
         if is_linear(layer):
@@ -202,7 +211,7 @@ def _observe(model: nn.Module, example: Example | None) -> tuple[dict[str, int],
     layers = [
         (name, module)
         for name, module in model.named_modules()
-        if is_linear(module) or isinstance(module, nn.Conv1d | nn.Conv2d)
+        if is_linear(module) or is_recurrent(module) or isinstance(module, nn.Conv1d | nn.Conv2d)
     ]
     try:
         # torch's fused transformer layers write zeros at padded places, their operators values: those are compared
@@ -210,7 +219,7 @@ def _observe(model: nn.Module, example: Example | None) -> tuple[dict[str, int],
             output = example.run(model)
     except Exception as error:
         raise _unfit(model, example, error, running[-1] if running else None) from error
-    return counts, images, calls.output_leaves(output)
+    return counts, images, {name: found for name, found in steps.items() if all(found)}, calls.output_leaves(output)
 
 
 def require_runs(fast: nn.Module, example: Example | None) -> None:

@@ -49,7 +49,12 @@ def say_not_taken(model: nn.Module, keys: Any) -> None:
         keys: `missing_keys` and `unexpected_keys`, as torch hands them to hooks after `load_state_dict`.
     """
     modules = model.named_modules(remove_duplicate=False)
-    ours = {f"{name}.weight".lstrip(".") for name, module in modules if isinstance(module, CompiledLayer)}
+    ours = {
+        f"{name}.{weight}".lstrip(".")
+        for name, module in modules
+        if isinstance(module, CompiledLayer)
+        for weight in module.weight_names
+    }
     # The compiled model may be a part of what is loaded, whose name then stands before those of its layers.
     passed = [key for key in keys.unexpected_keys if any(key == name or key.endswith(f".{name}") for name in ours)]
     if passed:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, fx
 
 from twofour.capture import Graph
-from twofour.compiler.build import Terms
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.plan import LayerPlan, described
 from twofour.compiler.reasons import TIE, explain, explain_join
+from twofour.compiler.terms import Terms
 from twofour.graph import Product, Source
 from twofour.graph.base import insert, place, product, value
 from twofour.kernels.nm_matmul import DYNAMIC

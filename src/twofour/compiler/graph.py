@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_flatten
 from twofour.calls import Example
 from twofour.capture import Graph, Guard, arguments, capture, without_torchs_log
 from twofour.compiler.agreement import agreement
-from twofour.compiler.build import Terms
 from twofour.compiler.conv import CompiledConv
 from twofour.compiler.fused_matmuls import most_tokens, place_products
 from twofour.compiler.graph_algebra import rewrite_algebra
@@ -27,6 +26,7 @@ from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.normed import norms_beside_products
 from twofour.compiler.plan import LayerPlan, Plan, with_products
 from twofour.compiler.squeeze import SQUEEZED, place_squeeze_excite
+from twofour.compiler.terms import Terms
 from twofour.compiler.whole_model import WholeModel, by_layers, hooked
 from twofour.errors import CompileError, cut
 from twofour.graph import (

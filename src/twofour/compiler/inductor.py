@@ -16,11 +16,11 @@ from twofour import calls
 from twofour.calls import Example
 from twofour.capture import TRACING, Graph, arguments
 from twofour.compiler.agreement import agreement
-from twofour.compiler.build import Terms
 from twofour.compiler.graph import TIE, capture_model, impossible
 from twofour.compiler.graph_report import GraphReport
 from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.plan import Plan
+from twofour.compiler.terms import Terms
 from twofour.compiler.whole_model import all_hooks, by_layers, layers_alone, own_signature
 from twofour.errors import cut
 from twofour.kernels.operator import inference_only

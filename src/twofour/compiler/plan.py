@@ -77,6 +77,7 @@ class Plan:
         group: Inputs that share a scale in int4.
         symmetric: Whether int4 has no zero points.
         counts: Tokens that each compiled Linear saw in the example; empty without one.
+        steps: Steps and sequences that each recurrent layer saw in the example; empty without one.
         account: What became of the graph, and where the whole model's time goes; None without one.
         whole_ms: Median milliseconds of the whole model on the example, "dense" and "compiled"; empty without one.
         kept_dense: Layers that are dense since the whole model is faster so, whatever their own times say.
@@ -95,6 +96,7 @@ class Plan:
     group: int = 64
     symmetric: bool = True
     counts: Mapping[str, int] = field(default_factory=dict)
+    steps: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     account: GraphReport | None = None
     whole_ms: Mapping[str, float] = field(default_factory=dict)
     kept_dense: tuple[str, ...] = ()
@@ -148,6 +150,7 @@ class Plan:
         ]
         account = self.account and self.account.to_dict()
         listed = {"layers": layers, "tokens": list(self.tokens), "counts": dict(self.counts), "account": account}
+        listed |= {"steps": {name: list(found) for name, found in self.steps.items()}}
         listed |= {"whole_ms": dict(self.whole_ms), "kept_dense": list(self.kept_dense)}
         listed |= {"machines": [machine.to_json() for machine in self.machines]}
         return {**self.__dict__, **listed}

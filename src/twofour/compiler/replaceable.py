@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from twofour import masks
 from twofour.compiler.computing import FLOAT32, Computing
 from twofour.compiler.plan import LayerPlan
+from twofour.compiler.recurrent_kinds import is_recurrent, recurrent_refusal
 from twofour.compiler.unpacked import exchanged
 from twofour.errors import CompileError, one_of
 from twofour.kernels.conv import ConvProblem, Geometry, Images
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
 from twofour.kernels.problem import Problem
 from twofour.layers import compiled_parts, is_hugging_face_conv1d, kind_of, obstacle, require_unwrapped
-from twofour.packing import Packed
+from twofour.packing import Header, Packed, encodings, has_form, packed_bytes, packed_rule
 from twofour.patterns import Pattern
 
 _SHOWN = ("weight", "in_proj_weight", "q_proj_weight", "weight_ih_l0", "weight_ih")
@@ -85,6 +86,17 @@ class LayerWeight:
     def nbytes(self) -> int:
         """Bytes of the dense weight."""
         return self.rows * self.columns * self.activations.itemsize
+
+    def bytes_in_file(self, sparse: bool) -> int:
+        """Return the bytes of the weight in a file: packed by its pattern, in whole numbers where it runs `sparse`."""
+        computing, name = self.computing, "float32"
+        if sparse or computing.plain_itemsize == 2:
+            name = computing.stored
+        group = computing.group if encodings.get(name).groups else 0
+        if self.pattern is None or not has_form(packed_rule(self.pattern), name):
+            return self.rows * self.columns * computing.plain_itemsize
+        header = Header(self.pattern.rows.name, name, self.shape, 1, group=group)
+        return packed_bytes(header, zeros=not computing.symmetric)
 
     def encoded(self) -> tuple[Packed | Tensor, str]:
         """Return the weight as the kernels take it, and why it is not packed, "" when it is; made at each call.
@@ -175,6 +187,8 @@ def layer_weight(
 def refusal(module: nn.Module, inside_attention: bool, computing: Computing = FLOAT32) -> str | None:
     """Return why a layer with a weight cannot be replaced, or None when it can."""
     image = is_convolution(module)
+    if is_recurrent(module):
+        return recurrent_refusal(module, computing)
     if inside_attention or isinstance(module, nn.MultiheadAttention):
         return _PLACED
     if kind_of(module) is None or not (image or is_linear(module)):

@@ -13,11 +13,14 @@ from torch import Tensor, nn
 
 from twofour import masks
 from twofour.compiler import CompiledConv, CompiledLinear
-from twofour.compiler.build import Terms, build, concluded
+from twofour.compiler.build import build, concluded
 from twofour.compiler.choose import DEFAULT_TOKENS
+from twofour.compiler.choose_recurrent import RecurrentWeights, recurrent_weights
 from twofour.compiler.compilation import Compilation
 from twofour.compiler.compile import with_plan
 from twofour.compiler.computing import Computing
+from twofour.compiler.recurrent import RecurrentLayer
+from twofour.compiler.recurrent_kinds import is_recurrent, recurrent_refusal
 from twofour.compiler.replaceable import (
     LayerWeight,
     attention_parts,
@@ -28,6 +31,7 @@ from twofour.compiler.replaceable import (
     refusal,
     require_cpu,
 )
+from twofour.compiler.terms import Terms
 from twofour.errors import FormatError, TwofourError
 from twofour.export.buffers import fill_buffers
 from twofour.export.engine import choose_engine
@@ -51,7 +55,7 @@ layers are alike and count once."""
 
 Stored = Packed | Tensor
 
-COMPILED = (CompiledLinear, CompiledConv)
+COMPILED = (CompiledLinear, CompiledConv, RecurrentLayer)
 
 WEIGHT = "a sparse weight of the file"
 
@@ -153,8 +157,9 @@ def fill_compiled(
     kept = said.kept_dense
     weights = dict(_weights(stored, patterns, model, said, terms.computing, allowance))
     counts = dict(_counts(said.counts, weights, allowance))
-    left = left_alone(model, terms.computing, weights, kept)
-    fast, plan = build(model, weights, counts, terms, left=left)
+    recurrent = dict(_recurrent(stored, patterns, model, said, terms.computing, allowance))
+    left = left_alone(model, terms.computing, {**weights, **recurrent}, kept)
+    fast, plan = build(model, weights, counts, terms, recurrent=recurrent, left=left)
     compiled = {name for name, module in fast.named_modules(remove_duplicate=False) if isinstance(module, COMPILED)}
     outside = {name: weight for name, weight in stored.items() if name.rpartition(".")[0] not in compiled}
     state = _dense(outside, model)
@@ -215,6 +220,36 @@ def _weights(
         found = _layer_weight(stored, patterns, name, module, computing)
         ranged = replace(found, quantization=said.ranges.get(name, DYNAMIC))
         yield name, ranged if found.geometry is None else replace(found, images=said.images[name])
+
+
+def _recurrent(
+    stored: Mapping[str, Stored],
+    patterns: Mapping[str, Pattern],
+    model: nn.Module,
+    said: Compilation,
+    computing: Computing,
+    allowance: Allowance,
+) -> Iterator[tuple[str, RecurrentWeights]]:
+    """Yield the recurrent layers to compile with the weights of a file."""
+    for name, module in model.named_modules():
+        if name in said.kept_dense or not is_recurrent(module) or recurrent_refusal(module, computing) is not None:
+            continue
+        prefix = f"{name}." if name else ""
+        own = {part: _as_in(stored[prefix + part], p) for part, p in module._parameters.items() if p is not None}
+        found = recurrent_weights(name, module, own, computing, patterns, said.steps.get(name))
+        count, batch = found.steps
+        sizes = [(rows, columns, count * batch) for rows, columns in found.problem.shapes]
+        if allowance.takes(count * batch * max(map(max, sizes)), sizes):
+            yield name, found
+        else:
+            logger.warning("layer `%s`: %d steps of %d in the file are not measured: too many", name, count, batch)
+
+
+def _as_in(weight: Stored, parameter: nn.Parameter) -> Stored:
+    """Return a dense weight in the model's type, as after loading a state dict."""
+    if isinstance(weight, Packed) or not weight.is_floating_point():
+        return weight
+    return weight.to(parameter.dtype)
 
 
 def _measurable(name: str, module: nn.Conv1d | nn.Conv2d, images: Images | None, allowance: Allowance) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from twofour import masks, native
 from twofour.compiler import CompiledConv, CompiledLinear
 from twofour.compiler.compilation import compilation_of
 from twofour.compiler.graph import require_graph
+from twofour.compiler.recurrent import RecurrentLayer
 from twofour.compiler.replaceable import require_memory_mode, require_no_autocast, require_tokens
+from twofour.compiler.unpacked import WeightedLayer
 from twofour.errors import FormatError, PackingError, TwofourError, integer_from
 from twofour.export.file import Contents, read, untie, write
 from twofour.export.fill import fill_compiled, fill_masked
@@ -205,17 +207,24 @@ def _add_compiled(
 ) -> None:
     """Add the weights of compiled layers, each tied one once, and what they obey."""
     first: dict[int, str] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if not isinstance(module, CompiledLinear | CompiledConv):
-            continue
-        key = f"{name}.weight".lstrip(".")
-        if (stored := first.setdefault(id(module.prepared), key)) != key:
+    for key, held in _compiled_weights(model):
+        if (stored := first.setdefault(id(held.prepared), key)) != key:
             aliases[key] = stored
             continue
-        source = module.source()
-        if module.pattern is not None:
-            patterns[key] = module.pattern.name
+        source = held.source()
+        if held.pattern is not None:
+            patterns[key] = held.pattern.name
         if isinstance(source, Packed):
             weights[key] = source
         else:
             plain[key] = source
+
+
+def _compiled_weights(model: nn.Module) -> Iterator[tuple[str, WeightedLayer]]:
+    """Yield the weights of compiled layers by their names in the model that was compiled."""
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, CompiledLinear | CompiledConv):
+            yield f"{name}.weight".lstrip("."), module
+        elif isinstance(module, RecurrentLayer):
+            for part, held in module.held.items():
+                yield f"{name}.{part}".lstrip("."), held

@@ -67,6 +67,11 @@ class Row(ABC):
         """What an input may be: float32, of rows that compute in fewer bits bfloat16 too."""
         return FLOATS[:1] if self.dtype == "float32" else FLOATS
 
+    @property
+    def native_product(self) -> int | None:
+        """Its place among the products that other native calls run inside; None where torch or a GPU runs it."""
+        return native.products().get(self.name)
+
     def is_own(self, dtype: torch.dtype) -> bool:
         """Whether it is what torch runs anyway for a Linear of this dtype."""
         return False

@@ -21,9 +21,11 @@ class CompiledLayer(nn.Module):
     Attributes:
         name: Name of the layer in its model, for messages.
         placed: Device of what was prepared.
+        weight_names: What the layer calls its weights, which are no parameters of it.
     """
 
     name: str
+    weight_names: tuple[str, ...] = ("weight",)
     placed: torch.device = torch.device("cpu")
 
     def take_settings(self, module: nn.Module) -> None:

@@ -177,6 +177,12 @@ def rows(operation: str) -> tuple[NativeRow, ...]:
     return tables()[operation]
 
 
+@cache
+def products() -> dict[str, int]:
+    """Return the rows that other native calls can run inside, and the place of each as those calls take it."""
+    return {name: place for place, name in enumerate(extension().products)}
+
+
 def best(operation: str, *, pattern: str | None = None, dtype: str | None = None) -> NativeRow:
     """Return the row of the highest instruction set that may run here and now; of equals the first.
 

@@ -69,6 +69,7 @@ void bind_nm_conv(nanobind::module_& m);
 void bind_depthwise_conv(nanobind::module_& m);
 void bind_squeeze_excite(nanobind::module_& m);
 void bind_dense_conv(nanobind::module_& m);
+void bind_recurrent(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
 void bind_norm(nanobind::module_& m);
 void bind_fused_block(nanobind::module_& m);

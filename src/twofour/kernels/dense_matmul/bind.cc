@@ -2,6 +2,7 @@
 #include "dense_matmul.h"
 #include "kernels/layouts/int4.h"
 #include "kernels/product_operands.h"
+#include "kernels/products.h"
 #include "kernels/row_norm.h"
 #include "native/binding.h"
 #include "native/scratch.h"
@@ -29,6 +30,10 @@ void require_int4(const PackedWeight& packed) {
 void require_floats(const PackedWeight& packed) {
   const WeightShape shape = packed.shape();
   packed.require_sound(packed.sizes() && round_up(shape.out, 32) * shape.in * 4 == packed.behind());
+}
+
+void require_row(const RowBase& row, const PackedWeight& packed) {
+  std::strcmp(row.dtype, "float32") == 0 ? require_floats(packed) : require_int4(packed);
 }
 
 // The normalisation that follows a product, or stands before it.
@@ -63,7 +68,7 @@ bool multiply(const Border& border, int index, const ProductOperands& seen, cons
   const PackedWeight packed(border, weight);
   if (!packed.made_for(kernel.dtype, kernel.layout, seen.to.width, seen.from.width)) return false;
   const bool floats = std::strcmp(kernel.dtype, "float32") == 0;
-  floats ? require_floats(packed) : require_int4(packed);
+  require_row(kernel, packed);
   if ((normed || before) && !floats) throw nb::value_error("the rows of int4 weights do not begin or end in a norm");
   Matmul args = seen.call(packed, {}, threads);
   if (normed) args.rows_done = NormedRows::run, args.rows_state = normed;
@@ -85,6 +90,7 @@ bool multiply(const Border& border, int index, const ProductOperands& seen, cons
 
 void bind_dense_matmul(nb::module_& m) {
   bind_table(m, kDenseMatmulKernels);
+  add_products(m, kDenseMatmulKernels, std::size(kDenseMatmulKernels), require_row);
   m.def("dense_int4_bytes", int4_dense_layout__bytes);
   // `packed`: a header that says what is wanted, and the bytes to be written behind it.
   m.def("dense_int4_pack", [](const Operand& packed, const Operand& values, const Operand& scales, const Operand& zeros) {

@@ -11,7 +11,7 @@
 
 #include "fused_block.h"
 #include "native/simd.h"
-#include "precise_math.h"
+#include "kernels/precise_math.h"
 
 namespace {
 

@@ -12,6 +12,7 @@
 #include "nm_matmul.h"
 #include "kernels/layouts/packed_weight.h"
 #include "kernels/product_operands.h"
+#include "kernels/products.h"
 
 namespace nb = nanobind;
 
@@ -151,6 +152,9 @@ void bind_columns(nb::module_& m) {
 void bind_nm_matmul(nb::module_& m) {
   bind_layouts(m);
   bind_table(m, kNmMatmulKernels, static_cast<size_t>(kNmMatmulKernelCount));
+  add_products(m, kNmMatmulKernels, static_cast<size_t>(kNmMatmulKernelCount), [](const RowBase& row, const PackedWeight& packed) {
+    packed.require_size(layout_of(row.layout));
+  });
   // Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous.
   bind_call(m, "nm_matmul", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Answer& y,
                         int activation, int combine, const Operand& other, bool dynamic, float x_scale, int x_zero,

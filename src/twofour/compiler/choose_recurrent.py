@@ -1,0 +1,265 @@
+"""Recurrent layers compiled: the products of each weight chosen by measuring, the whole layer against torch's own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from twofour import masks
+from twofour.compiler.choose import Choice
+from twofour.compiler.computing import FLOAT32, Computing
+from twofour.compiler.layer import PreparedWeights
+from twofour.compiler.plan import LayerPlan
+from twofour.compiler.recurrent import CompiledCell, CompiledRecurrent, HeldWeight, RecurrentLayer
+from twofour.compiler.recurrent_kinds import Recurrent, is_cell, is_recurrent, parts_of, problem_of, recurrent_refusal
+from twofour.compiler.replaceable import LayerWeight, layer_weight
+from twofour.compiler.terms import Terms
+from twofour.errors import KernelError, cut
+from twofour.kernels.base import FLOATS
+from twofour.kernels.recurrent import RecurrentProblem
+from twofour.measure.chooser import race
+from twofour.packing import Packed
+from twofour.patterns import Pattern
+
+Steps = tuple[int, int]
+"""Steps of a sequence, and sequences at once."""
+
+DEFAULT_STEPS: Steps = (32, 1)
+"""What a layer is timed on that no example runs."""
+
+ENGINES = ("torch", "native")
+"""What a layer is timed as."""
+
+
+@dataclass(frozen=True, eq=False)
+class RecurrentWeights:
+    """A recurrent layer to be replaced.
+
+    Attributes:
+        name: Name of the layer.
+        module: The layer: its settings are read, and its class makes what it is timed against.
+        problem: What it computes.
+        weights: Each weight by its name, in the order of `problem.shapes`.
+        biases: float32 (out,) by their names; none where it has none.
+        example: What it ran on in the example; None without one.
+    """
+
+    name: str
+    module: Recurrent
+    problem: RecurrentProblem
+    weights: Mapping[str, LayerWeight]
+    biases: Mapping[str, Tensor]
+    example: Steps | None = None
+
+    @property
+    def steps(self) -> Steps:
+        """What it is timed on."""
+        return self.example or ((1, 1) if is_cell(self.module) else DEFAULT_STEPS)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the dense weights."""
+        return sum(weight.nbytes for weight in self.weights.values())
+
+
+def recurrent_layers(
+    model: nn.Module, computing: Computing, steps: Mapping[str, Steps]
+) -> Iterator[tuple[str, RecurrentWeights]]:
+    """Yield the recurrent layers that compile replaces, by name.
+
+    Args:
+        model: Any module.
+        computing: How the compiled layers write their weights.
+        steps: What each layer ran on in the example.
+
+    Raises:
+        PatternError: A weight holds NaN or infinity.
+    """
+    patterns = {name: mask.pattern for name, mask in masks.of(model).items()}
+    for name, module in model.named_modules():
+        if is_recurrent(module) and recurrent_refusal(module, computing) is None:
+            yield name, recurrent_weights(name, module, module._parameters, computing, patterns, steps.get(name))
+
+
+def recurrent_weights(
+    name: str,
+    module: Recurrent,
+    stored: Mapping[str, Any],
+    computing: Computing,
+    patterns: Mapping[str, Pattern],
+    steps: Steps | None = None,
+) -> RecurrentWeights:
+    """Describe a recurrent layer with the weights and biases of `stored`, the module's own or a file's, by their names.
+
+    Args:
+        name: Name of the layer.
+        module: The layer.
+        stored: Weights, dense or packed, and biases.
+        computing: How the compiled layer writes them.
+        patterns: What weights are said to obey, by their names in the model.
+        steps: What it ran on in the example.
+
+    Raises:
+        PatternError: A weight holds NaN or infinity.
+    """
+    weights: dict[str, LayerWeight] = {}
+    biases: dict[str, Tensor] = {}
+    for part, bias in parts_of(module):
+        like, said = module._parameters[part], patterns.get(f"{name}.{part}".lstrip("."))
+        assert like is not None, part
+        biases |= {bias: stored[bias].detach().float()} if bias else {}
+        of_part = layer_weight(name, module, stored[part], biases.get(bias), computing, said, like.dtype)
+        weights[part] = replace(of_part, kind=type(module).__name__)
+    return RecurrentWeights(name, module, problem_of(module), weights, biases, steps)
+
+
+def steps_of(x: Any, module: Recurrent) -> Steps | None:
+    """Return on how many steps of how many sequences a recurrent layer is called, None where its input says nothing."""
+    if isinstance(x, PackedSequence):
+        return len(x.batch_sizes), int(x.batch_sizes[0])
+    if not isinstance(x, Tensor) or x.is_nested or not x.numel():
+        return None
+    if is_cell(module):
+        return 1, x.shape[0] if x.ndim == 2 else 1
+    if x.ndim == 2:
+        return x.shape[0], 1
+    return (x.shape[1], x.shape[0]) if getattr(module, "batch_first", False) else (x.shape[0], x.shape[1])
+
+
+def choose_recurrent(layer: RecurrentWeights, terms: Terms, footprint: int) -> tuple[RecurrentLayer | None, LayerPlan]:
+    """Return the compiled layer, None where torch's own is faster or nothing of ours takes it, and its plan.
+
+    Args:
+        layer: What is to be replaced.
+        terms: What holds for every layer.
+        footprint: Bytes of the whole model's weights.
+    """
+    steps = layer.steps
+    try:
+        chosen = {name: _chosen(layer, name, weight, terms, steps, footprint) for name, weight in layer.weights.items()}
+    except KernelError as error:
+        return None, _plan(layer, {}, None, f"dense: {cut(error.what, 200)}")
+    made = _compiled(layer, chosen)
+    seconds = _raced(layer, made, terms, steps)
+    sparse = any(choice.dispatch.sparse for choice, _ in chosen.values())
+    if seconds["native"] > seconds["torch"] and not (sparse and terms.memory == "small"):
+        ratio = seconds["native"] / seconds["torch"]
+        return None, _plan(layer, chosen, seconds, f"dense: torch's own is faster, ours takes {ratio:.2f}x its time")
+    return made, _plan(layer, chosen, seconds, _reason(layer, chosen, seconds, steps), made.nbytes)
+
+
+def _chosen(
+    layer: RecurrentWeights, name: str, weight: LayerWeight, terms: Terms, steps: Steps, footprint: int
+) -> tuple[Choice, str]:
+    """Choose the products of one weight; return them, and why it is not packed, "" where it is."""
+    source, because = weight.encoded()
+    count, batch = steps
+    rows = count * batch if name.startswith("weight_ih") else batch
+    footprint = weight.nbytes if count > 1 else footprint  # from the second step on a weight lies as near as it can
+    given = weight.bias, None, footprint, weight.problem
+    options = {"among": (1, batch, rows), "native_alone": True}
+    try:
+        return terms.choose(layer.name, source, *given, **options), because
+    except KernelError:
+        if isinstance(source, Packed):
+            raise
+        found = terms.choose(layer.name, source.float(), *given, **options, dtype=FLOAT32.dtype)
+        return found, f"{because}; no dense product of {terms.computing.dtype} is ours, so in float32"
+
+
+def _compiled(layer: RecurrentWeights, chosen: Mapping[str, tuple[Choice, str]]) -> RecurrentLayer:
+    held = {}
+    for (name, (choice, _)), shape in zip(chosen.items(), layer.problem.shapes, strict=True):
+        weight = layer.weights[name]
+        prepared = PreparedWeights(choice.layouts.values())
+        given = choice.dispatch, weight.pattern, weight.activations
+        held[name] = HeldWeight(layer.name, shape, prepared, *given)
+    computing = next(iter(layer.weights.values())).computing
+    reads = FLOATS[:1] if computing.dtype == "float32" else FLOATS
+    given = layer.name, layer.problem, held, dict(layer.biases), reads
+    if is_cell(layer.module):
+        return CompiledCell(*given)
+    return CompiledRecurrent(*given, batch_first=bool(getattr(layer.module, "batch_first", False)))
+
+
+def _raced(layer: RecurrentWeights, made: RecurrentLayer, terms: Terms, steps: Steps) -> dict[str, float]:
+    """Return the seconds of torch's layer and of ours on random input."""
+    (count, batch), problem = steps, layer.problem
+    texts = [one.dispatch_text for one in made.held.values()]
+    facts = problem, steps, is_cell(layer.module), bool(layer.biases), made.nbytes, texts
+    case = f"recurrent/{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
+
+    def measure() -> tuple[dict[str, float], bool]:
+        dtype = next(iter(layer.weights.values())).activations
+        plain = twin(layer.module).to(dtype).eval()
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(count, batch, problem.inputs, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
+        x = x[0] if is_cell(layer.module) else x.transpose(0, 1) if getattr(layer.module, "batch_first", False) else x
+        calls: dict[str, Callable[[], object]] = {"torch": lambda: plain(x), "native": lambda: made(x)}
+        with torch.inference_mode():
+            return race(calls, seconds=0.5)
+
+    return terms.cache.times(terms.cache.key(case), ENGINES, measure)
+
+
+def twin(module: Any) -> nn.Module:
+    """Return a layer of the same class and sizes on the CPU, with random weights."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        problem = problem_of(module)
+        if isinstance(module, nn.RNNCellBase):
+            options = {"nonlinearity": problem.cell} if isinstance(module, nn.RNNCell) else {}
+            kind: Any = type(module)
+            return kind(module.input_size, module.hidden_size, bias=module.bias, **options)
+        options = {name: getattr(module, name) for name in ("num_layers", "bias", "batch_first", "bidirectional")}
+        if isinstance(module, nn.LSTM):
+            options["proj_size"] = module.proj_size
+        if isinstance(module, nn.RNN):
+            options["nonlinearity"] = problem.cell
+        return type(module)(module.input_size, module.hidden_size, **options)
+
+
+def _reason(
+    layer: RecurrentWeights, chosen: Mapping[str, tuple[Choice, str]], seconds: Mapping[str, float], steps: Steps
+) -> str:
+    sparse = sum(choice.dispatch.sparse for choice, _ in chosen.values())
+    count, batch = steps
+    ratio = seconds["native"] / seconds["torch"]
+    why = next((because for choice, because in chosen.values() if because and not choice.dispatch.sparse), "")
+    dense = f"; dense: {why}" if why and sparse else ""
+    where = f"{count} steps of {batch}" if layer.example else f"{count} steps of {batch}, no example"
+    return f"{sparse} of {len(chosen)} weights sparse, {ratio:.2f}x the time of torch's own at {where}{dense}"
+
+
+def _plan(
+    layer: RecurrentWeights,
+    chosen: Mapping[str, tuple[Choice, str]],
+    seconds: Mapping[str, float] | None,
+    reason: str,
+    nbytes: int | None = None,
+) -> LayerPlan:
+    first = next(iter(layer.weights.values()))
+    count, batch = layer.steps
+    kernel, dispatch, dense, sparse = "torch", "", None if seconds is None else 1e3 * seconds["torch"], None
+    if nbytes is not None and seconds is not None:
+        runs = {choice.runs(batch).name: choice for choice, _ in chosen.values()}
+        kernel = next((name for name, choice in runs.items() if choice.runs(batch).sparse), next(reversed(runs)))
+        dispatch = runs[kernel].dispatch.to_text()
+        ours = 1e3 * seconds["native"]
+        dense, sparse = (dense, ours) if runs[kernel].runs(batch).sparse else (ours, None)
+    sizes = layer.nbytes, layer.nbytes if nbytes is None else nbytes, _stored(layer, chosen)
+    named = layer.name, type(layer.module).__name__, first.shape
+    return LayerPlan(*named, count * batch, kernel, dispatch, dense, sparse, reason, *sizes)
+
+
+def _stored(layer: RecurrentWeights, chosen: Mapping[str, tuple[Choice, str]]) -> int:
+    """Return the bytes of the layer's weights in a file."""
+    return sum(
+        weight.bytes_in_file(chosen[name][0].dispatch.sparse if name in chosen else False)
+        for name, weight in layer.weights.items()
+    )
