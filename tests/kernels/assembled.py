@@ -12,6 +12,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from twofour.kernels.block_matmul.cuda import rows_triton
 from twofour.kernels.nm_compress import on_gpu
 from twofour.kernels.nm_matmul.cuda import eight_bits_triton, few_tokens_triton
 from twofour.patterns import nm_mask_triton, nm_tiles_triton
@@ -37,10 +38,15 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
         {"x": "*bf16", "q": "*fp8e4nv", "scales": "*fp32"},
     ),
     (eight_bits_triton._rescaled, {**AFTER, "SCALED": True, "TOKENS": 32, "ROWS": 128}, {}),
+    (
+        rows_triton._row_of_blocks,
+        {**AFTER, "TOKENS": 64, "R": 32, "C": 32, "MOST": 0},
+        {"x": "*bf16", "values": "*bf16", "starts": "*i32", "columns": "*i32"},
+    ),
 ]
 
 
-QUICK = (0, 1, 5, 7)
+QUICK = (0, 1, 5, 7, 9)
 """The products, the packing into CUTLASS's order and float8's rounding: what uses the most of the language."""
 
 

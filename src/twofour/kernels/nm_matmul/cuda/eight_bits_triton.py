@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from twofour.kernels.epilogue import Epilogue
-from twofour.kernels.nm_matmul.cuda.few_tokens_triton import _stored
+from twofour.kernels.epilogue_triton import stored as _stored
 from twofour.kernels.quantization import TINY
 
 _COLUMNS = 1024
