@@ -27,6 +27,9 @@ KINDS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("2:6", "float32", {}),
     ("4:2:8", "float32", {}),
     ("4:8-pairs", "int4", {}),
+    ("block:4x16@0.5", "float32", {}),
+    ("block:3x7@0.7/2", "bfloat16", {}),
+    ("block:1x32@0.9", "int8", {}),
 )
 """Pattern, encoding and options of the packed weight in each good file."""
 
@@ -35,6 +38,7 @@ NAMES = ("x", WEIGHT, "fc.bias", "tied.weight", "tied.bias", *(f"{WEIGHT}.{part}
 KEYS = (*NAMES, "group", "version", "axes", "patterns", "ranges", "images", "fc")
 TEXTS = ["2:4", "1:2", "4:8", "2:4:8", "4:8-pairs", "2:4-transposable", "64:2:16", "float32", "tf32", "int4", "int8"]
 TEXTS += ["bfloat16", "canonical", WEIGHT, [8], [8, 96], [96, 8], {"fc": [0.1, 3]}, {"fc": 1 << 20}, "compiled"]
+TEXTS += ["block:4x16@0.5", "block:3x7@0.7/2", "block:1024x1024@0", "block:4x4@0.999999999", "block:8x2@0.5/64"]
 CHOICES = WORDS + TEXTS
 """What a value of the JSON may be replaced by."""
 

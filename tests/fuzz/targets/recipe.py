@@ -15,10 +15,23 @@ from twofour.recipe import Recipe
 TRACED = ("twofour.recipe", "twofour.patterns", "twofour.criteria", "twofour.layers", "twofour.files")
 SEEDS = (b"",)
 
-PATTERNS = ["2:4", "1:2", "4:8", "dense", "2:4-transposable", "16:2:8", "4:8-pairs", "block:16x16@0.9", "0:4", "5:4"]
+PATTERNS = [
+    "2:4",
+    "1:2",
+    "4:8",
+    "dense",
+    "2:4-transposable",
+    "16:2:8",
+    "4:8-pairs",
+    "block:16x16@0.9",
+    "block:3x7@0.7/2",
+    "0:4",
+    "5:4",
+]
 PATTERNS += ["2:", "2:4:", "99999999999999999999:4", "2:4 ", "-1:4", "2:4\\u0000", "", "1:1", "64:2:16", "2:999999999"]
 GLOBS = ["*", "0", "encoder.*", "2", "[", "[!a]", "**", "x", "", "?", "*" * 40, "0.weight", "é", "\\n"]
 CRITERIA = ["magnitude", "random", "taylor", "admm", "sparsegpt", "wanda", "random:7", "random(seed=1)", "", "x"]
+CRITERIA += ["magnitude:over=model", "wanda:norm=l2,over=model", "ria:norm=", "magnitude:norm=l3"]
 VALUES = ['""', "1", "-1", "0.5", "true", "[]", "{}", "1979-05-27", '["*"]', "[[]]", "nan", "9" * 40, '"asp"', '"any"']
 VALUES += ["[" * 200 + "]" * 200, "{a={a={a={}}}}", "'''x'''", "0x7f", "1e400", '"2:4"', "07:32:00"]
 KEYS = ["format", "criterion", "eligibility", "skip", "rule", "layers", "pattern", "x", '""', "rule.x", "[rule]"]
