@@ -50,9 +50,9 @@ class Trainee:
     model: nn.Module
     optimizer: Optimizer
     schedule: LRScheduler | None
-    scheme: Scheme | None
     fingerprint: dict[str, Any]
     file: Path | None
+    scheme: Scheme | None = None
     epoch: int = 0
     step: int = 0
     loss_sum: float = 0.0
@@ -74,7 +74,7 @@ class Trainee:
             if file is not None:
                 attached = {} if scheme is None else {"scheme": repr(scheme)}
                 fingerprint = checkpoint.plain({"name": name, **attached, **plan.fingerprint(optimizer, schedule)})
-            trainee = cls(name, model, optimizer, schedule, scheme, fingerprint, file)
+            trainee = cls(name, model, optimizer, schedule, fingerprint, file, scheme)
             state = checkpoint.read(file) if file is not None else None
             if state is not None:
                 trainee.resume(state)
