@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 import engine
+from cases import block as block_case
 from cases import calibrated as calibrated_case
 from cases import check as check_case
 from cases import conv as conv_case
@@ -104,6 +105,30 @@ def conv(
         cells = conv_case.cells(shapes.read_convolutions(shape_list), numbers(batch), numbers(threads), kind)
         path = place(json, f"conv-{kind}", record)
         measured(cells, conv_case.Bench(seconds), path, resume, conv_case.show)
+
+
+@app.command()
+def block(
+    dtype: DtypeOption = "float32",
+    sizes: Annotated[str, typer.Option(help="Sides of the square weights, comma separated.")] = "1024,2048",
+    blocks: Annotated[str, typer.Option(help="Block sizes, comma separated.")] = ",".join(block_case.BLOCKS),
+    sparsity: Annotated[
+        str, typer.Option(help="Per cent of the blocks that are zero, comma separated.")
+    ] = "50,70,80,90",
+    tokens: Annotated[str, typer.Option(help="Token counts, comma separated.")] = "1,64",
+    cold: Annotated[bool, typer.Option("--cold", help="Only weights that come from memory.")] = False,
+    hot: Annotated[bool, typer.Option("--hot", help="Only weights that stay in the caches.")] = False,
+    seconds: SecondsOption = 1.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Products with weights of blocks against the best dense ones and the sparse ones of others, on one thread."""
+    states = [state for state, asked in (("hot", hot), ("cold", cold)) if asked] or ["hot", "cold"]
+    shares = [number / 100 for number in numbers(sparsity)]
+    for kind in dtypes(dtype, json):
+        cells = block_case.cells(kind, numbers(sizes), blocks.split(","), shares, numbers(tokens), states)
+        measured(cells, block_case.Bench(seconds), place(json, f"block-{kind}", record), resume, block_case.show)
 
 
 @app.command()

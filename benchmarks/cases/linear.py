@@ -36,6 +36,10 @@ TOLERANCE = 8 * torch.finfo(torch.float32).eps
 ROUNDING = {"bfloat16": 0.01, "int8": 0.03, "int4": 0.2}
 
 
+Peers = Callable[["Layer", Tensor, int], dict[str, list[Callable[[], Any]]]]
+"""Of a layer, its input and a number of copies: further candidates, one callable per copy."""
+
+
 @dataclass
 class Layer:
     """One shape, its masked weight and every layout of it that was needed so far."""
@@ -44,16 +48,18 @@ class Layer:
     weight: Tensor
     bias: Tensor
     packed: packing.Packed
+    operation: str = "nm_matmul"
     layouts: dict[str, list[Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, shape: Shape, dtype: str = "float32", seed: int = 0) -> Layer:
+    def of(cls, shape: Shape, dtype: str = "float32", seed: int = 0, pattern: str = "2:4") -> Layer:
         """Make a random weight of the shape, mask it by magnitude and pack it in `dtype`."""
         generator = torch.Generator().manual_seed(seed)
         weight = torch.randn(shape.rows, shape.columns, generator=generator) * shape.columns**-0.5
-        weight *= patterns.parse("2:4").project(weight, absolute=True)
+        weight *= patterns.parse(pattern).project(weight, absolute=True)
         bias = torch.randn(shape.rows, generator=generator)
-        return cls(shape, weight, bias, packing.pack(weight, "2:4", dtype=dtype, group=GROUP))
+        operation = "block_matmul" if pattern.startswith("block") else "nm_matmul"
+        return cls(shape, weight, bias, packing.pack(weight, pattern, dtype=dtype, group=GROUP), operation)
 
     def copies(self, count: int, layout: str, make: Callable[[], Any]) -> list[Any]:
         """Return `count` copies of a layout, made once; opaque ones are made anew, plain tensors copied."""
@@ -119,7 +125,7 @@ class Bench:
         layer = self._layer(Shape(str(cell["name"]), rows, columns), dtype, str(cell["weights"]), threads)
         nbytes = int(rows * columns * BYTES[dtype])
         cold = measure.copies_for_cold(nbytes) if cell["weights"] == "cold" else None
-        return _measure(layer, cell, cold, self.seconds)
+        return measured(layer, cell, cold, self.seconds)
 
     def _layer(self, shape: Shape, dtype: str, state: str, threads: int) -> Layer:
         # Layouts of OpenVINO are compiled for a thread count; the others would serve every one.
@@ -130,13 +136,17 @@ class Bench:
         return self.layer
 
 
-def _measure(layer: Layer, cell: dict[str, object], cold: Cold | None, seconds: float) -> Record:
+def measured(
+    layer: Layer, cell: dict[str, object], cold: Cold | None, seconds: float, peers: Peers | None = None
+) -> Record:
+    """Compare every candidate for a layer, and what `peers` makes of it and its input, after checking their answers."""
     tokens, threads, dtype = int(str(cell["tokens"])), int(str(cell["threads"])), str(cell["dtype"])
     x = torch.randn(tokens, layer.shape.columns, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.quantize_per_tensor")
         torch.set_num_threads(threads)
         candidates = _candidates(layer, dtype, x, cold.copies if cold else 1)
+        candidates |= peers(layer, x, cold.copies if cold else 1) if peers else {}
         torch.set_num_threads(1)
         _verify(layer, dtype, x, {name: calls[0] for name, calls in candidates.items()})
         return measure.compare(
@@ -160,19 +170,19 @@ def baseline(dtype: str, names: Sequence[str] | dict[str, Any]) -> tuple[str, ..
 def _candidates(layer: Layer, dtype: str, x: Tensor, copies: int) -> dict[str, list[Callable[[], Any]]]:
     found = dense.candidates(dtype, layer.weight, layer.bias, x, partial(layer.copies, copies))
     x = x.bfloat16() if dtype == "bfloat16" else x
-    for kernel in _rows(dtype, len(x)):
-        source = layer.packed if kernel.operation == "nm_matmul" else layer.weight
+    for kernel in _rows(dtype, len(x), layer.operation):
+        source = layer.packed if kernel.sparse else layer.weight
         weights = layer.copies(copies, kernel.layout, partial(kernel.prepare, source))
         found[kernel.name] = [partial(kernel.run, x, w, layer.bias, Problem(layer.shape.rows)) for w in weights]
     return found
 
 
-def _rows(dtype: str, tokens: int) -> list[Kernel]:
+def _rows(dtype: str, tokens: int, operation: str = "nm_matmul") -> list[Kernel]:
     """Return the rows that can win: those for this token count, without scalar ones where there are better.
 
     Empty where no sparse row takes this many tokens.
     """
-    sparse = [kernel for kernel in available("nm_matmul") if kernel.dtype == dtype and kernel.serves(tokens)]
+    sparse = [kernel for kernel in available(operation) if kernel.dtype == dtype and kernel.serves(tokens)]
     if not sparse:
         return []
     return ([kernel for kernel in sparse if kernel.isa != "scalar"] or sparse) + own_dense(dtype)

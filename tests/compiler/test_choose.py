@@ -34,7 +34,8 @@ def test_a_layout_that_gains_too_little_is_dropped() -> None:
 
 
 def test_a_layer_that_torch_serves_best_everywhere_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twofour.compiler.choose.available", lambda operation: [PLAIN] if "dense" in operation else [])
+    monkeypatch.setattr("twofour.compiler.choose.available", lambda operation: [PLAIN])
+    monkeypatch.setattr("twofour.compiler.choose.sparse_products", lambda: [])
     model = twofour.prune(mlp(), "2:4")
     fast = quick(model, torch.randn(3, 64))
     assert type(fast[0]) is nn.Linear and fast[0].weight is not model[0].weight

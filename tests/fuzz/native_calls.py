@@ -13,6 +13,7 @@ from torch import Tensor
 from twofour import native
 from twofour.kernels.attention import attention, attention_of_columns, attention_of_windows
 from twofour.kernels.base import Prepared
+from twofour.kernels.block_matmul import block_rows
 from twofour.kernels.conv import ConvProblem, Geometry
 from twofour.kernels.dense_conv import winograd_rows
 from twofour.kernels.dense_matmul import native_dense_rows
@@ -88,11 +89,22 @@ def sparse_weight() -> Tensor:
 
 
 def prepared_weights() -> list[tuple[Any, Prepared]]:
-    """Return each kernel of nm_matmul that may run here with a weight in its layout."""
+    """Return each kernel of a packed weight that may run here with one in its layout."""
     weight, options = sparse_weight(), {"group": 32, "symmetric": False}
     packed = {name: pack(weight, "2:4", name, **(options if name == "int4" else {})) for name in _types()}
     rows = [row for row in native_rows() if row.unavailable() is None]
-    return [(row, row.prepare(packed[row.dtype])) for row in rows]
+    found = [(row, row.prepare(packed[row.dtype])) for row in rows]
+    for text in BLOCKS:
+        rule = parse(text)
+        blocks = torch.randn(ROWS, COLUMNS)
+        blocks *= rule.project(blocks, absolute=True)
+        ours = [row for row in block_rows() if row.unavailable() is None]
+        found += [(row, row.prepare(pack(blocks, rule, row.dtype))) for row in ours]
+    return found
+
+
+BLOCKS = ("block:16x16@0.5", "block:8x1@0.75", "block:4x4@0.75", "block:3x2@0.8")
+"""Patterns of the weights of blocks: their strips, runs and padding differ."""
 
 
 def _types() -> set[str]:

@@ -34,7 +34,7 @@ from twofour.kernels.recurrent import CELLS, recurrent_reference
 from twofour.kernels.squeeze_excite import reference as squeeze_excite_reference
 from twofour.kernels.table import convolutions, find, listing, rows
 from twofour.native import NativeRow
-from twofour.packing import HEADER_BYTES, layout_header, pack
+from twofour.packing import HEADER_BYTES, Packed, layout_header, pack
 from twofour.packing.encodings import INT4, dequantize
 from twofour.patterns import parse
 from twofour.patterns.nonzero import ties_reference
@@ -418,6 +418,32 @@ def product(row: Kernel) -> None:
     sweeps.get(row.dtype, product_of_floats)(row)
 
 
+BLOCKS = ("16x16@0.7", "8x1@0.8", "4x4@0.8", "1x16@0.5", "16x32@0.5", "2x8@0.8", "12x6@0.6", "5x3@0.7", "7x1@0.6/3")
+"""Strips of 16, 8, 4, 2 and 1 rows, runs of 16 dwords, of 4, 1 and inputs apart."""
+
+
+@cache
+def of_blocks(out: int, columns: int, text: str, dtype: str) -> Packed:
+    rule = parse(f"block:{text}")
+    weight = random(out, columns)
+    return pack(weight * rule.project(weight, absolute=True), rule, dtype)
+
+
+def block_product(row: Kernel) -> None:
+    low = row.dtype == "bfloat16"
+    for text, (out, columns) in itertools.product(BLOCKS, ((48, 128), (39, 77), (3, 5))):
+        packed = of_blocks(out, columns, text, row.dtype)
+        prepared = row.prepare(packed)
+        for x, bias, count in calls(out, columns, low, 65):
+            with threads(2 if len(x) == 33 else count):
+                y = row.run(x, prepared, bias, Problem(out))
+            if row.dtype == "int8":
+                assert torch.equal(y, nm_matmul_int8_reference(x, packed, bias))
+            else:
+                rounded = x.bfloat16() if low else x
+                assert_product(y, rounded, packed.unpack(), bias, low and x.dtype is torch.bfloat16)
+
+
 def convolution(row: ConvKernel) -> None:
     swept = 0
     for geometry, (images, height, width) in (*GEOMETRIES, *APART):
@@ -436,7 +462,13 @@ DRIVERS: dict[str, Callable] = {
     **{drive.__name__: drive for drive in (nm_mask, nm_tiles, nm_nonzero, nm_ties, nm_stripes, nm_compress)},
     **{drive.__name__: drive for drive in (nm_unbiased, nm_gradient, norm, fused_block, squeeze_excite, attention)},
     "recurrent": recurrent,
-    **{"nm_matmul": product, "dense_matmul": product, "nm_conv": convolution, "dense_conv": convolution},
+    **{
+        "nm_matmul": product,
+        "block_matmul": block_product,
+        "dense_matmul": product,
+        "nm_conv": convolution,
+        "dense_conv": convolution,
+    },
     "depthwise_conv": convolution,
 }
 """Operation -> the sweep of one of its rows: with so many threads, or with each number of them."""

@@ -18,6 +18,7 @@ from torch._subclasses import FakeTensorMode
 
 from twofour import native, packing
 from twofour.errors import KernelError
+from twofour.kernels.block_matmul import block_rows
 from twofour.kernels.conv import Geometry
 from twofour.kernels.dense_conv import winograd_rows
 from twofour.kernels.dense_matmul import native_dense_rows
@@ -106,6 +107,10 @@ def products(scale: int) -> Iterator[Call]:
         yield row.isa, EXT.nm_matmul, [row.index, x, packed, bias, y, 1, 1, other, True, 1.0, 0, 1.0, 0, 1]
         if row.layout in ("panels", "pairs", "bf16_panels"):
             yield row.isa, EXT.nm_matmul_columns, [row.index, x.T.contiguous(), packed, y.T.contiguous(), 1]
+    blocks = torch.randn(rows, 128) * (torch.arange(128) % 16 < 4)
+    for row in block_rows():
+        packed = row.prepare(packing.pack(blocks, "block:8x4@0.75", dtype=row.dtype)).tensor
+        yield row.isa, EXT.block_matmul, [row.index, x, packed, bias, y, 1, 1, other, True, 1.0, 0, 1.0, 0, 1]
     for row in native_dense_rows():
         dense = row.prepare(torch.randn(rows, 128)).tensor
         yield row.isa, EXT.dense_matmul, [row.index, x, dense, bias, y, 1, 1, other, 1]

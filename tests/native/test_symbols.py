@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 KERNELS = (
     "twofour::nm_",
+    "twofour::block_",
     "twofour::depthwise_",
     "twofour::squeeze_excite_",
     "twofour::dense_",

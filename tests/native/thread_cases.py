@@ -27,7 +27,14 @@ THREADS, ROUNDS = 4, 2
 Call = tuple[Callable[..., Any], list[Any]]
 
 WRITTEN = {
-    **{"nm_matmul": (4,), "nm_matmul_columns": (3,), "dense_matmul": (4,), "nm_conv": (5,), "dense_int4_pack": (0,)},
+    **{
+        "nm_matmul": (4,),
+        "nm_matmul_columns": (3,),
+        "block_matmul": (4,),
+        "dense_matmul": (4,),
+        "nm_conv": (5,),
+        "dense_int4_pack": (0,),
+    },
     **{"layout_pack": (0,), "layout_unpack": (1, 2, 3, 4), "layout_refill": (0,), "attention": (4,), "norm": (4,)},
     **{"attention_of_columns": (4,), "nm_gradient": (5,), "nm_unbiased": (3,), "nm_compress": (2, 3), "nm_mask": (2,)},
     **{"nm_tiles": (2,), "nm_nonzero": (2,), "nm_ties": (), "nm_groups": ()},

@@ -63,16 +63,16 @@ semi_sparse_weight = SemiSparseWeightConfig
 
 
 def block_sparse_weight(blocksize: int = 64) -> None:
-    """Refuse: blocks have no kernel yet.
+    """Refuse: a layer of blocks is pruned and compiled, not converted in place.
 
     Raises:
         PatternError: Always.
     """
     raise PatternError(
-        "no kernel runs blocks yet",
+        "blocks are not converted layer by layer",
         got=f"blocksize={blocksize}",
         wanted="semi_sparse_weight()",
-        remedy="2:4 has kernels: twofour.prune(model, '2:4'); 'block:64x64@0.9' prunes, trains and packs blocks",
+        remedy=f"twofour.prune(model, 'block:{blocksize}x{blocksize}@0.9'), then twofour.compile",
     )
 
 

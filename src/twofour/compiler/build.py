@@ -130,7 +130,13 @@ class _Chooser:
         """Time the candidates for one layer, unless one of its shape was timed; what that needs is freed again."""
         source, because = entry.encoded()
         shape = entry.rows, entry.columns, entry.bias is None, because == "", entry.activations, count
-        shape = *shape, entry.problem.quantization.dynamic, entry.geometry, entry.images
+        shape = (
+            *shape,
+            source.header.pattern if isinstance(source, Packed) else "",
+            entry.problem.quantization.dynamic,
+            entry.geometry,
+            entry.images,
+        )
         if shape not in seen:
             seen.add(shape)
             self.choice(entry, source, because, count)

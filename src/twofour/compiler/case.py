@@ -33,11 +33,12 @@ class Case:
         """Name the case for the cache."""
         problem, epilogue = self.problem, self.problem.epilogue
         ranged = "" if problem.quantization.dynamic else "/static"
+        pattern = f"/{weight.header.pattern}" if isinstance(weight, Packed) else ""
         group = f"/g{weight.header.group}" if isinstance(weight, Packed) and weight.header.group else ""
         group += "z" if isinstance(weight, Packed) and weight.zeros is not None else ""
         held = str(self.activations).removeprefix("torch.")
         parts = f"{problem.rows}x{self.columns}{'+bias' if self.bias is not None else ''}@{self.tokens}"
-        return f"{parts}/{dtype}{ranged}{group}/{held}/{epilogue.activation}/{epilogue.combine}"
+        return f"{parts}{pattern}/{dtype}{ranged}{group}/{held}/{epilogue.activation}/{epilogue.combine}"
 
     def operands(self, device: torch.device | str = "cpu") -> tuple[Tensor, ...]:
         """Return random input, and the epilogue's second operand where it has one."""

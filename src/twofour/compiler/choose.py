@@ -17,7 +17,7 @@ from twofour.compiler.case import Case
 from twofour.compiler.choose_gpu import on_gpu, times_on_gpu
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import CompileError, KernelError
-from twofour.kernels import Kernel, available, find
+from twofour.kernels import Kernel, available, find, sparse_products
 from twofour.kernels.base import Prepared, R, Row
 from twofour.kernels.dense_matmul import PLAIN
 from twofour.kernels.dispatch import DispatchTable, build_dispatch
@@ -96,7 +96,7 @@ def candidates(
     """
     if device == "cuda":
         return on_gpu(weight, dtype)
-    fitting = [kernel for kernel in available("nm_matmul") if isinstance(weight, Packed) and not kernel.refuses(weight)]
+    fitting = [kernel for kernel in sparse_products() if isinstance(weight, Packed) and not kernel.refuses(weight)]
     dense = [kernel for kernel in available("dense_matmul") if kernel.dtype == dtype]
     found = (*_worth_measuring(fitting), *_worth_measuring(dense))
     if native_alone:
@@ -139,7 +139,7 @@ def choose(
     """Measure the candidates for one layer and keep the fastest at each token count.
 
     Args:
-        weight: Canonical 2:4 weight of `dtype`, or a dense one (out, in).
+        weight: Canonical packed weight of `dtype`, or a dense one (out, in).
         bias: float32 (out,) or None.
         tokens: Token counts to measure.
         memory: "fast" keeps every layout that wins somewhere; "small" keeps one, sparse where there is one.

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from twofour.errors import CompileError, PackingError
 from twofour.kernels import rows
-from twofour.packing import Packed, encodings, pack, rewrite
+from twofour.kernels.base import Kernel
+from twofour.packing import Packed, encodings, pack, packed_rule, rewrite
 from twofour.packing.encodings import GROUPS
 from twofour.patterns import Pattern
 from twofour.patterns.base import Conformity, is_finite, non_finite
@@ -137,11 +138,20 @@ class Computing:
     @property
     def forms(self) -> tuple[Pattern, ...]:
         """Patterns whose packed form the sparse kernels of this computing type read, whether or not they run here."""
-        sparse = (row for row in rows() if (row.device, row.dtype) == (self.device, self.dtype))
-        return tuple(form for form in dict.fromkeys(row.form for row in sparse) if form is not None)
+        return tuple(form for form in dict.fromkeys(row.form for row in self._sparse_rows) if form is not None)
+
+    @property
+    def _sparse_rows(self) -> list[Kernel]:
+        return [row for row in rows() if row.sparse and (row.device, row.dtype) == (self.device, self.dtype)]
 
     def form_of(self, pattern: Pattern) -> Pattern | None:
-        """Return the sparsest of `forms` that a weight of a pattern can be written in, None where there is none."""
+        """Return the form that a weight of a pattern is written in: its own where kernels take it, else of `forms`.
+
+        Of several of `forms` it is the sparsest; None where there is none.
+        """
+        own = packed_rule(pattern)
+        if any(row.takes(own, self.packed) for row in self._sparse_rows):
+            return own
         fitting = [form for form in self.forms if pattern.within(form)]
         return min(fitting, key=lambda form: form.density, default=None)
 

@@ -2,6 +2,17 @@
 
 from twofour.kernels.base import Kernel, Prepared
 from twofour.kernels.select import matmul, select
-from twofour.kernels.table import add, available, convolutions, find, rows
+from twofour.kernels.table import add, available, convolutions, find, rows, sparse_products
 
-__all__ = ["Kernel", "Prepared", "add", "available", "convolutions", "find", "matmul", "rows", "select"]
+__all__ = [
+    "Kernel",
+    "Prepared",
+    "add",
+    "available",
+    "convolutions",
+    "find",
+    "matmul",
+    "rows",
+    "select",
+    "sparse_products",
+]

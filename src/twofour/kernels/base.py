@@ -30,8 +30,8 @@ class Row(ABC):
 
     Attributes:
         name: `<operation>_<pattern>_<dtype>_<design>__<hardware>`; hardware stands after the double underscore.
-        operation: What it computes: "nm_matmul", "dense_matmul", "nm_conv" or "dense_conv".
-        pattern: Pattern of the weights it takes, "any" for every N:M, "dense" for none.
+        operation: What it computes: "nm_matmul", "block_matmul", "dense_matmul", "nm_conv" or "dense_conv".
+        pattern: Of the weights it takes, "any" for every N:M, "block" for blocks of every size, "dense" for none.
         dtype: Computing type.
         device: "cpu" or "cuda".
         isa: Instruction set it needs (`native.supports`), "any" when torch chooses; of the GPU its least architecture.
@@ -55,8 +55,8 @@ class Row(ABC):
 
     @property
     def form(self) -> Pattern | None:
-        """The pattern whose packed form it reads; None for a dense row, and for one that reads every form."""
-        return None if self.pattern in ("any", "dense") else parse(self.pattern)
+        """The pattern whose packed form it reads; None for a dense row, and for one that reads the forms of many."""
+        return parse(self.pattern) if ":" in self.pattern else None
 
     def unavailable(self) -> str | None:
         """Return why this kernel cannot run here and now, or None when it can."""
@@ -190,7 +190,7 @@ class Kernel(Row):
         header = packed.header
         if self.takes(header.parsed(), header.encoding):
             return self.unavailable()
-        if self.pattern not in ("any", header.pattern):
+        if self.pattern not in ("any", header.pattern, header.pattern.split(":")[0]):
             return f"takes {self.pattern} weights, not {header.pattern}"
         return f"computes in {self.dtype}, the weight is {header.dtype}"
 

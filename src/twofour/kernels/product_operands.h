@@ -5,6 +5,7 @@
 
 #include "matmul.h"
 #include "layouts/packed_weight.h"
+#include "native/scratch.h"
 
 namespace twofour {
 
@@ -46,5 +47,38 @@ struct ProductOperands {
             nullptr, nullptr};
   }
 };
+
+// What a call says of whole numbers; rows of other computing types ignore it.
+struct WholeRange {
+  bool whole;
+  Quantization quantization;
+
+  WholeRange(const char* dtype, const Quantization& given)
+      : whole(std::strcmp(dtype, "int8") == 0), quantization(given) {}
+  Types reads(const char* dtype) const { return whole ? kInt8Reads : twofour::reads(dtype); }
+  Types writes() const { return whole ? kInt8Writes : Types{}; }
+  void require(const Border& border, Type type, const Operand& x, const Operand& weight) const {
+    if (!whole) return;
+    const Quantization& q = quantization;
+    border.require(type != Type::u8 || !q.dynamic, x, "input", "a static range for an input of torch.uint8");
+    border.require((q.dynamic || (0 <= q.x_zero && q.x_zero <= 255)) && -128 <= q.y_zero && q.y_zero <= 255, weight,
+                   "weight", "zero points of bytes: from 0 to 255 of the input, from -128 to 255 of the answer");
+  }
+};
+
+// Runs a call whose operands have passed the border, in scratch memory of its table's own.
+template <class Kernel>
+void run_product(const Border& border, const Kernel& kernel, Matmul args) {
+  static Scratch scratch;
+  bool damaged = false;
+  args.damaged = &damaged;
+  {
+    nanobind::gil_scoped_release release;
+    const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
+    args.workspace = lease.data();
+    kernel.run(args);
+  }
+  if (damaged) border.damaged();
+}
 
 }  // namespace twofour

@@ -11,7 +11,7 @@ from torch import Tensor
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel, Prepared
 from twofour.kernels.problem import Problem
-from twofour.kernels.table import find, rows
+from twofour.kernels.table import find, sparse_products
 from twofour.native.surroundings import by_operators, plain, unreadable
 from twofour.packing import Packed
 
@@ -32,11 +32,7 @@ def select(packed: Packed, tokens: int) -> Kernel:
     Raises:
         KernelError: No kernel takes this weight here; one reason per candidate.
     """
-    candidates = [
-        kernel
-        for kernel in rows()
-        if (kernel.operation, kernel.device) == ("nm_matmul", "cpu") and kernel.pattern != "any"
-    ]
+    candidates = sparse_products()
     fitting = [kernel for kernel in candidates if kernel.refuses(packed) is None]
     if not fitting:
         raise KernelError(
@@ -46,7 +42,7 @@ def select(packed: Packed, tokens: int) -> Kernel:
         )
     layout = LAYOUTS.get(packed.header.dtype, ("", ""))[tokens > FEW_TOKENS]
     # max keeps the first of equals: the table's order decides within an instruction set.
-    chosen = max(fitting, key=lambda kernel: (kernel.layout == layout, kernel.level))
+    chosen = max(fitting, key=lambda kernel: (kernel.layout == layout, kernel.level, kernel.serves(tokens)))
     logger.debug("using %s for %d tokens of a %s weight", chosen.name, tokens, packed.header.shape)
     return chosen
 
@@ -91,7 +87,7 @@ def _readable(x: Tensor, packed: Packed, bias: Tensor | None) -> tuple[Tensor, T
         raise _unfit(f"a packed weight of shape {header.shape}, axis {header.axis}", "a Linear weight (out, in)")
     if x.ndim == 0 or x.shape[-1] != header.reduction:
         raise _unfit(f"x of shape {tuple(x.shape)}", f"(..., {header.reduction})")
-    own = [row for row in rows() if (row.operation, row.device, row.dtype) == ("nm_matmul", "cpu", header.dtype)]
+    own = [row for row in sparse_products() if row.dtype == header.dtype]
     readable = own[0].reads if own else (torch.float32,)
     for role, tensor, dtypes in (("x", x, readable), ("bias", bias, (torch.float32,))):
         if tensor is not None and (tensor.device.type != "cpu" or tensor.dtype not in dtypes):

@@ -9,6 +9,7 @@ from typing import Any
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel, R, Row
+from twofour.kernels.block_matmul import block_rows
 from twofour.kernels.conv import ConvKernel
 from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV, dense_pointwise_rows, winograd_rows
 from twofour.kernels.dense_matmul import MKL, ONEDNN, ONEDNN_BF16, ONEDNN_INT8, PLAIN, PLAIN_BF16, native_dense_rows
@@ -28,7 +29,7 @@ def rows() -> tuple[Kernel, ...]:
     """Return every kernel of a product there is, whether or not it can run here."""
     torchs = (REFERENCE, ONEDNN, *MKL, PLAIN, ONEDNN_BF16, PLAIN_BF16, ONEDNN_INT8)
     on_gpu = (*CUSPARSELT, *CUTLASS, *FEW_TOKENS, *CUDA_DENSE, TINY_INT4)
-    return (*native_rows(), *torchs, *native_dense_rows(), *on_gpu, *_ADDED)
+    return (*native_rows(), *block_rows(), *torchs, *native_dense_rows(), *on_gpu, *_ADDED)
 
 
 def add(kernel: Kernel) -> Kernel:
@@ -142,6 +143,14 @@ def _reduced(row: Row, protocol: Any) -> Any:
 
 
 Row.__reduce_ex__ = _reduced  # here, as the rows' base does not know the table
+
+
+def sparse_products(device: str = "cpu") -> tuple[Kernel, ...]:
+    """Return the kernels of products with a packed weight of a device, whether or not they can run here.
+
+    The reference, which is dense, is not among them.
+    """
+    return tuple(kernel for kernel in rows() if kernel.sparse and kernel.device == device and kernel is not REFERENCE)
 
 
 def available(operation: str, device: str = "cpu") -> tuple[Kernel, ...]:

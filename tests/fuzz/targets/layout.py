@@ -17,14 +17,27 @@ from tests.fuzz.native_calls import COLUMNS, ROWS, prepared_weights
 from twofour.compiler.layer import PreparedWeights
 from twofour.errors import KernelError, PackingError
 from twofour.kernels.base import Prepared
-from twofour.kernels.nm_matmul.layout import from_layout
 from twofour.kernels.problem import Problem
 
 TRACED = ("twofour.kernels", "twofour.packing", "twofour.compiler.layer", "twofour.native")
 SEEDS = tuple(bytes([number]) for number in range(0, 250, 5))
 
 HEAD = struct.Struct("<4sHH12s12s16sqq")
-TEXTS = (b"2:4", b"1:2", b"float32", b"bfloat16", b"int8", b"int4", b"pairs", b"panels", b"rows", b"\xff\xfe", b"")
+TEXTS = (
+    b"2:4",
+    b"1:2",
+    b"block",
+    b"blocks",
+    b"float32",
+    b"bfloat16",
+    b"int8",
+    b"int4",
+    b"pairs",
+    b"panels",
+    b"rows",
+    b"\xff\xfe",
+    b"",
+)
 LONGS = [number for number in NUMBERS if -(1 << 63) <= number < 1 << 63]
 USES = ("run", "restore", "columns", "refill", "operator", "pickle")
 REACH = 1e30
@@ -94,7 +107,7 @@ def run(built: Use) -> str:
     prepared = Prepared(kernel, buffer)
     x = torch.linspace(-1, 1, 3 * COLUMNS).view(3, COLUMNS).sin()
     if built.how == "restore":
-        _ = from_layout(buffer)
+        _ = kernel.restore(prepared)
     elif built.how == "pickle":
         pickle.loads(pickle.dumps(PreparedWeights([prepared]))).source()
     elif built.how == "operator":

@@ -7,7 +7,6 @@
 #include "kernels/layouts/octets.h"
 #include "native/binding.h"
 #include "native/parallel.h"
-#include "native/scratch.h"
 #include "native/integers.h"
 #include "nm_matmul.h"
 #include "kernels/layouts/packed_weight.h"
@@ -114,20 +113,6 @@ const NmMatmulKernel& kernel_at(int index) {
   return row(kNmMatmulKernels, static_cast<size_t>(kNmMatmulKernelCount), index);
 }
 
-// Runs a call whose operands have passed the border.
-void run(const Border& border, const NmMatmulKernel& kernel, Matmul args) {
-  static Scratch scratch;
-  bool damaged = false;
-  args.damaged = &damaged;
-  {
-    nb::gil_scoped_release release;
-    const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
-    args.workspace = lease.data();
-    kernel.run(args);
-  }
-  if (damaged) border.damaged();
-}
-
 void bind_columns(nb::module_& m) {
   // y (out, tokens) = W x, x (in, tokens): as nm_matmul with both transposed. Types are float32 or bfloat16.
   m.def("nm_matmul_columns", [](int index, const Operand& x, const Operand& weight, const Operand& y, int threads) {
@@ -140,7 +125,7 @@ void bind_columns(nb::module_& m) {
     packed.require_size(*kernel.order);
     border.require(to.width == from.width && (to.stride == to.width || to.rows == 1), y, "answer",
                    "contiguous, as many columns as the input");
-    run(border, kernel, {from.data, from.type, from.stride, packed.bytes(), nullptr, to.data, to.type, to.stride,
+    run_product(border, kernel, {from.data, from.type, from.stride, packed.bytes(), nullptr, to.data, to.type, to.stride,
                          from.width, to.rows, from.rows, 0, false, {Activation::none, Combine::none, nullptr, 0},
                          {true, 0, 0, 0, 0}, threads, nullptr, nullptr, true});
     return true;
@@ -161,18 +146,13 @@ void bind_nm_matmul(nb::module_& m) {
                         float y_scale, int y_zero, int threads) {
     const NmMatmulKernel& kernel = kernel_at(index);
     const Border border(kernel.name);
-    const bool whole = std::strcmp(kernel.dtype, "int8") == 0;
-    const ProductOperands seen(border, x, bias, y, whole ? kInt8Reads : reads(kernel.dtype),
-                               whole ? kInt8Writes : Types{}, {activation, combine}, other);
+    const WholeRange range(kernel.dtype, {dynamic, x_scale, x_zero, y_scale, y_zero});
+    const ProductOperands seen(border, x, bias, y, range.reads(kernel.dtype), range.writes(), {activation, combine}, other);
     const PackedWeight packed(border, weight);
     if (!packed.made_for(kernel.dtype, kernel.layout, seen.to.width, seen.from.width)) return false;
     packed.require_size(*kernel.order);
-    if (whole) {
-      border.require(seen.from.type != Type::u8 || !dynamic, x, "input", "a static range for an input of torch.uint8");
-      border.require((dynamic || (0 <= x_zero && x_zero <= 255)) && -128 <= y_zero && y_zero <= 255, weight, "weight",
-                     "zero points of bytes: from 0 to 255 of the input, from -128 to 255 of the answer");
-    }
-    run(border, kernel, seen.call(packed, {dynamic, x_scale, x_zero, y_scale, y_zero}, threads));
+    range.require(border, seen.from.type, x, weight);
+    run_product(border, kernel, seen.call(packed, range.quantization, threads));
     return true;
   });
   bind_columns(m);

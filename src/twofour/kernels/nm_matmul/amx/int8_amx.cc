@@ -1,6 +1,6 @@
 // The int8 row on AMX tiles: activations u8, quantized by the token as int8/README.md says, weights s8.
 #include "kernels/nm_matmul/int8/avx512_vnni.h"
-#include "kernels/nm_matmul/int8/finish.h"
+#include "kernels/nm_matmul/int8/row_octets.h"
 #include "kernels/nm_matmul/nm_matmul.h"
 #include "tile_product.h"
 
@@ -61,8 +61,8 @@ struct Int8 {
 
   static void finish(const Matmul& a, const uint8_t* sums, int64_t stride, int64_t token, int64_t tokens, int64_t row,
                      const uint8_t* call) {
-    finish_sums<Vec>(a, reinterpret_cast<const int32_t*>(sums), 2, stride, reinterpret_cast<const Range*>(call), token,
-                     tokens, row);
+    finish_sums<Vec>(a, octet_head(a), reinterpret_cast<const int32_t*>(sums), 2, stride,
+                     reinterpret_cast<const Range*>(call), token, tokens, row, a.out_features);
   }
 };
 

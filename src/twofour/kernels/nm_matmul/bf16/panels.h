@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "kernels/layouts/panels.h"
-#include "vectors.h"
+#include "kernels/real_vectors.h"
 
 namespace {
 

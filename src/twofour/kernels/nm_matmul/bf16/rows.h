@@ -10,7 +10,7 @@
 
 #include "kernels/layouts/rows.h"
 #include "kernels/row_shape.h"
-#include "vectors.h"
+#include "kernels/real_vectors.h"
 
 namespace {
 

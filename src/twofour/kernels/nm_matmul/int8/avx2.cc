@@ -5,23 +5,7 @@
 
 namespace {
 
-struct Vec : OctetLanes {
-  // The low bytes of the eight dwords.
-  static TWOFOUR_INLINE int64_t low_bytes(ints v) {
-    const ints low = _mm256_shuffle_epi8(v, _mm256_set1_epi32(0x0c080400));
-    const __m128i two = _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
-    return _mm_cvtsi128_si64(two);
-  }
-  static TWOFOUR_INLINE void store_x(ints q, uint8_t* to, int64_t k, int64_t stride) {
-    const int64_t bytes = low_bytes(q);
-    __builtin_memcpy(to + k / 8 * stride, &bytes, 8);
-  }
-
-  static TWOFOUR_INLINE void store_bytes(uint8_t* p, ints v, int64_t count) {
-    const int64_t bytes = low_bytes(v);
-    __builtin_memcpy(p, &bytes, static_cast<size_t>(count));
-  }
-
+struct Vec : WholeLanes {
   // 16-bit words: the first and the second value of each group. A control byte of 0x80 writes a zero.
   struct Octet {
     ints first, second, pick_first, pick_second;

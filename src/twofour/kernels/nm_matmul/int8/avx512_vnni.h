@@ -3,21 +3,11 @@
 
 #include <cstdint>
 
-#include "octet_lanes.h"
+#include "kernels/whole_lanes.h"
 
 namespace {
 
-struct Vec : OctetLanes {
-  static TWOFOUR_INLINE void store_x(ints q, uint8_t* to, int64_t k, int64_t stride) {
-    const __m128i bytes = _mm512_cvtepi32_epi8(q);
-    uint8_t* at = to + k / 8 * stride;
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(at), bytes);
-    _mm_storeh_pd(reinterpret_cast<double*>(at + stride), _mm_castsi128_pd(bytes));
-  }
-  static TWOFOUR_INLINE void store_bytes(uint8_t* p, ints v, int64_t count) {
-    _mm512_mask_cvtepi32_storeu_epi8(p, mask(count), v);
-  }
-
+struct Vec : WholeLanes {
   struct Octet {
     ints values, control;
   };

@@ -6,14 +6,7 @@
 
 namespace {
 
-struct Portable : OctetLanes {
-  static void store_x(ints q, uint8_t* to, int64_t k, int64_t stride) {
-    store_bytes(to + k / 8 * stride + k % 8, q, width);
-  }
-  static void store_bytes(uint8_t* p, ints v, int64_t count) {
-    for (int64_t i = 0; i < count; i++) p[i] = static_cast<uint8_t>(v[i]);
-  }
-
+struct Portable : WholeLanes {
   struct Octet {
     const int8_t* values;
     ints meta;

@@ -8,13 +8,12 @@
 
 #include <cstdint>
 
-#include "finish.h"
 #include "kernels/layouts/octets.h"
 #include "kernels/row_shape.h"
+#include "kernels/whole_outputs.h"
 #include "native/compiler.h"
 #include "native/team.h"
 #include "native/integers.h"
-#include "quantize.h"
 
 namespace {
 
@@ -37,6 +36,13 @@ TWOFOUR_INLINE void expect_answers(const Matmul& a, int64_t first, int64_t row) 
     const char* y = static_cast<const char*>(a.y) + ((first + t) * a.y_stride + row) * size;
     for (int64_t at = 0; at < 2 * kRowUnit * size; at += 64) __builtin_prefetch(y + at, 1);
   }
+}
+
+// Scales and sums of the rows stand in front of the units.
+inline WholeRows octet_head(const Matmul& a) {
+  const auto* head = static_cast<const uint8_t*>(a.weight);
+  return {reinterpret_cast<const float*>(head),
+          reinterpret_cast<const int32_t*>(head + twofour::int8_padded_rows(a.out_features) * 4)};
 }
 
 inline int64_t octet_tiles(const Matmul& a) { return (a.in_features + kRowTile - 1) / kRowTile; }
@@ -102,7 +108,7 @@ TWOFOUR_INLINE void octet_unit(const Matmul& a, const uint8_t* unit, const uint8
       V::store_ints(sums + (v * T + t) * V::width, sum);
     }
   }
-  finish_sums<V>(a, sums, vectors, T, ranges, first, T, row);
+  finish_sums<V>(a, octet_head(a), sums, vectors, T, ranges, first, T, row, a.out_features);
 }
 
 // All rows of one unit of 32 for T tokens.

@@ -4,15 +4,21 @@
 
 #include <cstdint>
 
-#include "kernels/layouts/octets.h"
 #include "kernels/epilogue_math.h"
 #include "kernels/matmul.h"
 #include "native/compiler.h"
-#include "quantize.h"
+#include "kernels/whole_inputs.h"
 
 namespace {
 
-// What V::width rows from `row` on need: their scales, sums and bias.
+// Of each row of the weight its scale and its sum, by which the zero point of the activations is taken off. Whole vectors
+// can be read from every row on.
+struct WholeRows {
+  const float* scales;
+  const int32_t* sums;
+};
+
+// What V::width rows from `row` on, those below `end`, need: their scales, sums and bias.
 template <class V>
 struct Finish {
   const Matmul& a;
@@ -20,11 +26,11 @@ struct Finish {
   typename V::reg scale, bias;
   typename V::ints sums;
 
-  TWOFOUR_INLINE Finish(const Matmul& call, int64_t first) : a(call), row(first), rows(call.out_features - first) {
+  TWOFOUR_INLINE Finish(const Matmul& call, const WholeRows& weight, int64_t first, int64_t end)
+      : a(call), row(first), rows(end - first) {
     if (rows > V::width) rows = V::width;
-    const uint8_t* head = static_cast<const uint8_t*>(a.weight);
-    scale = V::load_aligned(reinterpret_cast<const float*>(head) + row);
-    sums = V::load_ints(head + (twofour::int8_padded_rows(a.out_features) + row) * 4);
+    scale = V::load_unaligned(weight.scales + row);
+    sums = (typename V::ints)V::load_unaligned(reinterpret_cast<const float*>(weight.sums) + row);
     bias = a.bias == nullptr ? V::zero() : V::load(a.bias + row, rows);
   }
 
@@ -60,13 +66,14 @@ struct Finish {
   }
 };
 
-// Sums of `vectors` times V::width rows from `row` on, [vector][stride tokens][V::width], to the answers of `tokens`
-// tokens from `first` on. `ranges` are those of the whole call.
+// Sums of `vectors` times V::width rows from `row` on, those below `end`, [vector][stride tokens][V::width], to the answers
+// of `tokens` tokens from `first` on. `ranges` are those of the whole call.
 template <class V, Activation activation, Type type>
-TWOFOUR_NOINLINE void finish_as(const Matmul& a, const int32_t* sums, int64_t vectors, int64_t stride,
-                                const Range* ranges, int64_t first, int64_t tokens, int64_t row) {
-  for (int64_t v = 0; v < vectors && row + v * V::width < a.out_features; v++) {
-    const Finish<V> finish(a, row + v * V::width);
+TWOFOUR_NOINLINE void finish_as(const Matmul& a, const WholeRows& weight, const int32_t* sums, int64_t vectors,
+                                int64_t stride, const Range* ranges, int64_t first, int64_t tokens, int64_t row,
+                                int64_t end) {
+  for (int64_t v = 0; v < vectors && row + v * V::width < end; v++) {
+    const Finish<V> finish(a, weight, row + v * V::width, end);
     for (int64_t t = 0; t < tokens; t++) {
       const auto sum = V::load_ints(reinterpret_cast<const uint8_t*>(sums + (v * stride + t) * V::width));
       const auto y = activated<activation, V, type != Type::f32>(finish.product(sum, ranges[first + t]));
@@ -76,14 +83,14 @@ TWOFOUR_NOINLINE void finish_as(const Matmul& a, const int32_t* sums, int64_t ve
 }
 
 template <class V>
-inline void finish_sums(const Matmul& a, const int32_t* sums, int64_t vectors, int64_t stride, const Range* ranges,
-                        int64_t first, int64_t tokens, int64_t row) {
+inline void finish_sums(const Matmul& a, const WholeRows& weight, const int32_t* sums, int64_t vectors, int64_t stride,
+                        const Range* ranges, int64_t first, int64_t tokens, int64_t row, int64_t end) {
   with_activation(a.epilogue.activation, [&](auto constant) {
     constexpr Activation kind = decltype(constant)::value;
     const auto as = a.y_type == Type::f32    ? finish_as<V, kind, Type::f32>
                     : a.y_type == Type::bf16 ? finish_as<V, kind, Type::bf16>
                                              : finish_as<V, kind, Type::u8>;
-    as(a, sums, vectors, stride, ranges, first, tokens, row);
+    as(a, weight, sums, vectors, stride, ranges, first, tokens, row, end);
   });
 }
 

@@ -1,14 +1,13 @@
 // Activations as whole numbers: the range of a token, and the token as u8 where the product wants it. The rule is
-// written out in README.md; quantization.py has the same in torch, bit for bit.
+// written out in nm_matmul/int8/README.md; quantization.py has the same in torch, bit for bit.
 // Included once per instruction-set file, with V the vector type of that file; everything has internal linkage.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/layouts/octets.h"
 #include "kernels/matmul.h"
 #include "native/compiler.h"
-#include "octet_lanes.h"
+#include "kernels/whole_lanes.h"
 
 namespace {
 
@@ -89,7 +88,7 @@ inline Range copy_token(const Matmul& a, int64_t t, uint8_t* to, int64_t stride)
   const uint8_t* from = static_cast<const uint8_t*>(a.x) + t * a.x_stride;
   int64_t k = 0;
   for (; k + 8 <= a.in_features; k += 8) __builtin_memcpy(to + k / 8 * stride, from + k, 8);
-  if (k < a.in_features) __builtin_memcpy(to + k / 8 * stride, from + k, 4);
+  if (k < a.in_features) __builtin_memcpy(to + k / 8 * stride, from + k, static_cast<size_t>(a.in_features - k));
   Range range{1.0f, 0};
   static_range(a, &range);
   return range;

@@ -1,4 +1,4 @@
-// What the bfloat16 kernels share: activations in, answers out. V: native/simd.h.
+// Activations in and answers out of products of real numbers: float32 or bfloat16, whatever the weight. V: native/simd.h.
 #pragma once
 
 #include <cstdint>

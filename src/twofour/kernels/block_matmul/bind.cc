@@ -1,0 +1,69 @@
+// Products by weights of packed blocks for Python: the table of kernels, the sizes of the layout, the call.
+#include "block_matmul.h"
+#include "blocks.h"
+#include "kernels/product_operands.h"
+#include "native/binding.h"
+
+namespace nb = nanobind;
+
+namespace twofour {
+namespace {
+
+constexpr BlockMatmulKernel kBlockMatmulKernels[] = {
+#define TWOFOUR_ROW(symbol, ...) {{#symbol, "block_matmul", __VA_ARGS__}, symbol##__workspace, symbol},
+#include "block_matmul.inc"
+#undef TWOFOUR_ROW
+};
+
+int64_t width_of(const char* dtype) {
+  return std::strcmp(dtype, "float32") == 0 ? 4 : std::strcmp(dtype, "bfloat16") == 0 ? 2 : 1;
+}
+
+// What holds of every head that packing writes, and that the bytes behind the header are as many as it says.
+void require_blocks(const PackedWeight& packed, const char* dtype) {
+  packed.require_sound(packed.head().group == 0 && packed.head().rows > 0 && packed.head().columns > 0 &&
+                       packed.head().columns <= kLastIndex * 4 && packed.head().rows / 4 <= packed.behind() &&
+                       packed.behind() >= static_cast<int64_t>(sizeof(BlockHead)));
+  const BlockHead& head = *reinterpret_cast<const BlockHead*>(packed.bytes());
+  const auto side = [](int32_t n) { return 1 <= n && n <= kLargestSide; };
+  packed.require_sound(side(head.r) && side(head.c) && 1 <= head.parts && head.parts <= kMostParts &&
+                       packed.head().rows % head.parts == 0 && 0 <= head.indices && head.indices <= packed.behind());
+  const BlockShape shape(packed.head().rows, packed.head().columns, head.r, head.c, head.parts, width_of(dtype));
+  packed.require_sound(shape.sound() && head.indices % shape.multiple == 0 &&
+                       BlockPlaces(shape, head.indices).end == packed.behind());
+}
+
+}  // namespace
+
+void bind_block_matmul(nb::module_& m) {
+  bind_table(m, kBlockMatmulKernels);
+  // Of a weight (rows, columns) in blocks of r x c, its rows in `parts`, a value of `width` bytes: rows of a strip, dwords
+  // of a run, rows of a part with padding, the index of the zeros, what the indices of a strip are a multiple of.
+  m.def("block_shape", [](int64_t rows, int64_t columns, int64_t r, int64_t c, int64_t parts, int64_t width) {
+    const BlockShape shape(rows, columns, r, c, parts, width);
+    return nb::make_tuple(shape.strip, shape.run, shape.part_units * kBlockUnit, shape.zero, shape.multiple, shape.sound());
+  });
+  // Of the same with so many indices: where starts, indices, scales, sums and weights begin, and the layout ends, in bytes.
+  m.def("block_places",
+        [](int64_t rows, int64_t columns, int64_t r, int64_t c, int64_t parts, int64_t width, int64_t indices) {
+    const BlockPlaces places(BlockShape(rows, columns, r, c, parts, width), indices);
+    return nb::make_tuple(places.starts, places.indices, places.scales, places.sums, places.weights, places.end);
+  });
+  // Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous.
+  bind_call(m, "block_matmul", +[](int index, const Operand& x, const Operand& weight, const Operand& bias,
+                                   const Answer& y, int activation, int combine, const Operand& other, bool dynamic,
+                                   float x_scale, int x_zero, float y_scale, int y_zero, int threads) {
+    const BlockMatmulKernel& kernel = row(kBlockMatmulKernels, index);
+    const Border border(kernel.name);
+    const WholeRange range(kernel.dtype, {dynamic, x_scale, x_zero, y_scale, y_zero});
+    const ProductOperands seen(border, x, bias, y, range.reads(kernel.dtype), range.writes(), {activation, combine}, other);
+    const PackedWeight packed(border, weight);
+    if (!packed.made_for(kernel.dtype, kernel.layout, seen.to.width, seen.from.width)) return false;
+    require_blocks(packed, kernel.dtype);
+    range.require(border, seen.from.type, x, weight);
+    run_product(border, kernel, seen.call(packed, range.quantization, threads));
+    return true;
+  });
+}
+
+}  // namespace twofour

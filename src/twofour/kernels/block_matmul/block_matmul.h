@@ -1,0 +1,21 @@
+// y[tokens, out] = epilogue(x[tokens, in] @ W^T + bias), W of blocks most of which are zero: the table of kernels.
+#pragma once
+
+#include "kernels/matmul.h"
+#include "native/table.h"
+
+namespace twofour {
+
+// One row of the table: correct for any tokens >= 0 and any block. Ask the CPU before anything of it is called.
+struct BlockMatmulKernel : RowBase {
+  int64_t (*workspace_bytes)(const Matmul&);
+  void (*run)(const Matmul&);
+};
+
+#define TWOFOUR_ROW(symbol, ...)                   \
+  int64_t symbol##__workspace(const Matmul& args); \
+  void symbol(const Matmul& args);
+#include "block_matmul.inc"
+#undef TWOFOUR_ROW
+
+}  // namespace twofour

@@ -1,0 +1,136 @@
+// The layout "blocks": a weight of kept R x C blocks as kernels read it, drawn in README.md.
+//
+// Rows are cut into strips of 16, 8, 4, 2 or 1, the largest of these that divides R; 16 rows make a unit. A strip holds
+// an index for each run of its inputs that are kept, and for each of these inputs, `per` at a time, a dword for every row:
+// one float, two bfloat16 or four bytes of the row's weights. Behind the header of 64 bytes stand
+//
+//   BlockHead                          64 bytes
+//   uint32 starts[strips + 1]          where each strip's indices begin, counted in indices
+//   uint16 indices[head.indices]       of the inputs, or of `per` inputs where runs are of whole dwords
+//   float scales[out + 16], int32 sums[out + 16]   of whole numbers alone: of each row, and of its weights
+//   dwords of weights                  [step][row of the strip], strip after strip
+//
+// each part from a multiple of 64 bytes on. Strips are padded to whole vectors of 16 dwords by indices of the zeros that
+// stand behind the inputs of a token (`zero`).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "native/integers.h"
+
+namespace twofour {
+
+constexpr int64_t kBlockUnit = 16;       // rows of a unit, and dwords of a vector of weights
+constexpr int64_t kLastIndex = 0xffff;   // what an index can say
+constexpr int64_t kLargestSide = 1024;   // of a block, as patterns/block.py has it
+constexpr int64_t kMostParts = 64;
+
+struct BlockHead {
+  int32_t r, c, parts, unused;
+  int64_t indices;
+  char pattern[40];  // its text: what Python restores the canonical form by
+};
+static_assert(sizeof(BlockHead) == 64);
+
+// What follows from the sizes of a weight and its blocks.
+struct BlockShape {
+  int64_t out, in, r, c, parts;
+  int64_t per;       // weights of a dword: 1, 2 or 4
+  int64_t strip;     // rows of a strip
+  int64_t run;       // dwords of a run of inputs: 16, 4 or 1; 0: an index for each input, where `per` does not divide C
+  int64_t part_out;  // rows of a part
+  int64_t part_units, units, strips;
+  int64_t zero;      // index of the zeros behind the inputs
+  int64_t multiple;  // indices of a strip are a multiple of this
+
+  BlockShape(int64_t rows, int64_t columns, int64_t block_rows, int64_t block_columns, int64_t of, int64_t bytes)
+      : out(rows), in(columns), r(block_rows), c(block_columns), parts(of), per(4 / bytes) {
+    strip = kBlockUnit;
+    while (r % strip != 0) strip /= 2;
+    const int64_t vector = kBlockUnit / strip;  // steps of a vector
+    run = c % per != 0 ? 0 : c / per % 16 == 0 ? 16 : c / per % 4 == 0 ? 4 : 1;
+    part_out = out / parts;
+    part_units = ceil_div(round_up(part_out, r), kBlockUnit);
+    units = part_units * parts;
+    strips = units * kBlockUnit / strip;
+    zero = round_up(round_up(in, c), 16 * per) / (run == 0 ? 1 : per);
+    multiple = run == 0 ? per * vector : run < vector ? vector / run : 1;
+  }
+  bool sound() const { return zero <= kLastIndex; }
+  // Dwords, or inputs where an index is of one, that a token has with the zeros.
+  int64_t places() const { return zero + (run > 16 ? run : 16); }
+  // Bytes of a token as vectors are loaded from it: the last one begins at the last place.
+  int64_t token_bytes() const { return round_up(places() * (run == 0 ? 4 / per : 4), 64) + 128; }
+  int64_t steps(int64_t indices) const { return run == 0 ? indices / per : indices * run; }
+
+  // First row of the answer that a unit has, and how many.
+  int64_t row(int64_t unit) const {
+    return unit / part_units * part_out + unit % part_units * kBlockUnit;
+  }
+  int64_t rows(int64_t unit) const {
+    const int64_t left = part_out - unit % part_units * kBlockUnit;
+    return left < kBlockUnit ? left : kBlockUnit;
+  }
+};
+
+// Where the parts of a layout stand, in bytes behind the header.
+struct BlockPlaces {
+  int64_t starts, indices, scales, sums, weights, end;
+
+  BlockPlaces(const BlockShape& shape, int64_t count) {
+    starts = sizeof(BlockHead);
+    indices = starts + round_up((shape.strips + 1) * 4, 64);
+    scales = indices + round_up(count * 2, 64);
+    const int64_t head = shape.per == 4 ? round_up((shape.out + kBlockUnit) * 4, 64) : 0;
+    sums = scales + head;
+    weights = sums + head;
+    end = weights + shape.steps(count) * shape.strip * 4;
+  }
+};
+
+}  // namespace twofour
+
+namespace {
+
+using twofour::BlockHead;
+using twofour::BlockPlaces;
+using twofour::BlockShape;
+using twofour::kBlockUnit;
+
+// A layout as a kernel reads it; the border has held its size against its head.
+struct Blocks {
+  BlockShape shape;
+  const BlockHead& head;
+  const uint32_t* starts;
+  const uint16_t* indices;
+  const float* scales;
+  const int32_t* sums;
+  const char* weights;
+
+  Blocks(const void* data, int64_t out, int64_t in, int64_t bytes) : Blocks(*static_cast<const BlockHead*>(data), out, in, bytes) {}
+  Blocks(const BlockHead& found, int64_t out, int64_t in, int64_t bytes)
+      : shape(out, in, found.r, found.c, found.parts, bytes), head(found) {
+    const BlockPlaces places(shape, head.indices);
+    const char* base = reinterpret_cast<const char*>(&head);
+    starts = reinterpret_cast<const uint32_t*>(base + places.starts);
+    indices = reinterpret_cast<const uint16_t*>(base + places.indices);
+    scales = reinterpret_cast<const float*>(base + places.scales);
+    sums = reinterpret_cast<const int32_t*>(base + places.sums);
+    weights = base + places.weights;
+  }
+  int64_t per_unit() const { return kBlockUnit / shape.strip; }
+
+  // Whether the strips of units [begin, end) stay inside the layout, and their inputs inside a token.
+  bool sound(int64_t begin, int64_t end) const {
+    const int64_t first = begin * per_unit(), last = end * per_unit();
+    for (int64_t s = first; s < last; s++)
+      if (starts[s] > starts[s + 1] || starts[s] % shape.multiple != 0) return false;
+    if (starts[last] > head.indices || starts[last] % shape.multiple != 0) return false;
+    uint16_t most = 0;
+    for (int64_t i = starts[first]; i < starts[last]; i++) most = indices[i] > most ? indices[i] : most;
+    return most <= shape.zero;
+  }
+};
+
+}  // namespace
