@@ -15,7 +15,7 @@ from twofour.kernels.attention import attention, attention_of_columns, attention
 from twofour.kernels.base import Prepared
 from twofour.kernels.block_matmul import block_rows
 from twofour.kernels.conv import ConvProblem, Geometry
-from twofour.kernels.dense_conv import winograd_rows
+from twofour.kernels.dense_conv import direct_rows, winograd_rows
 from twofour.kernels.dense_matmul import native_dense_rows
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_conv.cpu import native_conv_rows
@@ -138,7 +138,7 @@ def _convolutions() -> None:
         each = geometry.in_channels // geometry.groups
         weight = torch.randn(8, *geometry.kernel, each)
         weight = (weight * parse("2:4").project(weight, absolute=True)).movedim(-1, 1)
-        for row in (*native_conv_rows(), *winograd_rows()):
+        for row in (*native_conv_rows(), *direct_rows(), *winograd_rows()):
             if row.refuses(geometry) is None:
                 row.run(
                     torch.randn(2, geometry.in_channels, 5, 6),

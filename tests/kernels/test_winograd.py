@@ -20,6 +20,7 @@ from twofour.kernels.nm_conv import nm_conv_reference
 ROWS = winograd_rows()
 U = 2**-24
 SAME = Geometry(37, 45, (3, 3), (1, 1), (1, 1), (1, 1))
+AXIS = (3, 1, 1, 1)
 
 
 def draw(*sizes: int, seed: int = 0) -> Tensor:
@@ -118,7 +119,7 @@ def test_nothing_is_written_around_the_answer_and_nothing_read_around_the_image(
         y, prepared = out.view.permute(0, 3, 1, 2), row.prepare(weight, geometry)
         for count in (1, 3):
             out.view.fill_(float("nan"))
-            native.extension().dense_conv(row.index, held, prepared.tensor, None, None, y, 1, 1, False, count)
+            native.extension().dense_conv(row.index, held, prepared.tensor, None, None, y, 1, AXIS, AXIS, 0, count)
             assert_within(row, out.checked().permute(0, 3, 1, 2), x, weight, geometry)
 
 

@@ -20,7 +20,7 @@ from twofour import native, packing
 from twofour.errors import KernelError
 from twofour.kernels.block_matmul import block_rows
 from twofour.kernels.conv import Geometry
-from twofour.kernels.dense_conv import winograd_rows
+from twofour.kernels.dense_conv import direct_rows, winograd_rows
 from twofour.kernels.dense_matmul import native_dense_rows
 from twofour.kernels.fused_block import Expression, program
 from twofour.kernels.nm_conv.layout import to_conv_layout
@@ -151,12 +151,12 @@ def products(scale: int) -> Iterator[Call]:
             EXT.nm_conv,
             [row.index, image, to_conv_layout(weight, geometry), bias[:12], answer.clone(), answer, 1, *axes, True, 1],
         )
-    for row in winograd_rows():
+    for row in (*direct_rows(), *winograd_rows()):
         moved = row.prepare(weight, geometry).tensor
         yield (
             row.isa,
             EXT.dense_conv,
-            [row.index, image, moved, bias[:12], answer.clone(), answer, 0, 0, True, 1],
+            [row.index, image, moved, bias[:12], answer.clone(), answer, 1, *axes, 1, 1],
         )
 
 

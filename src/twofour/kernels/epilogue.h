@@ -1,5 +1,4 @@
-// What happens to a sum before it is stored: y = activation(sum + bias), then y + other or y * other; of residual networks
-// activation(sum + bias + other).
+// What happens to a sum before it is stored: y = activation(sum + bias), then y + other or y * other.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +14,6 @@ struct Epilogue {
   Combine combine;
   const void* other;
   int64_t other_stride;
-  bool other_first = false;  // `other` is added before the activation: rows that finish by finish_rows alone
 
   bool plain() const { return activation == Activation::none && combine == Combine::none; }
 };

@@ -135,7 +135,6 @@ template <class V>
 TWOFOUR_NOINLINE void finish_rows(const Epilogue& epilogue, float* y, int64_t stride, int64_t row, int64_t rows,
                                   int64_t column, int64_t columns) {
   const Combine combine = epilogue.combine;
-  const bool first = epilogue.other_first, last = combine != Combine::none && !first;
   with_activation(epilogue.activation, [&](auto constant) {
     for (int64_t r = row; r < row + rows; r++) {
       float* to = y + r * stride + column;
@@ -143,9 +142,8 @@ TWOFOUR_NOINLINE void finish_rows(const Epilogue& epilogue, float* y, int64_t st
       for (int64_t c = 0; c < columns; c += V::width) {
         const int64_t left = columns - c;
         auto v = V::load(to + c, left);
-        if (first) v = v + V::load(other + c, left);
         v = activated<decltype(constant)::value, V>(v);
-        if (last) v = apply_combine<V>(v, V::load(other + c, left), combine);
+        if (combine != Combine::none) v = apply_combine<V>(v, V::load(other + c, left), combine);
         V::store(to + c, v, left);
       }
     }

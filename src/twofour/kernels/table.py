@@ -11,7 +11,7 @@ from twofour.errors import KernelError
 from twofour.kernels.base import Kernel, R, Row
 from twofour.kernels.block_matmul import block_rows
 from twofour.kernels.conv import ConvKernel
-from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV, dense_pointwise_rows, winograd_rows
+from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV, direct_rows, winograd_rows
 from twofour.kernels.dense_matmul import MKL, ONEDNN, ONEDNN_BF16, ONEDNN_INT8, PLAIN, PLAIN_BF16, native_dense_rows
 from twofour.kernels.dense_matmul.cuda import CUDA_DENSE
 from twofour.kernels.dense_matmul.cuda_int4 import TINY_INT4
@@ -54,7 +54,7 @@ def add(kernel: Kernel) -> Kernel:
 @cache
 def convolutions() -> tuple[ConvKernel, ...]:
     """Return every kernel of a convolution there is, whether or not it can run here."""
-    dense = (ONEDNN_CONV, PLAIN_CONV, *dense_pointwise_rows(), *depthwise_rows(), *winograd_rows())
+    dense = (ONEDNN_CONV, PLAIN_CONV, *direct_rows(), *depthwise_rows(), *winograd_rows())
     return (*native_conv_rows(), *pointwise_rows(), CONV_REFERENCE, *dense)
 
 

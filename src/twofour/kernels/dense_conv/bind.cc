@@ -1,5 +1,8 @@
 // Convolutions with dense weights for Python: the table of kernels and the call.
+#include <nanobind/stl/array.h>
+
 #include <algorithm>
+#include <string_view>
 
 #include "dense_conv.h"
 #include "kernels/conv_images.h"
@@ -18,14 +21,23 @@ constexpr DenseConvKernel kDenseConvKernels[] = {
 #undef TWOFOUR_ROW
 };
 
-// A transformed weight, and behind it the (out, in, 3, 3) that it was made of.
-const float* transformed(const Border& border, const Operand& weight, const RowBase& row, int64_t out, int64_t in) {
-  const int64_t inputs = std::string_view(row.layout) == "winograd4" ? 6 : 4;
-  const int64_t count = (round_up(out, kConvPanel) * inputs * inputs + out * 9) * in;
+// A weight in panels; a transformed one has the (out, in, 3, 3) that it was made of behind it.
+const float* panels(const Border& border, const Operand& weight, const RowBase& row, const DenseConv& a) {
+  const int64_t in = a.in_channels / a.groups, out = round_up(a.out_channels / a.groups, kConvPanel) * a.groups;
+  const std::string_view layout = row.layout;
+  const int64_t inputs = layout == "winograd4" ? 6 : 4;
+  const int64_t count = layout == "direct" ? out * a.height.taps * a.width.taps * in
+                                           : (out * inputs * inputs + a.out_channels * 9) * in;
   const View view = border.exactly(weight, "weight", {Type::f32}, count);
   if (reinterpret_cast<uintptr_t>(view.data) % 64 != 0)
     border.refuse(weight, "weight", "numbers that start at a multiple of 64 bytes", "copy them: weight.clone()");
   return floats(view);
+}
+
+bool is_winograds(const DenseConv& a) {
+  for (const ConvAxis& axis : {a.height, a.width})
+    if (axis.taps != 3 || axis.stride != 1 || axis.dilation != 1) return false;
+  return a.groups == 1 && (a.activation == Activation::none || a.activation == Activation::relu);
 }
 
 }  // namespace
@@ -33,26 +45,28 @@ const float* transformed(const Border& border, const Operand& weight, const RowB
 void bind_dense_conv(nb::module_& m) {
   m.attr("conv_panel") = kConvPanel;
   bind_table(m, kDenseConvKernels);
-  // x and y: (images, channels, height, width) with channels densest. `weight`: as the row's layout has it (README.md).
-  // `top` and `left`: rows and columns of zeros there; below and right as many as y asks for.
+  // x and y: (images, channels, height, width) with channels densest. `weight`: as the row's layout has it. `height` and
+  // `width`: taps, stride, padding, dilation.
   bind_call(m, "dense_conv", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& other,
-                         const Answer& y, int64_t top, int64_t left, bool relu, int threads) {
+                         const Answer& y, int64_t groups, Axis height, Axis width, int activation, int threads) {
     static Scratch scratch;
     const DenseConvKernel& kernel = row(kDenseConvKernels, index);
     const Border border(kernel.name);
     const View from = pixels(border, x, "input"), to = pixels(border, y, "answer");
     border.require(from.shape[0] == to.shape[0], y, "answer", "as many images as the input");
     const int64_t in = from.shape[1], out = to.shape[1];
-    constexpr int64_t most = 1 << 30;
-    if (in < 1 || out < 1 || top < 0 || top > most || left < 0 || left > most)
+    if (in < 1 || out < 1 || groups < 1 || in % groups != 0 || out % groups != 0)
       throw nb::value_error("no such convolution");
+    if (activation < 0 || activation > static_cast<int>(Activation::silu)) throw nb::value_error("no such activation");
     const Numbers shift = border.numbers(bias, "bias", out);
     const View added = other.given() ? pixels(border, other, "second operand") : View{};
     border.require(!other.given() || std::equal(added.shape, added.shape + 4, to.shape), other, "second operand",
                    "the answer's shape");
-    DenseConv args{floats(from), transformed(border, weight, kernel, out, in), shift.data(), floats(added), floats(to),
-                   from.shape[0], in, out, from.shape[2], from.shape[3], to.shape[2], to.shape[3], top, left,
-                   relu, threads, nullptr};
+    DenseConv args{floats(from), nullptr, shift.data(), floats(added), floats(to), from.shape[0], in, out, groups,
+                   axis(height, from.shape[2], to.shape[2]), axis(width, from.shape[3], to.shape[3]),
+                   static_cast<Activation>(activation), threads, nullptr};
+    if (std::string_view(kernel.layout) != "direct" && !is_winograds(args)) throw nb::value_error("no such convolution");
+    args.weight = panels(border, weight, kernel, args);
     if (to.count() == 0) return;
     nb::gil_scoped_release release;
     const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));

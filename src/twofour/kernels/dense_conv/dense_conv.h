@@ -1,27 +1,30 @@
-// y = relu(conv(x, W) + bias + other) in fp32, channels last, W dense with 3 x 3 taps of stride 1: the call, the table.
+// y = activation(conv(x, W) + bias + other) in fp32, channels last, W dense: the call, the table.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/conv_axis.h"
+#include "kernels/epilogue.h"
 #include "native/table.h"
 
 namespace twofour {
 
 // One call. x is (images, height, width, in_channels) with channels densest and no gaps; y and `other` (may be null) are
-// (images, out_height, out_width, out_channels). Above and left of an image stand `top` rows and `left` columns of zeros,
-// below and right of it as many as the output asks for. `weight` is 64-byte aligned: ceil(out_channels / kConvPanel) panels,
-// each (places of a transformed tile, in_channels, kConvPanel). `bias` may be null. `workspace` is 64-byte aligned, of
-// workspace_bytes(args) bytes, and may hold garbage.
+// (images, output height, output width, out_channels). `weight` is 64-byte aligned: for each group ceil(its outputs /
+// kConvPanel) panels, each (what the row reads one after the other, kConvPanel). `bias` may be null. `workspace` is 64-byte
+// aligned, of workspace_bytes(args) bytes, and may hold garbage. Rows of the layouts winograd2 and winograd4 take one group,
+// 3 x 3 taps of stride 1 and dilation 1, and no activation but ReLU.
 struct DenseConv {
   const float *x, *weight, *bias, *other;
   float* y;
-  int64_t images, in_channels, out_channels, height, width, out_height, out_width, top, left;
-  bool relu;
+  int64_t images, in_channels, out_channels, groups;
+  ConvAxis height, width;
+  Activation activation;
   int threads;
   void* workspace;
 };
 
-constexpr int64_t kConvPanel = 32;  // output channels that stand together in a transformed weight
+constexpr int64_t kConvPanel = 32;  // output channels that stand together in a weight
 
 // One row of the table. Both functions run the row's instructions: ask the CPU first.
 struct DenseConvKernel : RowBase {

@@ -98,7 +98,9 @@ class WinogradConv(ConvKernel):
         fused = activation in ("none", "relu")
         other = None if other is None else channels_last(other)
         operands = (x, weight.tensor, bias, other if fused else None, y)
-        native.extension().dense_conv(self.index, *operands, *geometry.before, activation == "relu", native.threads())
+        axes = zip(geometry.kernel, geometry.stride, geometry.before, geometry.dilation, strict=True)
+        code = problem.epilogue.codes[0] if fused else 0
+        native.extension().dense_conv(self.index, *operands, 1, *axes, code, native.threads())
         return y if fused else finish(y, activation, other)
 
 
@@ -107,4 +109,5 @@ def winograd_rows() -> list[WinogradConv]:
     return [
         WinogradConv(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index)
         for row in native.rows("dense_conv")
+        if row.layout in POINTS
     ]

@@ -109,15 +109,11 @@ void bind_dense_matmul(nb::module_& m) {
     int4_dense_layout__pack(reinterpret_cast<const uint8_t*>(halves.data), steps, offsets, shape.out, shape.in,
                             shape.group, to.bytes());
   });
-  // `combine` may be one more than Combine has: `other` is added before the activation, of float32 rows.
   bind_call(m, "dense_matmul", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Answer& y,
                            int activation, int combine, const Operand& other, int threads) {
     const Border border(row(kDenseMatmulKernels, index).name);
     const Types types = reads(row(kDenseMatmulKernels, index).dtype);
-    const bool first = combine == static_cast<int>(Combine::multiply) + 1 && !types.has(Type::bf16);
-    const int codes[] = {activation, first ? static_cast<int>(Combine::add) : combine};
-    ProductOperands seen(border, x, bias, y, types, {}, codes, other);
-    seen.epilogue.other_first = first;
+    const ProductOperands seen(border, x, bias, y, types, {}, {activation, combine}, other);
     return multiply(border, index, seen, weight, threads);
   });
   // The same with a normalisation of each row of y in float32, into `normed`, which may be y.

@@ -25,7 +25,7 @@ struct WinogradPlan {
   int64_t place, sums;          // floats from a place to the next: of the input of a block, of the sums of a part
 
   explicit WinogradPlan(const DenseConv& a)
-      : down(ceil_div(a.out_height, Points::outputs)), across(ceil_div(a.out_width, Points::outputs)),
+      : down(ceil_div(a.height.output, Points::outputs)), across(ceil_div(a.width.output, Points::outputs)),
         tiles(a.images * down * across), chunks(ceil_div(a.in_channels, V::width)),
         panels(ceil_div(a.out_channels, kConvPanel)) {
     const int64_t each = places * chunks * V::width * 4, most = kBlockBytes / each > rows ? kBlockBytes / each : rows;

@@ -40,10 +40,10 @@ struct Winograd {
     const float* pixels[n][n];
     for (int i = 0; i < n; i++)
       for (int j = 0; j < n; j++) {
-        const int64_t row = at.row - a.top + i, column = at.column - a.left + j;
-        const bool inside = static_cast<uint64_t>(row) < static_cast<uint64_t>(a.height) &&
-                            static_cast<uint64_t>(column) < static_cast<uint64_t>(a.width);
-        pixels[i][j] = inside ? a.x + ((at.image * a.height + row) * a.width + column) * a.in_channels : zeros;
+        const int64_t row = at.row - a.height.padding + i, column = at.column - a.width.padding + j;
+        const bool inside = static_cast<uint64_t>(row) < static_cast<uint64_t>(a.height.input) &&
+                            static_cast<uint64_t>(column) < static_cast<uint64_t>(a.width.input);
+        pixels[i][j] = inside ? a.x + ((at.image * a.height.input + row) * a.width.input + column) * a.in_channels : zeros;
       }
     for (int64_t chunk = 0; chunk < plan.chunks; chunk++) {
       const int64_t c = chunk * V::width;
@@ -75,8 +75,8 @@ struct Winograd {
   // The sums of tile `tile` at `from` into its pixels of y: 32 output channels, or what is left of them.
   void unpack(int64_t tile, int64_t panel, const float* from) const {
     const Place at = find(tile);
-    const int64_t high = least(m, a.out_height - at.row), wide = least(m, a.out_width - at.column);
-    const int64_t first = ((at.image * a.out_height + at.row) * a.out_width + at.column) * a.out_channels;
+    const int64_t high = least(m, a.height.output - at.row), wide = least(m, a.width.output - at.column);
+    const int64_t first = ((at.image * a.height.output + at.row) * a.width.output + at.column) * a.out_channels;
     for (int64_t k = 0; k < kConvPanel; k += V::width) {
       const int64_t channel = panel * kConvPanel + k, count = a.out_channels - channel;
       if (count >= V::width) unpack_vector<true>(from + k, first + channel, high, wide, channel, V::width);
@@ -96,17 +96,18 @@ struct Winograd {
       for (int i = 0; i < m; i++) half[i][j] = y[i];
     }
     const reg bias = a.bias == nullptr ? V::zero() : V::load_partial(a.bias + channel, count);
+    const bool relu = a.activation == twofour::Activation::relu;
     for (int64_t i = 0; i < high; i++) {
       reg y[m];
       Points::output(half[i], y);
-      const int64_t row = offset + i * a.out_width * a.out_channels;
+      const int64_t row = offset + i * a.width.output * a.out_channels;
       TWOFOUR_UNROLL
       for (int j = 0; j < m; j++) {
         if (j >= wide) break;
         const int64_t pixel = row + j * a.out_channels;
         reg v = y[j] + bias;
         if (a.other != nullptr) v = v + (whole ? V::load_unaligned(a.other + pixel) : V::load_partial(a.other + pixel, count));
-        if (a.relu) v = V::max(V::zero(), v);  // a NaN stays one: the second operand wins
+        if (relu) v = V::max(V::zero(), v);  // a NaN stays one: the second operand wins
         if (whole) V::store_unaligned(a.y + pixel, v);
         else V::store_partial(a.y + pixel, v, count);
       }
