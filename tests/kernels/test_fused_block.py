@@ -6,6 +6,7 @@ import itertools
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from twofour.errors import KernelError
 from twofour.kernels.fused_block import Expression, Value, fused_block, fused_block_reference, program, steps
 
 SHAPES = [(1,), (7,), (1, 1), (3, 5), (64, 16), (2, 3, 50), (5, 1024), (2, 1025), (1, 5000), (4, 1, 3, 7), (130, 9)]
+SHAPES += [(37, 64), (3, 2048)]  # rows of whole vectors: steps run together up to a reduction
 ARITIES = {"unary": 1, "binary": 2, "ternary": 3, "reduce": 1}
 ROWS = [row for row in native.rows("fused_block") if native.supports(row.isa)]
 
@@ -141,6 +143,50 @@ def test_softmax_and_layer_norm(row: native.NativeRow, shape: tuple[int, ...]) -
     torch.testing.assert_close(found[0], inputs[0].softmax(-1), rtol=1e-5, atol=1e-6)
     want = torch.nn.functional.layer_norm(inputs[0], shape[-1:], inputs[1], inputs[2])
     torch.testing.assert_close(found[1], want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def streaming() -> Iterator[None]:
+    """Blocks of any size write past the caches, and ask ahead for what they read."""
+    before = native.extension().block_streams_from(-1)
+    yield
+    native.extension().block_streams_from(before)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_writing_past_the_caches_changes_no_bit(
+    row: native.NativeRow, shape: tuple[int, ...], dtype: torch.dtype, streaming: None
+) -> None:
+    expression = Expression()
+    x, weight, bias = (expression.load() for _ in range(3))
+    moved = expression.apply("add", expression.apply("mul", x, 2.0), bias)
+    for value in (softmax(expression, moved), layer_norm(expression, moved, weight, bias), moved):
+        expression.store(value)
+    expression.store(expression.apply("amax", moved))
+    inputs = [tensor.to(dtype) for tensor in operands(shape, shape[-1:], shape)]
+    streamed = run(row, expression, inputs, poisoned(expression, inputs, dtype))
+    native.extension().block_streams_from(1 << 40)
+    kept = run(row, expression, inputs, poisoned(expression, inputs, dtype))
+    assert all(torch.equal(a, b) for a, b in zip(streamed, kept, strict=True))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("width", [16, 48, 128, 1024, 1040, 2048])
+@pytest.mark.parametrize("reduction", ["sum", "amax", "amin", "prod"])
+def test_a_reduction_ends_a_chain_whose_values_are_read_again(
+    row: native.NativeRow, width: int, reduction: str
+) -> None:
+    expression = Expression()
+    x, y = expression.load(), expression.load()
+    first = expression.apply("mul", expression.apply("add", x, y), 0.5)  # kept for the next loop
+    second = expression.apply("abs", first)  # read twice
+    of_rows = expression.apply(reduction, expression.apply("maximum", second, 0.9))
+    expression.store(second)
+    expression.store(expression.apply("sub", expression.apply("mul", first, of_rows), second))
+    expression.store(of_rows)
+    assert_block(row, expression, operands((19, width), (19, width)), 1e-4)
 
 
 CALM = ["neg", "abs", "tanh", "sigmoid", "sin", "relu", "erf", "cos", "floor", "sign", "isnan", "logical_not"]

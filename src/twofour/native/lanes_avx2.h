@@ -43,10 +43,15 @@ struct SetLanes {
   static void store_aligned(float* p, reg v) { _mm256_store_ps(p, v); }
   static void store_unaligned(float* p, reg v) { _mm256_storeu_ps(p, v); }
   static void store_partial(float* p, reg v, int64_t count) { _mm256_maskstore_ps(p, mask(count), v); }
+  // Past the caches, to addresses of `streamed` bytes; order_streams goes before whatever tells others of it.
+  static constexpr int streamed = 32;
+  static void stream(float* p, reg v) { _mm256_stream_ps(p, v); }
   static __m128i uppers(reg v) {
     const __m256i words = _mm256_srli_epi32(_mm256_castps_si256(v), 16);
     return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 0x08));
   }
+  static void stream_upper(uint16_t* p, reg v) { _mm_stream_si128(reinterpret_cast<__m128i*>(p), uppers(v)); }
+  static void order_streams() { _mm_sfence(); }
   static void store_upper(uint16_t* p, reg v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), uppers(v)); }
   static void store_upper_partial(uint16_t* p, reg v, int64_t count) {
     if (count >= width) return store_upper(p, v);

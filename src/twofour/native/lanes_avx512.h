@@ -41,7 +41,14 @@ struct SetLanes {
   static void store_aligned(float* p, reg v) { _mm512_store_ps(p, v); }
   static void store_unaligned(float* p, reg v) { _mm512_storeu_ps(p, v); }
   static void store_partial(float* p, reg v, int64_t count) { _mm512_mask_storeu_ps(p, mask(count), v); }
+  // Past the caches, to addresses of `streamed` bytes; order_streams goes before whatever tells others of it.
+  static constexpr int streamed = 64;
+  static void stream(float* p, reg v) { _mm512_stream_ps(p, v); }
   static ireg uppers(reg v) { return _mm512_srli_epi32(_mm512_castps_si512(v), 16); }
+  static void stream_upper(uint16_t* p, reg v) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(uppers(v)));
+  }
+  static void order_streams() { _mm_sfence(); }
   static void store_upper(uint16_t* p, reg v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(uppers(v)));
   }

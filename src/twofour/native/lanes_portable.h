@@ -43,6 +43,10 @@ struct PortableLanes {
     const ireg bits = (ireg)v >> 16;
     for (int64_t i = 0; i < width && i < count; i++) p[i] = static_cast<uint16_t>(bits[i]);
   }
+  static constexpr int streamed = 1;  // no stores past the caches
+  static void stream(float* p, reg v) { store_unaligned(p, v); }
+  static void stream_upper(uint16_t* p, reg v) { store_upper(p, v); }
+  static void order_streams() {}
   static reg broadcast(const float* p) { return all(*p); }
   static reg broadcast_shared(const float* p) { return all(*p); }
   static reg broadcast4(const float* p) { return load_unaligned(p); }

@@ -35,6 +35,7 @@ struct Lanes : SetLanes {
   // bfloat16 is the upper half of a float. Stores round to nearest even; a NaN stays one.
   using SetLanes::store_partial;
   using SetLanes::store_unaligned;
+  using SetLanes::stream;
   // What the upper halves of are floats rounded to bfloat16.
   static TWOFOUR_INLINE reg to_upper(reg x) {
     const U bits = (U)x, even = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
@@ -42,6 +43,7 @@ struct Lanes : SetLanes {
   }
   static TWOFOUR_INLINE reg rounded(reg x) { return (reg)((U)to_upper(x) & 0xffff0000u); }
   static TWOFOUR_INLINE void store_unaligned(uint16_t* p, reg v) { store_upper(p, to_upper(v)); }
+  static TWOFOUR_INLINE void stream(uint16_t* p, reg v) { stream_upper(p, to_upper(v)); }
   static TWOFOUR_INLINE void store_partial(uint16_t* p, reg v, int64_t count) {
     store_upper_partial(p, to_upper(v), count);
   }
@@ -86,6 +88,9 @@ concept FloatLanes = requires(float* to, const float* from, uint16_t* to_half, c
   V::store_partial(to, r, count);
   V::store_partial(to_half, r, count);
   V::store_upper(to_half, r);
+  V::stream(to, r);
+  V::stream(to_half, r);
+  V::order_streams();
   { V::broadcast(from) } -> std::same_as<typename V::reg>;
   { V::broadcast_shared(from) } -> std::same_as<typename V::reg>;
   { V::broadcast4(from) } -> std::same_as<typename V::reg>;

@@ -13,6 +13,7 @@
 
 #include "fused_block.h"
 #include "native/binding.h"
+#include "native/caches.h"
 #include "native/parallel.h"
 #include "native/scratch.h"
 
@@ -39,6 +40,9 @@ constexpr Named kSteps[] = {
 constexpr int kStepCount = static_cast<int>(std::size(kSteps));
 constexpr int kMostAxes = 16;
 constexpr Types kStored{Type::f32, Type::bf16, Type::boolean, Type::u8};
+
+// Bytes of the operands of a call from which on its answers are written past the caches; tests set it.
+std::atomic<int64_t> streams_from{cache_bytes(3, int64_t{32} << 20)};
 
 [[noreturn]] void impossible(const std::string& what, const std::string& got, const std::string& wanted) {
   throw Refusal{"a fused block's program " + what, got, wanted, "build it with FusedBlock, which checks nothing away"};
@@ -105,6 +109,10 @@ class Program {
     Block& block = domain.block;
     block.inputs = domain.operands.data();
     block.outputs = domain.operands.data() + inputs_;
+    block.input_count = inputs_;
+    block.streams = exceed_caches(views);
+    const auto over_tiles = [](const Loop& loop) { return !loop.rows; };
+    block.reads_ahead = block.streams && std::count_if(loops_.begin(), loops_.end(), over_tiles) > 1;
     nb::gil_scoped_release release;
     const int64_t places = block.tile_rows * (reduces_ ? block.width : block.tile_width);
     const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, places));
@@ -124,25 +132,49 @@ class Program {
     std::vector<BlockOperand> operands;
   };
 
-  // Steps whose results the next one alone reads run together.
+  // Whether the operands exceed the caches, which answers would then only push each other out of.
+  static bool exceed_caches(const std::vector<View>& views) {
+    int64_t bytes = 0;
+    for (const View& view : views) {
+      int64_t count = view.width;
+      for (int a = 0; a < view.ndim; a++) count *= view.strides[a] != 0 ? view.shape[a] : 1;
+      bytes += count;
+    }
+    return bytes > streams_from;
+  }
+
+  // Steps that take what the one before them makes run together: those of links.def, then at most one reduction.
   void join(const Loop& loop) {
     for (int i = loop.begin; i < loop.end;) {
       int end = i + 1;
-      while (end < loop.end && end - i < kMostChain && hands_on(loop, end - 1)) end++;
+      while (end < loop.end && end - i < kMostChain && hands_on(i, end)) {
+        at(end - 1).lasts = lasts(loop, end - 1);
+        if (is(at(end++), Kind::reduce)) break;
+      }
       at(i).chain = static_cast<int16_t>(end - i);
       i = end;
     }
   }
-  bool hands_on(const Loop& loop, int i) {
-    const Step &step = at(i), &next = at(i + 1);
-    if (!links(step.op) || !links(next.op) || next.a != step.to || reads_beside(next, step.to) || kept_[step.to]) return false;
-    if (next.to == step.to) return true;
-    for (int later = i + 2; later < loop.end; later++) {
-      if (reads(at(later), step.to)) return false;
-      if (at(later).op != StepOp::store && at(later).to == step.to) return true;
-    }
+  // Whether the chain from `first` on can take up step i.
+  bool hands_on(int first, int i) {
+    const Step &step = at(i - 1), &next = at(i);
+    if (!links(step.op) || next.a != step.to || !(links(next.op) || is(next, Kind::reduce))) return false;
+    for (int k = first; k < i; k++)
+      if (reads_beside(next, at(k).to)) return false;  // what the chain writes stands in memory only behind it
     return true;
   }
+  // Whether another than the next step reads what step i makes.
+  bool lasts(const Loop& loop, int i) {
+    const Step &step = at(i), &next = at(i + 1);
+    if (kept_[step.to]) return true;
+    if (next.to == step.to) return false;
+    for (int later = i + 2; later < loop.end; later++) {
+      if (reads(at(later), step.to)) return true;
+      if (at(later).op != StepOp::store && at(later).to == step.to) return false;
+    }
+    return false;
+  }
+  static bool is(const Step& step, Kind kind) { return kSteps[static_cast<int>(step.op)].kind == kind; }
   static bool links(StepOp op) {
     switch (op) {
 #define TWOFOUR_LINK(name, result) case StepOp::name:
@@ -297,8 +329,13 @@ void bind_fused_block(nb::module_& m) {
   nb::list steps;
   for (const Named& step : kSteps) steps.append(nb::make_tuple(step.name, step.kind_name));
   m.attr("block_steps") = steps;
+  nb::list links;
+#define TWOFOUR_LINK(name, result) links.append(#name);
+#include "links.def"
+  m.attr("block_links") = links;
   m.attr("block_row_register") = kRowRegister;
   m.attr("block_number") = kNumber;
+  m.def("block_streams_from", [](int64_t bytes) { return streams_from.exchange(bytes); });
   nb::class_<Program> bound(m, "BlockProgram");
   bound.def(nb::init<const std::vector<Program::Fields>&, const std::vector<std::tuple<int, int, bool>>&,
                      const std::vector<bool>&, int, int, int>());

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "native/compiler.h"
 #include "native/table.h"
 #include "native/type.h"
 
@@ -26,12 +27,13 @@ constexpr int kMostRegisters = 64, kMostOperands = 64;
 constexpr int64_t kTile = 1024;  // places of a tile: six registers of them fit the first cache
 
 // to = op(a, b, c). `load`: a is an input, `store`: to is an output.
-// `chain` steps from here on each hand their result to the next one alone; 1: it is by itself.
+// `chain` steps from here on each hand their result to the next one; 1: it is by itself. `lasts`: others read it too.
 struct Step {
   StepOp op;
   int16_t to, a, b, c;
   float value;
   int16_t chain = 1;
+  bool lasts = false;
 };
 
 // Steps [begin, end), for each tile of a row, or once for its row registers.
@@ -58,6 +60,9 @@ struct Block {
   int64_t rows, width;
   int64_t tile_rows, tile_width;  // one of them is 1 or the whole row
   const BlockOperand *inputs, *outputs;
+  int input_count;
+  bool streams;      // answers are written past the caches
+  bool reads_ahead;  // the operands of the next unit are asked for while this one is computed
 
   // What threads share: groups of whole rows, or tiles where nothing is summed over a row.
   int64_t groups() const { return (rows + tile_rows - 1) / tile_rows; }
@@ -72,6 +77,14 @@ struct Block {
     return all;
   }
 };
+
+// Where the block's row number `row` stands on the outer axes.
+static TWOFOUR_INLINE void outer_index(const Block& block, int64_t row, int64_t* index) {
+  for (int a = block.axes - 1; a >= 0; a--) {
+    index[a] = row % block.sizes[a];
+    row /= block.sizes[a];
+  }
+}
 
 // One row of the table: `run` computes units [begin, end) with `scratch` numbers of scratch, which may hold garbage.
 using BlockKernel = KernelRow<void(const Block&, float* scratch, int64_t begin, int64_t end)>;

@@ -64,7 +64,7 @@ class Schedule:
         return _is_reduction(value) or (not value.of_row and (value in self._lasting or value in self._stores))
 
     def _tile_loop(self, ends: Iterable[Value]) -> None:
-        begin, order = len(self.lines), list(self._order(ends))
+        begin, order = len(self.lines), _early(list(self._order(ends)))
         last = {operand: index for index, value in enumerate(order) for operand in value.values}
         held: dict[Value, int] = {}
         for index, value in enumerate(order):
@@ -136,6 +136,17 @@ class Schedule:
         number = next((float(operand) for operand in value.operands if not isinstance(operand, Value)), 0.0)
         a, b, c = (*sources, 0, 0, 0)[:3] if value.step != "fill" else (0, 0, 0)
         self.lines.append((value.step, to, a, b, c, number))
+
+
+def _early(order: Sequence[Value]) -> list[Value]:
+    """Move loads before the cheap steps that they stand between, which then run as one pass."""
+    links, found = set(native.extension().block_links), list[Value]()
+    for value in order:
+        at = len(found)
+        while value.step == "load" and at > 0 and found[at - 1].step in links:
+            at -= 1
+        found.insert(at, value)
+    return found
 
 
 def _reachable(stores: Sequence[Value]) -> Iterator[Value]:

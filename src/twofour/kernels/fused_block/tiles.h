@@ -7,30 +7,30 @@
 //             itself where that has them in one piece
 #pragma once
 
-#include <cstring>
-
+#include "ahead.h"
 #include "fused_block.h"
-#include "native/simd.h"
 #include "kernels/precise_math.h"
+#include "native/simd.h"
+#include "operands.h"
 
 namespace {
 
-using twofour::Block;
-using twofour::BlockOperand;
 using twofour::kNumber;
 using twofour::kRowRegister;
 using twofour::Loop;
 using twofour::Step;
 using twofour::StepOp;
-using twofour::Type;
 
 template <class V>
-class Tiles {
+class Tiles : TileOperands<V> {
+  using Operands = TileOperands<V>;
+  using Operands::block_, Operands::rows_, Operands::from_, Operands::width_, Operands::count_;
+  using Operands::place, Operands::in_place, Operands::gather, Operands::scatter, Operands::streams;
   using M = PreciseMath<V>;
   using F = typename V::reg;
 
  public:
-  Tiles(const Block& block, float* scratch) : block_(block) {
+  Tiles(const Block& block, float* scratch) : Operands(block) {
     auto* at = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(scratch) + 63) / 64 * 64);
     for (int i = 0; i < block.registers; i++) {
       base_[i] = own_[i] = at;
@@ -43,11 +43,11 @@ class Tiles {
   }
 
   void run(int64_t begin, int64_t end) {
-    const int64_t pieces = block_.reduces ? 1 : block_.pieces();
+    const int64_t pieces = block_.reduces ? 1 : block_.pieces(), passes = passes_of_unit();
     for (int64_t unit = begin; unit < end; unit++) {
-      first_ = unit / pieces * block_.tile_rows;
-      rows_ = block_.rows - first_ < block_.tile_rows ? block_.rows - first_ : block_.tile_rows;
-      place();
+      place(unit / pieces * block_.tile_rows);
+      if (unit + 1 < end && block_.reads_ahead) ahead_.aim(block_, unit + 1, passes * rows_ * (block_.reduces ? block_.width : block_.tile_width));
+      else ahead_.stop();
       for (int i = 0; i < block_.loop_count; i++) {
         const Loop& loop = block_.loops[i];
         if (loop.rows) {
@@ -61,9 +61,21 @@ class Tiles {
         }
       }
     }
+    if (block_.streams) V::order_streams();
   }
 
  private:
+  // How often the places of a unit are gone through.
+  int64_t passes_of_unit() const {
+    int64_t passes = 0;
+    for (int i = 0; i < block_.loop_count; i++) {
+      const Loop& loop = block_.loops[i];
+      for (int k = loop.begin; !loop.rows && k < loop.end; k += block_.steps[k].chain)
+        passes += block_.steps[k].op != StepOp::load && block_.steps[k].op != StepOp::store;
+    }
+    return passes;
+  }
+
   void tile(const Loop& loop, int64_t from) {
     from_ = from;
     width_ = block_.width - from < block_.tile_width ? block_.width - from : block_.tile_width;
@@ -75,126 +87,22 @@ class Tiles {
 
   float* own(int i) const { return own_[i] + (block_.kept[i] ? from_ : 0); }
 
-  // Where each operand has the tile's first row, and the distance of its rows where that is one.
-  void place() {
-    int64_t left = first_;
-    for (int a = block_.axes - 1; a >= 0; a--) {
-      index_[a] = left % block_.sizes[a];
-      left /= block_.sizes[a];
-    }
-  }
-
-  // Calls use(row, offset) with the operand's offset of each row of the tile, in numbers.
-  template <class Use>
-  TWOFOUR_INLINE void each_row(const BlockOperand& operand, const Use& use) const {
-    int64_t index[twofour::kOuterAxes] = {}, offset = from_ * operand.inner;
-    for (int a = 0; a < block_.axes; a++) {
-      index[a] = index_[a];
-      offset += index[a] * operand.strides[a];
-    }
-    const int last = block_.axes - 1;
-    const int64_t stride = last < 0 ? 0 : operand.strides[last];
-    for (int64_t r = 0; r < rows_;) {
-      const int64_t left = last < 0 ? 1 : block_.sizes[last] - index[last], end = r + left < rows_ ? r + left : rows_;
-      index[last < 0 ? 0 : last] += end - r;
-      for (; r < end; r++, offset += stride) use(r, offset);
-      if (r == rows_) return;
-      for (int a = last; a > 0; a--) {
-        offset += operand.strides[a - 1] - operand.strides[a] * block_.sizes[a];
-        index[a] = 0;
-        if (++index[a - 1] < block_.sizes[a - 1]) break;
-      }
-    }
-  }
-
-  // The operand's numbers of the tile, if they stand together as floats and whole vectors of them may be touched.
-  float* in_place(const BlockOperand& operand) const {
-    const bool together = rows_ == 1 || (block_.axes == 1 && operand.strides[0] == width_);
-    if (operand.type != Type::f32 || operand.inner != 1 || !together || count_ % V::width != 0) return nullptr;
-    return reinterpret_cast<float*>(operand.data) + offset_of(operand);
-  }
-  // Of the tile's first number.
-  int64_t offset_of(const BlockOperand& operand) const {
-    int64_t offset = from_ * operand.inner;
-    for (int a = 0; a < block_.axes; a++) offset += index_[a] * operand.strides[a];
-    return offset;
-  }
-
-  static float from_bits(uint16_t bits) {
-    const uint32_t wide = uint32_t{bits} << 16;
-    float value;
-    std::memcpy(&value, &wide, sizeof value);
-    return value;
-  }
-
-  template <class T, class Read>
-  void gather(const BlockOperand& operand, float* to, int64_t width, const Read& read) const {
-    const T* from = reinterpret_cast<const T*>(operand.data);
-    const int64_t inner = operand.inner;
-    if (inner == 1) {
-      each_row(operand, [&](int64_t r, int64_t offset) {
-        const T* x = from + offset;
-        float* y = to + r * width;
-        int64_t i = 0;
-        if constexpr (sizeof(T) > 1)
-          for (; i + V::width <= width; i += V::width) V::store_unaligned(y + i, V::load_unaligned(x + i));
-        for (; i < width; i++) y[i] = read(x[i]);
-      });
-    } else {
-      each_row(operand, [&](int64_t r, int64_t offset) {
-        float* y = to + r * width;
-        if (inner == 0) {
-          const float value = read(from[offset]);
-          for (int64_t i = 0; i < width; i++) y[i] = value;
-        } else {
-          for (int64_t i = 0; i < width; i++) y[i] = read(from[offset + i * inner]);
-        }
-      });
-    }
-  }
-
   void load(const Step& step) {
     const BlockOperand& operand = block_.inputs[step.a];
-    if (step.to < kRowRegister && !block_.kept[step.to])
+    if (step.to >= kRowRegister) return gather(operand, row_[step.to - kRowRegister], 1);
+    if (!block_.kept[step.to])
       if (float* at = in_place(operand)) {
         base_[step.to] = at;
         return;
       }
-    float* to = target(step.to);
-    const int64_t width = step.to >= kRowRegister ? 1 : width_;
-    if (operand.type == Type::f32) gather<float>(operand, to, width, [](float v) { return v; });
-    else if (operand.type == Type::bf16) gather<uint16_t>(operand, to, width, from_bits);
-    else gather<uint8_t>(operand, to, width, [](uint8_t v) { return static_cast<float>(v); });
+    gather(operand, target(step.to), width_);
   }
 
   void store(const Step& step) {
     const BlockOperand& operand = block_.outputs[step.to];
     const float* from = source(step.a);
     if (operand.type == Type::f32 && operand.inner == 1 && from == in_place(operand)) return;  // computed there
-    const bool of_rows = step.a >= kRowRegister;
-    const int64_t width = of_rows ? 1 : width_, inner = operand.inner;
-    each_row(operand, [&](int64_t r, int64_t offset) {
-      const float* x = from + r * width;
-      if (operand.type == Type::f32) {
-        float* y = reinterpret_cast<float*>(operand.data) + offset;
-        int64_t i = 0;
-        if (inner == 1)
-          for (; i + V::width <= width; i += V::width) V::store_unaligned(y + i, V::load_unaligned(x + i));
-        for (; i < width; i++) y[i * inner] = x[i];
-      } else if (operand.type == Type::bf16) {
-        uint16_t* y = reinterpret_cast<uint16_t*>(operand.data) + offset;
-        for (int64_t i = 0; i < width; i++) y[i * inner] = to_bits(x[i]);
-      } else {
-        uint8_t* y = reinterpret_cast<uint8_t*>(operand.data) + offset;
-        for (int64_t i = 0; i < width; i++) y[i * inner] = x[i] != 0.0f;
-      }
-    });
-  }
-  static uint16_t to_bits(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    const uint32_t even = bits + 0x7fff + (bits >> 16 & 1);
-    return static_cast<uint16_t>((value == value ? even : bits | 0x400000) >> 16);
+    scatter(operand, from, step.a >= kRowRegister ? 1 : width_);
   }
 
   const float* source(int i) const { return i >= kRowRegister ? row_[i - kRowRegister] : base_[i]; }
@@ -203,20 +111,38 @@ class Tiles {
     return base_[i] = straight_ ? straight_ : own(i);
   }
 
+  // Calls body(i) for each vector of a tile.
+  template <class Body>
+  TWOFOUR_INLINE void sweep(const Body& body) {
+    constexpr int64_t kGroup = 8 * V::width;
+    const int64_t count = count_;
+    for (int64_t i = 0; i < count;) {
+      const int64_t end = i + kGroup < count ? i + kGroup : count;
+      for (; i < end; i += V::width) body(i);
+      ahead_.after(kGroup);
+    }
+  }
+  static TWOFOUR_INLINE void put(float* y, F v, bool stream) {
+    if (stream) V::stream(y, v);
+    else V::store_unaligned(y, v);
+  }
+
   template <class Of>
   TWOFOUR_INLINE void unary(const Step& step, const Of& of) {
     const float* a = source(step.a);
     float* y = target(step.to);
-    for (int64_t i = 0; i < count_; i += V::width) V::store_unaligned(y + i, of(V::load_unaligned(a + i)));
+    const bool stream = streams_;
+    sweep([&](int64_t i) { put(y + i, of(V::load_unaligned(a + i)), stream); });
   }
 
   template <class Of>
   TWOFOUR_INLINE void binary(const Step& step, const Of& of) {
     const float* a = source(step.a);
+    const bool stream = streams_;
     if (step.b == kNumber) {
       float* y = target(step.to);
       const F b = M::all(step.value);
-      for (int64_t i = 0; i < count_; i += V::width) V::store_unaligned(y + i, of(V::load_unaligned(a + i), b));
+      sweep([&](int64_t i) { put(y + i, of(V::load_unaligned(a + i), b), stream); });
     } else if (step.b >= kRowRegister && step.to < kRowRegister) {
       // Each row by itself; what is written past its end belongs to the next, which comes after, or is padding. So the
       // target is never the first operand unless the tile has one row.
@@ -228,12 +154,13 @@ class Tiles {
         float* to = y + r * width_;
         // Behind the last row there may be no memory: the first operand can be an input where it stands.
         const int64_t readable = count_ - r * width_;
-        for (int64_t i = 0; i < width_; i += V::width) V::store_unaligned(to + i, of(V::load(x + i, readable - i), of_row));
+        for (int64_t i = 0; i < width_; i += V::width) put(to + i, of(V::load(x + i, readable - i), of_row), stream);
+        ahead_.after(width_);
       }
     } else {
       const float* b = source(step.b);
       float* y = target(step.to);
-      for (int64_t i = 0; i < count_; i += V::width) V::store_unaligned(y + i, of(V::load_unaligned(a + i), V::load_unaligned(b + i)));
+      sweep([&](int64_t i) { put(y + i, of(V::load_unaligned(a + i), V::load_unaligned(b + i)), stream); });
     }
   }
 
@@ -241,21 +168,43 @@ class Tiles {
   TWOFOUR_INLINE void ternary(const Step& step, const Of& of) {
     const float *a = source(step.a), *b = source(step.b), *c = source(step.c);
     float* y = target(step.to);
-    for (int64_t i = 0; i < count_; i += V::width) V::store_unaligned(y + i, of(V::load_unaligned(a + i), V::load_unaligned(b + i), V::load_unaligned(c + i)));
+    const bool stream = streams_;
+    sweep([&](int64_t i) { put(y + i, of(V::load_unaligned(a + i), V::load_unaligned(b + i), V::load_unaligned(c + i)), stream); });
+  }
+
+  // Calls use(first, of) with what a reduction begins with and how it takes up a number.
+  template <class Use>
+  static TWOFOUR_INLINE void reduction(StepOp op, const Use& use) {
+    switch (op) {
+      case StepOp::amax: return use(-M::kInfinity, [](F a, F b) { return M::maximum(a, b); });
+      case StepOp::amin: return use(M::kInfinity, [](F a, F b) { return M::minimum(a, b); });
+      case StepOp::prod: return use(1.0f, [](F a, F b) { return a * b; });
+      default: return use(0.0f, [](F a, F b) { return a + b; });
+    }
   }
 
   // Rows to one vector each, then V::width of them at once to one number each.
-  template <class Of>
-  TWOFOUR_INLINE void reduce(const Step& step, float first, const Of& of) {
-    const float* a = source(step.a);
-    float* y = row_[step.to - kRowRegister];
-    for (int64_t r = 0; r < rows_; r += V::width) {
+  void reduce(const Step& step) {
+    reduction(step.op, [&](float first, const auto& of) {
+      const float* a = source(step.a);
       F parts[V::width];
-      for (int k = 0; k < V::width; k++) parts[k] = r + k < rows_ ? of_row(a + (r + k) * width_, first, of) : M::all(first);
-      F all = M::across(parts, of);
-      if (from_ != 0) all = of(V::load_unaligned(y + r), all);
-      V::store_unaligned(y + r, all);  // a row register has a vector of padding
-    }
+      for (int64_t r = 0; r < rows_; r++) {
+        parts[r % V::width] = of_row(a + r * width_, first, of);
+        finish(step, r, parts, first, of);
+        ahead_.after(width_);
+      }
+    });
+  }
+  // Where a vector of rows is complete or the last row is, their numbers.
+  template <class Of>
+  TWOFOUR_INLINE void finish(const Step& step, int64_t r, F* parts, float first, const Of& of) {
+    const int64_t k = r % V::width;
+    if (k != V::width - 1 && r != rows_ - 1) return;
+    for (int64_t i = k + 1; i < V::width; i++) parts[i] = M::all(first);
+    float* y = row_[step.to - kRowRegister] + r - k;
+    F all = M::across(parts, of);
+    if (from_ != 0) all = of(V::load_unaligned(y), all);
+    V::store_unaligned(y, all);  // a row register has a vector of padding
   }
 
   // Four vectors at a time hide the latency of a sum, and sum more exactly than one.
@@ -285,53 +234,85 @@ class Tiles {
       const int count = loop.rows || !whole_rows(step) ? 1 : step->chain;
       i += count;
       straight_ = i < loop.end ? straight(step[count - 1], block_.steps[i]) : nullptr;
+      streams_ = straight_ && streams(straight_);
       if (count > 1) chain(step, count);
       else one(*step);
     }
   }
 
-  // Whether a chain may run row by row without writing past a row's end.
+  // Whether a chain may run row by row in whole vectors.
   bool whole_rows(const Step* first) const {
-    if (rows_ == 1 || width_ % V::width == 0) return true;
+    if (width_ % V::width == 0) return true;
     for (int i = 0; i < first->chain; i++)
-      if (first[i].b >= kRowRegister) return false;
+      if ((rows_ > 1 && first[i].b >= kRowRegister) || first[i].to >= kRowRegister) return false;
     return true;
   }
 
-  // A step of a chain: its second operand's numbers, or the one number there is.
+  // A step of a chain: its second operand's numbers, or the one number there is, and where else than to the next step
+  // its result goes.
   struct Link {
     StepOp op;
     const float *places, *of_rows;
+    float* to;
     float value;
+    bool stream;
   };
 
-  // Several steps at once, whose results between them stay in vector registers.
+  // Several steps at once, whose results between them stay in vector registers; the last may be a reduction.
   TWOFOUR_NOINLINE void chain(const Step* steps, int count) {
-    Link links[twofour::kMostChain];
-    bool by_row = false;
-    for (int i = 0; i < count; i++) {
-      const int b = steps[i].b;
-      const bool binary = b != kNumber && is_binary(steps[i].op), of_rows = binary && b >= kRowRegister;
-      by_row |= of_rows;
-      links[i] = {steps[i].op, binary && !of_rows ? base_[b] : nullptr, of_rows ? row_[b - kRowRegister] : nullptr, steps[i].value};
-    }
+    const Step& last = steps[count - 1];
+    const bool reduces = last.to >= kRowRegister;
     const float* a = source(steps[0].a);
-    float* y = target(steps[count - 1].to);
-    const int64_t rows = by_row ? rows_ : 1, width = by_row ? width_ : count_;
-    for (int64_t r = 0; r < rows; r++) {
-      for (int i = 0; i < count; i++)
-        if (links[i].of_rows) links[i].value = links[i].of_rows[r];
-      int64_t at = r * width;
-      const int64_t end = at + width;
-      for (; at + 8 * V::width <= end; at += 8 * V::width) linked<8>(links, count, a, y, at);
-      for (; at < end; at += V::width) linked<1>(links, count, a, y, at);
+    Link links[twofour::kMostChain];
+    if (reduces) count--;
+    bool by_row = reduces;
+    for (int i = 0; i < count; i++) {
+      const Step& step = steps[i];
+      const bool binary = step.b != kNumber && is_binary(step.op), of_rows = binary && step.b >= kRowRegister;
+      by_row |= of_rows;
+      links[i] = {step.op, binary && !of_rows ? base_[step.b] : nullptr, of_rows ? row_[step.b - kRowRegister] : nullptr,
+                  nullptr, step.value, false};
+      const bool ends = &step == &last;
+      if (ends) links[i].to = target(step.to), links[i].stream = streams_;
+      else if (step.lasts) links[i].to = base_[step.to] = own(step.to);
+    }
+    if (!reduces) {
+      const int64_t rows = by_row ? rows_ : 1, width = by_row ? width_ : count_;
+      for (int64_t r = 0; r < rows; r++) linked_row(links, count, a, r, width, [](const auto&) {});
+    } else {
+      reduction(last.op, [&](float first, const auto& of) {
+        F parts[V::width];
+        for (int64_t r = 0; r < rows_; r++) {
+          const F none = M::all(first);
+          F sums[4] = {none, none, none, none};
+          linked_row(links, count, a, r, width_, [&](const auto& x) {
+            constexpr int n = sizeof x / sizeof(F);
+            TWOFOUR_UNROLL
+            for (int k = 0; k < n; k++) sums[k % 4] = of(sums[k % 4], x[k]);
+          });
+          parts[r % V::width] = of(of(sums[0], sums[1]), of(sums[2], sums[3]));
+          finish(last, r, parts, first, of);
+        }
+      });
     }
   }
   static bool is_binary(StepOp op) { return op >= StepOp::add && op <= StepOp::ge; }
 
+  // A row through all links; take(vectors) gets what the last one makes.
+  template <class Take>
+  TWOFOUR_INLINE void linked_row(Link* links, int count, const float* a, int64_t r, int64_t width, const Take& take) {
+    for (int i = 0; i < count; i++)
+      if (links[i].of_rows) links[i].value = links[i].of_rows[r];
+    int64_t at = r * width;
+    const int64_t end = at + width;
+    for (; at + 8 * V::width <= end; at += 8 * V::width) linked<8>(links, count, a, at, take);
+    for (; at + 4 * V::width <= end; at += 4 * V::width) linked<4>(links, count, a, at, take);
+    for (; at < end; at += V::width) linked<1>(links, count, a, at, take);
+  }
+
   // One group of vectors through all links.
-  template <int kVectors>
-  TWOFOUR_INLINE static void linked(const Link* links, int count, const float* from, float* y, int64_t at) {
+  template <int kVectors, class Take>
+  TWOFOUR_INLINE void linked(const Link* links, int count, const float* from, int64_t at, const Take& take) {
     F x[kVectors];
     TWOFOUR_UNROLL
     for (int k = 0; k < kVectors; k++) x[k] = V::load_unaligned(from + at + k * V::width);
@@ -361,9 +342,13 @@ class Tiles {
         default:
           break;
       }
+      if (link.to) {
+        TWOFOUR_UNROLL
+        for (int k = 0; k < kVectors; k++) put(link.to + at + k * V::width, x[k], link.stream);
+      }
     }
-    TWOFOUR_UNROLL
-    for (int k = 0; k < kVectors; k++) V::store_unaligned(y + at + k * V::width, x[k]);
+    take(x);
+    ahead_.after(kVectors * V::width);
   }
 
   // Where the step may leave its result, if the next one stores it as it is: in the output itself.
@@ -428,16 +413,16 @@ class Tiles {
       case StepOp::ge: return binary(s, [](F a, F b) { return M::truth(a >= b); });
       case StepOp::where: return ternary(s, [](F c, F a, F b) { return M::select(c != 0.0f, a, b); });
       case StepOp::fma: return ternary(s, [](F a, F b, F c) { return a * b + c; });
-      case StepOp::sum: return reduce(s, 0.0f, [](F a, F b) { return a + b; });
-      case StepOp::amax: return reduce(s, -M::kInfinity, [](F a, F b) { return M::maximum(a, b); });
-      case StepOp::amin: return reduce(s, M::kInfinity, [](F a, F b) { return M::minimum(a, b); });
-      case StepOp::prod: return reduce(s, 1.0f, [](F a, F b) { return a * b; });
+      case StepOp::sum:
+      case StepOp::amax:
+      case StepOp::amin:
+      case StepOp::prod: return reduce(s);
     }
   }
 
   void unary_fill(const Step& step, float value) {
     float* y = target(step.to);
-    for (int64_t i = 0; i < count_; i += V::width) V::store_unaligned(y + i, M::all(value));
+    sweep([&](int64_t i) { V::store_unaligned(y + i, M::all(value)); });
   }
 
   static F power(F a, F b) {
@@ -446,13 +431,12 @@ class Tiles {
     return y;
   }
 
-  const Block& block_;
   float* own_[twofour::kMostRegisters];
   float* row_[twofour::kMostRegisters];
   float* base_[twofour::kMostRegisters] = {};
-  float* straight_ = nullptr;
-  int64_t index_[twofour::kOuterAxes] = {};
-  int64_t first_ = 0, rows_ = 0, from_ = 0, width_ = 0, count_ = 0;
+  float* straight_ = nullptr;  // where the step at hand leaves its result, if not in its register
+  bool streams_ = false;       // and whether past the caches
+  Ahead ahead_;
 };
 
 }  // namespace
