@@ -146,7 +146,7 @@ def test_graphs_are_captured_from_several_threads() -> None:
 def test_one_thread_does_not_rewrite_while_another_captures(monkeypatch: pytest.MonkeyPatch) -> None:
     """The modes of a capture would trace the sizes that a rewrite compares: each waits for the other to come first."""
     captured, inside, rewritten = threading.Event(), threading.Event(), threading.Event()
-    original = compiled_graph.rewritten
+    original = compiled_graph.rewrite_graph
 
     def after_the_others_capture_began(*args: Any) -> Any:
         captured.set()
@@ -159,7 +159,7 @@ def test_one_thread_does_not_rewrite_while_another_captures(monkeypatch: pytest.
             rewritten.wait(5)
             return x + 1
 
-    monkeypatch.setattr(compiled_graph, "rewritten", after_the_others_capture_began)
+    monkeypatch.setattr(compiled_graph, "rewrite_graph", after_the_others_capture_began)
     model = twofour.prune(nn.Sequential(mlp(), nn.Unflatten(1, (5, 2)), nn.Softmax(1), nn.Flatten()), "2:4")
     with ThreadPoolExecutor(2) as pool:
         fast = pool.submit(quick, model, torch.randn(5, 64), graph=True)

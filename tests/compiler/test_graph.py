@@ -423,7 +423,7 @@ class Rounded(nn.Module):
 def test_roundings_that_a_block_leaves_out_are_no_other_model(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twofour.compiler.graph.Measured", lambda _: Always())
+    monkeypatch.setattr("twofour.compiler.graph_rewrites.Measured", lambda _: Always())
     torch.manual_seed(0)
     model, x = Rounded().to(dtype).eval(), torch.randn(64, 64).to(dtype)
     fast = twofour.compile(model, example=x, graph=True)
@@ -435,7 +435,7 @@ def test_roundings_that_a_block_leaves_out_are_no_other_model(
 def test_a_graph_that_errs_gives_way_to_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twofour.compiler.graph._probe", lambda *_: 0.0)
     monkeypatch.setattr("twofour.graph.program.OPERATORS", {torch.ops.aten.mul.Tensor: "-"})
-    monkeypatch.setattr("twofour.compiler.graph.fuse_blocks", lambda *_: Blocks())
+    monkeypatch.setattr("twofour.compiler.graph_rewrites.fuse_blocks", lambda *_: Blocks())
 
     class Gated(nn.Module):
         def __init__(self) -> None:

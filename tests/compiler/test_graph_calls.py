@@ -63,7 +63,7 @@ def test_a_rewrite_that_fails_leaves_the_layers(
     def fail(*_: object, **__: object) -> None:
         raise NameError("name 'math' is not defined")
 
-    monkeypatch.setattr(compiled_graph, "rewritten", fail)
+    monkeypatch.setattr(compiled_graph, "rewrite_graph", fail)
     with caplog.at_level(logging.WARNING, "twofour.compiler"):
         fast = quick(twofour.prune(mlp(), "2:4"), torch.ones(4, 64))
     assert "NameError: name 'math' is not defined, please report it" in fast.plan.account.reason

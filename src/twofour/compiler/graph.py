@@ -18,45 +18,21 @@ from twofour.calls import Example
 from twofour.capture import Graph, Guard, arguments, capture, without_torchs_log
 from twofour.compiler.agreement import agreement
 from twofour.compiler.conv import CompiledConv
-from twofour.compiler.fused_matmuls import most_tokens, place_products
-from twofour.compiler.graph_algebra import rewrite_algebra
-from twofour.compiler.graph_conv import kept_convs, place_convs
+from twofour.compiler.graph_conv import kept_convs
 from twofour.compiler.graph_report import GraphReport, by_operator
+from twofour.compiler.graph_rewrites import compiled_layers, rewrite_graph
 from twofour.compiler.layer import CompiledLinear
-from twofour.compiler.normed import norms_beside_products
-from twofour.compiler.plan import LayerPlan, Plan, with_products
-from twofour.compiler.squeeze import SQUEEZED, place_squeeze_excite
+from twofour.compiler.plan import Plan, with_products
 from twofour.compiler.terms import Terms
 from twofour.compiler.whole_model import WholeModel, by_layers, hooked
 from twofour.errors import CompileError, cut
-from twofour.graph import (
-    EXACT,
-    JOIN_QKV,
-    Executor,
-    Program,
-    arrange,
-    fuse,
-    lower_activations,
-    outline,
-    require_rules,
-    simplify,
-)
-from twofour.graph.blocks import Measured, fuse_blocks
+from twofour.graph import EXACT, Executor, Program, outline, require_rules
+from twofour.graph.base import FailedRuleError
 from twofour.graph.stored import UnfitError, describe, fingerprint
 from twofour.measure.chooser import race
 from twofour.measure.distance import distance
 
 logger = logging.getLogger("twofour.compiler")
-
-LOWERED = ("bfloat16", "int8")
-"""Computing types whose graphs hand bfloat16 from layer to layer: their products round what they read to no more than
-that."""
-
-BETWEEN = "activations between layers in bfloat16"
-"""What the account calls it: a rewrite that rounds."""
-
-LEAST_LOWERED = 16
-"""Tokens from which they do: with fewer the weights take the time, and conversions at the graph's edges are calls."""
 
 ENGINES = ("layers", "graph")
 """What a whole model is timed as."""
@@ -123,14 +99,7 @@ def capture_model(
     try:
         if refused:
             raise _RefusedError(refused)
-        leaves = tree_flatten(dict(given))[0]
-        if stored is not None and (found := Guard(stored).leaves(given)) is not None:
-            graph, leaves = stored, found
-        else:
-            graph = _captured(fast, given)
-            plan = replace(plan, graph=_described(fast, graph, leaves))
-        with torch.inference_mode(), without_torchs_log():
-            return _rewritten(fast, plan, graph, leaves, terms, original or fast)
+        return _without_failing(fast, plan, given, terms, original or fast, stored)
     except _RefusedError as error:
         reason, account = str(error), error.account
     except Exception as error:  # a rewrite that fails on a model never seen must not cost the layers
@@ -144,6 +113,29 @@ def capture_model(
     return replace(plan, account=account, graph=None)  # what does not hold here is not handed on
 
 
+def _without_failing(
+    fast: nn.Module, plan: Plan, given: Mapping[str, Any], terms: Terms, original: nn.Module, stored: Graph | None
+) -> Plan:
+    """Rewrite the graph; where a rule raises, take the graph anew and leave that rule out."""
+    left_out: dict[str, str] = {}
+    while True:
+        leaves = tree_flatten(dict(given))[0]
+        if stored is not None and (found := Guard(stored).leaves(given)) is not None:
+            graph, leaves = stored, found
+        else:
+            graph = _captured(fast, given)
+            plan = replace(plan, graph=_described(fast, graph, leaves))
+        try:
+            with torch.inference_mode(), without_torchs_log():
+                return _rewritten(fast, plan, graph, leaves, terms, original, left_out)
+        except FailedRuleError as error:  # the rule changed the graph, of a file too: it is captured
+            if error.rule in left_out:
+                raise
+            logger.warning("a graph is rewritten without one rule: %s, please report it", error)
+            logger.debug("the rule failed", exc_info=error)
+            stored, left_out[error.rule] = None, error.reason
+
+
 class _RefusedError(Exception):
     """A model stays layer by layer for a reason that the plan states, with the account as far as it went."""
 
@@ -153,7 +145,7 @@ class _RefusedError(Exception):
 
 
 def _captured(fast: nn.Module, given: Mapping[str, Any]) -> Graph:
-    layers, convs = _compiled(fast)
+    layers, convs = compiled_layers(fast)
     if "" in layers or "" in convs:
         raise _RefusedError("the model is a single layer: a model with operators around its layers gains from a graph")
     try:
@@ -165,7 +157,7 @@ def _captured(fast: nn.Module, given: Mapping[str, Any]) -> Graph:
 
 def kept_layers(fast: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return outputs and axes of the compiled layers, which are single nodes of a graph, as `capture` takes them."""
-    layers, convs = _compiled(fast)
+    layers, convs = compiled_layers(fast)
     return {name: (layer.out_features,) for name, layer in layers.items()} | kept_convs(convs)
 
 
@@ -179,16 +171,16 @@ def _described(fast: nn.Module, graph: Graph, leaves: Sequence[Any]) -> dict[str
         return None
 
 
-def _compiled(fast: nn.Module) -> tuple[dict[str, CompiledLinear], dict[str, CompiledConv]]:
-    modules = list(fast.named_modules())
-    layers = {name: module for name, module in modules if isinstance(module, CompiledLinear)}
-    return layers, {name: module for name, module in modules if isinstance(module, CompiledConv)}
-
-
 def _rewritten(
-    fast: nn.Module, plan: Plan, graph: Graph, leaves: Sequence[Any], terms: Terms, original: nn.Module
+    fast: nn.Module,
+    plan: Plan,
+    graph: Graph,
+    leaves: Sequence[Any],
+    terms: Terms,
+    original: nn.Module,
+    left_out: Mapping[str, str],
 ) -> Plan:
-    layers, convs = _compiled(fast)
+    layers, convs = compiled_layers(fast)
     guard = Guard(graph)
     plain = {name: original.get_submodule(name) for name in (*layers, *convs)}
     case = terms.cache.key(_case(graph, leaves, (*layers.values(), *convs.values()), terms.rules, plan.graph))
@@ -196,9 +188,7 @@ def _rewritten(
     between = [node.meta.get("val") for node in graph.module.graph.nodes]
     carried = terms.cache.carries(case, ENGINES)  # then nothing is timed, the operators neither
     before = () if carried else by_operator(Program(graph.module, plain, timed=True).seconds(leaves))
-    rewrites, said = rewritten(fast, graph, terms, leaves)
-    added = _placed(graph, plan, leaves, terms, rewrites, layers, convs)
-    blocks = fuse_blocks(graph.module, Measured(terms.cache))
+    found = rewrite_graph(fast, graph, plan, leaves, terms, left_out)
     outlines["after"] = outline(graph.module)
     program = Executor(Program(graph.module))
     after = () if carried else by_operator(Program(graph.module, timed=True).seconds(leaves))
@@ -206,8 +196,9 @@ def _rewritten(
     runner.written = _written(fast, guard, leaves)
     runner.agreement = agreement(fast, plan.dtype, leaves, lambda: _answers(fast, guard, leaves), between)
     account = GraphReport(
-        "layers", "", {}, blocks.counted(rewrites), before, after, outlines, None, blocks.text(), **said
+        "layers", "", {}, found.counts, before, after, outlines, None, found.blocks.text(), found.algebra.bounds
     )
+    account = replace(account, not_rewritten=found.algebra.not_done, left_out=dict(left_out))
     if not (error := _probe(runner, graph, leaves)) <= runner.agreement:
         reason = f"the rewritten graph differs from the layers by {error:.1e} on the example, please report it"
         raise _RefusedError(reason, account)
@@ -219,34 +210,8 @@ def _rewritten(
     account = replace(account, engine=engine, reason=reason, engine_ms=times, calls=calls)
     if engine == "graph":
         object.__setattr__(fast, "forward", runner)
-        plan = replace(plan, layers=with_products(plan.layers, added))
+        plan = replace(plan, layers=with_products(plan.layers, found.added))
     return replace(plan, account=account)
-
-
-def _placed(
-    graph: Graph,
-    plan: Plan,
-    leaves: Sequence[Any],
-    terms: Terms,
-    rewrites: dict[str, int],
-    layers: Mapping[str, CompiledLinear],
-    convs: Mapping[str, CompiledConv],
-) -> tuple[LayerPlan, ...]:
-    """Give convolutions and products their kernels, and fuse what shows then; counts in `rewrites`.
-
-    Returns:
-        Plan entries for weights that are kept besides.
-    """
-    plans = {layer.name: layer for layer in plan.layers}
-    folded = place_convs(graph.module, convs, plans)
-    placed, apart = place_products(graph, leaves, layers, terms, lowered=rewrites.get(BETWEEN, 0) > 0)
-    if apart:  # the rule joined them; measuring took them apart
-        rewrites[JOIN_QKV.name] -= apart
-    squeezed: tuple[LayerPlan, ...] = ()
-    if terms.memory == "fast":  # the two weights are kept once more
-        rewrites[SQUEEZED], squeezed = place_squeeze_excite(graph.module, plans)
-    rewrites |= {**norms_beside_products(graph.module), **arrange(graph.module)}
-    return (*folded, *placed, *squeezed)
 
 
 def _answers(model: nn.Module, guard: Guard, leaves: Sequence[Any]) -> list[Any]:
@@ -308,25 +273,6 @@ def _cache_in(fast: nn.Module, given: Mapping[str, Any], error: CompileError) ->
         f"so that nothing needs to be done for it; for single calls pass {example}: those with use_cache=False are "
         "then a graph"
     )
-
-
-def rewritten(
-    fast: nn.Module, graph: Graph, terms: Terms, leaves: Sequence[Any]
-) -> tuple[dict[str, int], dict[str, Any]]:
-    """Rewrite the graph up to its products, which have no kernels yet.
-
-    With memory="small" no weight is kept twice: merging, folding and joining would make copies beside the layers'.
-
-    Returns:
-        How many places each rewrite changed, and what the account says of the rules of algebra.
-    """
-    copies = terms.memory == "fast"
-    counts = simplify(graph.module)
-    algebra = rewrite_algebra(graph.module, fast, _compiled(fast)[0], terms.rules, merge=copies)
-    counts |= {**algebra.counts, **fuse(graph.module, copies=copies)}
-    if terms.computing.dtype in LOWERED and most_tokens(graph.module, leaves) >= LEAST_LOWERED:
-        counts[BETWEEN] = lower_activations(graph.module)
-    return counts, {"bounds": algebra.bounds, "not_rewritten": algebra.not_done}
 
 
 def _probe(runner: WholeModel, graph: Graph, leaves: Sequence[Any]) -> float:

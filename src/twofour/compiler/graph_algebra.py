@@ -7,7 +7,7 @@ Merging belongs before pruning (`twofour.simplify`), and the plan says where it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,15 +17,21 @@ from torch import Tensor, fx, nn
 from twofour import masks
 from twofour.capture import KEPT
 from twofour.compiler.layer import CompiledLinear
-from twofour.graph import Outcome, rewrite
-from twofour.graph.base import aten, calls, insert, replace_with, value
+from twofour.graph import ALL_RULES, Outcome, rewrite
+from twofour.graph.base import aten, calls, constant, insert, replace_with, value
 
 BEFORE = "merged with others it would be dense; twofour.simplify(model, example) merges before pruning"
 """What to do about a sparse weight."""
 
 
 def rewrite_algebra(
-    module: fx.GraphModule, fast: nn.Module, layers: Mapping[str, CompiledLinear], kind: str, *, merge: bool
+    module: fx.GraphModule,
+    fast: nn.Module,
+    layers: Mapping[str, CompiledLinear],
+    kind: str,
+    *,
+    merge: bool,
+    without: Collection[str] = (),
 ) -> Outcome:
     """Rewrite the graph of a compiled model by the rules of algebra.
 
@@ -35,6 +41,10 @@ def rewrite_algebra(
         layers: The compiled layers by name.
         kind: "exact" or "close".
         merge: Whether weights may be computed from others, which are kept beside them.
+        without: Names of rules to leave out.
+
+    Raises:
+        FailedRuleError: A rule raised.
     """
     masked = masks.of(fast)
     for node in module.graph.nodes:
@@ -44,7 +54,7 @@ def rewrite_algebra(
     for node in calls(module.graph, KEPT):
         if not node.args[3] and node.args[1] in layers:
             _open(module, node, layers[node.args[1]], opened)
-    outcome = rewrite(module, kind=kind, merge=merge)
+    outcome = rewrite(module, [rule for rule in ALL_RULES if rule.name not in without], kind=kind, merge=merge)
     for name, (weight, bias) in opened.items():
         _close(module, name, layers[name], weight, bias)
     module.graph.eliminate_dead_code()
@@ -74,12 +84,9 @@ def _open(
 
 def _standing(module: fx.GraphModule, name: str, like: Tensor, held: Callable[[], Tensor]) -> fx.Node:
     """Add an attribute without values: they are asked for when a rule merges them."""
-    attribute = f"_opened__{name.replace('.', '__')}"
-    module.register_buffer(attribute, torch.empty(0, dtype=torch.float32, device="cpu"), persistent=False)
-    with module.graph.inserting_before(next(iter(module.graph.nodes))):
-        node = module.graph.create_node("get_attr", attribute)
-    node.meta = {"val": like, "weight": name, "held": held}
-    return node
+    nothing = torch.empty(0, dtype=torch.float32, device="cpu")
+    first = next(iter(module.graph.nodes))
+    return constant(module, first, f"_opened.{name}", nothing, like, {"weight": name, "held": held})
 
 
 def _dense(layer: CompiledLinear) -> Tensor:
@@ -104,6 +111,5 @@ def _close(module: fx.GraphModule, name: str, layer: CompiledLinear, weight: fx.
             replace_with(user, insert(user, KEPT, (user.args[0], name, layer.out_features, []), user))
     for node in (weight, bias):
         if node is not None and node.users:
-            attribute = str(node.meta["weight"]).replace(".", "__")
-            module.register_buffer(attribute, node.meta["held"]().detach(), persistent=False)
-            node.target = attribute
+            held, stored = node.meta["held"](), node.meta["weight"]
+            node.replace_all_uses_with(constant(module, node, stored, held, value(node), {"weight": stored}))

@@ -40,6 +40,7 @@ class GraphReport:
         blocks: How many fused blocks there are, of how many operators, and why others are in none.
         bounds: Largest error against real arithmetic, by rule of algebra that was used; u is the type's unit roundoff.
         not_rewritten: Rules of algebra that would have saved something and were not used, with where and why.
+        left_out: Rewrites that raised, with what: the graph was rewritten without them.
     """
 
     engine: str
@@ -53,6 +54,7 @@ class GraphReport:
     blocks: str = ""
     bounds: Mapping[str, str] = field(default_factory=dict)
     not_rewritten: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON-ready fields."""
@@ -66,6 +68,7 @@ class GraphReport:
             "rewrites": dict(self.rewrites),
             "bounds": dict(self.bounds),
             "not_rewritten": list(self.not_rewritten),
+            "left_out": dict(self.left_out),
             **{name: [entry.__dict__ for entry in entries] for name, entries in times.items()},
         }
 
@@ -89,6 +92,7 @@ class GraphReport:
             found.append(f"blocks{idle}: {self.blocks}")
         found += [f"error of {name}: {bound}" for name, bound in self.bounds.items() if not bound.startswith("0")]
         found += [f"not rewritten: {line}" for line in self.not_rewritten]
+        found += [f"left out: {rule} raised {why}, please report it" for rule, why in self.left_out.items()]
         for name, times in (("before", self.before), (f"after{idle}", self.after)):
             if times:
                 listed = [f"{entry.operator} {entry.ms:.3f} ms ({entry.calls})" for entry in times[:shown]]

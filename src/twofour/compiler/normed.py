@@ -126,11 +126,6 @@ def _call(
     return kernel if isinstance(kernel, Float32Matmul) else None, operands, shape
 
 
-def norms_beside_products(module: fx.GraphModule) -> dict[str, int]:
-    """Let products take the norms of their results, then those of their inputs; returns how often each did."""
-    return {NORMED: norms_into_products(module), OF_NORMED: norms_before_products(module)}
-
-
 def norms_into_products(module: fx.GraphModule) -> int:
     """Let products whose kernel is ours normalise their rows; returns how many do."""
     count = 0

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from twofour.capture import attribute
+from twofour.errors import cut
 from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 
 aten = torch.ops.aten
+
+
+NO_WEIGHT: Mapping[str, Any] = {"weight": ""}
+"""What a constant notes that no product may take as its weight."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,34 @@ class Rule:
 
     name: str
     rewrite: Callable[[fx.GraphModule], int]
+
+
+class FailedRuleError(Exception):
+    """A rewrite raised, and may have left the graph half changed.
+
+    Attributes:
+        rule: Its name.
+        reason: What it raised, on one line.
+    """
+
+    def __init__(self, rule: str, error: Exception) -> None:
+        self.rule, self.reason = rule, f"{type(error).__name__}: {cut(' '.join(str(error).split()), 200)}"
+        super().__init__(f"`{rule}` raised {self.reason}")
+
+
+@contextmanager
+def rewriting(rule: str) -> Iterator[None]:
+    """Name the rule in whatever is raised inside: a caller captures the graph again and goes on without that rule.
+
+    Raises:
+        FailedRuleError: Something was raised.
+    """
+    try:
+        yield
+    except FailedRuleError:
+        raise
+    except Exception as error:  # a rule meets models that nobody has seen, and may fail in any way
+        raise FailedRuleError(rule, error) from error
 
 
 @dataclass(frozen=True)
@@ -147,6 +182,25 @@ def place(module: fx.GraphModule, node: fx.Node, name: str, layer: nn.Module) ->
         new = module.graph.call_module(name, node.args)
     new.meta = {"val": node.meta["val"]}
     replace_with(node, new)
+
+
+def constant(
+    module: fx.GraphModule, before: fx.Node, name: str, held: Tensor, like: Any, meta: Mapping[str, Any] = NO_WEIGHT
+) -> fx.Node:
+    """Add a tensor to the graph's module, and a node that reads it.
+
+    Args:
+        module: The graph's; a tensor that it has under that name stays as it is.
+        before: The node in front of which the new one stands.
+        name: With dots, as in a state dict, or without.
+        held: The tensor.
+        like: What tracing would see.
+        meta: More to note; `weight` is its state-dict name where products may take it as their weight.
+    """
+    with module.graph.inserting_before(before):
+        new = attribute(module.graph, module, name, held)
+    new.meta = {"val": like, **meta}
+    return new
 
 
 def insert(before: fx.Node, target: Any, args: tuple[Any, ...], like: fx.Node, **meta: Any) -> fx.Node:

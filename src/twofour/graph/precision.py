@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from twofour.graph.base import aten, insert, is_float32, product_of, value
+from twofour.graph.base import aten, constant, insert, is_float32, product_of, value
 from twofour.kernels.attention import attention, attention_of_windows
 from twofour.kernels.norm import norm, norm_in_place
 
@@ -133,12 +133,8 @@ class _Lowering:
 
     def constant(self, source: fx.Node, dtype: torch.dtype) -> fx.Node:
         """Return a constant of the graph in another type."""
-        name = f"_low_{source.name}"
-        self.module.register_buffer(name, getattr(self.module, str(source.target)).detach().to(dtype), persistent=False)
-        with self.module.graph.inserting_after(source):
-            new = self.module.graph.create_node("get_attr", name)
-        new.meta = {"val": value(source).to(dtype), "weight": ""}
-        return new
+        held = getattr(self.module, str(source.target)).detach().to(dtype)
+        return constant(self.module, source.next, f"_low_{source.name}", held, value(source).to(dtype))
 
     def inserted(self, source: fx.Node, dtype: torch.dtype) -> fx.Node:
         """Return the conversion of `source`, right behind it."""

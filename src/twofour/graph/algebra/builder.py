@@ -19,7 +19,7 @@ from twofour.graph.algebra.expressions import Call, Expr, Number, Var
 from twofour.graph.algebra.rule import Match
 from twofour.graph.algebra.signs import attribute, sealed
 from twofour.graph.algebra.vocabulary import ASSOCIATIVE, target_of
-from twofour.graph.base import aten, same_axes, same_size, value
+from twofour.graph.base import aten, constant, same_axes, same_size, value
 
 MERGED = ".merged"
 """Ends the name of what weights were merged into; the name of the first of them stands before it."""
@@ -166,11 +166,8 @@ class Builder:
         module: Any = self.graph.owning_module
         sources = _sources(node, self.constant)
         name = _unused_name(module, sources, "weight" if tensor.ndim > 1 else "bias")
-        module.register_buffer(name.replace(".", "__"), tensor, persistent=False)
-        with self.graph.inserting_before(node):
-            new = self.graph.create_node("get_attr", name.replace(".", "__"))
-        names = (name for source in sources for name in source.meta.get("sources", (_name(source),)))
-        new.meta = {"val": node.meta["val"], "weight": name, "sources": tuple(names)}
+        names = tuple(name for source in sources for name in source.meta.get("sources", (_name(source),)))
+        new = constant(module, node, name, tensor, node.meta["val"], {"weight": name, "sources": names})
         if why := next(filter(None, map(sealed, sources)), ""):
             new.meta |= {"sealed": why, "scalable": True}  # it is a sealed one scaled: see `sealed`
         node.replace_all_uses_with(new)

@@ -24,7 +24,7 @@ from twofour.graph.algebra.match import matches
 from twofour.graph.algebra.rule import CLOSE, EXACT, HEADROOM, Candidate, Match, Rule
 from twofour.graph.algebra.rules import ALL_RULES
 from twofour.graph.algebra.vocabulary import read
-from twofour.graph.base import aten, escapes, may_view, same_axes, value
+from twofour.graph.base import aten, escapes, may_view, rewriting, same_axes, value
 
 logger = logging.getLogger("twofour.graph")
 
@@ -93,6 +93,9 @@ def rewrite(
         rules: Which may be used.
         kind: "exact" leaves out the rules that are only close.
         merge: Whether weights may be computed from others, which are kept beside them.
+
+    Raises:
+        FailedRuleError: A rule raised where none is expected to: while it looks, or when its replacement is made.
     """
     outcome = Outcome()
     if any(_changes_in_place(node) for node in module.graph.nodes):
@@ -128,17 +131,21 @@ class _Search:
 
     def once(self) -> int:
         """Rewrite everything found in the graph as it is now, what saves most first; returns how many places."""
-        found = [
-            (saved, rule, candidate)
-            for node in list(self.module.graph.nodes)
-            for rule in self.rules_at(node)
-            if (rule.name, node) not in self.impossible
-            for candidate in candidates(rule, node)
-            if (saved := self.worth(rule, candidate)) is not None
-        ]
+        found: list[tuple[Cost, Rule, Candidate]] = []
+        for node in list(self.module.graph.nodes):
+            for rule in self.rules_at(node):
+                if (rule.name, node) in self.impossible:
+                    continue
+                with rewriting(rule.name):
+                    worth = [(self.worth(rule, candidate), rule, candidate) for candidate in candidates(rule, node)]
+                found += [(saved, rule, candidate) for saved, rule, candidate in worth if saved is not None]
         found.sort(key=lambda entry: -entry[0].seconds)
         touched: set[fx.Node] = set()
-        return sum(self.applied(rule, candidate, saved, touched) for saved, rule, candidate in found)
+        count = 0
+        for saved, rule, candidate in found:
+            with rewriting(rule.name):
+                count += self.applied(rule, candidate, saved, touched)
+        return count
 
     def worth(self, rule: Rule, candidate: Candidate) -> Cost | None:
         """Return what a candidate saves, None where that is nothing or it may not be used; the outcome says why not."""

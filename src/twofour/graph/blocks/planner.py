@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -46,10 +46,6 @@ class Blocks:
     labels: list[str] = field(default_factory=list)
     fused: int = 0
     alone: Counter[str] = field(default_factory=Counter)
-
-    def counted(self, rewrites: Mapping[str, int]) -> dict[str, int]:
-        """Return the counts of rewrites with that of the blocks."""
-        return {**rewrites, "fused blocks": len(self.labels)}
 
     def text(self) -> str:
         """Return it as one line of the plan, "" where nothing was looked at."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from torch import fx
 
-from twofour.graph.base import Rule
+from twofour.graph.base import Rule, rewriting
 from twofour.graph.rules.attention_formula import ATTENTION_FORMULA
 from twofour.graph.rules.attention_windows import ATTENTION_WINDOWS
 from twofour.graph.rules.cut_projections import CUT_PROJECTIONS
@@ -50,32 +50,48 @@ ARRANGEMENTS: tuple[Rule, ...] = (JOIN_ROTATIONS, FUSE_HEADS)
 """Rewrites of a graph whose products have their kernels."""
 
 
-def simplify(module: fx.GraphModule) -> dict[str, int]:
-    """Remove what computes nothing; returns how many places each rule changed."""
-    return _apply(module, SIMPLIFICATIONS)
+def simplify(module: fx.GraphModule, without: Collection[str] = ()) -> dict[str, int]:
+    """Remove what computes nothing; returns how many places each rule changed.
+
+    Args:
+        module: The graph; it is changed.
+        without: Names of rules to leave out.
+
+    Raises:
+        FailedRuleError: A rule raised.
+    """
+    return _apply(module, SIMPLIFICATIONS, without)
 
 
-def fuse(module: fx.GraphModule, *, copies: bool = True) -> dict[str, int]:
+def fuse(module: fx.GraphModule, *, copies: bool = True, without: Collection[str] = ()) -> dict[str, int]:
     """Fuse operators; products remain marked (`base.product`) until they are given a kernel.
 
     Args:
         module: The graph; it is changed.
         copies: Whether rewrites may need a weight beside the layers' own: a folded or a joined one.
+        without: As in `simplify`.
+
+    Raises:
+        FailedRuleError: A rule raised.
     """
     if copies:
-        return _apply(module, FUSIONS)
-    return _apply(module, [UNFOLDED if rule is CONVOLUTIONS else rule for rule in FUSIONS if rule is not JOIN_QKV])
+        return _apply(module, FUSIONS, without)
+    fewer = [UNFOLDED if rule is CONVOLUTIONS else rule for rule in FUSIONS if rule is not JOIN_QKV]
+    return _apply(module, fewer, without)
 
 
-def arrange(module: fx.GraphModule) -> dict[str, int]:
-    """Let operators read each other's results in place; the last rewrite."""
-    return _apply(module, ARRANGEMENTS)
+def arrange(module: fx.GraphModule, without: Collection[str] = ()) -> dict[str, int]:
+    """Let operators read each other's results in place; the last rewrite. Arguments and errors as in `simplify`."""
+    return _apply(module, ARRANGEMENTS, without)
 
 
-def _apply(module: fx.GraphModule, rules: Sequence[Rule]) -> dict[str, int]:
+def _apply(module: fx.GraphModule, rules: Sequence[Rule], without: Collection[str]) -> dict[str, int]:
     counts = {}
     for rule in rules:
-        counts[rule.name] = rule.rewrite(module)
-        module.graph.eliminate_dead_code()
-        module.graph.lint()
+        if rule.name in without:
+            continue
+        with rewriting(rule.name):
+            counts[rule.name] = rule.rewrite(module)
+            module.graph.eliminate_dead_code()
+            module.graph.lint()
     return counts

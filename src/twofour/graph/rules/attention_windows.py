@@ -14,7 +14,19 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from twofour.graph.base import Rule, argument, aten, calls, insert, is_float32, product, product_of, same_axes, value
+from twofour.graph.base import (
+    Rule,
+    argument,
+    aten,
+    calls,
+    constant,
+    insert,
+    is_float32,
+    product,
+    product_of,
+    same_axes,
+    value,
+)
 from twofour.kernels.attention import attention_of_windows
 
 _MOVES = (
@@ -161,8 +173,10 @@ class _Windows:
 
         made = {one: on_rows(self.source, self.node, one) for one in dict.fromkeys(self.products)}
         operands = [made[one] for one in self.products]
-        order = _attribute(module, self.node, "order", self.order)
-        mask = None if self.mask is None else _attribute(module, self.node, "mask", self.mask)
+        order, mask = (
+            None if held is None else constant(module, self.node, f"_windows_{kind}_{self.node.name}", held, held)
+            for kind, held in (("order", self.order), ("mask", self.mask))
+        )
         width = _size(value(self.node.args[0]).shape[-1])
         args = (*operands, order, width, mask, argument(self.node, 6, "scale"))
         new = insert(self.node, attention_of_windows, args, operands[0], label="attention")
@@ -295,16 +309,6 @@ def _constant(module: Any, node: Any, source: fx.Node, images: int) -> Tensor | 
     others: Iterator[Any] = iter(rest[0])
     args = [known[given] if isinstance(given, fx.Node) and given in known else next(others) for given in node.args]
     return node.target(*args, **rest[1])
-
-
-def _attribute(module: fx.GraphModule, node: fx.Node, kind: str, held: Tensor) -> fx.Node:
-    """Return a constant of the graph."""
-    name = f"_windows_{kind}_{node.name}"
-    module.register_buffer(name, held, persistent=False)
-    with module.graph.inserting_before(node):
-        new = module.graph.create_node("get_attr", name)
-    new.meta = {"val": held, "weight": ""}
-    return new
 
 
 ATTENTION_WINDOWS = Rule("windows read in place", rewrite)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from twofour.graph.base import Rule, argument, aten, calls, value
+from twofour.graph.base import Rule, argument, aten, calls, constant, replace_with, value
 
 
 def rewrite(module: fx.GraphModule) -> int:
@@ -40,15 +40,8 @@ def _is_weight(node: Any) -> bool:
 
 def _place(module: fx.GraphModule, part: fx.Node, source: fx.Node, begin: int, rows: int) -> None:
     name = f"{source.meta['weight']}.rows_{begin}_{begin + rows}"
-    attribute = name.replace(".", "__")
-    if not hasattr(module, attribute):
-        stored = getattr(module, str(source.target)).detach()
-        module.register_buffer(attribute, stored.narrow(0, begin, rows), persistent=False)
-    with module.graph.inserting_before(part):
-        new = module.graph.create_node("get_attr", attribute)
-    new.meta = {"val": part.meta.get("val"), "weight": name}
-    part.replace_all_uses_with(new)
-    module.graph.erase_node(part)
+    held = getattr(module, str(source.target)).detach().narrow(0, begin, rows)
+    replace_with(part, constant(module, part, name, held, part.meta.get("val"), {"weight": name}))
 
 
 CUT_PROJECTIONS = Rule("rows cut from a weight", rewrite)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from twofour.graph.base import Rule, aten, escapes, value
+from twofour.graph.base import Rule, aten, constant, escapes, value
 
 LARGEST = 1 << 20
 """Elements a folded constant may have: a table that is larger than its sources is not worth its bytes."""
@@ -36,11 +36,7 @@ def rewrite(module: fx.GraphModule) -> int:
         used_outside = any(user not in known for user in node.users)
         if node.op == "get_attr" or not used_outside:
             continue
-        name = f"_folded_{node.name}"
-        module.register_buffer(name, found.clone(), persistent=False)
-        with module.graph.inserting_before(node):
-            new = module.graph.create_node("get_attr", name)
-        new.meta = {"val": node.meta.get("val"), "weight": ""}
+        new = constant(module, node, f"_folded_{node.name}", found.clone(), node.meta.get("val"))
         node.replace_all_uses_with(new)
         count += 1
     module.graph.eliminate_dead_code()

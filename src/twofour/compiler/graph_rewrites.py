@@ -1,0 +1,131 @@
+"""All rewrites of a captured graph, in their order, and the kernels of its products between them.
+
+A rule that raises costs the rule, not the graph: `rewriting` names it, and the caller captures the graph again, which
+the rule may have left half changed, and rewrites it without that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from twofour.capture import Graph
+from twofour.compiler.conv import CompiledConv
+from twofour.compiler.fused_matmuls import most_tokens, place_products
+from twofour.compiler.graph_algebra import rewrite_algebra
+from twofour.compiler.graph_conv import place_convs
+from twofour.compiler.layer import CompiledLinear
+from twofour.compiler.normed import NORMED, OF_NORMED, norms_before_products, norms_into_products
+from twofour.compiler.plan import LayerPlan, Plan
+from twofour.compiler.squeeze import SQUEEZED, place_squeeze_excite
+from twofour.compiler.terms import Terms
+from twofour.graph import JOIN_QKV, Outcome, arrange, fuse, lower_activations, simplify
+from twofour.graph.base import rewriting
+from twofour.graph.blocks import Blocks, Measured, fuse_blocks
+
+LOWERED = ("bfloat16", "int8")
+"""Computing types whose graphs hand bfloat16 from layer to layer: their products round what they read to no more than
+that."""
+
+BETWEEN = "activations between layers in bfloat16"
+"""What the account calls it: a rewrite that rounds."""
+
+BLOCKS = "fused blocks"
+"""What the account calls them."""
+
+LEAST_LOWERED = 16
+"""Tokens from which they do: with fewer the weights take the time, and conversions at the graph's edges are calls."""
+
+
+@dataclass
+class Rewrites:
+    """What became of a graph.
+
+    Attributes:
+        without: Rules that are left out, with why.
+        counts: Places changed, by rule.
+        algebra: What the rules of algebra did.
+        blocks: The fused blocks.
+        added: Plan entries for weights that are kept besides the layers'.
+    """
+
+    without: Mapping[str, str]
+    counts: dict[str, int] = field(default_factory=dict)
+    algebra: Outcome = field(default_factory=Outcome)
+    blocks: Blocks = field(default_factory=Blocks)
+    added: tuple[LayerPlan, ...] = ()
+
+    def step(self, name: str, rewrite: Callable[[], int]) -> None:
+        """Do one rewrite that is no list of rules, unless it is left out."""
+        if name not in self.without:
+            with rewriting(name):
+                self.counts[name] = rewrite()
+
+
+def compiled_layers(fast: nn.Module) -> tuple[dict[str, CompiledLinear], dict[str, CompiledConv]]:
+    """Return the compiled Linears and convolutions of a model by name."""
+    modules = list(fast.named_modules())
+    layers = {name: module for name, module in modules if isinstance(module, CompiledLinear)}
+    return layers, {name: module for name, module in modules if isinstance(module, CompiledConv)}
+
+
+def rewrite_graph(
+    fast: nn.Module, graph: Graph, plan: Plan, leaves: Sequence[Any], terms: Terms, without: Mapping[str, str]
+) -> Rewrites:
+    """Rewrite a graph, give its convolutions and products their kernels, and fuse what shows then.
+
+    With memory="small" no weight is kept twice: merging, folding and joining would make copies beside the layers'.
+
+    Args:
+        fast: The model with compiled layers.
+        graph: As captured; it is changed.
+        plan: What was decided for the layers.
+        leaves: The example.
+        terms: What holds for every layer.
+        without: Rules to leave out, by name.
+
+    Raises:
+        FailedRuleError: A rule raised: the graph is of no use any more.
+    """
+    module, copies = graph.module, terms.memory == "fast"
+    found = Rewrites(without)
+    layers, _ = compiled_layers(fast)
+    found.counts |= simplify(module, without)
+    found.algebra = rewrite_algebra(module, fast, layers, terms.rules, merge=copies, without=without)
+    found.counts |= {**found.algebra.counts, **fuse(module, copies=copies, without=without)}
+    if terms.computing.dtype in LOWERED and most_tokens(module, leaves) >= LEAST_LOWERED:
+        found.step(BETWEEN, lambda: lower_activations(module))
+    _place(found, fast, graph, plan, leaves, terms)
+    found.step(NORMED, lambda: norms_into_products(module))
+    found.step(OF_NORMED, lambda: norms_before_products(module))
+    found.counts |= arrange(module, without)
+
+    def blocks() -> int:
+        found.blocks = fuse_blocks(module, Measured(terms.cache))
+        return len(found.blocks.labels)
+
+    found.step(BLOCKS, blocks)
+    return found
+
+
+def _place(found: Rewrites, fast: nn.Module, graph: Graph, plan: Plan, leaves: Sequence[Any], terms: Terms) -> None:
+    """Give convolutions and products their kernels, and make one call of each squeeze-and-excite."""
+    layers, convs = compiled_layers(fast)
+    plans = {layer.name: layer for layer in plan.layers}
+    folded = place_convs(graph.module, convs, plans)
+    placed, apart = place_products(graph, leaves, layers, terms, lowered=found.counts.get(BETWEEN, 0) > 0)
+    if apart:  # the rule joined them; measuring took them apart
+        found.counts[JOIN_QKV.name] -= apart
+    squeezed: list[LayerPlan] = []
+
+    def squeeze() -> int:
+        count, entries = place_squeeze_excite(graph.module, plans)
+        squeezed.extend(entries)
+        return count
+
+    if terms.memory == "fast":  # the two weights are kept once more
+        found.step(SQUEEZED, squeeze)
+    found.added = (*folded, *placed, *squeezed)
