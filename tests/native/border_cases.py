@@ -119,6 +119,16 @@ def products(scale: int) -> Iterator[Call]:
             yield row.isa, EXT.dense_matmul_normed, [row.index, x, dense, bias, y, 1, 1, other, *norm, 1]
             before = [norm[0], torch.randn(128), torch.randn(128), 1e-5, True]
             yield row.isa, EXT.dense_matmul_of_normed, [row.index, x, dense, bias, y, 1, 1, other, *before, 1]
+            first, gate, last = (row.prepare(torch.randn(n, m)).tensor for n, m in ((48, 128), (48, 128), (rows, 48)))
+            hidden = torch.randn(48)
+            yield (
+                row.isa,
+                EXT.dense_mlp,
+                [
+                    *(row.index, x, first, hidden, gate, hidden.clone(), last, bias, y, 48, 1, 1, other),
+                    *(*before, norm[0], bias.clone(), bias.clone(), 1e-5, True, y.clone(), 1),
+                ],
+            )
     geometry = Geometry.of(torch.nn.Conv2d(8, 12, 3))
     weight = sparse(12 * 9, 8).view(12, 3, 3, 8).permute(0, 3, 1, 2)
     image, answer = (

@@ -195,16 +195,12 @@ def _rewritten(
     runner = WholeModel(fast, guard, program, graph)
     runner.written = _written(fast, guard, leaves)
     runner.agreement = agreement(fast, plan.dtype, leaves, lambda: _answers(fast, guard, leaves), between)
-    account = GraphReport(
-        "layers", "", {}, found.counts, before, after, outlines, None, found.blocks.text(), found.algebra.bounds
-    )
-    account = replace(account, not_rewritten=found.algebra.not_done, left_out=dict(left_out))
+    account = GraphReport("layers", "", {}, found.counts, before, after, outlines, None, **found.said)
     if not (error := _probe(runner, graph, leaves)) <= runner.agreement:
         reason = f"the rewritten graph differs from the layers by {error:.1e} on the example, please report it"
         raise _RefusedError(reason, account)
     calls = program.prepare(leaves)
-    raced = terms.cache.times(case, ENGINES, lambda: _engines(runner, leaves))
-    times = {name: 1e3 * seconds for name, seconds in raced.items()}
+    times = {n: 1e3 * s for n, s in terms.cache.times(case, ENGINES, lambda: _engines(runner, leaves)).items()}
     served = "other sizes too" if guard.dynamic else f"the example's sizes alone: {graph.reason or 'they differ'}"
     engine, reason = _faster(times, served, terms.cache.origin([case]))
     account = replace(account, engine=engine, reason=reason, engine_ms=times, calls=calls)

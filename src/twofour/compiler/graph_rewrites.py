@@ -18,6 +18,7 @@ from twofour.compiler.fused_matmuls import most_tokens, place_products
 from twofour.compiler.graph_algebra import rewrite_algebra
 from twofour.compiler.graph_conv import place_convs
 from twofour.compiler.layer import CompiledLinear
+from twofour.compiler.mlp import IN_A_ROW, products_in_a_row
 from twofour.compiler.normed import NORMED, OF_NORMED, norms_before_products, norms_into_products
 from twofour.compiler.plan import LayerPlan, Plan
 from twofour.compiler.squeeze import SQUEEZED, place_squeeze_excite
@@ -57,6 +58,17 @@ class Rewrites:
     algebra: Outcome = field(default_factory=Outcome)
     blocks: Blocks = field(default_factory=Blocks)
     added: tuple[LayerPlan, ...] = ()
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """Return what the account says beside the counts."""
+        bounds, not_done = self.algebra.bounds, self.algebra.not_done
+        return {
+            "blocks": self.blocks.text(),
+            "bounds": bounds,
+            "not_rewritten": not_done,
+            "left_out": dict(self.without),
+        }
 
     def step(self, name: str, rewrite: Callable[[], int]) -> None:
         """Do one rewrite that is no list of rules, unless it is left out."""
@@ -101,6 +113,7 @@ def rewrite_graph(
     _place(found, fast, graph, plan, leaves, terms)
     found.step(NORMED, lambda: norms_into_products(module))
     found.step(OF_NORMED, lambda: norms_before_products(module))
+    found.step(IN_A_ROW, lambda: products_in_a_row(module))
     found.counts |= arrange(module, without)
 
     def blocks() -> int:

@@ -181,9 +181,12 @@ def _ours(module: fx.GraphModule, node: Any) -> ProductLayer | None:
     if not isinstance(node, fx.Node) or node.op != "call_module":
         return None
     layer = module.get_submodule(str(node.target))
-    if not isinstance(layer, ProductLayer):
-        return None
-    return layer if any(isinstance(kernel, Float32Matmul) for kernel, _ in layer.dispatch.steps) else None
+    return layer if isinstance(layer, ProductLayer) and ours(layer) else None
+
+
+def ours(layer: ProductLayer) -> bool:
+    """Tell whether a kernel of ours that works on whole rows serves a product at some token count."""
+    return any(isinstance(kernel, Float32Matmul) for kernel, _ in layer.dispatch.steps)
 
 
 def _place(module: fx.GraphModule, x: fx.Node, node: fx.Node, layer: ProductLayer) -> None:

@@ -1,6 +1,7 @@
 // Dense products for Python: the table of kernels, the packing, the call.
 #include "dense_matmul.h"
 #include "kernels/layouts/int4.h"
+#include "mlp.h"
 #include "kernels/product_operands.h"
 #include "kernels/products.h"
 #include "kernels/row_norm.h"
@@ -86,6 +87,22 @@ bool multiply(const Border& border, int index, const ProductOperands& seen, cons
   return true;
 }
 
+// A float32 weight with its bias: `seen` are its operands.
+bool made_for_floats(const DenseMatmulKernel& kernel, const PackedWeight& packed, int64_t out, int64_t in) {
+  if (std::strcmp(kernel.dtype, "float32") != 0) throw nb::value_error("two products in a row are of float32 weights");
+  if (!packed.made_for(kernel.dtype, kernel.layout, out, in)) return false;
+  require_floats(packed);
+  return true;
+}
+
+// A product into memory of the call, of which there is no tensor.
+Matmul inner(const Rows& from, const PackedWeight& packed, const Numbers& bias, int64_t out, Activation activation,
+             Combine combine, int threads) {
+  return {from.data, from.type, from.stride, packed.bytes(), bias.data(), nullptr, Type::f32, out,
+          from.rows, out, from.width, packed.group(), packed.zeros(), {activation, combine, nullptr, 0}, {}, threads,
+          nullptr, nullptr};
+}
+
 }  // namespace
 
 void bind_dense_matmul(nb::module_& m) {
@@ -136,6 +153,50 @@ void bind_dense_matmul(nb::module_& m) {
     const ProductOperands seen(border, x, bias, y, {Type::f32}, {}, {activation, combine}, other);
     NormedRows rows = normed_rows(border, norm, seen.from, scale, shift, nullptr, eps, centred);
     return multiply(border, index, seen, weight, threads, nullptr, &rows);
+  });
+  // y = epilogue(last(activation(first(x)) [* gate(x)])), float32, by strips of tokens; `gate` may be None. `activation` is
+  // of `first`, `combine` and `other` belong to `last`. `before` and `after`: rows of the table of norms, of rows of x and of
+  // rows of y, which `normed` takes and may be; -1 for none.
+  bind_call(m, "dense_mlp",
+            +[](int index, const Operand& x, const Operand& first, const Operand& first_bias, const Operand& gate,
+                const Operand& gate_bias, const Operand& last, const Operand& last_bias, const Answer& y, int64_t hidden,
+                int activation, int combine, const Operand& other, int before, const Operand& before_scale,
+                const Operand& before_shift, float before_eps, bool before_centred, int after, const Operand& after_scale,
+                const Operand& after_shift, float after_eps, bool after_centred, const Answer& normed, int threads) {
+    static Scratch scratch;
+    const DenseMatmulKernel& kernel = row(kDenseMatmulKernels, index);
+    const Border border(kernel.name);
+    const ProductOperands seen(border, x, last_bias, y, {Type::f32}, {}, {0, combine}, other);
+    if (activation < 0 || activation > static_cast<int>(Activation::silu)) throw nb::value_error("no such epilogue");
+    if (hidden < 1) throw nb::value_error("nothing between two products");
+    const bool gated = gate.given();
+    const PackedWeight one(border, first), two(border, gated ? gate : first), three(border, last);
+    const int64_t in = seen.from.width, out = seen.to.width;
+    if (!made_for_floats(kernel, one, hidden, in) || !made_for_floats(kernel, two, hidden, in) ||
+        !made_for_floats(kernel, three, out, hidden))
+      return false;
+    const Numbers one_bias = border.numbers(first_bias, "bias", hidden), two_bias = border.numbers(gate_bias, "bias", hidden);
+    Mlp mlp{inner(seen.from, one, one_bias, hidden, static_cast<Activation>(activation),
+                  gated ? Combine::multiply : Combine::none, threads),
+            inner(seen.from, two, two_bias, hidden, Activation::none, Combine::none, threads),
+            seen.call(three, {}, threads), gated, nullptr, nullptr, {}, {}};
+    mlp.last.in_features = hidden;
+    NormedRows ahead, behind;
+    if (before >= 0) {
+      ahead = normed_rows(border, before, seen.from, before_scale, before_shift, nullptr, before_eps, before_centred);
+      ahead.norm.weight = ahead.factors.data(), ahead.norm.bias = ahead.offsets.data();
+      mlp.before = ahead.kernel, mlp.before_rows = ahead.norm;
+    }
+    if (after >= 0) {
+      const View to = border.exactly(normed, "normalised answer", {Type::f32}, seen.to.rows * seen.to.width);
+      behind = normed_rows(border, after, seen.to, after_scale, after_shift, reinterpret_cast<float*>(to.data), after_eps,
+                           after_centred);
+      behind.norm.weight = behind.factors.data(), behind.norm.bias = behind.offsets.data();
+      mlp.after = behind.kernel, mlp.after_rows = behind.norm;
+    }
+    nb::gil_scoped_release release;
+    run_mlp(kernel, mlp, scratch);
+    return true;
   });
 }
 
