@@ -11,7 +11,7 @@ from tests.compiler.small import mlp, quick
 from twofour.compiler.choose import WORTH_A_COPY, Choice, _few_layouts, _one_layout
 from twofour.compiler.reasons import explain
 from twofour.kernels import find
-from twofour.kernels.dense_matmul import PLAIN
+from twofour.kernels.dense_matmul import ONEDNN, PLAIN, native_dense_rows
 from twofour.kernels.dispatch import DispatchTable
 
 
@@ -31,6 +31,18 @@ def test_a_layout_that_gains_too_little_is_dropped() -> None:
     assert _few_layouts(kernels, clear).names == (rows, panels)
     close = {1: {rows: 1.0, panels: 1.04, dense: 2.0}, 64: {rows: 9.0, panels: 4.0, dense: 6.0}}
     assert _few_layouts(kernels, close).names == (panels,)
+
+
+def test_a_tie_goes_to_the_kernel_whose_calls_take_in_their_neighbours() -> None:
+    ours = next(kernel for kernel in native_dense_rows() if kernel.whole_rows)
+    kernels = [ours, ONEDNN, PLAIN]
+    times = {count: {ours.name: 1.04, ONEDNN.name: 1.0, PLAIN.name: 1.2} for count in (8, 128)}
+    assert _few_layouts(kernels, times).names == (ours.name,)
+    times[8][ours.name] = 1.06
+    assert ours.name not in _few_layouts(kernels, times).names
+    sparse = find("nm_matmul_2x4_f32_rows__scalar")
+    faster = {count: found | {sparse.name: 0.7} for count, found in times.items()}
+    assert _few_layouts([*kernels, sparse], faster).names == (sparse.name,)
 
 
 def test_a_layer_that_torch_serves_best_everywhere_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,14 +235,16 @@ def _few_layouts(kernels: Sequence[Kernel], times: Times) -> DispatchTable:
     def best(found: dict[str, float], layouts: set[str]) -> float:
         return min((s for name, s in found.items() if layout_of[name] in layouts), default=math.inf)
 
+    def loss(layouts: set[str]) -> float:
+        return max(best(found, layouts) / best(found, everything) for found in times.values())
+
     everything = set(layout_of.values())
-    kept = set(everything)
+    # Within as much as a copy must gain a tie goes to the layout whose calls take in what stands beside the product.
+    joining = {kernel.layout for kernel in kernels if kernel.whole_rows}
+    kept = next(({layout} for layout in sorted(joining) if loss({layout}) <= WORTH_A_COPY), set(everything))
     while len(kept) > 1:
         # Against all layouts, not those still kept: small steps must not add up.
-        losses = {
-            layout: max(best(found, kept - {layout}) / best(found, everything) for found in times.values())
-            for layout in kept
-        }
+        losses = {layout: loss(kept - {layout}) for layout in kept}
         cheapest = min(sorted(kept), key=losses.__getitem__)
         if losses[cheapest] > WORTH_A_COPY:
             break

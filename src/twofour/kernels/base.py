@@ -37,6 +37,7 @@ class Row(ABC):
         isa: Instruction set it needs (`native.supports`), "any" when torch chooses; of the GPU its least architecture.
         layout: Order of the weight's bytes; kernels of one layout share a prepared weight.
         any_axes: Whether it takes contiguous inputs of more than two axes as they are.
+        whole_rows: Whether its call takes in the norms and products beside it.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Row(ABC):
     isa: str
     layout: str
     any_axes: ClassVar[bool] = False
+    whole_rows: ClassVar[bool] = False
 
     @property
     def sparse(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ PANEL = 32
 @dataclass(frozen=True)
 class Float32Matmul(NativeDenseMatmul):
     """y = x @ W.T + bias with W dense, float32, in panels of 32 outputs, input by input."""
+
+    whole_rows: ClassVar[bool] = True
 
     def least_bytes(self, out_features: int, in_features: int) -> int:
         """Return the bytes of header and panels."""
