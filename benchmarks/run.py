@@ -20,6 +20,7 @@ from cases import mask as mask_case
 from cases import memory as memory_case
 from cases import models_table, shapes, table
 from cases import permutation as permutation_case
+from cases import recurrent as recurrent_case
 from cases import serving as serving_case
 from cases import threads as threads_case
 from options import (
@@ -129,6 +130,22 @@ def block(
     for kind in dtypes(dtype, json):
         cells = block_case.cells(kind, numbers(sizes), blocks.split(","), shares, numbers(tokens), states)
         measured(cells, block_case.Bench(seconds), place(json, f"block-{kind}", record), resume, block_case.show)
+
+
+@app.command()
+def recurrent(
+    layers: Annotated[str, typer.Option(help="lstm, gru; comma separated.")] = "lstm,gru",
+    hidden: Annotated[str, typer.Option(help="Units, comma separated.")] = "256,512,1024,2048",
+    steps: Annotated[str, typer.Option(help="Steps of a call, comma separated.")] = "1,128",
+    seconds: SecondsOption = 4.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """LSTM and GRU of batch 1 on one thread: torch, ONNX Runtime, OpenVINO and ours, float32 and int8."""
+    kinds = [name for name in layers.split(",") if name in recurrent_case.KINDS]
+    cells = recurrent_case.cells(kinds, numbers(hidden), numbers(steps))
+    measured(cells, recurrent_case.Bench(seconds), place(json, "recurrent", record), resume, recurrent_case.show)
 
 
 @app.command()

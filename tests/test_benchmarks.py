@@ -21,11 +21,11 @@ ROOT = Path(__file__).resolve().parent.parent / "benchmarks"
 @pytest.fixture
 def cases(benchmarks: Path):
     """The cases that several tests use."""
-    from cases import grid, linear, mask, models, models_table, records, shapes, table
+    from cases import grid, linear, mask, models, models_table, records, recurrent, shapes, table
 
     return {
         module.__name__.split(".")[1]: module
-        for module in (grid, linear, mask, models, models_table, records, shapes, table)
+        for module in (grid, linear, mask, models, models_table, records, recurrent, shapes, table)
     }
 
 
@@ -213,6 +213,27 @@ def test_conv_writes_records(tmp_path: Path):
     assert close[0] and not close[1] and not close[2] and not set(close[0]) & set(found[0].baseline)
     refused = suite("conv", "--dtype", "int8")
     assert refused.returncode == 2 and "convolutions are float32 so far" in refused.stderr
+
+
+def test_recurrent_writes_records_and_a_table(tmp_path: Path):
+    out = tmp_path / "r.json"
+    sizes = ("--layers", "gru", "--hidden", "16", "--steps", "2", "--seconds", "0.02")
+    done = suite("recurrent", *sizes, "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    (record,) = measure.load(out)
+    assert record.meta["model"] == "gru" and record.meta["tokens"] == 2 and record.clock == "process"
+    assert {"torch", "ours dense", "ours 2:4"} <= record.timings.keys() and "torch" in record.baseline
+    assert "microseconds a step" in done.stdout and "ours 2:4 int8" in done.stdout
+
+
+def test_a_recurrent_layer_that_answers_wrongly_is_not_timed(cases, monkeypatch: pytest.MonkeyPatch):
+    case = cases["recurrent"]
+    monkeypatch.setattr(case, "_onnx", lambda model, inputs, int8: lambda: [torch.zeros(2, 1, 16)])
+    monkeypatch.setattr(case, "_ours", lambda *_: torch.zeros)
+    inputs = torch.randn(2, 1, 16), torch.zeros(1, 1, 16)
+    missing: dict[str, str] = {}
+    names = [name for name, _ in case._candidates(case.Streaming("gru", 16).eval(), inputs, missing, {})]
+    assert "ONNX Runtime" not in names and "off by" in missing["ONNX Runtime"]
 
 
 def test_grid_says_where_compile_is_slower_than_dense(cases, capsys: pytest.CaptureFixture[str]):

@@ -155,7 +155,7 @@ def speaking(pattern: str | None = "2:4") -> Any:
     return model if pattern is None else twofour.prune(model, pattern, skip=())
 
 
-@pytest.mark.parametrize("pattern", [None, "2:4"])
+@pytest.mark.parametrize("pattern", [None, "2:4", "block:4x4@0.5"])
 def test_a_model_with_its_plan_its_file_and_its_copies(pattern: str | None, tmp_path) -> None:
     model, x = speaking(pattern), torch.randn(3, 5, 16)
     before = {name: value.clone() for name, value in model.state_dict().items()}

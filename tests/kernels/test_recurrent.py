@@ -25,7 +25,7 @@ from twofour.kernels.recurrent import (
 )
 from twofour.kernels.table import rows
 from twofour.packing import pack
-from twofour.patterns import parse
+from twofour.patterns import Pattern, parse
 
 SETTINGS = hypothesis.settings(
     max_examples=20, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
@@ -37,8 +37,13 @@ def products(dtype: str = "float32") -> list[Kernel]:
     return [row for row in rows() if row.dtype == dtype and row.native_product is not None and not row.unavailable()]
 
 
+def rule(kernel: Kernel) -> Pattern:
+    """Return a pattern whose weights a sparse row takes."""
+    return parse("block:4x4@0.5" if kernel.pattern == "block" else kernel.pattern)
+
+
 def factor(weight: Tensor, bias: Tensor | None, kernel: Kernel) -> Factor:
-    source = pack(weight, kernel.pattern, kernel.dtype) if kernel.sparse else weight
+    source = pack(weight, rule(kernel), kernel.dtype) if kernel.sparse else weight
     return Factor(DispatchTable((), (kernel.name,)), (kernel.prepare(source),), bias)
 
 
@@ -61,7 +66,7 @@ class Case:
 
     def weight(self, shape: tuple[int, int], kernel: Kernel) -> Tensor:
         weight = self.randn(*shape) / shape[1] ** 0.5
-        return weight * parse("2:4").project(weight, absolute=True) if kernel.sparse else weight
+        return weight * rule(kernel).project(weight, absolute=True) if kernel.sparse else weight
 
     def state(self, batch: int) -> tuple[Tensor, Tensor | None]:
         ways, lstm = self.problem.layers * self.problem.directions, self.problem.cell == "lstm"
@@ -264,6 +269,6 @@ def test_an_operator_refuses_what_is_not_its_own() -> None:
 
 
 def test_products_are_those_of_the_tables() -> None:
-    for operation in ("dense_matmul", "nm_matmul"):
+    for operation in ("dense_matmul", "nm_matmul", "block_matmul"):
         assert all(row.name in native.products() for row in native.rows(operation))
     assert list(native.products().values()) == list(range(len(native.products())))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,6 @@ from twofour.patterns import Pattern
 
 State = tuple[Tensor, Tensor | None]
 """h and, of an LSTM, c."""
-
-
-def _readable(x: Any) -> TypeGuard[Tensor]:
-    """Whether an operand has numbers to read, or stands for one that has where something follows the call."""
-    return isinstance(x, Tensor) and (by_operators() or unreadable(x) is None)
 
 
 def _as_floats(state: Tensor | None) -> Tensor | None:
@@ -152,7 +147,7 @@ class RecurrentLayer(CompiledLayer):
         return y.to(dtype), (last.to(dtype), None if kept is None else kept.to(dtype))
 
     def _require(self, x: Any, axes: tuple[int, ...], wanted: str) -> None:
-        fits = _readable(x) and x.ndim in axes and x.shape[-1] == self.problem.inputs
+        fits = isinstance(x, Tensor) and x.ndim in axes and x.shape[-1] == self.problem.inputs
         if not fits or x.dtype not in self.reads or not x.is_cpu:
             raise self._unfit("input", x, f"{' or '.join(map(str, self.reads))} {wanted} on cpu")
 
@@ -167,7 +162,7 @@ class RecurrentLayer(CompiledLayer):
             shape = (batch, width) if ways is None else (ways, batch, width)
             if width is None:
                 continue
-            fits = _readable(one) and tuple(one.shape) == shape
+            fits = isinstance(one, Tensor) and tuple(one.shape) == shape
             if not fits or one is None or one.dtype not in FLOATS or not one.is_cpu:
                 raise self._unfit("state", one, f"float32 or bfloat16 {shape} on cpu")
         return pair[0], pair[1]

@@ -63,7 +63,7 @@ class Record:
     Attributes:
         timings: Candidate name to its timing, in the order given.
         baseline: Names of the candidates that the others are compared with.
-        clock: "wall", or "thread" for the processor time of the calling thread.
+        clock: "wall", "thread" for the processor time of the calling thread, or "process" for that of all threads.
         threads: Threads torch was allowed during the comparison.
         weights: "hot" (each call on the same memory) or "cold" (each call on the next copy).
         cold: Copies, bytes and last-level cache of a cold comparison.

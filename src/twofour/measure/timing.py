@@ -18,7 +18,11 @@ from twofour.errors import MeasureError, cut, one_of
 from twofour.measure.machine import free_memory_bytes, last_level_cache_bytes, machine, require_threads
 from twofour.measure.record import Record, Timing, undisturbed
 
-CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "thread": time.thread_time}
+CLOCKS: dict[str, Callable[[], float]] = {
+    "wall": time.perf_counter,
+    "thread": time.thread_time,
+    "process": time.process_time,
+}
 AGAIN = " (again)"
 # A sample of 1 ms is 1000 times the cost of reading the thread clock (about 0.5 us with its system call).
 SAMPLE_SECONDS = 1e-3
@@ -178,7 +182,7 @@ def compare(
         warmup: Untimed calls of each candidate at the start.
         threads: Threads for torch during the comparison; the current number when None.
         clock: "wall", or "thread": processor time of the calling thread, honest for one thread on a shared
-            machine.
+            machine; "process": that of all threads, for candidates that compute on one thread of their own.
         weights: "hot": an untimed call goes before each sample. "cold", or the `Cold` from `copies_for_cold`:
             none does.
         noise: Also time the fastest baseline a second time as its own candidate (A/A).

@@ -2,6 +2,7 @@
 #include "block_matmul.h"
 #include "blocks.h"
 #include "kernels/product_operands.h"
+#include "kernels/products.h"
 #include "native/binding.h"
 
 namespace nb = nanobind;
@@ -37,6 +38,9 @@ void require_blocks(const PackedWeight& packed, const char* dtype) {
 
 void bind_block_matmul(nb::module_& m) {
   bind_table(m, kBlockMatmulKernels);
+  add_products(m, kBlockMatmulKernels, std::size(kBlockMatmulKernels), [](const RowBase& row, const PackedWeight& packed) {
+    require_blocks(packed, row.dtype);
+  });
   // Of a weight (rows, columns) in blocks of r x c, its rows in `parts`, a value of `width` bytes: rows of a strip, dwords
   // of a run, rows of a part with padding, the index of the zeros, what the indices of a strip are a multiple of.
   m.def("block_shape", [](int64_t rows, int64_t columns, int64_t r, int64_t c, int64_t parts, int64_t width) {

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/epilogue_math.h"
 #include "kernels/matmul.h"
@@ -53,6 +54,10 @@ struct DensePlan {
 // Inputs [k, k + inputs) of `tokens` rows of x -> to[input][token].
 template <class V>
 inline void pack_tokens(const Matmul& a, int64_t first, int64_t tokens, int64_t k, int64_t inputs, float* to) {
+  if (tokens == 1) {  // its numbers stand as they are wanted
+    std::memcpy(to, x_of(a) + first * a.x_stride + k, static_cast<size_t>(inputs) * sizeof(float));
+    return;
+  }
   for (int64_t t = 0; t < tokens; t += V::width) {
     const float* from = x_of(a) + (first + t) * a.x_stride + k;
     const int64_t rows = least(V::width, tokens - t);

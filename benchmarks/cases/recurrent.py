@@ -1,0 +1,212 @@
+"""Recurrent layers of batch 1: LSTM and GRU of torch, ONNX Runtime, OpenVINO and ours, one step and many.
+
+Every candidate gets the state of the step before, as in streaming, and answers with the next one. All run in this
+process on one thread, in turns; processor time of the process counts, as OpenVINO computes on a thread of its own.
+Weights are hot: each call is repeated until a sample takes a millisecond, so that they stand where the caches have
+room for them; from 1024 units on they have none, and come from memory at every step. What answers wrongly is not timed.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+import twofour
+from cases.records import machine_line
+from twofour.errors import TwofourError
+from twofour.kernels.table import rows
+from twofour.measure import Record, compare
+from twofour.measure.distance import distance
+
+Call = Callable[[], object]
+
+HIDDEN = (256, 512, 1024, 2048)
+STEPS = (1, 128)
+KINDS = {"lstm": nn.LSTM, "gru": nn.GRU}
+TORCH, TORCH_INT8, ORT, ORT_INT8, OPENVINO = "torch", "torch int8", "ONNX Runtime", "ONNX Runtime int8", "OpenVINO"
+FLOATS = (TORCH, ORT, OPENVINO)
+"""What a float32 layer of ours is compared with."""
+
+EXACT, ROUNDED = 1e-3, 0.2
+"""Relative error beyond which an answer is wrong: in float32, and in int8, which rounds states or inputs."""
+
+OURS = {"ours dense": (None, "float32"), "ours 2:4": ("2:4", "float32"), "ours 2:4 int8": ("2:4", "int8")}
+BLOCKS = {"ours block:16x16@0.9": ("block:16x16@0.9", "float32"), "ours block:8x1@0.9": ("block:8x1@0.9", "float32")}
+"""Candidate -> the pattern of both weights, and the computing type."""
+
+
+class Streaming(nn.Module):
+    """One layer that is called with its state and answers with the next one.
+
+    Args:
+        kind: A key of `KINDS`.
+        hidden: Units, and inputs.
+    """
+
+    def __init__(self, kind: str, hidden: int) -> None:
+        super().__init__()
+        self.layer = KINDS[kind](hidden, hidden)
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor | None = None) -> tuple[Tensor, ...]:
+        """(steps, 1, in), (1, 1, hidden) each -> states of all steps, and the last ones."""
+        y, last = self.layer(x, h if c is None else (h, c))
+        return (y, last) if c is None else (y, *last)
+
+
+def cells(layers: Sequence[str], hidden: Sequence[int], steps: Sequence[int]) -> list[dict[str, object]]:
+    """Return every combination, the small ones first."""
+    case = {"case": "recurrent", "threads": 1, "weights": "hot", "dtype": "float32"}
+    return [
+        {**case, "model": kind, "shape": f"{units}", "tokens": count}
+        for units in hidden
+        for count in steps
+        for kind in layers
+    ]
+
+
+class Bench:
+    """Measures cells.
+
+    Args:
+        seconds: Time box of a cell.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, cell: dict[str, object]) -> Record:
+        """Measure one cell on one thread."""
+        torch.manual_seed(0)
+        kind, hidden, steps = str(cell["model"]), int(str(cell["shape"])), int(str(cell["tokens"]))
+        model, h = Streaming(kind, hidden).eval(), 0.1 * torch.randn(1, 1, hidden)
+        inputs = torch.randn(steps, 1, hidden), *([h] if kind == "gru" else [h, h.clone()])
+        errors, missing = dict[str, float](), dict[str, str]()
+        calls = dict(_candidates(model, inputs, missing, errors))
+        present = [name for name in FLOATS if name in calls]
+        options = {"clock": "process", "repeats": 9, "seconds": self.seconds}
+        with torch.inference_mode():
+            return compare(calls, baseline=present, meta={**cell, "missing": missing, "errors": errors}, **options)
+
+
+def _candidates(
+    model: nn.Module, inputs: tuple[Tensor, ...], missing: dict[str, str], errors: dict[str, float]
+) -> Iterator[tuple[str, Call]]:
+    """Yield each candidate, its answer held against torch's; what is not there gets a reason in `missing`."""
+    yield TORCH, partial(model, *inputs)
+    makers: dict[str, Callable[[], Call]] = {
+        TORCH_INT8: partial(_torch_int8, model, inputs),
+        ORT: partial(_onnx, model, inputs, False),
+        ORT_INT8: partial(_onnx, model, inputs, True),
+        OPENVINO: partial(_openvino, model, inputs),
+    }
+    with torch.inference_mode():
+        want = model(*inputs)[0]
+    for name, make in makers.items():
+        try:
+            call = make()
+            errors[name] = distance([_first(call())], [want])
+        except Exception as error:  # whatever a library says that it cannot
+            missing[name] = f"{type(error).__name__}: {str(error)[:120]}"
+            continue
+        if errors[name] > (ROUNDED if "int8" in name else EXACT):
+            missing[name] = f"its answer is wrong, off by {errors[name]:.1e}"
+        else:
+            yield name, call
+    for name, (pattern, dtype) in (OURS | (BLOCKS if _has_blocks() else {})).items():
+        try:
+            yield name, _ours(model, inputs, pattern, dtype, name, errors)
+        except TwofourError as error:
+            missing[name] = str(error).splitlines()[0]
+
+
+def _first(answer: Any) -> Tensor:
+    """Return the states of all steps, of whatever a runtime answers with."""
+    return torch.as_tensor(answer[0])
+
+
+def _has_blocks() -> bool:
+    return any(row.pattern == "block" for row in rows())
+
+
+def _ours(
+    model: nn.Module, inputs: tuple[Tensor, ...], pattern: str | None, dtype: str, name: str, errors: dict[str, float]
+) -> Call:
+    given = copy.deepcopy(model)
+    given = given if pattern is None else twofour.prune(given, pattern, skip=(), eligibility="any")
+    fast = twofour.compile(given, inputs, dtype=dtype, graph=False, tokens=(1,))
+    errors[name] = fast.plan.error or 0.0
+    return partial(fast, *inputs)
+
+
+def _torch_int8(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.ao.quantization import quantize_dynamic
+
+        return partial(quantize_dynamic(model, {nn.LSTM, nn.GRU}, dtype=torch.qint8), *inputs)
+
+
+def _onnx(model: nn.Module, inputs: tuple[Tensor, ...], int8: bool) -> Call:
+    import onnxruntime as ort
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    names = [f"input{index}" for index in range(len(inputs))]
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = Path(folder) / "layer.onnx"
+        torch.onnx.export(model, inputs, str(path), dynamo=False, input_names=names, opset_version=17, verbose=False)
+        if int8:
+            if len(inputs) == 2:
+                raise NotImplementedError("dynamic quantisation takes LSTM and no GRU")
+            quantize_dynamic(path, path.with_stem("int8"), weight_type=QuantType.QInt8, op_types_to_quantize=["LSTM"])
+            path = path.with_stem("int8")
+        session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    feed = {entry.name: tensor.numpy() for entry, tensor in zip(session.get_inputs(), inputs, strict=True)}
+    return partial(session.run, None, feed)
+
+
+def _openvino(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
+    import openvino as ov
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = ov.convert_model(model, example_input=inputs)
+    made.reshape({index: list(tensor.shape) for index, tensor in enumerate(inputs)})
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1}
+    request = ov.Core().compile_model(made, "CPU", settings).create_infer_request()
+    arrays: list[Any] = [tensor.numpy() for tensor in inputs]
+    return partial(request.infer, arrays, share_inputs=True, share_outputs=True)
+
+
+def show(records: Sequence[Record], console: Console) -> None:
+    """Print a line per layer: microseconds a step of each candidate, and ours against the best float32 peer."""
+    names = list(dict.fromkeys(name for record in records for name in record.timings))
+    names = [name for name in names if not name.endswith("(again)")]
+    table = Table(box=None, pad_edge=False)
+    for index, name in enumerate(("layer", "units", "steps", *names)):
+        table.add_column(name, justify="right" if index else "left")
+    for record in records:
+        facts, best = record.meta, min(record.median(name) for name in record.baseline)
+        steps = int(str(facts["tokens"]))
+        shown = [
+            f"{record.median(name) * 1e6 / steps:.1f} ({best / record.median(name):.2f})"
+            if name in record.timings
+            else "-"
+            for name in names
+        ]
+        table.add_row(str(facts["model"]), str(facts["shape"]), str(steps), *shown)
+    console.print("microseconds a step, and the time of the best float32 peer over it", highlight=False)
+    console.print(table)
+    console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)
