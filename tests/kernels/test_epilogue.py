@@ -6,10 +6,16 @@ import torch
 from tests.conftest import each_row
 from twofour.errors import KernelError
 from twofour.kernels import rows
+from twofour.kernels.base import Row
 from twofour.kernels.epilogue import ACTIVATIONS, COMBINES, Epilogue
-from twofour.kernels.nm_matmul import NativeMatmul
+from twofour.kernels.native_product import NativeProduct
 from twofour.kernels.problem import Problem
-from twofour.packing import pack
+from twofour.packing import Packed, pack
+
+def taken(row: Row, weight: torch.Tensor) -> Packed | torch.Tensor:
+    """Return a weight, 2:4 or of blocks that are all kept, as a row takes it."""
+    return pack(weight, "block:4x4@0" if row.pattern == "block" else "2:4") if row.sparse else weight
+
 
 FLOAT32 = [row for row in rows() if row.dtype == "float32" and row.device == "cpu"]
 
@@ -35,7 +41,7 @@ def product(activation: str, combine: str, sums: torch.Tensor, other: torch.Tens
 @pytest.mark.parametrize("combine", COMBINES)
 def test_every_float32_row_has_every_epilogue(row, activation: str, combine: str) -> None:
     weight = torch.randn(37, 68) * torch.tensor([1.0, 0.0, 1.0, 0.0]).repeat(17)
-    prepared = row.prepare(pack(weight, "2:4") if row.operation == "nm_matmul" else weight)
+    prepared = row.prepare(taken(row, weight))
     for tokens in (1, 5, 33):
         x, bias = 2 * torch.randn(tokens, 68), torch.randn(37)
         other = None if combine == "none" else torch.randn(tokens, 80)[:, :37]
@@ -48,18 +54,18 @@ def test_every_float32_row_has_every_epilogue(row, activation: str, combine: str
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_no_row_loses_a_nan(row, activation: str) -> None:
     weight = torch.randn(37, 68) * torch.tensor([1.0, 0.0, 1.0, 0.0]).repeat(17)
-    prepared, x = row.prepare(pack(weight, "2:4") if row.operation == "nm_matmul" else weight), torch.randn(5, 68)
+    prepared, x = row.prepare(taken(row, weight)), torch.randn(5, 68)
     x[3] = torch.nan
     y = row.run(x, prepared, None, Problem(37, Epilogue(activation)))
     assert y[3].isnan().all() and not y[[0, 1, 2, 4]].isnan().any()
 
 
-NATIVE = [row for row in FLOAT32 if isinstance(row, NativeMatmul)]
+NATIVE = [row for row in FLOAT32 if isinstance(row, NativeProduct)]
 
 
-def through(row: NativeMatmul, activation: str, values: torch.Tensor) -> torch.Tensor:
+def through(row: NativeProduct, activation: str, values: torch.Tensor) -> torch.Tensor:
     """The activation alone: what a product of zeros gives with the values as its bias."""
-    weight = row.prepare(pack(torch.zeros(len(values), 4), "2:4"))
+    weight = row.prepare(taken(row, torch.zeros(len(values), 4)))
     y = row.run(torch.zeros(2, 4), weight, values, Problem(len(values), Epilogue(activation)))
     assert torch.equal(y[0].nan_to_num(1), y[1].nan_to_num(1))
     return y[0]
@@ -67,7 +73,7 @@ def through(row: NativeMatmul, activation: str, values: torch.Tensor) -> torch.T
 
 @each_row(NATIVE)
 @pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name != "none"])
-def test_activations_are_those_of_float64(row: NativeMatmul, activation: str) -> None:
+def test_activations_are_those_of_float64(row: NativeProduct, activation: str) -> None:
     tiny = torch.logspace(-30, 0, 2000)
     x = torch.cat([torch.linspace(-9, 9, 40_000), torch.linspace(-80, 80, 4000), tiny, -tiny])
     y, want = through(row, activation, x).double(), product(activation, "none", x, None)
@@ -84,7 +90,7 @@ def test_activations_are_those_of_float64(row: NativeMatmul, activation: str) ->
 
 @each_row(NATIVE)
 @pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name != "none"])
-def test_activations_at_the_ends_of_the_number_line(row: NativeMatmul, activation: str) -> None:
+def test_activations_at_the_ends_of_the_number_line(row: NativeProduct, activation: str) -> None:
     large = torch.tensor([torch.inf, 1e38, 1e30, 200.0]).repeat(9)
     assert torch.equal(through(row, activation, large), large)
     lowest = through(row, activation, -large)
@@ -97,9 +103,9 @@ def test_activations_at_the_ends_of_the_number_line(row: NativeMatmul, activatio
 
 @each_row(NATIVE)
 @pytest.mark.parametrize("tokens", [3, 40])
-def test_the_second_operand_may_be_any_view(row: NativeMatmul, tokens: int) -> None:
+def test_the_second_operand_may_be_any_view(row: NativeProduct, tokens: int) -> None:
     weight = torch.randn(21, 8) * torch.tensor([0.0, 1.0, 1.0, 0.0]).repeat(2)
-    prepared, x = row.prepare(pack(weight, "2:4")), torch.randn(tokens, 8)
+    prepared, x = row.prepare(taken(row, weight)), torch.randn(tokens, 8)
     wide = torch.full((tokens, 50), torch.nan)
     wide[:, 3:24] = torch.randn(tokens, 21)
     for other in (wide[:, 3:24], torch.randn(21, tokens).T, torch.randn(1, 21).expand(tokens, 21)):

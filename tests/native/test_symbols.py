@@ -11,6 +11,7 @@ KERNELS = (
     "twofour::nm_",
     "twofour::block_",
     "twofour::depthwise_",
+    "twofour::recurrent_",
     "twofour::squeeze_excite_",
     "twofour::dense_",
     "twofour::attention_",
