@@ -24,9 +24,9 @@ def operands(tokens: int, out: int, columns: int) -> tuple[Tensor, Tensor, Tenso
 
 
 def assert_near(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Within 2 eps K^0.5 |x||w| of each answer, which a sum in any order keeps for random values."""
+    """Within 2 eps K^0.5 (|x||w| + |bias|) of each answer, which a sum in any order keeps for random values."""
     want = x.double() @ weight.double().T + (0 if bias is None else bias.double())
-    size = x.double().abs() @ weight.double().abs().T + 1
+    size = x.double().abs() @ weight.double().abs().T + (0 if bias is None else bias.double().abs())
     assert ((y.double() - want).abs() <= 2**-23 * size * x.shape[-1] ** 0.5).all()
 
 
