@@ -151,7 +151,7 @@ class Gated(nn.Module):
 
 
 def test_a_model_with_such_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twofour.compiler.choose.candidates", lambda *_: (BEST,))
+    monkeypatch.setattr("twofour.compiler.choose.candidates", lambda *_, **__: (BEST,))
     model, x = Gated().eval(), torch.randn(6, 32)
     fast: Any = twofour.compile(model, example=x, graph=True)
     report = fast.plan.account

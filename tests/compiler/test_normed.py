@@ -130,7 +130,7 @@ class Blocks(nn.Module):
 
 
 def test_a_compiled_model_has_no_norm_of_its_own_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twofour.compiler.choose.candidates", lambda *_: (BEST,))
+    monkeypatch.setattr("twofour.compiler.choose.candidates", lambda *_, **__: (BEST,))
     model, x = Blocks().eval(), torch.randn(6, 32)
     fast = twofour.compile(model, example=x, graph=True)
     report = fast.plan.account
@@ -157,7 +157,7 @@ class Reading(nn.Module):
 
 
 def test_a_norm_is_taken_by_the_product_that_alone_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twofour.compiler.choose.candidates", lambda *_: (BEST,))
+    monkeypatch.setattr("twofour.compiler.choose.candidates", lambda *_, **__: (BEST,))
     model, x = Reading().eval(), torch.randn(6, 32)
     fast = twofour.compile(model, example=x, graph=True)
     assert fast.plan.account.rewrites[OF_NORMED] == 1, str(fast.plan)

@@ -12,6 +12,7 @@ from twofour.kernels.native_product import NativeProduct
 from twofour.kernels.problem import Problem
 from twofour.packing import Packed, pack
 
+
 def taken(row: Row, weight: torch.Tensor) -> Packed | torch.Tensor:
     """Return a weight, 2:4 or of blocks that are all kept, as a row takes it."""
     return pack(weight, "block:4x4@0" if row.pattern == "block" else "2:4") if row.sparse else weight

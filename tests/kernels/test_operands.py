@@ -27,7 +27,8 @@ BIASES = {
 def layer_of(kernel) -> CompiledLinear:
     weight = torch.randn(32, 64)
     weight *= torch.arange(64) % 4 < 2
-    given = pack(weight, kernel.pattern, dtype=kernel.dtype) if kernel.sparse else weight
+    pattern = "block:4x4@0" if kernel.pattern == "block" else kernel.pattern
+    given = pack(weight, pattern, dtype=kernel.dtype) if kernel.sparse else weight
     prepared = PreparedWeights([kernel.prepare(given)])
     return CompiledLinear("fc", 64, Problem(32), read_dispatch(f"*={kernel.name}"), prepared, torch.zeros(32))
 

@@ -39,7 +39,7 @@ WRITTEN = {
     **{"attention_of_columns": (4,), "nm_gradient": (5,), "nm_unbiased": (3,), "nm_compress": (2, 3), "nm_mask": (2,)},
     **{"nm_tiles": (2,), "nm_nonzero": (2,), "nm_ties": (), "nm_groups": ()},
     **{"nm_stripes_refine": (2,), "nm_stripes_assign": (2,), "dense_matmul_normed": (4, 11), "fused_block": (3, 4)},
-    **{"attention_of_windows": (4,), "dense_mlp": (8, 23)},
+    **{"attention_of_windows": (4,), "dense_mlp": (8, 23), "recurrent": (14, 15, 16)},
     **{"dense_matmul_of_normed": (4,), "depthwise_conv": (4,), "dense_conv": (5,), "squeeze_excite": (6,)},
 }
 """Places of the operands that a function writes."""

@@ -89,6 +89,7 @@ def _second_operand(epilogue: Epilogue, other: Tensor | None, x: Tensor, y: Tens
             "the second operand of an epilogue does not fit",
             got=f"other of {other.dtype} on {other.device}",
             wanted=f"{given} on the CPU",
+            remedy="give `other` the dtype and the device of the input",
         )
     other = other.to(y.dtype if y.is_floating_point() else torch.float32)
     other = other if other.ndim == 2 else other.reshape(-1, other.size(-1))

@@ -98,8 +98,8 @@ class Grid:
         rule, of_part = self.rule, self._shape[2] // self.strip
         down = rule.grid((self.header.rows, self.header.reduction))[1]
         each = rule.r // self.strip
-        one = torch.arange(down * each).view(down, each)
-        return (torch.arange(rule.parts).view(-1, 1, 1) * of_part + one).view(-1, each)
+        one = torch.arange(down * each, device="cpu").view(down, each)
+        return (torch.arange(rule.parts, device="cpu").view(-1, 1, 1) * of_part + one).view(-1, each)
 
 
 def to_layout(packed: Packed, layout: str) -> Tensor:
@@ -137,7 +137,7 @@ def to_layout(packed: Packed, layout: str) -> Tensor:
     _write(body, places[0], starts.to(torch.int32))
     _write(body, places[1], indices.to(torch.uint16))
     if grid.width == 1:
-        ones = torch.ones(header.rows, 1)
+        ones = torch.ones(header.rows, 1, dtype=torch.float32, device="cpu")
         _write(body, places[2], ones if packed.scales is None else packed.scales)
         _write(body, places[3], _sums(packed).to(torch.int32))
     _write(body, places[4], values)
@@ -157,7 +157,9 @@ def _arranged(packed: Packed, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
     per = min(of_inputs, 4 // grid.width)
     # (block, strip, row, run, step, per) -> (block, strip, run, step, row, per)
     cut = pieces.view(-1, each, grid.strip, runs, of_inputs // per, per).permute(0, 1, 3, 4, 2, 5)
-    starting = columns.view(-1, 1, 1) * rule.c // grid.unit + torch.arange(runs) * (of_inputs // grid.unit)
+    starting = columns.view(-1, 1, 1) * rule.c // grid.unit + torch.arange(runs, device="cpu") * (
+        of_inputs // grid.unit
+    )
     starting = starting.expand(-1, each, -1)
     order = strips.flatten().argsort(stable=True)
     counts = torch.bincount(strips.flatten(), minlength=grid.strips) * runs
@@ -165,11 +167,11 @@ def _arranged(packed: Packed, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
     starts = torch.cat([padded.new_zeros(1), padded.cumsum(0)])
     total = int(starts[-1])
     shift = (starts[:-1] - torch.cat([counts.new_zeros(1), counts.cumsum(0)[:-1]])).repeat_interleave(counts)
-    at = torch.arange(int(counts.sum())) + shift  # where each index stands among all with the padding
+    at = torch.arange(int(counts.sum()), device="cpu") + shift  # where each index stands among all with the padding
 
-    indices = torch.full((total,), grid.zero, dtype=torch.int64)
+    indices = torch.full((total,), grid.zero, dtype=torch.int64, device="cpu")
     indices[at] = starting.reshape(-1, runs)[order].flatten()
-    values = torch.zeros(total, of_inputs // per, grid.strip, per, dtype=pieces.dtype)
+    values = torch.zeros(total, of_inputs // per, grid.strip, per, dtype=pieces.dtype, device="cpu")
     values[at] = cut.reshape(-1, runs, of_inputs // per, grid.strip, per)[order].flatten(0, 1)
     if per < 4 // grid.width:  # inputs apart: a dword is of several of them
         together = 4 // grid.width
@@ -198,7 +200,7 @@ def from_layout(buffer: Tensor) -> Packed:
     counts = starts.diff()
     if starts[0] != 0 or starts[-1] != total or bool((counts < 0).any()):
         raise _unfit("strips that do not follow each other", f"strips from 0 to {total}")
-    strip = torch.arange(grid.strips).repeat_interleave(counts)
+    strip = torch.arange(grid.strips, device="cpu").repeat_interleave(counts)
     held = indices != grid.zero
     indices, values, strip = indices[held], values[held], strip[held]
     runs, each = rule.c // of_inputs, rule.r // grid.strip
@@ -207,8 +209,8 @@ def from_layout(buffer: Tensor) -> Packed:
         raise _unfit(f"{len(indices)} runs of inputs", f"{blocks} blocks of {each * runs} of them")
     # Strips of one row of blocks hold the same blocks in the same order: (row, strip, block, run) -> (row, block, ...).
     across = -(-header.reduction // rule.c)
-    of_strip = torch.full((grid.strips,), -1)
-    of_strip[grid.strips_of_block_rows.flatten()] = torch.arange(grid.strips_of_block_rows.numel())
+    of_strip = torch.full((grid.strips,), -1, dtype=torch.int64, device="cpu")
+    of_strip[grid.strips_of_block_rows.flatten()] = torch.arange(grid.strips_of_block_rows.numel(), device="cpu")
     column = indices * grid.unit // rule.c
     key = (of_strip[strip] // each * across + column) * each + of_strip[strip] % each
     order = key.argsort(stable=True)
@@ -242,7 +244,7 @@ def _described(buffer: Tensor) -> tuple[Grid, int]:
 def _sums(packed: Packed) -> Tensor:
     """Return the sum of each row of whole numbers, by which zero points of inputs are taken off: int64 (out,)."""
     numbers = packed.header.encoding.read(packed.values, packed.header.format.kept)
-    empty = torch.zeros(packed.header.rows, packed.header.reduction, dtype=numbers.dtype)
+    empty = torch.zeros(packed.header.rows, packed.header.reduction, dtype=numbers.dtype, device="cpu")
     return packed.header.format.scatter(empty, packed.positions(), numbers).sum(1, dtype=torch.int64)
 
 

@@ -7,16 +7,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from twofour.shapes import Float
+
 CELLS = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
 """Cells and how many gates their weights stack, in the order of `Cell` in recurrent.h."""
 
 
 def recurrent_reference(
     cell: str,
-    x: Tensor,
+    x: Float[Tensor, "tokens inputs"],
     weights: Sequence[Tensor],
     biases: Sequence[Tensor | None],
-    state: Tensor,
+    state: Float[Tensor, "batch width"],
     memory: Tensor | None = None,
     sizes: Sequence[int] | None = None,
     *,
