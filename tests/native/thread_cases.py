@@ -39,12 +39,12 @@ WRITTEN = {
     **{"attention_of_columns": (4,), "nm_gradient": (5,), "nm_unbiased": (3,), "nm_compress": (2, 3), "nm_mask": (2,)},
     **{"nm_tiles": (2,), "nm_nonzero": (2,), "nm_ties": (), "nm_groups": ()},
     **{"nm_stripes_refine": (2,), "nm_stripes_assign": (2,), "dense_matmul_normed": (4, 11), "fused_block": (3, 4)},
-    **{"attention_of_windows": (4,), "dense_mlp": (8, 23), "recurrent": (14, 15, 16)},
+    **{"attention_of_windows": (4,), "dense_mlp": (8, 23), "recurrent": (14, 15, 16), "assign_rows": (1,)},
     **{"dense_matmul_of_normed": (4,), "depthwise_conv": (4,), "dense_conv": (5,), "squeeze_excite": (6,)},
 }
 """Places of the operands that a function writes."""
 
-ALONE = {"layout_pack", "layout_unpack", "dense_int4_pack", "nm_ties", "nm_groups"}
+ALONE = {"layout_pack", "layout_unpack", "dense_int4_pack", "nm_ties", "nm_groups", "assign_rows"}
 """Functions that take no number of threads."""
 
 
