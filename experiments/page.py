@@ -11,9 +11,10 @@ from pathlib import Path
 
 import blocks_page
 import gradients_page
+import records
 from arms import CONTROL, Arm, again, one_shot
 from over_seeds import difference, interval, paired, signed, values
-from records import TRACKED, Row, load
+from records import Row, load
 from tasks import TASKS, Task
 from twofour.files import replacing
 
@@ -47,10 +48,10 @@ def write() -> Path:
     """Write the page; returns its path."""
     parts = [HEAD]
     for name, kind in TASKS.items():
-        path = TRACKED / f"{name}.json"
+        path = records.TRACKED / f"{name}.json"
         parts.append(_section(kind(), *load(path)) if path.exists() else _waiting(kind()))
-    parts += blocks_page.sections(TRACKED)
-    parts += gradients_page.sections(TRACKED)
+    parts += blocks_page.sections(records.TRACKED)
+    parts += gradients_page.sections(records.TRACKED)
     with replacing(PAGE) as temporary:
         temporary.write_text("\n".join(parts), encoding="utf-8")
     return PAGE

@@ -70,8 +70,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     for module in (records, run):
         monkeypatch.setattr(module, "SCRATCH", tmp_path / "runs")
-    for module in (records, page):
-        monkeypatch.setattr(module, "TRACKED", tmp_path / "records")
+    monkeypatch.setattr(records, "TRACKED", tmp_path / "records")
     monkeypatch.setattr(page, "PAGE", tmp_path / "results.md")
     return tmp_path
 
@@ -157,9 +156,10 @@ def test_spearman_is_scipys():
 
 def test_the_committed_page_is_what_the_records_say(tmp_path, monkeypatch):
     import page
+    import records
 
     committed = page.PAGE
-    if not any(page.TRACKED.glob("*.json")):
+    if not any(records.TRACKED.glob("*.json")):
         pytest.skip("no records yet")
     monkeypatch.setattr(page, "PAGE", tmp_path / "results.md")
     assert page.write().read_text() == committed.read_text(), "run `python experiments/run.py page`"
