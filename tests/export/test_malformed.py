@@ -140,7 +140,14 @@ CASES |= {
     ],
     "indices-size": [part("indices", lambda t: t[:, :-1]), part("indices", lambda t: t.to(torch.int8))],
     "values-finite": [part("values", lambda t, bad=bad: t.fill_(bad)) for bad in (float("nan"), float("inf"))],
-    "values-padding": [one("1:32", "int4", part("values", lambda t: torch.full_like(t, 0xF0)), 96, group=32)],
+    "values-padding": [
+        one("1:32", "int4", part("values", lambda t: torch.full_like(t, 0xF0)), 96, group=32),
+        one("1:32", "s2", part("values", lambda t: torch.full_like(t, 0xF0)), 96),
+    ],
+    "values-code": [
+        one("2:4", "ternary", part("values", lambda t: torch.full_like(t, 0xFF))),
+        one("2:4", "ternary5", part("values", lambda t: torch.full_like(t, 0xFF))),
+    ],
     "indices-order": [part("indices", lambda t, code=code: t.fill_(code)) for code in (0xFF, 0x00, 0x11)],
     "indices-bound": [
         one("2:6", None, part("indices", lambda t: t.fill_(0b110110)), 96),

@@ -14,8 +14,7 @@ from tests.fuzz.draft import Draft
 from tests.fuzz.shelf import shelf
 from twofour.export import Contents
 from twofour.export.file import write
-from twofour.packing import Packed, pack
-from twofour.patterns import parse
+from twofour.packing import Packed, pack, read_pattern
 
 KINDS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("2:4", "float32", {}),
@@ -30,6 +29,11 @@ KINDS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("block:4x16@0.5", "float32", {}),
     ("block:3x7@0.7/2", "bfloat16", {}),
     ("block:1x32@0.9", "int8", {}),
+    ("dense", "s2", {"group": 24}),
+    ("2:4", "ternary", {}),
+    ("dense", "ternary5", {}),
+    ("block:4x16@0.5", "b1", {}),
+    ("1:4", "u3", {"group": 32}),
 )
 """Pattern, encoding and options of the packed weight in each good file."""
 
@@ -38,6 +42,7 @@ NAMES = ("x", WEIGHT, "fc.bias", "tied.weight", "tied.bias", *(f"{WEIGHT}.{part}
 KEYS = (*NAMES, "group", "version", "axes", "patterns", "ranges", "images", "fc")
 TEXTS = ["2:4", "1:2", "4:8", "2:4:8", "4:8-pairs", "2:4-transposable", "64:2:16", "float32", "tf32", "int4", "int8"]
 TEXTS += ["bfloat16", "canonical", WEIGHT, [8], [8, 96], [96, 8], {"fc": [0.1, 3]}, {"fc": 1 << 20}, "compiled"]
+TEXTS += ["dense", "s2", "b1", "u8", "ternary", "ternary5", "s9"]
 TEXTS += ["block:4x16@0.5", "block:3x7@0.7/2", "block:1024x1024@0", "block:4x4@0.999999999", "block:8x2@0.5/64"]
 CHOICES = WORDS + TEXTS
 """What a value of the JSON may be replaced by."""
@@ -58,15 +63,16 @@ def good(kind: int) -> Draft:
     pattern, dtype, options = KINDS[kind]
     draw = torch.Generator().manual_seed(kind)
     weight = torch.randn(ROWS, COLUMNS, generator=draw)
-    weight = weight * parse(pattern).project(weight, absolute=True)
+    weight = weight * read_pattern(pattern).project(weight, absolute=True)
     if pattern == "4:8-pairs":
         weight = (weight * 2).clamp(-8, 7).to(torch.int8)
     packed: Packed = pack(weight, pattern, dtype, **options)
     plain = {"fc.bias": torch.randn(ROWS, generator=draw)}
     aliases = {"tied.weight": WEIGHT, "tied.bias": "fc.bias"}
     settings = {"kind": "compiled", "dtype": "float32", "tokens": [1], "counts": {"fc": 1}}
+    patterns = {WEIGHT: pattern} if packed.header.sparse else {}
     path = shelf() / "good.safetensors"
-    write(path, Contents(plain, {WEIGHT: packed}, aliases, {**settings, "patterns": {WEIGHT: pattern}}))
+    write(path, Contents(plain, {WEIGHT: packed}, aliases, {**settings, "patterns": patterns}))
     return Draft.of(path.read_bytes())
 
 

@@ -89,7 +89,7 @@ def fill_masked(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
 
 def promised(contents: Contents) -> dict[str, str]:
     """Return what each sparse weight of a file obeys: what it says of it, else the form that it is packed in."""
-    forms = {name: weight.header.pattern for name, weight in contents.packed.items()}
+    forms = {name: weight.header.pattern for name, weight in contents.packed.items() if weight.header.sparse}
     said = contents.settings.get("patterns")
     return forms | said if isinstance(said, dict) else forms
 

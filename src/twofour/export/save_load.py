@@ -79,7 +79,8 @@ def save(
             weights |= _sparse(plain, stored, mask, packed)
     _add_compiled(model, plain, weights, aliases, patterns)
     for name, weight in weights.items():
-        patterns.setdefault(name, weight.header.pattern)
+        if weight.header.sparse:
+            patterns.setdefault(name, weight.header.pattern)
         axes |= {name: weight.header.axis} if weight.header.axis != 1 else {}
     if not packed:
         plain |= {name: weight.unpack() for name, weight in weights.items()}

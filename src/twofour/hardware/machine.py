@@ -12,8 +12,8 @@ from twofour.packing import encodings, formats
 BITS = MappingProxyType({encoding.name: encoding.bits for encoding in encodings.known()})
 """Bits of a stored value; tf32 is stored as float32."""
 
-DTYPES = tuple(BITS)
-"""Types that `gemm` and `estimate` know, widest first."""
+DTYPES = tuple(encoding.name for encoding in encodings.known() if encoding not in encodings.LOW_BITS)
+"""Types that `gemm` and `estimate` know, widest first: those that some machine's matrix unit computes in."""
 
 CORE = MappingProxyType({encoding.name: encoding.core for encoding in encodings.known() if encoding.core is not None})
 """Pattern that a sparse unit multiplies by, in each type that can have one (PTX ISA 9.7.14.6.1)."""

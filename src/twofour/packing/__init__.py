@@ -12,6 +12,7 @@ from twofour.packing.header import (
     layout_header,
     packed_bytes,
     read_layout_header,
+    read_pattern,
 )
 from twofour.packing.pack import Packed, pack, packed_rule
 from twofour.packing.rewrite import rewrite
@@ -32,5 +33,6 @@ __all__ = [
     "packed_bytes",
     "packed_rule",
     "read_layout_header",
+    "read_pattern",
     "rewrite",
 ]

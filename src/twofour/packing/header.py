@@ -13,7 +13,7 @@ from twofour.errors import PackingError, PatternError, cut
 from twofour.packing import encodings, formats
 from twofour.packing.encodings import Encoding
 from twofour.packing.formats import WRITE_AGAIN, Format
-from twofour.patterns import PairedNM, Pattern, parse
+from twofour.patterns import DENSE, PairedNM, Pattern, parse
 
 FORMAT_VERSION = 1
 """Version of the canonical format and of the headers; readers refuse others."""
@@ -29,7 +29,10 @@ _FIELDS = {"pattern", "dtype", "shape", "axis", "layout", "version"}
 LARGEST_WEIGHT = 1 << 40
 """Values of a dense weight at most: sizes computed from a header stay far from overflow."""
 
-FORMS = 'int4: "4:8-pairs", or (V:)N:M with groups; tf32: "1:2"; every other dtype: (V:)N:M; floats and int8: blocks'
+FORMS = (
+    'int4: "4:8-pairs", or (V:)N:M with groups; tf32: "1:2"; every other dtype: (V:)N:M; floats, int8 and low bits: '
+    "blocks; low bits: dense"
+)
 """Which patterns have a packed form in which encoding; `has_form`."""
 
 ZEROS_BIT = 0x8000
@@ -69,6 +72,11 @@ class Header:
         return prod(self.shape) // self.reduction
 
     @property
+    def sparse(self) -> bool:
+        """Whether values are left out."""
+        return self.pattern != DENSE.name
+
+    @property
     def runs(self) -> int:
         """Scales of a row, where the weight has scales."""
         return self.reduction // self.group if self.group else 1
@@ -101,7 +109,7 @@ class Header:
 
     def parsed(self) -> Pattern:
         """Return the pattern as an object."""
-        return parse(self.pattern)
+        return read_pattern(self.pattern)
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON-able fields; `group` only where there are groups."""
@@ -136,6 +144,15 @@ class Header:
         return cls(rule.name, fields["dtype"], shape, axis, group=group)
 
 
+def read_pattern(text: str | Pattern) -> Pattern:
+    """Return the pattern that a packed weight is written by: those of `patterns.parse`, and "dense".
+
+    Raises:
+        PatternError: It is none.
+    """
+    return DENSE if text == DENSE.name else parse(text)
+
+
 def _is_object(found: object) -> TypeGuard[dict[str, Any]]:
     return isinstance(found, dict)
 
@@ -167,7 +184,7 @@ def _form(text: object, encoding: Encoding) -> Pattern:
     try:
         if not isinstance(text, str):
             raise PatternError("a pattern is text")
-        rule = parse(text)
+        rule = read_pattern(text)
     except PatternError as error:
         raise _malformed(
             "pattern", f"pattern {cut(repr(text), 40)}", "the text of a pattern this version knows"
@@ -181,7 +198,7 @@ def _group_refusal(group: object, encoding: Encoding, rule: Pattern, reduction: 
     """Say what is wanted where a group size means nothing: int4 of N:M needs one, int8 may have one."""
     scaled = encoding.scaled and not isinstance(rule, PairedNM)
     if type(group) is not int or (group and not scaled):
-        return "no group: only whole numbers of N:M have scales for groups"
+        return "no group: only whole numbers have scales for groups"
     if scaled and encoding.groups and group not in encoding.groups:
         return f"one of {', '.join(map(str, encoding.groups))}"
     if group and (not 0 < group < ZEROS_BIT or reduction % group or group % rule.group):

@@ -12,9 +12,9 @@ from twofour.errors import PackingError
 from twofour.packing import encodings
 from twofour.packing.encodings import Encoding, dequantize
 from twofour.packing.formats import Format
-from twofour.packing.header import FORMS, Header, has_form
+from twofour.packing.header import FORMS, Header, has_form, read_pattern
 from twofour.packing.validate import require_scales, require_values
-from twofour.patterns import NM, VNM, PairedNM, Pattern, parse
+from twofour.patterns import NM, VNM, Dense, PairedNM, Pattern
 from twofour.patterns.base import is_finite, non_finite, require_groups, require_memory
 from twofour.shapes import Int64, Real
 
@@ -85,6 +85,8 @@ class Packed:
         if self.scales is not None and form.of_rows:
             values = dequantize(values, self.scales, self.zeros)
         empty = torch.zeros(header.rows, header.reduction, dtype=values.dtype, device=values.device)
+        if self.zeros is not None and not form.of_rows:  # what is left out stands for zero too
+            empty += self.zeros.to(values.dtype).repeat_interleave(header.reduction // header.runs, dim=1)
         last = [size for axis, size in enumerate(header.shape) if axis != header.axis]
         dense = form.scatter(empty, positions, values)
         if self.scales is not None and not form.of_rows:
@@ -98,21 +100,24 @@ def pack(
     dtype: str | torch.dtype | None = None,
     *,
     axis: int = -1,
-    group: int = 64,
+    group: int | None = None,
     symmetric: bool = True,
 ) -> Packed:
     """Write a weight that obeys `pattern` in the canonical packed form.
 
     Args:
-        weight: Dense weight on the CPU, any shape; float32, bfloat16, float16, or int8 (int4: int8 in -8..7).
+        weight: Dense weight on the CPU, any shape; float32, bfloat16, float16, or int8 (int4: int8 in -8..7; low bits:
+            int8 or int16).
         pattern: N:M, "4:8-pairs", "block:RxC@S", or V:N:M, which is written as its rows' N:M, as is
-            "2:4-transposable"; `weight` must obey it along `axis`.
-        dtype: Encoding of the kept values: a float dtype (rounded to it), "int8", "int4" or "tf32" (1:2 only); default
-            the weight's own. A floating weight becomes int8 with one scale per row, int4 with one per `group`; int8
+            "2:4-transposable"; `weight` must obey it along `axis`. "dense" for low bits.
+        dtype: Encoding of the kept values: a float dtype (rounded to it), "int8", "int4", "tf32" (1:2 only), or of low
+            bits "u1" to "u8", "s1" to "s8", "b1" to "b8", "ternary" or "ternary5"; default the weight's own. A floating
+            weight becomes int8 with one scale per row, int4 with one per `group`, low bits with one of either; whole
             weights are taken as they are, without scales (int4: pairs only).
         axis: Reduction axis: -1 for a Linear, 1 for a convolution.
-        group: Inputs that share a scale in int4: 32, 64 or 128, a divisor of the reduction.
-        symmetric: Whether int4 has no zero points.
+        group: Inputs that share a scale, a divisor of the reduction: 32, 64 (default) or 128 in int4; in low bits any,
+            by default all of a row.
+        symmetric: Whether int4 and low bits have no zero points.
 
     Raises:
         PackingError: The weight does not obey the pattern, or cannot be written in `dtype` (too large for it, say).
@@ -123,7 +128,7 @@ def pack(
         >>> packed.values.tolist(), packed.indices.tolist()
         ([[1.0, 2.0]], [[12]])
     """
-    rule = packed_rule(parse(pattern))
+    rule = packed_rule(read_pattern(pattern))
     require_memory(weight, "a weight")
     moved = weight.detach().resolve_neg().movedim(axis, -1) if weight.ndim else weight
     require_groups(rule, moved, "a weight")
@@ -131,23 +136,25 @@ def pack(
         moved = moved.cpu()
     encoding = _encoding(rule, weight.dtype, dtype)
     rounded = encoding.scaled and weight.is_floating_point()
-    per_scale = _scaled(encoding, rule, moved.shape[-1], group) if rounded and encoding.groups else 0
-    header = Header(rule.name, encoding.name, tuple(weight.shape), axis % weight.ndim, group=group if per_scale else 0)
+    group = _group(encoding, rule, moved.shape[-1], group) if rounded else 0
+    header = Header(rule.name, encoding.name, tuple(weight.shape), axis % weight.ndim, group=group)
     flat = moved.reshape(-1, moved.shape[-1]).to(torch.float32 if rounded else encoding.dtype)
     if not is_finite(flat):
         raise _overflow(weight, flat.dtype) if is_finite(weight) else non_finite("a weight", weight)
     form, scales, zeros = header.format, None, None
-    if rule == NM(2, 4) and flat.dtype == torch.float32:
+    if rule == NM(2, 4) and flat.dtype == torch.float32 and encoding.has_zero:
         values, indices = _compress_native(flat.contiguous(), moved, form)
     else:
         if not rule.check(moved).ok:
             raise not_legal(moved, rule)
         places = form.places(flat)
+        outside = _require_no_zeros(form, flat, places) if not encoding.has_zero else None
         if rounded and not form.of_rows:
-            flat, scales, zeros = encoding.quantize(flat)
+            flat, scales, zeros = encoding.quantize(flat, group, symmetric)
         values, indices = form.gather(flat, places), form.write(places)
+        values = values if outside is None else values.masked_fill(outside, encoding.bounds[0])
     if rounded and form.of_rows:
-        values, scales, zeros = encoding.quantize(values, per_scale, symmetric)
+        values, scales, zeros = encoding.quantize(values, round(group * rule.density), symmetric)
     return Packed(header, encoding.store(values), indices, scales, zeros)
 
 
@@ -169,12 +176,13 @@ def _compress_native(flat: Tensor, moved: Tensor, form: Format) -> tuple[Tensor,
 def _encoding(rule: Pattern, weight: torch.dtype, asked: str | torch.dtype | None) -> Encoding:
     name = asked if isinstance(asked, str) else str(asked or weight).removeprefix("torch.")
     encoding = encodings.find(name)
-    whole = weight == torch.int8
+    whole = weight == torch.int8 or (encoding is not None and weight == encoding.dtype)
     if encoding is None or encoding.packed_as or not (weight.is_floating_point or (encoding.scaled and whole)):
         raise PackingError(
             "the weight cannot be written in this dtype",
             got=f"a {weight} weight, dtype {name!r}",
-            wanted="float32, bfloat16, float16, tf32, int8 or int4 from a floating weight; int8 or int4 from int8",
+            wanted="float32, bfloat16, float16, tf32, int8, int4 or low bits from a floating weight; int8 or int4 from "
+            "int8; low bits from int8 or int16",
         )
     # Whole numbers without scales have the form that hardware reads: of int4, pairs.
     if not has_form(rule, name) or (encoding.groups and isinstance(rule, PairedNM) != whole):
@@ -186,17 +194,37 @@ def _encoding(rule: Pattern, weight: torch.dtype, asked: str | torch.dtype | Non
     return encoding
 
 
-def _scaled(encoding: Encoding, rule: Pattern, reduction: int, group: int) -> int:
-    """Return how many kept values share a scale."""
-    if group not in encoding.groups or reduction % group or group % rule.group:
+def _group(encoding: Encoding, rule: Pattern, reduction: int, group: int | None) -> int:
+    """Return how many inputs share a scale, 0: all of a row."""
+    if (encoding.any_group and group is None) or not (encoding.groups or encoding.any_group):
+        return 0
+    group = 64 if group is None else group
+    if (encoding.groups and group not in encoding.groups) or group < 1 or reduction % group or group % rule.group:
         raise PackingError(
             "the weight cannot be cut into groups with a scale each",
             got=f"groups of {group}, a reduction of {reduction}, pattern {rule.name}",
-            wanted=f"groups of {', '.join(map(str, encoding.groups))} that divide the reduction, in whole groups of "
-            f"{rule.group}",
+            wanted=f"groups of {', '.join(map(str, encoding.groups)) or 'any size'} that divide the reduction, in "
+            f"whole groups of {rule.group}",
             remedy="choose another group size, or dtype int8, which has one scale per row",
         )
-    return round(group * rule.density)
+    return group
+
+
+def _require_no_zeros(form: Format, flat: Tensor, places: Tensor) -> Tensor:
+    """Refuse kept zeros where the levels have none; return which stored values lie outside the weight, bool.
+
+    A dense weight of floats may have zeros, which round like every other value.
+    """
+    outside = form.gather(torch.ones_like(flat), places) == 0
+    lost = int(((form.gather(flat, places) == 0) & ~outside).sum())
+    if lost and not (isinstance(form.pattern, Dense) and flat.is_floating_point()):
+        raise PackingError(
+            f"the weight cannot be written as {form.encoding.name}",
+            got=f"{lost} zeros among the values that {form.pattern.name} keeps",
+            wanted="no zero there: the levels have none",
+            remedy="two's complement (s1 to s8) and ternary have a zero",
+        )
+    return outside
 
 
 def not_legal(weight: Tensor, rule: Pattern) -> PackingError:

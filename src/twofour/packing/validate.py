@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from twofour.errors import PackingError
-from twofour.packing.encodings import INT4_LARGEST, INT4_LEAST
 from twofour.packing.formats import WRITE_AGAIN, Format
 from twofour.packing.header import Header
 from twofour.patterns.base import is_finite
@@ -16,7 +15,7 @@ LARGEST_SCALE = torch.finfo(torch.float32).max / 256
 
 
 def require_values(values: Tensor, form: Format) -> None:
-    """Refuse values that are NaN or infinite, and, behind an odd number of int4 values, a nibble that is not zero.
+    """Refuse values that are NaN or infinite, and bits that no value of the encoding is written with.
 
     Raises:
         PackingError: There is one.
@@ -31,14 +30,15 @@ def require_values(values: Tensor, form: Format) -> None:
             remedy=WRITE_AGAIN,
             code="values-finite",
         )
-    padding = form.encoding.width(form.kept) * 8 * values.itemsize - form.kept * form.encoding.bits
-    if padding and bool((values[:, -1] >> 8 * values.itemsize - padding).any()):
+    if flaw := form.encoding.flaw(values, form.kept):
         raise PackingError(
-            "the padding of a packed weight's values is not zero",
-            got=f"bits behind {form.kept} {form.encoding.name} values of a row",
-            wanted="zero bits",
+            "the padding of a packed weight's values is not zero"
+            if flaw.part == "padding"
+            else "the values of a packed weight are illegal",
+            got=flaw.got,
+            wanted=flaw.wanted,
             remedy=WRITE_AGAIN,
-            code="values-padding",
+            code=f"values-{flaw.part}",
         )
 
 
@@ -60,10 +60,10 @@ def require_scales(scales: Tensor | None, zeros: Tensor | None, header: Header) 
     if scales is not None and not bool(((scales > 0) & (scales <= LARGEST_SCALE)).all()):
         got = "a scale that is not positive, not finite or so large that values overflow"
         raise _scales("value", got, f"positive finite scales, at most {LARGEST_SCALE:.3g}")
-    if zeros is not None and not bool(
-        ((zeros >= INT4_LEAST) & (zeros <= INT4_LARGEST) & (zeros == zeros.round())).all()
-    ):
-        raise _scales("zeros", "a zero point outside -8..7 or not whole", "whole zero points from -8 to 7")
+    least, most = header.encoding.bounds
+    if zeros is not None and not bool(((zeros >= least) & (zeros <= most) & (zeros == zeros.round())).all()):
+        got = f"a zero point outside {least}..{most} or not whole"
+        raise _scales("zeros", got, f"whole zero points from {least} to {most}")
 
 
 def _scales(part: str, got: str, wanted: str) -> PackingError:

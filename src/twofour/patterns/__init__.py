@@ -2,6 +2,7 @@
 
 from twofour.patterns.base import Conformity, Pattern
 from twofour.patterns.block import Block
+from twofour.patterns.dense import DENSE, Dense
 from twofour.patterns.groups import project_reference
 from twofour.patterns.nm import NM
 from twofour.patterns.nonzero import COUNTED_DTYPES, GroupCounts, GroupStrides, NonzeroBits, ties, ties_reference
@@ -12,10 +13,12 @@ from twofour.patterns.vnm import VNM
 
 __all__ = [
     "COUNTED_DTYPES",
+    "DENSE",
     "NM",
     "VNM",
     "Block",
     "Conformity",
+    "Dense",
     "GroupCounts",
     "GroupStrides",
     "NonzeroBits",

@@ -82,7 +82,7 @@ def _compiled(model: nn.Module, expectation: Expectation) -> Iterator[Weight]:
         shape = tuple(source.header.shape if isinstance(source, Packed) else source.shape)
         refused = unaligned(shape[1 - module.axis], shape[module.axis])
         promise, by = expectation.find(name) or (None if refused else expectation.everywhere), "expect"
-        if promise is None and isinstance(source, Packed):
+        if promise is None and isinstance(source, Packed) and source.header.sparse:
             promise, by = parse(source.header.pattern), "packed form"
         kind = KINDS[len(shape)] if module.axis else "hf_conv1d"
         read = source.unpack if isinstance(source, Packed) else source.detach

@@ -63,9 +63,9 @@ class Ours:
     by: str = "packed form"
 
     @property
-    def promise(self) -> str:
-        """The pattern that the form holds."""
-        return self.header.pattern
+    def promise(self) -> str | None:
+        """The pattern that the form holds; None of a dense one."""
+        return self.header.pattern if self.header.sparse else None
 
     @property
     def shape(self) -> tuple[int, ...]:

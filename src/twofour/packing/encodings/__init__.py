@@ -6,7 +6,8 @@ Patterns and encodings are two axes: `packing.has_form` says which meet. An enco
 from __future__ import annotations
 
 from twofour.errors import PackingError
-from twofour.packing.encodings.base import Encoding, dequantize
+from twofour.packing.encodings.base import Encoding, Flaw, dequantize
+from twofour.packing.encodings.bits import LOW_BITS, TERNARY, TERNARY5, Bits, Levels
 from twofour.packing.encodings.int4 import GROUPS, INT4, INT4_LARGEST, INT4_LEAST
 from twofour.packing.encodings.int8 import INT8, INT8_LARGEST
 from twofour.packing.encodings.real import BFLOAT16, FLOAT8, FLOAT16, FLOAT32
@@ -23,9 +24,15 @@ __all__ = [
     "INT4_LEAST",
     "INT8",
     "INT8_LARGEST",
+    "LOW_BITS",
+    "TERNARY",
+    "TERNARY5",
     "TF32",
     "TF32_CODES",
+    "Bits",
     "Encoding",
+    "Flaw",
+    "Levels",
     "add",
     "dequantize",
     "find",
@@ -34,7 +41,7 @@ __all__ = [
 ]
 
 _BY_NAME: dict[str, Encoding] = {
-    encoding.name: encoding for encoding in (FLOAT32, TF32, FLOAT16, BFLOAT16, FLOAT8, INT8, INT4)
+    encoding.name: encoding for encoding in (FLOAT32, TF32, FLOAT16, BFLOAT16, FLOAT8, INT8, INT4, *LOW_BITS)
 }
 
 

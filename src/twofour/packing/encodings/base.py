@@ -7,8 +7,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twofour.patterns import Block, PairedNM, Pattern
+from twofour.patterns import Block, Dense, PairedNM, Pattern
 from twofour.shapes import Float32, Int, Shaped
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """What stored values no weight is written with.
+
+    Attributes:
+        part: End of the error's code: "padding", "code".
+        got: What was found.
+        wanted: What a file must hold there.
+    """
+
+    part: str
+    got: str
+    wanted: str
 
 
 @dataclass(frozen=True)
@@ -26,6 +41,7 @@ class Encoding:
         scaled: Whether values are whole numbers that stand for real ones by scales.
         rounds_inputs: Whether its products round their inputs too, by a range for each token or one that data fix.
         groups: Numbers of inputs that may share a scale; empty: a scale serves a whole row.
+        any_group: Whether any divisor of the reduction may share a scale beside a whole row.
     """
 
     name: str
@@ -37,6 +53,17 @@ class Encoding:
     scaled: bool = False
     rounds_inputs: bool = False
     groups: tuple[int, ...] = ()
+    any_group: bool = False
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Least and greatest zero point."""
+        return -8, 7
+
+    @property
+    def has_zero(self) -> bool:
+        """Whether a zero can be written."""
+        return True
 
     @property
     def stored(self) -> torch.dtype:
@@ -49,8 +76,8 @@ class Encoding:
 
     def takes(self, pattern: Pattern) -> bool:
         """Tell whether values that a pattern keeps can be written so; hardware's codes are those of one pattern."""
-        if self.packed_as is not None or isinstance(pattern, PairedNM):
-            return False
+        if self.packed_as is not None or isinstance(pattern, PairedNM | Dense):
+            return False  # a dense weight of these is a plain tensor
         if isinstance(pattern, Block):
             return not self.codes and not self.groups
         return not self.codes or pattern == self.core
@@ -66,6 +93,13 @@ class Encoding:
     def read(self, stored: Shaped[Tensor, "rows width"], count: int) -> Shaped[Tensor, "rows {count}"]:
         """Return what `store` was given: the first `count` values of each row."""
         return stored
+
+    def flaw(self, stored: Shaped[Tensor, "rows width"], count: int) -> Flaw | None:
+        """Return what is wrong with stored values of `count` a row beside NaN and infinity: bits behind the last."""
+        padding = self.width(count) * 8 * stored.itemsize - count * self.bits
+        if padding and bool((stored[:, -1] >> 8 * stored.itemsize - padding).any()):
+            return Flaw("padding", f"bits behind {count} {self.name} values of a row", "zero bits")
+        return None
 
     def quantize(
         self, values: Float32[Tensor, "rows count"], per_scale: int = 0, symmetric: bool = True

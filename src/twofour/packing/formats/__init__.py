@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from twofour.packing.formats.base import WRITE_AGAIN, Format
 from twofour.packing.formats.block import BlockRows
+from twofour.packing.formats.dense import DenseRows
 from twofour.packing.formats.nm import ConstantCount
 from twofour.patterns import Pattern
 
-__all__ = ["FORMATS", "WRITE_AGAIN", "BlockRows", "ConstantCount", "Format", "find"]
+__all__ = ["FORMATS", "WRITE_AGAIN", "BlockRows", "ConstantCount", "DenseRows", "Format", "find"]
 
-FORMATS: tuple[type[Format], ...] = (ConstantCount, BlockRows)
+FORMATS: tuple[type[Format], ...] = (ConstantCount, BlockRows, DenseRows)
 
 
 def find(pattern: Pattern) -> type[Format] | None:
