@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from twofour.hardware import estimate
     from twofour.importing import read
     from twofour.pruning import prune
+    from twofour.quantization import quantize
     from twofour.simplification import simplify
     from twofour.training import finetune
 
@@ -40,6 +41,7 @@ _VERBS = {
     "simplify": "twofour.simplification",
     "prune": "twofour.pruning",
     "finetune": "twofour.training",
+    "quantize": "twofour.quantization",
     "compile": "twofour.compiler",
     "advise": "twofour.compiler",
     "save": "twofour.export",
@@ -79,6 +81,7 @@ __all__ = [
     "patterns",
     "prune",
     "quantization",
+    "quantize",
     "read",
     "save",
     "simplify",

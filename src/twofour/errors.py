@@ -168,6 +168,10 @@ class TrainingError(TwofourError, RuntimeError):
     """A training run cannot start or continue."""
 
 
+class QuantizationError(TwofourError, ValueError):
+    """A model cannot compute in so few bits as asked."""
+
+
 class MeasureError(TwofourError, RuntimeError):
     """A measurement was asked for that cannot be made."""
 

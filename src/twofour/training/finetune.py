@@ -17,7 +17,7 @@ from torch import nn
 from twofour import masks
 from twofour.errors import TrainingError
 from twofour.files import named
-from twofour.layers import require_module
+from twofour.layers import describe_attached, require_module
 from twofour.patterns import Pattern
 from twofour.progress import Progress
 from twofour.training import checkpoint as checkpoints
@@ -142,8 +142,8 @@ def train(
 
 
 def check_masked(model: nn.Module) -> None:
-    """Refuse a model without masks."""
-    if not masks.of(model):
+    """Refuse a model with neither masks nor anything that is trained in its layers."""
+    if not masks.of(model) and not describe_attached(model):  # low bits are trained without masks too
         raise TrainingError(
             "the model has no masks, so nothing would stay sparse",
             got=f"{type(model).__name__} without a masked weight",

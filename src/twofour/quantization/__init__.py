@@ -1,0 +1,12 @@
+"""Low bits: models that compute as their whole numbers will, while they are trained and before.
+
+`quantize` makes a model of 1 to 8 bits. `attach` trains a masked model for the rounding of `compile(dtype="int8")`.
+"""
+
+from twofour.quantization.carried import LowBits, held_by, of
+from twofour.quantization.qat import QAT, attach
+from twofour.quantization.quantize import quantize, remove
+from twofour.quantization.reference import in_whole_numbers
+from twofour.quantization.widths import Widths
+
+__all__ = ["QAT", "LowBits", "Widths", "attach", "held_by", "in_whole_numbers", "of", "quantize", "remove"]

@@ -1,0 +1,83 @@
+"""Layers of low bits: Linear and Conv2d under a class of ours, whose sums are whole numbers times scales."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from twofour.layers import CARRIED, put_over
+from twofour.quantization.carried import LowBits
+from twofour.quantization.reference import whole_product
+
+EXACT = 1 << 24
+"""Whole numbers below it are exact in float32."""
+
+
+class LowBitLinear(nn.Linear):
+    """A Linear of low bits: (..., in) -> (..., out)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the sum of rounded inputs times rounded weights, scaled, plus the bias."""
+        return _answer(self, input, input.shape[-1])
+
+
+class LowBitConv2d(nn.Conv2d):
+    """A Conv2d of low bits: (images, channels, height, width) -> (images, out, height, width), or one image."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the same for every place of an image; what it is padded with is exactly zero."""
+        return _answer(self, input, self.weight[0].numel())
+
+
+Layer = LowBitLinear | LowBitConv2d
+
+
+def _answer(module: Layer, x: Tensor, count: int) -> Tensor:
+    """Return (sum) * (input scale * weight scale) + bias, the order in which kernels compute it, in x's dtype."""
+    held: LowBits = module.__dict__[CARRIED]
+    weight, scales = held.weight(module)
+    image = isinstance(module, nn.Conv2d)
+    if held.widths.inputs is None:
+        y = _product(module, x.float(), weight)
+        scale = scales
+    else:
+        levels, scale = held.input(module, x.float())
+        y = _sum(module, held, levels, weight, count)
+    axes = (-1, 1, 1) if image else (-1,)
+    scale = scales.view(axes) if held.widths.inputs is None else scale * scales.view(axes)
+    y = y * scale
+    return (y if module.bias is None else y + module.bias.float().view(axes)).to(x.dtype)
+
+
+def _sum(module: Layer, held: LowBits, levels: Tensor, weight: Tensor, count: int) -> Tensor:
+    """Return the sums, exact outside training: in float32 where that holds them, else in float64."""
+    if held.whole:
+        return whole_product(module, levels, weight)
+    inputs = held.widths.inputs
+    assert inputs is not None
+    largest = count * max(map(abs, held.widths.weights.bounds)) * inputs.alpha * inputs.largest_code
+    if largest < EXACT or module.training:
+        return _product(module, levels, weight)
+    return _product(module, levels.double(), weight.double()).float()
+
+
+def _product(module: Layer, x: Tensor, weight: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        if isinstance(module, nn.Conv2d):
+            return module._conv_forward(x, weight, None)
+        return functional.linear(x, weight)
+
+
+def put_low_bits(module: nn.Module, held: LowBits) -> None:
+    """Let a Linear or Conv2d compute in low bits from now on; `layers.take_off` undoes it."""
+    over = LowBitConv2d if isinstance(module, nn.Conv2d) else LowBitLinear
+    put_over(module, _subclass(type(module), over), held)
+
+
+@cache
+def _subclass(base: type[nn.Module], over: type[nn.Module]) -> type[nn.Module]:
+    """Return `over` where it stands on `base`, else both together: a user's own subclass stays one."""
+    return over if over.__bases__[-1] is base else type(f"LowBit{base.__name__}", (over, base), {})

@@ -1,0 +1,84 @@
+"""The whole-number reference: sums of 64-bit integers by torch, which kernels and fake-quantised layers must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from twofour.errors import QuantizationError
+from twofour.quantization.carried import of
+
+
+@contextmanager
+def in_whole_numbers(model: nn.Module) -> Iterator[None]:
+    """Let the layers of low bits make their sums in 64-bit whole numbers inside; nothing is differentiable there.
+
+    Outside, and in evaluation mode, they make the same sums in floats that hold them exactly: both answers are the same
+    to the bit.
+
+    Raises:
+        QuantizationError: The model has no such layers.
+    """
+    held = of(model)
+    if not held:
+        raise QuantizationError(
+            "the model has no layer of low bits",
+            got=type(model).__name__,
+            wanted="a model from twofour.quantize",
+            remedy='twofour.quantize(model, "w2", "a2") first',
+        )
+    before = {name: layer.whole for name, layer in held.items()}
+    try:
+        for layer in held.values():
+            layer.whole = True
+        with torch.no_grad():
+            yield
+    finally:
+        for name, layer in held.items():
+            layer.whole = before[name]
+
+
+def whole_product(module: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
+    """Return the sums of whole numbers in int64, as float32; a token or image with NaN has NaN.
+
+    Args:
+        module: A Linear or a Conv2d: its stride, padding, dilation and groups.
+        x: Whole numbers in float32, (..., in) or ([images,] channels, height, width).
+        weight: Whole numbers in float32.
+    """
+    image = isinstance(module, nn.Conv2d)
+    lost = x.isnan().any(-1, keepdim=True)
+    if image:
+        lost = x.isnan().flatten(-3).any(-1)[..., None, None, None]
+    numbers, whole = x.nan_to_num(0).long(), weight.long()
+    if isinstance(module, nn.Conv2d):
+        found = whole_convolution(module, numbers, whole)
+    else:
+        found = (numbers.reshape(-1, x.shape[-1]) @ whole.t()).view(*x.shape[:-1], len(weight))
+    return found.float().masked_fill(lost, torch.nan)
+
+
+def whole_convolution(module: nn.Conv2d, x: Tensor, weight: Tensor) -> Tensor:
+    """Return a convolution of int64 images, a product of matrices for each tap of the kernel; padded with zeros."""
+    images = x if x.ndim == 4 else x[None]
+    padded = functional.pad(images, module._reversed_padding_repeated_twice)
+    (down, across), (step, stride), groups = module.dilation, module.stride, module.groups
+    height = (padded.shape[2] - down * (weight.shape[2] - 1) - 1) // step + 1
+    width = (padded.shape[3] - across * (weight.shape[3] - 1) - 1) // stride + 1
+    total = torch.zeros(len(images), height, width, groups, len(weight) // groups, dtype=torch.int64, device=x.device)
+    for i in range(weight.shape[2]):
+        for j in range(weight.shape[3]):
+            top, left = i * down, j * across
+            seen = padded[
+                :, :, top : top + step * (height - 1) + 1 : step, left : left + stride * (width - 1) + 1 : stride
+            ]
+            tokens = seen.reshape(len(images), groups, -1, height, width).permute(0, 3, 4, 1, 2)
+            tap = weight[:, :, i, j].view(groups, -1, weight.shape[1])
+            parts = [tokens[..., g, :].reshape(-1, weight.shape[1]) @ tap[g].t() for g in range(groups)]
+            total += torch.stack(parts, 1).view_as(total)
+    answer = total.flatten(3).movedim(-1, 1)
+    return answer if x.ndim == 4 else answer[0]

@@ -1,0 +1,81 @@
+"""Straight-through estimators: rounding in the forward pass, gradients as if there were none (Bengio et al. 2013).
+
+Each is a function of its own: x + (rounded - x).detach(), the usual way to write it, is not exactly the rounded number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+Round = Callable[[Tensor], Tensor]
+
+
+class _Nearest(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, rounded: Round, least: Tensor, most: Tensor) -> Tensor:
+        ctx.save_for_backward((values >= least) & (values <= most))
+        return torch.minimum(torch.maximum(rounded(values), least), most)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (inside,) = ctx.saved_tensors
+        return gradients[0] * inside, None, None, None
+
+
+class _Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, rounded: Round) -> Tensor:
+        return rounded(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return gradients[0], None
+
+
+class _Sign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        ctx.save_for_backward(values.abs() <= 1)
+        signs = torch.where(values < 0, -1.0, 1.0)
+        return torch.where(values.isnan(), values, signs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (near,) = ctx.saved_tensors
+        return gradients[0] * near
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return gradients[0] * ctx.factor, None
+
+
+def nearest(values: Tensor, rounded: Round, least: Tensor | float, most: Tensor | float) -> Tensor:
+    """Return rounded values between two levels; gradients pass between them and stop outside."""
+    bounds = (torch.as_tensor(bound, dtype=values.dtype, device=values.device) for bound in (least, most))
+    return cast(Tensor, _Nearest.apply(values, rounded, *bounds))
+
+
+def straight(values: Tensor, rounded: Round) -> Tensor:
+    """Return rounded values; every gradient passes."""
+    return cast(Tensor, _Straight.apply(values, rounded))
+
+
+def by_sign(values: Tensor) -> Tensor:
+    """Return 1 where a value is zero or more, else -1; gradients pass where |x| <= 1."""
+    return cast(Tensor, _Sign.apply(values))
+
+
+def scaled_gradient(value: Tensor, factor: float) -> Tensor:
+    """Return the value itself, whose gradient is multiplied by a factor."""
+    return cast(Tensor, _Scaled.apply(value, factor))

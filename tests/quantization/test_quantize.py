@@ -1,0 +1,359 @@
+"""Models of low bits: usable at once, exact in whole numbers, trained by any loop, zeros kept; bad input is refused."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+import twofour
+from twofour import masks, quantization
+from twofour.errors import DataError, QuantizationError
+from twofour.quantization import Widths
+from twofour.quantization.carried import TINY
+from twofour.quantization.widths import encoding_of
+
+WEIGHTS = ("w1", "w1.58", "w2", "w3", "w4", "w8", "b2", "b3", "ternary5")
+INPUTS = ("a1", "a2", "a3", "a8", "s2", "s4", "b1", "b2")
+
+
+def widths(weights: str, activations: str | None) -> Widths:
+    held = encoding_of(weights, "weights")
+    assert held is not None
+    return Widths(held, encoding_of(activations, "activations"))
+
+
+def convnet(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
+        *(nn.Conv2d(8, 16, 3, padding=1, stride=2, groups=2), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(256, 32), nn.ReLU(), nn.Linear(32, 10)),
+    ).eval()
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 4)).eval()
+
+
+def error_of(model: nn.Module, other: nn.Module, x: torch.Tensor) -> float:
+    with torch.no_grad():
+        return ((model(x) - other(x)).norm() / other(x).norm()).item()
+
+
+PAIRS = sorted({(w, a) for w in WEIGHTS for a in INPUTS if w in ("w1", "w2") or a in ("a2", "b1")})
+
+
+@pytest.mark.parametrize(("weights", "activations"), PAIRS)
+def test_the_answer_is_that_of_whole_numbers(weights: str, activations: str) -> None:
+    x = torch.randn(3, 1, 8, 8)
+    for data in (None, [torch.randn(8, 1, 8, 8)]):
+        model = twofour.quantize(convnet(), weights, activations, data=data)
+        assert {held.static for held in quantization.of(model).values()} == {data is not None}
+        with quantization.in_whole_numbers(model):
+            whole = model(x)
+        assert torch.equal(model(x), whole) and torch.isfinite(whole).all()
+        assert torch.equal(pickle.loads(pickle.dumps(model))(x), whole)
+        assert torch.equal(copy.deepcopy(model)(x), whole)
+
+
+@given(st.sampled_from(WEIGHTS), st.sampled_from(INPUTS), st.integers(1, 130), st.integers(0, 2**31))
+@settings(max_examples=40, deadline=None)
+def test_a_linear_is_its_formula(weights: str, activations: str, columns: int, seed: int) -> None:
+    """By hand in float64, of the encodings alone: the layer's sums are sum(v w), v = s (a u + b - z)."""
+    torch.manual_seed(seed)
+    layer, x = nn.Linear(columns, 5), torch.randn(4, columns)
+    twofour.quantize(layer, weights, activations)
+    held = quantization.held_by(layer)
+    assert held is not None and held.widths.inputs is not None
+    whole, scales = held.whole_weight(layer)
+    assert torch.equal(whole, held.widths.weights.read(held.widths.weights.store(whole), columns))  # all are levels
+    levels, steps = held.input(layer, x)
+    inputs = held.widths.inputs
+    least, most = inputs.bounds
+    if inputs.levels == "unsigned":
+        low, high = x.amin(1, keepdim=True).clamp(max=0), x.amax(1, keepdim=True).clamp(min=0)
+        torch.testing.assert_close(steps, (high - low) / most)
+        zero = (-low / steps).round()
+        assert (levels + zero == (x * (1 / steps)).round().clamp(-zero, most - zero) + zero).all()
+    else:
+        torch.testing.assert_close(steps, x.abs().amax(1, keepdim=True) / most)
+        assert (levels.abs() <= max(-least, most)).all()
+        assert inputs.levels == "twos" or (levels % 2 != 0).all()
+    want = (levels.double() @ whole.double().T) * steps.double() * scales.double() + layer.bias.double()
+    torch.testing.assert_close(layer(x).double(), want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("data", [False, True])
+def test_more_bits_are_nearer_and_usable_untrained(data: bool) -> None:
+    model, x = mlp(), torch.randn(256, 32)
+    errors = [
+        error_of(twofour.quantize(mlp(), f"w{b}", f"a{b}", data=[x] if data else None), model, x) for b in range(2, 9)
+    ]
+    assert errors == sorted(errors, reverse=True) and errors[-1] < 0.02 and errors[0] < 0.6
+    assert error_of(twofour.quantize(mlp(), "w8"), model, x) < 0.01
+
+
+def test_steps_are_those_of_the_least_squared_error() -> None:
+    weight = torch.randn(3, 400, generator=torch.Generator().manual_seed(0))
+    layer = nn.Linear(400, 3)
+    layer.weight.data.copy_(weight)
+    twofour.quantize(layer, "w3")
+    steps = layer.weight_step.detach()  # type: ignore[union-attr]
+
+    def error(factor: float) -> torch.Tensor:
+        step = (steps * factor).unsqueeze(1)
+        return ((weight / step).round().clamp(-4, 3) * step - weight).square().sum(1)
+
+    assert all((error(1.0) <= error(factor)).all() for factor in (0.5, 0.8, 1.3, 2.0))
+    tensor = twofour.quantize(nn.Linear(400, 3), "w3", scales="tensor")
+    assert len(set(tensor.weight_step.tolist())) == 1  # type: ignore[operator, union-attr]
+
+
+def test_the_gradient_of_a_learned_step_is_that_of_the_paper() -> None:
+    """Esser et al. 2020, equation 3: -w/s + round(w/s) between the levels, else the level; times 1 / sqrt(n q)."""
+    layer = nn.Linear(3, 1, bias=False)
+    layer.weight.data.copy_(torch.tensor([[0.3, -5.0, 5.0]]))
+    twofour.quantize(layer, "w3")
+    layer.weight_step.data.fill_(0.5)  # type: ignore[union-attr]
+    layer(torch.eye(3)).sum().backward()
+    want = (-0.6 + 1) + -4 + 3
+    torch.testing.assert_close(layer.weight_step.grad, torch.tensor([want / (3 * 3) ** 0.5]))  # type: ignore[union-attr]
+    assert layer.weight.grad.tolist() == [[1, 0, 0]]  # type: ignore[union-attr]
+
+
+def test_the_gradient_of_a_clipping_level_is_that_of_pact() -> None:
+    """Choi et al. 2018, equation 3: what lies above the levels moves them, what lies between passes."""
+    layer = nn.Linear(2, 1, bias=False)
+    layer.weight.data.copy_(torch.tensor([[1.0, 1.0]]))
+    twofour.quantize(layer, "w8", "a2", data=[torch.rand(64, 2)])
+    layer.input_step.data.fill_(0.5)  # type: ignore[union-attr]
+    x = torch.tensor([[0.5, 9.0]], requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad is not None and x.grad[0, 1] == 0 and abs(x.grad[0, 0].item() - 1) < 0.02
+    torch.testing.assert_close(layer.input_step.grad * (2 * 3) ** 0.5, torch.tensor(3.0), atol=0.05, rtol=0)  # type: ignore[union-attr,operator]
+
+
+def test_signs_have_the_gradient_of_their_mean() -> None:
+    """Rastegari et al. 2016, section 3.1: dC/dw = dC/dq (1/n sum + s 1(|w| <= 1))."""
+    layer = nn.Linear(2, 1, bias=False)
+    layer.weight.data.copy_(torch.tensor([[0.5, -2.0]]))
+    twofour.quantize(layer, "w1")
+    assert torch.equal(layer(torch.eye(2)).detach().flatten(), torch.tensor([1.25, -1.25]))
+    layer(torch.tensor([[1.0, 0.0]])).sum().backward()
+    torch.testing.assert_close(layer.weight.grad, torch.tensor([[0.5 + 1.25, -0.5]]))
+
+
+@pytest.mark.parametrize(("weights", "activations"), [("w1", "a2"), ("w1.58", "a8"), ("w2", "a2"), ("w4", None)])
+def test_training_lowers_the_loss_and_removing_leaves_floats(weights: str, activations: str | None) -> None:
+    model, keys = convnet(), list(convnet().state_dict())
+    x, y = torch.randn(32, 1, 8, 8), torch.randint(10, (32,))
+    twofour.quantize(model, weights, activations, data=[x])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    model.train()
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+    model.eval()
+    with quantization.in_whole_numbers(model):
+        whole = model(x)
+    assert torch.equal(model(x), whole)
+    again = twofour.quantize(convnet(1), weights, activations, data=[x])
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again(x), whole)
+    quantization.remove(model)
+    assert list(model.state_dict()) == keys and type(model[0]) is nn.Conv2d
+
+
+@pytest.mark.parametrize("weights", ["w1.58", "w2", "w4"])
+def test_pruned_values_stay_exactly_zero(weights: str) -> None:
+    model = twofour.prune(mlp(), "2:4", eligibility="any")
+    twofour.quantize(model, weights, "a4")
+    assert set(masks.of(model)) == {"0.weight", "2.weight", "4.weight"}
+    x, y = torch.randn(16, 32), torch.randint(4, (16,))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert twofour.check(model).ok
+    for mask in masks.of(model).values():
+        held = quantization.held_by(mask.module)
+        assert held is not None
+        whole, _ = held.whole_weight(mask.module)
+        assert (whole[~mask.keep] == 0).all() and (whole != 0).any()
+
+
+def test_the_ends_of_a_model_have_eight_bits_and_rules_stand_above() -> None:
+    def names(*args: object, **options: object) -> list[str]:
+        return [held.widths.name for held in quantization.of(twofour.quantize(mlp(), *args, **options)).values()]  # type: ignore[arg-type]
+
+    assert names("w2", "a2") == ["w8a8", "w2a2", "w8a8"]
+    assert names("w1", "a2", ends=4) == ["w4a4", "w1a2", "w4a4"]
+    assert names("w2", "a2", ends=None) == ["w2a2"] * 3
+    assert names({"0": "w3", "*": "w1.58"}, "a8") == ["w3a8", "w1.58a8", "w8a8"]
+    assert names({"2": "float", "*": "w2"}, {"4": "a4", "*": "a1"}) == ["w2a1", "w2a4"]
+    assert names("b3", "s4", skip=["0"]) == ["b3s4", "b3s4"]
+    assert names("ternary", None) == ["w8", "w1.58", "w8"]
+
+
+def test_finetune_trains_it_with_and_without_a_teacher() -> None:
+    teacher = mlp()
+    x = torch.randn(24, 32)
+    loader = [(x, teacher(x).argmax(1))]
+    model = twofour.quantize(mlp(), "w2", "a2", data=loader)
+    taught = twofour.training.Taught(loader, teacher)
+    result = twofour.finetune(
+        model, taught, loss=twofour.training.distilled(F.cross_entropy), epochs=8, progress=False,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.003),
+        evaluate=lambda found: F.cross_entropy(found(x), loader[0][1]).item(),
+    )  # fmt: skip
+    assert result.sparse.evaluation < result.sparse.before  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("data", [False, True])
+def test_a_nan_is_that_tokens_alone(data: bool) -> None:
+    layer, x = nn.Linear(32, 8), torch.randn(5, 32)
+    twofour.quantize(layer, "w2", "a4", data=[torch.randn(64, 32)] if data else None)
+    want = layer(x)
+    x[2, 7] = torch.nan
+    with quantization.in_whole_numbers(layer):
+        whole = layer(x)
+    for found in (layer(x), whole):
+        assert found[2].isnan().all() and torch.equal(found[[0, 1, 3, 4]], want[[0, 1, 3, 4]])
+    if not data:  # a range that ends nowhere has no steps
+        x[2, 7] = torch.inf
+        assert layer(x)[2].isnan().all() and torch.equal(layer(x)[[0, 1, 3, 4]], want[[0, 1, 3, 4]])
+
+
+@pytest.mark.parametrize(
+    ("weights", "activations", "said"),
+    [
+        ("w9", None, "width of weights is not known"), ("w0", None, "is not known"), ("a2", None, "is not known"),
+        (2, None, "is not known"), ("s1", None, "b1 is"), ("u2", None, "is not known"),
+        ("float32", None, "is not known"),
+        ("w2", "a9", "width of activations"), ("w2", "w2", "width of activations"), ("w2", "ternary", "activations"),
+        ("w2", 2, "width of activations"), ({}, None, "rules of weights are malformed"),
+        ({"nowhere": "w2"}, None, "matches no layer"), ({"*": "w11"}, None, "is not known"),
+        ({"*": "float"}, None, "no layer can compute"), ("float", "a2", "no layer can compute"),
+    ],
+)  # fmt: skip
+def test_widths_without_meaning_are_refused(weights: object, activations: object, said: str) -> None:
+    model = mlp()
+    with pytest.raises(QuantizationError, match=said):
+        twofour.quantize(model, weights, activations)  # type: ignore[arg-type]
+    assert not quantization.of(model)
+
+
+def test_what_cannot_compute_in_low_bits_is_refused_by_name() -> None:
+    sparse = twofour.prune(mlp(), "2:4", eligibility="any")
+    with pytest.raises(QuantizationError, match=r"layer `2`(.|\n)*b1 has no zero(.|\n)*w1\.58"):
+        twofour.quantize(sparse, "w1", "a2")
+    assert not quantization.of(sparse)
+    broken = mlp()
+    broken[2].weight.data[3, 4] = torch.inf
+    with pytest.raises(QuantizationError, match="layer `2`: the weight holds NaN or infinity"):
+        twofour.quantize(broken, "w2")
+    with pytest.raises(QuantizationError, match=r"could exceed 32 bits(.|\n)*40000 products"):
+        twofour.quantize(nn.Linear(40000, 1), "w8", "a8")
+    assert widths("w8", "a8").longest == 33025 and widths("w1", "a1").longest > 1 << 30
+    twice = twofour.quantize(mlp(), "w2")
+    with pytest.raises(QuantizationError, match="something is attached"):
+        twofour.quantize(twice, "w2")
+    with pytest.raises(twofour.errors.LayerError, match="low bits"):
+        twofour.prune(twice, "2:4")
+    with pytest.raises(QuantizationError, match="no layer can compute"):
+        twofour.quantize(nn.Sequential(nn.Conv1d(4, 4, 3)), "w2")
+    with pytest.raises(QuantizationError, match="no layer of low bits"), quantization.in_whole_numbers(mlp()):
+        pass
+    with pytest.raises(QuantizationError, match="no layer can compute"):
+        quantization.remove(mlp())
+    for wrong in ({"ends": 1}, {"ends": 9}, {"scales": "row"}, {"samples": 0}, {"skip": ["nowhere"]}):
+        with pytest.raises(QuantizationError):
+            twofour.quantize(mlp(), "w2", "a2", **wrong)  # type: ignore[arg-type]
+
+
+def test_data_that_say_nothing_are_refused() -> None:
+    with pytest.raises(DataError, match="no calibration data"):
+        twofour.quantize(mlp(), "w2", "a2", data=[])
+    with pytest.raises(DataError, match="does not run on the calibration data"):
+        twofour.quantize(mlp(), "w2", "a2", data=[torch.randn(4, 31)])
+    model = mlp()
+    with pytest.raises(DataError, match=r"layer `0`(.|\n)*infinite"):
+        twofour.quantize(model, "w2", "a2", data=[torch.full((4, 32), torch.inf)])
+    assert not quantization.of(model)
+    zero = twofour.quantize(mlp(), "w2", "a2", data=[torch.zeros(4, 32)])  # no range: each token has its own
+    assert not quantization.held_by(zero[0]).static  # type: ignore[union-attr, index]
+
+
+@pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf"), TINY / 4])
+def test_steps_that_scale_nothing_are_refused_by_name(bad: float) -> None:
+    model = twofour.quantize(mlp(), "w2", "a2", data=[torch.randn(8, 32)])
+    for name in ("weight_step", "input_step"):
+        wrong = copy.deepcopy(model)
+        step = getattr(wrong[2], name)  # type: ignore[index]
+        step.data.view(-1)[0] = bad
+        held = quantization.of(wrong)["2"]
+        with pytest.raises(QuantizationError, match=f"layer `2`: a step of the layer is no scale: `{name}`"):
+            held.whole_weight(wrong[2], "2")  # type: ignore[index]
+
+
+def test_layers_that_stay_float_are_left_alone() -> None:
+    class Own(nn.Linear):
+        pass
+
+    class Other(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input) + 1
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own, self.other = Own(16, 16), Other(16, 16)
+            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+            self.conv = nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.other(self.own(x))
+            return self.conv(self.attention(x, x, x)[0][:, None])
+
+    model = twofour.quantize(Model().eval(), "w2", "a2")
+    assert list(quantization.of(model)) == ["own"] and isinstance(model.own, Own)
+    x = torch.randn(2, 4, 16)
+    with quantization.in_whole_numbers(model):
+        whole = model(x)
+    assert torch.equal(model(x), whole)
+
+
+def test_bfloat16_models_answer_in_bfloat16() -> None:
+    model = twofour.quantize(mlp().bfloat16(), "w4", "a8")
+    assert model(torch.randn(3, 32).bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("weights", "activations"), [("w1", "a2"), ("w2", "a2"), ("w1.58", "a8")])
+def test_every_image_of_a_test_set_is_answered_as_by_whole_numbers(weights: str, activations: str) -> None:
+    datasets = pytest.importorskip("sklearn.datasets", reason="scikit-learn holds the images")
+    pixels, target = datasets.load_digits(return_X_y=True)
+    x, y = torch.tensor(pixels / 16, dtype=torch.float32).view(-1, 1, 8, 8), torch.tensor(target)
+    model = twofour.quantize(convnet(), weights, activations, data=[x[:64]])
+    optimizer = torch.optim.Adam(model.train().parameters(), lr=0.005)
+    for chosen in torch.arange(1400).split(100):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[chosen]), y[chosen]).backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        answer = model(x[1400:])
+    with quantization.in_whole_numbers(model):
+        whole = model(x[1400:])
+    assert torch.equal(answer, whole) and len(whole) == 397
