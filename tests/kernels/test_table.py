@@ -284,16 +284,19 @@ def recurrent(row: NativeRow, count: int) -> None:
             x, state, memory = random(steps * batch, inputs), random(batch, hidden), random(batch, hidden, seed=1)
             weights = [random(gates, n, seed=n) / n**0.5 for n in (inputs, hidden)]
             biases = random(gates, seed=4), random(gates, seed=5)
-            y, last, kept = (Guarded((rows, hidden), torch.float32) for rows in (steps * batch, batch, batch))
+            y, last, kept = (
+                Guarded(shape, torch.float32) for shape in ((steps * batch, hidden), *[(1, batch, hidden)] * 2)
+            )
             prepared = [product.prepare(weight).tensor for weight in weights]
             EXT.recurrent(
                 *(row.index, code, product.native_product, product.native_product, -1, amid_nan(x), None),
-                *(prepared[0], biases[0], prepared[1], biases[1], None, state, memory if lstm else None),
-                *(y.view, last.view, kept.view if lstm else None, False, count),
+                *(prepared[0], biases[0], prepared[1], biases[1], None, state[None], memory[None] if lstm else None),
+                *(y.view, last.view, kept.view if lstm else None, 0, count),
             )
             exact = [[one.double() for one in part] for part in (weights, biases)]
             first = state.double(), memory.double() if lstm else None
-            want = recurrent_reference(cell, x.double(), *exact, *first)
+            of_step, of_last, of_memory = recurrent_reference(cell, x.double(), exact[0], exact[1], *first)
+            want = of_step, of_last[None], None if of_memory is None else of_memory[None]
             for got, expected in zip((y, last, kept), want, strict=True):
                 if expected is not None:
                     torch.testing.assert_close(got.checked().double(), expected, rtol=2e-5, atol=2e-5)

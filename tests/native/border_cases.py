@@ -182,10 +182,10 @@ def recurrent(scale: int) -> Iterator[Call]:
             for shape in ((4 * inner, 4), (4 * inner, width), (width, inner))
         ]
         biases = torch.randn(4 * inner), torch.randn(4 * inner)
-        first = torch.randn(batch, width), torch.randn(batch, inner)
-        last = torch.empty(3, width), torch.empty(batch, width), torch.empty(batch, inner)
+        first = torch.randn(2, batch, width), torch.randn(2, batch, inner)
+        last = torch.zeros(3, width), torch.zeros(2, batch, width), torch.zeros(2, batch, inner)
         given = x, sizes, weights[0], biases[0], weights[1], biases[1], weights[2], *first, *last
-        yield row.isa, EXT.recurrent, [row.index, 0, *[product.native_product] * 3, *given, False, 1]
+        yield row.isa, EXT.recurrent, [row.index, 0, *[product.native_product] * 3, *given, 1, 1]
 
 
 def layouts(scale: int) -> Iterator[Call]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 
 from twofour.compiler.layer import PreparedWeights
@@ -24,8 +26,26 @@ State = tuple[Tensor, Tensor | None]
 """h and, of an LSTM, c."""
 
 
+_PAIRS = tuple, list
+"""What a pair of states may be; `tuple | list` would be a type made anew at every call."""
+
+_AXES = "(steps, batch, {0}) or (steps, {0})", "(batch, steps, {0}) or (steps, {0})"
+"""Axes of an input, by `batch_first`."""
+
+
 def _as_floats(state: Tensor | None) -> Tensor | None:
     return None if state is None else state.float().contiguous()
+
+
+def _ready(x: Tensor | None) -> bool:
+    """Tell whether a native call can take a tensor as it is, without the questions that `plain` asks of it."""
+    return x is None or (
+        type(x) is Tensor
+        and x.layout is torch.strided
+        and x.dtype is torch.float32
+        and x.is_contiguous()
+        and not (x.requires_grad or x.is_neg())
+    )
 
 
 def _rearranged(state: State, order: Tensor | None) -> State:
@@ -96,7 +116,8 @@ class RecurrentLayer(CompiledLayer):
         self.weight_names, self.bias_names = tuple(weights), tuple(biases)
         for bias, values in biases.items():
             self.register_parameter(bias, nn.Parameter(values.detach().float().clone(), requires_grad=False))
-        self._directions: tuple[tuple[Tensor | None, ...], tuple[Direction, ...]] | None = None
+        self._directions: tuple[tuple[tuple[str, Tensor | None], ...], tuple[Direction, ...]] | None = None
+        self.widths = problem.width, problem.hidden if problem.cell == "lstm" else None
 
     held: dict[str, HeldWeight]
 
@@ -117,11 +138,16 @@ class RecurrentLayer(CompiledLayer):
 
     def directions(self) -> tuple[Direction, ...]:
         """Return the weights of each layer and direction with the biases that the layer has now."""
-        biases = tuple(self._parameters[name] for name in self.bias_names)
-        known = self._directions
-        if known is None or any(a is not b for a, b in zip(known[0], biases, strict=True)):
-            known = self._directions = biases, tuple(self._made(biases))
-        return known[1]
+        known, parameters = self._directions, self._parameters
+        if known is not None:
+            for name, bias in known[0]:
+                if parameters[name] is not bias:
+                    break
+            else:
+                return known[1]
+        biases = tuple((name, parameters[name]) for name in self.bias_names)
+        self._directions = biases, tuple(self._made([bias for _, bias in biases]))
+        return self._directions[1]
 
     def _made(self, biases: Sequence[Tensor | None]) -> Iterator[Direction]:
         each, weights = 3 if self.problem.projected else 2, list(self.held.values())
@@ -132,15 +158,16 @@ class RecurrentLayer(CompiledLayer):
             yield Direction(first.factor(of_input), second.factor(of_state), projection)
 
     def _run(self, x: Tensor, batch: int, sizes: Tensor | None, state: State | None) -> tuple[Tensor, State]:
-        """Run rows of steps (tokens, in); `state` and what is answered are (layers * directions, batch, ...)."""
+        """Run steps (tokens, in) or (steps, batch, in); states are (layers * directions, batch, ...)."""
         h, c = state or (None, None)
-        dtype, followed = x.dtype, by_operators()
-        if not followed:
+        dtype, run = x.dtype, recurrent
+        if by_operators():
+            x, h, c, run = x.float().contiguous(), _as_floats(h), _as_floats(c), through_operator
+        elif not (_ready(x) and _ready(h) and _ready(c)) or forward_ad._current_level >= 0 or peek_interpreter_stack():
             if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, h, c)):
                 raise inference_only()
             x, h, c = plain("a recurrent layer", x, h, c)
-        x, h, c = x.float().contiguous(), _as_floats(h), _as_floats(c)
-        run = through_operator if followed else recurrent
+            x, h, c = x.float().contiguous(), _as_floats(h), _as_floats(c)
         y, last, kept = run(self.problem, self.directions(), x, batch, sizes, h, c)
         if dtype is torch.float32:
             return y, (last, kept)
@@ -149,23 +176,24 @@ class RecurrentLayer(CompiledLayer):
     def _require(self, x: Any, axes: tuple[int, ...], wanted: str) -> None:
         fits = isinstance(x, Tensor) and x.ndim in axes and x.shape[-1] == self.problem.inputs
         if not fits or x.dtype not in self.reads or not x.is_cpu:
-            raise self._unfit("input", x, f"{' or '.join(map(str, self.reads))} {wanted} on cpu")
+            dtypes = " or ".join(map(str, self.reads))
+            raise self._unfit("input", x, f"{dtypes} {wanted.format(self.problem.inputs)} on cpu")
 
     def _require_state(self, given: Any, batch: int, ways: int | None) -> State:
         """Return h and c as they were given, (ways, batch, width) each, or of a cell (batch, width)."""
-        lstm, problem = self.problem.cell == "lstm", self.problem
-        pair = given if lstm else (given, None)
-        widths = (problem.width, problem.hidden) if lstm else (problem.width, None)
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise self._unfit("state", given, "(h, c), two tensors")
-        for one, width in zip(pair, widths, strict=True):
-            shape = (batch, width) if ways is None else (ways, batch, width)
-            if width is None:
-                continue
-            fits = isinstance(one, Tensor) and tuple(one.shape) == shape
-            if not fits or one is None or one.dtype not in FLOATS or not one.is_cpu:
-                raise self._unfit("state", one, f"float32 or bfloat16 {shape} on cpu")
-        return pair[0], pair[1]
+        h, c, (width, hidden) = given, None, self.widths
+        if hidden is not None:
+            if not isinstance(given, _PAIRS) or len(given) != 2:
+                raise self._unfit("state", given, "(h, c), two tensors")
+            h, c = given
+            self._require_one(c, (batch, hidden) if ways is None else (ways, batch, hidden))
+        self._require_one(h, (batch, width) if ways is None else (ways, batch, width))
+        return h, c
+
+    def _require_one(self, state: Any, shape: tuple[int, ...]) -> None:
+        fits = isinstance(state, Tensor) and state.shape == shape and state.dtype in FLOATS and state.is_cpu
+        if not fits:
+            raise self._unfit("state", state, f"float32 or bfloat16 {shape} on cpu")
 
     def _unfit(self, role: str, given: Any, wanted: str) -> KernelError:
         odd = unreadable(given)
@@ -214,7 +242,7 @@ class CompiledRecurrent(RecurrentLayer):
         batch_first: bool = False,
     ) -> None:
         super().__init__(name, problem, weights, biases, reads)
-        self.batch_first = batch_first
+        self.batch_first, self.ways = batch_first, problem.layers * problem.directions
 
     def flatten_parameters(self) -> None:
         """Do nothing: the weights are prepared already."""
@@ -240,40 +268,37 @@ class CompiledRecurrent(RecurrentLayer):
             raise self._unfit("input", input, "a plain tensor") from error
 
     def _padded(self, x: Tensor, hx: Any) -> tuple[Tensor, Any]:
-        order = "(batch, steps, " if self.batch_first else "(steps, batch, "
-        self._require(x, (2, 3), f"{order}{self.problem.inputs}) or (steps, {self.problem.inputs})")
-        single = x.ndim == 2
-        x = x.unsqueeze(1) if single else x.transpose(0, 1) if self.batch_first else x
-        steps, batch = x.shape[:2]
+        self._require(x, (2, 3), _AXES[self.batch_first])
+        if x.ndim == 2:
+            return self._single(x, hx)
+        x = x.transpose(0, 1) if self.batch_first else x
+        steps, batch, _ = x.shape
         if steps == 0:
             raise self._unfit("input", x, "one step at least")
-        state = self._state(hx, batch, single)
-        y, last = self._run(x.reshape(steps * batch, self.problem.inputs), batch, None, state)
-        y = y.view(steps, batch, y.shape[1])
-        y = y.squeeze(1) if single else y.transpose(0, 1) if self.batch_first else y
-        return y, self._answered(last, single)
+        state = None if hx is None else self._require_state(hx, batch, self.ways)
+        y, (h, c) = self._run(x, batch, None, state)
+        return y.transpose(0, 1) if self.batch_first else y, h if c is None else (h, c)
+
+    def _single(self, x: Tensor, hx: Any) -> tuple[Tensor, Any]:
+        """Run one sequence without an axis for the batch: (steps, in), and states (layers * directions, width)."""
+        if x.shape[0] == 0:
+            raise self._unfit("input", x, "one step at least")
+        state = None
+        if hx is not None:
+            several = isinstance(hx, _PAIRS)
+            given = [h.unsqueeze(1) if isinstance(h, Tensor) else h for h in (hx if several else [hx])]
+            state = self._require_state(tuple(given) if several else given[0], 1, self.ways)
+        y, (h, c) = self._run(x, 1, None, state)
+        return y, h.squeeze(1) if c is None else (h.squeeze(1), c.squeeze(1))
 
     def _packed(self, given: PackedSequence, hx: Any) -> tuple[PackedSequence, Any]:
         x, sizes, order, back = given
-        self._require(x, (2,), f"(tokens, {self.problem.inputs})")
+        self._require(x, (2,), "(tokens, {0})")
         batch = int(sizes[0])
-        state = self._state(hx, batch, False)
-        y, last = self._run(x, batch, sizes, None if state is None else _rearranged(state, order))
-        return PackedSequence(y, sizes, order, back), self._answered(_rearranged(last, back), False)
-
-    def _state(self, hx: Any, batch: int, single: bool) -> State | None:
-        if hx is None:
-            return None
-        if single:  # (layers * directions, width): of one sequence
-            one = [
-                h.unsqueeze(1) if isinstance(h, Tensor) else h for h in (hx if isinstance(hx, tuple | list) else [hx])
-            ]
-            hx = tuple(one) if isinstance(hx, tuple | list) else one[0]
-        return self._require_state(hx, batch, self.problem.layers * self.problem.directions)
-
-    def _answered(self, last: State, single: bool) -> Any:
-        h, c = (one.squeeze(1) if single and one is not None else one for one in last)
-        return h if c is None else (h, c)
+        state = None if hx is None else _rearranged(self._require_state(hx, batch, self.ways), order)
+        y, last = self._run(x, batch, sizes, state)
+        h, c = _rearranged(last, back)
+        return PackedSequence(y, sizes, order, back), h if c is None else (h, c)
 
 
 class CompiledCell(RecurrentLayer):
@@ -299,12 +324,12 @@ class CompiledCell(RecurrentLayer):
             raise self._unfit("input", input, "a plain tensor") from error
 
     def _step(self, x: Tensor, hx: Any) -> Any:
-        self._require(x, (1, 2), f"(batch, {self.problem.inputs}) or ({self.problem.inputs},)")
+        self._require(x, (1, 2), "(batch, {0}) or ({0},)")
         single = x.ndim == 1
         x = x.unsqueeze(0) if single else x
         batch, lstm, state = x.shape[0], self.problem.cell == "lstm", None
         if hx is not None:
-            given = tuple(hx) if lstm and isinstance(hx, tuple | list) else (hx,)
+            given = tuple(hx) if lstm and isinstance(hx, _PAIRS) else (hx,)
             rows = [one.unsqueeze(0) if single and isinstance(one, Tensor) else one for one in given]
             h, c = self._require_state(tuple(rows) if lstm else rows[0], batch, None)
             state = h.unsqueeze(0), None if c is None else c.unsqueeze(0)

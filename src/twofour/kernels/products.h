@@ -18,6 +18,7 @@ struct Product {
   void (*run)(const Matmul&);
   // Holds the bytes of a weight, whose header is of this row, against the sizes that the header says.
   void (*require)(const RowBase& row, const PackedWeight& weight);
+  bool runs;  // whether this CPU has its instructions: asking takes longer than a small product
 };
 
 inline std::vector<Product>& products() {
@@ -32,7 +33,7 @@ void add_products(nanobind::module_& m, const Row* rows, size_t count,
   if (!nanobind::hasattr(m, "products")) m.attr("products") = nanobind::list();
   auto names = nanobind::cast<nanobind::list>(m.attr("products"));
   for (size_t i = 0; i < count; i++) {
-    products().push_back({&rows[i], rows[i].workspace_bytes, rows[i].run, require});
+    products().push_back({&rows[i], rows[i].workspace_bytes, rows[i].run, require, cpu_has(rows[i].isa)});
     names.append(rows[i].name);
   }
 }
@@ -41,7 +42,7 @@ void add_products(nanobind::module_& m, const Row* rows, size_t count,
 inline const Product& product_at(int index) {
   if (index < 0 || static_cast<size_t>(index) >= products().size()) throw nanobind::index_error("no such product");
   const Product& found = products()[static_cast<size_t>(index)];
-  if (!cpu_has(found.row->isa))
+  if (!found.runs)
     throw Refusal{std::string(found.row->name) + " cannot run on this CPU", "a CPU without " + std::string(found.row->isa),
                   "one that has it", "choose a row that native.supports"};
   return found;

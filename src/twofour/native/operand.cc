@@ -160,10 +160,9 @@ Rows Border::rows(const Operand& operand, const char* role, Types types) const {
 
 Numbers Border::numbers(const Operand& operand, const char* role, int64_t count) const {
   if (!operand.given()) return {};
-  const std::string wanted = "torch.float32 (" + std::to_string(count) + ",) on cpu";
   const View view = strided(operand, role, kAnyType);
   if (view.type != Type::f32 || view.count() != count || (view.ndim != 1 && !view.contiguous()))
-    refuse(operand, role, wanted, "give the layer what it was compiled with: float32, on the CPU");
+    refuse(operand, role, "torch.float32 (" + std::to_string(count) + ",) on cpu", "give the layer what it was compiled with: float32, on the CPU");
   return {view, count};
 }
 

@@ -104,7 +104,10 @@ class Border {
   // dense, and `count` numbers of it.
   View exactly(const Operand& operand, const char* role, Types types, int64_t count) const;
 
-  // Throws where `fits` is false.
+  // Throws where `fits` is false. Of what is written out a call that fits makes no string.
+  void require(bool fits, const Operand& operand, const char* role, const char* wanted) const {
+    if (!fits) refuse(operand, role, wanted);
+  }
   void require(bool fits, const Operand& operand, const char* role, const std::string& wanted) const {
     if (!fits) refuse(operand, role, wanted);
   }

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from twofour import native
-from twofour.kernels.base import Kernel, Prepared
+from twofour.kernels.base import Kernel, Prepared, Row
 from twofour.kernels.dispatch import DispatchTable
 from twofour.kernels.recurrent.reference import CELLS
+
+_CODES = {cell: code for code, cell in enumerate(CELLS)}
+"""Cell -> what native calls take for it."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +68,20 @@ class Factor:
     weights: tuple[Prepared, ...]
     bias: Tensor | None = None
 
+    @cached_property
+    def steps(self) -> tuple[tuple[int, Tensor], ...]:
+        """The place of each step's product, and its weight; looked up once: a call of one step takes microseconds."""
+        return tuple((_place(kernel), self.weights[layout].tensor) for kernel, layout in self.dispatch.steps)
+
     def at(self, rows: int) -> tuple[int, Tensor]:
         """Return the place of the product that serves so many rows, and its weight."""
-        kernel, layout = self.dispatch.at(rows)
-        assert isinstance(kernel, Kernel) and kernel.native_product is not None, kernel
-        return kernel.native_product, self.weights[layout].tensor
+        limits = self.dispatch.limits
+        return self.steps[bisect_left(limits, rows) if limits else 0]
+
+
+def _place(kernel: Row) -> int:
+    assert isinstance(kernel, Kernel) and kernel.native_product is not None, kernel
+    return kernel.native_product
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,11 @@ class Direction:
     input: Factor
     recurrent: Factor
     projection: Factor | None = None
+
+    @cached_property
+    def gates(self) -> int:
+        """The row of the gates, looked up once."""
+        return native.best("recurrent", dtype="float32").index
 
 
 def recurrent(
@@ -94,38 +112,31 @@ def recurrent(
     Args:
         problem: What is computed.
         directions: One per layer and direction, in torch's order.
-        x: float32 (tokens, in): the rows of a step together, one step after the other.
+        x: float32 (tokens, in) or (steps, batch, in): the rows of a step together, one step after the other.
         batch: Sequences.
         sizes: int64 (steps,) on the CPU, sequences of each step, the longest first; None: `batch` in each.
         state: float32 (layers * directions, batch, width), before the first step; None: zeros.
         memory: float32 (layers * directions, batch, hidden), of an LSTM; None: zeros.
 
     Returns:
-        The last layer's states (tokens, directions * width), the last states in the shape of `state`, and of an LSTM
-        the last memories.
+        The last layer's states (..., directions * width) in the axes of `x`, the last states in the shape of `state`,
+        and of an LSTM the last memories.
 
     Raises:
         KernelError: The operands do not fit.
     """
-    lstm, count = problem.cell == "lstm", problem.directions
-    last = torch.empty(len(directions), batch, problem.width, dtype=torch.float32, device="cpu")
-    kept = torch.empty(len(directions), batch, problem.hidden, dtype=torch.float32, device="cpu") if lstm else None
-    gates, code = native.best("recurrent", dtype="float32").index, list(CELLS).index(problem.cell)
-    run, threads = native.extension().recurrent, native.threads()
-    for layer in range(problem.layers):
-        y = torch.empty(x.shape[0], count * problem.width, dtype=torch.float32, device="cpu")
-        for way in range(count):
-            index = layer * count + way
-            one = directions[index]
-            (first, w_x), (second, w_h) = one.input.at(x.shape[0]), one.recurrent.at(batch)
-            third, w_p = (-1, None) if one.projection is None else one.projection.at(batch)
-            run(
-                *(gates, code, first, second, third, x, sizes),
-                *(w_x, one.input.bias, w_h, one.recurrent.bias, w_p),
-                *(None if state is None else state[index], None if memory is None else memory[index]),
-                y if count == 1 else y[:, way * problem.width : (way + 1) * problem.width],
-                *(last[index], None if kept is None else kept[index]),
-                *(way == 1, threads),
-            )
-        x = y
-    return x, last, kept
+    count, ways, width = problem.directions, len(directions), problem.width
+    sizes_of_y = [x.shape[0], count * width] if x.ndim == 2 else [x.shape[0], batch, count * width]
+    tokens = x.shape[0] if x.ndim == 2 else x.shape[0] * batch
+    last = x.new_empty(ways, batch, width)  # of separate sizes: of one tuple it takes half a microsecond longer
+    kept = x.new_empty(ways, batch, problem.hidden) if problem.cell == "lstm" else None
+    code, run, threads, y = _CODES[problem.cell], native.extension().recurrent, native.threads(), x
+    for place, one in enumerate(directions):
+        if place % count == 0:
+            x, y = y, x.new_empty(*sizes_of_y)
+        (first, w_x), (second, w_h) = one.input.at(tokens), one.recurrent.at(batch)
+        third, w_p = (-1, None) if one.projection is None else one.projection.at(batch)
+        of_input = x, sizes, w_x, one.input.bias
+        answers = state, memory, y, last, kept
+        run(one.gates, code, first, second, third, *of_input, w_h, one.recurrent.bias, w_p, *answers, place, threads)
+    return y, last, kept

@@ -131,7 +131,7 @@ def _fake(
     problem = _problem(cell, numbers)
     ways = problem.layers * problem.directions
     kept = (ways, batch, problem.hidden) if cell == "lstm" else (0,)
-    y = x.new_empty(x.shape[0], problem.directions * problem.width)
+    y = x.new_empty(*x.shape[:-1], problem.directions * problem.width)
     return y, x.new_empty(ways, batch, problem.width), x.new_empty(*kept)
 
 

@@ -132,6 +132,41 @@ TWOFOUR_NOINLINE void add_block(const Matmul& a, const DenseUnit& unit, int64_t 
     finish_rows<V>(a.epilogue, y_of(a), a.y_stride, unit.token, T, unit.row + at, rows);
 }
 
+// One token needs as many sums at once as multiply-adds are under way: those of several panels, read side by side. Each sum
+// is formed in the order that it has among other tokens. Against one panel at a time: 5 % less at 768 x 256 in an L2.
+template <class V>
+constexpr int kTokenPanels = V::width / 4;  // 8 vectors of sums
+
+template <class V>
+TWOFOUR_NOINLINE void add_token(const Matmul& a, const DenseUnit& unit) {
+  constexpr int panels = kTokenPanels<V>, each = kDensePanel / V::width;
+  const int64_t step = a.in_features * kDensePanel;
+  typename V::reg sums[panels][each];
+  TWOFOUR_UNROLL
+  for (int i = 0; i < panels * each; i++) sums[i / each][i % each] = V::zero();
+  const float *weight = unit.weight, *x = unit.x;
+  for (int64_t k = unit.inputs; k > 0; k--, weight += kDensePanel, x++) {
+    const typename V::reg one = V::broadcast_shared(x);
+    TWOFOUR_UNROLL
+    for (int p = 0; p < panels; p++) {
+      TWOFOUR_UNROLL
+      for (int v = 0; v < each; v++)
+        sums[p][v] = V::fma(V::load_shared(weight + p * step + v * V::width), one, sums[p][v]);
+    }
+  }
+  float* y = y_of(a) + unit.token * a.y_stride + unit.row;
+  TWOFOUR_UNROLL
+  for (int i = 0; i < panels * each; i++) {
+    const int64_t at = i * V::width, left = unit.rows - at;
+    if (left <= 0) break;
+    const bool biased = unit.begins && a.bias != nullptr;
+    const typename V::reg sum = sums[i / each][i % each], bias = biased ? V::load(a.bias + unit.row + at, left) : V::zero();
+    V::store(y + at, unit.begins ? sum + bias : V::load(y + at, left) + sum, left);
+  }
+  if (unit.ends && !a.epilogue.plain())
+    finish_rows<V>(a.epilogue, y_of(a), a.y_stride, unit.token, 1, unit.row, unit.rows);
+}
+
 template <class V, int T = DensePlan<V>::most>
 void add_block_of(int64_t tokens, const Matmul& a, const DenseUnit& unit) {
   if (tokens == T) {
@@ -171,12 +206,14 @@ void dense_panels(const Matmul& a) {
         team.barrier();
         reading = true;
         team.share(plan.panels * count, 1, &begin, &end);
-        for (int64_t u = begin; u < end; u++) {
+        for (int64_t u = begin, taken = 1; u < end; u += taken) {
           const int64_t panel = u / count, b = u % count, row = panel * kDensePanel;
           const int64_t token = Plan::first(a, plan.blocks, b0 + b), next = Plan::first(a, plan.blocks, b0 + b + 1);
+          taken = a.tokens == 1 && end - u >= kTokenPanels<V> ? kTokenPanels<V> : 1;
           const DenseUnit unit{packed + b * plan.floats(), weight + (panel * a.in_features + k) * kDensePanel, inputs, token,
-                               row, least(kDensePanel, a.out_features - row), k == 0, k + inputs == a.in_features};
-          add_block_of<V>(next - token, a, unit);
+                               row, least(taken * kDensePanel, a.out_features - row), k == 0, k + inputs == a.in_features};
+          if (taken > 1) add_token<V>(a, unit);
+          else add_block_of<V>(next - token, a, unit);
         }
       }
       if (a.rows_done) {
