@@ -22,6 +22,7 @@ from twofour.kernels.problem import Problem
 from twofour.layers import compiled_parts, is_hugging_face_conv1d, kind_of, obstacle, require_unwrapped
 from twofour.packing import Header, Packed, encodings, has_form, packed_bytes, packed_rule
 from twofour.patterns import Pattern
+from twofour.quantization.carried import held_by
 
 _SHOWN = ("weight", "in_proj_weight", "q_proj_weight", "weight_ih_l0", "weight_ih")
 """Names of the weight whose shape the plan shows, of the layers of a kind that a pattern can be laid over."""
@@ -195,6 +196,8 @@ def refusal(module: nn.Module, inside_attention: bool, computing: Computing = FL
         return f"no packed kernel for {type(module).__name__} yet"
     if image and module.padding_mode != "zeros":
         return f"padding_mode {module.padding_mode!r}: the kernels pad with zeros"
+    if (low := held_by(module)) is not None:
+        return f"{low.widths.name}: no kernel yet; it computes in floats that hold its whole numbers"
     if reason := obstacle(module):
         return reason
     if inner := [name for name, _ in module.named_children()]:
