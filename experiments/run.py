@@ -18,6 +18,7 @@ from torch import nn
 
 import block_rnn
 import gradients as pruned_gradients
+import low_bit_nets
 import page as results_page
 from arms import FOLLOW_LOSS, Arm, again, built, one_shot
 from records import SCRATCH, Nearness, Records, Row, Run, Trained, version
@@ -129,6 +130,32 @@ def blocks(
             row = block_rnn.measured(subject, arm, seed, list(records.rows.values()))
             records.add(row)
             console.print(f"{name} seed {seed}: {arm.key}: {row.value:.3f} at {100 * row.sparsity:.1f} % zeros")
+
+
+@app.command("low-bits")
+def low_bits(
+    name: Annotated[str, typer.Argument(help=", ".join(TASKS))] = "fashion",
+    seeds: Annotated[str, typer.Option(help="Comma separated.")] = "0,1,2",
+    only: Annotated[str, typer.Option(help="Globs of rows, comma separated: 'float,w1*'.")] = "*",
+    threads: Annotated[int, typer.Option(help="0: torch's own choice.")] = 0,
+    record: Annotated[bool, typer.Option("--record", help="Keep the rows in experiments/records, in git.")] = False,
+) -> None:
+    """Train nets of 1 and 2 bits and their float control; a stopped run goes on where it stopped."""
+    if name not in TASKS:
+        raise typer.BadParameter(f"{name!r}: wanted {', '.join(TASKS)}")
+    if threads:
+        torch.set_num_threads(threads)
+    subject = TASKS[name]()
+    records = Records(f"low-bits-{name}", asdict(subject.metric), record)
+    for seed in map(int, seeds.split(",")):
+        for key in low_bit_nets.ARMS:
+            if (key, seed) in records.rows or not any(fnmatch.fnmatch(key, glob) for glob in only.split(",")):
+                continue
+            row = low_bit_nets.measured(subject, dense_model(subject, seed), key, seed, _evaluated, _trained)
+            records.add(row)
+            console.print(
+                f"{name} seed {seed}: {key}: dense {row.dense:.2f}, rounded {row.one_shot:.2f}, {row.value:.2f}"
+            )
 
 
 @app.command()

@@ -244,3 +244,17 @@ def test_two_processes_that_add_rows_keep_those_of_both(here):
     other.add(row("b"))
     one.add(row("c"))
     assert [found.key for found in load(one.path)[1]] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("key", ["float", "w1a2", "w2a2"])
+def test_a_row_of_low_bits_is_trained_and_held_to_whole_numbers(key, monkeypatch):
+    import low_bit_nets
+    import run
+    from twofour import quantization
+
+    task = toy()
+    model = task.network(0)
+    monkeypatch.setattr(run, "console", run.Console(quiet=True))
+    row = low_bit_nets.measured(task, model, key, 0, run._evaluated, lambda *given: run._trained(*given))
+    assert row.key == key and row.value > row.dense - 5 and row.epochs == task.epochs
+    assert {held.widths.name for held in quantization.of(model).values()} == ({key} if key != "float" else set())
