@@ -357,3 +357,11 @@ def test_every_image_of_a_test_set_is_answered_as_by_whole_numbers(weights: str,
     with quantization.in_whole_numbers(model):
         whole = model(x[1400:])
     assert torch.equal(answer, whole) and len(whole) == 397
+
+
+def test_estimate_runs_it_on_shapes_alone_and_autocast_does_not_round_its_sums() -> None:
+    model, x = twofour.quantize(convnet(), "w2", "a2"), torch.randn(2, 1, 8, 8)
+    assert "a100" in str(twofour.estimate(model, x, machine="a100-sxm")).lower()
+    want = model[0](x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(model[0](x), want)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 
 import torch
@@ -65,7 +66,8 @@ def _sum(module: Layer, held: LowBits, levels: Tensor, weight: Tensor, count: in
 
 
 def _product(module: Layer, x: Tensor, weight: Tensor) -> Tensor:
-    with torch.autocast(x.device.type, enabled=False):
+    available = torch.amp.is_autocast_available(x.device.type)  # not where there are shapes alone, on the meta device
+    with torch.autocast(x.device.type, enabled=False) if available else nullcontext():
         if isinstance(module, nn.Conv2d):
             return module._conv_forward(x, weight, None)
         return functional.linear(x, weight)
