@@ -22,6 +22,7 @@ from tests.kernels.test_nm_conv import sparse as sparse_conv
 from twofour import native
 from twofour.kernels.attention import reference as attention_reference
 from twofour.kernels.base import Kernel
+from twofour.kernels.bits_matmul import TERNARY, BitWeight, bipolar, bits_matmul_reference, twos
 from twofour.kernels.conv import ConvKernel, ConvProblem
 from twofour.kernels.fused_block import Expression, program
 from twofour.kernels.nm_compress import nm_compress_reference
@@ -447,6 +448,21 @@ def block_product(row: Kernel) -> None:
                 assert_product(y, rounded, packed.unpack(), bias, low and x.dtype is torch.bfloat16)
 
 
+def bits_product(row: Kernel) -> None:
+    """Widths of one, two and more bits, inputs real and rounded by a range for each token."""
+    for levels, bits in ((bipolar(1), 1), (TERNARY, 8), (twos(4), 4), (twos(8), 3)):
+        if row.layout == "bits_packed" and levels.bits > 4:
+            continue
+        for out, columns in ((1, 4), (193, 8), (33, 260), (72, 111)):
+            codes = torch.randint(0, 3 if levels == TERNARY else levels.most + 1, (out, columns), dtype=torch.uint8)
+            weight = BitWeight(codes, levels, random(out, seed=2).abs())
+            prepared, quantization = row.prepare(weight), Quantization(bits=bits)
+            for x, bias, count in calls(out, columns, True, 65):
+                with threads(count):
+                    y = row.run(x, prepared, bias, Problem(out, quantization=quantization))
+                assert torch.equal(y, bits_matmul_reference(x, weight, bias, quantization))
+
+
 def convolution(row: ConvKernel) -> None:
     swept = 0
     for geometry, (images, height, width) in (*GEOMETRIES, *APART):
@@ -468,6 +484,7 @@ DRIVERS: dict[str, Callable] = {
     **{
         "nm_matmul": product,
         "block_matmul": block_product,
+        "bits_matmul": bits_product,
         "dense_matmul": product,
         "nm_conv": convolution,
         "dense_conv": convolution,

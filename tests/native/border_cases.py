@@ -18,6 +18,7 @@ from torch._subclasses import FakeTensorMode
 
 from twofour import native, packing
 from twofour.errors import KernelError
+from twofour.kernels.bits_matmul import BitWeight, bits_rows, twos
 from twofour.kernels.block_matmul import block_rows
 from twofour.kernels.conv import Geometry
 from twofour.kernels.dense_conv import direct_rows, winograd_rows
@@ -111,6 +112,10 @@ def products(scale: int) -> Iterator[Call]:
     for row in block_rows():
         packed = row.prepare(packing.pack(blocks, "block:8x4@0.75", dtype=row.dtype)).tensor
         yield row.isa, EXT.block_matmul, [row.index, x, packed, bias, y, 1, 1, other, True, 1.0, 0, 1.0, 0, 1]
+    codes = BitWeight(torch.randint(0, 4, (rows, 128), dtype=torch.uint8), twos(2), torch.ones(rows))
+    for row in bits_rows():
+        packed, many = row.prepare(codes).tensor, (True, 1.0, 0, 1.0, 0, 3, 1, False, 1)
+        yield row.isa, EXT.bits_matmul, [row.index, x, packed, bias, y, 1, 1, other, *many]
     for row in native_dense_rows():
         dense = row.prepare(torch.randn(rows, 128)).tensor
         yield row.isa, EXT.dense_matmul, [row.index, x, dense, bias, y, 1, 1, other, 1]

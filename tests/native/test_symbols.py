@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 KERNELS = (
     "twofour::nm_",
+    "twofour::bits_",
     "twofour::block_",
     "twofour::depthwise_",
     "twofour::recurrent_",

@@ -17,6 +17,11 @@ struct Quantization {
   int32_t x_zero;
   float y_scale;
   int32_t y_zero;
+  // Products of codes (bits_matmul): the greatest whole number of an input, and what codes u stand for, real = scale *
+  // (x_factor * u - zero). `x_centred`: a dynamic range lies around zero.
+  int32_t x_most = 255;
+  int32_t x_factor = 1;
+  bool x_centred = false;
 };
 
 // One call. Strides are in elements. `weight` is 64-byte aligned and holds the bytes that the kernel's layout packed

@@ -58,7 +58,7 @@ class NativeProduct(Kernel):
             raise _no_range(self)
         *leading, in_features = x.shape
         y = torch.empty((*leading, problem.rows), dtype=quantization.output(x), device="cpu")
-        other = None if epilogue.plain else _second_operand(epilogue, other, x, y)
+        other = None if epilogue.plain else second_operand(epilogue, other, x, y)
         if not self._call()(
             self.index,
             x if x.is_contiguous() else together(x),
@@ -78,7 +78,7 @@ class NativeProduct(Kernel):
         """Return the native function of this row's table."""
 
 
-def _second_operand(epilogue: Epilogue, other: Tensor | None, x: Tensor, y: Tensor) -> Tensor | None:
+def second_operand(epilogue: Epilogue, other: Tensor | None, x: Tensor, y: Tensor) -> Tensor | None:
     """Return `other` as the kernel reads it: (tokens, out), its rows contiguous, of y's dtype (float32 where whole)."""
     epilogue.require(other, tuple(y.shape))
     if other is None:

@@ -9,6 +9,7 @@ from typing import Any
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel, R, Row
+from twofour.kernels.bits_matmul import bits_rows
 from twofour.kernels.block_matmul import block_rows
 from twofour.kernels.conv import ConvKernel
 from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV, direct_rows, winograd_rows
@@ -29,7 +30,7 @@ def rows() -> tuple[Kernel, ...]:
     """Return every kernel of a product there is, whether or not it can run here."""
     torchs = (REFERENCE, ONEDNN, *MKL, PLAIN, ONEDNN_BF16, PLAIN_BF16, ONEDNN_INT8)
     on_gpu = (*CUSPARSELT, *CUTLASS, *FEW_TOKENS, *CUDA_DENSE, TINY_INT4)
-    return (*native_rows(), *block_rows(), *torchs, *native_dense_rows(), *on_gpu, *_ADDED)
+    return (*native_rows(), *block_rows(), *bits_rows(), *torchs, *native_dense_rows(), *on_gpu, *_ADDED)
 
 
 def add(kernel: Kernel) -> Kernel:

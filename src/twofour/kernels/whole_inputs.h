@@ -26,10 +26,14 @@ inline bool static_range(const Matmul& a, Range* range) {
   return !a.quantization.dynamic;
 }
 
-// The least and greatest of x and 0, and the scale that spreads them over 0..255. A token that holds a NaN or an
-// infinity has scale NaN, so that all of its outputs are NaN.
+// The least and greatest of x and 0, and whether all of x is finite.
+struct Span {
+  float least, most;
+  bool finite;
+};
+
 template <class V, class X>
-TWOFOUR_INLINE Range range_of(const X* x, int64_t in) {
+TWOFOUR_INLINE Span span_of(const X* x, int64_t in) {
   constexpr int chains = 4;
   typename V::reg low[chains], high[chains], broken[chains];
   TWOFOUR_UNROLL
@@ -56,17 +60,25 @@ TWOFOUR_INLINE Range range_of(const X* x, int64_t in) {
     high[0] = V::max(high[0], high[c]);
     broken[0] = broken[0] + broken[c];
   }
-  const float least = V::smallest(low[0]), most = V::largest(high[0]), nothing = V::sum(broken[0]);
-  float scale = (most - least) / 255.0f;
+  const float nothing = V::sum(broken[0]);
+  return {V::smallest(low[0]), V::largest(high[0]), nothing == 0.0f};
+}
+
+// The scale that spreads what lies between the least and the greatest of x and 0 over 0 ... `steps`. A token that holds a
+// NaN or an infinity has scale NaN, so that all of its outputs are NaN.
+template <class V, class X>
+TWOFOUR_INLINE Range range_of(const X* x, int64_t in, int32_t steps = 255) {
+  const Span span = span_of<V>(x, in);
+  float scale = (span.most - span.least) / static_cast<float>(steps);
   if (scale < kLeastScale) scale = kLeastScale;
-  if (!(nothing == 0.0f)) return {__builtin_nanf(""), 0};
-  return {scale, ((typename V::I)V::to_ints(V::all(-least / scale)))[0]};
+  if (!span.finite) return {__builtin_nanf(""), 0};
+  return {scale, ((typename V::I)V::to_ints(V::all(-span.least / scale)))[0]};
 }
 
 // One token as u8 with 8 bytes every `stride`: x is [octet][token][8].
 template <class V, class X>
-TWOFOUR_INLINE void quantize_token(const X* x, int64_t in, Range range, uint8_t* to, int64_t stride) {
-  const Rounder<V> rounder(1.0f / range.scale, range.zero, 0, 255);
+TWOFOUR_INLINE void quantize_token(const X* x, int64_t in, Range range, uint8_t* to, int64_t stride, int most = 255) {
+  const Rounder<V> rounder(1.0f / range.scale, range.zero, 0, most);
   int64_t k = 0;
   for (; k + V::width <= in; k += V::width) V::store_x(rounder(V::load_unaligned(x + k)), to, k, stride);
   if (k < in) V::store_x(rounder(V::load(x + k, in - k)), to, k, stride);

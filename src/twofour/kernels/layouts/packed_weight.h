@@ -46,6 +46,12 @@ class PackedWeight {
     return grouped && head().rows > 0 && head().columns > 0 &&
            !__builtin_mul_overflow(head().rows, head().columns, &count) && count / 4 <= size_;
   }
+  // The same of a layout without groups that holds at most so many weights in a byte.
+  bool sizes_at_most(int64_t per_byte) const {
+    int64_t count;
+    return head().rows > 0 && head().columns > 0 && !__builtin_mul_overflow(head().rows, head().columns, &count) &&
+           count / per_byte <= size_;
+  }
   int64_t behind() const { return size_ - static_cast<int64_t>(sizeof(LayoutHeader)); }
 
  private:

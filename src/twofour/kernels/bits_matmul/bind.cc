@@ -1,0 +1,77 @@
+// Products of codes for Python: the table of kernels, the sizes of the layouts, the call.
+#include <nanobind/stl/string.h>
+
+#include "bits.h"
+#include "bits_matmul.h"
+#include "kernels/product_operands.h"
+#include "native/binding.h"
+
+namespace nb = nanobind;
+
+namespace twofour {
+namespace {
+
+constexpr BitsMatmulKernel kBitsMatmulKernels[] = {
+#define TWOFOUR_ROW(symbol, ...) {{#symbol, "bits_matmul", __VA_ARGS__}, symbol##__workspace, symbol},
+#include "bits_matmul.inc"
+#undef TWOFOUR_ROW
+};
+
+// What holds of every head that packing writes, and that the bytes behind the header are as many as it says.
+void require_codes(const RowBase& row, const PackedWeight& packed) {
+  const BitsLayout& layout = *bits_layout(row.layout);
+  packed.require_sound(packed.head().group == 0 && packed.sizes_at_most(8) &&
+                       packed.behind() >= static_cast<int64_t>(sizeof(BitsHead)));
+  const BitsHead& head = *reinterpret_cast<const BitsHead*>(packed.bytes());
+  packed.require_sound(layout.takes(head.bits) &&
+                       BitsPlaces(layout, packed.head().rows, packed.head().columns, head.bits).end == packed.behind());
+}
+
+// Codes that are given must be those of the width.
+bool within(const Rows& codes, int most) {
+  uint8_t all = 0;
+  for (int64_t r = 0; r < codes.rows; r++) {
+    const auto* row = reinterpret_cast<const uint8_t*>(codes.data) + r * codes.stride;
+    for (int64_t k = 0; k < codes.width; k++) all = row[k] > all ? row[k] : all;
+  }
+  return all <= most;
+}
+
+}  // namespace
+
+void bind_bits_matmul(nb::module_& m) {
+  bind_table(m, kBitsMatmulKernels);
+  // Of a layout for (rows, columns) codes of `bits` bits: outputs of a panel, where scales, sums and weights begin, and the
+  // layout ends, in bytes behind the header.
+  m.def("bits_places", [](const std::string& name, int64_t rows, int64_t columns, int64_t bits) {
+    const BitsLayout* layout = bits_layout(name.c_str());
+    if (!layout || !layout->takes(bits)) throw nb::value_error("no such layout of codes");
+    const BitsPlaces places(*layout, rows, columns, bits);
+    return nb::make_tuple(layout->panel, places.scales, places.sums, places.weights, places.end);
+  });
+  // Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous. x: real, or codes
+  // up to `most`, which stand for x_scale * (factor * u - x_zero); `centred`: dynamic ranges lie around zero.
+  bind_call(m, "bits_matmul", +[](int index, const Operand& x, const Operand& weight, const Operand& bias,
+                                  const Answer& y, int activation, int combine, const Operand& other, bool dynamic,
+                                  float x_scale, int x_zero, float y_scale, int y_zero, int most, int factor, bool centred,
+                                  int threads) {
+    const BitsMatmulKernel& kernel = row(kBitsMatmulKernels, index);
+    const Border border(kernel.name);
+    const ProductOperands seen(border, x, bias, y, kInt8Reads, kInt8Writes, {activation, combine}, other);
+    const PackedWeight packed(border, weight);
+    if (!packed.made_for(kernel.dtype, kernel.layout, seen.to.width, seen.from.width)) return false;
+    require_codes(kernel, packed);
+    border.require(1 <= most && most <= 255 && (most & (most + 1)) == 0 && (factor == 1 || factor == 2) &&
+                       0 <= x_zero && x_zero <= most && -128 <= y_zero && y_zero <= 255,
+                   x, "input", "codes of 1 to 8 bits, a zero point among them");
+    const bool codes = seen.from.type == Type::u8;
+    border.require(!codes || !dynamic, x, "input", "a static range for an input of torch.uint8");
+    border.require(!codes || most == 255 || within(seen.from, most), x, "input",
+                   "codes from 0 to " + std::to_string(most));
+    run_product(border, kernel,
+                seen.call(packed, {dynamic, x_scale, x_zero, y_scale, y_zero, most, factor, centred}, threads));
+    return true;
+  });
+}
+
+}  // namespace twofour

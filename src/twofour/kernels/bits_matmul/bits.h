@@ -1,0 +1,90 @@
+// The layouts of weights of codes: where their parts stand, and a weight as a kernel reads it. layout.py writes them.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "native/integers.h"
+
+namespace twofour {
+
+// Behind the 64-byte header of a layout. A weight is value = alpha * stored + beta.
+struct BitsHead {
+  int32_t bits;  // of a stored code: 8 of bytes (two's complement); 1, 2 or 4 of packed ones; of planes and tables 1 to 8
+  int32_t alpha, beta;
+  int32_t rest[13];  // what Python writes for itself
+};
+static_assert(sizeof(BitsHead) == 64);
+
+// What a layout is but for a weight's sizes: outputs of a panel, and the bytes of one with so many inputs.
+struct BitsLayout {
+  const char* name;
+  int64_t panel;
+  bool (*takes)(int64_t bits);
+  int64_t (*panel_bytes)(int64_t in, int64_t bits);
+};
+
+constexpr int64_t kBytesPanel = 64, kPlanesPanel = 32, kTablesPanel = 256;
+constexpr int64_t kTablesInputs = 6;  // bits of a weight that a lookup takes
+
+constexpr BitsLayout kBitsLayouts[] = {
+    // [inputs / 4][64 outputs][4] bytes
+    {"bits_bytes", kBytesPanel, [](int64_t bits) { return bits == 8; },
+     [](int64_t in, int64_t) { return ceil_div(in, 4) * 256; }},
+    // the same, 8 / bits fours of inputs in one byte: the first in the lowest bits
+    {"bits_packed", kBytesPanel, [](int64_t bits) { return bits == 1 || bits == 2 || bits == 4; },
+     [](int64_t in, int64_t bits) { return ceil_div(in, 32 / bits) * 256; }},
+    // [plane][inputs / 64][32 outputs] words of 64 bits, the lowest plane first
+    {"bits_planes", kPlanesPanel, [](int64_t bits) { return 1 <= bits && bits <= 8; },
+     [](int64_t in, int64_t bits) { return ceil_div(in, 64) * bits * 256; }},
+    // [plane][inputs / 6][4 vectors][32][2] bytes of 6 bits; the two are outputs 32 apart
+    {"bits_tables", kTablesPanel, [](int64_t bits) { return 1 <= bits && bits <= 8; },
+     [](int64_t in, int64_t bits) { return ceil_div(in, kTablesInputs) * bits * kTablesPanel; }},
+};
+
+inline const BitsLayout* bits_layout(const char* name) {
+  for (const BitsLayout& layout : kBitsLayouts)
+    if (std::strcmp(layout.name, name) == 0) return &layout;
+  return nullptr;
+}
+
+// Where the parts of a layout stand, in bytes behind the header: scales and sums have whole panels.
+struct BitsPlaces {
+  int64_t scales, sums, weights, end;
+
+  BitsPlaces(const BitsLayout& layout, int64_t out, int64_t in, int64_t bits) {
+    const int64_t panels = ceil_div(out, layout.panel), numbers = round_up(panels * layout.panel * 4, 64);
+    scales = sizeof(BitsHead);
+    sums = scales + numbers;
+    weights = sums + numbers;
+    end = weights + panels * layout.panel_bytes(in, bits);
+  }
+};
+
+}  // namespace twofour
+
+namespace {
+
+using twofour::BitsHead;
+
+// A layout as a kernel reads it; the border has held its size against its head.
+struct BitsWeight {
+  const BitsHead& head;
+  int64_t panels, panel_bytes;
+  const float* scales;
+  const int32_t* sums;  // of the values of a row
+  const char* weights;
+
+  BitsWeight(const twofour::BitsLayout& layout, const void* data, int64_t out, int64_t in)
+      : head(*static_cast<const BitsHead*>(data)), panels(ceil_div(out, layout.panel)),
+        panel_bytes(layout.panel_bytes(in, head.bits)) {
+    const twofour::BitsPlaces places(layout, out, in, head.bits);
+    const char* base = static_cast<const char*>(data);
+    scales = reinterpret_cast<const float*>(base + places.scales);
+    sums = reinterpret_cast<const int32_t*>(base + places.sums);
+    weights = base + places.weights;
+  }
+  const char* panel(int64_t p) const { return weights + p * panel_bytes; }
+};
+
+}  // namespace

@@ -1,0 +1,107 @@
+"""Weights as unsigned codes: every number system of 1 to 8 bits is affine in its code, value = alpha * u + beta."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofour.errors import KernelError
+from twofour.kernels.quantization import Quantization
+from twofour.shapes import Float32, UInt8
+
+INT32_LARGEST = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class Levels:
+    """What codes 0 ... 2^bits - 1 stand for (Feng et al. 2021, arXiv 2106.12169, cases I to III; two's complement).
+
+    Attributes:
+        bits: Bits of a code, 1 to 8.
+        alpha: Step from one level to the next.
+        beta: Level of the code 0.
+    """
+
+    bits: int
+    alpha: int = 1
+    beta: int = 0
+
+    def __post_init__(self) -> None:
+        if self.bits not in range(1, 9) or self.alpha not in (1, 2) or self.beta not in range(-255, 1):
+            raise KernelError(
+                "there are no such levels",
+                got=f"{self.bits} bits, value = {self.alpha} u + {self.beta}",
+                wanted="1 to 8 bits, steps of 1 or 2, the lowest level from -255 to 0",
+            )
+
+    @property
+    def most(self) -> int:
+        """The greatest code."""
+        return (1 << self.bits) - 1
+
+    @property
+    def largest(self) -> int:
+        """The greatest magnitude of a level."""
+        return max(-self.beta, self.alpha * self.most + self.beta)
+
+    def longest(self, quantization: Quantization) -> int:
+        """Return how many products with such inputs surely fit an int32 sum.
+
+        An input is factor * u - zero, from -most to most whatever its levels, so that a sum of n products is at most
+        n * largest * most. What is summed on the way wraps around modulo 2^32, and so is exact when the end is.
+        """
+        return INT32_LARGEST // (max(self.largest, 1) * quantization.most)
+
+
+def unsigned(bits: int) -> Levels:
+    """Return the levels 0 ... 2^bits - 1."""
+    return Levels(bits)
+
+
+def twos(bits: int) -> Levels:
+    """Return the levels -2^(bits - 1) ... 2^(bits - 1) - 1: the code is two's complement with its top bit flipped."""
+    return Levels(bits, 1, -(1 << (bits - 1)))
+
+
+def bipolar(bits: int) -> Levels:
+    """Return the odd levels -(2^bits - 1) ... 2^bits - 1; of one bit -1 and 1."""
+    return Levels(bits, 2, 1 - (1 << bits))
+
+
+TERNARY = Levels(2, 1, -1)
+"""-1, 0 and 1: codes 0, 1 and 2."""
+
+
+@dataclass(frozen=True, eq=False)
+class BitWeight:
+    """A weight of codes.
+
+    Attributes:
+        codes: uint8 (out, in), each at most `levels.most`.
+        levels: What they stand for.
+        scales: float32 (out,): real = scale * value.
+
+    Raises:
+        KernelError: Sizes, dtypes or codes do not fit each other.
+    """
+
+    codes: UInt8[Tensor, "out in"]
+    levels: Levels
+    scales: Float32[Tensor, " out"]
+
+    def __post_init__(self) -> None:
+        codes, scales = self.codes, self.scales
+        fits = codes.dtype is torch.uint8 and codes.ndim == 2 and codes.numel() > 0 and codes.is_cpu
+        fits = fits and scales.dtype is torch.float32 and scales.shape == codes.shape[:1]
+        if not fits or int(codes.max()) > self.levels.most:
+            raise KernelError(
+                "a weight of codes does not fit its levels",
+                got=f"codes {tuple(codes.shape)} of {codes.dtype}, scales {tuple(scales.shape)} of {scales.dtype}",
+                wanted=f"uint8 (out, in) on the CPU, codes from 0 to {self.levels.most}, a float32 scale for each row",
+            )
+
+    def values(self) -> Tensor:
+        """Return the whole numbers that the codes stand for: int32 (out, in)."""
+        return self.codes.int() * self.levels.alpha + self.levels.beta

@@ -1,0 +1,96 @@
+"""Native products of codes on the CPU: rows of bits_matmul.inc."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofour import native
+from twofour.kernels.base import FLOATS, Prepared
+from twofour.kernels.bits_matmul.codes import BitWeight, Levels
+from twofour.kernels.bits_matmul.layout import from_layout, to_layout
+from twofour.kernels.native_product import NativeProduct, foreign, second_operand
+from twofour.kernels.operands import together
+from twofour.kernels.problem import MaybeTensor, Problem
+from twofour.kernels.quantization import Quantization
+from twofour.packing import HEADER_BYTES
+
+PACKED_BITS = 4
+"""Bits up to which codes are packed several in a byte."""
+
+
+@dataclass(frozen=True)
+class BitsMatmul(NativeProduct):
+    """One row of bits_matmul.inc: y = x @ W.T + bias, W codes of 1 to 8 bits, x rounded to codes of 1 to 8 bits.
+
+    Sums are exact: all rows give the same bits, those of `bits_matmul_reference`.
+    """
+
+    def refuses_levels(self, levels: Levels, columns: int, quantization: Quantization) -> str | None:
+        """Return why this row cannot multiply `columns` inputs by codes of these levels, or None when it can."""
+        if (reason := self.unavailable()) is not None:
+            return reason
+        if self.layout == "bits_packed" and levels.bits > PACKED_BITS:
+            return f"packs codes of at most {PACKED_BITS} bits, the weight has {levels.bits}"
+        if columns > (longest := levels.longest(quantization)):
+            return f"sums of {columns} inputs may exceed int32; at most {longest}"
+        return None
+
+    def prepare(self, weight: BitWeight) -> Prepared:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return a weight in this row's layout behind a 64-byte header: uint8."""
+        return Prepared(self, to_layout(weight, self.layout))
+
+    def restore(self, prepared: Prepared) -> BitWeight:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the weight of a prepared one."""
+        return from_layout(prepared.tensor)
+
+    def run(
+        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None
+    ) -> Tensor:
+        """Multiply; see `NativeProduct.run`. `problem.quantization` says bits, levels and range of the inputs.
+
+        Raises:
+            KernelError: As `NativeProduct.run`; an input of codes holds one above those of its bits.
+        """
+        epilogue, quantization = problem.epilogue, problem.quantization
+        *leading, in_features = x.shape
+        y = torch.empty((*leading, problem.rows), dtype=quantization.output(x), device="cpu")
+        other = None if epilogue.plain else second_operand(epilogue, other, x, y)
+        codes = quantization.most, quantization.factor, quantization.levels != "unsigned"
+        x = x if x.is_contiguous() else together(x)
+        arguments = x, weight.tensor, bias, y, *epilogue.codes, other, *quantization.codes, *codes
+        if not self._call()(self.index, *arguments, native.threads()):
+            raise foreign(self, weight.tensor, problem.rows, in_features)
+        return y
+
+    def _call(self) -> Callable[..., bool]:
+        return native.extension().bits_matmul
+
+    @property
+    def reads(self) -> tuple[torch.dtype, ...]:
+        """What an input may be."""
+        return FLOATS
+
+    @property
+    def native_product(self) -> None:
+        """None: what runs products inside knows no bits of inputs."""
+        return None
+
+    def least_bytes(self, out_features: int, in_features: int) -> int:
+        """Return the bytes of both headers and of one bit for each weight."""
+        return 2 * HEADER_BYTES + out_features * in_features // 8
+
+
+def bits_rows() -> list[BitsMatmul]:
+    """Return the rows of bits_matmul.inc in their order there."""
+    return [
+        BitsMatmul(
+            *(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index),
+            tokens_least=row.least,
+            tokens_most=row.most,
+        )
+        for row in native.rows("bits_matmul")
+    ]

@@ -1,0 +1,173 @@
+"""The orders of bytes in which kernels read weights of codes (bits.h), made from plain codes and turned back."""
+
+from __future__ import annotations
+
+import struct
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from twofour import native
+from twofour.kernels.bits_matmul.codes import BitWeight, Levels
+from twofour.native import pages
+from twofour.packing import HEADER_BYTES, layout_head, layout_header
+from twofour.shapes import UInt8
+
+_HEAD = struct.Struct("<6i40x")  # BitsHead: bits, alpha, beta of what is stored; those of the weight's own codes
+
+
+class Layout(Protocol):
+    """One order: how codes are stored, and where."""
+
+    def stored(self, levels: Levels) -> tuple[int, int, int]:
+        """Return bits, alpha and beta of a stored code: value = alpha * stored + beta."""
+        ...
+
+    def to_bytes(self, codes: UInt8[Tensor, "out in"], levels: Levels) -> Tensor:
+        """Return codes of whole panels of outputs as they are stored: uint8, flat."""
+        ...
+
+    def to_codes(self, data: Tensor, out: int, columns: int, levels: Levels) -> Tensor:
+        """Return the inverse of `to_bytes`: uint8 (out, columns)."""
+        ...
+
+
+class Bytes:
+    """Bytes of two's complement, [panel][inputs / 4][64 outputs][4]: the values themselves where they fit."""
+
+    def stored(self, levels: Levels) -> tuple[int, int, int]:
+        """See `Layout.stored`: codes less 128 where values need nine bits."""
+        if levels.beta >= -128 and levels.alpha * levels.most + levels.beta <= 127:
+            return 8, 1, 0
+        return 8, levels.alpha, levels.beta + 128 * levels.alpha
+
+    def to_bytes(self, codes: Tensor, levels: Levels) -> Tensor:
+        """See `Layout.to_bytes`."""
+        _, alpha, beta = self.stored(levels)
+        values = (codes.short() * levels.alpha + levels.beta - beta) // alpha
+        padded = _padded(values.to(torch.int8).view(torch.uint8), 4)
+        return padded.view(-1, 64, padded.shape[1] // 4, 4).transpose(1, 2).flatten()
+
+    def to_codes(self, data: Tensor, out: int, columns: int, levels: Levels) -> Tensor:
+        """See `Layout.to_codes`."""
+        _, alpha, beta = self.stored(levels)
+        values = data.view(-1, -(-columns // 4), 64, 4).transpose(1, 2).reshape(out, -1)[:, :columns].view(torch.int8)
+        return ((values.short() * alpha + beta - levels.beta) // levels.alpha).to(torch.uint8)
+
+
+class PackedCodes:
+    """Codes of 1, 2 or 4 bits: as `Bytes`, but a byte holds a code of each of 8, 4 or 2 fours of inputs."""
+
+    def stored(self, levels: Levels) -> tuple[int, int, int]:
+        """See `Layout.stored`: the codes themselves; three bits take four."""
+        return 4 if levels.bits == 3 else levels.bits, levels.alpha, levels.beta
+
+    def to_bytes(self, codes: Tensor, levels: Levels) -> Tensor:
+        """See `Layout.to_bytes`."""
+        bits = self.stored(levels)[0]
+        per = 8 // bits
+        padded = _padded(codes, 4 * per)
+        fours = padded.view(-1, 64, padded.shape[1] // (4 * per), per, 4)
+        packed = sum(fours[..., i, :] << (i * bits) for i in range(per))
+        assert isinstance(packed, Tensor)
+        return packed.transpose(1, 2).flatten()
+
+    def to_codes(self, data: Tensor, out: int, columns: int, levels: Levels) -> Tensor:
+        """See `Layout.to_codes`."""
+        bits = self.stored(levels)[0]
+        per = 8 // bits
+        packed = data.view(-1, -(-columns // (4 * per)), 64, 4).transpose(1, 2)
+        fours = torch.stack([packed >> (i * bits) & ((1 << bits) - 1) for i in range(per)], -2)
+        return fours.reshape(out, -1)[:, :columns].contiguous()
+
+
+class Planes:
+    """Planes of bits, [panel][plane][inputs / 64][32 outputs] words of 64 bits."""
+
+    def stored(self, levels: Levels) -> tuple[int, int, int]:
+        """See `Layout.stored`: the codes themselves."""
+        return levels.bits, levels.alpha, levels.beta
+
+    def to_bytes(self, codes: Tensor, levels: Levels) -> Tensor:
+        """See `Layout.to_bytes`."""
+        padded = _padded(codes, 64).numpy()
+        planes = [np.packbits(padded >> p & 1, axis=1, bitorder="little").view(np.uint64) for p in range(levels.bits)]
+        words = np.stack(planes, 1).reshape(-1, 32, levels.bits, padded.shape[1] // 64).transpose(0, 2, 3, 1)
+        return torch.as_tensor(np.ascontiguousarray(words).view(np.uint8).reshape(-1), device="cpu")
+
+    def to_codes(self, data: Tensor, out: int, columns: int, levels: Levels) -> Tensor:
+        """See `Layout.to_codes`."""
+        words = data.numpy().view(np.uint64).reshape(-1, levels.bits, -(-columns // 64), 32).transpose(0, 3, 1, 2)
+        planes = np.ascontiguousarray(words).view(np.uint8).reshape(out, levels.bits, -1)
+        ones = np.unpackbits(planes, axis=2, bitorder="little")[:, :, :columns]
+        codes = (ones << np.arange(levels.bits, dtype=np.uint8)[:, None]).sum(1, dtype=np.uint8)
+        return torch.as_tensor(codes, device="cpu")
+
+
+class Tables:
+    """Six bits of a plane in a byte, [panel][plane][inputs / 6][4 vectors][32][2 halves of a vector's outputs]."""
+
+    def stored(self, levels: Levels) -> tuple[int, int, int]:
+        """See `Layout.stored`: the codes themselves."""
+        return levels.bits, levels.alpha, levels.beta
+
+    def to_bytes(self, codes: Tensor, levels: Levels) -> Tensor:
+        """See `Layout.to_bytes`."""
+        sixes = _padded(codes, 6).view(len(codes), -1, 6)
+        planes = [sum((sixes[..., i] >> p & 1) << i for i in range(6)) for p in range(levels.bits)]
+        outputs = torch.stack([plane for plane in planes if isinstance(plane, Tensor)], 1)
+        return outputs.view(-1, 4, 2, 32, *outputs.shape[1:]).permute(0, 4, 5, 1, 3, 2).flatten()
+
+    def to_codes(self, data: Tensor, out: int, columns: int, levels: Levels) -> Tensor:
+        """See `Layout.to_codes`."""
+        outputs = data.view(-1, levels.bits, -(-columns // 6), 4, 32, 2).permute(0, 3, 5, 4, 1, 2)
+        planes = outputs.reshape(out, levels.bits, -1)
+        ones = torch.stack([planes >> i & 1 for i in range(6)], -1).flatten(2)[:, :, :columns]
+        shifts = torch.arange(levels.bits, dtype=torch.uint8, device="cpu")[:, None]
+        return (ones << shifts).sum(1, dtype=torch.uint8)
+
+
+LAYOUTS: dict[str, Layout] = {
+    "bits_bytes": Bytes(),
+    "bits_packed": PackedCodes(),
+    "bits_planes": Planes(),
+    "bits_tables": Tables(),
+}
+"""Name of a layout -> its order."""
+
+
+def to_layout(weight: BitWeight, name: str) -> Tensor:
+    """Return a weight in a layout behind its 64-byte header: uint8."""
+    layout, (out, columns) = LAYOUTS[name], weight.codes.shape
+    head = layout.stored(weight.levels)
+    panel, scales, sums, weights, end = native.extension().bits_places(name, out, columns, head[0])
+    padded = -(-out // panel) * panel
+    buffer = pages.empty(HEADER_BYTES + end)
+    buffer[: HEADER_BYTES + weights] = 0
+    first = layout_header("dense", "bits", name, out, columns)
+    first += _HEAD.pack(*head, weight.levels.bits, weight.levels.alpha, weight.levels.beta)
+    buffer[: len(first)] = torch.frombuffer(bytearray(first), dtype=torch.uint8)
+    body = buffer[HEADER_BYTES:]
+    body[scales : scales + 4 * out] = weight.scales.contiguous().view(torch.uint8)
+    body[sums : sums + 4 * out] = weight.values().sum(1, dtype=torch.int32).view(torch.uint8)
+    codes = torch.nn.functional.pad(weight.codes, (0, 0, 0, padded - out))
+    body[weights:] = layout.to_bytes(codes, weight.levels)
+    return buffer
+
+
+def from_layout(buffer: Tensor) -> BitWeight:
+    """Return the weight that `to_layout` was given."""
+    head = layout_head(buffer)
+    name, (out, columns) = head[32:48].rstrip(b"\0").decode("ascii"), struct.unpack("<2q", head[48:])
+    body = buffer[HEADER_BYTES:]
+    bits, _, _, *own = _HEAD.unpack(body[: _HEAD.size].numpy().tobytes())
+    panel, scales, _, weights, _ = native.extension().bits_places(name, out, columns, bits)
+    levels = Levels(*own)
+    codes = LAYOUTS[name].to_codes(body[weights:], -(-out // panel) * panel, columns, levels)
+    return BitWeight(codes[:out].contiguous(), levels, body[scales : scales + 4 * out].clone().view(torch.float32))
+
+
+def _padded(codes: Tensor, multiple: int) -> Tensor:
+    return torch.nn.functional.pad(codes, (0, -codes.shape[1] % multiple)).contiguous()

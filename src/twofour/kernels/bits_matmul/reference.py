@@ -1,0 +1,43 @@
+"""The product of codes in plain torch, in 64-bit whole numbers: what the kernels are compared with, bit for bit."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from twofour.kernels.bits_matmul.codes import BitWeight
+from twofour.kernels.quantization import DYNAMIC, Quantization, quantize_input, quantize_output
+from twofour.shapes import Float32, Int64, Shaped
+
+
+def whole_product(
+    x: Shaped[Tensor, "*tokens in"], weight: BitWeight, quantization: Quantization = DYNAMIC
+) -> tuple[Int64[Tensor, "*tokens out"], Float32[Tensor, "*tokens 1"]]:
+    """Return sum_k x_k w_k of the levels that inputs and weights are rounded to, and the scale of each token."""
+    codes, scale, zero = quantize_input(x, quantization)
+    levels = codes.long() * quantization.factor - zero.long()
+    return levels @ weight.values().long().T, scale
+
+
+def bits_matmul_reference(
+    x: Shaped[Tensor, "*tokens in"],
+    weight: BitWeight,
+    bias: Float32[Tensor, " out"] | None = None,
+    quantization: Quantization = DYNAMIC,
+) -> Shaped[Tensor, "*tokens out"]:
+    """Return x @ W.T + bias with x rounded to codes by `quantize_input`.
+
+    The sum is exact; it is scaled and shifted in float32 as the kernels do: sum * (x scale * w scale) + bias.
+
+    Args:
+        x: (..., in), float32 or bfloat16; or uint8 codes, where the range is static.
+        weight: Of (out, in) codes.
+        bias: float32 (out,) or None.
+        quantization: Bits, levels and range of the inputs, and the dtype of the answer.
+
+    Returns:
+        (..., out) in the dtype that `quantization` says, that of x by default. A token that is not finite is NaN.
+    """
+    whole, scale = whole_product(x, weight, quantization)
+    y = whole.float() * (scale * weight.scales)
+    y = y if bias is None else y + bias
+    return quantize_output(y, quantization) if quantization.y_dtype else y.to(quantization.output(x))

@@ -1,0 +1,116 @@
+// Tokens as codes of 1 to 8 bits, and sums of products of codes on their way to the answer. quantization.py has the rule
+// by which real numbers become codes, in torch, bit for bit.
+// Included once per instruction set; everything has internal linkage.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "bits.h"
+#include "kernels/whole_outputs.h"
+#include "native/team.h"
+
+namespace {
+
+constexpr int64_t kBitsPass = 4 << 20;  // bytes of tokens per pass over the weights
+constexpr int64_t kTokenPad = 256;      // codes of a token are filled up with zeros to a multiple of these
+
+// Every token of a call: its range, and the sum of its codes.
+struct TokenFacts {
+  Range* ranges;
+  int32_t* sums;
+  static int64_t bytes(int64_t tokens) { return 2 * round_up(tokens * 8, 64); }
+  TokenFacts(void* memory, int64_t tokens)
+      : ranges(static_cast<Range*>(memory)),
+        sums(reinterpret_cast<int32_t*>(static_cast<char*>(memory) + round_up(tokens * 8, 64))) {}
+};
+
+// As range_of, where a range lies around zero: the codes 0 ... most stand for -h ... h, h the greatest magnitude, or, where
+// a code is zero (factor 1), zero is that of half of the codes.
+template <class V, class X>
+TWOFOUR_INLINE Range centred_range(const X* x, int64_t in, int32_t most, int32_t factor) {
+  const Span span = span_of<V>(x, in);
+  const float height = -span.least > span.most ? -span.least : span.most;
+  const int32_t zero = factor == 2 ? most : (most + 1) / 2, above = factor == 2 ? most : most > 1 ? most - zero : 1;
+  float scale = height / static_cast<float>(above);
+  if (scale < kLeastScale) scale = kLeastScale;
+  return {span.finite ? scale : __builtin_nanf(""), zero};
+}
+
+// Odd levels: u = floor(x / (2 s) + (most + 1) / 2), zero and what lies above it upwards.
+template <class V, class X>
+TWOFOUR_INLINE void odd_levels(const X* x, int64_t in, Range range, uint8_t* to, int32_t most) {
+  const auto factor = V::all(0.5f / range.scale), half = V::all(0.5f * static_cast<float>(most + 1));
+  const auto least = V::zero(), last = V::all(static_cast<float>(most));
+  for (int64_t k = 0; k < in; k += V::width) {
+    typename V::reg scaled = V::load(x + k, in - k) * factor;
+#if defined(__x86_64__)
+    asm("" : "+v"(scaled));  // rounded before the sum, as the reference does
+#elif defined(__aarch64__)
+    asm("" : "+w"(scaled));
+#endif
+    const auto held = V::min(V::max(scaled + half, least), last);
+    V::store_x((typename V::ints)__builtin_convertvector(held, typename V::I), to, k, 8);
+  }
+}
+
+template <class V, class X>
+TWOFOUR_NOINLINE Range real_codes(const Matmul& a, const X* x, uint8_t* to) {
+  const twofour::Quantization& q = a.quantization;
+  Range range;
+  if (!static_range(a, &range))
+    range = q.x_centred ? centred_range<V>(x, a.in_features, q.x_most, q.x_factor)
+                        : range_of<V>(x, a.in_features, q.x_most);
+  if (q.x_factor == 2) odd_levels<V>(x, a.in_features, range, to, q.x_most);
+  else quantize_token<V>(x, a.in_features, range, to, 8, q.x_most);
+  return range;
+}
+
+// Token `t` of the call as codes; `padded` bytes of `to` are written, those behind the inputs zero.
+template <class V>
+inline void token_codes(const Matmul& a, int64_t t, uint8_t* to, int64_t padded, const TokenFacts& facts) {
+  const int64_t in = a.in_features;
+  if (a.x_type == Type::f32) {
+    facts.ranges[t] = real_codes<V>(a, static_cast<const float*>(a.x) + t * a.x_stride, to);
+  } else if (a.x_type == Type::bf16) {
+    facts.ranges[t] = real_codes<V>(a, static_cast<const uint16_t*>(a.x) + t * a.x_stride, to);
+  } else {
+    std::memcpy(to, static_cast<const uint8_t*>(a.x) + t * a.x_stride, static_cast<size_t>(in));
+    facts.ranges[t] = {a.quantization.x_scale, a.quantization.x_zero};
+  }
+  std::memset(to + in, 0, static_cast<size_t>(padded - in));
+  uint32_t sum = 0;
+  for (int64_t k = 0; k < padded; k++) sum += to[k];
+  facts.sums[t] = static_cast<int32_t>(sum);
+}
+
+inline int64_t padded_inputs(int64_t in) { return round_up(in + 64, kTokenPad); }  // whole vectors are stored, and read from every group on
+
+// Sums over stored codes, [vector][stride tokens][V::width], to answers; `row` is that of the first vector.
+template <class V>
+inline void finish_codes(const Matmul& a, const BitsWeight& w, int32_t* sums, int64_t vectors, int64_t stride,
+                         const TokenFacts& facts, int64_t first, int64_t tokens, int64_t row) {
+  const auto factor = static_cast<uint32_t>(a.quantization.x_factor);
+  const uint32_t times = factor * static_cast<uint32_t>(w.head.alpha), more = factor * static_cast<uint32_t>(w.head.beta);
+  if (times != 1 || more != 0)
+    for (int64_t v = 0; v < vectors; v++)
+      for (int64_t t = 0; t < tokens; t++) {
+        const uint32_t beside = more * static_cast<uint32_t>(facts.sums[first + t]);
+        int32_t* one = sums + (v * stride + t) * V::width;
+        for (int i = 0; i < V::width; i++) one[i] = static_cast<int32_t>(static_cast<uint32_t>(one[i]) * times + beside);
+      }
+  finish_sums<V>(a, {w.scales, w.sums}, sums, vectors, stride, facts.ranges, first, tokens, row, a.out_features);
+}
+
+// The passes over the tokens of a call, whose layout of the tokens takes `token_bytes` each.
+struct BitsPlan {
+  int64_t padded, token_bytes, per_pass, facts;
+
+  BitsPlan(const Matmul& a, int64_t bytes, int64_t grain)
+      : padded(padded_inputs(a.in_features)), token_bytes(bytes),
+        per_pass(least(round_up(a.tokens, grain), round_up(kBitsPass / bytes + 1, grain))),
+        facts(TokenFacts::bytes(a.tokens)) {}
+  int64_t bytes() const { return facts + per_pass * token_bytes; }
+};
+
+}  // namespace

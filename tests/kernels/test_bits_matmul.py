@@ -1,0 +1,220 @@
+"""Products of codes of 1 to 8 bits: bit for bit those of whole numbers, for every pair of widths and every system."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.conftest import each_row, threads
+from twofour.errors import KernelError
+from twofour.kernels.bits_matmul import (
+    TERNARY,
+    BitsMatmul,
+    BitWeight,
+    Levels,
+    bipolar,
+    bits_matmul_reference,
+    bits_rows,
+    from_layout,
+    to_layout,
+    twos,
+    unsigned,
+    whole_product,
+)
+from twofour.kernels.bits_matmul.layout import LAYOUTS
+from twofour.kernels.epilogue import Epilogue
+from twofour.kernels.problem import Problem
+from twofour.kernels.quantization import LEVELS, Quantization, quantize_input
+
+SYSTEMS = {"unsigned": unsigned, "twos": twos, "bipolar": bipolar}
+EVERY = [make(bits) for bits in range(1, 9) for make in SYSTEMS.values()] + [TERNARY]
+WIDTHS = range(1, 9)
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@cache
+def weight_of(levels: Levels, out: int, columns: int, scale: float | None = None) -> BitWeight:
+    most = 2 if levels == TERNARY else levels.most
+    codes = torch.randint(0, most + 1, (out, columns), generator=generator(columns), dtype=torch.uint8)
+    scales = torch.rand(out, generator=generator(out)) + 0.5 if scale is None else torch.full((out,), scale)
+    return BitWeight(codes, levels, scales)
+
+
+@cache
+def codes_of(bits: int, tokens: int, columns: int) -> Tensor:
+    return torch.randint(0, 1 << bits, (tokens, columns), generator=generator(tokens), dtype=torch.uint8)
+
+
+@cache
+def real(tokens: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return (torch.randn(tokens, columns, generator=generator(tokens)) + 0.3).to(dtype)
+
+
+def fitting(row: BitsMatmul) -> list[Levels]:
+    return [levels for levels in EVERY if row.refuses_levels(levels, 4, Quantization()) is None]
+
+
+@cache
+def inputs(tokens: int, columns: int) -> list[tuple[Problem, Tensor, Tensor]]:
+    """Codes of every width and system: the problem of 35 outputs, the codes, and the whole numbers they stand for."""
+    found = []
+    for bits, system in itertools.product(WIDTHS, LEVELS):
+        zero = (1 << bits) // 3 if system == "unsigned" else 0
+        quantization = Quantization(1.0, zero, bits=bits, levels=system)
+        x = codes_of(bits, tokens, columns)
+        whole = x.long() * quantization.factor - quantization.zero
+        found.append((Problem(35, quantization=quantization), x, whole))
+    return found
+
+
+@each_row(bits_rows())
+def test_codes_give_the_whole_product_for_every_pair_of_widths_and_system(row: BitsMatmul) -> None:
+    for levels in fitting(row):
+        weight = weight_of(levels, 35, 71, 1.0)
+        prepared, values = row.prepare(weight), weight.values().long().T
+        for problem, x, whole in inputs(5, 71):
+            want = whole @ values
+            assert want.abs().max() < 1 << 24  # which float32 holds
+            assert torch.equal(row.run(x, prepared, None, problem).long(), want), (levels, problem)
+
+
+@each_row(bits_rows())
+@pytest.mark.parametrize("columns", [63, 260, 1027])
+def test_real_inputs_are_rounded_as_the_reference_does(row: BitsMatmul, columns: int) -> None:
+    bias = torch.randn(70, generator=generator(1))
+    for levels, bits in ((bipolar(1), 1), (twos(2), 2), (TERNARY, 8), (unsigned(4), 3), (twos(8), 4), (bipolar(3), 7)):
+        if row.refuses_levels(levels, columns, Quantization(bits=bits)):
+            continue
+        weight = weight_of(levels, 70, columns)
+        prepared = row.prepare(weight)
+        for system, tokens in zip(LEVELS, (1, 9, 14), strict=True):
+            for scale, dtype in ((None, torch.float32), (0.25, torch.bfloat16)):
+                quantization = Quantization(scale, bits=bits, levels=system)
+                x = real(tokens, columns, dtype)
+                y = row.run(x, prepared, bias, Problem(70, quantization=quantization))
+                assert y.dtype == dtype
+                assert torch.equal(y, bits_matmul_reference(x, weight, bias, quantization)), (levels, quantization)
+
+
+@each_row(bits_rows())
+def test_threads_epilogues_strides_and_answers_of_bytes(row: BitsMatmul) -> None:
+    weight = weight_of(twos(2), 203, 131)
+    prepared, bias = row.prepare(weight), torch.randn(203, generator=generator(1))
+    x, other = real(37, 262)[:, ::2], real(37, 203)
+    want = bits_matmul_reference(x, weight, bias, Quantization(bits=2))
+    with threads(3):
+        for epilogue, expected in (
+            (Epilogue(), want),
+            (Epilogue("relu"), want.relu()),
+            (Epilogue("none", "add"), want + other),
+            (Epilogue("relu", "multiply"), want.relu() * other),
+        ):
+            second = None if epilogue.combine == "none" else other
+            y = row.run(x, prepared, bias, Problem(203, epilogue, Quantization(bits=2)), second)
+            assert torch.equal(y, expected)
+    for dtype, zero in ((torch.uint8, 3), (torch.int8, -5)):
+        quantization = Quantization(bits=2, y_dtype=dtype, y_scale=0.5, y_zero=zero)
+        y = row.run(x.reshape(37, 1, 131).contiguous(), prepared, bias, Problem(203, quantization=quantization))
+        assert torch.equal(y[:, 0], bits_matmul_reference(x, weight, bias, quantization))
+
+
+@each_row(bits_rows())
+def test_a_token_that_is_not_finite_is_nan_alone(row: BitsMatmul) -> None:
+    weight = weight_of(bipolar(1), 20, 40)
+    for system, bad in itertools.product(LEVELS, (float("nan"), float("inf"), float("-inf"))):
+        x = real(4, 40).clone()
+        x[2, 7] = bad
+        quantization = Quantization(bits=2, levels=system)
+        y = row.run(x, row.prepare(weight), None, Problem(20, quantization=quantization))
+        assert y[2].isnan().all()
+        want = bits_matmul_reference(real(4, 40), weight, None, quantization)
+        assert torch.equal(y[[0, 1, 3]], want[[0, 1, 3]])
+
+
+@each_row(bits_rows())
+def test_the_longest_sum_that_is_accepted_fits_and_a_longer_one_is_refused(row: BitsMatmul) -> None:
+    for levels, bits, system in itertools.product((unsigned(1), TERNARY, twos(8), bipolar(8)), (1, 8), LEVELS):
+        quantization = Quantization(1.0, bits=bits, levels=system)
+        longest = levels.longest(quantization)
+        if row.layout == "bits_packed" and levels.bits > 4:
+            continue
+        reason = row.refuses_levels(levels, longest + 1, quantization)
+        assert reason is not None and str(longest) in reason
+        assert row.refuses_levels(levels, longest, quantization) is None
+        if longest > 40_000:
+            continue
+        ends = torch.tensor([[0, quantization.most]], dtype=torch.uint8).T.expand(2, longest).contiguous()
+        weight = BitWeight((ends > 0).to(torch.uint8) * levels.most, levels, torch.ones(2))
+        y = row.run(ends, row.prepare(weight), None, Problem(2, quantization=quantization))
+        whole = whole_product(ends, weight, quantization)[0]
+        assert whole.abs().max() <= (1 << 31) - 1 and torch.equal(y, whole.float())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_gives_back_the_weight(layout: str) -> None:
+    for levels, (out, columns) in itertools.product(EVERY, ((1, 1), (33, 65), (130, 300))):
+        if layout == "bits_packed" and levels.bits > 4:
+            continue
+        weight = weight_of(levels, out, columns)
+        again = from_layout(to_layout(weight, layout))
+        assert again.levels == levels and torch.equal(again.codes, weight.codes)
+        assert torch.equal(again.scales, weight.scales)
+
+
+def test_codes_of_inputs_are_as_near_as_their_levels_allow() -> None:
+    x = real(5, 300)
+    for bits, system in itertools.product(WIDTHS, LEVELS):
+        quantization = Quantization(bits=bits, levels=system)
+        codes, scale, zero = quantize_input(x, quantization)
+        assert codes.max() <= quantization.most
+        levels = codes.long() * quantization.factor - zero
+        step = scale * quantization.factor
+        beyond = scale if system == "twos" and bits == 1 else 0  # 1 bit of two's complement has no level above zero
+        inside = (x - scale * levels).abs() <= step * 0.5001 + (
+            x.clamp(min=0) if bits == 1 and system == "twos" else beyond
+        )
+        assert inside.all(), (bits, system)
+        again = Quantization.of_range(float(x[0].min()), float(x[0].max()), bits, system)
+        assert again.x_scale == scale[0].item() and again.zero == zero[0].item()
+
+
+@pytest.mark.parametrize(
+    ("make", "part"),
+    [
+        (lambda: Quantization(bits=9), "1 to 8 bits"),
+        (lambda: Quantization(bits=0), "1 to 8 bits"),
+        (lambda: Quantization(levels="odd"), "unsigned, twos, bipolar"),
+        (lambda: Quantization(1.0, 3, levels="twos"), "unsigned ones alone"),
+        (lambda: Quantization(1.0, 4, bits=2), "from 0 to 3"),
+        (lambda: Levels(9), "1 to 8 bits"),
+        (lambda: Levels(2, 3), "steps of 1 or 2"),
+        (lambda: BitWeight(torch.full((2, 2), 4, dtype=torch.uint8), unsigned(2), torch.ones(2)), "from 0 to 3"),
+        (lambda: BitWeight(torch.ones(2, 2, dtype=torch.uint8), unsigned(2), torch.ones(3)), "scale for each row"),
+    ],
+)
+def test_widths_and_levels_without_meaning_are_refused(make: Any, part: str) -> None:
+    with pytest.raises(KernelError, match=part):
+        make()
+
+
+@each_row(bits_rows())
+def test_codes_above_their_bits_and_codes_without_a_range_are_refused(row: BitsMatmul) -> None:
+    prepared = row.prepare(weight_of(twos(2), 20, 40))
+    x = codes_of(4, 3, 40)
+    with pytest.raises(KernelError, match="codes from 0 to 3"):
+        row.run(x, prepared, None, Problem(20, quantization=Quantization(1.0, bits=2)))
+    with pytest.raises(KernelError, match="static range"):
+        row.run(x, prepared, None, Problem(20, quantization=Quantization(bits=4)))
+    with pytest.raises(KernelError, match="made for another kernel"):
+        row.run(real(3, 41), prepared, None, Problem(20, quantization=Quantization(bits=4)))
+    short = prepared.tensor[:-64].clone()
+    with pytest.raises(KernelError, match="as many bytes as its header says"):
+        row.run(real(3, 40), type(prepared)(row, short), None, Problem(20, quantization=Quantization(bits=4)))
