@@ -15,7 +15,20 @@ from twofour.measure import Record
 
 ROOT = Path(__file__).resolve().parent.parent
 TRACKED, SCRATCH = ROOT / "records", ROOT.parent / "runs"
-KEY = ("case", "model", "shape", "geometry", "example", "batch", "tokens", "threads", "weights", "dtype", "beside")
+KEY = (
+    "case",
+    "model",
+    "shape",
+    "pattern",
+    "geometry",
+    "example",
+    "batch",
+    "tokens",
+    "threads",
+    "weights",
+    "dtype",
+    "beside",
+)
 
 
 def default_path(name: str, tracked: bool = False) -> Path:
