@@ -318,6 +318,17 @@ def test_a_graph_and_torchs_own_capture() -> None:
         for given in (x, torch.randn(3, 9, 16), torch.randn(2, 5, 16)):
             assert_alike(fast(given), model(given))
     layers = compiled(model, graph=False)
+    calls = fast.plan.account.calls
+    assert not calls.reason and calls.native >= 4 and "recurrent" not in dict(calls.through), calls
+    stream = io.BytesIO()
+    torch.save(fast, stream)
+    stream.seek(0)
+    for again in (copy.deepcopy(fast), torch.load(stream, weights_only=False)):
+        assert_alike(again(x), model(x))
+    fast.load_state_dict({"gru.bias_ih_l0": torch.ones(48)}, strict=False)
+    layers.load_state_dict({"gru.bias_ih_l0": torch.ones(48)}, strict=False)
+    assert_alike(fast(x), layers(x))
+    layers = compiled(model, graph=False)
     program = torch.export.export(layers, (x,))
     assert any("twofour.recurrent" in str(node.target) for node in program.graph.nodes)
     assert_alike(program.module()(x), layers(x))

@@ -17,6 +17,7 @@ from twofour.compiler.conv import CompiledConv
 from twofour.compiler.fused_matmuls import most_tokens, place_products
 from twofour.compiler.graph_algebra import rewrite_algebra
 from twofour.compiler.graph_conv import place_convs
+from twofour.compiler.graph_recurrent import RECURRENT, place_recurrent
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.mlp import IN_A_ROW, products_in_a_row
 from twofour.compiler.normed import NORMED, OF_NORMED, norms_before_products, norms_into_products
@@ -125,13 +126,14 @@ def rewrite_graph(
 
 
 def _place(found: Rewrites, fast: nn.Module, graph: Graph, plan: Plan, leaves: Sequence[Any], terms: Terms) -> None:
-    """Give convolutions and products their kernels, and make one call of each squeeze-and-excite."""
+    """Give convolutions, products and recurrent layers what they run on, and make a call of each squeeze-and-excite."""
     layers, convs = compiled_layers(fast)
     plans = {layer.name: layer for layer in plan.layers}
     folded = place_convs(graph.module, convs, plans)
     placed, apart = place_products(graph, leaves, layers, terms, lowered=found.counts.get(BETWEEN, 0) > 0)
     if apart:  # the rule joined them; measuring took them apart
         found.counts[JOIN_QKV.name] -= apart
+    found.step(RECURRENT, lambda: place_recurrent(graph.module))
     squeezed: list[LayerPlan] = []
 
     def squeeze() -> int:

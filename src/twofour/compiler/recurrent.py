@@ -224,25 +224,13 @@ class CompiledRecurrent(RecurrentLayer):
     """An LSTM, GRU or RNN for inference, with the calls of torch's.
 
     Args:
-        name: Name of the layer in its model, for messages.
-        problem: What is computed.
-        weights: As `RecurrentLayer` takes them.
-        biases: As `RecurrentLayer` takes them.
-        reads: As `RecurrentLayer` takes them.
+        described: As `RecurrentLayer` takes it.
         batch_first: Whether the input's first axis is the batch.
     """
 
-    def __init__(
-        self,
-        name: str,
-        problem: RecurrentProblem,
-        weights: dict[str, HeldWeight],
-        biases: dict[str, Tensor],
-        reads: tuple[torch.dtype, ...] = FLOATS[:1],
-        batch_first: bool = False,
-    ) -> None:
-        super().__init__(name, problem, weights, biases, reads)
-        self.batch_first, self.ways = batch_first, problem.layers * problem.directions
+    def __init__(self, *described: Any, batch_first: bool = False) -> None:
+        super().__init__(*described)
+        self.batch_first, self.ways = batch_first, self.problem.layers * self.problem.directions
 
     def flatten_parameters(self) -> None:
         """Do nothing: the weights are prepared already."""

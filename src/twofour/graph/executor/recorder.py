@@ -281,7 +281,7 @@ class Recorder(TorchFunctionMode):
             with torch._C.DisableTorchFunction():
                 operands = tuple(None if one is None else self.place(one) or one for one in tensors)
                 for one, writes in zip(tensors, written, strict=True):
-                    if writes:
+                    if writes and one is not None:  # an answer that nobody asked for
                         self._require_own(call.name, one)
                 self.require_written(operands)
             self.events.append(Event(call, True, operands, {}))

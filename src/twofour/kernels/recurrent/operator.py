@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,22 +26,17 @@ _SCHEMA = (
 
 
 def through_operator(
-    problem: RecurrentProblem,
-    directions: Sequence[Direction],
-    x: Tensor,
-    batch: int,
-    sizes: Tensor | None = None,
-    state: Tensor | None = None,
-    memory: Tensor | None = None,
+    problem: RecurrentProblem, directions: Sequence[Direction], x: Tensor, batch: int, *given: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Call `recurrent` as an operator that whatever follows the call sees; see there."""
+    """Call `recurrent` as an operator that what follows the call sees; `given`: sizes, state, memory, or fewer."""
+    sizes, state, memory = (*given, None, None, None)[:3]
     factors = _factors(directions)
     weights = [tensor for factor in factors for weight in factor.weights for tensor in weight.tensors]
     biases = [factor.bias for factor in factors if factor.bias is not None]
     texts = [factor.dispatch.to_text() for factor in factors]
     numbers = [problem.inputs, problem.hidden, problem.width, problem.layers, problem.directions]
-    given = x, batch, sizes, state, memory, weights, biases, texts, problem.cell, numbers
-    y, last, kept = torch.ops.twofour.recurrent(*given)
+    held = weights, biases, texts, problem.cell, numbers
+    y, last, kept = torch.ops.twofour.recurrent(x, batch, sizes, state, memory, *held)
     return y, last, kept if problem.cell == "lstm" else None
 
 
@@ -48,21 +45,45 @@ def _factors(directions: Sequence[Direction]) -> list[Factor]:
     return [factor for part in parts for factor in part if factor is not None]
 
 
+class HeldLayers:
+    """A stack of recurrent layers that the operands of the operator describe, from `weights` on.
+
+    Reading them takes about as long as a small layer, so that a graph makes one of these and keeps it.
+
+    Args:
+        weights: Each weight in each layout of its dispatch table, one after the other.
+        biases: float32 (out,), two for each layer and direction, or none.
+        dispatch: A dispatch table for each weight.
+        cell: A key of `CELLS`.
+        numbers: Inputs, hidden, width, layers and directions of the problem.
+
+    Raises:
+        KernelError: They do not fit each other.
+    """
+
+    def __init__(
+        self, weights: list[Tensor], biases: list[Tensor], dispatch: list[str], cell: str, numbers: list[int]
+    ) -> None:
+        self.held = weights, biases, dispatch, cell, numbers
+        self.problem = _problem(cell, numbers)
+        self.directions = _directions(self.problem, weights, biases, dispatch)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HeldLayers:
+        weights, biases, *others = self.held  # weights are never written to: copies share them
+        return HeldLayers(weights, copy.deepcopy(biases, memo), *others)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HeldLayers, self.held  # what directions look up is of this process
+
+    def __call__(self, x: Tensor, batch: int, *given: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return what `recurrent` answers; `given`: sizes, state and memory, or fewer."""
+        return recurrent(self.problem, self.directions, x.contiguous(), batch, *given)
+
+
 def _recurrent(
-    x: Tensor,
-    batch: int,
-    sizes: Tensor | None,
-    state: Tensor | None,
-    memory: Tensor | None,
-    weights: list[Tensor],
-    biases: list[Tensor],
-    dispatch: list[str],
-    cell: str,
-    numbers: list[int],
+    x: Tensor, batch: int, sizes: Tensor | None, state: Tensor | None, memory: Tensor | None, *held: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    problem = _problem(cell, numbers)
-    directions = _directions(problem, weights, biases, dispatch)
-    y, last, kept = recurrent(problem, directions, x.contiguous(), batch, sizes, state, memory)
+    y, last, kept = HeldLayers(*held)(x, batch, sizes, state, memory)
     return y, last, last.new_empty(0) if kept is None else kept
 
 
@@ -116,21 +137,10 @@ def _no_gradient(x: Tensor, batch: int, sizes: Tensor | None, *arguments: Tensor
         return torch.ops.twofour.recurrent(x, batch, sizes, *arguments)
 
 
-def _fake(
-    x: Tensor,
-    batch: int,
-    sizes: Tensor | None,
-    state: Tensor | None,
-    memory: Tensor | None,
-    weights: list[Tensor],
-    biases: list[Tensor],
-    dispatch: list[str],
-    cell: str,
-    numbers: list[int],
-) -> tuple[Tensor, Tensor, Tensor]:
-    problem = _problem(cell, numbers)
+def _fake(x: Tensor, batch: int, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    problem = _problem(*given[-2:])
     ways = problem.layers * problem.directions
-    kept = (ways, batch, problem.hidden) if cell == "lstm" else (0,)
+    kept = (ways, batch, problem.hidden) if problem.cell == "lstm" else (0,)
     y = x.new_empty(*x.shape[:-1], problem.directions * problem.width)
     return y, x.new_empty(ways, batch, problem.width), x.new_empty(*kept)
 
