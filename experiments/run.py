@@ -6,9 +6,9 @@ import fnmatch
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
@@ -30,6 +30,8 @@ from twofour.files import replacing
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 console = Console(stderr=True)
+
+Keyed = TypeVar("Keyed", pruned_gradients.Rule, block_rnn.Arm)
 
 
 @app.command()
@@ -75,17 +77,12 @@ def gradients(
     """Train from scratch with dL/dz pruned (SDGP), and dense; a stopped run goes on where it stopped."""
     if f"gradients-{name}" not in GRADIENTS:
         raise typer.BadParameter(f"{name!r}: wanted {' or '.join(task[10:] for task in GRADIENTS)}")
-    if threads:
-        torch.set_num_threads(threads)
     subject = GRADIENTS[f"gradients-{name}"]()
     records = Records(subject.name, asdict(subject.metric), record, Run)
-    for seed in map(int, seeds.split(",")):
-        for rule in pruned_gradients.RULES:
-            if (rule.key, seed) in records.rows or not any(fnmatch.fnmatch(rule.key, glob) for glob in only.split(",")):
-                continue
-            run = pruned_gradients.measured(subject, rule, seed)
-            records.add(run)
-            console.print(f"{name} seed {seed}: {rule.key}: {run.value:.2f}{subject.metric.unit}")
+    for rule, seed in _missing(records, pruned_gradients.RULES, seeds, only, threads):
+        run = pruned_gradients.measured(subject, rule, seed)
+        records.add(run)
+        console.print(f"{name} seed {seed}: {rule.key}: {run.value:.2f}{subject.metric.unit}")
 
 
 @app.command()
@@ -118,18 +115,12 @@ def blocks(
     """Train recurrent nets that lose blocks meanwhile, and dense ones; a stopped run goes on where it stopped."""
     if f"blocks-{name}" not in BLOCKS:
         raise typer.BadParameter(f"{name!r}: wanted {', '.join(task.removeprefix('blocks-') for task in BLOCKS)}")
-    if threads:
-        torch.set_num_threads(threads)
     subject = BLOCKS[f"blocks-{name}"]()
     records = Records(subject.name, asdict(subject.metric), record, Trained)
-    for seed in map(int, seeds.split(",")):
-        for arm in block_rnn.ARMS:
-            wanted = arm == block_rnn.DENSE or any(fnmatch.fnmatch(arm.key, glob) for glob in only.split(","))
-            if (arm.key, seed) in records.rows or not wanted:
-                continue
-            row = block_rnn.measured(subject, arm, seed, list(records.rows.values()))
-            records.add(row)
-            console.print(f"{name} seed {seed}: {arm.key}: {row.value:.3f} at {100 * row.sparsity:.1f} % zeros")
+    for arm, seed in _missing(records, block_rnn.ARMS, seeds, f"{block_rnn.DENSE.key},{only}", threads):
+        row = block_rnn.measured(subject, arm, seed, list(records.rows.values()))
+        records.add(row)
+        console.print(f"{name} seed {seed}: {arm.key}: {row.value:.3f} at {100 * row.sparsity:.1f} % zeros")
 
 
 @app.command("low-bits")
@@ -162,6 +153,18 @@ def low_bits(
 def page() -> None:
     """Write docs/results.md from experiments/records."""
     console.print(f"wrote {results_page.write()}")
+
+
+def _missing(
+    records: Records[Any], rows: Sequence[Keyed], seeds: str, only: str, threads: int
+) -> Iterator[tuple[Keyed, int]]:
+    """Set the threads, and yield the rows that globs name and the record does not have, seed by seed."""
+    if threads:
+        torch.set_num_threads(threads)
+    for seed in map(int, seeds.split(",")):
+        for row in rows:
+            if (row.key, seed) not in records.rows and any(fnmatch.fnmatch(row.key, glob) for glob in only.split(",")):
+                yield row, seed
 
 
 def _wanted(arms: Sequence[Arm], globs: Sequence[str], subject: Task, seed: int) -> list[Arm]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import twofour
-from twofour.export import fill
+from twofour.export import layers
 from twofour.export.file import read, write
 from twofour.measure import travelling
 from twofour.measure.travelling import MOST_CASES, MachineTimes
@@ -230,15 +230,15 @@ def test_a_file_asks_for_no_more_work_than_there_is_leave_for(
     large = [(1 << 20) - 1 - place for place in range(15)]
     contents.settings.update(tokens=[4, *large], times=[], counts={"query": 1 << 19}, images={})
     write(file, contents)
-    monkeypatch.setattr(fill, "MOST_WORK", 1 << 24)
+    monkeypatch.setattr(layers, "MOST_WORK", 1 << 24)
     fast = twofour.load(file, network())
     assert fast.plan.tokens == (4,) and not fast.plan.counts
     assert "tokens in the file are not measured: too many" in caplog.text
 
 
 def test_cases_that_are_alike_count_once() -> None:
-    allowance = fill.Allowance()
-    assert allowance.takes(1, [(1024, 1024, 1 << 19)]) and allowance.left == fill.MOST_WORK - (1 << 39)
-    assert allowance.takes(1, [(1024, 1024, 1 << 19)] * 9) and allowance.left == fill.MOST_WORK - (1 << 39)
+    allowance = layers.Allowance()
+    assert allowance.takes(1, [(1024, 1024, 1 << 19)]) and allowance.left == layers.MOST_WORK - (1 << 39)
+    assert allowance.takes(1, [(1024, 1024, 1 << 19)] * 9) and allowance.left == layers.MOST_WORK - (1 << 39)
     assert not allowance.takes(1, [(1024, 1024, 1 << 20)])
-    assert not allowance.takes(fill.LARGEST_INPUT + 1, [(1, 1, 1)]) and allowance.takes(1, [(1024, 1024, 1 << 18)])
+    assert not allowance.takes(layers.LARGEST_INPUT + 1, [(1, 1, 1)]) and allowance.takes(1, [(1024, 1024, 1 << 18)])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import torch
@@ -14,46 +12,21 @@ from torch import Tensor, nn
 from twofour import masks
 from twofour.compiler import CompiledConv, CompiledLinear
 from twofour.compiler.build import build, concluded
-from twofour.compiler.choose import DEFAULT_TOKENS
-from twofour.compiler.choose_recurrent import RecurrentWeights, recurrent_weights
 from twofour.compiler.compilation import Compilation
 from twofour.compiler.compile import with_plan
 from twofour.compiler.computing import Computing
 from twofour.compiler.recurrent import RecurrentLayer
-from twofour.compiler.recurrent_kinds import is_recurrent, recurrent_refusal
-from twofour.compiler.replaceable import (
-    LayerWeight,
-    attention_parts,
-    is_convolution,
-    is_linear,
-    layer_weight,
-    left_alone,
-    refusal,
-    require_cpu,
-)
+from twofour.compiler.replaceable import is_linear, left_alone, require_cpu
 from twofour.compiler.terms import Terms
 from twofour.errors import FormatError, TwofourError
 from twofour.export.buffers import fill_buffers
 from twofour.export.engine import choose_engine
 from twofour.export.file import Contents
 from twofour.export.fit import misfit
-from twofour.kernels.conv import Images
-from twofour.kernels.nm_matmul import DYNAMIC
+from twofour.export.layers import Allowance, FileLayers, Stored, affordable
 from twofour.layers import PrunableWeight, walk
 from twofour.packing import Packed
 from twofour.patterns import Pattern, parse
-
-logger = logging.getLogger("twofour.export")
-
-LARGEST_INPUT = 1 << 28
-"""Numbers in the input that a file may ask a layer to be measured on: 1 GB of float32."""
-
-MOST_WORK = 1 << 40
-"""Multiply-adds of all that a file may ask to be measured, each called once: some ten seconds of one core, of which
-measuring makes minutes. ResNet-50 on 256 images takes that; an 8B Llama at the default token counts two fifths, as its
-layers are alike and count once."""
-
-Stored = Packed | Tensor
 
 COMPILED = (CompiledLinear, CompiledConv, RecurrentLayer)
 
@@ -153,11 +126,12 @@ def fill_compiled(
     stored, patterns = _all(contents), _patterns(contents)
     said = Compilation.from_dict(contents.settings, path)
     allowance = Allowance()
-    terms = _terms(model, said, memory, tokens or _affordable(said.tokens, model, allowance), measure)
+    terms = _terms(model, said, memory, tokens or affordable(said.tokens, model, allowance), measure)
     kept = said.kept_dense
-    weights = dict(_weights(stored, patterns, model, said, terms.computing, allowance))
-    counts = dict(_counts(said.counts, weights, allowance))
-    recurrent = dict(_recurrent(stored, patterns, model, said, terms.computing, allowance))
+    layers = FileLayers(stored, patterns, model, said, terms.computing, allowance)
+    weights = dict(layers.weights())
+    counts = dict(layers.counts(weights))
+    recurrent = dict(layers.recurrent())
     left = left_alone(model, terms.computing, {**weights, **recurrent}, kept)
     fast, plan = build(model, weights, counts, terms, recurrent=recurrent, left=left)
     compiled = {name for name, module in fast.named_modules(remove_duplicate=False) if isinstance(module, COMPILED)}
@@ -180,135 +154,6 @@ def _patterns(contents: Contents) -> dict[str, Pattern]:
     """Return the pattern of each sparse weight, under every name of it."""
     found = {name: parse(text) for name, text in promised(contents).items()}
     return found | {alias: found[name] for alias, name in contents.aliases.items() if name in found}
-
-
-def _layer_weight(
-    stored: Mapping[str, Stored],
-    patterns: Mapping[str, Pattern],
-    layer: str,
-    module: nn.Linear | nn.Conv1d | nn.Conv2d,
-    computing: Computing,
-) -> LayerWeight:
-    """Describe a layer with the file's weight; a dense one in the model's type, as after loading a state dict."""
-    key = f"{layer}.weight".lstrip(".")
-    weight = source = stored[key]
-    bias = stored.get(f"{layer}.bias".lstrip("."))
-    if isinstance(weight, Tensor) and weight.is_floating_point():
-        weight = weight.to(module.weight.dtype)
-    bias = bias if isinstance(bias, Tensor) else None
-    found = layer_weight(layer, module, weight, bias, computing, patterns.get(key), module.weight.dtype)
-    return replace(found, source=source)  # `weight` may be a copy, whose id the next layer's gets
-
-
-def _weights(
-    stored: Mapping[str, Stored],
-    patterns: Mapping[str, Pattern],
-    model: nn.Module,
-    said: Compilation,
-    computing: Computing,
-    allowance: Allowance,
-) -> Iterator[tuple[str, LayerWeight]]:
-    """Yield the layers to compile with the weights of a file: linear ones, and convolutions whose images it knows."""
-    parts = attention_parts(model)
-    for name, module in model.named_modules():
-        if name in said.kept_dense or not (is_linear(module) or is_convolution(module)):
-            continue
-        if refusal(module, name in parts, computing) is not None:
-            continue
-        if is_convolution(module) and not _measurable(name, module, said.images.get(name), allowance):
-            continue
-        found = _layer_weight(stored, patterns, name, module, computing)
-        ranged = replace(found, quantization=said.ranges.get(name, DYNAMIC))
-        yield name, ranged if found.geometry is None else replace(found, images=said.images[name])
-
-
-def _recurrent(
-    stored: Mapping[str, Stored],
-    patterns: Mapping[str, Pattern],
-    model: nn.Module,
-    said: Compilation,
-    computing: Computing,
-    allowance: Allowance,
-) -> Iterator[tuple[str, RecurrentWeights]]:
-    """Yield the recurrent layers to compile with the weights of a file."""
-    for name, module in model.named_modules():
-        if name in said.kept_dense or not is_recurrent(module) or recurrent_refusal(module, computing) is not None:
-            continue
-        prefix = f"{name}." if name else ""
-        own = {part: _as_in(stored[prefix + part], p) for part, p in module._parameters.items() if p is not None}
-        found = recurrent_weights(name, module, own, computing, patterns, said.steps.get(name))
-        count, batch = found.steps
-        sizes = [(rows, columns, count * batch) for rows, columns in found.problem.shapes]
-        if allowance.takes(count * batch * max(map(max, sizes)), sizes):
-            yield name, found
-        else:
-            logger.warning("layer `%s`: %d steps of %d in the file are not measured: too many", name, count, batch)
-
-
-def _as_in(weight: Stored, parameter: nn.Parameter) -> Stored:
-    """Return a dense weight in the model's type, as after loading a state dict."""
-    if isinstance(weight, Packed) or not weight.is_floating_point():
-        return weight
-    return weight.to(parameter.dtype)
-
-
-def _measurable(name: str, module: nn.Conv1d | nn.Conv2d, images: Images | None, allowance: Allowance) -> bool:
-    """Whether a convolution may be measured on the images that a file says."""
-    if images is None:
-        return False
-    numbers = prod(images) * max(module.in_channels, module.out_channels)
-    pixels = prod(images) // prod(module.stride)
-    if allowance.takes(numbers, [(module.out_channels, prod(module.weight.shape[1:]), pixels)]):
-        return True
-    logger.warning("layer `%s`: images of %s in the file are not measured: too large", name, images)
-    return False
-
-
-def _affordable(counts: Sequence[int], model: nn.Module, allowance: Allowance) -> tuple[int, ...]:
-    """Return the token counts of a file that are measured at every layer, the smallest first where not all can be."""
-    sizes = {(module.out_features, module.in_features) for module in model.modules() if isinstance(module, nn.Linear)}
-    widest = max((max(size) for size in sizes), default=0)
-    taken = [n for n in sorted(set(counts)) if allowance.takes(n * widest, [(*size, n) for size in sizes])]
-    if left := [count for count in counts if count not in taken]:
-        logger.warning("%s tokens in the file are not measured: too many", ", ".join(map(str, left)))
-    return tuple(count for count in counts if count in taken) or tuple(DEFAULT_TOKENS)
-
-
-class Allowance:
-    """What a file may still ask to be measured; cases that are alike are measured once, and count once."""
-
-    def __init__(self) -> None:
-        self.left = MOST_WORK
-        self._seen: set[tuple[int, int, int]] = set()
-
-    def takes(self, numbers: int, cases: Sequence[tuple[int, int, int]]) -> bool:
-        """Whether all of `cases` may be measured; then they are taken from what is left.
-
-        Args:
-            numbers: In the largest operand of one of them.
-            cases: Rows, columns, and tokens or pixels.
-        """
-        new = {case for case in cases if case not in self._seen}
-        work = sum(map(prod, new))
-        if numbers > LARGEST_INPUT or work > self.left:
-            return False
-        self.left -= work
-        self._seen |= new
-        return True
-
-
-def _counts(
-    known: Mapping[str, int], weights: Mapping[str, LayerWeight], allowance: Allowance
-) -> Iterator[tuple[str, int]]:
-    """Yield the layers whose token count in the example the file knows; older files know none."""
-    for name, weight in weights.items():
-        found = known.get(name)
-        if found is None or weight.geometry is not None:
-            continue
-        if not allowance.takes(found * max(weight.rows, weight.columns), [(weight.rows, weight.columns, found)]):
-            logger.warning("layer `%s`: %d tokens in the file are not measured: too many", name, found)
-            continue
-        yield name, found
 
 
 def _all(contents: Contents) -> dict[str, Stored]:
