@@ -15,14 +15,16 @@ from twofour.compiler.choose_conv import conv_candidates, pick
 from twofour.compiler.computing import FLOAT32
 from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.replaceable import layer_weight, refusal
-from twofour.errors import CompileError, KernelError
+from twofour.errors import CompileError, KernelError, PackingError
 from twofour.kernels import convolutions, find
 from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry
 from twofour.kernels.conv_operator import from_numbers, to_numbers
 from twofour.kernels.dispatch import read_dispatch
 from twofour.kernels.fold import fold_batch_norm
+from twofour.packing import pack
 from twofour.patterns import parse
 
+OF_BLOCKS = "block:2x4@0.5"
 BLOCKS = next(row.name for row in convolutions() if row.sparse and "_1x1_" not in row.name)
 POINTWISE = next(row.name for row in convolutions() if "_1x1_" in row.name)
 DENSE = next(row.name for row in convolutions() if not row.sparse)
@@ -58,8 +60,9 @@ def image(*sizes: int) -> Tensor:
 
 
 def compiled(name: str, module: nn.Conv1d | nn.Conv2d, activation: str = "none") -> CompiledConv:
-    geometry, weight = Geometry.of(module), module.weight.detach()
-    prepared = PreparedWeights([find(name, ConvKernel).prepare(weight, geometry)])
+    geometry, weight, row = Geometry.of(module), module.weight.detach(), find(name, ConvKernel)
+    packed = pack(weight, OF_BLOCKS, axis=1) if row.pattern == "block" else weight
+    prepared = PreparedWeights([row.prepare(packed, geometry)])
     problem, dispatch = ConvProblem.of(geometry, activation), read_dispatch(f"*={name}")
     return CompiledConv("layer", problem, dispatch, prepared, module.bias, dimensions=weight.ndim - 2)
 
@@ -102,9 +105,8 @@ def test_without_an_example_convolutions_stay_and_the_plan_says_why() -> None:
 )
 def test_conv1d_copies_and_pickles(row) -> None:
     module = nn.Conv1d(16, 8, 1)
-    module.weight.data = (
-        twofour.patterns.parse("2:4").project(module.weight[..., 0], absolute=True)[..., None] * module.weight
-    )
+    rule = parse(OF_BLOCKS if row.pattern == "block" else "2:4")
+    module.weight.data = rule.project(module.weight[..., 0], absolute=True)[..., None] * module.weight
     layer, x = compiled(row.name, module), image(2, 16, 9)
     want = module(x)
     torch.testing.assert_close(layer(x), want, atol=1e-5, rtol=1e-5)
@@ -207,6 +209,44 @@ def test_candidates_and_choices() -> None:
     assert because == "4:8: the convolutions' kernels read 2:4"
     times = {BLOCKS: 2.0, DENSE: 1.0}
     assert (pick(times, "fast").name, pick(times, "small").name) == (DENSE, BLOCKS)
+
+
+def of_blocks() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(16, 32, 1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(32, 8, 1)
+    model = nn.Sequential(*layers)
+    model[1].running_var.uniform_(0.5, 2)
+    return twofour.prune(model.eval(), "block:8x4@0.75", skip=(), eligibility="any")
+
+
+def test_convolutions_of_one_pixel_run_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Alone, in a graph that folds the normalisation into the weight, and out of a file."""
+    monkeypatch.setattr(choose_conv, "pick", lambda times, _: find(first_sparse(times), ConvKernel))
+    model, x = of_blocks(), image(2, 16, 6, 5)
+    for graph in (False, True):
+        fast = twofour.compile(model, x, tokens=(1,), graph=graph)
+        plan = {layer.name: layer for layer in fast.plan.layers}
+        assert all(plan[name].kernel.startswith("block_conv_f32_1x1") for name in ("0", "4")), fast.plan
+        assert "blocks have kernels for 1x1 convolutions of stride 1" in plan["3"].reason
+        for given in (x, image(3, 16, 4, 4)):
+            torch.testing.assert_close(fast(given), model(given), atol=1e-5, rtol=1e-5)
+        assert torch.equal(copy.deepcopy(fast)(x), fast(x))
+        assert torch.equal(fast[0].weight, model[0].weight)
+        twofour.save(fast, tmp_path / "blocks.safetensors")
+        again = twofour.load(tmp_path / "blocks.safetensors", of_blocks(), graph=graph, example=x if graph else None)
+        torch.testing.assert_close(again(x), model(x), atol=1e-5, rtol=1e-5)
+
+
+def first_sparse(times: dict[str, float]) -> str:
+    return next((name for name in times if find(name, ConvKernel).sparse), min(times, key=times.__getitem__))
+
+
+def test_blocks_of_convolutions_are_packed_by_whoever_knows_them() -> None:
+    row = next(row for row in convolutions() if row.pattern == "block")
+    with pytest.raises(PackingError, match="needs it packed"):
+        row.prepare(image(8, 16, 1, 1), Geometry(16, 8, (1, 1)))
+    assert "64511" in (row.refuses(Geometry(70_000, 8, (1, 1))) or "")
+    assert "stride 1" in (row.refuses(Geometry(16, 8, (1, 1), (2, 2))) or "")
 
 
 def test_the_plan_says_that_onednn_was_left_out() -> None:

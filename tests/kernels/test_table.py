@@ -23,7 +23,7 @@ from twofour import native
 from twofour.kernels.attention import reference as attention_reference
 from twofour.kernels.base import Kernel
 from twofour.kernels.bits_matmul import TERNARY, BitWeight, bipolar, bits_matmul_reference, twos
-from twofour.kernels.conv import ConvKernel, ConvProblem
+from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry
 from twofour.kernels.fused_block import Expression, program
 from twofour.kernels.nm_compress import nm_compress_reference
 from twofour.kernels.nm_gradient import MODES, nm_gradient_reference
@@ -463,6 +463,22 @@ def bits_product(row: Kernel) -> None:
                 assert torch.equal(y, bits_matmul_reference(x, weight, bias, quantization))
 
 
+def block_convolution(row: ConvKernel) -> None:
+    for text, (out, columns) in itertools.product(BLOCKS, ((48, 128), (39, 77), (3, 5))):
+        geometry = Geometry(columns, out, (1, 1))
+        packed = pack(of_blocks(out, columns, text, "float32").unpack()[..., None, None], f"block:{text}", axis=1)
+        prepared, bias = row.prepare(packed, geometry), random(out, seed=1)
+        for (images, height, width), count in itertools.product(((1, 1, 1), (2, 5, 7), (0, 3, 3)), THREADS):
+            x, other = random(images, columns, height, width), random(images, out, height, width)
+            with threads(count):
+                y = row.run(x, prepared, bias if count % 2 else None, ConvProblem.of(geometry))
+                added = row.run(x, prepared, bias, ConvProblem.of(geometry, "relu"), other)
+            assert_convolution(y, x, packed.unpack(), bias if count % 2 else None, geometry)
+            plain = row.run(x, prepared, bias, ConvProblem.of(geometry))
+            torch.testing.assert_close(added, (plain + other).relu())
+        assert torch.equal(prepared.restore().unpack(), packed.unpack())
+
+
 def convolution(row: ConvKernel) -> None:
     swept = 0
     for geometry, (images, height, width) in (*GEOMETRIES, *APART):
@@ -487,6 +503,7 @@ DRIVERS: dict[str, Callable] = {
         "bits_matmul": bits_product,
         "dense_matmul": product,
         "nm_conv": convolution,
+        "block_conv": block_convolution,
         "dense_conv": convolution,
     },
     "depthwise_conv": convolution,

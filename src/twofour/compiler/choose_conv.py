@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 
@@ -21,7 +21,7 @@ from twofour.kernels.conv_operator import to_numbers
 from twofour.kernels.dispatch import DispatchTable
 from twofour.kernels.nm_conv import CONV_REFERENCE
 from twofour.measure.cache import Cache
-from twofour.packing import Packed
+from twofour.packing import Packed, pack
 from twofour.patterns import Pattern
 
 LIBRARY_CALL = 1e-5
@@ -49,19 +49,29 @@ def conv_candidates(
     own = widest([k for k in fitting if k.isa != "any" and not k.close])
     dense = (*(k for k in fitting if k.isa == "any" and not k.close), *own)
     dense += tuple(widest([k for k in fitting if k.close])) if close else ()
-    sparse = [k for k in convolutions() if k.operation == "nm_conv" and k is not CONV_REFERENCE]
-    fitting = [kernel for kernel in sparse if kernel.refuses(geometry) is None]
-    if not fitting:
-        return dense, str(sparse[0].refuses(geometry))
+    sparse = [k for k in convolutions() if k.sparse and k is not CONV_REFERENCE]
     if pattern is None:
-        return dense, because
-    forms = [form for form in dict.fromkeys(kernel.form for kernel in fitting) if form is not None]
-    form = next((form for form in forms if pattern.within(form)), None)
-    if form is None:
-        return dense, f"{pattern.name}: the convolutions' kernels read {' or '.join(form.name for form in forms)}"
+        refusals = [kernel.refuses(geometry) for kernel in sparse if kernel.form is not None]
+        return dense, because if None in refusals else str(refusals[0])
+    taking = [kernel for kernel in sparse if kernel.takes(pattern)]
+    if not taking:
+        able = [kernel for kernel in sparse if kernel.refuses(geometry) is None] or sparse
+        read = dict.fromkeys("blocks" if kernel.form is None else kernel.form.name for kernel in able)
+        return dense, f"{pattern.name}: the convolutions' kernels read {' or '.join(read)}"
+    fitting = [kernel for kernel in taking if kernel.refuses(geometry) is None]
+    if not fitting:
+        return dense, f"{pattern.name}: {taking[0].refuses(geometry)}"
+    form = fitting[0].form or pattern
     if not (found := form.check(weight.movedim(1, -1))).ok:
         return dense, broken(form, found)
     return (*widest(fitting), *dense), ""
+
+
+def _blocks(weight: Tensor, pattern: Pattern | None, kernels: Sequence[ConvKernel]) -> Packed | None:
+    """Return a weight packed for kernels that read the forms of many patterns: its zeros do not say which is meant."""
+    if pattern is None or not any(kernel.sparse and kernel.form is None for kernel in kernels):
+        return None
+    return pack(weight, pattern, axis=1)
 
 
 def not_measured(geometry: Geometry, memory: str, close: bool) -> str:
@@ -95,7 +105,7 @@ def choose_conv(
 
     Args:
         entry: Its weight, and the images it is chosen for.
-        memory: "fast" takes the fastest kernel, "small" a sparse one where the weight is 2:4.
+        memory: "fast" takes the fastest kernel, "small" a sparse one where there is one.
         footprint: Bytes of the whole model's weights; see `choose`.
         cache: Times measured earlier on this machine.
         close: Whether rows whose error is larger than a sum's are candidates; not with memory="small", as their weights
@@ -111,11 +121,13 @@ def choose_conv(
     kernels, because = conv_candidates(weight, geometry, entry.pattern, entry.dense_because, close)
     copies = min(MOST_COPIES, max(1, min(footprint, ROTATED_BYTES) // (weight.numel() * 4)))
     numbers, size = "/".join(map(str, to_numbers(geometry))), "x".join(map(str, images))
-    key = cache.key(f"conv/{numbers}{'+bias' if entry.bias is not None else ''}@{size}", copies)
+    blocks = _blocks(weight, entry.pattern, kernels)
+    ruled = "" if blocks is None else f"/{blocks.header.pattern}"
+    key = cache.key(f"conv/{numbers}{'+bias' if entry.bias is not None else ''}@{size}{ruled}", copies)
     count, height, width = images
 
     def prepare(kernel: ConvKernel) -> Prepared:
-        return kernel.prepare(weight, geometry, images)
+        return kernel.prepare(blocks if blocks is not None and kernel.sparse else weight, geometry, images)
 
     def measure() -> tuple[dict[str, float], bool]:
         draw = torch.Generator().manual_seed(0)

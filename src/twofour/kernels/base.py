@@ -30,7 +30,7 @@ class Row(ABC):
 
     Attributes:
         name: `<operation>_<pattern>_<dtype>_<design>__<hardware>`; hardware stands after the double underscore.
-        operation: What it computes: "nm_matmul", "block_matmul", "dense_matmul", "nm_conv" or "dense_conv".
+        operation: What it computes: "nm_matmul", "block_matmul", "dense_matmul", "nm_conv", "block_conv", "dense_conv".
         pattern: Of the weights it takes, "any" for every N:M, "block" for blocks of every size, "dense" for none.
         dtype: Computing type.
         device: "cpu" or "cuda".

@@ -16,6 +16,7 @@ from twofour.kernels.epilogue import ACTIVATIONS, Epilogue
 from twofour.kernels.operands import require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.packing import Packed
+from twofour.patterns import Pattern
 
 Pair = tuple[int, int]
 
@@ -178,6 +179,10 @@ class ConvKernel(Row):
 
     lead: ClassVar[float] = 1.0
     close: ClassVar[bool] = False
+
+    def takes(self, pattern: Pattern) -> bool:
+        """Whether it multiplies by weights that obey a pattern along their input channels."""
+        return self.form is not None and pattern.within(self.form)
 
     def refuses(self, geometry: Geometry) -> str | None:
         """Return why this kernel cannot run a convolution of this geometry, or None when it can."""

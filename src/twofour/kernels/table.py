@@ -10,7 +10,7 @@ from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel, R, Row
 from twofour.kernels.bits_matmul import bits_rows
-from twofour.kernels.block_matmul import block_rows
+from twofour.kernels.block_matmul import block_rows, pointwise_block_rows
 from twofour.kernels.conv import ConvKernel
 from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV, direct_rows, winograd_rows
 from twofour.kernels.dense_matmul import MKL, ONEDNN, ONEDNN_BF16, ONEDNN_INT8, PLAIN, PLAIN_BF16, native_dense_rows
@@ -56,7 +56,7 @@ def add(kernel: Kernel) -> Kernel:
 def convolutions() -> tuple[ConvKernel, ...]:
     """Return every kernel of a convolution there is, whether or not it can run here."""
     dense = (ONEDNN_CONV, PLAIN_CONV, *direct_rows(), *depthwise_rows(), *winograd_rows())
-    return (*native_conv_rows(), *pointwise_rows(), CONV_REFERENCE, *dense)
+    return (*native_conv_rows(), *pointwise_rows(), CONV_REFERENCE, *pointwise_block_rows(), *dense)
 
 
 @dataclass(frozen=True)
