@@ -128,7 +128,8 @@ def test_advise_measures_each_layer(run):
     assert any(line.startswith("0 ") and "128x64" in line for line in lines)
     assert any(line.startswith("8 tokens: these layers take") for line in lines)
     advice = json.loads(Path("advice.json").read_text())
-    assert [(row["layer"], row["tokens"]) for row in advice["rows"]] == [("0", 1), ("0", 8), ("2", 1), ("2", 8)]
+    rows = [(row["layer"], row["pattern"], row["tokens"]) for row in advice["rows"]]
+    assert rows == [(layer, pattern, count) for layer in "02" for pattern in advice["patterns"] for count in (1, 8)]
     assert all(row["dense_ms"] > 0 and row["sparse_ms"] > 0 for row in advice["rows"])
     assert advice["machine"]["cpu"]
     assert run("advise", "zoo_cli:small", "--batch", "1,zero").exit_code == 2

@@ -82,7 +82,7 @@ def test_all_masked_weights_of_an_lstm_are_counted_in_a_file() -> None:
 
 
 def test_advice_on_conv1d(no_measuring: None) -> None:
-    found = advise(Block(), tokens=(1,))
+    found = advise(Block(), patterns="2:4", tokens=(1,))
     assert [(row.layer, row.shape) for row in found.rows] == [("up", (128, 64)), ("down", (64, 128))]
 
 

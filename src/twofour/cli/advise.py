@@ -1,4 +1,4 @@
-"""`twofour advise`: measured per layer, will 2:4 go faster on this machine, and why not."""
+"""`twofour advise`: measured per layer, which pattern will go faster on this machine, and why none."""
 
 from __future__ import annotations
 
@@ -12,20 +12,28 @@ from twofour.cli import source as sources
 from twofour.cli.console import JsonFile, print_table, progress, say, write
 from twofour.cli.options import DenseModel, Skip, counts_of
 from twofour.compiler import Advice, AdviceRow
-from twofour.compiler.advise import WORTH
+from twofour.compiler.advice import verdict_of
+from twofour.compiler.advise import PATTERNS
 from twofour.compiler.grouped import grouped
 
 
 def advise(
     source: DenseModel,
+    pattern: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Pattern to measure; may be given several times. [default: {' '.join(PATTERNS)}]"),
+    ] = None,
     batch: Annotated[
-        str, typer.Option(metavar="LIST", help="Token counts (batch times sequence length), comma separated.")
+        str,
+        typer.Option(
+            metavar="LIST", help="Token counts (batch times sequence length; steps of an LSTM), comma separated."
+        ),
     ] = "1,8,128",
     skip: Skip = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads; torch's default when left out.")] = None,
     json: JsonFile = None,
 ) -> None:
-    """Measure per layer what 2:4 would bring on this machine: best dense kernel against best sparse one."""
+    """Measure per layer what patterns would bring on this machine: best dense kernel against best one of each."""
     tokens = tuple(dict.fromkeys(counts_of(batch, ",", "list of positive whole numbers such as 1,8,128", "--batch")))
     if threads is not None:
         measure.require_threads(threads)
@@ -33,7 +41,8 @@ def advise(
     with progress(f"reading {source}"):
         model = sources.resolve(source).model()
     with progress("measuring") as advance:
-        advice = compiler.advise(model, tokens=tokens, skip=skip or (), progress=advance)
+        options = {"tokens": tokens, "skip": skip or (), "progress": advance}
+        advice = compiler.advise(model, patterns=pattern or PATTERNS, **options)
     show(advice)
     write(json, {"source": source, **advice.to_dict(), "machine": measure.machine()})
 
@@ -45,15 +54,11 @@ def show(advice: Advice) -> None:
         layers.setdefault(row.layer, []).append(row)
     head = ("layer", "count", "shape", *(f"{count} token{'s'[: count > 1]}" for count in advice.tokens), "verdict")
     cells = [
-        (
-            "x".join(map(str, rows[0].shape)),
-            *(f"{row.dense_ms:.3f} {row.sparse_ms:.3f} {row.ratio:.2f}x" for row in rows),
-            _verdict(rows),
-        )
-        for rows in layers.values()
+        ("x".join(map(str, rows[0].shape)), *(_cell(advice, name, count) for count in advice.tokens), verdict_of(rows))
+        for name, rows in layers.items()
     ]
     print_table(
-        "each cell: best dense ms, best 2:4 ms, ratio, of one layer",
+        f"each cell: best dense ms, then how many times as fast with {', '.join(advice.patterns)}",
         head,
         [(group.pattern, group.count, *cells[group.members[0]]) for group in grouped(list(layers), cells)],
         right=range(3, 3 + len(advice.tokens)),
@@ -61,19 +66,11 @@ def show(advice: Advice) -> None:
     if advice.skipped:
         print_table("", ("left dense", "count", "reason"), advice.left_dense())
     for count in advice.tokens:
-        dense, best = advice.total(count)
-        say(
-            f"{count} tokens: these layers take {dense:.3f} ms dense, {best:.3f} ms with the better of dense and 2:4 "
-            f"in each: {dense / best:.2f}x"
-        )
+        say(advice.summary(count))
     say(f"measured with {advice.threads} threads, {advice.isa} kernels, on {measure.machine()['cpu']}")
 
 
-def _verdict(rows: list[AdviceRow]) -> str:
-    """Say one sentence for the layer when its token counts agree, else one per token count."""
-    faster = [str(row.tokens) for row in rows if row.ratio >= WORTH]
-    if len(faster) == len(rows):
-        return "2:4 is faster"
-    if len(rows) == 1 or not faster:
-        return rows[0].verdict if len(rows) == 1 else "dense stays: 2:4 is nowhere faster"
-    return f"2:4 is faster at {', '.join(faster)}, dense elsewhere"
+def _cell(advice: Advice, layer: str, tokens: int) -> str:
+    rows = advice.of(layer, tokens)
+    ratios = (f"{rows[name].ratio:.2f}x" if name in rows else "-" for name in advice.patterns)
+    return " ".join((f"{min(row.dense_ms for row in rows.values()):.3f}", *ratios))

@@ -1,6 +1,7 @@
 """Where kernels go in a model: measured choices, the compiled copy and its plan."""
 
-from twofour.compiler.advise import Advice, AdviceRow, advise
+from twofour.compiler.advice import Advice, AdviceRow
+from twofour.compiler.advise import advise
 from twofour.compiler.choose import DEFAULT_TOKENS
 from twofour.compiler.compile import compile
 from twofour.compiler.conv import CompiledConv

@@ -1,176 +1,108 @@
-"""advise: measured per layer, will 2:4 make this model faster on this machine, before anything is pruned."""
+"""advise: measured per layer, which pattern will make this model faster on this machine, before anything is pruned."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from twofour import kernels, native
-from twofour.compiler.choose import Choice, Progress, choose, require_room
+from twofour import native
+from twofour.compiler.advice import Advice, AdviceRow, judged
+from twofour.compiler.choose import Progress, choose, require_room
+from twofour.compiler.choose_recurrent import raced_patterns
 from twofour.compiler.computing import Computing, dtype_name
-from twofour.compiler.grouped import grouped
-from twofour.compiler.plan import aligned
+from twofour.compiler.recurrent_kinds import is_recurrent
 from twofour.compiler.replaceable import attention_parts, refusal, require_cpu, require_plain, require_tokens
-from twofour.errors import CompileError
+from twofour.compiler.terms import Terms
+from twofour.errors import CompileError, KernelError, PatternError
 from twofour.layers import PrunableWeight, walk
-from twofour.measure.cache import Cache
 from twofour.packing import Packed
-from twofour.patterns import parse
+from twofour.patterns import Pattern, parse
 from twofour.patterns.base import is_finite, non_finite
 
-TWO_FOUR = parse("2:4")
-
-WORTH = 1.05
-"""Ratio from which a layer is said to go faster: below it, the gain is within the noise of a shared machine."""
-
-
-@dataclass(frozen=True)
-class AdviceRow:
-    """One layer at one token count.
-
-    Attributes:
-        layer: Name of the layer.
-        shape: (out_features, in_features).
-        tokens: Rows of the activation.
-        dense_ms: Best dense time.
-        sparse_ms: Best 2:4 time.
-        kernel: The kernel that would run.
-        verdict: One sentence.
-    """
-
-    layer: str
-    shape: tuple[int, int]
-    tokens: int
-    dense_ms: float
-    sparse_ms: float
-    kernel: str
-    verdict: str
-
-    @property
-    def ratio(self) -> float:
-        """Best dense time over best sparse time; above 1 sparse is faster."""
-        return self.dense_ms / self.sparse_ms
-
-
-@dataclass(frozen=True)
-class Advice:
-    """What 2:4 would bring on this machine.
-
-    Attributes:
-        rows: One per layer and token count.
-        skipped: Layer name and reason of each weight that would stay dense.
-        tokens: Token counts measured.
-        threads: Threads used.
-        isa: Instruction-set level of the kernels.
-    """
-
-    rows: tuple[AdviceRow, ...]
-    skipped: tuple[tuple[str, str], ...]
-    tokens: tuple[int, ...]
-    threads: int
-    isa: str
-
-    def total(self, tokens: int) -> tuple[float, float]:
-        """Return milliseconds of all these layers at `tokens`: best dense, and with the better of dense and 2:4."""
-        rows = [row for row in self.rows if row.tokens == tokens]
-        return sum(row.dense_ms for row in rows), sum(min(row.dense_ms, row.sparse_ms) for row in rows)
-
-    def __str__(self) -> str:
-        head = ("layer", "count", "shape", "tokens", "dense ms", "2:4 ms", "ratio", "verdict")
-        cells = [
-            (
-                "x".join(map(str, row.shape)),
-                str(row.tokens),
-                *(f"{ms:.4f}" for ms in (row.dense_ms, row.sparse_ms)),
-                f"{row.ratio:.2f}",
-                row.verdict,
-            )
-            for row in self.rows
-        ]
-        groups = grouped([row.layer for row in self.rows], cells)
-        lines = [aligned(head, [(group.pattern, group.count, *cells[group.members[0]]) for group in groups])]
-        for count in self.tokens:
-            dense, best = self.total(count)
-            lines.append(f"{count} tokens: {dense:.3f} ms dense, {best:.3f} ms with the better in each layer")
-        left = (f"dense: {name}{f' {count}' if count else ''}: {reason}" for name, count, reason in self.left_dense())
-        return "\n".join([*lines, *left])
-
-    def left_dense(self) -> list[tuple[str, str, str]]:
-        """Return `skipped` in one row per reason: the pattern of the names, their count ("" for one), the reason."""
-        names, reasons = [name for name, _ in self.skipped], [reason for _, reason in self.skipped]
-        return [(g.pattern, g.count, reasons[g.members[0]]) for g in grouped(names, reasons)]
-
-    def to_dict(self) -> dict[str, object]:
-        """Return JSON-ready fields."""
-        rows = [{**row.__dict__, "shape": list(row.shape), "ratio": row.ratio} for row in self.rows]
-        return {**self.__dict__, "rows": rows, "skipped": [list(s) for s in self.skipped], "tokens": list(self.tokens)}
+PATTERNS = ("2:4", "block:16x16@0.5", "block:16x16@0.9")
+"""What is measured: both ways of leaving out half, and the share of blocks that nets are trained to."""
 
 
 def advise(
     model: nn.Module,
     *,
+    patterns: str | Pattern | Sequence[str | Pattern] = PATTERNS,
     tokens: Sequence[int] = (1, 8, 128),
     dtype: str | torch.dtype = "float32",
     group: int | None = None,
     skip: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Advice:
-    """Measure, per eligible Linear, the best dense kernel against the best 2:4 one; the model is not changed.
+    """Measure, per eligible layer, the best dense kernel against the best of each pattern; the model is not changed.
 
-    The weights are pruned by magnitude for the measurement only: what counts for time is the pattern.
+    Layers are Linears, and LSTMs, GRUs, RNNs and cells. The weights are pruned by magnitude for the measurement only:
+    what counts for time is the pattern. What a pattern costs in accuracy is not asked here.
 
     Args:
         model: Any model on the CPU with weights that `compile` takes at this `dtype`.
-        tokens: Token counts (batch times sequence length) to measure.
+        patterns: What to measure.
+        tokens: Token counts (batch times sequence length) to measure; of a recurrent layer steps of one sequence.
         dtype: Computing type, as for `compile`.
         group: For int4, as for `compile`.
         skip: Layer globs to leave out.
         progress: Called with layers done, layers in all and the layer that is measured next.
 
     Raises:
-        CompileError: The token counts are impossible, the model is compiled or not on the CPU, or no layer is
-            eligible.
-        PatternError: A weight holds NaN or infinity.
+        CompileError: The token counts are impossible, there is no pattern, the model is compiled or not on the CPU, or
+            no layer is eligible.
+        PatternError: A text is no pattern, or a weight holds NaN or infinity.
     """
+    chosen = _parsed(patterns)
     require_tokens(tokens)
     require_plain(model)
     require_cpu(model)
     computing, parts = Computing.of(dtype_name(dtype), group=group), attention_parts(model)
     found = walk(model, skip=skip)
     reasons = {entry.name: _refusal(entry.module, entry.layer in parts, computing) for entry in found.weights}
-    chosen = [entry for entry in found.weights if reasons[entry.name] is None]
     skipped = [(entry.name, entry.reason) for entry in found.skipped]
     skipped += [(entry.name, reason) for entry in found.weights if (reason := reasons[entry.name]) is not None]
-    if not chosen:
-        raise _nothing(skipped, computing)
-    require_room(tokens, max(entry.rows + entry.reduction for entry in chosen))
-    cache = Cache.for_this_machine([kernel.name for kernel in kernels.rows()])
-    footprint = sum(entry.parameter.nbytes for entry in chosen)
+    entries = [entry for entry in found.weights if reasons[entry.name] is None]
+    names = dict.fromkeys(entry.layer for entry in entries)
+    layers = {name: [entry for entry in entries if entry.layer == name] for name in names}
+    if not layers:
+        raise _nothing(skipped, computing, chosen)
+    require_room(tokens, max(entry.rows + entry.reduction for entry in entries))
+    terms = Terms(computing, "fast", tuple(tokens))
+    measuring = _Measuring(chosen, terms, sum(entry.parameter.nbytes for entry in entries), skipped)
     rows: list[AdviceRow] = []
-    for done, entry in enumerate(chosen):
+    for done, (name, weights) in enumerate(layers.items()):
         if progress is not None:
-            progress(done, len(chosen), entry.layer)
-        choice = _measure(entry, tokens, computing, footprint, cache)
-        if isinstance(choice, str):
-            skipped.append((entry.name, choice))
-            continue
-        rows += [_row(entry.layer, (entry.rows, entry.reduction), count, choice) for count in tokens]
+            progress(done, len(layers), name)
+        rows += measuring.recurrent(weights) if is_recurrent(weights[0].module) else measuring.linear(weights[0])
     if not rows:
-        raise _nothing(skipped, computing)
-    cache.finish()
+        raise _nothing(skipped, computing, chosen)
+    terms.cache.finish()
     if progress is not None:
-        progress(len(chosen), len(chosen), "")
-    return Advice(tuple(rows), tuple(skipped), tuple(tokens), native.threads(), native.isa())
+        progress(len(layers), len(layers), "")
+    texts = tuple(pattern.name for pattern in chosen)
+    return Advice(tuple(rows), tuple(skipped), tuple(tokens), native.threads(), native.isa(), texts)
 
 
-def _nothing(skipped: Sequence[tuple[str, str]], computing: Computing) -> CompileError:
+def _parsed(patterns: object) -> tuple[Pattern, ...]:
+    given = [patterns] if isinstance(patterns, str | Pattern) else patterns
+    if not isinstance(given, Sequence) or not given:
+        raise CompileError(
+            "there is no pattern to measure",
+            got=repr(patterns),
+            wanted="the text of a pattern, or several",
+            remedy=f"leave `patterns` out for {', '.join(PATTERNS)}",
+        )
+    return tuple(dict.fromkeys(map(parse, given)))
+
+
+def _nothing(skipped: Sequence[tuple[str, str]], computing: Computing, patterns: Sequence[Pattern]) -> CompileError:
     return CompileError(
-        "no layer of the model can run 2:4 here",
+        f"no layer of the model can run {' or '.join(pattern.name for pattern in patterns)} here",
         reasons=[f"{name}: {reason}" for name, reason in skipped],
-        wanted=f"at least one Linear whose weight {computing.dtype} kernels take and whose sizes suit the pattern",
+        wanted=f"at least one layer whose weight {computing.dtype} kernels take and whose sizes suit a pattern",
         remedy="model.float() where the weights are of another dtype; skip fewer layers",
     )
 
@@ -181,39 +113,80 @@ def _refusal(module: nn.Module, inside_attention: bool, computing: Computing) ->
     return refusal(module, inside_attention, computing)
 
 
-def _measure(
-    entry: PrunableWeight, tokens: Sequence[int], computing: Computing, footprint: int, cache: Cache
-) -> Choice | str:
-    """Return the choice of one layer, or why its weight cannot be packed."""
-    bias = entry.module._parameters["bias"]
-    dense = entry.reduction_last(entry.parameter.detach()).contiguous()
-    if not is_finite(dense):
-        raise non_finite("a weight", dense).for_layer(entry.layer)
-    packed, because = computing.encode(dense * TWO_FOUR.project(dense, absolute=True), TWO_FOUR)
-    if not isinstance(packed, Packed):
-        return because
-    bias = None if bias is None else bias.detach().float()
-    terms = {"memory": "fast", "footprint": footprint, "cache": cache, "dtype": computing.dtype}
-    return choose(packed, bias, tokens, activations=dense.dtype, **terms)
+@dataclass(frozen=True)
+class _Measuring:
+    """Measures layers one by one.
 
+    Attributes:
+        patterns: What is measured.
+        terms: Computing type, token counts, times known.
+        footprint: Bytes of all weights.
+        skipped: Filled with the weights that cannot be packed, and why.
+    """
 
-def _row(layer: str, shape: tuple[int, ...], tokens: int, choice: Choice) -> AdviceRow:
-    dense, sparse = choice.best(tokens, sparse=False), choice.best(tokens, sparse=True)
-    assert dense and sparse, choice.times
-    ratio = dense[1] / sparse[1]
-    if ratio >= WORTH:
-        verdict = f"2:4 is {ratio:.2f}x as fast"
-    elif ratio > 1 / WORTH:
-        verdict = "no difference beyond noise; stays dense or packed as measured"
-    else:
-        verdict = f"dense stays: 2:4 would take {1 / ratio:.2f}x its time"
-    rows, columns = shape
-    return AdviceRow(
-        layer,
-        (rows, columns),
-        tokens,
-        dense[1] * 1e3,
-        sparse[1] * 1e3,
-        sparse[0] if sparse[1] < dense[1] else dense[0],
-        verdict,
-    )
+    patterns: Sequence[Pattern]
+    terms: Terms
+    footprint: int
+    skipped: list[tuple[str, str]]
+
+    def linear(self, entry: PrunableWeight) -> Iterator[AdviceRow]:
+        """Yield the rows of a layer with one weight."""
+        bias = entry.module._parameters["bias"]
+        bias = None if bias is None else bias.detach().float()
+        computing, refused = self.terms.computing, dict[str, str]()
+        for pattern, pruned in self._pruned(entry, refused):
+            packed, because = computing.encode(pruned, pattern)
+            if not isinstance(packed, Packed):
+                refused[pattern.name] = because
+                continue
+            options = {"memory": "fast", "footprint": self.footprint, "cache": self.terms.cache}
+            options |= {"dtype": computing.dtype, "activations": pruned.dtype}
+            choice = choose(packed, bias, self.terms.tokens, **options)
+            for count in self.terms.tokens:
+                dense, sparse = choice.best(count, sparse=False), choice.best(count, sparse=True)
+                assert dense and sparse, choice.times
+                yield judged(entry.layer, (entry.rows, entry.reduction), count, pattern.name, dense, sparse)
+        self._say(entry.name, refused)
+
+    def recurrent(self, weights: Sequence[PrunableWeight]) -> Iterator[AdviceRow]:
+        """Yield the rows of a recurrent layer, all of whose weights are pruned."""
+        first, refused = weights[0], dict[str, str]()
+        pruned: dict[str, dict[str, tuple[Pattern, Tensor]]] = {}
+        for entry in weights:
+            for pattern, values in self._pruned(entry, refused):
+                pruned.setdefault(pattern.name, {})[entry.attribute] = entry.lay(pattern), values
+        fitting = {name: found for name, found in pruned.items() if name not in refused}
+        given = first.layer, first.module, fitting, self.terms
+        for count in self.terms.tokens:
+            try:
+                found, unpacked = raced_patterns(*given, (count, 1), self.footprint)
+            except KernelError as error:
+                self.skipped.append((first.name, error.what))
+                return
+            refused |= unpacked
+            dense = min((one for name, one in found.items() if name not in fitting), key=lambda one: one[1])
+            for name in (name for name in fitting if name in found):
+                yield judged(first.layer, (first.rows, first.reduction), count, name, dense, found[name])
+        self._say(first.name, refused)
+
+    def _pruned(self, entry: PrunableWeight, refused: dict[str, str]) -> Iterator[tuple[Pattern, Tensor]]:
+        """Yield each pattern with the weight (out, in) pruned by magnitude; note in `refused` why one does not fit."""
+        dense = entry.reduction_last(entry.parameter.detach()).contiguous()
+        if not is_finite(dense):
+            raise non_finite("a weight", dense).for_layer(entry.layer)
+        for pattern in self.patterns:
+            if reason := entry.unfit(pattern):
+                refused[pattern.name] = reason
+                continue
+            try:
+                yield pattern, dense * entry.lay(pattern).project(dense, absolute=True)
+            except PatternError as error:
+                refused[pattern.name] = error.got or error.what
+
+    def _say(self, name: str, refused: dict[str, str]) -> None:
+        """Note the patterns that a weight cannot carry, once where all have one reason."""
+        if len(refused) == len(self.patterns) and len(set(refused.values())) == 1:
+            refused = {"": next(iter(refused.values()))}
+        self.skipped.extend(
+            (name, f"{pattern}: {reason}" if pattern else reason) for pattern, reason in refused.items()
+        )

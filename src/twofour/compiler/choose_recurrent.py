@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ Steps = tuple[int, int]
 DEFAULT_STEPS: Steps = (32, 1)
 """What a layer is timed on that no example runs."""
 
-ENGINES = ("torch", "native")
+TORCH, NATIVE = "torch", "native"
 """What a layer is timed as."""
 
 
@@ -146,10 +147,10 @@ def choose_recurrent(layer: RecurrentWeights, terms: Terms, footprint: int) -> t
     except KernelError as error:
         return None, _plan(layer, {}, None, f"dense: {cut(error.what, 200)}")
     made = _compiled(layer, chosen)
-    seconds = _raced(layer, made, terms, steps)
+    seconds = _raced(layer, {NATIVE: made}, terms, steps)
     sparse = any(choice.dispatch.sparse for choice, _ in chosen.values())
-    if seconds["native"] > seconds["torch"] and not (sparse and terms.memory == "small"):
-        ratio = seconds["native"] / seconds["torch"]
+    if seconds[NATIVE] > seconds[TORCH] and not (sparse and terms.memory == "small"):
+        ratio = seconds[NATIVE] / seconds[TORCH]
         return None, _plan(layer, chosen, seconds, f"dense: torch's own is faster, ours takes {ratio:.2f}x its time")
     return made, _plan(layer, chosen, seconds, _reason(layer, chosen, seconds, steps), made.nbytes)
 
@@ -188,11 +189,55 @@ def _compiled(layer: RecurrentWeights, chosen: Mapping[str, tuple[Choice, str]])
     return CompiledRecurrent(*given, batch_first=bool(getattr(layer.module, "batch_first", False)))
 
 
-def _raced(layer: RecurrentWeights, made: RecurrentLayer, terms: Terms, steps: Steps) -> dict[str, float]:
-    """Return the seconds of torch's layer and of ours on random input."""
+def raced_patterns(
+    name: str,
+    module: nn.Module,
+    pruned: Mapping[str, Mapping[str, tuple[Pattern, Tensor]]],
+    terms: Terms,
+    steps: Steps,
+    footprint: int,
+) -> tuple[dict[str, tuple[str, float]], dict[str, str]]:
+    """Race torch's layer, ours dense, and ours with each of several patterns.
+
+    Args:
+        name: Name of the layer.
+        module: The layer, a recurrent one.
+        pruned: A name of each candidate -> the pattern and the pruned values of each weight, by the weights' names.
+        terms: What holds for every layer.
+        steps: What they are timed on.
+        footprint: Bytes of the whole model's weights.
+
+    Returns:
+        The kernel of each product with the states, and the seconds, of "torch", "dense" and each candidate; and why a
+        candidate is not among them: none of its weights can be packed.
+
+    Raises:
+        KernelError: No product of this computing type is ours.
+    """
+    made: dict[str, RecurrentLayer] = {}
+    refused: dict[str, str] = {}
+    layer = None
+    assert is_recurrent(module), type(module)
+    for text, weights in {"dense": {}, **pruned}.items():
+        stored = dict(module._parameters) | {part: values for part, (_, values) in weights.items()}
+        said = {f"{name}.{part}".lstrip("."): pattern for part, (pattern, _) in weights.items()}
+        layer = recurrent_weights(name, module, stored, terms.computing, said, steps)
+        chosen = {part: _chosen(layer, part, one, terms, steps, footprint) for part, one in layer.weights.items()}
+        if weights and all(because for _, because in chosen.values()):
+            refused[text] = next(iter(chosen.values()))[1]
+        else:
+            made[text] = _compiled(layer, chosen)
+    assert layer is not None
+    seconds = _raced(layer, made, terms, steps)
+    states = {text: list(one.held.values())[1].dispatch_text.split("=")[1].split(";")[0] for text, one in made.items()}
+    return {text: (states.get(text, text), found) for text, found in seconds.items()}, refused
+
+
+def _raced(layer: RecurrentWeights, made: Mapping[str, RecurrentLayer], terms: Terms, steps: Steps) -> dict[str, float]:
+    """Return the seconds of torch's layer and of ours, by their names, on random input."""
     (count, batch), problem = steps, layer.problem
-    texts = [one.dispatch_text for one in made.held.values()]
-    facts = problem, steps, is_cell(layer.module), bool(layer.biases), made.nbytes, texts
+    texts = [(one.nbytes, [held.dispatch_text for held in one.held.values()]) for one in made.values()]
+    facts = problem, steps, is_cell(layer.module), bool(layer.biases), texts
     case = f"recurrent/{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
 
     def measure() -> tuple[dict[str, float], bool]:
@@ -201,11 +246,12 @@ def _raced(layer: RecurrentWeights, made: RecurrentLayer, terms: Terms, steps: S
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(count, batch, problem.inputs, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
         x = x[0] if is_cell(layer.module) else x.transpose(0, 1) if getattr(layer.module, "batch_first", False) else x
-        calls: dict[str, Callable[[], object]] = {"torch": lambda: plain(x), "native": lambda: made(x)}
+        calls: dict[str, Callable[[], object]] = {TORCH: lambda: plain(x)}
+        calls |= {name: partial(one, x) for name, one in made.items()}
         with torch.inference_mode():
             return race(calls, seconds=0.5)
 
-    return terms.cache.times(terms.cache.key(case), ENGINES, measure)
+    return terms.cache.times(terms.cache.key(case), (TORCH, *made), measure)
 
 
 def twin(module: Any) -> nn.Module:
@@ -229,7 +275,7 @@ def _reason(
 ) -> str:
     sparse = sum(choice.dispatch.sparse for choice, _ in chosen.values())
     count, batch = steps
-    ratio = seconds["native"] / seconds["torch"]
+    ratio = seconds[NATIVE] / seconds[TORCH]
     why = next((because for choice, because in chosen.values() if because and not choice.dispatch.sparse), "")
     dense = f"; dense: {why}" if why and sparse else ""
     where = f"{count} steps of {batch}" if layer.example else f"{count} steps of {batch}, no example"
@@ -245,12 +291,12 @@ def _plan(
 ) -> LayerPlan:
     first = next(iter(layer.weights.values()))
     count, batch = layer.steps
-    kernel, dispatch, dense, sparse = "torch", "", None if seconds is None else 1e3 * seconds["torch"], None
+    kernel, dispatch, dense, sparse = "torch", "", None if seconds is None else 1e3 * seconds[TORCH], None
     if nbytes is not None and seconds is not None:
         runs = {choice.runs(batch).name: choice for choice, _ in chosen.values()}
         kernel = next((name for name, choice in runs.items() if choice.runs(batch).sparse), next(reversed(runs)))
         dispatch = runs[kernel].dispatch.to_text()
-        ours = 1e3 * seconds["native"]
+        ours = 1e3 * seconds[NATIVE]
         dense, sparse = (dense, ours) if runs[kernel].runs(batch).sparse else (ours, None)
     sizes = layer.nbytes, layer.nbytes if nbytes is None else nbytes, _stored(layer, chosen)
     named = layer.name, type(layer.module).__name__, first.shape

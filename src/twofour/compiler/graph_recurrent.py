@@ -46,7 +46,8 @@ def place_recurrent(module: fx.GraphModule) -> int:
     """
     found = calls(module.graph, torch.ops.twofour.recurrent.default)
     for index, node in enumerate(found):
-        layers = HeldLayers(*(_held(module, one) for one in node.args[_READ:]))
+        weights, biases, dispatch, cell, numbers = (_held(module, one) for one in node.args[_READ:])
+        layers = HeldLayers(weights, biases, dispatch, cell, numbers)
         node.args = node.args[:_READ]
         place(module, node, f"recurrent_{index}", RecurrentCall(layers))
     module.graph.eliminate_dead_code()

@@ -32,7 +32,9 @@ class PreparedBlocks(PreparedConv):
     def again(self, weight: Packed | Tensor) -> PreparedConv:
         """Return another weight with the same blocks, prepared as this one is."""
         if isinstance(weight, Tensor):
-            weight = pack(weight, self.restore().header.parsed(), axis=1)
+            held = self.restore()
+            assert isinstance(held, Packed), type(held)
+            weight = pack(weight, held.header.parsed(), axis=1)
         return self.kernel.prepare(weight, self.geometry, self.images)
 
 
@@ -72,8 +74,8 @@ class BlockConv(ConvKernel):
                 remedy='packing.pack(weight, "block:16x16@0.9", axis=1)',
             )
         flat = replace(weight, header=replace(weight.header, shape=weight.header.shape[:2], axis=1))
-        given = {"geometry": geometry, "images": images, "shape": tuple(weight.header.shape)}
-        return PreparedBlocks(self, self.product.prepare(flat).tensor, **given)
+        tensor, shape = self.product.prepare(flat).tensor, tuple(weight.header.shape)
+        return PreparedBlocks(self, tensor, geometry=geometry, images=images, shape=shape)
 
     def reorder(self, weight: Tensor, geometry: Geometry, images: Images | None) -> Tensor:
         """Refuse: see `prepare`, which needs a packed weight."""

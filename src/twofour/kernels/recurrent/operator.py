@@ -69,8 +69,8 @@ class HeldLayers:
         self.directions = _directions(self.problem, weights, biases, dispatch)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HeldLayers:
-        weights, biases, *others = self.held  # weights are never written to: copies share them
-        return HeldLayers(weights, copy.deepcopy(biases, memo), *others)
+        weights, biases, dispatch, cell, numbers = self.held  # weights are never written to: copies share them
+        return HeldLayers(weights, copy.deepcopy(biases, memo), dispatch, cell, numbers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HeldLayers, self.held  # what directions look up is of this process
@@ -138,7 +138,8 @@ def _no_gradient(x: Tensor, batch: int, sizes: Tensor | None, *arguments: Tensor
 
 
 def _fake(x: Tensor, batch: int, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    problem = _problem(*given[-2:])
+    cell, numbers = given[-2:]
+    problem = _problem(cell, numbers)
     ways = problem.layers * problem.directions
     kept = (ways, batch, problem.hidden) if problem.cell == "lstm" else (0,)
     y = x.new_empty(*x.shape[:-1], problem.directions * problem.width)
