@@ -29,11 +29,11 @@ class DigitsGru(Speech, Recurrent):
     title = "Free Spoken Digit Dataset, GRU of 128 over 32 mel bands"
     notes = (
         "2,700 clips of six speakers, the official split, 64 frames each; {epochs} epochs (AdamW 2e-3, weight "
-        "decay 0.05, batch 50, one cycle, random shifts, gradients clipped at 1). These are 540 steps, and blocks go from "
-        "the 54th to the 270th; the nets of characters have 1,170 steps. Blocks fail here: 16x16 by GLP hear little more "
-        "than chance (10 %), with the cubic schedule over the same steps several times that, and every pruned net is "
-        "worse than the small dense one. So thresholds and lasso are a part of the cause at 16x16, not all of it. Not "
-        "known: whether a longer training mends it, and which blocks were left, which no record says."
+        "decay 0.05, batch 50, one cycle, random shifts, gradients clipped at 1). These are 540 steps, and blocks go "
+        "from the 54th to the 270th; the nets of characters have 1,170 steps. Blocks fail here: 16x16 by GLP hear "
+        "little more than chance (10 %), by the cubic schedule over the same steps several times that, and no pruned "
+        "net is better than the small dense one. So thresholds and lasso are a part of the cause at 16x16, not all of "
+        "it. Not known: whether a longer training mends it, and which blocks were left, which no record says."
     )
     epochs, width, larger = 10, 128, 256
 
