@@ -15,6 +15,7 @@ from twofour.errors import KernelError, PackingError
 from twofour.kernels import find, matmul, rows, select
 from twofour.kernels.base import Prepared
 from twofour.kernels.block_matmul import BlockMatmul, block_matmul_reference, from_layout, to_layout
+from twofour.kernels.block_matmul.layout import Grid
 from twofour.kernels.epilogue import ACTIVATIONS, COMBINES, Epilogue
 from twofour.kernels.nm_matmul import Quantization, nm_matmul_int8_reference
 from twofour.kernels.problem import Problem
@@ -168,7 +169,7 @@ def damaged(row: BlockMatmul, place: int, value: int, width: int) -> Prepared:
     ("place", "value", "width", "what"),
     [
         (64 + 4, 0xFFFFFFFF, 4, "a strip that begins behind the end"),
-        (64 + 4, 1, 4, "a strip that ends before it begins"),
+        (64 + 4, 160, 4, "a strip that ends before it begins"),
         (128, 0xFFFF, 2, "an input that is none"),
         (0, 0, 4, "blocks without rows"),
         (4, 2048, 4, "blocks that are too wide"),
@@ -181,12 +182,44 @@ def damaged(row: BlockMatmul, place: int, value: int, width: int) -> Prepared:
 def test_damaged_layouts_are_refused(row: BlockMatmul, place: int, value: int, width: int, what: str) -> None:
     bad = damaged(row, place, value, width)
     for tokens in (1, 20):
-        if what == "a strip that ends before it begins" and native.extension().block_shape(64, 64, 8, 1, 1, 4)[4] == 1:
-            continue
         with pytest.raises(KernelError):
             row.run(torch.ones(tokens, 64), bad, None, Problem(64))
     with pytest.raises((PackingError, KernelError)):
         row.restore(bad)
+
+
+@each_row(ROWS)
+@pytest.mark.parametrize(("pattern", "entry"), [("8x1@0.5", 3), ("4x16@0.5", 1), ("32x4@0.5", 2)])
+def test_an_index_that_names_another_block_is_not_restored(row: BlockMatmul, pattern: str, entry: int) -> None:
+    """Kernels stay inside their operands whatever an index is; only the way back can tell that it is none of packing's."""
+    prepared = row.prepare(weight_of(64, 64, pattern, row.dtype))
+    grid = Grid(row.restore(prepared).header)
+    at = HEADER_BYTES + grid.places(0)[1] + 2 * entry
+    for value in (grid.zero - 1, grid.zero + 1):  # out of order, behind the end
+        buffer = prepared.tensor.clone()
+        buffer[at : at + 2] = torch.tensor(list(value.to_bytes(2, "little")), dtype=torch.uint8)
+        with pytest.raises(PackingError):
+            row.restore(Prepared(row, buffer))
+
+
+def test_a_damaged_name_of_the_pattern_is_refused() -> None:
+    buffer = to_layout(weight_of(64, 64, "8x1@0.5", "float32"), "blocks").clone()
+    buffer[HEADER_BYTES + 24] = ord("?")
+    with pytest.raises(PackingError, match="the name of a pattern"):
+        from_layout(buffer)
+
+
+@pytest.mark.parametrize("at", range(6))
+@pytest.mark.parametrize("value", [0, -1, 3, 1 << 62])
+def test_sizes_of_no_blocks_are_refused(at: int, value: int) -> None:
+    sizes = [64, 64, 8, 4, 1, 4]
+    sizes[at] = value
+    if at < 4 and value == 3:  # sides may be three
+        return
+    with pytest.raises(ValueError, match="no such blocks"):
+        native.extension().block_shape(*sizes)
+    with pytest.raises(ValueError, match="no such blocks"):
+        native.extension().block_places(*sizes, 0)
 
 
 def test_a_layout_of_another_pattern_is_no_layout_of_blocks() -> None:

@@ -77,3 +77,15 @@ def test_what_it_does_not_read_is_refused() -> None:
     with pytest.raises(KernelError, match="do not fit the weight"):
         multiply(torch.zeros(4, 16, device=gpu.device()), opened)
     assert multiply(torch.zeros(0, 32, device=gpu.device()), opened).shape == (0, 32)
+    x = torch.zeros(4, 32, device=gpu.device())
+    for wrong, said in (
+        ({"bias": torch.zeros(31, device=gpu.device())}, "the bias does not fit"),
+        ({"block_tokens": 24}, "block_tokens is impossible"),
+        ({"epilogue": Epilogue("none", "add")}, "second operand"),
+        ({"epilogue": Epilogue("none", "add"), "other": torch.zeros(4, 31, device=gpu.device())}, "second operand"),
+        ({"other": torch.zeros(4, 32, device=gpu.device())}, "second operand"),
+    ):
+        with pytest.raises(KernelError, match=said):
+            multiply(x, opened, **wrong)
+    with pytest.raises(KernelError, match="does not read"):
+        multiply(x.double(), opened)

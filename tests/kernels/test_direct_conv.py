@@ -51,6 +51,7 @@ def test_geometries_that_choose_another_path(row: DirectConv) -> None:
     for geometry, (images, height, width) in (
         (Geometry(3, 33, (7, 7), (2, 2), (3, 3), (3, 3)), (2, 19, 21)),  # taps of a row joined
         (Geometry(1, 5, (3, 5), (1, 2), (0, 9), (4, 7)), (1, 9, 3)),  # joined, zeros wider than the image
+        (Geometry(8, 4, (1, 3), (1, 128)), (1, 2, 300)),  # joined, where single taps would be copied
         (Geometry(1024, 3, (1, 1)), (2, 4, 5)),  # copied: pixels would share a set of the cache
         (Geometry(512, 4, (3, 3), (2, 2), (1, 1), (1, 1)), (2, 7, 6)),  # copied, several taps
         (Geometry(512, 4, (1, 1), (2, 2), (1, 0), (1, 1)), (1, 6, 7)),  # copied, pixels that nothing meets are not

@@ -20,16 +20,27 @@ int64_t width_of(const char* dtype) {
   return std::strcmp(dtype, "float32") == 0 ? 4 : std::strcmp(dtype, "bfloat16") == 0 ? 2 : 1;
 }
 
+bool are_blocks(int64_t rows, int64_t columns, int64_t r, int64_t c, int64_t parts) {
+  const auto side = [](int64_t n) { return 1 <= n && n <= kLargestSide; };
+  return 0 < rows && 0 < columns && rows <= kLargestLength && columns <= kLargestLength && side(r) && side(c) &&
+         1 <= parts && parts <= kMostParts && rows % parts == 0;
+}
+
+BlockShape shape_of(int64_t rows, int64_t columns, int64_t r, int64_t c, int64_t parts, int64_t width) {
+  const bool known = width == 1 || width == 2 || width == 4;
+  if (!known || !are_blocks(rows, columns, r, c, parts)) throw nb::value_error("no such blocks");
+  return {rows, columns, r, c, parts, width};
+}
+
 // What holds of every head that packing writes, and that the bytes behind the header are as many as it says.
 void require_blocks(const PackedWeight& packed, const char* dtype) {
-  packed.require_sound(packed.head().group == 0 && packed.head().rows > 0 && packed.head().columns > 0 &&
-                       packed.head().columns <= kLastIndex * 4 && packed.head().rows / 4 <= packed.behind() &&
+  const int64_t rows = packed.head().rows, columns = packed.head().columns;
+  packed.require_sound(packed.head().group == 0 && columns <= kLastIndex * 4 && rows / 4 <= packed.behind() &&
                        packed.behind() >= static_cast<int64_t>(sizeof(BlockHead)));
   const BlockHead& head = *reinterpret_cast<const BlockHead*>(packed.bytes());
-  const auto side = [](int32_t n) { return 1 <= n && n <= kLargestSide; };
-  packed.require_sound(side(head.r) && side(head.c) && 1 <= head.parts && head.parts <= kMostParts &&
-                       packed.head().rows % head.parts == 0 && 0 <= head.indices && head.indices <= packed.behind());
-  const BlockShape shape(packed.head().rows, packed.head().columns, head.r, head.c, head.parts, width_of(dtype));
+  packed.require_sound(are_blocks(rows, columns, head.r, head.c, head.parts) && 0 <= head.indices &&
+                       head.indices <= packed.behind());
+  const BlockShape shape(rows, columns, head.r, head.c, head.parts, width_of(dtype));
   packed.require_sound(shape.sound() && head.indices % shape.multiple == 0 &&
                        BlockPlaces(shape, head.indices).end == packed.behind());
 }
@@ -44,13 +55,14 @@ void bind_block_matmul(nb::module_& m) {
   // Of a weight (rows, columns) in blocks of r x c, its rows in `parts`, a value of `width` bytes: rows of a strip, dwords
   // of a run, rows of a part with padding, the index of the zeros, what the indices of a strip are a multiple of.
   m.def("block_shape", [](int64_t rows, int64_t columns, int64_t r, int64_t c, int64_t parts, int64_t width) {
-    const BlockShape shape(rows, columns, r, c, parts, width);
+    const BlockShape shape = shape_of(rows, columns, r, c, parts, width);
     return nb::make_tuple(shape.strip, shape.run, shape.part_units * kBlockUnit, shape.zero, shape.multiple, shape.sound());
   });
   // Of the same with so many indices: where starts, indices, scales, sums and weights begin, and the layout ends, in bytes.
   m.def("block_places",
         [](int64_t rows, int64_t columns, int64_t r, int64_t c, int64_t parts, int64_t width, int64_t indices) {
-    const BlockPlaces places(BlockShape(rows, columns, r, c, parts, width), indices);
+    if (indices < 0 || indices > kMostIndices) throw nb::value_error("no such blocks");
+    const BlockPlaces places(shape_of(rows, columns, r, c, parts, width), indices);
     return nb::make_tuple(places.starts, places.indices, places.scales, places.sums, places.weights, places.end);
   });
   // Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous.

@@ -25,6 +25,8 @@ constexpr int64_t kBlockUnit = 16;       // rows of a unit, and dwords of a vect
 constexpr int64_t kLastIndex = 0xffff;   // what an index can say
 constexpr int64_t kLargestSide = 1024;   // of a block, as patterns/block.py has it
 constexpr int64_t kMostParts = 64;
+constexpr int64_t kLargestLength = int64_t{1} << 40;  // of an axis: sizes do not overflow
+constexpr int64_t kMostIndices = int64_t{1} << 48;
 
 struct BlockHead {
   int32_t r, c, parts, unused;

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from twofour import native
-from twofour.errors import PackingError
+from twofour.errors import PackingError, PatternError
 from twofour.native import pages
 from twofour.packing import HEADER_BYTES, Header, Packed, layout_head, layout_header, read_layout_header
 from twofour.patterns import Block, parse
@@ -201,7 +201,7 @@ def from_layout(buffer: Tensor) -> Packed:
     if starts[0] != 0 or starts[-1] != total or bool((counts < 0).any()):
         raise _unfit("strips that do not follow each other", f"strips from 0 to {total}")
     strip = torch.arange(grid.strips, device="cpu").repeat_interleave(counts)
-    held = indices != grid.zero
+    arranged, held = (starts, indices), indices != grid.zero
     indices, values, strip = indices[held], values[held], strip[held]
     runs, each = rule.c // of_inputs, rule.r // grid.strip
     blocks = header.format.parts["values"][0][0]
@@ -212,6 +212,8 @@ def from_layout(buffer: Tensor) -> Packed:
     of_strip = torch.full((grid.strips,), -1, dtype=torch.int64, device="cpu")
     of_strip[grid.strips_of_block_rows.flatten()] = torch.arange(grid.strips_of_block_rows.numel(), device="cpu")
     column = indices * grid.unit // rule.c
+    if bool((column >= across).any()):
+        raise _unfit(f"an index of block column {int(column.max())}", f"{across} block columns")
     key = (of_strip[strip] // each * across + column) * each + of_strip[strip] % each
     order = key.argsort(stable=True)
     numbers = (key[order] // each).view(blocks, -1)[:, 0]
@@ -221,6 +223,8 @@ def from_layout(buffer: Tensor) -> Packed:
     scales = _read(body, places[2], header.rows, torch.float32).view(-1, 1) if width == 1 else None
     packed = Packed(header, kept, form.write(numbers), scales)
     packed.validate()
+    if not all(torch.equal(one, other) for one, other in zip(arranged, _arranged(packed, grid)[:2], strict=True)):
+        raise _unfit("indices that stand as no packing writes them", "the runs of each block, strip by strip")
     return packed
 
 
@@ -231,7 +235,11 @@ def _described(buffer: Tensor) -> tuple[Grid, int]:
         raise _unfit(f"{buffer.numel()} bytes, a header of {found.pattern!r}", "the header of a weight of blocks")
     head = buffer[HEADER_BYTES : HEADER_BYTES + _HEAD.size].numpy().tobytes()
     r, c, parts, _, total, text = _HEAD.unpack(head)
-    rule = parse(text.rstrip(b"\0").decode("ascii", "replace"))
+    name = text.rstrip(b"\0").decode("ascii", "replace")
+    try:
+        rule = parse(name)
+    except PatternError:
+        raise _unfit(f"the pattern {name!r}", "the name of a pattern of blocks") from None
     if not isinstance(rule, Block) or (rule.r, rule.c, rule.parts) != (r, c, parts) or found.shape[0] % parts:
         raise _unfit(f"blocks of {r} x {c} in {parts} parts, pattern {rule.name!r}", "blocks of that pattern")
     grid = Grid(Header(rule.name, found.dtype, found.shape, 1))

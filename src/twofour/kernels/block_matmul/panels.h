@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "blocks.h"
+#include "kernels/damaged.h"
 #include "native/simd.h"
 #include "native/team.h"
 #include "shapes.h"
@@ -168,7 +169,7 @@ void block_panels(const Matmul& a) {
     int64_t u0, u1;
     team.share(b.shape.units, 1, &u0, &u1);
     const bool sound = b.sound(u0, u1);
-    if (!sound) *a.damaged = true;
+    if (!sound) report(a.damaged);
     for (int64_t p0 = 0; p0 < plan.panels; p0 += plan.per_pass) {
       const int64_t p1 = least(p0 + plan.per_pass, plan.panels);
       if (p0 > 0) team.barrier();  // the last panels are still being read

@@ -7,6 +7,7 @@
 
 #include "blocks.h"
 #include "fetch.h"
+#include "kernels/damaged.h"
 #include "native/team.h"
 #include "shapes.h"
 #include "tokens.h"
@@ -174,7 +175,7 @@ void block_rows(const Matmul& a) {
     int64_t u0, u1;
     team.share(b.shape.units, 1, &u0, &u1);
     const bool sound = b.sound(u0, u1);
-    if (!sound) *a.damaged = true;
+    if (!sound) report(a.damaged);
     for (int64_t pass = 0; pass < a.tokens; pass += plan.per_pass) {
       const int64_t count = least(plan.per_pass, a.tokens - pass);
       if (pass > 0) team.barrier();  // the last tokens are still being read

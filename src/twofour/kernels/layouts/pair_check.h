@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/damaged.h"
 #include "pairs.h"
 #include "native/compiler.h"
 
@@ -17,7 +18,5 @@ TWOFOUR_INLINE bool sound_pair(const uint8_t* head, const char* record, int64_t 
   return rows && head[2] <= twofour::kPanelTile / 2 && head[2] % 2 == 0 &&
          V::all_below_64(reinterpret_cast<const uint8_t*>(record + twofour::kPanelTile * 4));
 }
-
-inline void report(bool* damaged) { __atomic_store_n(damaged, true, __ATOMIC_RELAXED); }
 
 }  // namespace

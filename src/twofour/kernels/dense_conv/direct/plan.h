@@ -75,7 +75,7 @@ struct DirectPlan {
   int64_t channels, outputs, panels;  // of a group
   bool joined;                        // the taps of a kernel row are one run
   bool small;                         // the weight stays in L2: a block is multiplied with all panels before the next
-  bool crowded;                       // neighbours share a set of the first-level cache: the image is copied
+  bool crowded;                       // neighbours share a set of the first-level cache: the image is copied, its pixels apart
   int64_t taps, runs, length;         // runs of a kernel row, of a window; floats of one
   int64_t pitch;                      // floats from a pixel of the image to the next
   Region regions[kDirectRegions];
@@ -87,7 +87,7 @@ struct DirectPlan {
       : channels(a.in_channels / a.groups), outputs(a.out_channels / a.groups), panels(ceil_div(outputs, kConvPanel)),
         joined(a.groups == 1 && a.width.dilation == 1 && channels < kDirectFew && a.width.taps > 1),
         small(outputs * a.height.taps * a.width.taps * channels * 4 <= kDirectWeight),
-        crowded(a.in_channels * a.width.stride * 4 % kWay == 0 && a.width.output > 1),
+        crowded(!joined && a.in_channels * a.width.stride * 4 % kWay == 0 && a.width.output > 1),
         taps(joined ? 1 : a.width.taps), runs(a.height.taps * taps), length(channels * (joined ? a.width.taps : 1)),
         pitch(a.in_channels + (crowded ? 16 : 0)), read(most * a.width.stride * pitch * 4, panels, runs * length),
         written(most * a.out_channels * 4, panels, runs * length) {
