@@ -143,7 +143,9 @@ def recurrent(
     json: JsonOption = None,
 ) -> None:
     """LSTM and GRU of batch 1 on one thread: torch, ONNX Runtime, OpenVINO and ours, float32 and int8."""
-    kinds = [name for name in layers.split(",") if name in recurrent_case.KINDS]
+    kinds = layers.split(",")
+    if unknown := [name for name in kinds if name not in recurrent_case.KINDS]:
+        raise typer.BadParameter(f"{', '.join(unknown)}; there are {', '.join(recurrent_case.KINDS)}")
     cells = recurrent_case.cells(kinds, numbers(hidden), numbers(steps))
     measured(cells, recurrent_case.Bench(seconds), place(json, "recurrent", record), resume, recurrent_case.show)
 

@@ -127,14 +127,16 @@ def _loss(rows: Sequence[Trained], control: Sequence[Trained], metric: dict[str,
 def _versus(of: dict[Arm, list[Trained]], control: Arm, arms: list[Arm], metric: dict[str, Any]) -> list[str]:
     """Say which pruned nets are better than a dense one of as many parameters."""
     verdicts: dict[str, list[str]] = {"better": [], "tie": [], "worse": []}
+    sign = -1 if metric["higher"] else 1
     for arm in arms:
         if not paired(of[arm], of[control]):
             continue
         mean, half = _loss(of[arm], of[control], metric)
         word = "tie" if half is None or abs(mean) <= half else "worse" if mean > 0 else "better"
         seeds = " (one seed)" if half is None else ""
-        verdicts[word].append(f"{arm.key} {signed(mean, 3)}{seeds}")
+        verdicts[word].append(f"{arm.key} {signed(sign * mean, 3)}{seeds}")
     if not any(verdicts.values()):
         return []
     said = "; ".join(f"{word}: {', '.join(found)}" for word, found in verdicts.items() if found)
-    return [f"Against {control.key}, of as many parameters (negative is better): {said}.\n"]
+    best = "higher" if metric["higher"] else "lower"
+    return [f"Against {control.key}, of as many parameters ({best} is better): {said}.\n"]

@@ -156,9 +156,7 @@ def test_the_page_says_what_is_in_order_and_what_beats_the_small_net(toy, here, 
     assert f"| 1x2 BP | 16 | 80.0 | 1,000 | 2.200 ± {spread:.3f} | +0.100 ± 0.000 | -0.200 ± 0.000 | 0.50 | 3 |" in text
     assert "1x2 BP, 4x4 GLP in order (+0.100 ± 0.000); 4x4 GLP, 4x4 BP in order (+0.200 ± 0.000)" in text
     assert "4x4 BP, 8x8 BP tie (+0.000 ± 0.123)" in text  # 4.303 * 0.0495 / sqrt(3)
-    assert (
-        "Against small dense, of as many parameters (negative is better): better: 4x4 GLP -0.100, 1x2 BP -0.200" in text
-    )
+    assert "Against small dense, of as many parameters (lower is better): better: 4x4 GLP -0.100, 1x2 BP -0.200" in text
     assert "worse: 4x4 BP +0.100" in text
     assert "tie: large 4x4 GLP -0.101 (one seed)" in text
     assert "Not run: 16x16 BP, 16x16 GLP, " not in text and "Not run: 8x8 GLP, 16x16 BP" in text

@@ -191,7 +191,7 @@ def test_damaged_layouts_are_refused(row: BlockMatmul, place: int, value: int, w
 @each_row(ROWS)
 @pytest.mark.parametrize(("pattern", "entry"), [("8x1@0.5", 3), ("4x16@0.5", 1), ("32x4@0.5", 2)])
 def test_an_index_that_names_another_block_is_not_restored(row: BlockMatmul, pattern: str, entry: int) -> None:
-    """Kernels stay inside their operands whatever an index is; only the way back can tell that it is none of packing's."""
+    """Kernels stay inside their operands whatever an index is; the way back tells that it is none of packing's."""
     prepared = row.prepare(weight_of(64, 64, pattern, row.dtype))
     grid = Grid(row.restore(prepared).header)
     at = HEADER_BYTES + grid.places(0)[1] + 2 * entry

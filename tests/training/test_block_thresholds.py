@@ -147,6 +147,14 @@ def test_the_search_ends_near_what_is_wanted() -> None:
     assert len(asked) == 5  # four runs and the line above; halving alone takes six
 
 
+def test_a_search_that_ends_far_off_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING"):
+        assert find_factor(lambda factor: 0.2, 0.8, runs=3) > 0
+    assert "60.0 points from 80.0 %" in caplog.text
+    with pytest.raises(TrainingError, match="got no sparsity"):
+        find_factor(lambda factor: float("nan"), 0.8)
+
+
 @pytest.mark.parametrize(
     "bad",
     [lambda: Rise(5, 4, 9), lambda: Rise(0, 0, 0), lambda: Rise(0, 1, 2, every=0), lambda: Rise(0, 1, 2, ratio=0.0),

@@ -261,7 +261,14 @@ class BlockThresholds(Masking):
     def _plan(self) -> dict[str, Any]:
         rise, (_, pattern) = self.rise, self._weights[0]
         steps = [rise.start, rise.ramp, rise.end, rise.every, rise.ratio]
-        return {"rise": steps, "blocks": [pattern.r, pattern.c], "layers": list(self.layers), "slopes": self.slopes}
+        return {
+            "rise": steps,
+            "blocks": [pattern.r, pattern.c],
+            "layers": list(self.layers),
+            "lasso": self.lasso,
+            "factor": self.factor,
+            "slopes": self.slopes,
+        }
 
     def finish(self) -> nn.Module:
         """Keep the masks as they are; see `Scheme.finish`."""
@@ -310,7 +317,10 @@ def find_factor(
         close: How near is near enough.
 
     Raises:
-        TrainingError: A number is impossible.
+        TrainingError: A number is impossible, or `train` returns no share.
+
+    Returns:
+        The first factor within `close`, else the nearest one; the log says how far off it is then.
     """
     if not (0 < sparsity < 1 and 0 < least < most and runs >= 1):
         raise TrainingError(
@@ -324,14 +334,30 @@ def find_factor(
     for _ in range(runs):
         place = _between(ends, sparsity)
         factor = exp(place)
-        found = train(factor)
+        found = _share(train(factor), factor)
         _log.info("factor %.3g: %.1f %% of the values pruned", factor, 100 * found)
         if abs(found - sparsity) < error:
             best, error = factor, abs(found - sparsity)
         if error <= close:
-            break
+            return best
         ends[0 if found < sparsity else 1] = (place, found)
+    _log.warning(
+        "the search for a factor ended %.1f points from %.1f %%; the nearest factor is %.3g: allow more than %d runs, or a "
+        "wider range of factors",
+        *(100 * error, 100 * sparsity, best, runs),
+    )
     return best
+
+
+def _share(found: float, factor: float) -> float:
+    if not 0 <= found <= 1:
+        raise TrainingError(
+            "the search for a factor got no sparsity",
+            got=f"{found!r} of the run with factor {factor:.3g}",
+            wanted="a share from 0 to 1",
+            remedy="let `train` return the sparsity that its run reached",
+        )
+    return found
 
 
 def _between(ends: Sequence[tuple[float, float | None]], wanted: float) -> float:

@@ -1,4 +1,4 @@
-// The inner product: up to 14 pixels by up to 32 outputs over all inputs of a window, sums in registers.
+// The inner product: up to 13 pixels by up to 32 outputs over all inputs of a window, sums in registers.
 #pragma once
 
 #include <cstdint>
