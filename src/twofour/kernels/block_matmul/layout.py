@@ -190,12 +190,7 @@ def from_layout(buffer: Tensor) -> Packed:
     places, body = grid.places(total), buffer[HEADER_BYTES:]
     starts = _read(body, places[0], grid.strips + 1, torch.int32).long()
     indices = _read(body, places[1], total, torch.uint16).long()
-    of_inputs, per, width = grid.of_inputs, min(grid.of_inputs, 4 // grid.width), grid.width
-    stored = {4: torch.float32, 2: torch.bfloat16, 1: torch.int8}[width]
-    values = _read(body, places[4], total * of_inputs * grid.strip, stored)
-    if per < 4 // width:
-        values = values.view(-1, grid.strip, 4 // width).transpose(1, 2)
-    values = values.reshape(total, of_inputs // per, grid.strip, per)
+    values = _weights(body, places[4], total, grid)
 
     counts = starts.diff()
     if starts[0] != 0 or starts[-1] != total or bool((counts < 0).any()):
@@ -203,7 +198,7 @@ def from_layout(buffer: Tensor) -> Packed:
     strip = torch.arange(grid.strips, device="cpu").repeat_interleave(counts)
     arranged, held = (starts, indices), indices != grid.zero
     indices, values, strip = indices[held], values[held], strip[held]
-    runs, each = rule.c // of_inputs, rule.r // grid.strip
+    runs, each = rule.c // grid.of_inputs, rule.r // grid.strip
     blocks = header.format.parts["values"][0][0]
     if len(indices) != blocks * each * runs:
         raise _unfit(f"{len(indices)} runs of inputs", f"{blocks} blocks of {each * runs} of them")
@@ -217,15 +212,25 @@ def from_layout(buffer: Tensor) -> Packed:
     key = (of_strip[strip] // each * across + column) * each + of_strip[strip] % each
     order = key.argsort(stable=True)
     numbers = (key[order] // each).view(blocks, -1)[:, 0]
-    cut = values[order].view(blocks, each, runs, of_inputs // per, grid.strip, per).permute(0, 1, 4, 2, 3, 5)
+    cut = values[order].view(blocks, each, runs, *values.shape[1:]).permute(0, 1, 4, 2, 3, 5)
     form = header.format
     kept = header.encoding.store(cut.reshape(blocks, -1).contiguous())
-    scales = _read(body, places[2], header.rows, torch.float32).view(-1, 1) if width == 1 else None
+    scales = _read(body, places[2], header.rows, torch.float32).view(-1, 1) if grid.width == 1 else None
     packed = Packed(header, kept, form.write(numbers), scales)
     packed.validate()
     if not all(torch.equal(one, other) for one, other in zip(arranged, _arranged(packed, grid)[:2], strict=True)):
         raise _unfit("indices that stand as no packing writes them", "the runs of each block, strip by strip")
     return packed
+
+
+def _weights(body: Tensor, at: int, total: int, grid: Grid) -> Tensor:
+    """Return the weights of each index: (indices, steps, rows of the strip, inputs of a step)."""
+    of_inputs, per, width = grid.of_inputs, min(grid.of_inputs, 4 // grid.width), grid.width
+    stored = {4: torch.float32, 2: torch.bfloat16, 1: torch.int8}[width]
+    values = _read(body, at, total * of_inputs * grid.strip, stored)
+    if per < 4 // width:
+        values = values.view(-1, grid.strip, 4 // width).transpose(1, 2)
+    return values.reshape(total, of_inputs // per, grid.strip, per)
 
 
 def _described(buffer: Tensor) -> tuple[Grid, int]:

@@ -342,8 +342,8 @@ def find_factor(
             return best
         ends[0 if found < sparsity else 1] = (place, found)
     _log.warning(
-        "the search for a factor ended %.1f points from %.1f %%; the nearest factor is %.3g: allow more than %d runs, or a "
-        "wider range of factors",
+        "the search for a factor ended %.1f points from %.1f %%; the nearest factor is %.3g: allow more than %d runs, "
+        "or a wider range of factors",
         *(100 * error, 100 * sparsity, best, runs),
     )
     return best
