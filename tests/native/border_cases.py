@@ -164,7 +164,7 @@ def products(scale: int) -> Iterator[Call]:
         yield (
             row.isa,
             EXT.nm_conv,
-            [row.index, image, to_conv_layout(weight, geometry), bias[:12], answer.clone(), answer, 1, *axes, True, 1],
+            [row.index, image, to_conv_layout(weight, geometry), bias[:12], answer.clone(), answer, 1, *axes, 1, 1],
         )
     for row in (*direct_rows(), *winograd_rows()):
         moved = row.prepare(weight, geometry).tensor

@@ -47,7 +47,7 @@ void bind_nm_conv(nb::module_& m) {
   // after the other. Returns false, without touching y, when it was made for another layout or shape. `height` and
   // `width`: taps, stride, padding, dilation.
   bind_call(m, "nm_conv", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& other,
-                      const Answer& y, int64_t groups, Axis height, Axis width, bool relu, int threads) {
+                      const Answer& y, int64_t groups, Axis height, Axis width, int activation, int threads) {
     static Scratch scratch;
     const NmConvKernel& kernel = row(kNmConvKernels, index);
     const Border border(kernel.name);
@@ -55,6 +55,7 @@ void bind_nm_conv(nb::module_& m) {
     border.require(from.shape[0] == to.shape[0], y, "answer", "as many images as the input");
     const int64_t in = from.shape[1], out = to.shape[1];
     require_groups(in, out, groups);
+    if (activation < 0 || activation > static_cast<int>(Activation::silu)) throw nb::value_error("no such activation");
     const Numbers shift = border.numbers(bias, "bias", out);
     const View added = other.given() ? pixels(border, other, "second operand") : View{};
     border.require(!other.given() || std::equal(added.shape, added.shape + 4, to.shape), other, "second operand",
@@ -62,8 +63,8 @@ void bind_nm_conv(nb::module_& m) {
     const PackedWeight packed(border, weight);
     NmConv args{floats(from), packed.bytes(), (packed.behind() + int64_t{sizeof(LayoutHeader)}) / groups,
                 shift.data(), floats(added), floats(to), from.shape[0], in, out, groups,
-                axis(height, from.shape[2], to.shape[2]), axis(width, from.shape[3], to.shape[3]), relu, threads,
-                nullptr, nullptr};
+                axis(height, from.shape[2], to.shape[2]), axis(width, from.shape[3], to.shape[3]),
+                static_cast<Activation>(activation), threads, nullptr, nullptr};
     if (!made_for(packed, args)) return false;
     bool damaged = false;
     args.damaged = &damaged;

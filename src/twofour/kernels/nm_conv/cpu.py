@@ -18,7 +18,6 @@ from twofour.kernels.conv import (
     Images,
     PreparedConv,
     channels_last,
-    finish,
     require_image,
 )
 from twofour.kernels.nm_conv.layout import LAYOUT, describe, from_conv_layout, to_conv_layout
@@ -66,11 +65,10 @@ class NativeConv(PackedConv):
         Raises:
             KernelError: `x`, `bias` or `other` does not fit, or the bytes were made for another kernel or geometry.
         """
-        geometry, activation = problem.geometry, problem.activation
+        geometry = problem.geometry
         size = require_image(x, geometry, other)
         x, whole = channels_last(x), (x.shape[0], geometry.out_channels, *size)
         y = torch.empty(whole, dtype=torch.float32, memory_format=torch.channels_last, device="cpu")
-        fused = activation in ("none", "relu")
         other = None if other is None else channels_last(other)
         axes = zip(geometry.kernel, geometry.stride, geometry.before, geometry.dilation, strict=True)
         ok = native.extension().nm_conv(
@@ -78,16 +76,16 @@ class NativeConv(PackedConv):
             x,
             weight.tensor,
             bias,
-            other if fused else None,
+            other,
             y,
             geometry.groups,
             *axes,
-            activation == "relu",
+            problem.epilogue.codes[0],
             native.threads(),
         )
         if not ok:
             raise _foreign(self, weight.tensor, geometry)
-        return y if fused else finish(y, activation, other)
+        return y
 
 
 @dataclass(frozen=True)

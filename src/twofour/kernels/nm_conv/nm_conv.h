@@ -1,4 +1,4 @@
-// y = relu(conv(x, W) + bias + other) in fp32, channels last, W 2:4 along its input channels: the call, the table.
+// y = activation(conv(x, W) + bias + other) in fp32, channels last, W 2:4 along its input channels: the call, the table.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct NmConv {
   float* y;
   int64_t images, in_channels, out_channels, groups;
   ConvAxis height, width;
-  bool relu;
+  Activation activation;
   int threads;
   void* workspace;
   bool* damaged;
