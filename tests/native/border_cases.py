@@ -173,6 +173,10 @@ def products(scale: int) -> Iterator[Call]:
             EXT.dense_conv,
             [row.index, image, moved, bias[:12], answer.clone(), answer, 1, *axes, 1, 1],
         )
+        between = [8, 4, 8, 6, 6, 3, 1, 1, 1, 3, 1, 1, 1], [1, 1, 12, 4, 4, 3, 1, 0, 1, 3, 1, 0, 1]
+        first = next(name for name in native.convolutions() if "depthwise" in name and name.endswith(f"__{row.isa}"))
+        chained = [native.convolutions()[first], row.native_convolution], image, [filters, moved], [bias[:8], bias[:12]]
+        yield row.isa, EXT.conv_chain, [*chained, [None, answer.clone()], answer, [*between], 2, 1]
 
 
 def recurrent(scale: int) -> Iterator[Call]:

@@ -14,6 +14,7 @@ from torch import nn
 
 from twofour.capture import Graph
 from twofour.compiler.conv import CompiledConv
+from twofour.compiler.conv_chain import IN_A_CHAIN, convolutions_in_a_row
 from twofour.compiler.fused_matmuls import most_tokens, place_products
 from twofour.compiler.graph_algebra import rewrite_algebra
 from twofour.compiler.graph_conv import place_convs
@@ -51,6 +52,7 @@ class Rewrites:
         counts: Places changed, by rule.
         algebra: What the rules of algebra did.
         blocks: The fused blocks.
+        apart: Why convolutions in a row stayed separate calls.
         added: Plan entries for weights that are kept besides the layers'.
     """
 
@@ -58,6 +60,7 @@ class Rewrites:
     counts: dict[str, int] = field(default_factory=dict)
     algebra: Outcome = field(default_factory=Outcome)
     blocks: Blocks = field(default_factory=Blocks)
+    apart: tuple[str, ...] = ()
     added: tuple[LayerPlan, ...] = ()
 
     @property
@@ -67,7 +70,7 @@ class Rewrites:
         return {
             "blocks": self.blocks.text(),
             "bounds": bounds,
-            "not_rewritten": not_done,
+            "not_rewritten": (*not_done, *self.apart),
             "left_out": dict(self.without),
         }
 
@@ -116,6 +119,12 @@ def rewrite_graph(
     found.step(OF_NORMED, lambda: norms_before_products(module))
     found.step(IN_A_ROW, lambda: products_in_a_row(module))
     found.counts |= arrange(module, without)
+
+    def chains() -> int:
+        count, found.apart = convolutions_in_a_row(module, terms.cache)
+        return count
+
+    found.step(IN_A_CHAIN, chains)
 
     def blocks() -> int:
         found.blocks = fuse_blocks(module, Measured(terms.cache))

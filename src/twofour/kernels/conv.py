@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Prepared, Row
 from twofour.kernels.epilogue import ACTIVATIONS, Epilogue
@@ -187,6 +188,11 @@ class ConvKernel(Row):
     def refuses(self, geometry: Geometry) -> str | None:
         """Return why this kernel cannot run a convolution of this geometry, or None when it can."""
         return self.unavailable()
+
+    @property
+    def native_convolution(self) -> int | None:
+        """Its place among the convolutions that a chain runs inside; None where torch runs it."""
+        return native.convolutions().get(self.name)
 
     def prepare(self, weight: Packed | Tensor, geometry: Geometry, images: Images | None = None) -> PreparedConv:
         """Return the weight (out, in / groups, [height,] width) in this kernel's layout.

@@ -183,6 +183,12 @@ def products() -> dict[str, int]:
     return {name: place for place, name in enumerate(extension().products)}
 
 
+@cache
+def convolutions() -> dict[str, int]:
+    """Return the convolutions that a chain can run inside, and the place of each as its call takes it."""
+    return {name: place for place, name in enumerate(extension().convolutions)}
+
+
 def best(operation: str, *, pattern: str | None = None, dtype: str | None = None) -> NativeRow:
     """Return the row of the highest instruction set that may run here and now; of equals the first.
 

@@ -6,6 +6,7 @@
 
 #include "dense_conv.h"
 #include "kernels/conv_images.h"
+#include "kernels/convolutions.h"
 #include "native/binding.h"
 #include "native/integers.h"
 #include "native/scratch.h"
@@ -40,11 +41,29 @@ bool is_winograds(const DenseConv& a) {
   return a.groups == 1 && (a.activation == Activation::none || a.activation == Activation::relu);
 }
 
+DenseConv dense(const Convolution& c) {
+  return {c.x, reinterpret_cast<const float*>(c.weight), c.bias, c.other, c.y, c.images, c.in_channels, c.out_channels,
+          c.groups, c.height, c.width, c.activation, c.threads, c.workspace};
+}
+
+const DenseConvKernel& kernel_of(const RowBase& row) { return static_cast<const DenseConvKernel&>(row); }
+
+const ConvolutionRow kInChains{
+    nullptr,
+    [](const RowBase& row, const Convolution& c) { return kernel_of(row).workspace_bytes(dense(c)); },
+    [](const RowBase& row, const Convolution& c) { kernel_of(row).run(dense(c)); },
+    [](const Border& border, const RowBase& row, const Operand& weight, Convolution* c) {
+      const DenseConv a = dense(*c);
+      if (std::string_view(row.layout) != "direct" && !is_winograds(a)) throw nb::value_error("no such convolution");
+      c->weight = reinterpret_cast<const char*>(panels(border, weight, row, a));
+    }};
+
 }  // namespace
 
 void bind_dense_conv(nb::module_& m) {
   m.attr("conv_panel") = kConvPanel;
   bind_table(m, kDenseConvKernels);
+  add_convolutions(m, kDenseConvKernels, kInChains);
   // x and y: (images, channels, height, width) with channels densest. `weight`: as the row's layout has it. `height` and
   // `width`: taps, stride, padding, dilation.
   bind_call(m, "dense_conv", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& other,

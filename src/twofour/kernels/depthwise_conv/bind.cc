@@ -3,6 +3,7 @@
 
 #include "depthwise_conv.h"
 #include "kernels/conv_images.h"
+#include "kernels/convolutions.h"
 #include "native/binding.h"
 #include "native/parallel.h"
 
@@ -17,10 +18,29 @@ constexpr DepthwiseConvKernel kDepthwiseConvKernels[] = {
 #undef TWOFOUR_ROW
 };
 
+void run_rows(const DepthwiseConvKernel& kernel, const Depthwise& a, int threads) {
+  parallel_for(a.images * a.height.output, 1, threads, [&](int64_t begin, int64_t end) { kernel.run(a, begin, end); });
+}
+
+const ConvolutionRow kInChains{
+    nullptr,
+    [](const RowBase&, const Convolution&) { return int64_t{0}; },
+    [](const RowBase& row, const Convolution& c) {
+      const Depthwise a{c.x, reinterpret_cast<const float*>(c.weight), c.bias, c.y, c.images, c.in_channels, c.height,
+                        c.width, c.activation};
+      run_rows(static_cast<const DepthwiseConvKernel&>(row), a, c.threads);
+    },
+    [](const Border& border, const RowBase&, const Operand& weight, Convolution* c) {
+      if (c->groups != c->in_channels || c->groups != c->out_channels || c->other)
+        throw nb::value_error("no such convolution");
+      c->weight = border.exactly(weight, "weight", {Type::f32}, c->height.taps * c->width.taps * c->groups).data;
+    }};
+
 }  // namespace
 
 void bind_depthwise_conv(nb::module_& m) {
   bind_table(m, kDepthwiseConvKernels);
+  add_convolutions(m, kDepthwiseConvKernels, kInChains);
   // x and y: (images, channels, height, width) with channels densest. `weight`: float32 (taps, channels). `height` and
   // `width`: taps, stride, padding, dilation.
   bind_call(m, "depthwise_conv", +[](int index, const Operand& x, const Operand& weight, const Operand& bias,
@@ -39,8 +59,7 @@ void bind_depthwise_conv(nb::module_& m) {
     const Depthwise args{floats(from), floats(taps), shift.data(), floats(to), from.shape[0], from.shape[1],
                          high, wide, static_cast<Activation>(activation)};
     nb::gil_scoped_release release;
-    parallel_for(args.images * high.output, 1, threads,
-                 [&](int64_t begin, int64_t end) { kernel.run(args, begin, end); });
+    run_rows(kernel, args, threads);
   });
 }
 

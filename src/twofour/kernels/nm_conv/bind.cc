@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/conv_images.h"
+#include "kernels/convolutions.h"
 #include "kernels/layouts/packed_weight.h"
 #include "native/binding.h"
 #include "native/scratch.h"
@@ -37,12 +38,31 @@ bool made_for(const PackedWeight& packed, const NmConv& a) {
   return true;
 }
 
+NmConv packed_conv(const Convolution& c) {
+  return {c.x, c.weight, c.weight_bytes, c.bias, c.other, c.y, c.images, c.in_channels, c.out_channels, c.groups,
+          c.height, c.width, c.activation, c.threads, c.workspace, c.damaged};
+}
+
+const NmConvKernel& kernel_of(const RowBase& row) { return static_cast<const NmConvKernel&>(row); }
+
+const ConvolutionRow kInChains{
+    nullptr,
+    [](const RowBase& row, const Convolution& c) { return kernel_of(row).workspace_bytes(packed_conv(c)); },
+    [](const RowBase& row, const Convolution& c) { kernel_of(row).run(packed_conv(c)); },
+    [](const Border& border, const RowBase&, const Operand& weight, Convolution* c) {
+      require_groups(c->in_channels, c->out_channels, c->groups);
+      const PackedWeight packed(border, weight);
+      c->weight = packed.bytes(), c->weight_bytes = (packed.behind() + int64_t{sizeof(LayoutHeader)}) / c->groups;
+      border.require(made_for(packed, packed_conv(*c)), weight, "weight", "layout 'pairs' of this convolution");
+    }};
+
 }  // namespace
 
 void bind_nm_conv(nb::module_& m) {
   m.attr("conv_block") = kConvBlock;
   m.attr("conv_taps") = kConvTaps;
   bind_table(m, kNmConvKernels);
+  add_convolutions(m, kNmConvKernels, kInChains);
   // x and y: (images, channels, height, width) with channels densest. `weight`: one header and layout per group, one
   // after the other. Returns false, without touching y, when it was made for another layout or shape. `height` and
   // `width`: taps, stride, padding, dilation.

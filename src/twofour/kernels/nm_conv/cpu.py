@@ -104,6 +104,11 @@ class PointwiseConv(PackedConv):
     product: Kernel
     residual: NativeConv
 
+    @property
+    def native_convolution(self) -> int | None:
+        """Return that of the convolution which reads the same weight: a chain's strips are no rows of tokens."""
+        return self.residual.native_convolution
+
     def refuses(self, geometry: Geometry) -> str | None:
         """Return why not: a convolution that is more than a product, or channels that do not make groups of four."""
         if not geometry.pointwise:

@@ -1,0 +1,5 @@
+"""Convolutions in a row as one native call."""
+
+from twofour.kernels.conv_chain.chain import ConvChain, Link
+
+__all__ = ["ConvChain", "Link"]

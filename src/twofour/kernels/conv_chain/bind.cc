@@ -1,0 +1,94 @@
+// Convolutions in a row for Python: one call, by strips.
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <array>
+
+#include "kernels/conv_images.h"
+#include "native/scratch.h"
+#include "strips.h"
+
+namespace nb = nanobind;
+
+namespace twofour {
+namespace {
+
+// Groups, activation, channels, height and width of the answer, then taps, stride, padding and dilation of both axes.
+using Numbers13 = std::array<int64_t, 13>;
+
+struct Image {
+  int64_t channels, height, width;
+};
+
+Convolution convolution_of(const Numbers13& n, int64_t images, const Image& from, int threads, bool* damaged) {
+  constexpr int64_t channels = 1 << 22, pixels = 1 << 30;  // the sizes of weights and lines stay below 2^63
+  int64_t floats;
+  for (const int64_t one : {n[0], n[2], from.channels})
+    if (one < 1 || one > channels) throw nb::value_error("no such convolution");
+  for (const int64_t one : {n[3], n[4], from.height, from.width})
+    if (one < 1 || one > pixels) throw nb::value_error("no such convolution");
+  if (n[1] < 0 || n[1] > static_cast<int>(Activation::silu)) throw nb::value_error("no such activation");
+  if (from.channels % n[0] != 0 || n[2] % n[0] != 0 || __builtin_mul_overflow(n[2] * n[3], n[4], &floats) ||
+      __builtin_mul_overflow(floats, 64 * (images + 1), &floats))
+    throw nb::value_error("no such convolution");
+  Convolution c{nullptr, nullptr, 0, nullptr, nullptr, nullptr, images, from.channels, n[2], n[0],
+                axis({n[5], n[6], n[7], n[8]}, from.height, n[3]), axis({n[9], n[10], n[11], n[12]}, from.width, n[4]),
+                static_cast<Activation>(n[1]), threads, nullptr, damaged};
+  if (!all_meet(c.height)) throw nb::value_error("rows of the answer read no row of the image");
+  return c;
+}
+
+}  // namespace
+
+void bind_conv_chain(nb::module_& m) {
+  // x and y: (images, channels, height, width) with channels densest. `kernels`: places in `convolutions`; for each of them a
+  // weight in its layout, a bias, a second operand, None or of its answer's shape, and the numbers above. `rows`: of y in a strip.
+  bind_call(m, "conv_chain", +[](std::vector<int> kernels, const Operand& x, const Operands& weights, const Operands& biases,
+                                 const Operands& others, const Answer& y, std::vector<Numbers13> convs, int64_t rows,
+                                 int threads) {
+    static Scratch scratch;
+    const size_t count = kernels.size();
+    if (count == 0 || weights.size() != count || biases.size() != count || others.size() != count || convs.size() != count)
+      throw nb::value_error("as many kernels, weights, biases, second operands and convolutions, at least one");
+    if (rows < 1) throw nb::value_error("a strip has at least one row");
+    const Border border("conv_chain");
+    const View from = pixels(border, x, "input"), to = pixels(border, y, "answer");
+    border.require(from.shape[0] == to.shape[0], y, "answer", "as many images as the input");
+    ConvChain chain;
+    chain.rows = rows;
+    std::vector<Numbers> shifts;  // copies of those whose numbers stand apart
+    bool damaged = false;
+    Image image{from.shape[1], from.shape[2], from.shape[3]};
+    for (size_t i = 0; i < count; i++) {
+      const ConvolutionRow& kernel = convolution_at(kernels[i]);
+      Convolution c = convolution_of(convs[i], from.shape[0], image, threads, &damaged);
+      image = {c.out_channels, c.height.output, c.width.output};
+      shifts.push_back(border.numbers(biases[i], "bias", c.out_channels));
+      if (others[i].given()) {
+        const View added = pixels(border, others[i], "second operand");
+        const int64_t want[] = {from.shape[0], image.channels, image.height, image.width};
+        border.require(std::equal(want, want + 4, added.shape), others[i], "second operand", "the answer's shape");
+        c.other = floats(added);
+      }
+      kernel.read(border, *kernel.row, weights[i], &c);
+      chain.kernels.push_back(&kernel);
+      chain.convs.push_back(c);
+    }
+    for (size_t i = 0; i < count; i++) chain.convs[i].bias = shifts[i].data();
+    border.require(image.channels == to.shape[1] && image.height == to.shape[2] && image.width == to.shape[3], y, "answer",
+                   "the shape of the last convolution's");
+    if (to.count() == 0) return;
+    chain.convs.front().x = floats(from);
+    chain.convs.back().y = floats(to);
+    {
+      nb::gil_scoped_release release;
+      chain.plan();
+      const Scratch::Lease lease(scratch, static_cast<size_t>(chain.bytes()));
+      chain.run(static_cast<char*>(lease.data()));
+    }
+    if (damaged) border.damaged();
+  });
+}
+
+}  // namespace twofour

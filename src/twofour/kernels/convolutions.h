@@ -1,0 +1,66 @@
+// Every native convolution with a prepared weight, whatever its family: what a chain asks that runs convolutions inside. A
+// family adds its rows where it is bound; nothing is known of them here but what the tables say.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "conv_axis.h"
+#include "epilogue.h"
+#include "native/binding.h"
+
+namespace twofour {
+
+// One call: y = activation(conv(x, W) + bias + other), channels last. `weight` stands as the row's family has it.
+struct Convolution {
+  const float* x;
+  const char* weight;
+  int64_t weight_bytes;
+  const float *bias, *other;  // may be null
+  float* y;
+  int64_t images, in_channels, out_channels, groups;
+  ConvAxis height, width;
+  Activation activation;
+  int threads;
+  void* workspace;
+  bool* damaged;  // set where the bytes of a weight say what no packing writes
+};
+
+struct ConvolutionRow {
+  const RowBase* row;
+  int64_t (*workspace_bytes)(const RowBase&, const Convolution&);
+  void (*run)(const RowBase&, const Convolution&);
+  // Finds the weight, and refuses one that was not made for these sizes, and sizes that the row does not take.
+  void (*read)(const Border&, const RowBase&, const Operand& weight, Convolution*);
+};
+
+inline std::vector<ConvolutionRow>& convolutions() {
+  static std::vector<ConvolutionRow> all;
+  return all;
+}
+
+// Adds the rows of a family, whose functions are those of `like`; Python reads `convolutions`, their names in order.
+template <class Row, size_t kCount>
+void add_convolutions(nanobind::module_& m, const Row (&rows)[kCount], ConvolutionRow like) {
+  if (!nanobind::hasattr(m, "convolutions")) m.attr("convolutions") = nanobind::list();
+  auto names = nanobind::cast<nanobind::list>(m.attr("convolutions"));
+  for (const Row& row : rows) {
+    like.row = &row;
+    convolutions().push_back(like);
+    names.append(row.name);
+  }
+}
+
+// The convolution at that place of `convolutions`, whose instructions this CPU has.
+inline const ConvolutionRow& convolution_at(int index) {
+  if (index < 0 || static_cast<size_t>(index) >= convolutions().size())
+    throw nanobind::index_error("no such convolution");
+  const ConvolutionRow& found = convolutions()[static_cast<size_t>(index)];
+  if (!cpu_has(found.row->isa))
+    throw Refusal{std::string(found.row->name) + " cannot run on this CPU", "a CPU without " + std::string(found.row->isa),
+                  "one that has it", "choose a row that native.supports"};
+  return found;
+}
+
+}  // namespace twofour
