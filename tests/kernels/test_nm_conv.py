@@ -23,7 +23,7 @@ from twofour.packing import Packed
 from twofour.patterns import parse
 
 EPSILON = torch.finfo(torch.float32).eps
-ROWS = [row for row in convolutions() if not row.close and row.operation != "depthwise_conv"]
+ROWS = [row for row in convolutions() if not row.close and row.operation not in ("depthwise_conv", "block_conv")]
 DEPTHWISE = [row for row in convolutions() if row.operation == "depthwise_conv"]
 NATIVE = [row for row in ROWS if row.layout == "pairs"]
 BLOCKS = [row for row in NATIVE if "blocks" in row.name]
