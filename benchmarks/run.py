@@ -134,7 +134,7 @@ def block(
 
 @app.command()
 def recurrent(
-    layers: Annotated[str, typer.Option(help="lstm, gru; comma separated.")] = "lstm,gru",
+    layers: Annotated[str, typer.Option(help="lstm, gru, rnnoise; comma separated.")] = "lstm,gru,rnnoise",
     hidden: Annotated[str, typer.Option(help="Units, comma separated.")] = "256,512,1024,2048",
     steps: Annotated[str, typer.Option(help="Steps of a call, comma separated.")] = "1,128",
     seconds: SecondsOption = 4.0,

@@ -229,11 +229,14 @@ def test_recurrent_writes_records_and_a_table(tmp_path: Path):
 def test_a_recurrent_layer_that_answers_wrongly_is_not_timed(cases, monkeypatch: pytest.MonkeyPatch):
     case = cases["recurrent"]
     monkeypatch.setattr(case, "_onnx", lambda model, inputs, int8: lambda: [torch.zeros(2, 1, 16)])
-    monkeypatch.setattr(case, "_ours", lambda *_: torch.zeros)
+    answers = {"2:4": (torch.zeros, 0.5, ""), None: (torch.zeros, 0.0, "it is faster")}
+    monkeypatch.setattr(case, "_ours", lambda _, __, pattern, ___: answers.get(pattern, (torch.zeros, 0.0, "")))
     inputs = torch.randn(2, 1, 16), torch.zeros(1, 1, 16)
     missing: dict[str, str] = {}
     names = [name for name, _ in case._candidates(case.Streaming("gru", 16).eval(), inputs, missing, {})]
     assert "ONNX Runtime" not in names and "off by" in missing["ONNX Runtime"]
+    assert {"ours 2:4", "ours dense"}.isdisjoint(names) and "ours block:8x1@0.9" in names
+    assert "off by" in missing["ours 2:4"] and "it is faster" in missing["ours dense"]
 
 
 def test_grid_says_where_compile_is_slower_than_dense(cases, capsys: pytest.CaptureFixture[str]):

@@ -23,6 +23,8 @@ from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry
 from twofour.kernels.table import convolutions
 from twofour.measure import Record, geometric_mean
 
+TWO_FOUR = patterns.parse("2:4")
+
 TOLERANCE = 1e-5
 
 
@@ -68,7 +70,7 @@ class Bench:
         batch, threads = int(str(cell["batch"])), int(str(cell["threads"]))
         generator = torch.Generator().manual_seed(0)
         weight = torch.randn(rows, columns, kernel, kernel, generator=generator) * (columns * kernel**2) ** -0.5
-        keep = patterns.parse("2:4").project(weight.permute(0, 2, 3, 1).contiguous(), absolute=True)
+        keep = TWO_FOUR.project(weight.permute(0, 2, 3, 1).contiguous(), absolute=True)
         weight *= keep.permute(0, 3, 1, 2)
         x = torch.randn(batch, columns, height, width, generator=generator).to(memory_format=torch.channels_last)
         with torch.inference_mode():
@@ -98,8 +100,9 @@ def _candidates(
 
 
 def _rows(geometry: Geometry) -> list[ConvKernel]:
-    """Return the rows that take this geometry, without references, and scalar ones only where no other is sparse."""
+    """Return the rows that take this geometry, of dense weights and of 2:4 ones, without references, and scalar ones only where no other is sparse."""
     found = [k for k in convolutions() if k.refuses(geometry) is None and "reference" not in k.name]
+    found = [kernel for kernel in found if not kernel.sparse or kernel.takes(TWO_FOUR)]
     faster = [kernel for kernel in found if kernel.isa != "scalar"]
     return faster if any(kernel.sparse for kernel in faster) else found
 

@@ -23,16 +23,18 @@ from torch import Tensor, nn
 
 import twofour
 from cases.records import machine_line
+from twofour import masks
 from twofour.errors import TwofourError
-from twofour.kernels.table import rows
+from twofour.layers import walk
 from twofour.measure import Record, compare
 from twofour.measure.distance import distance
+from twofour.patterns import parse
 
 Call = Callable[[], object]
 
 HIDDEN = (256, 512, 1024, 2048)
 STEPS = (1, 128)
-KINDS = {"lstm": nn.LSTM, "gru": nn.GRU}
+KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnnoise": nn.GRU}
 TORCH, TORCH_INT8, ORT, ORT_INT8, OPENVINO = "torch", "torch int8", "ONNX Runtime", "ONNX Runtime int8", "OpenVINO"
 FLOATS = (TORCH, ORT, OPENVINO)
 """What a float32 layer of ours is compared with."""
@@ -41,6 +43,16 @@ EXACT, ROUNDED = 1e-3, 0.2
 """Relative error beyond which an answer is wrong: in float32, and in int8, which rounds states or inputs."""
 
 OURS = {"ours dense": (None, "float32"), "ours 2:4": ("2:4", "float32"), "ours 2:4 int8": ("2:4", "int8")}
+RNNOISE, GATES = "block:8x4 by gates", (0.3, 0.2, 0.5)
+"""RNNoise's GRU: the shares of 8 x 4 blocks that the gates r, z and n keep, of both weights, and what all gates do.
+
+Source: rnnoise's torch/rnnoise/rnnoise.py, where layers of 384 units are pruned so while they train.
+"""
+
+OF_RNNOISE = {"ours blocks": (RNNOISE, "float32"), "ours blocks int8": (RNNOISE, "int8")}
+PRODUCTS = "torch int8, products alone"
+"""The two products of a step in torch's dynamic int8, without gates: what a dense int8 layer cannot be faster than."""
+
 BLOCKS = {"ours block:16x16@0.9": ("block:16x16@0.9", "float32"), "ours block:8x1@0.9": ("block:8x1@0.9", "float32")}
 """Candidate -> the pattern of both weights, and the computing type."""
 
@@ -55,6 +67,7 @@ class Streaming(nn.Module):
 
     def __init__(self, kind: str, hidden: int) -> None:
         super().__init__()
+        self.kind = kind
         self.layer = KINDS[kind](hidden, hidden)
 
     def forward(self, x: Tensor, h: Tensor, c: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -64,14 +77,15 @@ class Streaming(nn.Module):
 
 
 def cells(layers: Sequence[str], hidden: Sequence[int], steps: Sequence[int]) -> list[dict[str, object]]:
-    """Return every combination, the small ones first."""
+    """Return every combination, the small ones first; RNNoise's layer has 384 units and runs a frame at a time."""
     case = {"case": "recurrent", "threads": 1, "weights": "hot", "dtype": "float32"}
     return [
         {**case, "model": kind, "shape": f"{units}", "tokens": count}
         for units in hidden
         for count in steps
         for kind in layers
-    ]
+        if kind != "rnnoise"
+    ] + [{**case, "model": "rnnoise", "shape": "384", "tokens": 1} for _ in range("rnnoise" in layers)]
 
 
 class Bench:
@@ -89,7 +103,7 @@ class Bench:
         torch.manual_seed(0)
         kind, hidden, steps = str(cell["model"]), int(str(cell["shape"])), int(str(cell["tokens"]))
         model, h = Streaming(kind, hidden).eval(), 0.1 * torch.randn(1, 1, hidden)
-        inputs = torch.randn(steps, 1, hidden), *([h] if kind == "gru" else [h, h.clone()])
+        inputs = torch.randn(steps, 1, hidden), *([h, h.clone()] if kind == "lstm" else [h])
         errors, missing = dict[str, float](), dict[str, str]()
         calls = dict(_candidates(model, inputs, missing, errors))
         present = [name for name in FLOATS if name in calls]
@@ -99,7 +113,7 @@ class Bench:
 
 
 def _candidates(
-    model: nn.Module, inputs: tuple[Tensor, ...], missing: dict[str, str], errors: dict[str, float]
+    model: Streaming, inputs: tuple[Tensor, ...], missing: dict[str, str], errors: dict[str, float]
 ) -> Iterator[tuple[str, Call]]:
     """Yield each candidate, its answer held against torch's; what is not there gets a reason in `missing`."""
     yield TORCH, partial(model, *inputs)
@@ -122,11 +136,21 @@ def _candidates(
             missing[name] = f"its answer is wrong, off by {errors[name]:.1e}"
         else:
             yield name, call
-    for name, (pattern, dtype) in (OURS | (BLOCKS if _has_blocks() else {})).items():
+    of_rnnoise = model.kind == "rnnoise"
+    if of_rnnoise:
+        yield PRODUCTS, _products(inputs[0])
+    for name, (pattern, dtype) in (OURS | (OF_RNNOISE if of_rnnoise else BLOCKS)).items():
         try:
-            yield name, _ours(model, inputs, pattern, dtype, name, errors)
+            call, errors[name], alone = _ours(model, inputs, pattern, dtype)
         except TwofourError as error:
             missing[name] = str(error).splitlines()[0]
+            continue
+        if alone:
+            missing[name] = f"torch's layer stays: {alone}"
+        elif errors[name] > (ROUNDED if dtype == "int8" else EXACT):
+            missing[name] = f"its answer is wrong, off by {errors[name]:.1e}"
+        else:
+            yield name, call
 
 
 def _first(answer: Any) -> Tensor:
@@ -134,18 +158,45 @@ def _first(answer: Any) -> Tensor:
     return torch.as_tensor(answer[0])
 
 
-def _has_blocks() -> bool:
-    return any(row.pattern == "block" for row in rows())
-
-
-def _ours(
-    model: nn.Module, inputs: tuple[Tensor, ...], pattern: str | None, dtype: str, name: str, errors: dict[str, float]
-) -> Call:
+def _ours(model: nn.Module, inputs: tuple[Tensor, ...], pattern: str | None, dtype: str) -> tuple[Call, float, str]:
+    """Return the compiled layer's call, how far off its own weights' answer it is, and why torch's stays, else ""."""
     given = copy.deepcopy(model)
-    given = given if pattern is None else twofour.prune(given, pattern, skip=(), eligibility="any")
+    if pattern == RNNOISE:
+        _prune_gates(given)
+    elif pattern is not None:
+        twofour.prune(given, pattern, skip=(), eligibility="any")
     fast = twofour.compile(given, inputs, dtype=dtype, graph=False, tokens=(1,))
-    errors[name] = fast.plan.error or 0.0
-    return partial(fast, *inputs)
+    alone = next((layer.reason for layer in fast.plan.layers if layer.kernel == "torch"), "")
+    with torch.inference_mode():
+        off = distance([fast(*inputs)[0]], [given(*inputs)[0]])
+    return partial(fast, *inputs), off, alone
+
+
+def _prune_gates(model: nn.Module) -> None:
+    """Keep the largest blocks of each gate, `GATES` of them."""
+    plan = []
+    for weight in walk(model, eligibility="any").weights:
+        gates = weight.parameter.detach().chunk(len(GATES))
+        kept = [
+            parse(f"block:8x4@{1 - share:g}").project(gate, absolute=True)
+            for gate, share in zip(gates, GATES, strict=True)
+        ]
+        keep = torch.cat(kept)
+        plan.append((weight, keep, parse(f"block:8x4@{1 - keep.double().mean():g}")))
+    masks.attach_all(plan)
+
+
+def _products(x: Tensor) -> Call:
+    """Return the call of two dense int8 products of a GRU's step."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.ao.quantization import quantize_dynamic
+
+        units = x.shape[-1]
+        pair = nn.ModuleList([nn.Linear(units, 3 * units), nn.Linear(units, 3 * units)])
+        first, second = quantize_dynamic(pair, {nn.Linear}, dtype=torch.qint8)
+    row = x[0]
+    return lambda: (first(row), second(row))
 
 
 def _torch_int8(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:

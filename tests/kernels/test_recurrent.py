@@ -24,7 +24,7 @@ from twofour.kernels.recurrent import (
     through_operator,
 )
 from twofour.kernels.table import rows
-from twofour.packing import pack
+from twofour.packing import Packed, pack
 from twofour.patterns import Pattern, parse
 
 SETTINGS = hypothesis.settings(
@@ -45,6 +45,12 @@ def rule(kernel: Kernel) -> Pattern:
 def factor(weight: Tensor, bias: Tensor | None, kernel: Kernel) -> Factor:
     source = pack(weight, rule(kernel), kernel.dtype) if kernel.sparse else weight
     return Factor(DispatchTable((), (kernel.name,)), (kernel.prepare(source),), bias)
+
+
+def stored(kernel: Kernel, weight: Tensor) -> Tensor:
+    """Return the weight that the kernel multiplies by."""
+    held = kernel.restore(kernel.prepare(pack(weight, rule(kernel), kernel.dtype) if kernel.sparse else weight))
+    return held.unpack() if isinstance(held, Packed) else held
 
 
 class Case:
@@ -160,8 +166,8 @@ def test_inputs_that_are_multiplied_in_several_parts() -> None:
     assert_alike(found, case.want(x, state, memory, sizes))
 
 
-TOLERANCES = {"float32": 2e-5, "bfloat16": 2e-2, "int8": 4e-2, "int4": 0.4}
-"""What the encodings of the weights, and int8's of the states, are off by after three steps."""
+TOLERANCES = {"float32": 2e-5, "bfloat16": 2e-2, "int8": 4e-2, "int4": 2e-2}
+"""What roundings of the states, and but for int4 those of the weights, are off by after three steps."""
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
@@ -170,6 +176,8 @@ def test_every_native_product_serves(dtype: str, cell: str) -> None:
     problem = RecurrentProblem(cell, 64, 64, 64)
     for kernel in products(dtype)[:: 1 if cell == "gru" else 3]:
         case = Case(problem, kernel, True)
+        if dtype == "int4":  # too far from the weights for a tolerance that tells: held against what is stored
+            case.weights = [stored(kernel, weight) for weight in case.weights]
         for batch in (1, 3):
             x, (state, memory) = case.randn(3 * batch, 64), case.state(batch)
             found = recurrent(problem, case.directions, x, batch, None, state, memory)

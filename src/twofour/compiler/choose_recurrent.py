@@ -237,15 +237,16 @@ def _raced(layer: RecurrentWeights, made: Mapping[str, RecurrentLayer], terms: T
     """Return the seconds of torch's layer and of ours, by their names, on random input."""
     (count, batch), problem = steps, layer.problem
     texts = [(one.nbytes, [held.dispatch_text for held in one.held.values()]) for one in made.values()]
-    facts = problem, steps, is_cell(layer.module), bool(layer.biases), texts
+    dtype, cell = next(iter(layer.weights.values())).activations, is_cell(layer.module)
+    first = bool(getattr(layer.module, "batch_first", False))
+    facts = problem, steps, cell, first, str(dtype), bool(layer.biases), texts
     case = f"recurrent/{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
 
     def measure() -> tuple[dict[str, float], bool]:
-        dtype = next(iter(layer.weights.values())).activations
         plain = twin(layer.module).to(dtype).eval()
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(count, batch, problem.inputs, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
-        x = x[0] if is_cell(layer.module) else x.transpose(0, 1) if getattr(layer.module, "batch_first", False) else x
+        x = x[0] if cell else x.transpose(0, 1) if first else x
         calls: dict[str, Callable[[], object]] = {TORCH: lambda: plain(x)}
         calls |= {name: partial(one, x) for name, one in made.items()}
         with torch.inference_mode():
