@@ -100,7 +100,10 @@ def _candidates(
 
 
 def _rows(geometry: Geometry) -> list[ConvKernel]:
-    """Return the rows that take this geometry, of dense weights and of 2:4 ones, without references, and scalar ones only where no other is sparse."""
+    """Return the rows of dense and of 2:4 weights that take this geometry, without references.
+
+    Scalar ones are among them only where no other is sparse.
+    """
     found = [k for k in convolutions() if k.refuses(geometry) is None and "reference" not in k.name]
     found = [kernel for kernel in found if not kernel.sparse or kernel.takes(TWO_FOUR)]
     faster = [kernel for kernel in found if kernel.isa != "scalar"]
