@@ -1,4 +1,8 @@
-"""A model of low bits, compiled: its own answer, and a plan that says why each of its layers runs in floats."""
+"""A model of low bits, compiled: the bits of its whole numbers, by kernels that its plan names, or why by none."""
+
+import copy
+import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -6,12 +10,119 @@ from torch import nn
 
 import twofour
 from twofour import quantization
+from twofour.errors import QuantizationError
+from twofour.kernels.bits_matmul import bits_rows
+from twofour.kernels.dense_matmul import PLAIN
+
+WIDTHS = [("w1", "a1"), ("w1", "a2"), ("w2", "a2"), ("w1.58", "a8"), ("w4", "a8"), ("b3", "s4"), ("ternary5", "b2")]
+
+
+@pytest.fixture(autouse=True)
+def _cache(times_cache, monkeypatch) -> None:
+    monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
+
+
+def of_bits(weights: str, inputs: str, *, data: bool = False, dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(71, 33), nn.ReLU(), nn.Linear(33, 5, bias=False)).eval().to(dtype)
+    given: Any = [torch.randn(40, 71).to(dtype)] if data else None
+    return twofour.quantize(model, weights, inputs, data=given, ends=None)
+
+
+def whole(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with quantization.in_whole_numbers(model):
+        return model(x)
+
+
+def run(model: nn.Module) -> list[bool]:
+    return [held.runs is not None for held in quantization.of(model).values()]
+
+
+@pytest.mark.parametrize("data", [False, True])
+@pytest.mark.parametrize(("weights", "inputs"), WIDTHS)
+def test_kernels_give_the_bits_of_the_whole_numbers(weights: str, inputs: str, data: bool) -> None:
+    model = of_bits(weights, inputs, data=data)
+    fast = twofour.compile(model, torch.randn(3, 71), tokens=(3,), graph=False)
+    plan: Any = fast.plan
+    assert all(run(fast)) and not any(run(model))
+    for layer in plan.layers[::2]:
+        design = layer.kernel.split("_")[2]
+        assert layer.kernel in {row.name for row in bits_rows()}
+        name = quantization.of(model)["0"].widths.name
+        assert layer.reason.startswith(f"{name} {design}: ") and PLAIN.name in layer.times[3]
+    for shape in ((1, 71), (3, 71), (20, 71), (2, 5, 71), (71,), (0, 71)):
+        x = 2 * torch.randn(shape)
+        assert torch.equal(fast(x), whole(model, x))
+
+
+@pytest.mark.parametrize("data", [False, True])
+@pytest.mark.parametrize("inputs", ["a2", "s4", "b2"])
+def test_a_token_with_nan_is_nan_alone(inputs: str, data: bool) -> None:
+    model = of_bits("w2", inputs, data=data)
+    fast = twofour.compile(model, torch.randn(4, 71), tokens=(4,), graph=False)
+    x = torch.randn(4, 71)
+    x[1, 70], x[3, 2] = float("nan"), float("inf")
+    y = fast(x)
+    assert y[1].isnan().all() and y[::2].isfinite().all()
+    assert torch.equal(y.nan_to_num(7.0), whole(model, x).nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("data", [False, True])
+def test_graphs_and_exports_hold_the_products_of_codes(data: bool) -> None:
+    model, x = of_bits("w2", "a3", data=data), torch.randn(6, 71)
+    fast = twofour.compile(model, x, tokens=(6,), graph=True)
+    torch.testing.assert_close(fast(x), whole(model, x))
+    exported = torch.export.export(fast, (x,)) if data else None
+    if exported is not None:
+        assert "twofour.linear" in str(exported.graph)
+        assert torch.equal(exported.module()(x), whole(model, x))
+
+
+def test_bfloat16_models_answer_in_bfloat16() -> None:
+    model = of_bits("w2", "a4", dtype=torch.bfloat16)
+    x = torch.randn(3, 71).bfloat16()
+    fast = twofour.compile(model, x, tokens=(3,), graph=False)
+    assert all(run(fast)) and torch.equal(fast(x), whole(model, x))
+
+
+def test_copies_changed_weights_and_other_inputs_are_served() -> None:
+    model, other, x = of_bits("w4", "a8"), of_bits("w4", "a8"), torch.randn(3, 71)
+    fast = twofour.compile(model, x, tokens=(3,), graph=False)
+    for again in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert all(run(again)) and torch.equal(again(x), whole(model, x))
+    with torch.no_grad():
+        other[0].weight.mul_(-2)  # type: ignore[union-attr, operator]
+        other[0].weight_step.mul_(1.5)  # type: ignore[union-attr, operator]
+    fast.load_state_dict(other.state_dict())
+    assert torch.equal(fast(x), whole(other, x)) and not torch.equal(fast(x), whole(model, x))
+    assert torch.equal(fast(x.double()), other(x.double()))
+    given = x.clone().requires_grad_()
+    fast(given).sum().backward()
+    assert given.grad is not None and given.grad.abs().sum() > 0
+    with quantization.in_whole_numbers(fast):
+        assert torch.equal(fast(x), whole(other, x))
+    quantization.remove(fast)
+    assert type(fast[0]) is nn.Linear  # type: ignore[index]
+
+
+@pytest.mark.parametrize("bad", [0.0, float("nan")])
+def test_steps_that_scale_nothing_are_refused_by_name(bad: float) -> None:
+    model = of_bits("w2", "a2", data=True)
+    model[2].weight_step.data[1] = bad  # type: ignore[union-attr, index]
+    with pytest.raises(QuantizationError, match="layer `2`: a step"):
+        twofour.compile(model, torch.randn(2, 71), tokens=(2,))
+
+
+def test_weights_alone_run_in_floats_and_say_so() -> None:
+    model, x = of_bits("w4", "float"), torch.randn(2, 71)
+    fast = twofour.compile(model, x, tokens=(2,))
+    plan: Any = fast.plan
+    assert plan.layers[0].reason.startswith("dense: w4: no kernel takes float inputs") and not any(run(fast))
 
 
 @pytest.mark.parametrize("graph", [False, "auto"])
 @pytest.mark.parametrize("data", [False, True])
-def test_it_answers_as_the_model_does_and_the_plan_says_why(times_cache, monkeypatch, graph, data: bool) -> None:
-    monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
+def test_it_answers_as_the_model_does_and_the_plan_says_why(graph, data: bool) -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 3, 8, 8)
     model = nn.Sequential(
@@ -23,16 +134,14 @@ def test_it_answers_as_the_model_does_and_the_plan_says_why(times_cache, monkeyp
     fast = twofour.compile(model, x, tokens=(4,), graph=graph)
     torch.testing.assert_close(fast(x), whole, atol=1e-4, rtol=1e-4)
     reasons = {layer.name: layer.reason for layer in fast.plan.layers}  # type: ignore[union-attr]
-    assert all(reasons[name].startswith("dense: w2a2: no kernel") for name in ("0", "3"))
+    assert reasons["0"].startswith("dense: w2a2: no kernel of convolutions") and reasons["3"].startswith("w2a2 ")
     assert not reasons["5"].startswith("dense: w2")
     assert "w2a2" in str(fast.plan) and set(quantization.of(model)) == {"0", "3"}
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("sparse", [False, True])
-def test_a_file_carries_weights_and_steps(times_cache, monkeypatch, tmp_path, compiled: bool, sparse: bool) -> None:
-    monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
-
+def test_a_file_carries_weights_and_steps(tmp_path, compiled: bool, sparse: bool) -> None:
     def made(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 8)).eval()
@@ -42,5 +151,5 @@ def test_a_file_carries_weights_and_steps(times_cache, monkeypatch, tmp_path, co
     model, x = made(0), torch.randn(3, 32)
     twofour.save(twofour.compile(model, x, tokens=(3,)) if compiled else model, tmp_path / "low.safetensors")
     again = twofour.load(tmp_path / "low.safetensors", made(1), tokens=(3,))
-    torch.testing.assert_close(again(x), model(x), atol=1e-5, rtol=1e-5)
+    assert torch.equal(again(x), whole(model, x)) and all(run(again))
     assert {held.widths.name for held in quantization.of(again).values()} == {"w4a8"}

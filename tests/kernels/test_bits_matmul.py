@@ -127,6 +127,15 @@ def test_threads_epilogues_strides_and_answers_of_bytes(row: BitsMatmul) -> None
 
 
 @each_row(bits_rows())
+def test_a_token_with_nan_is_nan_alone_in_a_static_range_too(row: BitsMatmul) -> None:
+    weight, static, x = weight_of(twos(2), 35, 40), Quantization(0.25, bits=4), real(4, 40).clone()
+    x[1, 39], x[3, 0] = float("nan"), float("inf")
+    y = row.run(x, row.prepare(weight), None, Problem(35, quantization=static))
+    assert y[1].isnan().all() and y[[0, 2, 3]].isfinite().all()
+    assert torch.equal(y.nan_to_num(9.0), bits_matmul_reference(x, weight, None, static).nan_to_num(9.0))
+
+
+@each_row(bits_rows())
 def test_a_token_that_is_not_finite_is_nan_alone(row: BitsMatmul) -> None:
     weight = weight_of(bipolar(1), 20, 40)
     for system, bad in itertools.product(LEVELS, (float("nan"), float("inf"), float("-inf"))):
@@ -198,6 +207,7 @@ def test_codes_of_inputs_are_as_near_as_their_levels_allow() -> None:
         (lambda: Levels(2, 3), "steps of 1 or 2"),
         (lambda: BitWeight(torch.full((2, 2), 4, dtype=torch.uint8), unsigned(2), torch.ones(2)), "from 0 to 3"),
         (lambda: BitWeight(torch.ones(2, 2, dtype=torch.uint8), unsigned(2), torch.ones(3)), "scale for each row"),
+        (lambda: BitWeight(torch.ones(2, 2, dtype=torch.uint8), unsigned(2), torch.zeros(2)), "2 of 2 are zero, NaN"),
     ],
 )
 def test_widths_and_levels_without_meaning_are_refused(make: Any, part: str) -> None:

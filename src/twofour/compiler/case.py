@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from twofour.kernels.bits_matmul import BitWeight
 from twofour.kernels.problem import Problem
 from twofour.packing import Packed
 
@@ -29,7 +30,7 @@ class Case:
     tokens: int
     activations: torch.dtype
 
-    def text(self, dtype: str, weight: Packed | Tensor) -> str:
+    def text(self, dtype: str, weight: Packed | Tensor | BitWeight) -> str:
         """Name the case for the cache."""
         problem, epilogue = self.problem, self.problem.epilogue
         ranged = "" if problem.quantization.dynamic else "/static"

@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +20,11 @@ from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import CompileError, KernelError
 from twofour.kernels import Kernel, available, find, sparse_products
 from twofour.kernels.base import Prepared, R, Row
+from twofour.kernels.bits_matmul import BitWeight, bits_rows
 from twofour.kernels.dense_matmul import PLAIN
 from twofour.kernels.dispatch import DispatchTable, build_dispatch
 from twofour.kernels.problem import Problem
+from twofour.kernels.quantization import DYNAMIC, Quantization
 from twofour.measure.cache import Cache
 from twofour.measure.chooser import race
 from twofour.measure.machine import free_memory_bytes
@@ -85,9 +88,16 @@ class Choice:
 
 
 def candidates(
-    weight: Packed | Tensor, dtype: str = "float32", device: str = "cpu", *, native_alone: bool = False
+    weight: Packed | Tensor | BitWeight,
+    dtype: str = "float32",
+    device: str = "cpu",
+    *,
+    native_alone: bool = False,
+    problem: Problem | None = None,
 ) -> tuple[Kernel, ...]:
     """Return the kernels of a computing type that could multiply by `weight` here: sparse ones only for a packed one.
+
+    A weight of codes has kernels of its own, whatever the computing type.
 
     Of the native rows only those of the highest instruction-set level are worth measuring, or of AVX-512 and above.
 
@@ -95,7 +105,10 @@ def candidates(
         KernelError: There is none.
     """
     if device == "cuda":
+        assert not isinstance(weight, BitWeight)
         return on_gpu(weight, dtype)
+    if isinstance(weight, BitWeight):
+        return _of_codes(weight, problem.quantization if problem else DYNAMIC)
     fitting = [kernel for kernel in sparse_products() if isinstance(weight, Packed) and not kernel.refuses(weight)]
     dense = [kernel for kernel in available("dense_matmul") if kernel.dtype == dtype]
     found = (*_worth_measuring(fitting), *_worth_measuring(dense))
@@ -111,6 +124,20 @@ def candidates(
     return found
 
 
+def _of_codes(weight: BitWeight, quantization: Quantization) -> tuple[Kernel, ...]:
+    """Return the rows that multiply by a weight of codes and inputs of these bits."""
+    columns = weight.shape[1]
+    reasons = {row: row.refuses_levels(weight.levels, columns, quantization) for row in bits_rows()}
+    found = [row for row, reason in reasons.items() if reason is None]
+    if not found:
+        raise KernelError(
+            f"no kernel multiplies {weight.levels.bits} by {quantization.bits} bits here",
+            reasons=[f"{row.name}: {reason}" for row, reason in reasons.items()],
+            remedy="`twofour kernels` lists every kernel and what it needs; lift TWOFOUR_ISA",
+        )
+    return tuple(_worth_measuring(found))
+
+
 def _worth_measuring(kernels: Sequence[Kernel]) -> list[Kernel]:
     """Return torch's rows, and of the native ones those of the highest level, or of AVX-512 and above: AMX may lose."""
     least = min(max((kernel.level for kernel in kernels), default=0), native.level("avx512"))
@@ -122,7 +149,7 @@ def _promising(kernel: Kernel, tokens: int, everywhere: bool, alone: bool) -> bo
 
 
 def choose(
-    weight: Packed | Tensor,
+    weight: Packed | Tensor | BitWeight,
     bias: Tensor | None,
     tokens: Iterable[int],
     *,
@@ -139,7 +166,7 @@ def choose(
     """Measure the candidates for one layer and keep the fastest at each token count.
 
     Args:
-        weight: Canonical packed weight of `dtype`, or a dense one (out, in).
+        weight: Canonical packed weight of `dtype`, a dense one (out, in), or one of codes.
         bias: float32 (out,) or None.
         tokens: Token counts to measure.
         memory: "fast" keeps every layout that wins somewhere; "small" keeps one, sparse where there is one.
@@ -148,7 +175,7 @@ def choose(
         cache: Times measured earlier on this machine.
         problem: int8: the input's static range; what the layer does to its product, inside the timing.
         example: The example's token count, which weighs as much as all others where one layout has to serve all.
-        dtype: Computing type.
+        dtype: Computing type; of codes the widths, such as "w2a2".
         activations: dtype of the input.
         device: "cpu" or "cuda".
         native_alone: Measure those alone that other native calls can run inside.
@@ -157,18 +184,18 @@ def choose(
         KernelError: No kernel of that type takes the weight here.
         CompileError: A count of tokens does not fit into memory.
     """
-    kernels = candidates(weight, dtype, device, native_alone=native_alone)
+    kernels = candidates(weight, dtype, device, native_alone=native_alone, problem=problem)
     layouts: dict[str, Prepared] = {}
 
     def layout(kernel: Kernel) -> Prepared:
         if kernel.layout not in layouts:
-            layouts[kernel.layout] = kernel.prepare(weight)
+            layouts[kernel.layout] = kernel.prepare(cast(Any, weight))
         return layouts[kernel.layout]
 
     rows, columns = weight.header.shape if isinstance(weight, Packed) else weight.shape
     problem = problem or Problem(rows)
     copies = _copies(rows, columns, footprint, device)
-    timed = _times if device == "cpu" else partial(times_on_gpu, weight)
+    timed = _times if device == "cpu" else partial(times_on_gpu, cast(Any, weight))
     small = memory == "small"
     times: Times = {}
     keys: list[str] = []

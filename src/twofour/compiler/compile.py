@@ -27,10 +27,12 @@ from twofour.compiler.conv import images_of
 from twofour.compiler.foreign import watch
 from twofour.compiler.graph import require_graph
 from twofour.compiler.inductor import fastest_engine
+from twofour.compiler.low_bits import run_low_bits
 from twofour.compiler.plan import Plan
 from twofour.compiler.ranges import observe
 from twofour.compiler.recurrent_kinds import is_recurrent
 from twofour.compiler.replaceable import (
+    LayerWeight,
     device_of,
     is_linear,
     left_alone,
@@ -122,14 +124,12 @@ def compile(
     with calls.evaluating(model), calls.keeping_buffers(model), torch.no_grad():
         counts, images, steps, reference = _observe(model, example)
         images = images if (computing.dtype, device) == ("float32", "cpu") else {}
-        weights = dict(replaceable(model, computing, images))
-        if data is not None:
-            ranges = observe(model, weights, data)
-            weights = {name: replace(w, quantization=ranges.get(name, DYNAMIC)) for name, w in weights.items()}
+        weights = _ranged(model, dict(replaceable(model, computing, images)), data)
         recurrent = dict(recurrent_layers(model, computing, steps))
         terms = Terms(computing, memory, tuple(tokens), rules=rules)
         left = left_alone(model, computing, {**weights, **recurrent})
         fast, layers = build(model, weights, counts, terms, recurrent=recurrent, left=left, progress=progress)
+        layers = run_low_bits(fast, layers, counts, terms)
         require_runs(fast, example)
         plan = fastest_engine(fast, layers, example, terms, graph, model) if graph and example is not None else layers
         if example is not None and memory == "fast" and device == "cpu" and not _empty(reference):
@@ -171,6 +171,14 @@ def _examined(example: Any, data: Iterable[Any] | None, dtype: str) -> Example |
             remedy='leave `data` out, or pass dtype="int8"',
         )
     return None if example is None else Example.of(example)
+
+
+def _ranged(model: nn.Module, weights: dict[str, LayerWeight], data: Iterable[Any] | None) -> dict[str, LayerWeight]:
+    """Return weights with the ranges of their inputs on data, where there are data."""
+    if data is None:
+        return weights
+    ranges = observe(model, weights, data)
+    return {name: replace(w, quantization=ranges.get(name, DYNAMIC)) for name, w in weights.items()}
 
 
 def _no_model(given: object) -> CompileError:

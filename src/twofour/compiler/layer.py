@@ -181,6 +181,7 @@ class CompiledLinear(MeasuredLayer):
     def _operator(self, x: Tensor, other: Tensor | None) -> tuple[Any, tuple[Any, ...]]:
         epilogue, range_of_x = self.problem.epilogue, self.problem.quantization
         options = epilogue.activation, epilogue.combine, other, range_of_x.x_scale, range_of_x.x_zero
+        options += () if range_of_x.plain else (range_of_x.bits, range_of_x.levels)
         weights = self.prepared.tensors, self.bias, self.dispatch_text
         return torch.ops.twofour.linear, (x, *weights, self.out_features, *options)
 

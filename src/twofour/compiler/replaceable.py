@@ -22,12 +22,14 @@ from twofour.kernels.problem import Problem
 from twofour.layers import compiled_parts, is_hugging_face_conv1d, kind_of, obstacle, require_unwrapped
 from twofour.packing import Header, Packed, encodings, has_form, packed_bytes, packed_rule
 from twofour.patterns import Pattern
-from twofour.quantization.carried import held_by
+from twofour.quantization.carried import LowBits, held_by
 
 _SHOWN = ("weight", "in_proj_weight", "q_proj_weight", "weight_ih_l0", "weight_ih")
 """Names of the weight whose shape the plan shows, of the layers of a kind that a pattern can be laid over."""
 
 NO_IMAGES = "no example: the size of its images is not known"
+
+IN_FLOATS = "it computes in floats that hold its whole numbers"
 
 _PLACED = "nn.MultiheadAttention reads its weights without calling a layer; a graph runs its projections packed"
 
@@ -185,6 +187,13 @@ def layer_weight(
     )
 
 
+def no_kernel(low: LowBits, module: nn.Module) -> str:
+    """Return why no kernel multiplies codes for a layer of low bits, "" where some do."""
+    if low.widths.inputs is None:
+        return "no kernel takes float inputs yet"
+    return "no kernel of convolutions yet" if is_convolution(module) else ""
+
+
 def refusal(module: nn.Module, inside_attention: bool, computing: Computing = FLOAT32) -> str | None:
     """Return why a layer with a weight cannot be replaced, or None when it can."""
     image = is_convolution(module)
@@ -197,7 +206,7 @@ def refusal(module: nn.Module, inside_attention: bool, computing: Computing = FL
     if image and module.padding_mode != "zeros":
         return f"padding_mode {module.padding_mode!r}: the kernels pad with zeros"
     if (low := held_by(module)) is not None:
-        return f"{low.widths.name}: no kernel yet; it computes in floats that hold its whole numbers"
+        return f"{low.widths.name}: {no_kernel(low, module) or 'not chosen yet'}; {IN_FLOATS}"
     if reason := obstacle(module):
         return reason
     if inner := [name for name, _ in module.named_children()]:

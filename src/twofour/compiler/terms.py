@@ -14,6 +14,7 @@ from twofour.compiler.computing import Computing
 from twofour.errors import TwofourError
 from twofour.graph import EXACT
 from twofour.kernels import rows
+from twofour.kernels.bits_matmul import BitWeight
 from twofour.kernels.problem import Problem
 from twofour.measure.cache import Cache
 from twofour.measure.travelling import MachineTimes
@@ -50,7 +51,7 @@ class Terms:
     def choose(
         self,
         name: str,
-        weight: Packed | Tensor,
+        weight: Packed | Tensor | BitWeight,
         bias: Tensor | None,
         count: int | None,
         footprint: int,

@@ -15,6 +15,7 @@ from twofour.compiler.build import build, concluded
 from twofour.compiler.compilation import Compilation
 from twofour.compiler.compile import with_plan
 from twofour.compiler.computing import Computing
+from twofour.compiler.low_bits import run_low_bits
 from twofour.compiler.recurrent import RecurrentLayer
 from twofour.compiler.replaceable import is_linear, left_alone, require_cpu
 from twofour.compiler.terms import Terms
@@ -146,6 +147,7 @@ def fill_compiled(
     promises, prunable = promised(contents), walk(fast, eligibility="any", tied="*").by_name
     attach_masks(path, fast, {name: text for name, text in promises.items() if name in prunable})
     fast = fast.eval().requires_grad_(False)
+    plan = run_low_bits(fast, plan, dict(layers.low_bits_counts(fast)), terms)
     plan = choose_engine(fast, replace(plan, kept_dense=kept, graph=said.graph), example, terms, graph)
     return with_plan(fast, concluded(plan, terms), terms.computing)
 

@@ -9,6 +9,7 @@ from math import prod
 
 from torch import Tensor, nn
 
+from twofour import quantization
 from twofour.compiler.choose import DEFAULT_TOKENS
 from twofour.compiler.choose_recurrent import RecurrentWeights, recurrent_weights
 from twofour.compiler.compilation import Compilation
@@ -114,6 +115,18 @@ class FileLayers:
             if found is None or weight.geometry is not None:
                 continue
             size = weight.rows, weight.columns
+            if self.allowance.takes(found * max(size), [(*size, found)]):
+                yield name, found
+            else:
+                logger.warning("layer `%s`: %d tokens in the file are not measured: too many", name, found)
+
+    def low_bits_counts(self, fast: nn.Module) -> Iterator[tuple[str, int]]:
+        """Yield the token counts that the file knows of layers of low bits."""
+        for name in quantization.of(fast):
+            module, found = fast.get_submodule(name), self.said.counts.get(name)
+            if found is None or not isinstance(module, nn.Linear):
+                continue
+            size = module.out_features, module.in_features
             if self.allowance.takes(found * max(size), [(*size, found)]):
                 yield name, found
             else:

@@ -24,7 +24,8 @@ from twofour.native import gpu
 # The table of kernels is called `ladder` in exported programs, which store the names of arguments.
 _SCHEMA = (
     "linear(Tensor x, Tensor[] weights, Tensor? bias, str ladder, int out_features, "
-    'str activation="none", str combine="none", Tensor? other=None, float? x_scale=None, int x_zero=0) -> Tensor'
+    'str activation="none", str combine="none", Tensor? other=None, float? x_scale=None, int x_zero=0, '
+    'int bits=8, str levels="unsigned") -> Tensor'
 )
 
 
@@ -69,17 +70,19 @@ def _linear(
     other: Tensor | None = None,
     x_scale: float | None = None,
     x_zero: int = 0,
+    bits: int = 8,
+    levels: str = "unsigned",
 ) -> Tensor:
     steps = read_dispatch(dispatch, Kernel)
     _require(x, bias, steps, out_features)
-    problem = _problem(out_features, activation, combine, x_scale, x_zero)
+    problem = _problem(out_features, activation, combine, Quantization(x_scale, x_zero, bits=bits, levels=levels))
     problem.epilogue.require(other, (*x.shape[:-1], out_features))
     return linear(x, steps.gather(weights, (out_features, x.shape[-1])), bias, steps, problem, other)
 
 
 @lru_cache(maxsize=1024)
-def _problem(out_features: int, activation: str, combine: str, x_scale: float | None, x_zero: int) -> Problem:
-    return Problem(out_features, Epilogue(activation, combine), Quantization(x_scale, x_zero))
+def _problem(out_features: int, activation: str, combine: str, quantization: Quantization) -> Problem:
+    return Problem(out_features, Epilogue(activation, combine), quantization)
 
 
 def _require(x: Tensor, bias: Tensor | None, dispatch: DispatchTable, out_features: int) -> None:
@@ -102,7 +105,7 @@ def _require(x: Tensor, bias: Tensor | None, dispatch: DispatchTable, out_featur
         )
 
 
-_PLAINLY = ("none", "none", None, None, 0)
+_PLAINLY = ("none", "none", None, None, 0, 8, "unsigned")
 """Arguments from `activation` on of a product that is stored as it is."""
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from twofour.errors import QuantizationError
+from twofour.kernels.quantization import Quantization
 from twofour.layers import CARRIED
 from twofour.layers.modules import named_modules
 from twofour.quantization.straight_through import by_sign, nearest, scaled_gradient, straight
@@ -32,11 +33,14 @@ class LowBits:
         widths: Encodings of weight and inputs.
         static: Whether inputs have one learned step; else each token (of a convolution each image) has its own range.
         whole: Whether sums are made in 64-bit whole numbers: the reference.
+        runs: What a compiled model runs in place of floats outside training: (layer, inputs) -> answer, None for inputs
+            that it does not take.
     """
 
     widths: Widths
     static: bool
     whole: bool = False
+    runs: Callable[[nn.Module, Tensor], Tensor | None] | None = field(default=None, repr=False, compare=False)
     title: ClassVar[str] = TITLE
 
     def weight(self, module: nn.Module) -> tuple[Tensor, Tensor]:
@@ -120,6 +124,13 @@ class LowBits:
                     layer=name or None,
                 )
             return whole.to(torch.int16), scales.contiguous()
+
+    def range(self, module: nn.Module) -> Quantization:
+        """Return how kernels round the inputs to the same whole numbers as `input`."""
+        if not self.static:
+            return self.widths.range()
+        step = cast(Tensor, module.input_step).detach().abs().clamp(min=TINY)
+        return self.widths.range(step.item(), int(cast(Tensor, module.input_zero).item()))
 
     def require_steps(self, module: nn.Module, name: str = "") -> None:
         """Refuse steps that scale nothing.

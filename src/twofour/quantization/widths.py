@@ -9,6 +9,8 @@ from typing import Any
 from torch import nn
 
 from twofour.errors import QuantizationError, cut
+from twofour.kernels.bits_matmul import Levels
+from twofour.kernels.quantization import Quantization
 from twofour.layers import matches, require_matches
 from twofour.packing import encodings
 from twofour.packing.encodings import WIDEST, Bits
@@ -40,11 +42,20 @@ class Widths:
 
     @property
     def longest(self) -> int:
-        """Products whose sum surely fits int32: codes and values alike, since sums on the way may wrap around."""
-        if self.inputs is None:
-            return 1 << 40
-        largest = max(map(abs, self.weights.bounds)), self.weights.largest_code
-        return ((1 << 31) - 1) // (max(largest) * self.inputs.alpha * self.inputs.largest_code)
+        """Products whose sum surely fits int32, as the kernels count them: see `Levels.longest`."""
+        return 1 << 40 if self.inputs is None else self.levels.longest(self.range())
+
+    @property
+    def levels(self) -> Levels:
+        """What the codes of a weight stand for, as kernels take them."""
+        return Levels(self.weights.bits, self.weights.alpha, self.weights.beta)
+
+    def range(self, scale: float | None = None, zero: int = 0) -> Quantization:
+        """Return the range of inputs as kernels take it: one scale and zero point, or None for each token's own."""
+        assert self.inputs is not None
+        levels = self.inputs.levels
+        zero = zero if levels == "unsigned" else 0
+        return Quantization(scale, zero, bits=self.inputs.bits, levels=levels)
 
 
 def _spelt(encoding: Bits, names: Mapping[str, str]) -> str:

@@ -84,7 +84,7 @@ class BitWeight:
         scales: float32 (out,): real = scale * value.
 
     Raises:
-        KernelError: Sizes, dtypes or codes do not fit each other.
+        KernelError: Sizes, dtypes or codes do not fit each other, or a scale is zero, NaN or infinite.
     """
 
     codes: UInt8[Tensor, "out in"]
@@ -95,12 +95,23 @@ class BitWeight:
         codes, scales = self.codes, self.scales
         fits = codes.dtype is torch.uint8 and codes.ndim == 2 and codes.numel() > 0 and codes.is_cpu
         fits = fits and scales.dtype is torch.float32 and scales.shape == codes.shape[:1]
+        if fits and (odd := int((~torch.isfinite(scales) | (scales == 0)).sum())):
+            raise KernelError(
+                "a scale of a weight of codes is no scale",
+                got=f"{odd} of {len(scales)} are zero, NaN or infinite",
+                wanted="finite scales other than zero",
+            )
         if not fits or int(codes.max()) > self.levels.most:
             raise KernelError(
                 "a weight of codes does not fit its levels",
                 got=f"codes {tuple(codes.shape)} of {codes.dtype}, scales {tuple(scales.shape)} of {scales.dtype}",
                 wanted=f"uint8 (out, in) on the CPU, codes from 0 to {self.levels.most}, a float32 scale for each row",
             )
+
+    @property
+    def shape(self) -> torch.Size:
+        """Outputs and inputs."""
+        return self.codes.shape
 
     def values(self) -> Tensor:
         """Return the whole numbers that the codes stand for: int32 (out, in)."""

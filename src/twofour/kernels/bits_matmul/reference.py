@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from twofour.kernels.bits_matmul.codes import BitWeight
@@ -35,9 +36,21 @@ def bits_matmul_reference(
         quantization: Bits, levels and range of the inputs, and the dtype of the answer.
 
     Returns:
-        (..., out) in the dtype that `quantization` says, that of x by default. A token that is not finite is NaN.
+        (..., out) in the dtype that `quantization` says, that of x by default. A token that is not finite is NaN, with
+        a static range one that holds NaN.
     """
     whole, scale = whole_product(x, weight, quantization)
     y = whole.float() * (scale * weight.scales)
     y = y if bias is None else y + bias
-    return quantize_output(y, quantization) if quantization.y_dtype else y.to(quantization.output(x))
+    y = quantize_output(y, quantization) if quantization.y_dtype else y.to(quantization.output(x))
+    return lost_tokens(x, y)
+
+
+def lost_tokens(x: Shaped[Tensor, "*tokens in"], y: Shaped[Tensor, "*tokens out"]) -> Shaped[Tensor, "*tokens out"]:
+    """Write NaN into the answers of tokens that hold NaN, which one range for all tokens would round to a code.
+
+    A sum of the input, which takes a fraction of a product's time, says whether there is any.
+    """
+    if not (x.is_floating_point() and y.is_floating_point()) or not x.numel() or not bool(x.sum().isnan()):
+        return y
+    return y.masked_fill_(x.isnan().any(-1, keepdim=True), torch.nan)

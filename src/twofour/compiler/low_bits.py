@@ -1,0 +1,154 @@
+"""Layers of low bits on measured kernels: products of codes, the same bits as `quantization.in_whole_numbers`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch._C import _is_tracing, _len_torch_dispatch_stack
+from torch.compiler import is_compiling
+
+from twofour import quantization
+from twofour.compiler.choose import Choice
+from twofour.compiler.layer import CompiledLinear, PreparedWeights
+from twofour.compiler.plan import LayerPlan, Plan, described
+from twofour.compiler.replaceable import IN_FLOATS, no_kernel
+from twofour.compiler.terms import Terms
+from twofour.errors import KernelError
+from twofour.kernels.base import FLOATS
+from twofour.kernels.bits_matmul import BitWeight
+from twofour.kernels.dense_matmul import PLAIN
+from twofour.kernels.dispatch import DispatchTable
+from twofour.kernels.problem import Problem
+from twofour.measure.chooser import race
+from twofour.quantization import LowBits
+from twofour.quantization.carried import INPUT_STEP, INPUT_ZERO, WEIGHT_STEP
+
+_READ = ("weight", "bias", WEIGHT_STEP, INPUT_STEP, INPUT_ZERO)
+
+Stamp = tuple[tuple[Tensor | None, int], ...]
+"""Tensors that a product was prepared from, and how often each had been written to."""
+
+
+@dataclass
+class Codes:
+    """What a layer of low bits runs on: its weight in codes, prepared anew where something it was made from changes.
+
+    Attributes:
+        layer: The product, no submodule of the layer.
+        stamp: What it was prepared from. What is written through `.data` or numpy leaves no trace and is not seen.
+    """
+
+    layer: CompiledLinear
+    stamp: Stamp
+
+    def __call__(self, module: nn.Module, x: Tensor) -> Tensor | None:
+        """Return the answer, None for inputs that floats serve: another dtype or device, or a gradient asked for."""
+        if x.dtype not in FLOATS or not x.is_cpu or (x.requires_grad and torch.is_grad_enabled()):
+            return None
+        if not (is_compiling() or _is_tracing() or _len_torch_dispatch_stack()) and _changed(self.stamp, module):
+            made = _prepared(self.layer.name, module, self.layer.dispatch)
+            self.layer, self.stamp = made.layer, made.stamp
+        return self.layer(x)
+
+
+def run_low_bits(fast: nn.Module, plan: Plan, counts: Mapping[str, int], terms: Terms) -> Plan:
+    """Let the Linears of low bits run on the fastest kernels, measured, where those beat floats; returns their plan.
+
+    The float weight stays beside its codes: files hold it, and training goes on from it.
+
+    Args:
+        fast: The compiled copy of a model, with its values; what its layers of low bits run on is put into them.
+        plan: What was decided for the layers.
+        counts: Token counts of an example, by layer.
+        terms: What holds for every layer.
+
+    Raises:
+        QuantizationError: A step of a layer is zero, NaN or infinite, or a weight is not finite.
+    """
+    entries = {layer.name: layer for layer in plan.layers}
+    found = quantization.of(fast) if terms.computing.device == "cpu" else {}
+    found = {name: low for name, low in found.items() if not no_kernel(low, fast.get_submodule(name))}
+    for name, low in found.items():
+        entries[name] = _run(name, fast.get_submodule(name), low, entries[name], counts.get(name), terms, plan)
+    seen = {name: counts[name] for name in found if name in counts}
+    return replace(plan, layers=tuple(entries.values()), counts={**plan.counts, **seen})
+
+
+def _run(
+    name: str, module: nn.Module, low: LowBits, entry: LayerPlan, count: int | None, terms: Terms, plan: Plan
+) -> LayerPlan:
+    """Choose what one layer runs on, let it run so, and return its plan."""
+    weight, problem = _codes(name, module, low), _problem(module, low)
+    bias, widths = module.bias, low.widths.name
+    given = None if not isinstance(bias, Tensor) else bias.detach().float()
+    activations = torch.bfloat16 if module.weight.dtype is torch.bfloat16 else torch.float32
+    options = {"dtype": widths, "activations": activations}
+    try:
+        choice = terms.choose(name, weight, given, count, plan.bytes_before, problem, **options)
+    except KernelError as error:  # no row runs here
+        return replace(entry, reason=f"dense: {widths}: {str(error).partition(chr(10))[0]}; {IN_FLOATS}")
+    runs = _prepared(name, module, choice.dispatch, PreparedWeights(choice.layouts.values()))
+    tokens = count or max(choice.times)
+    key = terms.cache.key(f"{weight.shape[0]}x{weight.shape[1]}@{tokens}/{widths}/{activations}/floats")
+    x = torch.zeros(tokens, weight.shape[1], dtype=activations, device="cpu")
+    calls = {"kernels": lambda: runs(module, x), "floats": lambda: module(x)}
+    seconds = terms.cache.times(key, tuple(calls), lambda: race(calls, seconds=0.1))
+    if seconds["floats"] < seconds["kernels"]:
+        return replace(entry, reason=f"dense: {widths}: floats are faster here; {IN_FLOATS}")
+    low.runs = runs
+    return _described(entry, choice, tokens, seconds, widths, runs.layer)
+
+
+def _described(
+    entry: LayerPlan, choice: Choice, tokens: int, seconds: Mapping[str, float], widths: str, layer: CompiledLinear
+) -> LayerPlan:
+    design = choice.runs(tokens).layout.removeprefix("bits_")
+    ratio = seconds["floats"] / seconds["kernels"]
+    reason = f"{widths} {design}: {ratio:.2f}x the speed of floats that hold its whole numbers"
+    reason += f" ({choice.origin})" if choice.origin else ""
+    sizes = entry.bytes_before, entry.bytes_after + layer.prepared.nbytes, entry.bytes_in_file
+    made = described(entry.name, entry.kind, entry.shape, tokens, choice, reason, sizes)
+    times = {n: {**found, PLAIN.name: seconds["floats"]} if n == tokens else found for n, found in made.times.items()}
+    return replace(made, times=times)
+
+
+def _prepared(name: str, module: nn.Module, dispatch: DispatchTable, prepared: PreparedWeights | None = None) -> Codes:
+    """Return a layer's product by a dispatch table, its weight prepared unless that is given."""
+    low, stamp = quantization.held_by(module), _stamp(module)
+    assert low is not None
+    if prepared is None:
+        weight = _codes(name, module, low)
+        prepared = PreparedWeights([row.prepare(weight) for row in dispatch.by_layout.values()])  # pyright: ignore
+    bias = module.bias if isinstance(module.bias, Tensor) else None
+    problem = _problem(module, low)
+    return Codes(CompiledLinear(name, module.weight.shape[1], problem, dispatch, prepared, bias), stamp)  # pyright: ignore
+
+
+def _codes(name: str, module: nn.Module, low: LowBits) -> BitWeight:
+    whole, scales = low.whole_weight(module, name)
+    return BitWeight(low.widths.weights.codes_of(whole), low.widths.levels, scales.detach().float())
+
+
+def _problem(module: nn.Module, low: LowBits) -> Problem:
+    return Problem(len(module.weight), quantization=low.range(module))  # pyright: ignore[reportArgumentType]
+
+
+def _stamp(module: nn.Module) -> Stamp:
+    held = [module._parameters.get(name, module._buffers.get(name)) for name in _READ]
+    return tuple((tensor, _version(tensor)) for tensor in held)
+
+
+def _changed(stamp: Stamp, module: nn.Module) -> bool:
+    for name, (tensor, version) in zip(_READ, stamp, strict=True):
+        now = module._parameters.get(name, module._buffers.get(name))
+        if now is not tensor or _version(now) != version:
+            return True
+    return False
+
+
+def _version(tensor: Tensor | None) -> int:
+    """Return how often a tensor was written to; inference tensors count none."""
+    return 0 if tensor is None or tensor.is_inference() else tensor._version
