@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 import engine
+from cases import bits as bits_case
 from cases import block as block_case
 from cases import calibrated as calibrated_case
 from cases import check as check_case
@@ -130,6 +131,22 @@ def block(
     for kind in dtypes(dtype, json):
         cells = block_case.cells(kind, numbers(sizes), blocks.split(","), shares, numbers(tokens), states)
         measured(cells, block_case.Bench(seconds), place(json, f"block-{kind}", record), resume, block_case.show)
+
+
+@app.command()
+def bits(
+    widths: Annotated[str, typer.Option(help="Pairs of widths, comma separated.")] = ",".join(bits_case.WIDTHS),
+    sizes: Annotated[
+        str, typer.Option(help="Tokens x outputs x inputs, with :cold for weights from memory; comma separated.")
+    ] = ",".join(bits_case.SIZES),
+    seconds: SecondsOption = 2.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Products of 1 to 8 bits against dots of bytes (w8a8) and torch._int_mm, on one thread."""
+    cells = bits_case.cells(sizes.split(","), widths.split(","))
+    measured(cells, bits_case.Bench(seconds), place(json, "bits", record), resume, bits_case.show)
 
 
 @app.command()

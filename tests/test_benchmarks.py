@@ -77,6 +77,24 @@ def test_other_cells_of_a_file_are_kept_when_a_run_goes_on(cases, tmp_path: Path
         assert [record.meta["batch"] for record in measure.load(path)] == expected
 
 
+def test_bits_writes_records_and_a_table(tmp_path: Path):
+    out = tmp_path / "r.json"
+    words = ("bits", "--sizes", "3x65x71,1x65x71:cold", "--widths", "w1a1,w1.58a8", "--seconds", "0.02")
+    done = suite(*words, "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "GOP/s" in done.stdout and "bytes w8a8 ms" in done.stdout
+    found = measure.load(out)
+    assert [(r.meta["weights"], r.meta["tokens"], r.meta["dtype"]) for r in found] == [
+        ("hot", 3, "w1a1"), ("hot", 3, "w1.58a8"), ("cold", 1, "w1a1"), ("cold", 1, "w1.58a8"),
+    ]  # fmt: skip
+    for record in found:
+        assert record.baseline == ("bytes w8a8", "torch._int_mm") and record.clock == "thread"
+        assert sum(name.startswith("bits_matmul_") for name in record.timings) >= 2
+    assert (
+        "not known" in suite("bits", "--widths", "w1").stderr and "not known" in suite("bits", "--sizes", "3x4").stderr
+    )
+
+
 def test_mask_writes_records(tiny: Path, tmp_path: Path):
     out = tmp_path / "m.json"
     done = suite("mask", "--shapes", str(tiny), "--threads", "1,2", "--seconds", "0.02", "--json", str(out))
