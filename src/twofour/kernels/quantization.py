@@ -55,6 +55,7 @@ class Quantization:
                 "the codes of an input are impossible",
                 got=f"{self.bits} bits, levels {self.levels!r}, zero point {self.x_zero}",
                 wanted=f"1 to 8 bits, levels {', '.join(LEVELS)}, a zero point of unsigned ones alone",
+                remedy="leave the zero point out for levels around zero, or take unsigned ones",
             )
         if self.y_dtype not in OUTPUTS:
             raise KernelError(
