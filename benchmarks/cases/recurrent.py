@@ -46,7 +46,7 @@ OURS = {"ours dense": (None, "float32"), "ours 2:4": ("2:4", "float32"), "ours 2
 RNNOISE, GATES = "block:8x4 by gates", (0.3, 0.2, 0.5)
 """RNNoise's GRU: the shares of 8 x 4 blocks that the gates r, z and n keep, of both weights, and what all gates do.
 
-Source: rnnoise's torch/rnnoise/rnnoise.py, where layers of 384 units are pruned so while they train.
+Source: xiph's rnnoise, the layers of its model in torch, where those of 384 units are pruned so while they train.
 """
 
 OF_RNNOISE = {"ours blocks": (RNNOISE, "float32"), "ours blocks int8": (RNNOISE, "int8")}
