@@ -15,6 +15,7 @@ from twofour.errors import KernelError
 from twofour.kernels.dense_matmul import ONEDNN, Float32Matmul
 from twofour.kernels.dispatch import read_dispatch
 from twofour.kernels.epilogue import Epilogue
+from twofour.kernels.fused_matmul import Factor, FusedMatmul
 from twofour.kernels.norm import RowNorm
 from twofour.kernels.norm import reference as norm_reference
 from twofour.kernels.problem import Problem
@@ -34,8 +35,10 @@ def test_rows_are_normalised_behind_the_epilogue(row: Float32Matmul, keep: bool,
         problem, bias = Problem(out, Epilogue("relu", "add")), torch.randn(out)
         for team in (1, 3):
             with threads(team):
-                y, normed = row.run_normed(x, row.prepare(weight), bias, problem, other, norm, keep=keep)
-                plain = row.run(x, row.prepare(weight), bias, problem, other)
+                prepared = row.prepare(weight)
+                fused = FusedMatmul(None, None, Factor(row, prepared, bias, out), epilogue=problem.epilogue)
+                y, normed = fused.run(x, other, None, norm, keep=keep)
+                plain = row.run(x, prepared, bias, problem, other)
             want = norm_reference(plain.double(), norm.weight, norm.bias, norm.eps, centred)
             torch.testing.assert_close(normed.double(), want.double(), rtol=1e-4, atol=1e-4)
             assert torch.equal(y, plain if keep else normed)
@@ -59,7 +62,8 @@ def test_rows_are_normalised_before_they_are_packed(row: Float32Matmul, centred:
         given = x.clone()
         for team in (1, 3):
             with threads(team):
-                y = row.run_of_normed(x, row.prepare(weight), bias, problem, other, norm)
+                factor = Factor(row, row.prepare(weight), bias, out)
+                y, _ = FusedMatmul(None, None, factor, epilogue=problem.epilogue).run(x, other, norm)
             torch.testing.assert_close(y.double(), want, rtol=1e-4, atol=1e-3, equal_nan=True)
         torch.testing.assert_close(x, given, rtol=0, atol=0, equal_nan=True)
 

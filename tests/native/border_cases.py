@@ -98,6 +98,34 @@ def sparse(rows: int, columns: int) -> Tensor:
     return torch.randn(rows, columns) * (torch.arange(columns) % 4 < 2)
 
 
+def fused(scale: int) -> Iterator[Call]:
+    """Calls of products in a row, of every family: with a gate and norms, and one alone."""
+    rows, tokens = 32 * scale, 3 * scale
+    x, bias, hidden = torch.randn(tokens, 128), torch.randn(rows), torch.randn(64)
+    other, y = torch.randn(tokens, rows), torch.empty(tokens, rows)
+    norm = native.best("norm", dtype="float32").index
+    before, after = (norm, torch.randn(128), torch.randn(128), 1e-5, True), (norm, bias, bias.clone(), 1e-5, True)
+    each = {
+        row.layout: row for row in (*native_rows(), *block_rows(), *native_dense_rows()) if row.unavailable() is None
+    }
+    for row in each.values():  # of one of each layout
+        place = native.products()[row.name]
+        blocks, dense = row.operation == "block_matmul", row.operation == "dense_matmul"
+        weights = [sparse(n, m) for n, m in ((64, 128), (64, 128), (rows, 64), (rows, 128))]
+        if blocks:
+            weights = [torch.ones_like(weight) * (torch.arange(weight.shape[1]) % 8 < 4) for weight in weights]
+        pattern = "block:8x4@0.5" if blocks else "2:4"
+        first, gate, last, alone = (
+            row.prepare(weight if dense else packing.pack(weight, pattern, dtype=row.dtype)).tensor
+            for weight in weights
+        )
+        parts = (first, hidden, gate, hidden.clone(), last, bias)
+        beside = (other, *before, *after, y.clone(), 1)
+        yield row.isa, EXT.fused_matmul, [place, place, place, x, *parts, y, 64, 1, 0, 1, *beside]
+        parts = (None, None, None, None, alone, bias)
+        yield row.isa, EXT.fused_matmul, [-1, -1, place, x, *parts, y, 0, 0, 1, 1, *beside]
+
+
 def products(scale: int) -> Iterator[Call]:
     """Calls of the products, each with a bias and a second operand."""
     rows, tokens = 32 * scale, 3 * scale
@@ -119,21 +147,7 @@ def products(scale: int) -> Iterator[Call]:
     for row in native_dense_rows():
         dense = row.prepare(torch.randn(rows, 128)).tensor
         yield row.isa, EXT.dense_matmul, [row.index, x, dense, bias, y, 1, 1, other, 1]
-        if row.dtype == "float32":
-            norm = [native.best("norm", dtype="float32").index, bias, bias.clone(), y.clone(), 1e-5, True]
-            yield row.isa, EXT.dense_matmul_normed, [row.index, x, dense, bias, y, 1, 1, other, *norm, 1]
-            before = [norm[0], torch.randn(128), torch.randn(128), 1e-5, True]
-            yield row.isa, EXT.dense_matmul_of_normed, [row.index, x, dense, bias, y, 1, 1, other, *before, 1]
-            first, gate, last = (row.prepare(torch.randn(n, m)).tensor for n, m in ((48, 128), (48, 128), (rows, 48)))
-            hidden = torch.randn(48)
-            yield (
-                row.isa,
-                EXT.dense_mlp,
-                [
-                    *(row.index, x, first, hidden, gate, hidden.clone(), last, bias, y, 48, 1, 1, other),
-                    *(*before, norm[0], bias.clone(), bias.clone(), 1e-5, True, y.clone(), 1),
-                ],
-            )
+    yield from fused(scale)
     geometry = Geometry.of(torch.nn.Conv2d(8, 12, 3))
     weight = sparse(12 * 9, 8).view(12, 3, 3, 8).permute(0, 3, 1, 2)
     image, answer = (

@@ -38,9 +38,9 @@ WRITTEN = {
     **{"layout_pack": (0,), "layout_unpack": (1, 2, 3, 4), "layout_refill": (0,), "attention": (4,), "norm": (4,)},
     **{"attention_of_columns": (4,), "nm_gradient": (5,), "nm_unbiased": (3,), "nm_compress": (2, 3), "nm_mask": (2,)},
     **{"nm_tiles": (2,), "nm_nonzero": (2,), "nm_ties": (), "nm_groups": ()},
-    **{"nm_stripes_refine": (2,), "nm_stripes_assign": (2,), "dense_matmul_normed": (4, 11), "fused_block": (3, 4)},
-    **{"attention_of_windows": (4,), "dense_mlp": (8, 23), "recurrent": (14, 15, 16), "assign_rows": (1,)},
-    **{"dense_matmul_of_normed": (4,), "depthwise_conv": (4,), "dense_conv": (5,), "squeeze_excite": (6,)},
+    **{"nm_stripes_refine": (2,), "nm_stripes_assign": (2,), "fused_block": (3, 4)},
+    **{"attention_of_windows": (4,), "fused_matmul": (10, 26), "recurrent": (14, 15, 16), "assign_rows": (1,)},
+    **{"depthwise_conv": (4,), "dense_conv": (5,), "squeeze_excite": (6,)},
     **{"conv_chain": (5,), "bits_matmul": (4,)},
 }
 """Places of the operands that a function writes."""

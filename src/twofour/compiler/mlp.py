@@ -1,8 +1,8 @@
 """Two products in a row become one call, by strips of tokens: what is between them never exists whole.
 
 The MLP of a transformer writes between its products what is up to four times as wide as its input. By strips that stays
-in a cache. On a Zen 4 the call takes 0.93 to 1.01 of the time of its products one by one (3,136 x 96 x 384 to 128 x
-2,048 x 8,192 gated, one thread), so that fewer calls and bytes decide, and nothing is measured.
+in a cache. On a Zen 4 the call takes 0.86 to 1.04 of the time of its products one by one, dense or 2:4 (figures in
+kernels/fused_matmul/README.md), so that fewer calls and bytes decide, and nothing is measured.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 from math import prod
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, fx, nn
 
 from twofour.compiler.fused_matmuls import ProductLayer
-from twofour.compiler.normed import NormedProduct, ProductOfNormed, ours
+from twofour.compiler.normed import NormedProduct, ProductOfNormed, factor_of, native
 from twofour.errors import KernelError
-from twofour.graph.base import is_float32, value
-from twofour.kernels.dense_matmul import Float32Matmul, Mlp
-from twofour.kernels.norm import RowNorm
+from twofour.graph.base import value
+from twofour.kernels.fused_matmul import FusedMatmul
+from twofour.kernels.norm import DTYPES, RowNorm
 
 IN_A_ROW = "products in a row by strips"
 """What the plan calls the rewrite."""
@@ -27,7 +28,7 @@ Last: TypeAlias = ProductLayer | NormedProduct
 
 
 class MlpLayer(nn.Module):
-    """Products of a graph of which one alone reads what the others write; one native call where their kernel is ours.
+    """Products of a graph of which one alone reads what the others write; one native call where their kernels are.
 
     Args:
         first: The first product, with its activation; it may normalise what it reads.
@@ -51,7 +52,7 @@ class MlpLayer(nn.Module):
         """Return the last product's answer, its norm, or both, as `last` does.
 
         Args:
-            x: float32 (..., in).
+            x: float32 or bfloat16 (..., in).
             other: Second operand of the last product's epilogue, (..., out), or None.
             before: Weight and bias, each (in,) or None, of the norm before; () without one.
             after: The same, (out,), of the norm behind.
@@ -60,8 +61,8 @@ class MlpLayer(nn.Module):
             KernelError: The operands do not fit.
         """
         tokens = prod(x.shape[:-1])
-        kernel = self._kernel(tokens)
-        if kernel is None or x.is_neg() or (other is not None and other.is_neg()):
+        fused = self._native(tokens, x.dtype)
+        if fused is None or x.is_neg() or (other is not None and other.is_neg()):
             return self._apart(x, other, before, after)
         first, last = _product(self.first), _product(self.last)
         flat = x.reshape(tokens, first.in_features)
@@ -74,32 +75,20 @@ class MlpLayer(nn.Module):
         ]
         keeps = isinstance(self.last, NormedProduct) and self.last.keeps
         try:
-            y, normed = self._native(kernel, tokens).run(flat, other, *norms, keep=keeps)
+            y, normed = fused.run(flat, other, *norms, keep=keeps)
         except KernelError as error:
             raise error.for_layer(first.name) from None
         shape = (*x.shape[:-1], last.out_features)
         return (y.view(shape), normed.view(shape)) if keeps else normed.view(shape)
 
-    def _products(self) -> list[ProductLayer]:
-        return [_product(self.first), *([] if self.gate is None else [self.gate]), _product(self.last)]
-
-    def _kernel(self, tokens: int) -> Float32Matmul | None:
-        """Return the kernel that serves every product at a token count, None where it is not one, or not ours."""
-        kernels = [layer.dispatch.at(tokens)[0] for layer in self._products()]
-        first = kernels[0]
-        return first if isinstance(first, Float32Matmul) and all(kernel == first for kernel in kernels) else None
-
-    def _native(self, kernel: Float32Matmul, tokens: int) -> Mlp:
-        first, *gate, last = self._products()
-        weights = {layer: layer.prepared.weights[layer.dispatch.at(tokens)[1]] for layer in (first, *gate, last)}
-        gated = gate[0] if gate else None
-        return Mlp(
-            kernel,
-            *(weights[first], None if gated is None else weights[gated], weights[last]),
-            *(first.out_features, last.out_features),
-            *(first.problem.epilogue.activation, last.problem.epilogue.combine),
-            (first.bias, None if gated is None else gated.bias, last.bias),
-        )
+    def _native(self, tokens: int, dtype: torch.dtype) -> FusedMatmul | None:
+        """Return the call at a token count, None where no native product serves a part, or reads such inputs."""
+        parts = (self.first, self.gate, self.last)
+        first, gate, last = (None if one is None else factor_of(_product(one), tokens, dtype) for one in parts)
+        if first is None or last is None or (gate is None) is not (self.gate is None):
+            return None
+        activation, epilogue = _product(self.first).problem.epilogue.activation, _product(self.last).problem.epilogue
+        return FusedMatmul(first, gate, last, activation, epilogue)
 
     def _apart(
         self, x: Tensor, other: Tensor | None, before: tuple[Tensor | None, ...], after: tuple[Tensor | None, ...]
@@ -155,16 +144,16 @@ def _read(module: fx.GraphModule, node: fx.Node) -> tuple[MlpLayer, fx.Node, fx.
 
 
 def _layer(module: fx.GraphModule, node: Any, *kinds: type[nn.Module]) -> Any:
-    """Return the layer of a node that is one of `kinds`, of float32 rows, and may run on our kernel."""
+    """Return the layer of a node that is one of `kinds`, of rows of one dtype, and may run on a native product."""
     if not isinstance(node, fx.Node) or node.op != "call_module":
         return None
     layer: Any = module.get_submodule(str(node.target))
-    if type(layer) not in kinds or not ours(_product(layer)):
+    if type(layer) not in kinds or not native(_product(layer)):
         return None
-    made = value(node)
+    given, made = value(node.args[0]), value(node)
     tensors = made if isinstance(made, tuple) else (made,)
-    floats = all(isinstance(one, Tensor) and str(one.dtype) == "torch.float32" for one in tensors)
-    return layer if floats and is_float32(node.args[0]) else None
+    alike = all(isinstance(one, Tensor) and one.dtype is given.dtype for one in tensors)
+    return layer if given.dtype in DTYPES and alike else None
 
 
 def _place(

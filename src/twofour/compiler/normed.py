@@ -6,25 +6,23 @@ import operator
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from twofour.compiler.fused_matmuls import ProductLayer
 from twofour.errors import KernelError
-from twofour.graph.base import is_float32
-from twofour.kernels.base import Prepared
-from twofour.kernels.dense_matmul import Float32Matmul
-from twofour.kernels.norm import RowNorm, norm, norm_in_place
-from twofour.kernels.problem import Problem
+from twofour.graph.base import value
+from twofour.kernels.base import Kernel
+from twofour.kernels.fused_matmul import Factor, FusedMatmul
+from twofour.kernels.norm import DTYPES, RowNorm, norm, norm_in_place
+from twofour.kernels.quantization import DYNAMIC
 
 NORMED, OF_NORMED = "normalisations into products", "products of normalised rows"
 """What the plan calls the rewrites: a norm behind a product, and before one."""
 
 
-_Operands = tuple[Tensor, Prepared, Tensor | None, Problem, Tensor | None]
-
-
 class NormedProduct(nn.Module):
-    """A product of a graph and the normalisation of its rows; one native call where its kernel is ours.
+    """A product of a graph and the normalisation of its rows; one native call where its kernel is one.
 
     Args:
         layer: The product.
@@ -48,7 +46,7 @@ class NormedProduct(nn.Module):
         """Return the norm of epilogue(x W^T + b), or both.
 
         Args:
-            x: float32 (..., in).
+            x: float32 or bfloat16 (..., in).
             other: Second operand of the epilogue, (..., out), or None.
             weight: float32 (out,) of the norm, or None.
             bias: The same.
@@ -57,23 +55,25 @@ class NormedProduct(nn.Module):
             KernelError: The operands do not fit.
         """
         after = RowNorm(weight, bias, self.eps, self.centred)
-        kernel, operands, shape = _call(self.layer, x, other)
-        if kernel is None:
+        found = _call(self.layer, x, other)
+        if found is None:
             y = self.layer(x, other)
             return (
                 (y, norm(y, weight, bias, self.eps, self.centred))
                 if self.keeps
                 else norm_in_place(y, weight, bias, self.eps, self.centred)
             )
+        fused, flat, other = found
         try:
-            y, normed = kernel.run_normed(*operands, after, keep=self.keeps)
+            y, normed = fused.run(flat, other, None, after, keep=self.keeps)
         except KernelError as error:
             raise error.for_layer(self.layer.name) from None
+        shape = (*x.shape[:-1], self.layer.out_features)
         return (y.view(shape), normed.view(shape)) if self.keeps else normed.view(shape)
 
 
 class ProductOfNormed(nn.Module):
-    """A product of a graph that normalises the rows it reads; one native call where its kernel is ours.
+    """A product of a graph that normalises the rows it reads; one native call where its kernel is one.
 
     Args:
         layer: The product.
@@ -94,7 +94,7 @@ class ProductOfNormed(nn.Module):
         """Return epilogue(norm(x) W^T + b).
 
         Args:
-            x: float32 (..., in).
+            x: float32 or bfloat16 (..., in).
             other: Second operand of the epilogue, (..., out), or None.
             weight: float32 (in,) of the norm, or None.
             bias: The same.
@@ -102,32 +102,40 @@ class ProductOfNormed(nn.Module):
         Raises:
             KernelError: The operands do not fit.
         """
-        kernel, operands, shape = _call(self.layer, x, other)
-        if kernel is None:
+        found = _call(self.layer, x, other)
+        if found is None:
             normed = norm(x, weight, bias, self.eps, self.centred)
             return self.layer(normed) if other is None else self.layer(normed, other)
+        fused, flat, other = found
         try:
-            return kernel.run_of_normed(*operands, RowNorm(weight, bias, self.eps, self.centred)).view(shape)
+            y, _ = fused.run(flat, other, RowNorm(weight, bias, self.eps, self.centred))
         except KernelError as error:
             raise error.for_layer(self.layer.name) from None
+        return y.view(*x.shape[:-1], self.layer.out_features)
 
 
-def _call(
-    layer: ProductLayer, x: Tensor, other: Tensor | None
-) -> tuple[Float32Matmul | None, _Operands, tuple[int, ...]]:
-    """Return the kernel that serves an input, None unless it is ours, its operands, and the answer's shape."""
-    tokens, shape = prod(x.shape[:-1]), (*x.shape[:-1], layer.out_features)
-    kernel, layout = layer.dispatch.at(tokens)
+def _call(layer: ProductLayer, x: Tensor, other: Tensor | None) -> tuple[FusedMatmul, Tensor, Tensor | None] | None:
+    """Return the native call that serves an input, with its operands as rows; None where there is none."""
+    tokens = prod(x.shape[:-1])
+    factor = factor_of(layer, tokens, x.dtype)
+    if factor is None:
+        return None
     x = x.resolve_neg() if x.is_neg() else x
     other = other.resolve_neg() if other is not None and other.is_neg() else other
-    flat = x.reshape(tokens, layer.in_features)
     other = None if other is None else other.reshape(tokens, layer.out_features)
-    operands = flat, layer.prepared.weights[layout], layer.bias, layer.problem, other
-    return kernel if isinstance(kernel, Float32Matmul) else None, operands, shape
+    return FusedMatmul(None, None, factor, epilogue=layer.problem.epilogue), x.reshape(tokens, layer.in_features), other
+
+
+def factor_of(layer: ProductLayer, tokens: int, dtype: torch.dtype) -> Factor | None:
+    """Return a product as it is served at a token count, None where no native one serves it or reads such inputs."""
+    kernel, layout = layer.dispatch.at(tokens)
+    if not isinstance(kernel, Kernel) or kernel.native_product is None or dtype not in kernel.reads:
+        return None
+    return Factor(kernel, layer.prepared.weights[layout], layer.bias, layer.out_features)
 
 
 def norms_into_products(module: fx.GraphModule) -> int:
-    """Let products whose kernel is ours normalise their rows; returns how many do."""
+    """Let native products normalise their rows; returns how many do."""
     count = 0
     for node in list(module.graph.nodes):
         layer, x = _product_before(module, node)
@@ -139,12 +147,12 @@ def norms_into_products(module: fx.GraphModule) -> int:
 
 
 def norms_before_products(module: fx.GraphModule) -> int:
-    """Let products whose kernel is ours normalise the rows they alone read; returns how many do."""
+    """Let native products normalise the rows they alone read; returns how many do."""
     count = 0
     for node in list(module.graph.nodes):
         normed: Any = node.args[0] if node.op == "call_module" else None
         layer = _ours(module, node)
-        if layer is None or not _is_norm(normed) or len(normed.users) > 1 or not is_float32(normed.args[0]):
+        if layer is None or not _is_norm(normed) or len(normed.users) > 1 or not _is_real(normed.args[0], normed):
             continue
         if list(node.args).count(normed) > 1:
             continue  # it is the epilogue's operand too
@@ -166,7 +174,13 @@ def norms_before_products(module: fx.GraphModule) -> int:
 def _product_before(module: fx.GraphModule, node: fx.Node) -> tuple[ProductLayer | None, Any]:
     x: Any = node.args[0] if _is_norm(node) else None
     layer = _ours(module, x)
-    return (layer, x) if layer is not None and is_float32(x) else (None, None)
+    return (layer, x) if layer is not None and _is_real(x, node) else (None, None)
+
+
+def _is_real(x: fx.Node, normed: fx.Node) -> bool:
+    """Tell whether a norm reads and answers float32, or bfloat16."""
+    dtype = getattr(value(x), "dtype", None)
+    return dtype in DTYPES and value(normed).dtype is dtype
 
 
 def _is_norm(node: Any) -> bool:
@@ -177,16 +191,21 @@ def _is_norm(node: Any) -> bool:
 
 
 def _ours(module: fx.GraphModule, node: Any) -> ProductLayer | None:
-    """Return the product a node stands for, if a kernel of ours that works on whole rows serves it."""
+    """Return the product a node stands for, if a native one serves it."""
     if not isinstance(node, fx.Node) or node.op != "call_module":
         return None
     layer = module.get_submodule(str(node.target))
-    return layer if isinstance(layer, ProductLayer) and ours(layer) else None
+    return layer if isinstance(layer, ProductLayer) and native(layer) else None
 
 
-def ours(layer: ProductLayer) -> bool:
-    """Tell whether a kernel of ours that works on whole rows serves a product at some token count."""
-    return any(isinstance(kernel, Float32Matmul) for kernel, _ in layer.dispatch.steps)
+def native(layer: ProductLayer) -> bool:
+    """Tell whether a product that other native calls can run inside serves a layer at some token count.
+
+    A range of the input that was measured is not among what such calls are told.
+    """
+    return layer.problem.quantization == DYNAMIC and any(
+        isinstance(kernel, Kernel) and kernel.native_product is not None for kernel, _ in layer.dispatch.steps
+    )
 
 
 def _place(module: fx.GraphModule, x: fx.Node, node: fx.Node, layer: ProductLayer) -> None:

@@ -9,6 +9,7 @@
 #include "layouts/packed_weight.h"
 #include "matmul.h"
 #include "native/binding.h"
+#include "native/operand.h"
 
 namespace twofour {
 
@@ -19,6 +20,25 @@ struct Product {
   // Holds the bytes of a weight, whose header is of this row, against the sizes that the header says.
   void (*require)(const RowBase& row, const PackedWeight& weight);
   bool runs;  // whether this CPU has its instructions: asking takes longer than a small product
+  bool whole_rows;  // whether it runs `Matmul::rows_wanted` and `rows_done`; else norms of its rows stand beside it
+};
+
+// A product y (rows, out) = x (rows, in) W^T + bias inside an operation.
+struct Part {
+  const Product* product = nullptr;
+  const void* weight = nullptr;
+  const float* bias = nullptr;
+  int64_t out = 0, in = 0, group = 0;
+  bool zeros = false;
+
+  // x and y are of one type, float32 or bfloat16; rows of whole numbers find a range for each token.
+  Matmul call(const void* x, int64_t x_stride, void* y, int64_t rows, int threads, Type type = Type::f32) const {
+    return {x, type, x_stride, weight, bias, y, type, out, rows, out, in, group, zeros,
+            {Activation::none, Combine::none, nullptr, 0}, {true, 1, 0, 1, 0}, threads, nullptr, nullptr};
+  }
+  int64_t workspace(int64_t rows, int threads, Type type = Type::f32) const {
+    return product == nullptr ? 0 : product->workspace_bytes(call(nullptr, in, nullptr, rows, threads, type));
+  }
 };
 
 inline std::vector<Product>& products() {
@@ -29,11 +49,12 @@ inline std::vector<Product>& products() {
 // Adds the rows of a family; Python reads `products`, their names in order.
 template <class Row>
 void add_products(nanobind::module_& m, const Row* rows, size_t count,
-                  void (*require)(const RowBase&, const PackedWeight&)) {
+                  void (*require)(const RowBase&, const PackedWeight&),
+                  bool (*whole_rows)(const RowBase&) = [](const RowBase&) { return false; }) {
   if (!nanobind::hasattr(m, "products")) m.attr("products") = nanobind::list();
   auto names = nanobind::cast<nanobind::list>(m.attr("products"));
   for (size_t i = 0; i < count; i++) {
-    products().push_back({&rows[i], rows[i].workspace_bytes, rows[i].run, require, cpu_has(rows[i].isa)});
+    products().push_back({&rows[i], rows[i].workspace_bytes, rows[i].run, require, cpu_has(rows[i].isa), whole_rows(rows[i])});
     names.append(rows[i].name);
   }
 }
@@ -46,6 +67,19 @@ inline const Product& product_at(int index) {
     throw Refusal{std::string(found.row->name) + " cannot run on this CPU", "a CPU without " + std::string(found.row->isa),
                   "one that has it", "choose a row that native.supports"};
   return found;
+}
+
+// A product inside, its weight held against the row that reads it.
+inline Part part_of(const Border& border, int product, const Operand& weight, const char* role, const Numbers& bias,
+                    int64_t out, int64_t in) {
+  const Product& found = product_at(product);
+  const PackedWeight packed(border, weight, role);
+  const RowBase& row = *found.row;
+  if (!packed.made_for(row.dtype, row.layout, out, in))  // a text is made only for who is refused
+    border.refuse(weight, role, std::string("layout '") + row.layout + "' of a " + row.dtype + " weight (" +
+                                    std::to_string(out) + ", " + std::to_string(in) + ")");
+  found.require(row, packed);
+  return {&found, packed.bytes(), bias.data(), out, in, packed.group(), packed.zeros()};
 }
 
 }  // namespace twofour

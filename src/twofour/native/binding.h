@@ -72,6 +72,7 @@ void bind_depthwise_conv(nanobind::module_& m);
 void bind_squeeze_excite(nanobind::module_& m);
 void bind_dense_conv(nanobind::module_& m);
 void bind_conv_chain(nanobind::module_& m);
+void bind_fused_matmul(nanobind::module_& m);
 void bind_recurrent(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
 void bind_norm(nanobind::module_& m);

@@ -5,7 +5,6 @@ from twofour.kernels.dense_matmul.float32_rows import Float32Matmul
 from twofour.kernels.dense_matmul.int4_rows import Int4Matmul
 from twofour.kernels.dense_matmul.int8 import ONEDNN_INT8, OneDnnInt8Matmul
 from twofour.kernels.dense_matmul.mkl import MKL, MklMatmul
-from twofour.kernels.dense_matmul.mlp import Mlp
 from twofour.kernels.dense_matmul.native_rows import native_dense_rows
 from twofour.kernels.dense_matmul.onednn import ATTRIBUTES, ONEDNN, OneDnnMatmul
 from twofour.kernels.dense_matmul.plain import PLAIN, PlainMatmul
@@ -22,7 +21,6 @@ __all__ = [
     "Float32Matmul",
     "Int4Matmul",
     "MklMatmul",
-    "Mlp",
     "OneDnnInt8Matmul",
     "OneDnnMatmul",
     "PlainMatmul",

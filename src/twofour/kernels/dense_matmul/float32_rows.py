@@ -8,11 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from twofour import native
 from twofour.kernels.base import Prepared
-from twofour.kernels.dense_matmul.native_dense import NativeDenseMatmul, foreign
-from twofour.kernels.norm import RowNorm
-from twofour.kernels.problem import MaybeTensor, Problem
+from twofour.kernels.dense_matmul.native_dense import NativeDenseMatmul
 from twofour.native import pages
 from twofour.packing import HEADER_BYTES, Packed, layout_head, layout_header, read_layout_header
 
@@ -47,56 +44,3 @@ class Float32Matmul(NativeDenseMatmul):
         rows, columns = read_layout_header(layout_head(prepared.tensor)).shape
         panels = prepared.tensor[HEADER_BYTES:].view(torch.float32).view(-1, columns, PANEL)
         return panels.transpose(1, 2).reshape(-1, columns)[:rows].contiguous()
-
-    def run_normed(
-        self,
-        x: Tensor,
-        weight: Prepared,
-        bias: MaybeTensor,
-        problem: Problem,
-        other: MaybeTensor,
-        norm: RowNorm,
-        *,
-        keep: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Multiply and normalise each row of the answer while it is in a cache; see `run` and `kernels.norm.norm`.
-
-        Args:
-            x: float32 (tokens, in).
-            weight: As prepared.
-            bias: float32 (out,) or None.
-            problem: Rows and epilogue.
-            other: Second operand of the epilogue.
-            norm: What follows.
-            keep: Whether the product is wanted beside its norm; else the norm is left in its place.
-
-        Returns:
-            The product, and its norm; the same tensor unless `keep`.
-
-        Raises:
-            KernelError: As `run`.
-        """
-        y, arguments = self._arguments(x, weight, bias, problem, other)
-        normed = torch.empty_like(y) if keep else y
-        after = _norm_row(), norm.weight, norm.bias, normed, norm.eps, norm.centred, native.threads()
-        if not native.extension().dense_matmul_normed(*arguments, *after):
-            raise foreign(self, weight.tensor, problem.rows, x.shape[1])
-        return y, normed
-
-    def run_of_normed(
-        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor, norm: RowNorm
-    ) -> Tensor:
-        """Multiply the normalised rows of x, each of which is normalised right before it is packed; see `run`.
-
-        Raises:
-            KernelError: As `run`.
-        """
-        y, arguments = self._arguments(x, weight, bias, problem, other)
-        before = _norm_row(), norm.weight, norm.bias, norm.eps, norm.centred, native.threads()
-        if not native.extension().dense_matmul_of_normed(*arguments, *before):
-            raise foreign(self, weight.tensor, problem.rows, x.shape[1])
-        return y
-
-
-def _norm_row() -> int:
-    return native.best("norm", dtype="float32").index

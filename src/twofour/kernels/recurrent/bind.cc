@@ -2,7 +2,7 @@
 #include <cstring>
 #include <optional>
 
-#include "kernels/layouts/packed_weight.h"
+#include "kernels/products.h"
 #include "native/binding.h"
 #include "native/scratch.h"
 #include "recurrent.h"
@@ -18,19 +18,6 @@ constexpr RecurrentKernel kRecurrentKernels[] = {
 #include "recurrent.inc"
 #undef TWOFOUR_ROW
 };
-
-// A product inside, its weight held against the row that reads it.
-Part part_of(const Border& border, int product, const Operand& weight, const char* role, const Numbers& bias, int64_t out,
-             int64_t in) {
-  const Product& found = product_at(product);
-  const PackedWeight packed(border, weight, role);
-  const RowBase& row = *found.row;
-  if (!packed.made_for(row.dtype, row.layout, out, in))
-    border.refuse(weight, role, std::string("layout '") + row.layout + "' of a " + row.dtype + " weight (" +
-                                    std::to_string(out) + ", " + std::to_string(in) + ")");
-  found.require(row, packed);
-  return {&found, packed.bytes(), bias.data(), out, in, packed.group(), packed.zeros()};
-}
 
 // Sequences of each step, whose rows are those of the input, or null where all steps have the whole batch.
 const int64_t* sizes_of(const Border& border, const Operand& sizes, const Rows& x, int64_t batch, int64_t* steps) {

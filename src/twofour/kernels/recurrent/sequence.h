@@ -26,23 +26,6 @@ namespace twofour {
 constexpr int64_t kInputBytes = int64_t{4} << 20;  // of answers of the input product that are held at once
 constexpr int64_t kGatesOfOne = 16384;             // numbers of a step's states from which threads share its rows
 
-// A product y (rows, out) = x (rows, in) W^T + bias inside the sequence.
-struct Part {
-  const Product* product = nullptr;
-  const void* weight = nullptr;
-  const float* bias = nullptr;
-  int64_t out = 0, in = 0, group = 0;
-  bool zeros = false;
-
-  Matmul call(const void* x, int64_t x_stride, void* y, int64_t rows, int threads) const {
-    return {x, Type::f32, x_stride, weight, bias, y, Type::f32, out, rows, out, in, group, zeros,
-            {Activation::none, Combine::none, nullptr, 0}, {true, 0, 0, 0, 0}, threads, nullptr, nullptr};
-  }
-  int64_t workspace(int64_t rows, int threads) const {
-    return product == nullptr ? 0 : product->workspace_bytes(call(nullptr, in, nullptr, rows, threads));
-  }
-};
-
 struct Sequence {
   Cell cell;
   const RecurrentKernel* gates;
