@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import fusion_tables
+import operation_tables
 from cases import models_table
 from cases.models import DENSE, EAGER, INDUCTOR, OPENVINO, ORT, SPARSE
 from cases.records import TRACKED, machine_line
@@ -37,16 +38,22 @@ def draw_all() -> list[Path]:
     for machine in machines("fusion", "algebra"):
         tables = {name: _load(f"{name}-float32", machine) for name in ("fusion", "algebra")}
         every = [record for records in tables.values() for record in records]
-        blocks += [
-            f"### Fusion and algebra: {every[0].machine['cpu']}, {every[0].machine['software']['native_isa']} kernels"
-        ]  # pyright: ignore
+        blocks += [f"### Fusion and algebra: {_heading(every[0])}"]
         blocks += [fusion_tables.of_fusion(tables["fusion"])] if tables["fusion"] else []
         blocks += [fusion_tables.of_algebra(tables["algebra"])] if tables["algebra"] else []
+        blocks += [f"Measured on: {line}." for line in dict.fromkeys(map(machine_line, every))]
+    for machine in of_operations():
+        tables = {name: found for name in operation_tables.TABLES if (found := _load(name, machine))}
+        every = [record for records in tables.values() for record in records]
+        blocks += [f"### Recurrent layers, blocks and low bits: {_heading(every[0])}"]
+        for name, records in tables.items():
+            said, write = operation_tables.TABLES[name]
+            blocks += [said, write(records)]
         blocks += [f"Measured on: {line}." for line in dict.fromkeys(map(machine_line, every))]
     for machine in machines():
         figures = draw(machine)
         every = [r for dtype in DTYPES for name in ("linear", "models") for r in _load(f"{name}-{dtype}", machine)]
-        blocks += [f"### {every[0].machine['cpu']}, {every[0].machine['software']['native_isa']} kernels"]  # pyright: ignore
+        blocks += [f"### {_heading(every[0])}"]
         blocks += [f"`make figures` draws these records as `docs/figures/*-{machine}.svg`."]
         blocks += [_ratio_table(state, machine) for state in STATES if any(_linear(d, state, machine) for d in DTYPES)]
         blocks += [_table(records) for dtype in DTYPES if (records := _load(f"models-{dtype}", machine))]
@@ -54,6 +61,18 @@ def draw_all() -> list[Path]:
         drawn += figures
     PAGE.write_text("\n\n".join([head + START, *blocks, END + rest.split(END)[1]]))
     return [*drawn, PAGE]
+
+
+def _heading(record: Record) -> str:
+    machine = cast("Mapping[str, Any]", record.machine)
+    return f"{machine['cpu']}, {machine['software']['native_isa']} kernels"
+
+
+def of_operations() -> list[str]:
+    """The machines that have records of `operation_tables`, as their files' names end."""
+    return sorted(
+        {path.stem.removeprefix(f"{n}-") for n in operation_tables.TABLES for path in TRACKED.glob(f"{n}-*.json")}
+    )
 
 
 def machines(*names: str) -> list[str]:

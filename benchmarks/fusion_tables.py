@@ -20,7 +20,7 @@ def of_fusion(records: Sequence[Record]) -> str:
     lines = [[str(r.meta["model"]), *_ms(r, columns), *_ratios(f)] for r, f in zip(records, found, strict=True)]
     means = {name: [value for f in found if (value := f[name])] for name in (*RATIOS, "kernels", "bytes")}
     mean = [f"**{geometric_mean(values):.2f}**" if values else "-" for values in means.values()]
-    return _markdown([head, *lines, ["geometric mean", *[""] * len(columns), *mean]])
+    return markdown([head, *lines, ["geometric mean", *[""] * len(columns), *mean]])
 
 
 def of_algebra(records: Sequence[Record]) -> str:
@@ -34,7 +34,7 @@ def of_algebra(records: Sequence[Record]) -> str:
         for at, r in enumerate(records)
     ]
     mean = [f"**{geometric_mean([v for v in times[name] if v]):.2f}**" for name in PEERS[1:]]
-    return _markdown([head, *lines, ["geometric mean", *[""] * 6, *mean]])
+    return markdown([head, *lines, ["geometric mean", *[""] * 6, *mean]])
 
 
 def _over(record: Record, name: str) -> float | None:
@@ -50,6 +50,7 @@ def _ratios(found: Mapping[str, float | None]) -> list[str]:
     return [f"{value:.2f}" if (value := found[name]) else "-" for name in (*RATIOS, "kernels", "bytes")]
 
 
-def _markdown(lines: Sequence[Sequence[str]]) -> str:
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """Return a table; the first line is its head."""
     rows = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
     return "\n".join(f"| {' | '.join(line)} |" for line in rows)

@@ -257,6 +257,28 @@ def test_a_recurrent_layer_that_answers_wrongly_is_not_timed(cases, monkeypatch:
     assert "off by" in missing["ours 2:4"] and "it is faster" in missing["ours dense"]
 
 
+def test_tables_of_operations(cases):
+    import operation_tables as tables
+    from cases import bits, blocks
+
+    def record(times: dict[str, float], baseline: tuple[str, ...], **meta: object) -> measure.Record:
+        timings = {name: measure.Timing(*(seconds,) * 4, 5, 1) for name, seconds in times.items()}
+        return measure.Record(timings, baseline, meta=meta, machine=measure.machine())
+
+    recurrent = record({"torch": 4e-6, "ORT": 2e-6, "ours": 1e-6}, ("torch", "ORT"), model="gru", shape="16", tokens=2)
+    assert "| gru 16 x 2 | 2.0 (0.50) | 1.0 (1.00) | 0.5 (2.00) |" in tables.of_recurrent([recurrent])
+    of_block = {"shape": "16x16", "pattern": "block:4x4@0.5", "weights": "hot", "dtype": "float32"}
+    times = {"F.linear": 6e-6, "torch CSR": 9e-6, "block_matmul_f32_rows__scalar": 3e-6}
+    shown = tables.of_block([record(times, ("F.linear",), **of_block, tokens=tokens) for tokens in (64, 1)])
+    assert "| weight, pattern | 1 tokens, hot | 64 tokens, hot |" in shown and "| 2.00 (3.0) | 2.00 (3.0) |" in shown
+    fused = {blocks.EAGER: 4e-3, blocks.INDUCTOR: 1e-3, blocks.OURS: 2e-3}
+    shown = tables.of_fused([record(fused, (blocks.EAGER,), model="gelu", shape="4x4")])
+    assert "| gelu, 4x4 | 4.00 | 1.00 | 2.00 | 2.00 | 0.50 |" in shown and "**2.00** | **0.50**" in shown
+    times = {bits.BYTES: 4e-6, bits.INT_MM: 8e-6, "bits_matmul_planes__scalar": 1e-6, "bits_matmul_bytes__scalar": 2e-6}
+    of_bits = {"shape": "10x50", "weights": "cold", "tokens": 1, "dtype": "w1a1"}
+    assert "| w1a1 | 4.00 (planes, 1 GOP/s) |" in tables.of_bits([record(times, (bits.BYTES, bits.INT_MM), **of_bits)])
+
+
 def test_grid_says_where_compile_is_slower_than_dense(cases, capsys: pytest.CaptureFixture[str]):
     grid, shapes = cases["grid"], [cases["shapes"].Shape("a", 64, 32)]
     records = list(map(grid.Bench(0.01), grid.cells(shapes, [1, 4], [1], 2, "float32")))

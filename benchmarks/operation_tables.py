@@ -1,0 +1,90 @@
+"""Records of the cases `recurrent`, `block`, `blocks` and `bits` as Markdown for docs/benchmarks.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cases import bits, block
+from cases.blocks import EAGER, INDUCTOR, OURS
+from fusion_tables import markdown
+from twofour.measure import Record, geometric_mean
+
+
+def of_recurrent(records: Sequence[Record]) -> str:
+    """Return microseconds a step, and in brackets the time of the best float32 peer over it: above 1 it is faster."""
+    names = list(dict.fromkeys(name for record in records for name in record.timings))
+    names = [name for name in names if not name.endswith("(again)")]
+    lines = [["layer, units x steps; microseconds a step", *names]]
+    for record in records:
+        steps = int(str(record.meta["tokens"]))
+        best = min(record.median(name) for name in record.baseline)
+        cells = (
+            f"{record.median(name) * 1e6 / steps:.1f} ({best / record.median(name):.2f})"
+            if name in record.timings
+            else "-"
+            for name in names
+        )
+        lines.append([f"{record.meta['model']} {record.meta['shape']} x {steps}", *cells])
+    return markdown(lines)
+
+
+def of_block(records: Sequence[Record]) -> str:
+    """Return the best dense time over that of blocks, and in brackets the best sparse peer's."""
+    tokens = sorted({int(str(record.meta["tokens"])) for record in records})
+    states = list(dict.fromkeys(str(record.meta["weights"]) for record in records))
+    columns = [(state, count) for state in states for count in tokens]
+    lines = [["weight, pattern", *(f"{count} tokens, {state}" for state, count in columns)]]
+    found = {
+        (r.meta["shape"], r.meta["pattern"], str(r.meta["weights"]), int(str(r.meta["tokens"]))): block.ratios(r)
+        for r in records
+    }
+    for shape, pattern in dict.fromkeys((shape, pattern) for shape, pattern, *_ in found):
+        ratios = [found.get((shape, pattern, *column)) for column in columns]
+        cells = ("-" if one is None else f"{one[0]:.2f}" + (f" ({one[1]:.1f})" if one[1] else "") for one in ratios)
+        lines.append([f"{shape}, {pattern}", *cells])
+    return markdown(lines)
+
+
+def of_fused(records: Sequence[Record]) -> str:
+    """Return milliseconds of each, and torch's and Inductor's over ours: above 1 ours is faster."""
+    names = (EAGER, INDUCTOR, OURS)
+    lines = [["operators, row length", *(f"{name}, ms" for name in names), *(f"{name} / ours" for name in names[:2])]]
+    over: dict[str, list[float]] = {name: [] for name in names[:2]}
+    for record in records:
+        for name in over:
+            over[name].append(record.median(name) / record.median(OURS))
+        times = (f"{record.median(name) * 1e3:.2f}" for name in names)
+        label = f"{record.meta['model']}, {record.meta['shape']}"
+        lines.append([label, *times, *(f"{values[-1]:.2f}" for values in over.values())])
+    means = (f"**{geometric_mean(values):.2f}**" for values in over.values())
+    return markdown([*lines, ["geometric mean", *[""] * len(names), *means]])
+
+
+def of_bits(records: Sequence[Record]) -> str:
+    """Return how many times as fast as the dots of bytes (w8a8) the fastest row of each pair of widths is."""
+    sizes = list(dict.fromkeys((r.meta["tokens"], r.meta["shape"], r.meta["weights"]) for r in records))
+    lines = [["widths", *(f"{tokens} x {shape}, {state}" for tokens, shape, state in sizes)]]
+    found = {(r.meta["dtype"], (r.meta["tokens"], r.meta["shape"], r.meta["weights"])): r for r in records}
+    for widths in dict.fromkeys(str(record.meta["dtype"]) for record in records):
+        cells = []
+        for size in sizes:
+            record = found.get((widths, size))
+            if record is None:
+                cells.append("-")
+                continue
+            best = bits.fastest(record)
+            ratio, design = record.median(bits.BYTES) / record.median(best), best.split("_")[2]
+            cells.append(f"{ratio:.2f} ({design}, {bits.giga_operations(record):.0f} GOP/s)")
+        lines.append([widths, *cells])
+    return markdown(lines)
+
+
+TABLES: dict[str, tuple[str, Callable[[Sequence[Record]], str]]] = {
+    "recurrent": ("Microseconds a step, and the time of the best float32 peer over it.", of_recurrent),
+    "block-float32": ("Best dense time over ours in float32, and the best sparse peer's.", of_block),
+    "block-bfloat16": ("Best dense time over ours in bfloat16.", of_block),
+    "block-int8": ("Best dense time over ours in int8.", of_block),
+    "blocks-float32": ("Fused blocks of 4 million floats.", of_fused),
+    "bits": ("Time of the dots of bytes (w8a8) over the fastest row's on the widths.", of_bits),
+}
+"""Names of records -> what their table says, and what writes it."""
