@@ -64,7 +64,8 @@ def by_row(kernel: Kernel) -> CompiledLinear:
 def by_conv_row(kernel: ConvKernel) -> CompiledConv:
     """Return a convolution that runs on one row."""
     geometry, weight = Geometry(16, 16, (1, 1)), CONV[0].weight.detach()[:, :, :1, :1].contiguous()
-    prepared = PreparedWeights([kernel.prepare(weight, geometry, (1, 8, 8))])
+    given = pack(weight, "block:4x4@0", axis=1) if kernel.pattern == "block" else weight
+    prepared = PreparedWeights([kernel.prepare(given, geometry, (1, 8, 8))])
     return CompiledConv("conv", ConvProblem.of(geometry), read_dispatch(f"*={kernel.name}"), prepared, torch.ones(16))
 
 

@@ -104,7 +104,10 @@ def test_advice_prints_a_row_per_kind_of_layer_and_token_count() -> None:
     advice = Advice(tuple(rows), skipped, (1, 8), 1, "avx2")
     lines = str(advice).splitlines()
     assert [line.split()[:4] for line in lines[1:3]] == [["layer.{0-2}", "x3", "8x16", n] for n in ("1", "8")]
-    assert lines[3].startswith("1 tokens: 6.000 ms dense") and lines[-1] == "dense: norm.{0-2}.weight x3: no Linear"
+    assert (
+        lines[3].startswith("1 token: these layers take 6.000 ms dense")
+        and lines[-1] == "dense: norm.{0-2}.weight x3: no Linear"
+    )
     assert len(advice.rows) == 6
 
 

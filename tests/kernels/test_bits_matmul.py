@@ -158,6 +158,10 @@ def test_the_longest_sum_that_is_accepted_fits_and_a_longer_one_is_refused(row: 
         reason = row.refuses_levels(levels, longest + 1, quantization)
         assert reason is not None and str(longest) in reason
         assert row.refuses_levels(levels, longest, quantization) is None
+        if longest < 40_000:
+            wide = BitWeight(torch.ones(1, longest + 1, dtype=torch.uint8), levels, torch.ones(1))
+            with pytest.raises(KernelError, match="int32 holds"):
+                row.run(torch.zeros(1, longest + 1), row.prepare(wide), None, Problem(1, quantization=quantization))
         if longest > 40_000:
             continue
         ends = torch.tensor([[0, quantization.most]], dtype=torch.uint8).T.expand(2, longest).contiguous()

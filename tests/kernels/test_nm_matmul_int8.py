@@ -12,6 +12,7 @@ from tests.conftest import assert_undisturbed, each_row, threads
 from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels import matmul, rows, select
+from twofour.kernels.dense_matmul import ONEDNN_INT8
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.nm_matmul import (
     DYNAMIC,
@@ -119,6 +120,14 @@ def test_u8_inputs_and_static_ranges(row: NativeMatmul) -> None:
     assert_same(row.run(whole, prepared, bias, ranged), want)
     with pytest.raises(KernelError, match=r"does not know what its input stands for[\s\S]*Quantization\(x_scale"):
         row.run(whole, prepared, bias, Problem(40))
+
+
+@each_row([*ROWS, ONEDNN_INT8], "row")
+def test_inputs_of_other_whole_numbers_are_refused(row: NativeMatmul) -> None:
+    prepared = row.prepare(pack(torch.eye(8), "2:4", dtype="int8"))
+    for other in (Quantization(bits=4), Quantization(1.0, 8, bits=4), Quantization(1.0, levels="twos")):
+        with pytest.raises(KernelError, match="8 bits, unsigned"):
+            row.run(torch.ones(2, 8), prepared, None, Problem(8, quantization=other))
 
 
 @each_row(ROWS)

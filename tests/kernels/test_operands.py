@@ -8,6 +8,7 @@ from tests.conftest import each_row
 from twofour.compiler.conv import CompiledConv
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import KernelError
+from twofour.kernels.bits_matmul import BitWeight, twos
 from twofour.kernels.conv import ConvProblem, Geometry
 from twofour.kernels.dispatch import read_dispatch
 from twofour.kernels.problem import Problem
@@ -28,7 +29,10 @@ def layer_of(kernel) -> CompiledLinear:
     weight = torch.randn(32, 64)
     weight *= torch.arange(64) % 4 < 2
     pattern = "block:4x4@0" if kernel.pattern == "block" else kernel.pattern
-    given = pack(weight, pattern, dtype=kernel.dtype) if kernel.sparse else weight
+    if kernel.operation == "bits_matmul":
+        given = BitWeight(torch.randint(0, 4, (32, 64), dtype=torch.uint8), twos(2), torch.rand(32) + 0.5)
+    else:
+        given = pack(weight, pattern, dtype=kernel.dtype) if kernel.sparse else weight
     prepared = PreparedWeights([kernel.prepare(given)])
     return CompiledLinear("fc", 64, Problem(32), read_dispatch(f"*={kernel.name}"), prepared, torch.zeros(32))
 
@@ -40,7 +44,8 @@ def convolution_of(kernel) -> CompiledConv:
     weight = torch.randn(32, channels // groups, *taps)
     if groups == 1:
         weight *= (torch.arange(64) % 4 < 2)[:, None, None]
-    prepared = PreparedWeights([kernel.prepare(weight, geometry, (1, 4, 4))])
+    given = pack(weight, "block:4x4@0", axis=1) if kernel.pattern == "block" else weight
+    prepared = PreparedWeights([kernel.prepare(given, geometry, (1, 4, 4))])
     return CompiledConv("fc", ConvProblem.of(geometry), read_dispatch(f"*={kernel.name}"), prepared, torch.zeros(32))
 
 

@@ -16,7 +16,7 @@ from twofour.kernels.base import Kernel, Prepared
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.operands import together
 from twofour.kernels.problem import MaybeTensor, Problem
-from twofour.kernels.quantization import LARGEST_REDUCTION
+from twofour.kernels.quantization import LARGEST_REDUCTION, Quantization
 from twofour.packing import Packed, layout_head
 
 
@@ -56,6 +56,8 @@ class NativeProduct(Kernel):
         epilogue, quantization = problem.epilogue, problem.quantization
         if x.dtype is torch.uint8 and self.dtype == "int8" and quantization.dynamic:
             raise _no_range(self)
+        if self.dtype == "int8" and not quantization.plain:
+            raise not_plain(self.name, quantization)
         *leading, in_features = x.shape
         y = torch.empty((*leading, problem.rows), dtype=quantization.output(x), device="cpu")
         other = None if epilogue.plain else second_operand(epilogue, other, x, y)
@@ -94,6 +96,16 @@ def second_operand(epilogue: Epilogue, other: Tensor | None, x: Tensor, y: Tenso
     other = other.to(y.dtype if y.is_floating_point() else torch.float32)
     other = other if other.ndim == 2 else other.reshape(-1, other.size(-1))
     return together(other)
+
+
+def not_plain(name: str, quantization: Quantization) -> KernelError:
+    """Return the refusal of inputs that are other whole numbers than int8 rows take."""
+    return KernelError(
+        f"{name} does not take these whole numbers as inputs",
+        got=f"{quantization.bits} bits, {quantization.levels}",
+        wanted="8 bits, unsigned",
+        remedy="multiply by a row of `bits_matmul`, or leave `bits` and `levels` out",
+    )
 
 
 def _no_range(kernel: NativeProduct) -> KernelError:

@@ -90,6 +90,12 @@ def quantize(
     if data is not None:
         reading = [name for name, widths in chosen.items() if widths.inputs is not None]
         seen = observe(model, reading, take(model, data, samples))
+        if unseen := [name for name in reading if name not in seen or not seen[name].high > seen[name].low]:
+            _log.warning(
+                "`data` show no range of inputs to %s: these layers find one for each token, and have no step that is "
+                "learned; give data that reach them",
+                ", ".join(unseen),
+            )
     for name, widths in chosen.items():
         _put(model.get_submodule(name), widths, seen.get(name), per_tensor=scales == "tensor")
     return model
@@ -234,8 +240,10 @@ def _put(module: nn.Module, widths: Widths, seen: Seen | None, *, per_tensor: bo
     if static:
         assert seen is not None and widths.inputs is not None
         step, zero = input_step(seen.sample, seen.low, seen.high, widths.inputs)
-        module.register_parameter(INPUT_STEP, nn.Parameter(torch.tensor(step, device=weight.device)))
-        module.register_buffer(INPUT_ZERO, torch.tensor(float(zero), device=weight.device))
+        module.register_parameter(
+            INPUT_STEP, nn.Parameter(torch.tensor(step, dtype=torch.float32, device=weight.device))
+        )
+        module.register_buffer(INPUT_ZERO, torch.tensor(float(zero), dtype=torch.float32, device=weight.device))
     put_low_bits(module, LowBits(widths, static))
 
 

@@ -1,6 +1,8 @@
 // Products of codes for Python: the table of kernels, the sizes of the layouts, the call.
 #include <nanobind/stl/string.h>
 
+#include <limits>
+
 #include "bits.h"
 #include "bits_matmul.h"
 #include "kernels/product_operands.h"
@@ -25,6 +27,16 @@ void require_codes(const RowBase& row, const PackedWeight& packed) {
   const BitsHead& head = *reinterpret_cast<const BitsHead*>(packed.bytes());
   packed.require_sound(layout.takes(head.bits) &&
                        BitsPlaces(layout, packed.head().rows, packed.head().columns, head.bits).end == packed.behind());
+}
+
+// Whether int32 holds every sum of the products of the weight's own levels with inputs of magnitudes up to `most`
+// (codes.py, Levels.longest).
+bool sum_fits(const PackedWeight& packed, int64_t most) {
+  const BitsHead& head = *reinterpret_cast<const BitsHead*>(packed.bytes());
+  const int64_t bits = head.rest[0], alpha = head.rest[1], beta = head.rest[2];
+  packed.require_sound(1 <= bits && bits <= 8 && 1 <= alpha && alpha <= 2 && -256 <= beta && beta <= 0);
+  const int64_t top = alpha * ((1 << bits) - 1) + beta, largest = top > -beta ? top : -beta;
+  return largest == 0 || packed.head().columns <= std::numeric_limits<int32_t>::max() / (largest * most);
 }
 
 // Codes that are given must be those of the width.
@@ -66,6 +78,8 @@ void bind_bits_matmul(nb::module_& m) {
                    x, "input", "codes of 1 to 8 bits, a zero point among them");
     const bool codes = seen.from.type == Type::u8;
     border.require(!codes || !dynamic, x, "input", "a static range for an input of torch.uint8");
+    border.require(sum_fits(packed, most), x, "input", "so few inputs that int32 holds the sum of their products");
+    border.require(factor == 1 || centred || !dynamic, x, "input", "ranges around zero for odd levels");
     border.require(!codes || most == 255 || within(seen.from, most), x, "input",
                    "codes from 0 to " + std::to_string(most));
     run_product(border, kernel,

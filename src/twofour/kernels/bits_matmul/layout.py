@@ -95,7 +95,7 @@ class Planes:
         padded = _padded(codes, 64).numpy()
         planes = [np.packbits(padded >> p & 1, axis=1, bitorder="little").view(np.uint64) for p in range(levels.bits)]
         words = np.stack(planes, 1).reshape(-1, 32, levels.bits, padded.shape[1] // 64).transpose(0, 2, 3, 1)
-        return torch.as_tensor(np.ascontiguousarray(words).view(np.uint8).reshape(-1), device="cpu")
+        return torch.as_tensor(np.ascontiguousarray(words).view(np.uint8).reshape(-1), dtype=torch.uint8, device="cpu")
 
     def to_codes(self, data: Tensor, out: int, columns: int, levels: Levels) -> Tensor:
         """See `Layout.to_codes`."""
@@ -103,7 +103,7 @@ class Planes:
         planes = np.ascontiguousarray(words).view(np.uint8).reshape(out, levels.bits, -1)
         ones = np.unpackbits(planes, axis=2, bitorder="little")[:, :, :columns]
         codes = (ones << np.arange(levels.bits, dtype=np.uint8)[:, None]).sum(1, dtype=np.uint8)
-        return torch.as_tensor(codes, device="cpu")
+        return torch.as_tensor(codes, dtype=torch.uint8, device="cpu")
 
 
 class Tables:

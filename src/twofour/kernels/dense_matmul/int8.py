@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from twofour.kernels.base import Kernel, Prepared
+from twofour.kernels.native_product import not_plain
 from twofour.kernels.operands import plain_bias, require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.kernels.quantization import DYNAMIC, Quantization, quantize_output
@@ -88,6 +89,8 @@ class OneDnnInt8Matmul(Kernel):
 
 def _quantize(x: Tensor, quantization: Quantization) -> tuple[Tensor, float, int]:
     """Return x as uint8, its scale and its zero point, by torch's own quantisation where the range is found here."""
+    if not quantization.plain:
+        raise not_plain("dense_matmul of int8", quantization)
     if quantization.x_scale is not None:
         scale, zero = quantization.x_scale, quantization.x_zero
         return x if x.dtype is torch.uint8 else _static(x, scale, zero), scale, zero
