@@ -38,7 +38,9 @@ class Codes:
 
     Attributes:
         layer: The product, no submodule of the layer.
-        stamp: What it was prepared from. What is written through `.data` or numpy leaves no trace and is not seen.
+        stamp: What it was prepared from. What is written through `.data` or numpy, or to tensors made in
+            inference mode, leaves no trace and is not seen; nor is, while the model is traced, what was written since
+            its last call: call it once before.
     """
 
     layer: CompiledLinear
