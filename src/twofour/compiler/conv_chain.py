@@ -1,4 +1,4 @@
-"""Convolutions in a row become one call where it takes at most 1.05 of their time: by strips of rows, or in turn inside it.
+"""Convolutions in a row become one call where it takes at most 1.05 of their time: by strips of rows, or one by one.
 
 A residual bottleneck (1x1, 3x3, 1x1, sum) and an inverted residual (1x1, depthwise, 1x1) write between their
 convolutions what only the next one reads.
