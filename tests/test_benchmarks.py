@@ -21,11 +21,11 @@ ROOT = Path(__file__).resolve().parent.parent / "benchmarks"
 @pytest.fixture
 def cases(benchmarks: Path):
     """The cases that several tests use."""
-    from cases import grid, linear, mask, models, models_table, records, recurrent, shapes, table
+    from cases import bits, grid, linear, mask, models, models_table, records, recurrent, shapes, table
 
     return {
         module.__name__.split(".")[1]: module
-        for module in (grid, linear, mask, models, models_table, records, recurrent, shapes, table)
+        for module in (bits, grid, linear, mask, models, models_table, records, recurrent, shapes, table)
     }
 
 
@@ -79,7 +79,7 @@ def test_other_cells_of_a_file_are_kept_when_a_run_goes_on(cases, tmp_path: Path
 
 def test_bits_writes_records_and_a_table(tmp_path: Path):
     out = tmp_path / "r.json"
-    words = ("bits", "--sizes", "3x65x71,1x65x71:cold", "--widths", "w1a1,w1.58a8", "--seconds", "0.02")
+    words = ("bits", "--sizes", "3x65x71,1x512x512:cold", "--widths", "w1a1,w1.58a8", "--seconds", "0.02")
     done = suite(*words, "--json", str(out))
     assert done.returncode == 0, done.stderr
     assert "GOP/s" in done.stdout and "bytes w8a8 ms" in done.stdout
@@ -90,9 +90,12 @@ def test_bits_writes_records_and_a_table(tmp_path: Path):
     for record in found:
         assert record.baseline == ("bytes w8a8", "torch._int_mm") and record.clock == "thread"
         assert sum(name.startswith("bits_matmul_") for name in record.timings) >= 2
-    assert (
-        "not known" in suite("bits", "--widths", "w1").stderr and "not known" in suite("bits", "--sizes", "3x4").stderr
-    )
+
+
+@pytest.mark.parametrize(("sizes", "widths"), [(["3x4x4"], ["w1"]), (["3x4"], ["w1a1"])])
+def test_bits_refuses_sizes_and_widths_that_are_none(cases, sizes: list[str], widths: list[str]):
+    with pytest.raises(DataError, match="not known"):
+        cases["bits"].cells(sizes, widths)
 
 
 def test_mask_writes_records(tiny: Path, tmp_path: Path):

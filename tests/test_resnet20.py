@@ -50,6 +50,7 @@ def right_answers(model: nn.Module, images: Tensor, labels: Tensor) -> int:
         return sum(int((model(x).argmax(1) == y).sum()) for x, y in parts)
 
 
+@pytest.mark.long
 def test_dense_accuracy_is_the_published_one_and_one_shot_is_printed(checkpoint, test_images, capsys):
     assert test_images[0].shape == (10_000, 3, 32, 32)
     dense = right_answers(resnet20(checkpoint), *test_images)

@@ -236,6 +236,19 @@ def test_a_nan_is_that_tokens_alone(data: bool) -> None:
         assert layer(x)[2].isnan().all() and torch.equal(layer(x)[[0, 1, 3, 4]], want[[0, 1, 3, 4]])
 
 
+@pytest.mark.parametrize("data", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_nan_of_an_image_is_where_whole_numbers_have_it(data: bool, groups: int) -> None:
+    layer, x = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=groups), torch.randn(2, 4, 9, 9)
+    twofour.quantize(layer, "w2", "a4", data=[torch.randn(8, 4, 9, 9)] if data else None)
+    x[1, 2, 4, 4] = torch.nan
+    with torch.no_grad(), quantization.in_whole_numbers(layer):
+        whole = layer(x)
+    assert torch.equal(layer(x).isnan(), whole.isnan()) and whole[1].isnan().any() and not whole[0].isnan().any()
+    assert torch.equal(layer(x).nan_to_num(0), whole.nan_to_num(0))
+    assert bool(whole[1].isnan().all()) != data  # of a static range the windows alone that meet it
+
+
 @pytest.mark.parametrize(
     ("weights", "activations", "said"),
     [

@@ -162,7 +162,7 @@ class _Measuring:
                 found, unpacked = raced_patterns(*given, (count, 1), self.footprint)
             except KernelError as error:
                 self.skipped.append((first.name, error.what))
-                return
+                break
             refused |= unpacked
             dense = min((one for name, one in found.items() if name not in fitting), key=lambda one: one[1])
             for name in (name for name in fitting if name in found):

@@ -57,6 +57,12 @@ struct Matmul {
   const void* rows_state = nullptr;
 };
 
+// A row of a table of products: correct for any tokens >= 0. Ask the CPU before anything of it is called.
+struct MatmulKernel : RowBase {
+  int64_t (*workspace_bytes)(const Matmul&);
+  void (*run)(const Matmul&);
+};
+
 }  // namespace twofour
 
 namespace {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <vector>
 
 #include "isa.h"
@@ -35,6 +36,8 @@ void bind_table(nanobind::module_& m, const Row (&rows)[kCount]) {
 template <class Row>
 const Row& row(const Row* rows, size_t count, int index) {
   if (index < 0 || static_cast<size_t>(index) >= count) throw nanobind::index_error("no such kernel row");
+  static const Row* const table = rows;
+  if (rows != table) throw std::logic_error("two tables have one type of rows");
   static const std::vector<bool> runs = [&] {  // once: asking the CPU takes longer than a small product
     std::vector<bool> found;
     for (size_t i = 0; i < count; i++) found.push_back(cpu_has(rows[i].isa));

@@ -162,7 +162,8 @@ Numbers Border::numbers(const Operand& operand, const char* role, int64_t count)
   if (!operand.given()) return {};
   const View view = strided(operand, role, kAnyType);
   if (view.type != Type::f32 || view.count() != count || (view.ndim != 1 && !view.contiguous()))
-    refuse(operand, role, "torch.float32 (" + std::to_string(count) + ",) on cpu", "give the layer what it was compiled with: float32, on the CPU");
+    refuse(operand, role, "torch.float32 (" + std::to_string(count) + ",) on cpu",
+           "give the layer what it was compiled with: float32, on the CPU");
   return {view, count};
 }
 

@@ -43,21 +43,19 @@ def in_whole_numbers(model: nn.Module) -> Iterator[None]:
 
 
 def whole_product(module: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
-    """Return the sums of whole numbers in int64, as float32; a token or image with NaN has NaN.
+    """Return the sums of whole numbers in int64, as float32; what reads a NaN, a token or a window, is NaN.
 
     Args:
         module: A Linear or a Conv2d: its stride, padding, dilation and groups.
         x: Whole numbers in float32, (..., in) or ([images,] channels, height, width).
         weight: Whole numbers in float32.
     """
-    image = isinstance(module, nn.Conv2d)
-    lost = x.isnan().any(-1, keepdim=True)
-    if image:
-        lost = x.isnan().flatten(-3).any(-1)[..., None, None, None]
-    numbers, whole = x.nan_to_num(0).long(), weight.long()
+    lost, numbers, whole = x.isnan(), x.nan_to_num(0).long(), weight.long()
     if isinstance(module, nn.Conv2d):
         found = whole_convolution(module, numbers, whole)
+        lost = whole_convolution(module, lost.long(), torch.ones_like(whole)) > 0
     else:
+        lost = lost.any(-1, keepdim=True)
         found = (numbers.reshape(-1, x.shape[-1]) @ whole.t()).view(*x.shape[:-1], len(weight))
     return found.float().masked_fill(lost, torch.nan)
 

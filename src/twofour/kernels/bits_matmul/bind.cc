@@ -14,7 +14,7 @@ namespace twofour {
 namespace {
 
 constexpr BitsMatmulKernel kBitsMatmulKernels[] = {
-#define TWOFOUR_ROW(symbol, ...) {{#symbol, "bits_matmul", __VA_ARGS__}, symbol##__workspace, symbol},
+#define TWOFOUR_ROW(symbol, ...) {{{#symbol, "bits_matmul", __VA_ARGS__}, symbol##__workspace, symbol}},
 #include "bits_matmul.inc"
 #undef TWOFOUR_ROW
 };

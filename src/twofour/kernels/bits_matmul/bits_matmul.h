@@ -6,11 +6,7 @@
 
 namespace twofour {
 
-// One row of the table: correct for any tokens >= 0. Ask the CPU before anything of it is called.
-struct BitsMatmulKernel : RowBase {
-  int64_t (*workspace_bytes)(const Matmul&);
-  void (*run)(const Matmul&);
-};
+struct BitsMatmulKernel : MatmulKernel {};
 
 #define TWOFOUR_ROW(symbol, ...)                   \
   int64_t symbol##__workspace(const Matmul& args); \

@@ -84,7 +84,8 @@ inline void token_codes(const Matmul& a, int64_t t, uint8_t* to, int64_t padded,
   facts.sums[t] = static_cast<int32_t>(sum);
 }
 
-inline int64_t padded_inputs(int64_t in) { return round_up(in + 64, kTokenPad); }  // whole vectors are stored, and read from every group on
+// Whole vectors are stored, and read from every group on.
+inline int64_t padded_inputs(int64_t in) { return round_up(in + 64, kTokenPad); }
 
 // Sums over stored codes, [vector][stride tokens][V::width], to answers; `row` is that of the first vector.
 template <class V>

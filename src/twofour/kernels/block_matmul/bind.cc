@@ -11,7 +11,7 @@ namespace twofour {
 namespace {
 
 constexpr BlockMatmulKernel kBlockMatmulKernels[] = {
-#define TWOFOUR_ROW(symbol, ...) {{#symbol, "block_matmul", __VA_ARGS__}, symbol##__workspace, symbol},
+#define TWOFOUR_ROW(symbol, ...) {{{#symbol, "block_matmul", __VA_ARGS__}, symbol##__workspace, symbol}},
 #include "block_matmul.inc"
 #undef TWOFOUR_ROW
 };

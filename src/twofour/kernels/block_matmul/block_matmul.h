@@ -6,11 +6,7 @@
 
 namespace twofour {
 
-// One row of the table: correct for any tokens >= 0 and any block. Ask the CPU before anything of it is called.
-struct BlockMatmulKernel : RowBase {
-  int64_t (*workspace_bytes)(const Matmul&);
-  void (*run)(const Matmul&);
-};
+struct BlockMatmulKernel : MatmulKernel {};
 
 #define TWOFOUR_ROW(symbol, ...)                   \
   int64_t symbol##__workspace(const Matmul& args); \

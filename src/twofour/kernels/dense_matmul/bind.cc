@@ -13,7 +13,7 @@ namespace twofour {
 namespace {
 
 constexpr DenseMatmulKernel kDenseMatmulKernels[] = {
-#define TWOFOUR_ROW(symbol, ...) {{#symbol, "dense_matmul", __VA_ARGS__}, symbol##__workspace, symbol},
+#define TWOFOUR_ROW(symbol, ...) {{{#symbol, "dense_matmul", __VA_ARGS__}, symbol##__workspace, symbol}},
 #include "dense_matmul.inc"
 #undef TWOFOUR_ROW
 };

@@ -5,10 +5,7 @@
 
 namespace twofour {
 
-struct DenseMatmulKernel : RowBase {
-  int64_t (*workspace_bytes)(const Matmul&);
-  void (*run)(const Matmul&);
-};
+struct DenseMatmulKernel : MatmulKernel {};
 
 #define TWOFOUR_ROW(symbol, ...)                   \
   int64_t symbol##__workspace(const Matmul& args); \

@@ -12,6 +12,7 @@
 #include "kernels/precise_math.h"
 #include "native/simd.h"
 #include "operands.h"
+#include "step_math.h"
 
 namespace {
 
@@ -172,20 +173,9 @@ class Tiles : TileOperands<V> {
     sweep([&](int64_t i) { put(y + i, of(V::load_unaligned(a + i), V::load_unaligned(b + i), V::load_unaligned(c + i)), stream); });
   }
 
-  // Calls use(first, of) with what a reduction begins with and how it takes up a number.
-  template <class Use>
-  static TWOFOUR_INLINE void reduction(StepOp op, const Use& use) {
-    switch (op) {
-      case StepOp::amax: return use(-M::kInfinity, [](F a, F b) { return M::maximum(a, b); });
-      case StepOp::amin: return use(M::kInfinity, [](F a, F b) { return M::minimum(a, b); });
-      case StepOp::prod: return use(1.0f, [](F a, F b) { return a * b; });
-      default: return use(0.0f, [](F a, F b) { return a + b; });
-    }
-  }
-
   // Rows to one vector each, then V::width of them at once to one number each.
   void reduce(const Step& step) {
-    reduction(step.op, [&](float first, const auto& of) {
+    reduction<V>(step.op, [&](float first, const auto& of) {
       const float* a = source(step.a);
       F parts[V::width];
       for (int64_t r = 0; r < rows_; r++) {
@@ -280,7 +270,7 @@ class Tiles : TileOperands<V> {
       const int64_t rows = by_row ? rows_ : 1, width = by_row ? width_ : count_;
       for (int64_t r = 0; r < rows; r++) linked_row(links, count, a, r, width, [](const auto&) {});
     } else {
-      reduction(last.op, [&](float first, const auto& of) {
+      reduction<V>(last.op, [&](float first, const auto& of) {
         F parts[V::width];
         for (int64_t r = 0; r < rows_; r++) {
           const F none = M::all(first);
@@ -296,7 +286,7 @@ class Tiles : TileOperands<V> {
       });
     }
   }
-  static bool is_binary(StepOp op) { return op >= StepOp::add && op <= StepOp::ge; }
+  static constexpr bool is_binary(StepOp op) { return op >= StepOp::add && op <= StepOp::ge; }
 
   // A row through all links; take(vectors) gets what the last one makes.
   template <class Take>
@@ -360,75 +350,36 @@ class Tiles : TileOperands<V> {
   }
 
   TWOFOUR_NOINLINE void one(const Step& s) {
-    const float value = s.value;
     switch (s.op) {
       case StepOp::load: return load(s);
       case StepOp::store: return store(s);
-      case StepOp::fill: return unary_fill(s, value);
-      case StepOp::neg: return unary(s, [](F x) { return -x; });
-      case StepOp::abs: return unary(s, [](F x) { return M::absolute(x); });
-      case StepOp::sqrt: return unary(s, [](F x) { return V::sqrt(x); });
-      case StepOp::rsqrt: return unary(s, [](F x) { return 1.0f / V::sqrt(x); });
-      case StepOp::reciprocal: return unary(s, [](F x) { return 1.0f / x; });
-      case StepOp::square: return unary(s, [](F x) { return x * x; });
-      case StepOp::exp: return unary(s, [](F x) { return M::exp(x); });
-      case StepOp::expm1: return unary(s, [](F x) { return M::expm1(x); });
-      case StepOp::log: return unary(s, [](F x) { return M::log(x); });
-      case StepOp::log1p: return unary(s, [](F x) { return M::log1p(x); });
-      case StepOp::sin: return unary(s, [](F x) { return M::sin(x); });
-      case StepOp::cos: return unary(s, [](F x) { return M::cos(x); });
-      case StepOp::tanh: return unary(s, [](F x) { return M::tanh(x); });
-      case StepOp::erf: return unary(s, [](F x) { return M::erf(x); });
-      case StepOp::sigmoid: return unary(s, [](F x) { return M::sigmoid(x); });
-      case StepOp::silu: return unary(s, [](F x) { return M::silu(x); });
-      case StepOp::gelu: return unary(s, [](F x) { return M::gelu(x); });
-      case StepOp::gelu_tanh: return unary(s, [](F x) { return M::gelu_tanh(x); });
-      case StepOp::relu: return unary(s, [](F x) { return M::relu(x); });
-      case StepOp::floor: return unary(s, [](F x) { return M::floor(x); });
-      case StepOp::ceil: return unary(s, [](F x) { return M::ceil(x); });
-      case StepOp::round: return unary(s, [](F x) { return M::round(x); });
-      case StepOp::trunc: return unary(s, [](F x) { return M::trunc(x); });
-      case StepOp::sign: return unary(s, [](F x) { return M::sign(x); });
-      case StepOp::logical_not: return unary(s, [](F x) { return M::truth(x == 0.0f); });
-      case StepOp::isnan: return unary(s, [](F x) { return M::truth(x != x); });
-      case StepOp::rounded: return unary(s, [](F x) { return M::rounded_to_bfloat16(x); });
+      case StepOp::fill: return unary_fill(s, s.value);
       case StepOp::over_width: {
         const float width = static_cast<float>(block_.width);
         return unary(s, [width](F x) { return x / width; });
       }
-      case StepOp::add: return binary(s, [](F a, F b) { return a + b; });
-      case StepOp::sub: return binary(s, [](F a, F b) { return a - b; });
-      case StepOp::mul: return binary(s, [](F a, F b) { return a * b; });
-      case StepOp::div: return binary(s, [](F a, F b) { return a / b; });
-      case StepOp::rsub: return binary(s, [](F a, F b) { return b - a; });
-      case StepOp::rdiv: return binary(s, [](F a, F b) { return b / a; });
-      case StepOp::maximum: return binary(s, [](F a, F b) { return M::maximum(a, b); });
-      case StepOp::minimum: return binary(s, [](F a, F b) { return M::minimum(a, b); });
-      case StepOp::pow: return binary(s, [](F a, F b) { return power(a, b); });
-      case StepOp::eq: return binary(s, [](F a, F b) { return M::truth(a == b); });
-      case StepOp::ne: return binary(s, [](F a, F b) { return M::truth(a != b); });
-      case StepOp::lt: return binary(s, [](F a, F b) { return M::truth(a < b); });
-      case StepOp::le: return binary(s, [](F a, F b) { return M::truth(a <= b); });
-      case StepOp::gt: return binary(s, [](F a, F b) { return M::truth(a > b); });
-      case StepOp::ge: return binary(s, [](F a, F b) { return M::truth(a >= b); });
       case StepOp::where: return ternary(s, [](F c, F a, F b) { return M::select(c != 0.0f, a, b); });
       case StepOp::fma: return ternary(s, [](F a, F b, F c) { return a * b + c; });
       case StepOp::sum:
       case StepOp::amax:
       case StepOp::amin:
       case StepOp::prod: return reduce(s);
+#define TWOFOUR_STEP(name, result)                                                         \
+  case StepOp::name:                                                                       \
+    if constexpr (is_binary(StepOp::name)) return binary(s, [](F a, F b) { return result; }); \
+    else return unary(s, [](F a) {                                                         \
+      [[maybe_unused]] const F b = a;                                                      \
+      return result;                                                                       \
+    });
+#define TWOFOUR_LINK TWOFOUR_STEP
+#include "links.def"
+#include "steps.def"
     }
   }
 
   void unary_fill(const Step& step, float value) {
     float* y = target(step.to);
     sweep([&](int64_t i) { V::store_unaligned(y + i, M::all(value)); });
-  }
-
-  static F power(F a, F b) {
-    F y = a;
-    for (int i = 0; i < V::width; i++) y[i] = __builtin_powf(a[i], b[i]);
-    return y;
   }
 
   float* own_[twofour::kMostRegisters];

@@ -11,9 +11,7 @@ namespace twofour {
 
 // One row of the table. Every kernel is correct for any tokens >= 0, out_features >= 1, in_features a multiple of 4;
 // Both functions run the row's instructions: ask the CPU first.
-struct NmMatmulKernel : RowBase {
-  int64_t (*workspace_bytes)(const Matmul&);
-  void (*run)(const Matmul&);
+struct NmMatmulKernel : MatmulKernel {
   const Layout* order;  // the layout of that name
 };
 

@@ -4,7 +4,7 @@
 namespace twofour {
 
 #define TWOFOUR_ROW(symbol, isa, pattern, dtype, layout, least, most)                                   \
-  {{#symbol, "nm_matmul", isa, pattern, dtype, layout, least, most}, symbol##__workspace, symbol, layout_called(layout)},
+  {{{#symbol, "nm_matmul", isa, pattern, dtype, layout, least, most}, symbol##__workspace, symbol}, layout_called(layout)},
 const NmMatmulKernel kNmMatmulKernels[] = {
 #include "nm_matmul.inc"
 };
