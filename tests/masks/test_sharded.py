@@ -1,6 +1,7 @@
 """Two processes over gloo: FSDP2's parameters stay sparse under masks sharded alike; FSDP1's flat ones are refused."""
 
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -169,7 +170,9 @@ def check_replicas() -> None:
 
 def worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)
+    )
     try:
         check_fully_shard(prune_first=True)
         check_fully_shard(prune_first=False)

@@ -1,7 +1,8 @@
 """Whole models: which layers, what stays, what it works together with, and how good the gradients are."""
 
 import copy
-import socket
+import os
+from datetime import timedelta
 
 import pytest
 import torch
@@ -225,9 +226,12 @@ def test_torch_compile(mode: str, product: str) -> None:
             torch.testing.assert_close(p.grad, exact, rtol=1e-4, atol=1e-6)
 
 
-def _worker(rank: int, port: int, path: str) -> None:
+def _worker(rank: int, folder: str, path: str) -> None:
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    # A file, no port: a process that asks for a port of its own machine before the other listens can reach itself.
+    torch.distributed.init_process_group(
+        "gloo", f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
     model = network()
     sdgp.attach(model, "2:4", mode="random", seed=3)
     parallel = nn.parallel.DistributedDataParallel(model)
@@ -238,12 +242,10 @@ def _worker(rank: int, port: int, path: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-def test_two_processes_average_what_each_computes(tmp_path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def test_two_processes_average_what_each_computes(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
     path = tmp_path / "gradients.pt"
-    torch.multiprocessing.spawn(_worker, (port, str(path)), nprocs=2)  # pyright: ignore[reportPrivateImportUsage]
+    torch.multiprocessing.spawn(_worker, (str(tmp_path), str(path)), nprocs=2)  # pyright: ignore[reportPrivateImportUsage]
     halves = []
     for rank in range(2):  # every process draws the same, on its own samples
         model = network()
