@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import pickle
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -415,3 +417,16 @@ def test_weights_that_recordings_alone_keep_are_bounded(monkeypatch: pytest.Monk
         for _ in range(3):
             assert torch.equal(executor(torch.ones(size, 1000))[0], torch.full((size, 1000), 2.0))
     assert 1 <= sum(not isinstance(one, Calls) for one in executor._replays.values()) <= 4
+
+
+def test_a_program_that_its_own_callable_reaches_is_collected() -> None:
+    class Owner:
+        def step(self, x: Tensor) -> Tensor:
+            return x
+
+    owner = Owner()
+    owner.program = native.extension().Executor([], [], [(owner.step, [0], None, [1], [])], 2, 1)  # type: ignore[attr-defined]
+    gone = weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert gone() is None

@@ -116,6 +116,16 @@ class Executor {
     }
   }
 
+  // What the collector of cycles asks: a callable may reach, by what it closes over, the owner of this program.
+  int visit(visitproc visit, void* arg) const {
+    for (const Call& call : calls_) {
+      Py_VISIT(call.callee.ptr());
+      Py_VISIT(call.names.ptr());
+    }
+    return 0;
+  }
+  void clear() { calls_.clear(); }
+
   // `values`: what the run is given first, then what it reads, then room for results. False: a tensor is not what it was
   // when the program was recorded.
   bool run(const nb::list& values) const {
@@ -193,6 +203,20 @@ class Executor {
   std::vector<Call> calls_;
 };
 
+int executor_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? nb::inst_ptr<Executor>(self)->visit(visit, arg) : 0;
+}
+
+int executor_clear(PyObject* self) {
+  nb::inst_ptr<Executor>(self)->clear();
+  return 0;
+}
+
+PyType_Slot executor_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(executor_traverse)},
+                                {Py_tp_clear, reinterpret_cast<void*>(executor_clear)},
+                                {0, nullptr}};
+
 }  // namespace
 
 nb::handle recorder() { return listener; }
@@ -211,7 +235,7 @@ void bind_executor(nb::module_& m) {
   nb::class_<RecordedCall>(m, "RecordedCall").def_ro("name", &RecordedCall::name);
   // Tells `told` (call, tensors, whether each is written) of each native call of this thread; None: nobody. The caller keeps it alive.
   m.def("record_calls", [](const nb::object& told) { listener = told.is_none() ? nullptr : told.ptr(); }, nb::arg().none());
-  nb::class_<Executor>(m, "Executor")
+  nb::class_<Executor>(m, "Executor", nb::type_slots(executor_slots))
       .def(nb::init<const std::vector<std::tuple<int, Fields>>&, const std::vector<std::tuple<int, int64_t, Fields>>&,
                     const std::vector<std::tuple<nb::object, std::vector<int>, nb::object, std::vector<int>, std::vector<int>>>&,
                     int, int>())
