@@ -1,5 +1,6 @@
 """Two processes over gloo: FSDP2's parameters stay sparse under masks sharded alike; FSDP1's flat ones are refused."""
 
+import faulthandler
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -169,6 +170,7 @@ def check_replicas() -> None:
 
 
 def worker(rank: int, folder: str) -> None:
+    faulthandler.dump_traceback_later(240, exit=True)  # a process that hangs says where, before the test's own limit
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)

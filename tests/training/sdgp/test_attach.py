@@ -1,6 +1,7 @@
 """Whole models: which layers, what stays, what it works together with, and how good the gradients are."""
 
 import copy
+import faulthandler
 import os
 from datetime import timedelta
 
@@ -227,6 +228,7 @@ def test_torch_compile(mode: str, product: str) -> None:
 
 
 def _worker(rank: int, folder: str, path: str) -> None:
+    faulthandler.dump_traceback_later(240, exit=True)  # a process that hangs says where, before the test's own limit
     torch.set_num_threads(1)
     # A file, no port: a process that asks for a port of its own machine before the other listens can reach itself.
     torch.distributed.init_process_group(
