@@ -134,7 +134,7 @@ def test_it_answers_as_the_model_does_and_the_plan_says_why(graph, data: bool) -
     fast = twofour.compile(model, x, tokens=(4,), graph=graph)
     torch.testing.assert_close(fast(x), whole, atol=1e-4, rtol=1e-4)
     reasons = {layer.name: layer.reason for layer in fast.plan.layers}  # type: ignore[union-attr]
-    assert reasons["0"].startswith("dense: w2a2: no kernel of convolutions") and reasons["3"].startswith("w2a2 ")
+    assert "w2a2" in reasons["0"] and reasons["3"].startswith("w2a2 ")
     assert not reasons["5"].startswith("dense: w2")
     assert "w2a2" in str(fast.plan) and set(quantization.of(model)) == {"0", "3"}
 

@@ -23,6 +23,7 @@ from twofour import native
 from twofour.kernels.attention import reference as attention_reference
 from twofour.kernels.base import Kernel
 from twofour.kernels.bits_matmul import TERNARY, BitWeight, bipolar, bits_matmul_reference, twos
+from twofour.kernels.bits_matmul.conv import BitsConvProblem, bits_conv_reference, bits_conv_rows
 from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry
 from twofour.kernels.fused_block import Expression, program
 from twofour.kernels.nm_compress import nm_compress_reference
@@ -463,6 +464,28 @@ def bits_product(row: Kernel) -> None:
                 assert torch.equal(y, bits_matmul_reference(x, weight, bias, quantization))
 
 
+def bits_convolution(row: native.NativeRow, count: int) -> None:
+    """Widths of one, two and more bits; channels and outputs that fill no word and no panel."""
+    kernel = bits_conv_rows()[row.index]
+    for levels, bits in ((bipolar(1), 1), (TERNARY, 8), (twos(4), 4), (twos(8), 3)):
+        for geometry, (images, height, width) in BITS_GEOMETRIES:
+            size = geometry.out_channels, geometry.columns
+            codes = torch.randint(0, 3 if levels == TERNARY else levels.most + 1, size, dtype=torch.uint8)
+            weight = BitWeight(codes, levels, random(size[0], seed=2).abs())
+            prepared, quantization = kernel.prepare(weight, geometry), Quantization(bits=bits)
+            x = random(images, geometry.in_channels, height, width)
+            with threads(count):
+                y = kernel.run(x, prepared, None, BitsConvProblem(geometry, quantization))
+            assert torch.equal(y, bits_conv_reference(x, weight, None, geometry, quantization))
+
+
+BITS_GEOMETRIES = (
+    (Geometry(3, 9, (3, 3), (1, 1), (1, 1), (1, 1)), (2, 9, 7)),
+    (Geometry(70, 66, (3, 3), (2, 2), (1, 1), (1, 1)), (1, 8, 5)),
+    (Geometry(65, 3, (1, 1)), (0, 3, 3)),
+)
+
+
 def block_convolution(row: ConvKernel) -> None:
     for text, (out, columns) in itertools.product(BLOCKS, ((48, 128), (39, 77), (3, 5))):
         geometry = Geometry(columns, out, (1, 1))
@@ -501,6 +524,7 @@ DRIVERS: dict[str, Callable] = {
         "nm_matmul": product,
         "block_matmul": block_product,
         "bits_matmul": bits_product,
+        "bits_conv": bits_convolution,
         "dense_matmul": product,
         "nm_conv": convolution,
         "block_conv": block_convolution,

@@ -19,6 +19,7 @@ from torch._subclasses import FakeTensorMode
 from twofour import native, packing
 from twofour.errors import KernelError
 from twofour.kernels.bits_matmul import BitWeight, bits_rows, twos
+from twofour.kernels.bits_matmul.conv import CodedImages, bits_conv_rows
 from twofour.kernels.block_matmul import block_rows
 from twofour.kernels.conv import Geometry
 from twofour.kernels.dense_conv import direct_rows, winograd_rows
@@ -144,6 +145,27 @@ def products(scale: int) -> Iterator[Call]:
     for row in bits_rows():
         packed, many = row.prepare(codes).tensor, (True, 1.0, 0, 1.0, 0, 3, 1, False, 1)
         yield row.isa, EXT.bits_matmul, [row.index, x, packed, bias, y, 1, 1, other, *many]
+    geometry, codes = Geometry(8, 12, (3, 3)), BitWeight(codes.codes[:12, :72].contiguous(), twos(2), torch.ones(12))
+    image, sizes = torch.randn(2 * scale, 8, 6, 6).contiguous(memory_format=torch.channels_last), ([6, 6], [4, 4])
+    images, answer = CodedImages(False, 12, 2, 2, 2).image_bytes, torch.empty(2 * scale, 12, 4, 4)
+    for row in bits_conv_rows():
+        packed, axes = row.prepare(codes, geometry).tensor, ((3, 1, 0, 1), (3, 1, 0, 1))
+        last = answer.contiguous(memory_format=torch.channels_last)
+        many = (8, 12, *axes, *sizes)
+        yield (
+            row.isa,
+            EXT.bits_conv,
+            [row.index, image, packed, bias[:12], None, last, *many, (0, 1, 1), True, 1.0, 0, 3, 1, False, 1],
+        )
+        numbers, coded = (
+            torch.zeros(4 * 4 * row.panel, dtype=torch.uint8),
+            torch.empty(2 * scale, images, dtype=torch.uint8),
+        )
+        yield (
+            row.isa,
+            EXT.bits_conv,
+            [row.index, image, packed, None, numbers, coded, *many, (0, 3, 2), False, 1.0, 0, 3, 1, False, 1],
+        )
     for row in native_dense_rows():
         dense = row.prepare(torch.randn(rows, 128)).tensor
         yield row.isa, EXT.dense_matmul, [row.index, x, dense, bias, y, 1, 1, other, 1]

@@ -41,7 +41,7 @@ WRITTEN = {
     **{"nm_stripes_refine": (2,), "nm_stripes_assign": (2,), "fused_block": (3, 4)},
     **{"attention_of_windows": (4,), "fused_matmul": (10, 26), "recurrent": (14, 15, 16), "assign_rows": (1,)},
     **{"depthwise_conv": (4,), "dense_conv": (5,), "squeeze_excite": (6,)},
-    **{"conv_chain": (5,), "bits_matmul": (4,)},
+    **{"conv_chain": (5,), "bits_matmul": (4,), "bits_conv": (5,)},
 }
 """Places of the operands that a function writes."""
 

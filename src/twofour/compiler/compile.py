@@ -129,7 +129,7 @@ def compile(
         terms = Terms(computing, memory, tuple(tokens), rules=rules)
         left = left_alone(model, computing, {**weights, **recurrent})
         fast, layers = build(model, weights, counts, terms, recurrent=recurrent, left=left, progress=progress)
-        layers = run_low_bits(fast, layers, counts, terms)
+        layers = run_low_bits(fast, layers, counts, terms, images)
         require_runs(fast, example)
         plan = fastest_engine(fast, layers, example, terms, graph, model) if graph and example is not None else layers
         if example is not None and memory == "fast" and device == "cpu" and not _empty(reference):

@@ -13,23 +13,20 @@ from torch.compiler import is_compiling
 from twofour import quantization
 from twofour.compiler.choose import Choice
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
+from twofour.compiler.low_bits_conv import run_conv
 from twofour.compiler.plan import LayerPlan, Plan, described
 from twofour.compiler.replaceable import IN_FLOATS, no_kernel
+from twofour.compiler.stamps import Stamp, has_changed, stamp_of
 from twofour.compiler.terms import Terms
 from twofour.errors import KernelError
 from twofour.kernels.base import FLOATS
 from twofour.kernels.bits_matmul import BitWeight
+from twofour.kernels.conv import Images
 from twofour.kernels.dense_matmul import PLAIN
 from twofour.kernels.dispatch import DispatchTable
 from twofour.kernels.problem import Problem
 from twofour.measure.chooser import race
 from twofour.quantization import LowBits
-from twofour.quantization.carried import INPUT_STEP, INPUT_ZERO, WEIGHT_STEP
-
-_READ = ("weight", "bias", WEIGHT_STEP, INPUT_STEP, INPUT_ZERO)
-
-Stamp = tuple[tuple[Tensor | None, int], ...]
-"""Tensors that a product was prepared from, and how often each had been written to."""
 
 
 @dataclass
@@ -50,14 +47,20 @@ class Codes:
         """Return the answer, None for inputs that floats serve: another dtype or device, or a gradient asked for."""
         if x.dtype not in FLOATS or not x.is_cpu or (x.requires_grad and torch.is_grad_enabled()):
             return None
-        if not (is_compiling() or _is_tracing() or _len_torch_dispatch_stack()) and _changed(self.stamp, module):
+        if not (is_compiling() or _is_tracing() or _len_torch_dispatch_stack()) and has_changed(self.stamp, module):
             made = _prepared(self.layer.name, module, self.layer.dispatch)
             self.layer, self.stamp = made.layer, made.stamp
         return self.layer(x)
 
 
-def run_low_bits(fast: nn.Module, plan: Plan, counts: Mapping[str, int], terms: Terms) -> Plan:
-    """Let the Linears of low bits run on the fastest kernels, measured, where those beat floats; returns their plan.
+def run_low_bits(
+    fast: nn.Module,
+    plan: Plan,
+    counts: Mapping[str, int],
+    terms: Terms,
+    images: Mapping[str, Images] | None = None,
+) -> Plan:
+    """Let the layers of low bits run on the fastest kernels, measured, where those beat floats; returns their plan.
 
     The float weight stays beside its codes: files hold it, and training goes on from it.
 
@@ -66,6 +69,7 @@ def run_low_bits(fast: nn.Module, plan: Plan, counts: Mapping[str, int], terms: 
         plan: What was decided for the layers.
         counts: Token counts of an example, by layer.
         terms: What holds for every layer.
+        images: Images of an example, by convolution.
 
     Raises:
         QuantizationError: A step of a layer is zero, NaN or infinite, or a weight is not finite.
@@ -74,7 +78,11 @@ def run_low_bits(fast: nn.Module, plan: Plan, counts: Mapping[str, int], terms: 
     found = quantization.of(fast) if terms.computing.device == "cpu" else {}
     found = {name: low for name, low in found.items() if not no_kernel(low, fast.get_submodule(name))}
     for name, low in found.items():
-        entries[name] = _run(name, fast.get_submodule(name), low, entries[name], counts.get(name), terms, plan)
+        module, entry = fast.get_submodule(name), entries[name]
+        if isinstance(module, nn.Conv2d):
+            entries[name] = run_conv(name, module, low, entry, (images or {}).get(name), terms)
+        else:
+            entries[name] = _run(name, module, low, entry, counts.get(name), terms, plan)
     seen = {name: counts[name] for name in found if name in counts}
     return replace(plan, layers=tuple(entries.values()), counts={**plan.counts, **seen})
 
@@ -119,7 +127,7 @@ def _described(
 
 def _prepared(name: str, module: nn.Module, dispatch: DispatchTable, prepared: PreparedWeights | None = None) -> Codes:
     """Return a layer's product by a dispatch table, its weight prepared unless that is given."""
-    low, stamp = quantization.held_by(module), _stamp(module)
+    low, stamp = quantization.held_by(module), stamp_of(module)
     assert low is not None
     if prepared is None:
         weight = _codes(name, module, low)
@@ -136,21 +144,3 @@ def _codes(name: str, module: nn.Module, low: LowBits) -> BitWeight:
 
 def _problem(module: nn.Module, low: LowBits) -> Problem:
     return Problem(len(module.weight), quantization=low.range(module))  # pyright: ignore[reportArgumentType]
-
-
-def _stamp(module: nn.Module) -> Stamp:
-    held = [module._parameters.get(name, module._buffers.get(name)) for name in _READ]
-    return tuple((tensor, _version(tensor)) for tensor in held)
-
-
-def _changed(stamp: Stamp, module: nn.Module) -> bool:
-    for name, (tensor, version) in zip(_READ, stamp, strict=True):
-        now = module._parameters.get(name, module._buffers.get(name))
-        if now is not tensor or _version(now) != version:
-            return True
-    return False
-
-
-def _version(tensor: Tensor | None) -> int:
-    """Return how often a tensor was written to; inference tensors count none."""
-    return 0 if tensor is None or tensor.is_inference() else tensor._version

@@ -191,7 +191,7 @@ def no_kernel(low: LowBits, module: nn.Module) -> str:
     """Return why no kernel multiplies codes for a layer of low bits, "" where some do."""
     if low.widths.inputs is None:
         return "no kernel takes float inputs yet"
-    return "no kernel of convolutions yet" if is_convolution(module) else ""
+    return f"padding_mode {module.padding_mode!r}" if getattr(module, "padding_mode", "zeros") != "zeros" else ""
 
 
 def refusal(module: nn.Module, inside_attention: bool, computing: Computing = FLOAT32) -> str | None:

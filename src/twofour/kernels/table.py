@@ -10,6 +10,7 @@ from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Kernel, R, Row
 from twofour.kernels.bits_matmul import bits_rows
+from twofour.kernels.bits_matmul.conv import bits_conv_rows
 from twofour.kernels.block_matmul import block_rows, pointwise_block_rows
 from twofour.kernels.conv import ConvKernel
 from twofour.kernels.dense_conv import ONEDNN_CONV, PLAIN_CONV, direct_rows, winograd_rows
@@ -115,7 +116,7 @@ def listing() -> tuple[Listed, ...]:
 
 @cache
 def _by_name() -> dict[str, Row]:
-    return {row.name: row for row in (*rows(), *convolutions())}
+    return {row.name: row for row in (*rows(), *convolutions(), *bits_conv_rows())}
 
 
 def find(name: str, kind: type[R] = Kernel) -> R:

@@ -69,6 +69,7 @@ void bind_nm_gradient(nanobind::module_& m);
 void bind_nm_matmul(nanobind::module_& m);
 void bind_block_matmul(nanobind::module_& m);
 void bind_bits_matmul(nanobind::module_& m);
+void bind_bits_conv(nanobind::module_& m);
 void bind_dense_matmul(nanobind::module_& m);
 void bind_nm_conv(nanobind::module_& m);
 void bind_depthwise_conv(nanobind::module_& m);

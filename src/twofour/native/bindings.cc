@@ -47,6 +47,7 @@ NB_MODULE(_ext, m) {
   bind_nm_matmul(m);
   bind_block_matmul(m);
   bind_bits_matmul(m);
+  bind_bits_conv(m);
   bind_dense_matmul(m);
   bind_nm_conv(m);
   bind_depthwise_conv(m);

@@ -22,12 +22,8 @@ class LowBitLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the sum of rounded inputs times rounded weights, scaled, plus the bias."""
-        held: LowBits = self.__dict__[CARRIED]
-        if held.runs is not None and not self.training and not held.whole:
-            answer = held.runs(self, input)
-            if answer is not None:
-                return answer
-        return _answer(self, input, input.shape[-1])
+        answer = _by_kernels(self, input)
+        return _answer(self, input, input.shape[-1]) if answer is None else answer
 
 
 class LowBitConv2d(nn.Conv2d):
@@ -35,10 +31,17 @@ class LowBitConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the same for every place of an image; what it is padded with is exactly zero."""
-        return _answer(self, input, self.weight[0].numel())
+        answer = _by_kernels(self, input)
+        return _answer(self, input, self.weight[0].numel()) if answer is None else answer
 
 
 Layer = LowBitLinear | LowBitConv2d
+
+
+def _by_kernels(module: Layer, x: Tensor) -> Tensor | None:
+    """Return what a compiled model runs in place of floats outside training, None where it runs nothing."""
+    held: LowBits = module.__dict__[CARRIED]
+    return held.runs(module, x) if held.runs is not None and not module.training and not held.whole else None
 
 
 def _answer(module: Layer, x: Tensor, count: int) -> Tensor:

@@ -1,12 +1,10 @@
 // Products of codes for Python: the table of kernels, the sizes of the layouts, the call.
 #include <nanobind/stl/string.h>
 
-#include <limits>
-
-#include "bits.h"
 #include "bits_matmul.h"
 #include "kernels/product_operands.h"
 #include "native/binding.h"
+#include "packed_codes.h"
 
 namespace nb = nanobind;
 
@@ -18,26 +16,6 @@ constexpr BitsMatmulKernel kBitsMatmulKernels[] = {
 #include "bits_matmul.inc"
 #undef TWOFOUR_ROW
 };
-
-// What holds of every head that packing writes, and that the bytes behind the header are as many as it says.
-void require_codes(const RowBase& row, const PackedWeight& packed) {
-  const BitsLayout& layout = *bits_layout(row.layout);
-  packed.require_sound(packed.head().group == 0 && packed.sizes_at_most(8) &&
-                       packed.behind() >= static_cast<int64_t>(sizeof(BitsHead)));
-  const BitsHead& head = *reinterpret_cast<const BitsHead*>(packed.bytes());
-  packed.require_sound(layout.takes(head.bits) &&
-                       BitsPlaces(layout, packed.head().rows, packed.head().columns, head.bits).end == packed.behind());
-}
-
-// Whether int32 holds every sum of the products of the weight's own levels with inputs of magnitudes up to `most`
-// (codes.py, Levels.longest).
-bool sum_fits(const PackedWeight& packed, int64_t most) {
-  const BitsHead& head = *reinterpret_cast<const BitsHead*>(packed.bytes());
-  const int64_t bits = head.rest[0], alpha = head.rest[1], beta = head.rest[2];
-  packed.require_sound(1 <= bits && bits <= 8 && 1 <= alpha && alpha <= 2 && -256 <= beta && beta <= 0);
-  const int64_t top = alpha * ((1 << bits) - 1) + beta, largest = top > -beta ? top : -beta;
-  return largest == 0 || packed.head().columns <= std::numeric_limits<int32_t>::max() / (largest * most);
-}
 
 // Codes that are given must be those of the width.
 bool within(const Rows& codes, int most) {
@@ -73,12 +51,11 @@ void bind_bits_matmul(nb::module_& m) {
     const PackedWeight packed(border, weight);
     if (!packed.made_for(kernel.dtype, kernel.layout, seen.to.width, seen.from.width)) return false;
     require_codes(kernel, packed);
-    border.require(1 <= most && most <= 255 && (most & (most + 1)) == 0 && (factor == 1 || factor == 2) &&
-                       0 <= x_zero && x_zero <= most && -128 <= y_zero && y_zero <= 255,
-                   x, "input", "codes of 1 to 8 bits, a zero point among them");
+    border.require(codes_possible(most, factor, x_zero) && -128 <= y_zero && y_zero <= 255, x, "input",
+                   "codes of 1 to 8 bits, a zero point among them");
     const bool codes = seen.from.type == Type::u8;
     border.require(!codes || !dynamic, x, "input", "a static range for an input of torch.uint8");
-    border.require(sum_fits(packed, most), x, "input", "so few inputs that int32 holds the sum of their products");
+    border.require(sum_fits(packed, packed.head().columns, most), x, "input", "so few inputs that int32 holds the sum of their products");
     border.require(factor == 1 || centred || !dynamic, x, "input", "ranges around zero for odd levels");
     border.require(!codes || most == 255 || within(seen.from, most), x, "input",
                    "codes from 0 to " + std::to_string(most));

@@ -41,7 +41,7 @@ struct ByteDots {
     return V::add(sum, (Sum)products);
 #endif
   }
-  static TWOFOUR_INLINE Sum four(const uint8_t* x) {
+  static TWOFOUR_INLINE Sum four(const uint32_t* x) {
     return (Sum)V::broadcast(reinterpret_cast<const float*>(x));
   }
   // Codes `i` of `bits` bits of every byte.
@@ -52,13 +52,13 @@ struct ByteDots {
   }
 };
 
-// Sums of `columns` vectors of outputs for T tokens, whose codes stand `stride` bytes apart, to sums[columns][T][width].
-template <class D, int bits, bool narrow, int T>
-TWOFOUR_NOINLINE void byte_tile(const char* w, const uint8_t* x, int64_t stride, int64_t blocks, int32_t* sums) {
+// Sums of `columns` vectors of outputs for T tokens, whose inputs are dwords, to sums[columns][T][width].
+template <class D, int bits, bool narrow, int T, class Inputs>
+TWOFOUR_NOINLINE void byte_tile(const char* w, const Inputs& x, int64_t blocks, int32_t* sums) {
   using V = typename D::V;
   constexpr int per = 8 / bits;
   typename D::Sum sum[T][D::columns] = {};
-  for (int64_t b = 0; b < blocks; b++, w += kBytesPanel * 4, x += 4 * per) {
+  for (int64_t b = 0; b < blocks; b++, w += kBytesPanel * 4) {
     TWOFOUR_UNROLL
     for (int i = 0; i < per; i++) {
       typename D::Sum weights[D::columns];
@@ -67,7 +67,7 @@ TWOFOUR_NOINLINE void byte_tile(const char* w, const uint8_t* x, int64_t stride,
         weights[c] = D::template codes<bits>(V::load_index(w + c * V::width * 4), i);
       TWOFOUR_UNROLL
       for (int t = 0; t < T; t++) {
-        const auto four = D::four(x + t * stride + 4 * i);
+        const auto four = D::four(x.at(t, per * b + i));
         TWOFOUR_UNROLL
         for (int c = 0; c < D::columns; c++) sum[t][c] = D::template dot<narrow>(sum[t][c], four, weights[c]);
       }
@@ -81,16 +81,16 @@ TWOFOUR_NOINLINE void byte_tile(const char* w, const uint8_t* x, int64_t stride,
 }
 
 // The tile of up to `tokens` tokens, and how many it takes of them.
-template <class D, int bits, bool narrow>
+template <class D, int bits, bool narrow, class Inputs>
 struct ByteTile {
-  void (*run)(const char*, const uint8_t*, int64_t, int64_t, int32_t*);
+  void (*run)(const char*, const Inputs&, int64_t, int32_t*);
   int64_t tokens;
   static ByteTile of(int64_t left) {
-    if (left >= D::tokens) return {byte_tile<D, bits, narrow, D::tokens>, D::tokens};
-    if (D::tokens > 4 && left >= 4) return {byte_tile<D, bits, narrow, 4>, 4};
-    if (left >= 3 && D::tokens > 3) return {byte_tile<D, bits, narrow, 3>, 3};
-    if (left >= 2) return {byte_tile<D, bits, narrow, 2>, 2};
-    return {byte_tile<D, bits, narrow, 1>, 1};
+    if (left >= D::tokens) return {byte_tile<D, bits, narrow, D::tokens, Inputs>, D::tokens};
+    if (D::tokens > 4 && left >= 4) return {byte_tile<D, bits, narrow, 4, Inputs>, 4};
+    if (left >= 3 && D::tokens > 3) return {byte_tile<D, bits, narrow, 3, Inputs>, 3};
+    if (left >= 2) return {byte_tile<D, bits, narrow, 2, Inputs>, 2};
+    return {byte_tile<D, bits, narrow, 1, Inputs>, 1};
   }
 };
 
@@ -104,9 +104,10 @@ void byte_panels(const Matmul& a, const BitsWeight& w, const uint8_t* x, const B
   alignas(64) int32_t sums[D::tokens * together];
   for (int64_t p = begin; p < end; p++)
     for (int64_t t = 0; t < count;) {
-      const auto tile = ByteTile<D, bits, narrow>::of(count - t);
+      const auto tile = ByteTile<D, bits, narrow, TokenRows<uint32_t>>::of(count - t);
+      const TokenRows<uint32_t> inputs{reinterpret_cast<const uint32_t*>(x + t * plan.token_bytes), plan.token_bytes / 4};
       for (int64_t c = 0; c < kBytesPanel && p * kBytesPanel + c < a.out_features; c += together) {
-        tile.run(w.panel(p) + c * 4, x + t * plan.token_bytes, plan.token_bytes, blocks, sums);
+        tile.run(w.panel(p) + c * 4, inputs, blocks, sums);
         finish_codes<V>(a, w, sums, D::columns, tile.tokens, facts, first + t, tile.tokens, p * kBytesPanel + c);
       }
       t += tile.tokens;

@@ -138,22 +138,31 @@ LAYOUTS: dict[str, Layout] = {
 """Name of a layout -> its order."""
 
 
-def to_layout(weight: BitWeight, name: str) -> Tensor:
-    """Return a weight in a layout behind its 64-byte header: uint8."""
+def to_layout(weight: BitWeight, name: str, sums: Tensor | None = None, behind: int = 0) -> Tensor:
+    """Return a weight in a layout behind its 64-byte header: uint8.
+
+    Args:
+        weight: Codes and scales.
+        name: Of the layout.
+        sums: int32 (out,), of the values of a row, where some of its codes stand for no value.
+        behind: Bytes to keep free behind the layout; they are zero.
+    """
     layout, (out, columns) = LAYOUTS[name], weight.codes.shape
     head = layout.stored(weight.levels)
-    panel, scales, sums, weights, end = native.extension().bits_places(name, out, columns, head[0])
+    panel, scales, at, weights, end = native.extension().bits_places(name, out, columns, head[0])
     padded = -(-out // panel) * panel
-    buffer = pages.empty(HEADER_BYTES + end)
+    buffer = pages.empty(HEADER_BYTES + end + behind)
     buffer[: HEADER_BYTES + weights] = 0
+    buffer[HEADER_BYTES + end :] = 0
     first = layout_header("dense", "bits", name, out, columns)
     first += _HEAD.pack(*head, weight.levels.bits, weight.levels.alpha, weight.levels.beta)
     buffer[: len(first)] = torch.frombuffer(bytearray(first), dtype=torch.uint8)
     body = buffer[HEADER_BYTES:]
     body[scales : scales + 4 * out] = weight.scales.contiguous().view(torch.uint8)
-    body[sums : sums + 4 * out] = weight.values().sum(1, dtype=torch.int32).view(torch.uint8)
+    of_rows = weight.values().sum(1, dtype=torch.int32) if sums is None else sums
+    body[at : at + 4 * out] = of_rows.view(torch.uint8)
     codes = torch.nn.functional.pad(weight.codes, (0, 0, 0, padded - out))
-    body[weights:] = layout.to_bytes(codes, weight.levels)
+    body[weights:end] = layout.to_bytes(codes, weight.levels)
     return buffer
 
 
@@ -163,9 +172,9 @@ def from_layout(buffer: Tensor) -> BitWeight:
     name, (out, columns) = head[32:48].rstrip(b"\0").decode("ascii"), struct.unpack("<2q", head[48:])
     body = buffer[HEADER_BYTES:]
     bits, _, _, *own = _HEAD.unpack(body[: _HEAD.size].numpy().tobytes())
-    panel, scales, _, weights, _ = native.extension().bits_places(name, out, columns, bits)
+    panel, scales, _, weights, end = native.extension().bits_places(name, out, columns, bits)
     levels = Levels(*own)
-    codes = LAYOUTS[name].to_codes(body[weights:], -(-out // panel) * panel, columns, levels)
+    codes = LAYOUTS[name].to_codes(body[weights:end], -(-out // panel) * panel, columns, levels)
     return BitWeight(codes[:out].contiguous(), levels, body[scales : scales + 4 * out].clone().view(torch.float32))
 
 

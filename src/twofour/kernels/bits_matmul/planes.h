@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "tokens.h"
 
@@ -17,14 +16,16 @@ struct PlaneCounts {
   using V = WholeLanes;
   using Word = __m512i;
   static constexpr int lanes = 8, columns = 4, tokens = 4;
-  static constexpr int64_t most = int64_t{1} << 40;  // words until counts have to be added up
+  static constexpr int64_t most = 0;  // words until counts have to be added up: they are sums themselves
 
   static TWOFOUR_INLINE Word load(const uint64_t* p) { return _mm512_load_si512(p); }
   static TWOFOUR_INLINE Word all(uint64_t v) { return _mm512_set1_epi64(static_cast<long long>(v)); }
   static TWOFOUR_INLINE Word count(Word sum, Word a, Word b) {
     return _mm512_add_epi64(sum, _mm512_popcnt_epi64(_mm512_and_si512(a, b)));
   }
-  static TWOFOUR_INLINE Word total(Word sum, Word counts) { return _mm512_add_epi64(sum, counts); }
+  static TWOFOUR_INLINE void store_low(int32_t* p, Word v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi64_epi32(v));
+  }
   static TWOFOUR_INLINE uint64_t plane(const uint8_t* codes, int p) {
     return _mm512_test_epi8_mask(_mm512_loadu_si512(codes), _mm512_set1_epi8(static_cast<char>(1 << p)));
   }
@@ -50,6 +51,10 @@ struct PlaneCounts {
   static TWOFOUR_INLINE Word total(Word sum, Word counts) {
     return _mm256_add_epi64(sum, _mm256_sad_epu8(counts, _mm256_setzero_si256()));
   }
+  static TWOFOUR_INLINE void store_low(int32_t* p, Word v) {
+    const Word low = _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(low));
+  }
   static TWOFOUR_INLINE uint64_t plane(const uint8_t* codes, int p) {
     uint64_t word = 0;
     TWOFOUR_UNROLL
@@ -66,14 +71,14 @@ struct PlaneCounts {
   using V = WholeLanes;
   typedef uint64_t Word;
   static constexpr int lanes = 1, columns = 4, tokens = 1;
-  static constexpr int64_t most = int64_t{1} << 40;
+  static constexpr int64_t most = 0;
 
   static TWOFOUR_INLINE Word load(const uint64_t* p) { return *p; }
   static TWOFOUR_INLINE Word all(uint64_t v) { return v; }
   static TWOFOUR_INLINE Word count(Word sum, Word a, Word b) {
     return sum + static_cast<uint64_t>(__builtin_popcountll(a & b));
   }
-  static TWOFOUR_INLINE Word total(Word sum, Word counts) { return sum + counts; }
+  static TWOFOUR_INLINE void store_low(int32_t* p, Word v) { *p = static_cast<int32_t>(v); }
   static TWOFOUR_INLINE uint64_t plane(const uint8_t* codes, int p) {
     uint64_t word = 0;
     for (int i = 0; i < 64; i++) word |= uint64_t{static_cast<uint8_t>(codes[i] >> p & 1)} << i;
@@ -91,13 +96,31 @@ inline void token_planes(const uint8_t* codes, int64_t bits, int64_t words, uint
 
 struct PlaneShape {
   int64_t words, w_bits, x_bits;
+  int64_t plane;  // words from one plane of a token to the next
 };
 
+// Counts of words [begin, end) of one plane of each side, added to `sum`.
+template <class P, int T, class Inputs>
+TWOFOUR_INLINE void plane_words(const uint64_t* weights, const Inputs& inputs, int64_t begin, int64_t end,
+                                typename P::Word (&sum)[T][P::columns]) {
+  for (int64_t q = begin; q < end; q++, weights += kPlanesPanel) {
+    typename P::Word one[P::columns];
+    TWOFOUR_UNROLL
+    for (int c = 0; c < P::columns; c++) one[c] = P::load(weights + c * P::lanes);
+    TWOFOUR_UNROLL
+    for (int t = 0; t < T; t++) {
+      const typename P::Word all = P::all(*inputs.at(t, q));
+      TWOFOUR_UNROLL
+      for (int c = 0; c < P::columns; c++) sum[t][c] = P::count(sum[t][c], all, one[c]);
+    }
+  }
+}
+
 // Sums of `columns` vectors of outputs for T tokens, to sums[vector of V][T][V::width].
-template <class P, int T>
-TWOFOUR_NOINLINE void plane_tile(const uint64_t* w, const uint64_t* x, const PlaneShape& s, int32_t* sums) {
+template <class P, int T, class Inputs>
+TWOFOUR_NOINLINE void plane_tile(const uint64_t* w, const Inputs& x, const PlaneShape& s, int32_t* sums) {
   using Word = typename P::Word;
-  constexpr int outputs = P::columns * P::lanes, width = P::V::width;
+  constexpr int width = P::V::width;
   Word sum[T][P::columns] = {};
   for (int64_t level = s.w_bits + s.x_bits - 2; level >= 0; level--) {
     TWOFOUR_UNROLL
@@ -108,33 +131,27 @@ TWOFOUR_NOINLINE void plane_tile(const uint64_t* w, const uint64_t* x, const Pla
     const int64_t lowest = level >= s.x_bits ? level - s.x_bits + 1 : 0;
     for (int64_t i = lowest; i <= level && i < s.w_bits; i++) {
       const uint64_t* weights = w + i * s.words * kPlanesPanel;
-      const uint64_t* inputs = x + (level - i) * s.words;
-      for (int64_t q = 0; q < s.words;) {
-        const int64_t stop = least(s.words, q + P::most);
-        Word counts[T][P::columns] = {};
-        for (; q < stop; q++, weights += kPlanesPanel) {
-          Word one[P::columns];
-          TWOFOUR_UNROLL
-          for (int c = 0; c < P::columns; c++) one[c] = P::load(weights + c * P::lanes);
+      const Inputs inputs = x.from((level - i) * s.plane);
+      if constexpr (P::most == 0) {
+        plane_words<P, T>(weights, inputs, 0, s.words, sum);
+      } else {
+        for (int64_t q = 0; q < s.words; q += P::most) {
+          Word counts[T][P::columns] = {};
+          plane_words<P, T>(weights + q * kPlanesPanel, inputs, q, least(s.words, q + P::most), counts);
           TWOFOUR_UNROLL
           for (int t = 0; t < T; t++) {
-            const Word all = P::all(inputs[t * s.x_bits * s.words + q]);
             TWOFOUR_UNROLL
-            for (int c = 0; c < P::columns; c++) counts[t][c] = P::count(counts[t][c], all, one[c]);
+            for (int c = 0; c < P::columns; c++) sum[t][c] = P::total(sum[t][c], counts[t][c]);
           }
-        }
-        TWOFOUR_UNROLL
-        for (int t = 0; t < T; t++) {
-          TWOFOUR_UNROLL
-          for (int c = 0; c < P::columns; c++) sum[t][c] = P::total(sum[t][c], counts[t][c]);
         }
       }
     }
   }
-  for (int t = 0; t < T; t++) {
-    alignas(64) uint64_t found[outputs];
-    std::memcpy(found, sum[t], sizeof found);
-    for (int o = 0; o < outputs; o++) sums[(o / width * T + t) * width + o % width] = static_cast<int32_t>(found[o]);
+  TWOFOUR_UNROLL
+  for (int c = 0; c < P::columns; c++) {
+    TWOFOUR_UNROLL
+    for (int t = 0; t < T; t++)
+      P::store_low(sums + (c * P::lanes / width * T + t) * width + c * P::lanes % width, sum[t][c]);
   }
 }
 
@@ -149,17 +166,24 @@ void plane_panels(const Matmul& a, const BitsWeight& w, const uint64_t* x, const
     for (int64_t c = 0; c < kPlanesPanel && p * kPlanesPanel + c < a.out_features; c += outputs)
       for (int64_t t = 0; t < count;) {
         const int64_t some = count - t >= P::tokens ? P::tokens : 1;
-        (some == P::tokens ? plane_tile<P, P::tokens> : plane_tile<P, 1>)(weights + c, x + t * s.x_bits * s.words, s, sums);
+        const TokenRows<uint64_t> inputs{x + t * s.x_bits * s.words, s.x_bits * s.words};
+        (some == P::tokens ? plane_tile<P, P::tokens, TokenRows<uint64_t>> : plane_tile<P, 1, TokenRows<uint64_t>>)(
+            weights + c, inputs, s, sums);
         finish_codes<V>(a, w, sums, outputs / V::width, some, facts, first + t, some, p * kPlanesPanel + c);
         t += some;
       }
   }
 }
 
-inline PlaneShape plane_shape(const Matmul& a) {
+inline int64_t bits_of(int32_t most) {
   int64_t bits = 1;
-  while (a.quantization.x_most >> bits != 0) bits++;
-  return {ceil_div(a.in_features, 64), static_cast<const BitsHead*>(a.weight)->bits, bits};
+  while (most >> bits != 0) bits++;
+  return bits;
+}
+
+inline PlaneShape plane_shape(const Matmul& a) {
+  const int64_t words = ceil_div(a.in_features, 64);
+  return {words, static_cast<const BitsHead*>(a.weight)->bits, bits_of(a.quantization.x_most), words};
 }
 
 template <class P>

@@ -54,15 +54,24 @@ TWOFOUR_INLINE void odd_levels(const X* x, int64_t in, Range range, uint8_t* to,
   }
 }
 
+// The range of some numbers of one scale: the one that is given, or found on them.
 template <class V, class X>
-TWOFOUR_NOINLINE Range real_codes(const Matmul& a, const X* x, uint8_t* to) {
-  const twofour::Quantization& q = a.quantization;
-  Range range;
-  if (!static_range(a, &range))
-    range = q.x_centred ? centred_range<V>(x, a.in_features, q.x_most, q.x_factor)
-                        : range_of<V>(x, a.in_features, q.x_most);
-  if (q.x_factor == 2) odd_levels<V>(x, a.in_features, range, to, q.x_most);
-  else quantize_token<V>(x, a.in_features, range, to, 8, q.x_most);
+inline Range input_range(const twofour::Quantization& q, const X* x, int64_t count) {
+  if (!q.dynamic) return {q.x_scale, q.x_zero};
+  return q.x_centred ? centred_range<V>(x, count, q.x_most, q.x_factor) : range_of<V>(x, count, q.x_most);
+}
+
+// Their codes; whole vectors are stored.
+template <class V, class X>
+TWOFOUR_NOINLINE void input_codes(const twofour::Quantization& q, Range range, const X* x, int64_t count, uint8_t* to) {
+  if (q.x_factor == 2) odd_levels<V>(x, count, range, to, q.x_most);
+  else quantize_token<V>(x, count, range, to, 8, q.x_most);
+}
+
+template <class V, class X>
+inline Range real_codes(const Matmul& a, const X* x, uint8_t* to) {
+  const Range range = input_range<V>(a.quantization, x, a.in_features);
+  input_codes<V>(a.quantization, range, x, a.in_features, to);
   return range;
 }
 
@@ -83,6 +92,15 @@ inline void token_codes(const Matmul& a, int64_t t, uint8_t* to, int64_t padded,
   for (int64_t k = 0; k < padded; k++) sum += to[k];
   facts.sums[t] = static_cast<int32_t>(sum);
 }
+
+// Inputs of a tile in rows: number `q` of token `t`.
+template <class N>
+struct TokenRows {
+  const N* x;
+  int64_t stride;
+  TWOFOUR_INLINE const N* at(int t, int64_t q) const { return x + t * stride + q; }
+  TokenRows from(int64_t n) const { return {x + n, stride}; }
+};
 
 // Whole vectors are stored, and read from every group on.
 inline int64_t padded_inputs(int64_t in) { return round_up(in + 64, kTokenPad); }

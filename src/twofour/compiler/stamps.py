@@ -1,0 +1,32 @@
+"""What a product of low bits was prepared from, and whether its layer holds something else by now."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from twofour.quantization.carried import INPUT_STEP, INPUT_ZERO, WEIGHT_STEP
+
+_READ = ("weight", "bias", WEIGHT_STEP, INPUT_STEP, INPUT_ZERO)
+
+Stamp = tuple[tuple[Tensor | None, int], ...]
+"""Tensors that a product was prepared from, and how often each had been written to."""
+
+
+def stamp_of(module: nn.Module) -> Stamp:
+    """Return what a layer of low bits holds now."""
+    held = [module._parameters.get(name, module._buffers.get(name)) for name in _READ]
+    return tuple((tensor, _version(tensor)) for tensor in held)
+
+
+def has_changed(stamp: Stamp, module: nn.Module) -> bool:
+    """Tell whether a layer holds other tensors than a stamp says, or some were written to."""
+    for name, (tensor, version) in zip(_READ, stamp, strict=True):
+        now = module._parameters.get(name, module._buffers.get(name))
+        if now is not tensor or _version(now) != version:
+            return True
+    return False
+
+
+def _version(tensor: Tensor | None) -> int:
+    """Return how often a tensor was written to; inference tensors count none."""
+    return 0 if tensor is None or tensor.is_inference() else tensor._version

@@ -1,0 +1,65 @@
+// y = conv(x, W) + bias, x and W whole numbers of 1 to 8 bits, answered in reals or in the codes that the next layer reads:
+// the call, the table of kernels, and how the codes of an image stand.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/conv_axis.h"
+#include "kernels/matmul.h"
+#include "native/integers.h"
+#include "native/table.h"
+
+namespace twofour {
+
+// The codes of a pixel: bytes, filled up with zeros to a multiple of four, or planes of words of 64 bits, the lowest first.
+struct PixelCodes {
+  bool planes;
+  int64_t channels, bits;
+
+  int64_t words() const { return ceil_div(channels, 64); }  // of a plane
+  int64_t bytes() const { return planes ? bits * words() * 8 : round_up(channels, 4); }
+};
+
+// Codes of an image stand behind kCodesHead bytes, of which the first says whether the image is lost: it held NaN somewhere, and
+// what is computed from it is NaN.
+constexpr int64_t kCodesHead = 64;
+
+// Codes of an answer: the code of a sum v is how many of `most` thresholds (v ^ flip) reaches, of four bits at most. Numbers
+// of an output stand a padded row of outputs apart: flips, then the thresholds of each level.
+struct Requantised {
+  const int32_t* numbers;  // null: the answer is real
+  int32_t most;
+  PixelCodes to;
+  int64_t pool;  // 1, or 2: the greatest of 2 x 2 pixels; a last odd row or column is left out
+};
+
+// One call. Images have their channels densest. `weight` is a layout of bits.h with (taps, codes of a pixel) inputs an output
+// and, behind it, the sum of an output's values at each tap, a padded row of outputs for each. `bias` may be null.
+struct BitsConv {
+  const char* x;
+  bool coded;  // x holds codes as the row reads them, else float32
+  const void* weight;
+  const int32_t* tap_sums;
+  const float* bias;
+  char* y;
+  int64_t images, in_channels, out_channels;
+  ConvAxis height, width;
+  Quantization quantization;
+  Requantised answer;
+  int threads;
+  void* workspace;
+};
+
+struct BitsConvKernel : RowBase {
+  bool planes;  // how it reads codes
+  int64_t (*workspace_bytes)(const BitsConv&);
+  void (*run)(const BitsConv&);
+};
+
+#define TWOFOUR_ROW(symbol, ...)                     \
+  int64_t symbol##__workspace(const BitsConv& args); \
+  void symbol(const BitsConv& args);
+#include "bits_conv.inc"
+#undef TWOFOUR_ROW
+
+}  // namespace twofour

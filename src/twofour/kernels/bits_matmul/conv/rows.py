@@ -1,0 +1,148 @@
+"""Native convolutions of codes on the CPU: rows of bits_conv.inc."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from twofour import native
+from twofour.errors import KernelError
+from twofour.kernels.base import Prepared, Row
+from twofour.kernels.bits_matmul.codes import BitWeight, Levels
+from twofour.kernels.bits_matmul.conv.codes import CodedImages, Requantised
+from twofour.kernels.bits_matmul.layout import to_layout
+from twofour.kernels.conv import Geometry, channels_last, require_image
+from twofour.kernels.problem import MaybeTensor
+from twofour.kernels.quantization import Quantization
+from twofour.packing import layout_head
+
+
+@dataclass(frozen=True)
+class BitsConvProblem:
+    """What a convolution of codes computes.
+
+    Attributes:
+        geometry: Sizes, without groups.
+        quantization: Bits, levels and range of the inputs; a dynamic range is that of an image.
+        answer: How sums become codes; None: the answer is real. The range of the inputs is static then.
+        coded: How the codes of the input stand, where it is of codes.
+    """
+
+    geometry: Geometry
+    quantization: Quantization
+    answer: Requantised | None = None
+    coded: CodedImages | None = None
+
+
+@dataclass(frozen=True)
+class BitsConv(Row):
+    """One row of bits_conv.inc: y = conv(x, W) + bias, W codes of 1 to 8 bits, x rounded to codes of 1 to 8 bits.
+
+    Sums are exact: all rows give the same bits, those of `bits_conv_reference`. The layout is that of a product whose
+    inputs are taps times the codes of a pixel, the sums of an output's values at each tap behind it.
+
+    Attributes:
+        index: Its place in the table.
+    """
+
+    index: int
+
+    @property
+    def planes(self) -> bool:
+        """Whether it reads codes in planes of bits, else in bytes."""
+        return self.layout == "bits_planes"
+
+    @property
+    def panel(self) -> int:
+        """Outputs of a panel."""
+        return 32 if self.planes else 64
+
+    def refuses(self, geometry: Geometry, levels: Levels, quantization: Quantization) -> str | None:
+        """Return why this row cannot run such a convolution, or None when it can."""
+        if (reason := self.unavailable()) is not None:
+            return reason
+        if geometry.groups != 1:
+            return f"convolves all channels together, not in {geometry.groups} groups"
+        if geometry.columns > (longest := levels.longest(quantization)):
+            return f"sums of {geometry.columns} inputs may exceed int32; at most {longest}"
+        return None
+
+    def prepare(self, weight: BitWeight, geometry: Geometry) -> Prepared:
+        """Return a weight as this row reads it behind a 64-byte header: uint8.
+
+        Args:
+            weight: Codes (out, in_channels * taps), in the order of a Conv2d's weight.
+            geometry: Of the convolution.
+        """
+        out, taps = len(weight.codes), geometry.kernel[0] * geometry.kernel[1]
+        codes = weight.codes.view(out, geometry.in_channels, taps).transpose(1, 2)
+        codes = functional.pad(codes, (0, -geometry.in_channels % (64 if self.planes else 4)))
+        values = weight.values().view(out, geometry.in_channels, taps)
+        tap_sums = functional.pad(values.sum(1, dtype=torch.int32).t(), (0, -out % self.panel)).contiguous()
+        of_rows = values.sum((1, 2), dtype=torch.int32)
+        padded = BitWeight(codes.reshape(out, -1), weight.levels, weight.scales)
+        buffer = to_layout(padded, self.layout, of_rows, tap_sums.nbytes)
+        buffer[-tap_sums.nbytes :] = tap_sums.view(torch.uint8).flatten()
+        return Prepared(self, buffer)
+
+    def run(
+        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: BitsConvProblem, other: MaybeTensor = None
+    ) -> Tensor:
+        """Convolve.
+
+        Args:
+            x: float32 (images, in_channels, height, width), any strides; channels last is not copied. Or codes as this
+                row reads them, uint8 (images, bytes).
+            weight: What `prepare` returned for the problem's geometry.
+            bias: float32 (out,) or None; an answer of codes has it in its thresholds.
+            problem: What is computed.
+            other: None: nothing is added.
+
+        Returns:
+            float32 (images, out, height, width) in torch.channels_last, or codes as the problem's `answer` says, uint8
+            (images, bytes).
+
+        Raises:
+            KernelError: Operands do not fit, or the weight was prepared for another row or geometry.
+        """
+        geometry, quantization, answer, coded = problem.geometry, problem.quantization, problem.answer, problem.coded
+        assert other is None
+        if coded is None:
+            size, x = require_image(x, geometry, None), channels_last(x)
+            image = x.shape[2], x.shape[3]
+        else:
+            image = coded.height, coded.width
+            size = geometry.output(*image)
+        numbers = None if answer is None else answer.numbers(self.panel)
+        if answer is None:
+            shape = len(x), geometry.out_channels, *size
+            y = torch.empty(shape, dtype=torch.float32, memory_format=torch.channels_last, device="cpu")
+        else:
+            images = answer.images(*size)
+            y = torch.empty((len(x), images.image_bytes), dtype=torch.uint8, device="cpu")
+        axes = [(geometry.kernel[i], geometry.stride[i], geometry.before[i], geometry.dilation[i]) for i in range(2)]
+        to = (0, 1, 1) if answer is None else (int(answer.planes), len(answer.thresholds), answer.pool)
+        options = quantization.most, quantization.factor, quantization.levels != "unsigned"
+        fits = native.extension().bits_conv(
+            *(self.index, x, weight.tensor, bias, numbers, y, geometry.in_channels, geometry.out_channels, *axes),
+            *(image, size, to, *quantization.codes[:3], *options, native.threads()),
+        )
+        if not fits:
+            raise KernelError(
+                f"{self.name} was given a weight made for another kernel",
+                got=f"a buffer that starts with {layout_head(weight.tensor)[:48]!r}",
+                wanted=f"layout {self.layout!r} of {geometry}",
+                remedy="prepare the weight with this row and this geometry",
+            )
+        return y
+
+
+def bits_conv_rows() -> list[BitsConv]:
+    """Return the rows of bits_conv.inc in their order there."""
+    return [
+        BitsConv(row.name, row.operation, row.pattern, row.dtype, "cpu", row.isa, row.layout, row.index)
+        for row in native.rows("bits_conv")
+    ]

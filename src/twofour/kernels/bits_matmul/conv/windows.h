@@ -1,0 +1,136 @@
+// Where a convolution of codes reads and writes: an image with its zeros, the windows of output pixels, and which taps of a
+// window lie outside the image.
+// Included once per instruction set; everything has internal linkage.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "../tokens.h"
+#include "bits_conv.h"
+
+namespace {
+
+using twofour::BitsConv;
+using twofour::ConvAxis;
+using twofour::PixelCodes;
+
+constexpr int64_t kChunkPixels = 96;  // outputs that a panel of a weight is multiplied with before the next one
+constexpr int kMostTokens = 8;        // of a tile
+
+// Inputs of a tile that stand in windows: number `q` of token `t`.
+template <class N>
+struct Windows {
+  const N* tokens[kMostTokens];
+  const int32_t* places;
+  int64_t more;
+  TWOFOUR_INLINE const N* at(int t, int64_t q) const { return tokens[t] + (places[q] + more); }
+  TWOFOUR_INLINE Windows from(int64_t n) const {
+    Windows next = *this;
+    next.more += n;
+    return next;
+  }
+};
+
+// Pixels of an axis that some window reads, the zeros before and behind among them.
+inline int64_t padded_axis(const ConvAxis& a) { return (a.output - 1) * a.stride + (a.taps - 1) * a.dilation + 1; }
+
+// The taps [begin, end) of output `i` that lie inside the image.
+inline void taps_inside(const ConvAxis& a, int64_t i, int64_t* begin, int64_t* end) {
+  const int64_t first = i * a.stride - a.padding;
+  *begin = first >= 0 ? 0 : least(a.taps, ceil_div(-first, a.dilation));
+  *end = first >= a.input ? 0 : least(a.taps, (a.input - 1 - first) / a.dilation + 1);
+  if (*end < *begin) *end = *begin;
+}
+
+// Outputs of an axis that have the same taps inside are one class; neighbours have the same number.
+inline int64_t count_classes(const ConvAxis& a, int32_t* of = nullptr) {
+  int64_t count = 0, begin = -1, end = -1;
+  for (int64_t i = 0; i < a.output; i++) {
+    int64_t b, e;
+    taps_inside(a, i, &b, &e);
+    count += i == 0 || b != begin || e != end;
+    begin = b, end = e;
+    if (of != nullptr) of[i] = static_cast<int32_t>(count - 1);
+  }
+  return count;
+}
+
+// The sums of values over the taps inside, of each class of rows and columns: [rows' class][columns' class][padded outputs].
+inline void class_sums(const BitsConv& a, int64_t padded, int32_t* to) {
+  int64_t rows = -1, top = -1, bottom = -1;
+  for (int64_t i = 0; i < a.height.output; i++) {
+    int64_t b, e;
+    taps_inside(a.height, i, &b, &e);
+    if (i > 0 && b == top && e == bottom) continue;
+    top = b, bottom = e, rows++;
+    int64_t left = -1, right = -1;
+    for (int64_t j = 0; j < a.width.output; j++) {
+      int64_t l, r;
+      taps_inside(a.width, j, &l, &r);
+      if (j > 0 && l == left && r == right) continue;
+      left = l, right = r;
+      std::memset(to, 0, static_cast<size_t>(padded) * 4);
+      for (int64_t y = top; y < bottom; y++)
+        for (int64_t x = left; x < right; x++)
+          for (int64_t o = 0; o < padded; o++) to[o] += a.tap_sums[(y * a.width.taps + x) * padded + o];
+      to += padded;
+    }
+  }
+}
+
+// What holds for the image at hand: its range, and whether it holds NaN that one range for all images rounds to a code.
+struct ImageFacts {
+  Range range;
+  uint8_t lost;
+};
+
+// One output pixel: where its window begins, the sum of the window's codes, sums of values over its taps inside the image,
+// and the scale of the input, NaN where the window is lost.
+struct OutputPixel {
+  const char* window;
+  const int32_t* inside;
+  int32_t sum;
+  float scale;
+};
+
+// Everything that follows from the sizes of a call, in bytes of the workspace where it says where something stands.
+struct ConvPlan {
+  PixelCodes in;
+  int64_t padded;              // outputs in whole panels
+  int64_t high, wide, pixel;   // the padded image and the bytes of its pixels
+  int64_t rows, chunks;        // rows of outputs that are computed together
+  int64_t taps, step;          // numbers of a window: taps times `step`
+  bool summed, bordered;       // whether sums of codes are needed, and taps outside the image count
+  int64_t row_classes, column_classes;
+  int64_t lost, image, sums, places, classes, class_of, members, member;  // where they stand, and the bytes of a member
+  int64_t codes, staged, pixels;  // of a member: codes of an output and an input pixel, where its OutputPixels stand
+
+  ConvPlan(const BitsConv& a, bool planes, int64_t panel, int64_t bits, int64_t unit, int64_t alpha, int64_t beta)
+      : in{planes, a.in_channels, bits}, padded(round_up(a.out_channels, panel)), high(padded_axis(a.height)),
+        wide(padded_axis(a.width)), pixel(in.bytes()), taps(a.height.taps * a.width.taps),
+        step(planes ? in.words() : pixel / unit), summed(beta != 0 && alpha != 0),
+        bordered(a.quantization.dynamic || a.quantization.x_zero != 0) {
+    const int64_t pool = a.answer.pool, team = a.threads > 1 ? a.threads : 1;
+    const int64_t fair = ceil_div(a.height.output, team);
+    rows = round_up(least(ceil_div(kChunkPixels, a.width.output), fair), pool);
+    chunks = ceil_div(a.height.output, rows);
+    row_classes = bordered ? count_classes(a.height) : 0;
+    column_classes = bordered ? count_classes(a.width) : 0;
+    lost = 64;  // behind what holds for the image
+    image = lost + round_up(high * wide, 64);
+    sums = image + round_up(high * wide * pixel, 64);
+    places = sums + (summed ? round_up(high * wide * 4, 64) : 0);
+    classes = places + round_up(taps * step * 4, 64);
+    class_of = classes + row_classes * column_classes * padded * 4;
+    members = class_of + (bordered ? round_up((a.height.output + a.width.output) * 4, 64) : 0);
+    codes = round_up(a.out_channels, 64);
+    staged = round_up(a.in_channels, 64) + 64;
+    const bool coded = a.answer.numbers != nullptr;
+    pixels = staged + (coded ? round_up(rows * a.width.output * codes, 64) : 0);
+    member = pixels + rows * a.width.output * static_cast<int64_t>(sizeof(OutputPixel));
+  }
+  int64_t bytes(int threads) const { return members + (threads > 1 ? threads : 1) * round_up(member, 64); }
+};
+
+}  // namespace

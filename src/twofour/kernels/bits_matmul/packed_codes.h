@@ -1,0 +1,41 @@
+// A weight of codes as it came through the border, for products and convolutions.
+#pragma once
+
+#include <limits>
+
+#include "bits.h"
+#include "kernels/layouts/packed_weight.h"
+#include "native/binding.h"
+
+namespace twofour {
+
+inline const BitsHead& bits_head(const PackedWeight& packed) {
+  return *reinterpret_cast<const BitsHead*>(packed.bytes());
+}
+
+// What holds of every head that packing writes, and that the bytes behind the header are as many as it says, and `more`.
+inline void require_codes(const RowBase& row, const PackedWeight& packed, int64_t more = 0) {
+  const BitsLayout& layout = *bits_layout(row.layout);
+  packed.require_sound(packed.head().group == 0 && packed.sizes_at_most(8) &&
+                       packed.behind() >= static_cast<int64_t>(sizeof(BitsHead)));
+  const int64_t bits = bits_head(packed).bits;
+  packed.require_sound(layout.takes(bits) && BitsPlaces(layout, packed.head().rows, packed.head().columns, bits).end ==
+                                                 packed.behind() - more);
+}
+
+// Whether int32 holds every sum of `columns` products of the weight's own levels with inputs of magnitudes up to `most`
+// (codes.py, Levels.longest).
+inline bool sum_fits(const PackedWeight& packed, int64_t columns, int64_t most) {
+  const BitsHead& head = bits_head(packed);
+  const int64_t bits = head.rest[0], alpha = head.rest[1], beta = head.rest[2];
+  packed.require_sound(1 <= bits && bits <= 8 && 1 <= alpha && alpha <= 2 && -256 <= beta && beta <= 0);
+  const int64_t top = alpha * ((1 << bits) - 1) + beta, largest = top > -beta ? top : -beta;
+  return largest == 0 || columns <= std::numeric_limits<int32_t>::max() / (largest * most);
+}
+
+// Whether codes of the input and a zero point are those of `most` and `factor`.
+inline bool codes_possible(int most, int factor, int zero) {
+  return 1 <= most && most <= 255 && (most & (most + 1)) == 0 && (factor == 1 || factor == 2) && 0 <= zero && zero <= most;
+}
+
+}  // namespace twofour

@@ -1,0 +1,207 @@
+"""Convolutions of codes of 1 to 8 bits: bit for bit those of whole numbers, answers in the next layer's codes too."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.conftest import each_row, threads
+from twofour.errors import KernelError
+from twofour.kernels.bits_matmul import TERNARY, BitWeight, Levels, bipolar, twos, unsigned
+from twofour.kernels.bits_matmul.conv import (
+    BitsConv,
+    BitsConvProblem,
+    CodedImages,
+    Requantised,
+    bits_conv_reference,
+    bits_conv_rows,
+    requantise,
+    whole_convolution,
+)
+from twofour.kernels.conv import Geometry
+from twofour.kernels.quantization import LEVELS, Quantization
+
+EVERY = [make(bits) for bits in range(1, 9) for make in (unsigned, twos, bipolar)] + [TERNARY]
+GEOMETRIES = (
+    (Geometry(5, 7, (3, 3), (1, 1), (1, 1), (1, 1)), (2, 6, 5)),
+    (Geometry(70, 35, (3, 3), (2, 2), (1, 1), (1, 1)), (1, 7, 8)),
+    (Geometry(64, 66, (1, 1)), (2, 3, 5)),
+    (Geometry(3, 33, (5, 2), (2, 1), (2, 0), (1, 1), (1, 2)), (1, 4, 9)),
+    (Geometry(130, 4, (1, 1), (2, 2), (0, 0), (0, 0)), (1, 5, 5)),
+    (Geometry(6, 5, (3, 3), (1, 1), (3, 4), (3, 4)), (1, 2, 1)),  # windows of zeros alone
+)
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@cache
+def weight_of(levels: Levels, geometry: Geometry, scale: float | None = None) -> BitWeight:
+    most, out = 2 if levels == TERNARY else levels.most, geometry.out_channels
+    codes = torch.randint(0, most + 1, (out, geometry.columns), generator=generator(most), dtype=torch.uint8)
+    scales = torch.rand(out, generator=generator(out)) + 0.5 if scale is None else torch.full((out,), scale)
+    return BitWeight(codes, levels, scales)
+
+
+def image_of(geometry: Geometry, size: tuple[int, int, int], seed: int = 0) -> Tensor:
+    count, height, width = size
+    return torch.randn(count, geometry.in_channels, height, width, generator=generator(seed)) + 0.3
+
+
+def coded_of(row: BitsConv, codes: Tensor, bits: int) -> tuple[Tensor, CodedImages]:
+    images = CodedImages(row.planes, codes.shape[1], bits, *codes.shape[2:])
+    return images.pack(codes), images
+
+
+@each_row(bits_conv_rows())
+def test_codes_give_the_whole_sums_for_every_pair_of_widths_and_system(row: BitsConv) -> None:
+    geometry, size = GEOMETRIES[0]
+    pairs = itertools.product(EVERY, range(1, 9), LEVELS)
+    for levels, bits, system in pairs:
+        quantization = Quantization(1.0, (1 << bits) // 3 if system == "unsigned" else 0, bits=bits, levels=system)
+        codes = torch.randint(0, 1 << bits, (1, 5, *size[1:]), generator=generator(bits), dtype=torch.uint8)
+        x, images = coded_of(row, codes, bits)
+        weight = weight_of(levels, geometry, 1.0)
+        y = row.run(x, row.prepare(weight, geometry), None, BitsConvProblem(geometry, quantization, coded=images))
+        want, _ = whole_convolution(codes, weight, geometry, quantization)
+        assert torch.equal(y.long(), want), (levels, quantization)
+
+
+@each_row(bits_conv_rows())
+@pytest.mark.parametrize(("geometry", "size"), GEOMETRIES)
+def test_real_images_are_rounded_and_padded_as_the_reference_does(
+    row: BitsConv, geometry: Geometry, size: tuple[int, int, int]
+) -> None:
+    bias, x = torch.randn(geometry.out_channels, generator=generator(1)), image_of(geometry, size)
+    for levels, bits in ((bipolar(1), 1), (twos(2), 2), (TERNARY, 8), (unsigned(4), 3), (twos(8), 8), (bipolar(8), 4)):
+        weight = weight_of(levels, geometry)
+        prepared = row.prepare(weight, geometry)
+        for system, scale, count in zip(LEVELS, (None, 0.25, None), (1, 3, 2), strict=True):
+            quantization = Quantization(scale, bits=bits, levels=system)
+            with threads(count):
+                y = row.run(x, prepared, bias, BitsConvProblem(geometry, quantization))
+            assert y.is_contiguous(memory_format=torch.channels_last)
+            want = bits_conv_reference(x, weight, bias, geometry, quantization)
+            assert torch.equal(y, want), (levels, quantization)
+
+
+@each_row(bits_conv_rows())
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_odd_shapes(row: BitsConv, data: st.DataObject) -> None:
+    sizes = st.integers(1, 3)
+    pair = st.tuples(sizes, sizes)
+    kernel, stride, dilation = data.draw(pair), data.draw(pair), data.draw(pair)
+    before, after = (data.draw(st.tuples(st.integers(0, 2), st.integers(0, 2))) for _ in range(2))
+    channels, outputs = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 70))
+    geometry = Geometry(channels, outputs, kernel, stride, before, after, dilation)
+    reach = [dilation[i] * (kernel[i] - 1) + 1 for i in range(2)]
+    size = (
+        data.draw(st.integers(1, 2)),
+        reach[0] + data.draw(st.integers(0, 6)),
+        reach[1] + data.draw(st.integers(0, 6)),
+    )
+    levels, bits = data.draw(st.sampled_from(EVERY)), data.draw(st.integers(1, 8))
+    quantization = Quantization(data.draw(st.sampled_from((None, 0.3))), bits=bits)
+    weight, x = weight_of(levels, geometry), image_of(geometry, size)
+    y = row.run(x, row.prepare(weight, geometry), None, BitsConvProblem(geometry, quantization))
+    assert torch.equal(y, bits_conv_reference(x, weight, None, geometry, quantization))
+
+
+def thresholds_of(out: int, bits: int, planes: bool, pool: int) -> Requantised:
+    levels = torch.randint(-40, 40, ((1 << bits) - 1, out), generator=generator(out), dtype=torch.int32).sort(0).values
+    flips = -torch.randint(0, 2, (out,), generator=generator(bits), dtype=torch.int32)
+    levels[:, 0] = torch.iinfo(torch.int32).min  # a channel that is always at its greatest level
+    return Requantised(flips, levels, planes, pool)
+
+
+@each_row(bits_conv_rows())
+def test_answers_of_codes_are_those_of_thresholds_pooled_and_feed_the_next_convolution(row: BitsConv) -> None:
+    for (geometry, size), bits, pool in itertools.product(GEOMETRIES[:5], (1, 2, 3, 4), (1, 2)):
+        quantization, weight = Quantization(0.25, bits=2), weight_of(twos(2), geometry)
+        answer = thresholds_of(geometry.out_channels, bits, bits % 2 == 1, pool)
+        x, prepared = image_of(geometry, size), row.prepare(weight, geometry)
+        with threads(bits):
+            y = row.run(x, prepared, None, BitsConvProblem(geometry, quantization, answer))
+        want = requantise(whole_convolution(x, weight, geometry, quantization)[0], answer)
+        images = answer.images(*geometry.output(*size[1:]))
+        assert torch.equal(y, images.pack(want)), (geometry, bits, pool)
+        assert torch.equal(images.unpack(y), want)
+        if images.height < 1 or images.width < 1 or row.planes is not answer.planes:
+            continue
+        second = Geometry(geometry.out_channels, 9, (3, 3), (1, 1), (1, 1), (1, 1))
+        other, steps = weight_of(bipolar(1), second), Quantization(0.5, bits=bits)
+        found = row.run(y, row.prepare(other, second), None, BitsConvProblem(second, steps, coded=images))
+        assert torch.equal(found, bits_conv_reference(want, other, None, second, steps))
+
+
+@each_row(bits_conv_rows())
+def test_windows_that_read_nan_are_nan_alone(row: BitsConv) -> None:
+    geometry, size = GEOMETRIES[0]
+    weight = weight_of(twos(2), geometry)
+    prepared, x = row.prepare(weight, geometry), image_of(geometry, size)
+    x[1, 3, 2, 2] = float("nan")
+    static = Quantization(0.25, bits=2)
+    want = bits_conv_reference(x, weight, None, geometry, static)
+    y = row.run(x, prepared, None, BitsConvProblem(geometry, static))
+    assert want[1].isnan().any() and want[1].isfinite().any() and want[0].isfinite().all()
+    assert torch.equal(y.nan_to_num(9.0), want.nan_to_num(9.0))
+    for bad in (float("nan"), float("inf")):
+        x[1, 3, 2, 2] = bad
+        found = row.run(x, prepared, None, BitsConvProblem(geometry, Quantization(bits=2)))
+        assert found[1].isnan().all() and found[0].isfinite().all()
+    x[1, 3, 2, 2] = float("nan")
+    codes = row.run(x, prepared, None, BitsConvProblem(geometry, static, thresholds_of(7, 2, row.planes, 1)))
+    assert codes[:, 0].tolist() == [0, 1]
+    second = Geometry(7, 4, (1, 1))
+    images = CodedImages(row.planes, 7, 2, 6, 5)
+    lost = row.run(
+        codes, row.prepare(weight_of(twos(2), second), second), None, BitsConvProblem(second, static, coded=images)
+    )
+    assert lost[1].isnan().all() and lost[0].isfinite().all()
+
+
+@each_row(bits_conv_rows())
+def test_what_no_call_may_be_is_refused(row: BitsConv) -> None:
+    geometry, size = GEOMETRIES[0]
+    weight, x = weight_of(twos(2), geometry), image_of(geometry, size)
+    prepared, two = row.prepare(weight, geometry), Quantization(0.5, bits=2)
+    assert "groups" in str(row.refuses(Geometry(4, 4, (1, 1), groups=2), twos(2), two))
+    wide = Geometry(70_000, 1, (1, 1))
+    assert (
+        "int32" in str(row.refuses(wide, twos(8), Quantization(bits=8))) and row.refuses(geometry, twos(8), two) is None
+    )
+    with pytest.raises(KernelError, match="made for another"):
+        row.run(
+            x, row.prepare(weight_of(twos(2), GEOMETRIES[2][0]), GEOMETRIES[2][0]), None, BitsConvProblem(geometry, two)
+        )
+    with pytest.raises(KernelError, match="64 bytes and those of their pixels"):
+        row.run(
+            torch.zeros(1, 100, dtype=torch.uint8),
+            prepared,
+            None,
+            BitsConvProblem(geometry, two, coded=CodedImages(row.planes, 5, 2, 6, 5)),
+        )
+    with pytest.raises(KernelError, match="static range"):
+        row.run(x, prepared, None, BitsConvProblem(geometry, Quantization(bits=2), thresholds_of(7, 2, row.planes, 1)))
+    if not row.planes:
+        codes, images = coded_of(row, torch.full((1, 5, 6, 5), 4, dtype=torch.uint8), 8)
+        with pytest.raises(KernelError, match="codes from 0 to 3"):
+            row.run(codes, prepared, None, BitsConvProblem(geometry, two, coded=images))
+    prepared.tensor[64] = 9
+    with pytest.raises(KernelError, match="as many bytes"):
+        row.run(x, prepared, None, BitsConvProblem(geometry, two))
+
+
+def test_thresholds_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(KernelError, match="1, 3, 7 or 15"):
+        Requantised(torch.zeros(3, dtype=torch.int32), torch.zeros(2, 3, dtype=torch.int32), True)
+    with pytest.raises(KernelError, match="thresholds"):
+        Requantised(torch.zeros(3, dtype=torch.int32), torch.zeros(3, 4, dtype=torch.int32), True)
