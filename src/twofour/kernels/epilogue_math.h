@@ -8,6 +8,7 @@
 
 #include "kernels/epilogue.h"
 #include "native/compiler.h"
+#include "native/vector_exp.h"
 
 namespace {
 
@@ -33,30 +34,23 @@ struct FloatMath {
     return p * x + first;
   }
 
-  // 2^n (1 + ...) with p = n + f: n in the low bits of p + 1.5 * 2^23. From n = 128 on it is infinite.
-  static constexpr float kRound = 12582912.0f;
-  static TWOFOUR_INLINE F scaled(F rounded, F f) {
-    constexpr float c[] = {0.6931471824645996f,   0.24022647738456726f,   0.055503323674201965f,
-                           0.00961843691766262f, 0.0013398873852565885f, 0.00015353360504377633f};
-    const F power = (F)(((I)rounded << 23) + (127 << 23));
-    return polynomial(c, f, 1.0f) * power;
-  }
-  // p >= -126, relative error 1e-7.
+  // p of any size, but no infinity: relative error 2e-7, infinite from 128 on, 0 where it is no normal number.
   static TWOFOUR_INLINE F exp2_of(F p) {
-    const F rounded = p + kRound;
-    return scaled(rounded, p - (rounded - kRound));
+    const F n = V::round(p);
+    return V::scale(exp2_of_fraction<V>(p - n), n);
   }
 
-  // Relative error 2e-7 where e^x is a normal number; e^-87.3 below, infinite above 88.3.
+  // e^x, or e^-x. Relative error 2e-7 + 2e-8 |x| where that is a normal number; e^-87.3 below, infinite above 88.8.
+  template <bool minus = false>
   static TWOFOUR_INLINE F exp_of(F x) {
-    x = at_most(88.8f, at_least(-87.3f, x));
-    const F rounded = x * 1.44269502162933f + kRound;
-    const F f = x * 1.44269502162933f - (rounded - kRound);  // exact where the multiply-add is fused
-    return scaled(rounded, x * 1.925963033500509e-8f + f);
+    constexpr float log2_e = minus ? -1.44269502162933f : 1.44269502162933f;
+    x = minus ? at_least(-88.8f, at_most(87.3f, x)) : at_most(88.8f, at_least(-87.3f, x));
+    const F n = V::round(x * log2_e);
+    return V::scale(exp2_of_fraction<V>(x * log2_e - n), n);  // the difference is exact where it is fused
   }
 
   // x / (1 + e^-z): of -inf NaN, as torch's.
-  static TWOFOUR_INLINE F gated(F x, F z) { return x / (exp_of(-z) + 1.0f); }
+  static TWOFOUR_INLINE F gated(F x, F z) { return x / (exp_of<true>(z) + 1.0f); }
   static TWOFOUR_INLINE F silu(F x) { return gated(x, x); }
   // x / 2 (1 + tanh u) = x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
   static TWOFOUR_INLINE F gelu_tanh(F x) { return gated(x, x * (x * x * 0.07135481627159599f + 1.5957691216057308f)); }
@@ -74,7 +68,7 @@ struct FloatMath {
                            5.3533098252955824e-05f,  -7.154673767217901e-06f,  5.134631919645471e-07f,
                            -1.571677898937196e-08f};
     const F t = at_most(16.0f, (F)((I)x & INT32_MAX));
-    const F q = exp2_of(at_least(-126.0f, polynomial(c, t, -1.0f)));
+    const F q = exp2_of(polynomial(c, t, -1.0f));
     return without_tail(x, t * q);
   }
   // The same with a relative error below 5e-4 for answers of 8 bits: bfloat16 is rounded to 4e-3.
@@ -83,8 +77,8 @@ struct FloatMath {
                            -0.00020946404944545543f};
     constexpr float e[] = {0.69326106f, 0.24261117f, 0.055171418f};
     const F t = at_most(16.0f, (F)((I)x & INT32_MAX));
-    const F p = at_least(-126.0f, polynomial(c, t, -1.0f)), rounded = p + kRound;
-    const F q = polynomial(e, p - (rounded - kRound), 0.99992807f) * (F)(((I)rounded << 23) + (127 << 23));
+    const F p = polynomial(c, t, -1.0f), n = V::round(p);
+    const F q = V::scale(polynomial(e, p - n, 0.99992807f), n);
     return without_tail(x, t * q);
   }
   static TWOFOUR_INLINE F relu(F x) { return at_least(0.0f, x); }

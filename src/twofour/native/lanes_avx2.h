@@ -68,6 +68,11 @@ struct SetLanes {
   static reg sqrt(reg a) { return _mm256_sqrt_ps(a); }
   static reg round(reg a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static ireg to_ints(reg a) { return _mm256_cvtps_epi32(a); }
+  static reg scale(reg a, reg n) {
+    const reg in = _mm256_min_ps(_mm256_set1_ps(128.0f), _mm256_max_ps(_mm256_set1_ps(-127.0f), n));
+    const ireg biased = _mm256_add_epi32(_mm256_cvtps_epi32(in), _mm256_set1_epi32(127));
+    return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
+  }
   static reg scale_from(float least, reg x, reg a, reg n) {
     const ireg biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     const reg scaled = _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));

@@ -69,6 +69,7 @@ struct SetLanes {
   static reg sqrt(reg a) { return _mm512_sqrt_ps(a); }
   static reg round(reg a) { return _mm512_roundscale_ps(a, 8); }
   static ireg to_ints(reg a) { return _mm512_cvtps_epi32(a); }
+  static reg scale(reg a, reg n) { return _mm512_scalef_ps(a, n); }
   static reg scale_from(float least, reg x, reg a, reg n) {
     return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, all(least), _CMP_NLT_UQ), a, n);
   }

@@ -64,6 +64,9 @@ struct PortableLanes {
     typedef int32_t I __attribute__((vector_size(16)));
     return (ireg)__builtin_convertvector(round(v), I);
   }
+  static reg scale(reg a, reg n) {
+    return a * (reg)((to_ints(min(all(128.0f), max(all(-127.0f), n))) + 127) << 23);
+  }
   static reg scale_from(float least, reg x, reg a, reg n) {
     const reg scaled = a * (reg)((to_ints(n) + 127) << 23);
     return x < least ? zero() : scaled;

@@ -101,6 +101,7 @@ concept FloatLanes = requires(float* to, const float* from, uint16_t* to_half, c
   { V::sqrt(r) } -> std::same_as<typename V::reg>;
   { V::round(r) } -> std::same_as<typename V::reg>;
   { V::to_ints(r) } -> std::same_as<typename V::ireg>;
+  { V::scale(r, r) } -> std::same_as<typename V::reg>;  // a 2^n, n whole or NaN: 0 or infinite where it leaves float32
   { V::scale_from(one, r, r, r) } -> std::same_as<typename V::reg>;
   { V::where_byte(many, count, r, r) } -> std::same_as<typename V::reg>;
   { V::sum(r) } -> std::same_as<float>;

@@ -59,7 +59,7 @@ struct SqueezeBlocks {
 
   static TWOFOUR_INLINE F gated(F x, Gate gate) {
     using M = FloatMath<V>;
-    return gate == Gate::sigmoid ? V::all(1.0f) / (M::exp_of(-x) + 1.0f)
+    return gate == Gate::sigmoid ? V::all(1.0f) / (M::template exp_of<true>(x) + 1.0f)
                                  : M::at_most(6.0f, M::at_least(0.0f, x + 3.0f)) * (1.0f / 6.0f);
   }
 
