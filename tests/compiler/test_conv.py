@@ -140,7 +140,7 @@ def test_rules_say_whether_close_rows_are_measured(monkeypatch: pytest.MonkeyPat
     """Where they are, a chosen one takes the normalisation and the activation in, and goes through a file."""
     seen: list[str] = []
 
-    def closest(times: dict[str, float], memory: str) -> ConvKernel:
+    def closest(times: dict[str, float], memory: str, **_: bool) -> ConvKernel:
         kernels = [find(name, ConvKernel) for name in times]
         seen.extend(kernel.name for kernel in kernels if kernel.close)
         return next((kernel for kernel in reversed(kernels) if kernel.close), kernels[0])
@@ -221,7 +221,7 @@ def of_blocks() -> nn.Module:
 
 def test_convolutions_of_one_pixel_run_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Alone, in a graph that folds the normalisation into the weight, and out of a file."""
-    monkeypatch.setattr(choose_conv, "pick", lambda times, _: find(first_sparse(times), ConvKernel))
+    monkeypatch.setattr(choose_conv, "pick", lambda times, *_, **__: find(first_sparse(times), ConvKernel))
     model, x = of_blocks(), image(2, 16, 6, 5)
     for graph in (False, True):
         fast = twofour.compile(model, x, tokens=(1,), graph=graph)

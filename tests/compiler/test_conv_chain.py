@@ -56,7 +56,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every convolution run on a kernel of ours, and 2:4 ones on a sparse one."""
     from twofour.compiler import choose_conv
 
-    def pick(times: dict[str, float], memory: str) -> object:
+    def pick(times: dict[str, float], memory: str, **_: bool) -> object:
         kernels = [kernel for kernel in choose_conv.convolutions() if kernel.name in times and kernel.isa != "any"]
         return max(kernels, key=lambda kernel: (kernel.sparse, kernel.name))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from twofour import masks, native
 from twofour.compiler.choose import Choice, Progress
-from twofour.compiler.choose_conv import choose_conv, not_measured
+from twofour.compiler.choose_conv import ConvCase, choose_conv, not_measured
 from twofour.compiler.choose_recurrent import RecurrentWeights, choose_recurrent
 from twofour.compiler.conv import CompiledConv
 from twofour.compiler.layer import CompiledLinear, MeasuredLayer, PreparedWeights
@@ -122,7 +122,8 @@ class _Chooser:
             return self.terms.choose(entry.name, *given, activations=entry.activations), because
         try:
             terms, close = self.terms, self.terms.rules == CLOSE
-            return choose_conv(entry, memory=terms.memory, footprint=self.footprint, cache=terms.cache, close=close)
+            options = {"memory": terms.memory, "footprint": self.footprint, "cache": terms.cache}
+            return choose_conv(ConvCase.of(entry), **options, close=close)
         except TwofourError as error:
             raise error.for_layer(entry.name) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 
@@ -16,7 +17,7 @@ from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.replaceable import LayerWeight
 from twofour.kernels import convolutions, find
 from twofour.kernels.base import Prepared, widest
-from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry, channels_last
+from twofour.kernels.conv import ConvKernel, ConvProblem, Geometry, Images, channels_last
 from twofour.kernels.conv_operator import to_numbers
 from twofour.kernels.dispatch import DispatchTable
 from twofour.kernels.nm_conv import CONV_REFERENCE
@@ -29,6 +30,61 @@ LIBRARY_CALL = 1e-5
 
 MOST_COPIES = 16
 """Copies of a weight that one candidate rotates over, at most: packing each takes time."""
+
+
+@dataclass(frozen=True)
+class ConvCase:
+    """A convolution for which a kernel is chosen.
+
+    Attributes:
+        name: Of its layer.
+        weight: (out, in / groups, height, width).
+        bias: float32 (out,) or None.
+        problem: The geometry, and the activation.
+        images: The input it is chosen for.
+        pattern: What the weight obeys along its input channels, None for a dense one.
+        because: Why there is no pattern.
+        residual: Whether a tensor is added before the activation.
+    """
+
+    name: str
+    weight: Tensor
+    bias: Tensor | None
+    problem: ConvProblem
+    images: Images
+    pattern: Pattern | None = None
+    because: str = ""
+    residual: bool = False
+
+    @classmethod
+    def of(cls, entry: LayerWeight) -> ConvCase:
+        """Return the case of a layer by itself."""
+        problem, weight = entry.problem, entry.weight
+        assert isinstance(problem, ConvProblem), entry.name
+        dense = weight.unpack() if isinstance(weight, Packed) else weight
+        return cls(entry.name, dense, entry.bias, problem, entry.images, entry.pattern, entry.dense_because)
+
+    @property
+    def fused(self) -> bool:
+        """Whether something follows the sums, which a kernel does in its pass or in one of its own."""
+        return self.residual or self.problem.activation != "none"
+
+    @property
+    def text(self) -> str:
+        """Return what times are kept under."""
+        numbers, size = "/".join(map(str, to_numbers(self.problem.geometry))), "x".join(map(str, self.images))
+        steps = [f"+{self.problem.activation}"] if self.problem.activation != "none" else []
+        steps = [*(["+bias"] if self.bias is not None else []), *(["+add"] if self.residual else []), *steps]
+        return f"conv/{numbers}{''.join(steps)}@{size}"
+
+    def inputs(self) -> list[Tensor]:
+        """Draw the input, channels last, and what is added."""
+        draw, geometry, (count, *size) = torch.Generator().manual_seed(0), self.problem.geometry, self.images
+        shapes = [(count, geometry.in_channels, *size)]
+        shapes += [(count, geometry.out_channels, *geometry.output(size[0], size[1]))] if self.residual else []
+        return [
+            channels_last(torch.randn(shape, generator=draw, dtype=torch.float32, device="cpu")) for shape in shapes
+        ]
 
 
 def conv_candidates(
@@ -86,25 +142,29 @@ def not_measured(geometry: Geometry, memory: str, close: bool) -> str:
     return f"Winograd's algorithm was not measured: {why}"
 
 
-def pick(times: Mapping[str, float], memory: str) -> ConvKernel:
+def pick(times: Mapping[str, float], memory: str, *, fused: bool = False) -> ConvKernel:
     """Return the kernel to use: the fastest, or with memory="small" the fastest sparse one where there is one.
 
-    One that is ahead of the others by less than its `lead` counts as slower.
+    One that is ahead of the others by less than its `lead` counts as slower; `fused`: what a pass of its own would cost
+    is in the times.
     """
     kernels = [find(name, ConvKernel) for name in times]
     pool = [kernel for kernel in kernels if kernel.sparse and memory == "small"] or kernels
-    return min(
-        pool, key=lambda kernel: times[kernel.name] * kernel.lead + (LIBRARY_CALL if kernel.isa == "any" else 0.0)
-    )
+
+    def cost(kernel: ConvKernel) -> float:
+        lead = max(kernel.lead, 1.0) if fused else kernel.lead
+        return times[kernel.name] * lead + (LIBRARY_CALL if kernel.isa == "any" else 0.0)
+
+    return min(pool, key=cost)
 
 
 def choose_conv(
-    entry: LayerWeight, *, memory: str, footprint: int, cache: Cache, close: bool = False
+    case: ConvCase, *, memory: str, footprint: int, cache: Cache, close: bool = False
 ) -> tuple[Choice, str]:
     """Measure the candidates for one convolution on channels-last images and keep the fastest.
 
     Args:
-        entry: Its weight, and the images it is chosen for.
+        case: Its weight, what follows, and the images it is chosen for.
         memory: "fast" takes the fastest kernel, "small" a sparse one where there is one.
         footprint: Bytes of the whole model's weights; see `choose`.
         cache: Times measured earlier on this machine.
@@ -114,33 +174,27 @@ def choose_conv(
     Returns:
         The choice at the output's pixels of all images, and why no sparse kernel was measured, "" when one was.
     """
-    problem, images = entry.problem, entry.images
-    assert isinstance(problem, ConvProblem), entry.name
-    geometry, close = problem.geometry, close and memory == "fast"
-    weight = entry.weight.unpack() if isinstance(entry.weight, Packed) else entry.weight
-    kernels, because = conv_candidates(weight, geometry, entry.pattern, entry.dense_because, close)
+    problem, images, weight, geometry = case.problem, case.images, case.weight, case.problem.geometry
+    close = close and memory == "fast"
+    kernels, because = conv_candidates(weight, geometry, case.pattern, case.because, close)
     copies = min(MOST_COPIES, max(1, min(footprint, ROTATED_BYTES) // (weight.numel() * 4)))
-    numbers, size = "/".join(map(str, to_numbers(geometry))), "x".join(map(str, images))
-    blocks = _blocks(weight, entry.pattern, kernels)
-    ruled = "" if blocks is None else f"/{blocks.header.pattern}"
-    key = cache.key(f"conv/{numbers}{'+bias' if entry.bias is not None else ''}@{size}{ruled}", copies)
-    count, height, width = images
+    blocks = _blocks(weight, case.pattern, kernels)
+    key = cache.key(case.text + ("" if blocks is None else f"/{blocks.header.pattern}"), copies)
 
     def prepare(kernel: ConvKernel) -> Prepared:
         return kernel.prepare(blocks if blocks is not None and kernel.sparse else weight, geometry, images)
 
     def measure() -> tuple[dict[str, float], bool]:
-        draw = torch.Generator().manual_seed(0)
-        x = torch.randn((count, geometry.in_channels, height, width), generator=draw, dtype=torch.float32, device="cpu")
-        x = channels_last(x)
+        inputs = case.inputs()
 
         def call(kernel: ConvKernel, made: Prepared) -> Callable[[], object]:
             alone = DispatchTable((), (kernel.name,)), PreparedWeights([made])
-            return partial(CompiledConv("measured", problem, *alone, entry.bias, images), x)
+            return partial(CompiledConv("measured", problem, *alone, case.bias, images), *inputs)
 
-        return race_kernels(kernels, prepare, call, copies, f"{geometry} on {images}")
+        return race_kernels(kernels, prepare, call, copies, f"{problem} on {images}")
 
     times = cache.times(key, [kernel.name for kernel in kernels], measure)
-    pixels, chosen = count * prod(geometry.output(height, width)), pick(times, memory)
+    count, height, width = images
+    pixels, chosen = count * prod(geometry.output(height, width)), pick(times, memory, fused=case.fused)
     layouts = {chosen.layout: prepare(chosen)}
     return Choice(DispatchTable((), (chosen.name,)), {pixels: times}, layouts, cache.origin([key])), because

@@ -7,14 +7,18 @@ from dataclasses import replace
 
 from torch import Tensor, fx, nn
 
+from twofour.compiler.choose import Choice
+from twofour.compiler.choose_conv import ConvCase, choose_conv
 from twofour.compiler.conv import CompiledConv
 from twofour.compiler.layer import PreparedWeights
-from twofour.compiler.plan import LayerPlan
-from twofour.graph import Convolution, Norm
+from twofour.compiler.plan import LayerPlan, described
+from twofour.compiler.terms import Terms
+from twofour.graph import CLOSE, Convolution, Norm
 from twofour.graph.base import place
 from twofour.kernels.conv import ConvProblem, PreparedConv
 from twofour.kernels.fold import fold_batch_norm
 from twofour.packing import Packed
+from twofour.patterns import Pattern
 
 
 class ConvLayer(CompiledConv):
@@ -41,7 +45,7 @@ def kept_convs(layers: Mapping[str, CompiledConv]) -> dict[str, tuple[int, ...]]
 
 
 def place_convs(
-    module: fx.GraphModule, layers: Mapping[str, CompiledConv], plans: Mapping[str, LayerPlan]
+    module: fx.GraphModule, layers: Mapping[str, CompiledConv], plans: Mapping[str, LayerPlan], terms: Terms
 ) -> tuple[LayerPlan, ...]:
     """Replace every marked convolution by a layer; returns plan entries for the weights that are kept besides.
 
@@ -49,19 +53,51 @@ def place_convs(
         module: The rewritten graph; it is changed.
         layers: The compiled convolutions by name.
         plans: What was decided for them.
+        terms: What holds for every layer.
     """
     added: list[LayerPlan] = []
+    footprint = sum(layer.prepared.nbytes for layer in layers.values())
     for index, node in enumerate([node for node in module.graph.nodes if "convolution" in node.meta]):
         marked: Convolution = node.meta["convolution"]
-        layer = _layer(module, layers[marked.layer], marked)
-        if marked.norm is not None and marked.layer in plans:
-            plan = plans[marked.layer]
-            reason = f"{plan.reason}; kept again with its normalisation folded in"
-            both = plan.bytes_before + layer.prepared.nbytes
-            added.append(replace(plan, bytes_after=both, reason=reason))
+        before, plan = layers[marked.layer], plans.get(marked.layer)
+        layer, choice = _chosen_anew(_layer(module, before, marked), before.pattern, terms, footprint)
+        if plan is not None and layer.prepared is not before.prepared:
+            norm = "" if marked.norm is None else "; kept again with its normalisation folded in"
+            sizes = plan.bytes_before, plan.bytes_before + layer.prepared.nbytes, plan.bytes_in_file
+            new = replace(plan, bytes_after=sizes[1], reason=plan.reason + norm)
+            if choice is not None:
+                reason = f"{new.reason}; chosen once more in the graph, with what its call does there"
+                new = described(plan.name, plan.kind, plan.shape, next(iter(choice.times)), choice, reason, sizes)
+            added.append(new)
         place(module, node, f"convolution_{index}", layer)
     module.graph.lint()
     return tuple(added)
+
+
+def _chosen_anew(
+    layer: ConvLayer, pattern: Pattern | None, terms: Terms, footprint: int
+) -> tuple[ConvLayer, Choice | None]:
+    """Choose the kernel once more where it is a library's, which may do in a pass of its own what is now asked of it.
+
+    With memory="small" the choice stays, since its weight is held once.
+    """
+    geometry, (kernel,) = layer.geometry, layer.dispatch.kernels
+    asked = layer.residual or layer.problem.activation != "none" or not geometry.symmetric
+    if not asked or kernel.isa != "any" or terms.memory == "small" or min(layer.images) < 1:
+        return layer, None
+    source = layer.prepared.source()
+    weight = source.unpack() if isinstance(source, Packed) else source
+    weight = weight if weight.ndim == 4 else weight.unsqueeze(2)
+    case = ConvCase(layer.name, weight, layer.bias, layer.problem, layer.images, pattern, residual=layer.residual)
+    choice, _ = choose_conv(
+        case, memory=terms.memory, footprint=footprint, cache=terms.cache, close=terms.rules == CLOSE
+    )
+    if choice.dispatch.names == layer.dispatch.names:
+        return layer, None
+    prepared = PreparedWeights(choice.layouts.values())
+    new = ConvLayer(layer.name, layer.problem, choice.dispatch, prepared, layer.bias, layer.images, layer.dimensions)
+    new.residual = layer.residual
+    return new, choice
 
 
 def _layer(module: fx.GraphModule, layer: CompiledConv, marked: Convolution) -> ConvLayer:

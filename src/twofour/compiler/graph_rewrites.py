@@ -138,7 +138,7 @@ def _place(found: Rewrites, fast: nn.Module, graph: Graph, plan: Plan, leaves: S
     """Give convolutions, products and recurrent layers what they run on, and make a call of each squeeze-and-excite."""
     layers, convs = compiled_layers(fast)
     plans = {layer.name: layer for layer in plan.layers}
-    folded = place_convs(graph.module, convs, plans)
+    folded = place_convs(graph.module, convs, plans, terms)
     placed, apart = place_products(graph, leaves, layers, terms, lowered=found.counts.get(BETWEEN, 0) > 0)
     if apart:  # the rule joined them; measuring took them apart
         found.counts[JOIN_QKV.name] -= apart
