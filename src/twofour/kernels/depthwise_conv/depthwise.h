@@ -1,8 +1,9 @@
 // y = activation(conv(x, W) + bias), a filter of its own for each channel, channels last.
 //
-// A vector holds neighbouring channels of one pixel. Between the borders kPixels outputs of a row are summed at once: a tap is
-// one load of its weights and one of each pixel. Where taps fall outside the image, outputs are summed one by one, several
-// vectors of channels at once, over the taps that are inside.
+// A vector holds neighbouring channels of one pixel. Up to kPixels outputs of a row are summed at once. For rows of 3, 5 and 7
+// taps at stride 1, and 3 and 5 at stride 2, a pixel is loaded once for all of them. For others a tap is one load of its
+// weights and one of each pixel; where such taps fall outside the image, outputs are summed one by one, several vectors of
+// channels at once, over the taps that are inside.
 #pragma once
 
 #include "depthwise_conv.h"
@@ -106,7 +107,81 @@ struct DepthwiseRows {
     }
   }
 
+  // N outputs of a row, all channels: a pixel is loaded once for all taps that meet it. `row`: the first pixel of the first
+  // row that is met; `origin`: the pixel that the first tap of the first output reads, which may be outside.
+  template <int kTaps, int kStride, int N>
+  static TWOFOUR_NOINLINE void window(const Depthwise& a, const float* row, const Taps& high, int64_t origin, float* y) {
+    const int64_t c = a.channels, down = a.width.input * c * a.height.dilation, end = a.width.input - origin;
+    for (int64_t channel = 0; channel + V::width <= c; channel += V::width) {
+      F sum[N];
+      const F bias = a.bias ? V::load_unaligned(a.bias + channel) : V::zero();
+      TWOFOUR_UNROLL
+      for (int n = 0; n < N; n++) sum[n] = bias;
+      const float* x = row + channel;
+      const float* w = a.weight + high.first * kTaps * c + channel;
+      for (int64_t kh = high.first; kh < high.last; kh++, x += down, w += kTaps * c) {
+        F weight[kTaps];
+        TWOFOUR_UNROLL
+        for (int j = 0; j < kTaps; j++) weight[j] = V::load_unaligned(w + j * c);
+        TWOFOUR_UNROLL
+        for (int p = 0; p < (N - 1) * kStride + kTaps; p++) {
+          if (p < -origin || p >= end) continue;
+          const F one = V::load_unaligned(x + (origin + p) * c);
+          TWOFOUR_UNROLL
+          for (int j = 0; j < kTaps; j++)
+            if (p >= j && (p - j) % kStride == 0 && (p - j) / kStride < N)
+              sum[(p - j) / kStride] = V::fma(weight[j], one, sum[(p - j) / kStride]);
+        }
+      }
+      TWOFOUR_UNROLL
+      for (int n = 0; n < N; n++) V::store_unaligned(y + n * c + channel, sum[n]);
+    }
+  }
+
+  // Outputs [at, at + count) of a row, then what follows while they are in the cache.
+  template <int kTaps, int kStride, int N = kPixels>
+  static void windows(const Depthwise& a, const float* row, const Taps& high, int64_t at, int64_t count, float* y) {
+    if (count != N) {
+      if constexpr (N > 1) windows<kTaps, kStride, N - 1>(a, row, high, at, count, y);
+      return;
+    }
+    window<kTaps, kStride, N>(a, row, high, at * kStride - a.width.padding, y + at * a.channels);
+    const int64_t done = a.channels / V::width * V::width;
+    for (int64_t n = at; done < a.channels && n < at + N; n++) {
+      const Taps wide(a.width, n);
+      pixels<1>(a, row + wide.start * a.channels + done, high, wide, done, a.channels - done, y + n * a.channels + done);
+    }
+    if (a.activation != twofour::Activation::none)
+      finish_rows<V>({a.activation, twofour::Combine::none, nullptr, 0}, y, 0, 0, 1, at * a.channels, N * a.channels);
+  }
+  template <int kTaps, int kStride>
+  static void windows_of_rows(const Depthwise& a, int64_t begin, int64_t end) {
+    const ConvAxis& w = a.width;
+    const int64_t groups = ceil_div(w.output, kPixels), size = w.output / groups, larger = w.output % groups;
+    for (int64_t r = begin; r < end; r++) {
+      const Taps high(a.height, r % a.height.output);
+      const float* row = a.x + (r / a.height.output * a.height.input + high.start) * w.input * a.channels;
+      for (int64_t g = 0, at = 0; g < groups; g++) {
+        const int64_t count = size + (g < larger ? 1 : 0);
+        windows<kTaps, kStride>(a, row, high, at, count, a.y + r * w.output * a.channels);
+        at += count;
+      }
+    }
+  }
+
   // Rows of outputs [begin, end), counted over all images.
+  static void run(const Depthwise& a, int64_t begin, int64_t end) {
+    const int64_t kind = a.width.dilation == 1 ? a.width.stride * 8 + a.width.taps : 0;
+    switch (a.width.taps < 8 ? kind : 0) {
+      case 8 + 3: return windows_of_rows<3, 1>(a, begin, end);
+      case 8 + 5: return windows_of_rows<5, 1>(a, begin, end);
+      case 8 + 7: return windows_of_rows<7, 1>(a, begin, end);
+      case 16 + 3: return windows_of_rows<3, 2>(a, begin, end);
+      case 16 + 5: return windows_of_rows<5, 2>(a, begin, end);
+      default: return rows(a, begin, end);
+    }
+  }
+  // The same for any taps.
   static void rows(const Depthwise& a, int64_t begin, int64_t end) {
     const ConvAxis& w = a.width;
     const int64_t reach = w.dilation * (w.taps - 1);
