@@ -10,8 +10,13 @@ from torch import nn
 
 import twofour
 from twofour import quantization
-from twofour.kernels.bits_matmul.conv import bits_conv_rows
+from twofour.compiler.graph_low_bits import CODES
+from twofour.compiler.thresholds import Sums
+from twofour.kernels.bits_matmul import BitWeight, twos
+from twofour.kernels.bits_matmul.conv import BitsConvProblem, bits_conv_rows, requantise
+from twofour.kernels.conv import Geometry
 from twofour.kernels.dense_matmul import PLAIN
+from twofour.kernels.quantization import Quantization
 
 
 @pytest.fixture(autouse=True)
@@ -85,3 +90,84 @@ def test_what_no_kernel_takes_runs_in_floats_and_says_so() -> None:
     reasons = [layer.reason for layer in fast.plan.layers]  # type: ignore[union-attr]
     assert "not in 2 groups" in reasons[0] and "padding_mode 'circular'" in reasons[1]
     assert torch.equal(fast(x), model(x))
+
+
+def chained(widths: tuple[str, str] = ("w1", "a2"), size: int = 12) -> tuple[nn.Sequential, torch.Tensor]:
+    """A net whose convolutions have normalisations of both signs, clips and pools between them."""
+    torch.manual_seed(1)
+    layers: list[nn.Module] = [nn.Conv2d(1, 40, 3, padding=1, bias=False), nn.BatchNorm2d(40), nn.ReLU()]
+    layers += [nn.Conv2d(40, 70, 3, padding=1), nn.BatchNorm2d(70), nn.ReLU6(), nn.MaxPool2d(2)]
+    layers += [nn.Conv2d(70, 33, 3, 2, padding=1), nn.ReLU(), nn.Conv2d(33, 8, 1), nn.BatchNorm2d(8), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
+    for module in model:
+        if isinstance(module, nn.BatchNorm2d):
+            for part in (module.weight, module.bias, module.running_mean):
+                nn.init.normal_(part)  # type: ignore[arg-type]
+            nn.init.uniform_(module.running_var, 0.5, 2.0)  # type: ignore[arg-type]
+    x = torch.randn(3, 1, size, size)
+    return twofour.quantize(model, *widths, data=[x]), x
+
+
+@pytest.mark.parametrize(
+    ("widths", "size"), [(("w1", "a2"), 12), (("w2", "a1"), 13), (("w1.58", "a4"), 12), (("w2", "s2"), 13)]
+)
+def test_convolutions_of_a_graph_hand_codes_on_and_answer_as_the_model_does(widths, size: int, monkeypatch) -> None:
+    monkeypatch.setattr("twofour.compiler.low_bits_conv.race", floats_last)
+    model, x = chained(widths, size)
+    fast = twofour.compile(model, x, graph=True)
+    account = fast.plan.account  # type: ignore[union-attr]
+    assert account.rewrites[CODES] == 3, account
+    for images in (x, 2 * torch.randn_like(x), torch.randn(3, 1, size, size)):
+        want = whole(model, images)
+        program = fast.forward.program if account.engine == "graph" else None
+        for _ in range(3):  # by Python, recorded, replayed
+            torch.testing.assert_close(fast(images), want, rtol=0, atol=0)
+        if program is not None:
+            torch.testing.assert_close(program(images)[0], want, rtol=0, atol=0)
+    x[1, 0, 3, 3] = float("nan")
+    assert fast(x)[1].isnan().all() and fast(x)[[0, 2]].isfinite().all()
+
+
+def test_what_thresholds_cannot_stand_for_stays_between_the_convolutions(monkeypatch) -> None:
+    monkeypatch.setattr("twofour.compiler.low_bits_conv.race", floats_last)
+    torch.manual_seed(0)
+    between = [nn.Sigmoid(), nn.MaxPool2d(3, 2), nn.Sequential(nn.MaxPool2d(2), nn.BatchNorm2d(4))]
+    for module in between:
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), module, nn.Conv2d(4, 4, 1)).eval()
+        x = torch.randn(2, 3, 9, 9)
+        twofour.quantize(model, "w2", "a2", data=[x], ends=None)
+        fast = twofour.compile(model, x, graph=True)
+        account: Any = fast.plan.account  # type: ignore[union-attr]
+        assert account.rewrites[CODES] == 0 and not account.left_out
+        torch.testing.assert_close(fast(x), whole(model, x))
+
+
+def test_a_rule_that_fails_leaves_each_convolution_alone_in_the_graph(monkeypatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("on purpose")
+
+    monkeypatch.setattr("twofour.compiler.low_bits_conv.race", floats_last)
+    monkeypatch.setattr("twofour.compiler.graph_low_bits._handed_on", fail)
+    model, x = chained()
+    fast = twofour.compile(model, x, graph=True)
+    account: Any = fast.plan.account  # type: ignore[union-attr]
+    assert account.left_out == {CODES: "ValueError: on purpose"} and account.engine_ms
+    torch.testing.assert_close(fast(x), whole(model, x))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_thresholds_are_the_sums_at_which_the_float_formula_changes(bits: int) -> None:
+    torch.manual_seed(bits)
+    norm = nn.BatchNorm2d(6).eval()
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.running_mean, std=9.0)  # type: ignore[arg-type]
+    norm.weight.data[0] = 0.0  # a channel that is constant
+    geometry = Geometry(5, 6, (3, 3))
+    weight = BitWeight(torch.randint(0, 4, (6, 45), dtype=torch.uint8), twos(2), torch.rand(6) + 0.1)
+    problem = BitsConvProblem(geometry, Quantization(0.37, bits=2))
+    sums = Sums(problem, weight, torch.randn(6), (norm, torch.relu), Quantization(0.8, bits=bits))
+    found = sums.thresholds(True, 1)
+    every = torch.arange(-sums.largest, sums.largest + 1)[:, None].expand(-1, 6)
+    assert found is not None and torch.equal(requantise(every[:, :, None, None], found).flatten(1), sums.codes(every))
+    norm.running_mean[2] = float("nan")  # type: ignore[index]
+    assert sums.thresholds(True, 1) is None

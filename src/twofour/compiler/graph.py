@@ -19,6 +19,7 @@ from twofour.capture import Graph, Guard, arguments, capture, without_torchs_log
 from twofour.compiler.agreement import agreement
 from twofour.compiler.conv import CompiledConv
 from twofour.compiler.graph_conv import kept_convs
+from twofour.compiler.graph_low_bits import axes_of, kept_low_bits
 from twofour.compiler.graph_report import GraphReport, by_operator
 from twofour.compiler.graph_rewrites import compiled_layers, rewrite_graph
 from twofour.compiler.layer import CompiledLinear
@@ -158,7 +159,8 @@ def _captured(fast: nn.Module, given: Mapping[str, Any]) -> Graph:
 def kept_layers(fast: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return outputs and axes of the compiled layers, which are single nodes of a graph, as `capture` takes them."""
     layers, convs = compiled_layers(fast)
-    return {name: (layer.out_features,) for name, layer in layers.items()} | kept_convs(convs)
+    low_bits = {name: axes_of(layer) for name, layer in kept_low_bits(fast).items()}
+    return {name: (layer.out_features,) for name, layer in layers.items()} | kept_convs(convs) | low_bits
 
 
 def _described(fast: nn.Module, graph: Graph, leaves: Sequence[Any]) -> dict[str, Any] | None:
@@ -182,7 +184,7 @@ def _rewritten(
 ) -> Plan:
     layers, convs = compiled_layers(fast)
     guard = Guard(graph)
-    plain = {name: original.get_submodule(name) for name in (*layers, *convs)}
+    plain = {name: original.get_submodule(name) for name in (*layers, *convs)} | kept_low_bits(fast)
     case = terms.cache.key(_case(graph, leaves, (*layers.values(), *convs.values()), terms.rules, plan.graph))
     outlines = {"before": outline(graph.module)}
     between = [node.meta.get("val") for node in graph.module.graph.nodes]

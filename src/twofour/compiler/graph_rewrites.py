@@ -18,6 +18,7 @@ from twofour.compiler.conv_chain import IN_A_CHAIN, convolutions_in_a_row
 from twofour.compiler.fused_matmuls import most_tokens, place_products
 from twofour.compiler.graph_algebra import rewrite_algebra
 from twofour.compiler.graph_conv import place_convs
+from twofour.compiler.graph_low_bits import CODES, place_low_bits
 from twofour.compiler.graph_recurrent import RECURRENT, place_recurrent
 from twofour.compiler.layer import CompiledLinear
 from twofour.compiler.mlp import IN_A_ROW, products_in_a_row
@@ -109,6 +110,9 @@ def rewrite_graph(
     module, copies = graph.module, terms.memory == "fast"
     found = Rewrites(without)
     layers, _ = compiled_layers(fast)
+    if CODES in without:
+        place_low_bits(module, fast, hand_on=False)
+    found.step(CODES, lambda: place_low_bits(module, fast))
     found.counts |= simplify(module, without)
     found.algebra = rewrite_algebra(module, fast, layers, terms.rules, merge=copies, without=without)
     found.counts |= {**found.algebra.counts, **fuse(module, copies=copies, without=without)}

@@ -75,7 +75,10 @@ def _sum(module: Layer, held: LowBits, levels: Tensor, weight: Tensor, count: in
 
 def _product(module: Layer, x: Tensor, weight: Tensor) -> Tensor:
     available = torch.amp.is_autocast_available(x.device.type)  # not where there are shapes alone, on the meta device
-    with torch.autocast(x.device.type, enabled=False) if available else nullcontext():
+    at_work = available and torch.is_autocast_enabled(
+        x.device.type
+    )  # else torch.export would make a graph in the graph
+    with torch.autocast(x.device.type, enabled=False) if at_work else nullcontext():
         if isinstance(module, nn.Conv2d):
             return module._conv_forward(x, weight, None)
         return functional.linear(x, weight)

@@ -69,9 +69,24 @@ TWOFOUR_NOINLINE void input_codes(const twofour::Quantization& q, Range range, c
 }
 
 template <class V, class X>
+bool holds_nan(const X* x, int64_t count) {
+  typename V::I found{};
+  for (int64_t k = 0; k < count; k += V::width) {
+    const typename V::reg v = V::load(x + k, count - k);
+    found |= (typename V::I)(v != v);
+  }
+  int32_t lanes[V::width], any = 0;
+  std::memcpy(lanes, &found, sizeof found);
+  for (const int32_t lane : lanes) any |= lane;
+  return any != 0;
+}
+
+// A token that holds NaN, which one range for all rounds to a code, has scale NaN.
+template <class V, class X>
 inline Range real_codes(const Matmul& a, const X* x, uint8_t* to) {
   const Range range = input_range<V>(a.quantization, x, a.in_features);
   input_codes<V>(a.quantization, range, x, a.in_features, to);
+  if (!a.quantization.dynamic && holds_nan<V>(x, a.in_features)) return {__builtin_nanf(""), range.zero};
   return range;
 }
 

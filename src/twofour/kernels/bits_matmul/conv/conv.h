@@ -47,19 +47,6 @@ inline int32_t sum_of_pixel(const PixelCodes& form, const char* codes) {
   return sum;
 }
 
-template <class V>
-bool holds_nan(const float* x, int64_t count) {
-  typename V::I found{};
-  for (int64_t k = 0; k < count; k += V::width) {
-    const typename V::reg v = V::load(x + k, count - k);
-    found |= (typename V::I)(v != v);
-  }
-  int32_t lanes[V::width], any = 0;
-  std::memcpy(lanes, &found, sizeof found);
-  for (const int32_t lane : lanes) any |= lane;
-  return any != 0;
-}
-
 // Marks the pixels of a row of a real image that hold NaN; returns whether there are any.
 template <class V>
 bool mark_lost(const float* x, int64_t pixels, int64_t channels, uint8_t* lost) {

@@ -1,0 +1,244 @@
+"""Convolutions of low bits in a graph: those in a row become one layer that hands codes from one to the next.
+
+Between two convolutions stand normalisation, ReLU, clipping and a 2 x 2 pool, and the rounding of the second one's
+inputs. All of it is monotone in a sum of whole numbers, in floats too, so that thresholds stand for it. They are found
+by running these very operators: the codes are those of the model, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from twofour import quantization
+from twofour.capture import KEPT
+from twofour.compiler.low_bits import Codes
+from twofour.compiler.low_bits_conv import ConvCodes, codes_of
+from twofour.compiler.thresholds import Apply, Sums
+from twofour.errors import KernelError
+from twofour.graph.base import argument, aten, calls, place
+from twofour.kernels.base import Prepared
+from twofour.kernels.bits_matmul.conv import BitsConv, BitsConvProblem, Requantised
+from twofour.kernels.conv import Geometry
+
+CODES = "convolutions hand codes on"
+"""What the plan calls the rewrite."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One convolution of a chain.
+
+    Attributes:
+        row: Its kernel.
+        prepared: Its weight.
+        problem: What it computes.
+        bias: float32 (out,), None without one and where its thresholds hold it.
+    """
+
+    row: BitsConv
+    prepared: Prepared
+    problem: BitsConvProblem
+    bias: Tensor | None
+
+
+class BitsConvChain(nn.Module):
+    """Convolutions of low bits in a row, codes between them, the last answer real; one native call each.
+
+    Args:
+        name: Of the first layer.
+        links: The convolutions, the first one first.
+    """
+
+    def __init__(self, name: str, links: Sequence[Link]) -> None:
+        super().__init__()
+        self.name, self.links = name, tuple(links)
+
+    @property
+    def label(self) -> str:
+        """Return how the account names it."""
+        return ", ".join(["conv of bits"] * len(self.links))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the last convolution's answer: float32 (images, out, height, width), channels last.
+
+        Raises:
+            KernelError: The input does not fit.
+        """
+        problem, size = self.links[0].problem, x.shape[2:]
+        try:
+            for index, link in enumerate(self.links):
+                answer = link.problem.answer
+                x = link.row.run(x, link.prepared, link.bias, problem)
+                if answer is not None:
+                    size = link.problem.geometry.output(*size)
+                    coded = answer.images(*size)
+                    problem, size = replace(self.links[index + 1].problem, coded=coded), (coded.height, coded.width)
+        except KernelError as error:
+            raise error.for_layer(self.name) from None
+        return x
+
+
+class BitsLinear(nn.Module):
+    """A Linear of low bits inside a graph.
+
+    Args:
+        layer: Its product.
+    """
+
+    label = "linear of bits"
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the product."""
+        return self.layer(x)
+
+
+def kept_low_bits(fast: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers of low bits that run on kernels, which are single nodes of a graph."""
+    return {name: fast.get_submodule(name) for name, low in quantization.of(fast).items() if low.runs is not None}
+
+
+def axes_of(module: nn.Module) -> tuple[int, ...]:
+    """Return what `capture` wants to know of a layer: outputs, then of a convolution four numbers an axis."""
+    if not isinstance(module, nn.Conv2d):
+        assert isinstance(module, nn.Linear)
+        return (module.out_features,)
+    g = Geometry.of(module)
+    axes = [(g.kernel[i], g.stride[i], g.before[i] + g.after[i], g.dilation[i]) for i in range(2)]
+    return g.out_channels, *(size for axis in axes for size in axis)
+
+
+def place_low_bits(module: fx.GraphModule, fast: nn.Module, *, hand_on: bool = True) -> int:
+    """Let each layer of low bits run on its kernel, convolutions in a row as one; returns how many hand codes on.
+
+    Args:
+        module: The graph as captured; it is changed.
+        fast: The model with compiled layers.
+        hand_on: Whether convolutions may; without, each stands alone.
+    """
+    for index, node in enumerate(calls(module.graph, KEPT)):
+        low = quantization.held_by(fast.get_submodule(str(node.args[1])))
+        if low is not None and isinstance(low.runs, Codes):
+            _place(module, node, node.args[:1], f"bits_linear_{index}", BitsLinear(low.runs.layer))
+    nodes = [node for node in calls(module.graph, KEPT) if _low_bits(fast, node) is not None]
+    before: dict[fx.Node, tuple[fx.Node, Requantised]] = {}  # by the convolution that reads the codes
+    for node in nodes if hand_on else ():
+        found = _handed_on(module, fast, node)
+        if found is not None:
+            before[found[0]] = node, found[1]
+    links = {node: _link(_low_bits(fast, node)) for node in nodes}
+    for source, answer in before.values():
+        links[source] = replace(links[source], problem=replace(links[source].problem, answer=answer), bias=None)
+    sources = {source for source, _ in before.values()}
+    for index, last in enumerate(node for node in nodes if node not in sources):
+        run = [last]
+        while run[0] in before:
+            run.insert(0, before[run[0]][0])
+        chain = BitsConvChain(str(run[0].args[1]), [links[one] for one in run])
+        _place(module, last, run[0].args[:1], f"bits_conv_{index}", chain)
+    module.graph.eliminate_dead_code()
+    module.graph.lint()
+    return len(before)
+
+
+def _place(module: fx.GraphModule, node: fx.Node, args: tuple[Any, ...], name: str, layer: nn.Module) -> None:
+    node.args = args
+    place(module, node, name, layer)
+
+
+def _low_bits(fast: nn.Module, node: Any) -> ConvCodes | None:
+    """Return what a kept convolution runs on, where it is one of low bits."""
+    if not isinstance(node, fx.Node) or node.target is not KEPT or not node.args[3]:
+        return None
+    layer = fast.get_submodule(str(node.args[1]))
+    low = quantization.held_by(layer)
+    if low is None or not isinstance(low.runs, ConvCodes):
+        return None
+    low.runs.follow(layer)
+    return low.runs
+
+
+def _link(codes: ConvCodes | None) -> Link:
+    assert codes is not None
+    return Link(codes.row, codes.prepared, codes.problem, codes.bias)
+
+
+def _handed_on(module: fx.GraphModule, fast: nn.Module, node: Any) -> tuple[fx.Node, Requantised] | None:
+    """Return the one convolution that reads a convolution's answer and the thresholds of what stands between, if so."""
+    applied: list[Apply] = []
+    pool, at = 1, node
+    while len(at.users) == 1:
+        at = next(iter(at.users))
+        reader = _low_bits(fast, at)
+        if reader is not None:
+            answer = _thresholds(node, fast, reader, applied, pool)
+            return None if answer is None else (at, answer)
+        if _pools(at) and pool == 1:
+            pool = 2
+        elif (apply := _monotone(module, at, pooled=pool > 1)) is not None:
+            applied.append(apply)
+        else:
+            return None
+    return None
+
+
+def _pools(node: fx.Node) -> bool:
+    """Tell whether a node takes the greatest of every 2 x 2 pixels."""
+    if node.target is not aten.max_pool2d.default:
+        return False
+    sizes = [argument(node, i, name, default) for i, (name, default) in enumerate(_POOL)][1:]
+    kernel, stride, padding, dilation, ceil = sizes
+    return _all(kernel, 2) and _all(stride or kernel, 2) and _all(padding, 0) and _all(dilation, 1) and not ceil
+
+
+_POOL = (("self", None), ("kernel_size", 0), ("stride", ()), ("padding", 0), ("dilation", 1), ("ceil_mode", False))
+
+
+def _all(sizes: Any, size: int) -> bool:
+    return all(one == size for one in (sizes if isinstance(sizes, list | tuple) else [sizes]))
+
+
+def _monotone(module: fx.GraphModule, node: fx.Node, *, pooled: bool) -> Apply | None:
+    """Return a node's operator on its first argument where it keeps or turns the order of a channel's numbers.
+
+    A normalisation may turn all of a channel around, which does not commute with a pool before it.
+    """
+    if node.target in (aten.relu.default, aten.relu_.default):
+        return torch.relu
+    if node.target in (aten.hardtanh.default, aten.hardtanh_.default):
+        low, high = argument(node, 1, "min_val", -1.0), argument(node, 2, "max_val", 1.0)
+        return lambda x: torch.clamp(x, low, high)
+    if node.target is aten.batch_norm.default and not pooled and not argument(node, 5, "training"):
+        weight, bias, mean, variance = (_held(module, part) for part in node.args[1:5])
+        momentum, eps = argument(node, 6, "momentum"), argument(node, 7, "eps")
+        if isinstance(mean, Tensor) and isinstance(variance, Tensor):
+            return lambda x: torch.batch_norm(x, weight, bias, mean, variance, False, momentum, eps, False)
+    return None
+
+
+def _held(module: fx.GraphModule, part: Any) -> Any:
+    if not isinstance(part, fx.Node) or part.op != "get_attr":
+        return part
+    found: Any = module
+    for name in str(part.target).split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _thresholds(
+    node: fx.Node, fast: nn.Module, reader: ConvCodes, applied: Sequence[Apply], pool: int
+) -> Requantised | None:
+    """Return how a convolution's sums become the codes of the next one, None where the kernels do not do it."""
+    codes, name = _low_bits(fast, node), str(node.args[1])
+    assert codes is not None
+    weight = codes_of(name, fast.get_submodule(name))
+    sums = Sums(codes.problem, weight, codes.bias, applied, reader.problem.quantization)
+    return sums.thresholds(reader.row.planes, pool) if sums.fits else None
