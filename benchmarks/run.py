@@ -10,6 +10,7 @@ from rich.console import Console
 
 import engine
 from cases import bits as bits_case
+from cases import bits_nets, models_table, shapes, table
 from cases import block as block_case
 from cases import calibrated as calibrated_case
 from cases import check as check_case
@@ -19,7 +20,6 @@ from cases import grid as grid_case
 from cases import linear as linear_case
 from cases import mask as mask_case
 from cases import memory as memory_case
-from cases import models_table, shapes, table
 from cases import permutation as permutation_case
 from cases import recurrent as recurrent_case
 from cases import serving as serving_case
@@ -147,6 +147,23 @@ def bits(
     """Products of 1 to 8 bits against dots of bytes (w8a8) and torch._int_mm, on one thread."""
     cells = bits_case.cells(sizes.split(","), widths.split(","))
     measured(cells, bits_case.Bench(seconds), place(json, "bits", record), resume, bits_case.show)
+
+
+@app.command("bits-nets")
+def low_bit_nets(
+    nets: Annotated[str, typer.Option(help=f"Comma separated: {', '.join(bits_nets.NETS)}.")] = ",".join(
+        bits_nets.NETS
+    ),
+    widths: Annotated[str, typer.Option(help="Pairs of widths, comma separated.")] = ",".join(bits_nets.WIDTHS),
+    batch: Annotated[str, typer.Option(help="Images of a call, comma separated.")] = "1,8",
+    seconds: SecondsOption = 2.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Whole nets of 1 and 2 bits against OpenVINO int8 and float32, on one thread."""
+    cells = bits_nets.cells(nets.split(","), widths.split(","), list(map(int, batch.split(","))))
+    measured(cells, bits_nets.Bench(seconds), place(json, "bits-nets", record), resume, bits_nets.show)
 
 
 @app.command()

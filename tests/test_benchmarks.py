@@ -92,6 +92,19 @@ def test_bits_writes_records_and_a_table(tmp_path: Path):
         assert sum(name.startswith("bits_matmul_") for name in record.timings) >= 2
 
 
+def test_nets_of_low_bits_are_held_to_whole_numbers_and_set_beside_openvino(tmp_path: Path):
+    pytest.importorskip("openvino")
+    pytest.importorskip("nncf")
+    out = tmp_path / "r.json"
+    words = ("bits-nets", "--nets", "vgg", "--widths", "w1a2", "--batch", "1", "--seconds", "0.05", "--json", str(out))
+    done = suite(*words)
+    assert done.returncode == 0, done.stderr
+    assert "OpenVINO int8 ms" in done.stdout
+    (record,) = measure.load(out)
+    assert record.baseline == ("OpenVINO int8", "OpenVINO") and record.clock == "process"
+    assert record.meta["model"] == "vgg" and record.meta["dtype"] == "w1a2"
+
+
 @pytest.mark.parametrize(("sizes", "widths"), [(["3x4x4"], ["w1"]), (["3x4"], ["w1a1"])])
 def test_bits_refuses_sizes_and_widths_that_are_none(cases, sizes: list[str], widths: list[str]):
     with pytest.raises(DataError, match="not known"):

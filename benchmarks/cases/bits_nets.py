@@ -1,0 +1,156 @@
+"""Whole nets of 1 and 2 bits on one thread, images of 28 x 28, against OpenVINO int8 (nncf) and OpenVINO float32.
+
+A VGG-like net of six 3x3 convolutions and ResNet-18 without its first pool, random weights: time does not ask for
+trained ones. First and last layer have 8 bits. Processor time of the process counts, as OpenVINO computes on a thread
+of its own. The compiled answer is held to that of 64-bit whole numbers before anything is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+import twofour
+from cases.bits import widths_of
+from cases.peers import openvino
+from cases.records import machine_line
+from models import Subject
+from twofour import measure, quantization
+from twofour.errors import DataError, MeasureError
+from twofour.measure import Record
+from twofour.measure.distance import distance
+
+WIDTHS = ("w1a1", "w1a2", "w2a2")
+INT8, FLOAT, OURS = "OpenVINO int8", "OpenVINO", "twofour"
+SIDE = 28
+"""Height and width of an image."""
+
+
+def vgg() -> nn.Module:
+    """Return a VGG-like net: 64, 128 and 256 channels, two 3x3 convolutions each, pooled."""
+    layers: list[nn.Module] = []
+    channels = 1
+    for index, outputs in enumerate((64, 64, 128, 128, 256, 256)):
+        layers += [nn.Conv2d(channels, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)] if index % 2 else []
+        channels = outputs
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+
+
+class Block(nn.Module):
+    """A basic residual block (He et al. 2016, arXiv 1512.03385, figure 2)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(outputs) for _ in range(2))
+        same = stride == 1 and inputs == outputs
+        across = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        self.across = nn.Identity() if same else across
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's answer."""
+        y = self.norms[1](self.second(self.norms[0](self.first(x)).relu()))
+        return (y + self.across(x)).relu()
+
+
+def resnet18() -> nn.Module:
+    """Return ResNet-18 for small images: a 3x3 stem, no pool behind it."""
+    layers: list[nn.Module] = [nn.Conv2d(1, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    channels = 64
+    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [Block(channels, outputs, stride), Block(outputs, outputs, 1)]
+        channels = outputs
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {"vgg": vgg, "resnet18": resnet18}
+
+
+def cells(nets: Sequence[str], widths: Sequence[str], batches: Sequence[int]) -> list[dict[str, object]]:
+    """List the cells.
+
+    Raises:
+        DataError: A net or a pair of widths is not known.
+    """
+    if unknown := [name for name in nets if name not in NETS]:
+        raise DataError(f"the net {unknown[0]!r} is not known", got=unknown[0], wanted=", ".join(NETS))
+    for text in widths:
+        widths_of(text)
+    facts = {"case": "bits-nets", "threads": 1}
+    return [
+        {**facts, "model": name, "dtype": text, "batch": batch} for name in nets for batch in batches for text in widths
+    ]
+
+
+class Bench:
+    """Measures cells, keeping OpenVINO's models of the net and batch it is at."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.at: tuple[object, ...] = ()
+        self.peers: dict[str, Callable[[], Any]] = {}
+
+    def __call__(self, cell: dict[str, object]) -> Record:
+        """Measure one cell."""
+        name, batch, text = str(cell["model"]), int(str(cell["batch"])), str(cell["dtype"])
+        x = torch.randn(batch, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+        if self.at != (name, batch):
+            subject = Subject(name, "random weights", _net(name), (x,), batch, batch)
+            self.peers = {INT8: openvino(subject, "int8", 1), FLOAT: openvino(subject, "float32", 1)}
+            self.at = name, batch
+        with torch.inference_mode():
+            return measure.compare(
+                {OURS: partial(_compiled(name, text, x), x), **self.peers},
+                baseline=(INT8, FLOAT),
+                seconds=self.seconds,
+                threads=1,
+                clock="process",
+                noise=True,
+                meta=cell,
+            )
+
+
+def _net(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return NETS[name]().eval()
+
+
+def _compiled(name: str, widths: str, x: Tensor) -> nn.Module:
+    """Return a net of low bits, compiled, after comparing its answer with that of whole numbers."""
+    found, model = widths_of(widths), _net(name)
+    assert found.inputs is not None
+    twofour.quantize(model, found.weights.name, found.inputs.name, data=[torch.randn(16, 1, SIDE, SIDE)])
+    fast = twofour.compile(model, x)
+    with quantization.in_whole_numbers(model):
+        want = model(x)
+    with torch.inference_mode():
+        if (error := distance([fast(x)], [want])) > 1e-6:
+            raise MeasureError(f"{name} is wrong and is not timed", got=f"an error of {error:.1e}, {widths}")
+    return fast
+
+
+def show(records: Sequence[Record], console: Console) -> None:
+    """Print a line per net, batch and pair of widths: milliseconds, and the ratio to each peer."""
+    table = Table(box=None, pad_edge=False)
+    for index, head in enumerate(
+        ("net", "widths", "batch", f"{OURS} ms", f"{INT8} ms", "ratio", f"{FLOAT} ms", "ratio")
+    ):
+        table.add_column(head, justify="right" if index > 1 else "left")
+    for record in records:
+        ours = record.median(OURS)
+        against = [cell for name in (INT8, FLOAT) for cell in (1e3 * record.median(name), record.median(name) / ours)]
+        table.add_row(
+            *(str(record.meta[key]) for key in ("model", "dtype", "batch")),
+            f"{1e3 * ours:.3f}",
+            *(f"{number:.3f}" if index % 2 == 0 else f"{number:.2f}x" for index, number in enumerate(against)),
+        )
+    console.print(table)
+    console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)
