@@ -50,6 +50,7 @@ def blocks(
     only: Annotated[str, typer.Option(help="Blocks, comma separated.")] = ",".join(blocks_case.BLOCKS),
     threads: ThreadsOption = "1",
     floats: Annotated[int, typer.Option(help="Numbers of an operand.")] = blocks_case.FLOATS,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     without: Annotated[list[str] | None, typer.Option(help="A runtime to leave out, by its name in the table.")] = None,
     seconds: SecondsOption = 1.5,
     resume: ResumeOption = False,
@@ -59,11 +60,13 @@ def blocks(
     """Fused blocks of element-wise and reduce operators, against torch's operators and Inductor's C++."""
     if unknown := [name for name in only.split(",") if name not in blocks_case.BLOCKS]:
         raise DataError(f"the block {unknown[0]!r} is not known", got=only, wanted=", ".join(blocks_case.BLOCKS))
-    cells = blocks_case.cells(only.split(","), numbers(threads), floats)
+    if dtype not in blocks_case.TOLERANCES:
+        raise DataError("blocks are not measured in that dtype", got=dtype, wanted=", ".join(blocks_case.TOLERANCES))
+    cells = blocks_case.cells(only.split(","), numbers(threads), floats, dtype)
     measured(
         cells,
         blocks_case.Bench(seconds, without or ()),
-        place(json, "blocks-float32", record),
+        place(json, f"blocks-{dtype}", record),
         resume,
         blocks_case.show,
     )

@@ -1,4 +1,4 @@
-"""Fused blocks of element-wise and reduce operators on 4M floats: ours, torch's operators one by one, and Inductor.
+"""Fused blocks of element-wise and reduce operators on 4M numbers: ours, torch's operators one by one, and Inductor.
 
 All three allocate their outputs inside the timing, from memory that malloc keeps: else the system maps and clears 16 MB
 for each answer, which takes as long as many of the blocks. Ours and Inductor run the same captured graph; Inductor's
@@ -24,7 +24,8 @@ from twofour.graph import Program
 from twofour.graph.blocks import Always, fuse_blocks
 from twofour.measure import Record, geometric_mean
 
-TOLERANCE = 1e-5
+TOLERANCES = {"float32": 1e-5, "bfloat16": 3e-2}
+"""Largest errors of an answer's norm: torch rounds each operator's answer to eight bits."""
 EAGER, INDUCTOR, OURS = "eager", "Inductor", "twofour"
 FLOATS = 1 << 22
 
@@ -104,12 +105,14 @@ class _Module(nn.Module):
         return self.block(x, y)
 
 
-def cells(names: Sequence[str], threads: Sequence[int], floats: int = FLOATS) -> list[dict[str, object]]:
+def cells(
+    names: Sequence[str], threads: Sequence[int], floats: int = FLOATS, dtype: str = "float32"
+) -> list[dict[str, object]]:
     """List the cells."""
     return [
         {
             "case": "blocks", "model": name, "shape": f"{floats // width}x{width}", "threads": count,
-            "dtype": "float32", "width": width, "floats": floats,
+            "dtype": dtype, "width": width, "floats": floats,
         }
         for name in names
         for width in (WIDTHS[1:2] if name in ELEMENT_WISE else WIDTHS)
@@ -138,11 +141,12 @@ class Bench:
         width, threads = int(str(cell["width"])), int(str(cell["threads"]))
         generator = torch.Generator().manual_seed(0)
         rows = int(str(cell["floats"])) // width
-        x, y = (torch.randn(rows, width, generator=generator) for _ in range(2))
+        dtype = getattr(torch, str(cell["dtype"]))
+        x, y = (torch.randn(rows, width, generator=generator).to(dtype) for _ in range(2))
         module = _Module(BLOCKS[str(cell["model"])])
         with torch.inference_mode():
             candidates = _candidates(module, x, y, self.without)
-            _verify(candidates, module(x.double(), y.double()), str(cell["model"]))
+            _verify(candidates, module(x.double(), y.double()), str(cell["model"]), TOLERANCES[str(cell["dtype"])])
             return measure.compare(
                 candidates,
                 baseline=(EAGER,),
@@ -168,17 +172,27 @@ def _candidates(module: nn.Module, x: Tensor, y: Tensor, without: set[str]) -> d
     return found
 
 
-def _verify(candidates: dict[str, Callable[[], Tensor]], exact: Tensor, name: str) -> None:
+def _verify(candidates: dict[str, Callable[[], Tensor]], exact: Tensor, name: str, tolerance: float) -> None:
     for who, call in candidates.items():
         error = float((call().double() - exact).norm() / exact.norm())
-        if not error <= TOLERANCE:
+        if not error <= tolerance:
             raise MeasureError(f"{who} is wrong and is not timed", got=f"error {error:.2e} of {name}")
 
 
 def show(records: Sequence[Record], console: Console) -> None:
     """Print each block with its times, and how many times faster ours is."""
     table = Table(box=None, pad_edge=False)
-    for name in ("block", "shape", "threads", "eager ms", "Inductor ms", "twofour ms", "to eager", "to Inductor"):
+    for name in (
+        "block",
+        "shape",
+        "dtype",
+        "threads",
+        "eager ms",
+        "Inductor ms",
+        "twofour ms",
+        "to eager",
+        "to Inductor",
+    ):
         table.add_column(name, justify="left" if name == "block" else "right")
     ratios: dict[str, list[float]] = {EAGER: [], INDUCTOR: []}
     for record in records:
@@ -187,7 +201,7 @@ def show(records: Sequence[Record], console: Console) -> None:
         for name, ratio in against.items():
             ratios[name].append(ratio)
         table.add_row(
-            *(str(record.meta[name]) for name in ("model", "shape", "threads")),
+            *(str(record.meta[name]) for name in ("model", "shape", "dtype", "threads")),
             *(f"{1e3 * times[name]:.2f}" if name in times else "-" for name in (EAGER, INDUCTOR, OURS)),
             *(f"{against[name]:.2f}x" if name in against else "-" for name in ratios),
         )

@@ -173,7 +173,7 @@ def test_writing_past_the_caches_changes_no_bit(
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-@pytest.mark.parametrize("width", [16, 48, 128, 1024, 1040, 2048])
+@pytest.mark.parametrize("width", [4, 16, 32, 48, 64, 128, 1024, 1040, 2048])
 @pytest.mark.parametrize("reduction", ["sum", "amax", "amin", "prod"])
 def test_a_reduction_ends_a_chain_whose_values_are_read_again(
     row: native.NativeRow, width: int, reduction: str
@@ -187,6 +187,22 @@ def test_a_reduction_ends_a_chain_whose_values_are_read_again(
     expression.store(expression.apply("sub", expression.apply("mul", first, of_rows), second))
     expression.store(of_rows)
     assert_block(row, expression, operands((19, width), (19, width)), 1e-4)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("width", [8, 16, 32, 48, 64, 80])
+def test_short_rows_that_share_a_pass_keep_their_own_values(row: native.NativeRow, width: int, streaming: None) -> None:
+    """Row values, weights that every tile reads, and sums of several rows at once; two tiles of rows and a part."""
+    expression = Expression()
+    x, weight, scale = expression.load(), expression.load(), expression.load(of_row=True)
+    scaled = expression.apply("add", expression.apply("mul", expression.apply("mul", x, scale), weight), weight)
+    expression.store(scaled)
+    expression.store(expression.apply("amax", expression.apply("sub", scaled, scale)))
+    expression.store(expression.apply("mul", scaled, expression.apply("sum", expression.apply("abs", scaled))))
+    rows = 2 * (1024 // width) + 3
+    assert_block(row, expression, operands((rows, width), (width,), (rows, 1)), 1e-4)
+    low = [*operands((rows, width)), torch.randn(width).bfloat16(), *operands((rows, 1))]
+    assert_block(row, expression, low, 1e-4)
 
 
 CALM = ["neg", "abs", "tanh", "sigmoid", "sin", "relu", "erf", "cos", "floor", "sign", "isnan", "logical_not"]

@@ -24,7 +24,7 @@ struct PreciseMath : FloatMath<V> {
   static constexpr float kInfinity = __builtin_inff(), kNaN = __builtin_nanf("");
 
   static TWOFOUR_INLINE F select(I chosen, F yes, F no) { return chosen ? yes : no; }
-  static TWOFOUR_INLINE F all(float value) { return F{} + value; }
+  static TWOFOUR_INLINE F all(float value) { return V::all(value); }
   static TWOFOUR_INLINE F absolute(F x) { return (F)((I)x & INT32_MAX); }
   static TWOFOUR_INLINE F with_sign(F x, F sign) { return (F)((I)x | ((I)sign & INT32_MIN)); }
   static TWOFOUR_INLINE F power_of_two(I n) { return (F)(((U)n + 127u) << 23); }
@@ -43,7 +43,14 @@ struct PreciseMath : FloatMath<V> {
     return __builtin_shuffle(a, b, I{(2 * i + begin)...});  // GCC before 12
 #endif
   }
-  // V::width vectors -> one number of each, in their order; parts are overwritten.
+  // Vectors -> one number of each, in their order: the first, or V::width, which are overwritten.
+  template <class Of>
+  static TWOFOUR_INLINE F across_one(F x, const Of& of) {
+    constexpr std::make_integer_sequence<int, V::width> all{};
+    TWOFOUR_UNROLL
+    for (int half = V::width / 2; half > 0; half /= 2) x = of(every_second<0>(x, x, all), every_second<1>(x, x, all));
+    return x;
+  }
   template <class Of>
   static TWOFOUR_INLINE F across(F* parts, const Of& of) {
     constexpr std::make_integer_sequence<int, V::width> all{};

@@ -111,8 +111,7 @@ class Program {
     block.outputs = domain.operands.data() + inputs_;
     block.input_count = inputs_;
     block.streams = exceed_caches(views);
-    const auto over_tiles = [](const Loop& loop) { return !loop.rows; };
-    block.reads_ahead = block.streams && std::count_if(loops_.begin(), loops_.end(), over_tiles) > 1;
+    block.reads_ahead = block.streams && reads_in_bursts();
     nb::gil_scoped_release release;
     const int64_t places = block.tile_rows * (reduces_ ? block.width : block.tile_width);
     const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, places));
@@ -141,6 +140,27 @@ class Program {
       bytes += count;
     }
     return bytes > streams_from;
+  }
+
+  // Whether some of the passes over a tile read no input that was not read before: memory would be idle meanwhile.
+  bool reads_in_bursts() const {
+    bool read[kMostOperands] = {};
+    for (const Loop& loop : loops_) {
+      int input_of[kMostRegisters];
+      std::fill(std::begin(input_of), std::end(input_of), -1);
+      for (int i = loop.begin; !loop.rows && i < loop.end;) {
+        const Step& first = steps_[static_cast<size_t>(i)];
+        bool reads_new = first.op == StepOp::load || first.op == StepOp::store;
+        for (const int end = i + first.chain; i < end; i++) {
+          const Step& step = steps_[static_cast<size_t>(i)];
+          for (int k = 0; k < registers_; k++)
+            if (input_of[k] >= 0 && reads(step, k)) reads_new |= !read[input_of[k]], read[input_of[k]] = true;
+          if (step.op != StepOp::store && step.to < kRowRegister) input_of[step.to] = step.op == StepOp::load ? step.a : -1;
+        }
+        if (!reads_new) return true;
+      }
+    }
+    return false;
   }
 
   // Steps that take what the one before them makes run together: those of links.def, then at most one reduction.

@@ -70,10 +70,18 @@ struct Block {
   int64_t units() const { return reduces ? groups() : groups() * pieces(); }
   // Numbers of scratch of one thread.
   int64_t padded(int64_t numbers) const { return (numbers + 31) / 16 * 16; }
-  int64_t of_register(int i) const { return padded(kept[i] ? tile_rows * width : tile_rows * tile_width); }
+  int64_t of_tile() const { return padded(tile_rows * tile_width); }
+  int64_t of_register(int i) const { return kept[i] ? padded(tile_rows * width) : of_tile(); }
+  // Whether every tile reads the same numbers of an operand.
+  bool stays(const BlockOperand& operand) const {
+    bool moves = operand.inner != 0 && tile_width != width;
+    for (int a = 0; a < axes; a++) moves |= operand.strides[a] != 0;
+    return !moves;
+  }
   int64_t scratch() const {
     int64_t all = 16 + row_registers * padded(tile_rows);
     for (int i = 0; i < registers; i++) all += of_register(i);
+    for (int i = 0; i < input_count; i++) all += stays(inputs[i]) ? of_tile() : 0;
     return all;
   }
 };

@@ -1,4 +1,5 @@
-// The interpreter of a fused block: one step after the other over the numbers of a tile, which stay in the first cache.
+// The interpreter of a fused block: one step after the other over the numbers of a tile, which stay in the first cache;
+// cheap ones in a row are one pass (chain.h).
 // Internal linkage: every instruction-set file has its own.
 //
 //   tile      tile_rows rows of tile_width places, one after the other: a row of 5000 places is cut into five tiles of
@@ -8,10 +9,12 @@
 #pragma once
 
 #include "ahead.h"
+#include "chain.h"
 #include "fused_block.h"
 #include "kernels/precise_math.h"
 #include "native/simd.h"
 #include "operands.h"
+#include "row_numbers.h"
 #include "step_math.h"
 
 namespace {
@@ -40,6 +43,10 @@ class Tiles : TileOperands<V> {
     for (int i = 0; i < block.row_registers; i++) {
       row_[i] = at;
       at += block.padded(block.tile_rows);
+    }
+    for (int i = 0; i < block.input_count; i++) {
+      stays_[i] = block.stays(block.inputs[i]) ? at : nullptr;
+      if (stays_[i]) at += block.of_tile();
     }
   }
 
@@ -91,12 +98,15 @@ class Tiles : TileOperands<V> {
   void load(const Step& step) {
     const BlockOperand& operand = block_.inputs[step.a];
     if (step.to >= kRowRegister) return gather(operand, row_[step.to - kRowRegister], 1);
-    if (!block_.kept[step.to])
-      if (float* at = in_place(operand)) {
-        base_[step.to] = at;
-        return;
-      }
-    gather(operand, target(step.to), width_);
+    if (block_.kept[step.to]) return gather(operand, target(step.to), width_);
+    float* at = in_place(operand);
+    if (!at && stays_[step.a]) {  // every tile reads the same
+      at = stays_[step.a];
+      if (!gathered_[step.a]) gather(operand, at, width_);
+      gathered_[step.a] = true;
+    }
+    if (at) base_[step.to] = at;
+    else gather(operand, target(step.to), width_);
   }
 
   void store(const Step& step) {
@@ -173,28 +183,16 @@ class Tiles : TileOperands<V> {
     sweep([&](int64_t i) { put(y + i, of(V::load_unaligned(a + i), V::load_unaligned(b + i), V::load_unaligned(c + i)), stream); });
   }
 
-  // Rows to one vector each, then V::width of them at once to one number each.
   void reduce(const Step& step) {
+    RowNumbers<V> numbers(step.op, row_[step.to - kRowRegister], from_ != 0);
     reduction<V>(step.op, [&](float first, const auto& of) {
       const float* a = source(step.a);
-      F parts[V::width];
       for (int64_t r = 0; r < rows_; r++) {
-        parts[r % V::width] = of_row(a + r * width_, first, of);
-        finish(step, r, parts, first, of);
+        numbers.put(of_row(a + r * width_, first, of));
         ahead_.after(width_);
       }
     });
-  }
-  // Where a vector of rows is complete or the last row is, their numbers.
-  template <class Of>
-  TWOFOUR_INLINE void finish(const Step& step, int64_t r, F* parts, float first, const Of& of) {
-    const int64_t k = r % V::width;
-    if (k != V::width - 1 && r != rows_ - 1) return;
-    for (int64_t i = k + 1; i < V::width; i++) parts[i] = M::all(first);
-    float* y = row_[step.to - kRowRegister] + r - k;
-    F all = M::across(parts, of);
-    if (from_ != 0) all = of(V::load_unaligned(y), all);
-    V::store_unaligned(y, all);  // a row register has a vector of padding
+    numbers.finish();
   }
 
   // Four vectors at a time hide the latency of a sum, and sum more exactly than one.
@@ -238,108 +236,27 @@ class Tiles : TileOperands<V> {
     return true;
   }
 
-  // A step of a chain: its second operand's numbers, or the one number there is, and where else than to the next step
-  // its result goes.
-  struct Link {
-    StepOp op;
-    const float *places, *of_rows;
-    float* to;
-    float value;
-    bool stream;
-  };
-
   // Several steps at once, whose results between them stay in vector registers; the last may be a reduction.
   TWOFOUR_NOINLINE void chain(const Step* steps, int count) {
     const Step& last = steps[count - 1];
     const bool reduces = last.to >= kRowRegister;
-    const float* a = source(steps[0].a);
-    Link links[twofour::kMostChain];
     if (reduces) count--;
-    bool by_row = reduces;
+    Chain<V> chain(source(steps[0].a), rows_, width_, row_of_, ahead_);
     for (int i = 0; i < count; i++) {
       const Step& step = steps[i];
       const bool binary = step.b != kNumber && is_binary(step.op), of_rows = binary && step.b >= kRowRegister;
-      by_row |= of_rows;
-      links[i] = {step.op, binary && !of_rows ? base_[step.b] : nullptr, of_rows ? row_[step.b - kRowRegister] : nullptr,
-                  nullptr, step.value, false};
       const bool ends = &step == &last;
-      if (ends) links[i].to = target(step.to), links[i].stream = streams_;
-      else if (step.lasts) links[i].to = base_[step.to] = own(step.to);
+      // Taken before the target is: that may be the same register, which then stands elsewhere.
+      const float *places = binary && !of_rows ? base_[step.b] : nullptr, *rows = of_rows ? source(step.b) : nullptr;
+      float* to = ends ? target(step.to) : step.lasts ? base_[step.to] = own(step.to) : nullptr;
+      chain.add(step.op, places, rows, step.value, to, ends && streams_);
     }
-    if (!reduces) {
-      const int64_t rows = by_row ? rows_ : 1, width = by_row ? width_ : count_;
-      for (int64_t r = 0; r < rows; r++) linked_row(links, count, a, r, width, [](const auto&) {});
-    } else {
-      reduction<V>(last.op, [&](float first, const auto& of) {
-        F parts[V::width];
-        for (int64_t r = 0; r < rows_; r++) {
-          const F none = M::all(first);
-          F sums[4] = {none, none, none, none};
-          linked_row(links, count, a, r, width_, [&](const auto& x) {
-            constexpr int n = sizeof x / sizeof(F);
-            TWOFOUR_UNROLL
-            for (int k = 0; k < n; k++) sums[k % 4] = of(sums[k % 4], x[k]);
-          });
-          parts[r % V::width] = of(of(sums[0], sums[1]), of(sums[2], sums[3]));
-          finish(last, r, parts, first, of);
-        }
-      });
-    }
+    if (!reduces) return chain.run();
+    RowNumbers<V> numbers(last.op, row_[last.to - kRowRegister], from_ != 0);
+    chain.reduce(numbers, block_.streams && !block_.reads_ahead);
+    numbers.finish();
   }
   static constexpr bool is_binary(StepOp op) { return op >= StepOp::add && op <= StepOp::ge; }
-
-  // A row through all links; take(vectors) gets what the last one makes.
-  template <class Take>
-  TWOFOUR_INLINE void linked_row(Link* links, int count, const float* a, int64_t r, int64_t width, const Take& take) {
-    for (int i = 0; i < count; i++)
-      if (links[i].of_rows) links[i].value = links[i].of_rows[r];
-    int64_t at = r * width;
-    const int64_t end = at + width;
-    for (; at + 8 * V::width <= end; at += 8 * V::width) linked<8>(links, count, a, at, take);
-    for (; at + 4 * V::width <= end; at += 4 * V::width) linked<4>(links, count, a, at, take);
-    for (; at < end; at += V::width) linked<1>(links, count, a, at, take);
-  }
-
-  // One group of vectors through all links.
-  template <int kVectors, class Take>
-  TWOFOUR_INLINE void linked(const Link* links, int count, const float* from, int64_t at, const Take& take) {
-    F x[kVectors];
-    TWOFOUR_UNROLL
-    for (int k = 0; k < kVectors; k++) x[k] = V::load_unaligned(from + at + k * V::width);
-    for (int i = 0; i < count; i++) {
-      const Link& link = links[i];
-      switch (link.op) {
-#define TWOFOUR_LINK(name, result)                                           \
-  case StepOp::name:                                                         \
-    if (link.places) {                                                       \
-      TWOFOUR_UNROLL                                                         \
-      for (int k = 0; k < kVectors; k++) {                                   \
-        const F a = x[k], b = V::load_unaligned(link.places + at + k * V::width); \
-        x[k] = result;                                                       \
-        (void)b;                                                             \
-      }                                                                      \
-    } else {                                                                 \
-      const F b = M::all(link.value);                                        \
-      TWOFOUR_UNROLL                                                         \
-      for (int k = 0; k < kVectors; k++) {                                   \
-        const F a = x[k];                                                    \
-        x[k] = result;                                                       \
-      }                                                                      \
-      (void)b;                                                               \
-    }                                                                        \
-    break;
-#include "links.def"
-        default:
-          break;
-      }
-      if (link.to) {
-        TWOFOUR_UNROLL
-        for (int k = 0; k < kVectors; k++) put(link.to + at + k * V::width, x[k], link.stream);
-      }
-    }
-    take(x);
-    ahead_.after(kVectors * V::width);
-  }
 
   // Where the step may leave its result, if the next one stores it as it is: in the output itself.
   float* straight(const Step& step, const Step& next) const {
@@ -385,9 +302,12 @@ class Tiles : TileOperands<V> {
   float* own_[twofour::kMostRegisters];
   float* row_[twofour::kMostRegisters];
   float* base_[twofour::kMostRegisters] = {};
+  float* stays_[twofour::kMostOperands];  // where a tile of an input stands that is the same for all tiles
+  bool gathered_[twofour::kMostOperands] = {};
   float* straight_ = nullptr;  // where the step at hand leaves its result, if not in its register
   bool streams_ = false;       // and whether past the caches
   Ahead ahead_;
+  RowOfVector<V> row_of_;
 };
 
 }  // namespace

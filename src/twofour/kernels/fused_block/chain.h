@@ -1,0 +1,201 @@
+// Steps of a fused block that run as one pass: what they hand to each other stays in vector registers. They are read
+// once for a group of vectors, so that rows shorter than a group share one. Internal linkage.
+#pragma once
+
+#include "ahead.h"
+#include "fused_block.h"
+#include "kernels/precise_math.h"
+#include "row_numbers.h"
+
+namespace {
+
+// The row of each vector of a tile of whole vectors a row.
+template <class V>
+class RowOfVector {
+ public:
+  const int16_t* of(int64_t vectors_a_row) {
+    if (vectors_a_row != vectors_a_row_)
+      for (int64_t i = 0; i < kVectors; i++) rows_[i] = static_cast<int16_t>(i / vectors_a_row);
+    vectors_a_row_ = vectors_a_row;
+    return rows_;
+  }
+
+ private:
+  static constexpr int64_t kVectors = twofour::kTile / V::width;
+  int64_t vectors_a_row_ = 0;
+  int16_t rows_[kVectors];
+};
+
+template <class V>
+class Chain {
+  using M = PreciseMath<V>;
+  using F = typename V::reg;
+  using StepOp = twofour::StepOp;
+  static constexpr int kGroup = 8;  // vectors
+
+ public:
+  // A step: its second operand's numbers, one for each place or for each row, or the one number there is, and where
+  // else than to the next step its result goes.
+  struct Link {
+    StepOp op;
+    const float *places, *of_rows;
+    float* to;
+    float value;
+    bool stream;
+  };
+
+  // Over `rows` rows of `width` numbers from `from` on. Rows are whole vectors, or there are no links of rows.
+  Chain(const float* from, int64_t rows, int64_t width, RowOfVector<V>& row_of, Ahead& ahead)
+      : from_(from), rows_(rows), width_(width), row_of_(row_of), ahead_(ahead) {}
+  void add(StepOp op, const float* places, const float* of_rows, float value, float* to, bool stream) {
+    Link& link = links_[count_++];  // field by field: a whole one would be read back before it is written
+    link.op = op, link.places = places, link.of_rows = of_rows;
+    link.to = to, link.value = value, link.stream = stream;
+    of_rows_ |= of_rows != nullptr;
+  }
+
+  void run() {
+    if (of_rows_ && (rows_ == 1 || width_ >= kGroup * V::width)) return by_row([](const auto&) {});
+    if (of_rows_) shared_ = row_of_.of(width_ / V::width);
+    through(0, rows_ * width_, [](const auto&) {});
+  }
+
+  // `reads_on`: memory is asked for what stands behind what is read. Nothing is written that would wait for the same.
+  void reduce(RowNumbers<V>& to, bool reads_on) {
+    reads_on_ = reads_on;
+    switch (width_) {
+      case V::width: return reduce_short<1>(to);
+      case 2 * V::width: return reduce_short<2>(to);
+      case 4 * V::width: return reduce_short<4>(to);
+      default: return reduce_rows(to);
+    }
+  }
+
+ private:
+  // take(vectors) gets what the last link makes of a group.
+  template <class Take>
+  TWOFOUR_INLINE void by_row(const Take& take) {
+    for (int64_t r = 0; r < rows_; r++) row(r, take);
+  }
+  template <class Take>
+  TWOFOUR_INLINE void row(int64_t r, const Take& take) {
+    for (int i = 0; of_rows_ && i < count_; i++)
+      if (links_[i].of_rows) links_[i].value = links_[i].of_rows[r];
+    through(r * width_, (r + 1) * width_, take);
+  }
+  template <class Take>
+  TWOFOUR_INLINE void through(int64_t at, int64_t end, const Take& take) {
+    for (; at + kGroup * V::width <= end; at += kGroup * V::width) group<kGroup>(at, take);
+    if (at + 4 * V::width <= end) group<4>(at, take), at += 4 * V::width;
+    if (at + 2 * V::width <= end) group<2>(at, take), at += 2 * V::width;
+    for (; at < end; at += V::width) group<1>(at, take);
+  }
+
+  // Four sums at a time hide the latency of one, and sum more exactly.
+  void reduce_rows(RowNumbers<V>& to) {
+    reduction<V>(to.op(), [&](float first, const auto& of) {
+      for (int64_t r = 0; r < rows_; r++) {
+        F sums[4] = {M::all(first), M::all(first), M::all(first), M::all(first)};
+        row(r, [&](const auto& x) {
+          constexpr int n = sizeof x / sizeof(F);
+          TWOFOUR_UNROLL
+          for (int k = 0; k < n; k++) sums[k % 4] = of(sums[k % 4], x[k]);
+        });
+        to.put(of(of(sums[0], sums[1]), of(sums[2], sums[3])));
+      }
+    });
+  }
+  // Rows of so many vectors, several in a group.
+  template <int kVectors>
+  void reduce_short(RowNumbers<V>& to) {
+    shared_ = row_of_.of(kVectors);
+    through(0, rows_ * width_, [&](const auto& x) {
+      constexpr int n = sizeof x / sizeof(F);
+      if constexpr (n >= kVectors)
+        reduction<V>(to.op(), [&](float, const auto& of) {
+          TWOFOUR_UNROLL
+          for (int k = 0; k < n; k += kVectors) {
+            if constexpr (kVectors == 4) to.put(of(of(x[k], x[k + 1]), of(x[k + 2], x[k + 3])));
+            else if constexpr (kVectors == 2) to.put(of(x[k], x[k + 1]));
+            else to.put(x[k]);
+          }
+        });
+    });
+  }
+
+  // One group of vectors through all links. Each place is one pointer and a constant: of a sum of three numbers gcc keeps
+  // eight in registers that it does not have.
+  template <int kVectors, class Take>
+  TWOFOUR_INLINE void group(int64_t at, const Take& take) {
+    F x[kVectors];
+    const float* from = from_ + at;
+    TWOFOUR_UNROLL
+    for (int k = 0; k < kVectors; k++) x[k] = V::load_unaligned(from + k * V::width);
+    read_on<kVectors>(from);
+    for (const Link *link = links_, *end = links_ + count_; link < end; link++) {
+      switch (link->op) {
+#define TWOFOUR_LINK(name, result)                                                          \
+  case StepOp::name:                                                                        \
+    with_second<kVectors>(*link, at, [&](const auto& second) __attribute__((always_inline)) { \
+      TWOFOUR_UNROLL                                                                        \
+      for (int k = 0; k < kVectors; k++) {                                                  \
+        const F a = x[k];                                                                   \
+        [[maybe_unused]] const F b = second(k);                                             \
+        x[k] = result;                                                                      \
+      }                                                                                     \
+    });                                                                                     \
+    break;
+#include "links.def"
+        default:
+          break;
+      }
+      if (!link->to) continue;
+      float* to = link->to + at;
+      if (link->stream) {
+        TWOFOUR_UNROLL
+        for (int k = 0; k < kVectors; k++) V::stream(to + k * V::width, x[k]);
+      } else {
+        TWOFOUR_UNROLL
+        for (int k = 0; k < kVectors; k++) V::store_unaligned(to + k * V::width, x[k]);
+      }
+    }
+    take(x);
+    ahead_.after(kVectors * V::width);
+  }
+  // The prefetchers of a core stop at the end of a page of 4 KB, which a tile of 1,024 numbers reaches every time.
+  template <int kVectors>
+  TWOFOUR_INLINE void read_on(const float* at) const {
+    constexpr int64_t kFar = 512;  // numbers; measured: 256 is as good, 768 is worse
+    if (kVectors < kGroup || !reads_on_) return;
+    TWOFOUR_UNROLL
+    for (int k = 0; k < kVectors; k++) __builtin_prefetch(at + k * V::width + kFar, 0, 2);
+  }
+  // Calls use(second) with the second operand of each vector of a group.
+  template <int kVectors, class Use>
+  TWOFOUR_INLINE void with_second(const Link& link, int64_t at, const Use& use) const {
+    if (link.places) {
+      const float* places = link.places + at;
+      read_on<kVectors>(places);
+      use([&](int k) { return V::load_unaligned(places + k * V::width); });
+    } else if (shared_ && link.of_rows) {
+      const int16_t* rows = shared_ + at / V::width;
+      const float* of_rows = link.of_rows;
+      use([&](int k) { return V::broadcast(of_rows + rows[k]); });
+    } else {
+      const F b = V::broadcast(&link.value);
+      use([&](int) { return b; });
+    }
+  }
+
+  Link links_[twofour::kMostChain];
+  int count_ = 0;
+  bool of_rows_ = false;
+  const float* from_;
+  int64_t rows_, width_;
+  RowOfVector<V>& row_of_;
+  const int16_t* shared_ = nullptr;  // where rows share groups, the row of each vector
+  Ahead& ahead_;
+  bool reads_on_ = false;
+};
+
+}  // namespace
