@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -260,6 +262,33 @@ def settings(**changes: object) -> Damage:
     return lambda path: change(path, lambda _, found: found["settings"].update(changes))
 
 
+def low(damage: Damage) -> Damage:
+    """Write a file of a model of low bits first."""
+
+    def write_low(path: Path) -> None:
+        path.write_bytes(low_file())
+        damage(path)
+
+    return write_low
+
+
+@cache
+def low_file() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "low.safetensors"
+        twofour.save(twofour.quantize(masked(), {"fc": "w2", "*": "w4"}, "a8", data=[torch.randn(2, 16, 4, 4)]), path)
+        return path.read_bytes()
+
+
+def low_bits(**fields: object) -> Damage:
+    """Let the settings say something else of the Linear `fc`."""
+    return low(lambda path: change(path, lambda _, found: found["settings"]["low_bits"]["fc"].update(fields)))
+
+
+def tensor(name: str, values: torch.Tensor) -> Damage:
+    return lambda path: change(path, lambda tensors, _: tensors.update({name: values}))
+
+
 MODELS: dict[str, tuple[Damage, bool]] = {
     "model-missing": (lambda path: change(path, lambda tensors, _: tensors.pop("head.bias")), False),
     "model-foreign": (lambda path: change(path, lambda tensors, _: tensors.update(x=torch.zeros(2))), False),
@@ -272,11 +301,52 @@ MODELS: dict[str, tuple[Damage, bool]] = {
     "settings-names": (settings(patterns={"gone": "2:4"}), False),
     "settings-pattern": (settings(patterns={"head.weight": "2:3:4:5"}), False),
     "settings-range": (settings(dtype="int8", ranges={"fc": [1.0, "x"]}), False),
+    "settings-low-bits": (low_bits(weights="w9"), False),
+    "model-low-bits": (low(lambda path: change(path, renamed)), False),
+    "low-bits-codes": (low_bits(weights="s3"), False),
+    "low-bits-step": (low(tensor("fc.input_step", torch.tensor(float("nan")))), True),
     "no-patterns": (lambda path: save_file(masked().state_dict(), path), True),
     "model-unprunable": (settings(patterns={"norm.weight": "2:4"}), True),
     "pattern-broken": (settings(patterns={"head.weight": "2:4"}), True),
     "pattern-unfit": (settings(patterns={"head.weight": "2:24"}), True),
 }
+
+
+def renamed(_: dict, found: dict) -> None:
+    found["settings"]["low_bits"]["norm"] = found["settings"]["low_bits"].pop("fc")
+
+
+LOW: list[tuple[str, Damage]] = [
+    *(("settings-low-bits", low(settings(low_bits=bad))) for bad in (3, [1], {"fc": 2}, {"fc": {"weights": "s2"}})),
+    *(("settings-low-bits", low_bits(weights=bad)) for bad in (None, "float", "u2", "s1", 2, [], "int8")),
+    *(("settings-low-bits", low_bits(inputs=bad)) for bad in ("ternary", "float", 8, {})),
+    *(("settings-low-bits", low_bits(static=bad)) for bad in (1, None)),
+    ("settings-low-bits", low_bits(more=1)),
+    *(("low-bits-codes", low_bits(weights=bad)) for bad in ("b2", "ternary", "s8")),
+    ("low-bits-codes", low(part("scales", lambda _: None))),
+    *(("scales-value", low(part("scales", lambda t, bad=bad: t.fill_(bad)))) for bad in (0.0, -1.0, float("nan"))),
+    ("low-bits-step", low(part("scales", lambda t: t.fill_(1e-42)))),
+    ("scales-size", low(part("scales", lambda t: t[:-1]))),
+    ("values-size", low(part("values", lambda t: t[:, :-1]))),
+    *(("low-bits-step", low(tensor("fc.input_step", torch.tensor(bad)))) for bad in (0.0, float("inf"))),
+    *(("low-bits-step", low(tensor("fc.input_zero", torch.tensor(bad)))) for bad in (0.5, -1.0, 256.0, float("nan"))),
+    ("model-shape", low(tensor("fc.input_step", torch.ones(3)))),
+    ("low-bits-step", low(tensor("fc.input_zero", torch.tensor(True)))),
+    ("model-dtype", low(tensor("fc.input_step", torch.tensor(3)))),
+    ("model-missing", low(lambda path: change(path, lambda tensors, _: tensors.pop("fc.input_zero")))),
+    ("model-foreign", low(tensor("fc.weight_scale", torch.ones(64)))),
+]
+
+
+@pytest.mark.parametrize("code", sorted({code for code, _ in LOW}))
+def test_a_file_of_impossible_low_bits_is_refused_for_its_reason(tmp_path: Path, code: str) -> None:
+    path, net = tmp_path / "m.safetensors", Net()
+    for damage in (found for name, found in LOW if name == code):
+        damage(path)
+        with pytest.raises(FormatError) as caught:
+            twofour.load(path, net, masked=True)
+        assert caught.value.code == code, caught.value
+    assert type(net.fc) is torch.nn.Linear
 
 
 def swap(path: Path) -> None:

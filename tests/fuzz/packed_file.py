@@ -34,15 +34,28 @@ KINDS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("dense", "ternary5", {}),
     ("block:4x16@0.5", "b1", {}),
     ("1:4", "u3", {"group": 32}),
+    ("2:4", "s2", {}),
 )
 """Pattern, encoding and options of the packed weight in each good file."""
 
+LOW = ("s2", "ternary", "ternary5")
+"""Encodings of weights that a layer may compute in."""
+
 WEIGHT, ROWS, COLUMNS = "fc.weight", 8, 96
 NAMES = ("x", WEIGHT, "fc.bias", "tied.weight", "tied.bias", *(f"{WEIGHT}.{part}" for part in ("zeros", "scales")))
-KEYS = (*NAMES, "group", "version", "axes", "patterns", "ranges", "images", "fc")
+KEYS = (*NAMES, "group", "version", "axes", "patterns", "ranges", "images", "fc", "low_bits", "static", "inputs")
 TEXTS = ["2:4", "1:2", "4:8", "2:4:8", "4:8-pairs", "2:4-transposable", "64:2:16", "float32", "tf32", "int4", "int8"]
 TEXTS += ["bfloat16", "canonical", WEIGHT, [8], [8, 96], [96, 8], {"fc": [0.1, 3]}, {"fc": 1 << 20}, "compiled"]
-TEXTS += ["dense", "s2", "b1", "u8", "ternary", "ternary5", "s9"]
+TEXTS += [
+    "dense",
+    "s2",
+    "b1",
+    "u8",
+    "ternary",
+    "ternary5",
+    "s9",
+    {"fc": {"weights": "s2", "inputs": None, "static": False}},
+]
 TEXTS += ["block:4x16@0.5", "block:3x7@0.7/2", "block:1024x1024@0", "block:4x4@0.999999999", "block:8x2@0.5/64"]
 CHOICES = WORDS + TEXTS
 """What a value of the JSON may be replaced by."""
@@ -69,7 +82,10 @@ def good(kind: int) -> Draft:
     packed: Packed = pack(weight, pattern, dtype, **options)
     plain = {"fc.bias": torch.randn(ROWS, generator=draw)}
     aliases = {"tied.weight": WEIGHT, "tied.bias": "fc.bias"}
-    settings = {"kind": "compiled", "dtype": "float32", "tokens": [1], "counts": {"fc": 1}}
+    settings: dict[str, Any] = {"kind": "compiled", "dtype": "float32", "tokens": [1], "counts": {"fc": 1}}
+    if dtype in LOW and not options:
+        plain |= {"fc.input_step": torch.tensor(0.25), "fc.input_zero": torch.tensor(3.0)}
+        settings["low_bits"] = {"fc": {"weights": dtype, "inputs": "u4", "static": True}}
     patterns = {WEIGHT: pattern} if packed.header.sparse else {}
     path = shelf() / "good.safetensors"
     write(path, Contents(plain, {WEIGHT: packed}, aliases, {**settings, "patterns": patterns}))

@@ -1,5 +1,6 @@
 """Low bits: every width and number system, bit planes by hand, every pattern, files; hostile values are refused."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -122,7 +123,12 @@ def test_scales_of_signs_and_ternary_are_means() -> None:
 def test_convolutions_pack_along_input_channels() -> None:
     weight = whole("s3", 4 * 9, 6).view(4, 3, 3, 6).movedim(-1, 1)
     packed = pack(weight, "dense", "s3", axis=1)
-    assert packed.values.shape == (36, 3) and torch.equal(packed.unpack(), weight)
+    assert packed.values.shape == (4, 3 * 7) and torch.equal(packed.unpack(), weight)  # an output's 54 values in a row
+    of_outputs = replace(packed, scales=torch.tensor([[1.0], [2.0], [3.0], [4.0]]))
+    of_outputs.validate()
+    assert torch.equal(of_outputs.unpack(), weight * torch.tensor([1.0, 2.0, 3.0, 4.0]).view(4, 1, 1, 1))
+    with pytest.raises(PackingError, match=re.escape("(36, 1) or (4, 1)")):
+        replace(packed, scales=torch.ones(12, 1)).validate()
 
 
 def test_what_the_levels_have_not_is_refused() -> None:

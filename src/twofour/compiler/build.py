@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from twofour import masks, native
+from twofour import masks, native, quantization
 from twofour.compiler.choose import Choice, Progress
 from twofour.compiler.choose_conv import ConvCase, choose_conv, not_measured
 from twofour.compiler.choose_recurrent import RecurrentWeights, choose_recurrent
@@ -26,6 +26,7 @@ from twofour.graph import CLOSE
 from twofour.kernels.conv import SCATTERED, ConvProblem
 from twofour.native import gpu
 from twofour.packing import Packed, pack
+from twofour.quantization.stored import bytes_in_file, shared
 
 
 def build(
@@ -92,12 +93,18 @@ def concluded(plan: Plan, terms: Terms) -> Plan:
 
 
 def masked_sizes(fast: nn.Module, layers: Sequence[LayerPlan]) -> list[LayerPlan]:
-    """Correct the bytes in a file of layers that stayed torch's own and carry masks: `save` packs those weights."""
+    """Correct the bytes in a file of layers that stayed torch's and carry masks, or low bits: `save` packs those."""
     masked = masks.of(fast)
     sizes: dict[str, int] = {}
+    elsewhere = shared(fast)
     for layer in dict.fromkeys(mask.layer for mask in masked.values()):
         weights = [(f"{layer}.{name}".lstrip("."), p) for name, p in fast.get_submodule(layer)._parameters.items()]
         sizes[layer] = sum(_in_file(p, masked.get(name)) for name, p in weights if p is not None and p.ndim >= 2)
+    for name, low in quantization.of(fast).items():
+        module = fast.get_submodule(name)
+        if id(module.weight) not in elsewhere:
+            mask = masked.get(f"{name}.weight".lstrip("."))
+            sizes[name] = bytes_in_file(module, low, None if mask is None else mask.pattern)
     return [replace(layer, bytes_in_file=sizes.get(layer.name, layer.bytes_in_file)) for layer in layers]
 
 

@@ -23,15 +23,45 @@ from twofour.errors import FormatError, TwofourError
 from twofour.export.buffers import fill_buffers
 from twofour.export.engine import choose_engine
 from twofour.export.file import Contents
-from twofour.export.fit import misfit
+from twofour.export.fit import misfit, require_fit, with_ties
 from twofour.export.layers import Allowance, FileLayers, Stored, affordable
+from twofour.export.low_bits import LOW_BITS, adopt, require_codes, with_low_bits
 from twofour.layers import PrunableWeight, walk
 from twofour.packing import Packed
+from twofour.packing.encodings import Bits
 from twofour.patterns import Pattern, parse
 
 COMPILED = (CompiledLinear, CompiledConv, RecurrentLayer)
 
 WEIGHT = "a sparse weight of the file"
+
+
+def fitting(path: Any, model: nn.Module, contents: Contents) -> tuple[nn.Module, Contents]:
+    """Return a model whose layers compute as contents say, and contents that fit it; see `low_bits.with_low_bits`.
+
+    Raises:
+        FormatError: The contents are not those of a model of this architecture.
+    """
+    twin, contents = with_low_bits(path, model, contents)
+    contents = with_ties(twin, contents)
+    require_fit(path, twin, contents)
+    return twin, contents
+
+
+def fill_given(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
+    """Fill `model` itself, as `fill_masked` does, and let its layers compute as the contents say; all or nothing.
+
+    Raises:
+        FormatError: The contents do not fit the model, or say of no weight that it is sparse or of low bits.
+    """
+    twin, contents = fitting(path, model, contents)
+    undo = adopt(model, twin) if twin is not model else []
+    try:
+        return fill_masked(path, model, contents)
+    except FormatError:
+        for put_back in undo:
+            put_back()
+        raise
 
 
 def fill_masked(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
@@ -41,7 +71,7 @@ def fill_masked(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
         FormatError: A sparse weight is no prunable one of the model, does not keep its pattern, or there is none.
     """
     patterns = promised(contents)
-    if not patterns:
+    if not patterns and not contents.settings.get(LOW_BITS):
         raise FormatError(
             "the file says of no weight that it is sparse",
             got=f"{path}: plain weights without patterns",
@@ -147,6 +177,7 @@ def fill_compiled(
     promises, prunable = promised(contents), walk(fast, eligibility="any", tied="*").by_name
     attach_masks(path, fast, {name: text for name, text in promises.items() if name in prunable})
     fast = fast.eval().requires_grad_(False)
+    require_codes(path, fast, contents)
     plan = run_low_bits(fast, plan, dict(layers.low_bits_counts(fast)), terms)
     plan = choose_engine(fast, replace(plan, kept_dense=kept, graph=said.graph), example, terms, graph)
     return with_plan(fast, concluded(plan, terms), terms.computing)
@@ -171,7 +202,8 @@ def _dense(stored: Mapping[str, Stored], model: nn.Module) -> dict[str, Tensor]:
     for name, weight in stored.items():
         if id(weight) not in made:
             dense = weight.unpack() if isinstance(weight, Packed) else weight
-            whole = isinstance(weight, Packed) and not dense.is_floating_point()
+            held = isinstance(weight, Packed)
+            whole = held and (isinstance(weight.header.encoding, Bits) or not dense.is_floating_point())
             made[id(weight)] = dense.to(dtypes[name]) if whole else dense
     return {name: made[id(weight)] for name, weight in stored.items()}
 

@@ -19,8 +19,8 @@ from twofour.compiler.replaceable import require_memory_mode, require_no_autocas
 from twofour.compiler.unpacked import WeightedLayer
 from twofour.errors import FormatError, PackingError, TwofourError, integer_from
 from twofour.export.file import Contents, read, untie, write
-from twofour.export.fill import fill_compiled, fill_masked
-from twofour.export.fit import require_fit, with_ties
+from twofour.export.fill import fill_compiled, fill_given, fitting
+from twofour.export.low_bits import LOW_BITS, described, take_packed
 from twofour.export.shards import write_folder
 from twofour.files import named
 from twofour.layers import describe_schemes, require_unwrapped
@@ -46,7 +46,8 @@ def save(
             `max_shard_bytes` a new one, gets model.safetensors, or several files and model.safetensors.index.json; what
             an earlier `save` wrote there goes, and another program's model of those names is refused.
         packed: False writes plain weights with their zeros, as any other tool reads them; which of them are sparse
-            stands in the metadata.
+            stands in the metadata. The default writes layers of low bits by their whole numbers and scales: what is
+            between two levels of a weight that trains on is in the plain form alone.
         max_shard_bytes: Bytes of tensors in a file at most: `path` is a folder, and a tensor that has more gets a file
             of its own.
 
@@ -67,16 +68,14 @@ def save(
             remedy="call finish() first; for a checkpoint, torch.save the state dicts of model and scheme",
         )
     plain, aliases = untie(_tensors(model))
-    weights: dict[str, Packed] = {}
-    patterns: dict[str, str] = {}
-    axes: dict[str, int] = {}
-    for name, mask in masks.of(model).items():
-        stored = aliases.get(name, name)
-        if stored not in patterns:
-            _ = mask.parameter  # refuses a module that has lost it
-            patterns[stored] = mask.pattern.name
-            axes |= {stored: mask.axis.axis} if mask.axis.axis != 1 else {}
-            weights |= _sparse(plain, stored, mask, packed)
+    masked = {aliases.get(name, name): mask for name, mask in masks.of(model).items()}
+    _ = [mask.parameter for mask in masked.values()]  # refuses a module that has lost it
+    patterns = {name: mask.pattern.name for name, mask in masked.items()}
+    axes = {name: mask.axis.axis for name, mask in masked.items() if mask.axis.axis != 1}
+    obeyed = {name: mask.pattern for name, mask in masked.items()}
+    weights = dict(take_packed(model, plain, aliases, obeyed)) if packed else {}
+    for name, mask in masked.items():
+        weights |= _sparse(plain, name, mask, packed) if name not in weights else {}
     _add_compiled(model, plain, weights, aliases, patterns)
     for name, weight in weights.items():
         if weight.header.sparse:
@@ -87,7 +86,8 @@ def save(
         weights = {}
     compiled = compilation_of(model)
     made = compiled.to_dict() if compiled is not None else {"kind": "masked" if masks.of(model) else "plain"}
-    settings = {**made, "patterns": patterns, **({"axes": axes} if axes else {})}
+    low = described(model)
+    settings = {**made, "patterns": patterns, **({"axes": axes} if axes else {}), **({LOW_BITS: low} if low else {})}
     contents = Contents(plain, weights, aliases, settings)
     if folder:
         write_folder(path, contents, max_shard_bytes)
@@ -141,11 +141,10 @@ def load(
         require_tokens(tokens)
 
     def filled() -> nn.Module:  # `contents` is gone when it ends
-        contents = with_ties(model, read(path))
-        require_fit(path, model, contents)
         if masked:
-            return fill_masked(path, model, contents)
-        return fill_compiled(path, model, contents, memory, tokens, graph, example, measure)
+            return fill_given(path, model, read(path))
+        twin, contents = fitting(path, model, read(path))
+        return fill_compiled(path, twin, contents, memory, tokens, graph, example, measure)
 
     loaded = filled()
     native.release_free_memory()  # the file's bytes lay between the layouts made from them: as much again

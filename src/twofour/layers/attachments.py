@@ -139,6 +139,11 @@ def attached(module: nn.Module) -> str:
     return getattr(module.__dict__.get(CARRIED), "title", "")
 
 
+def keeps_zeros(module: nn.Module) -> bool:
+    """Return whether what was put over a layer multiplies by zero where its weight is zero, so that a mask holds."""
+    return bool(getattr(module.__dict__.get(CARRIED), "keeps_zeros", False))
+
+
 def _working(model: nn.Module) -> dict[str, str]:
     """Return the titles of the attachments that work on a model's weights, by the names of their layers."""
     found = {name or "(model)": _REGISTRY[module]() for name, module in named_modules(model) if module in _REGISTRY}

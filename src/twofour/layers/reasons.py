@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from twofour.layers.attachments import attached
+from twofour.layers.attachments import attached, keeps_zeros
 from twofour.layers.globs import matches
 from twofour.layers.kinds import ATTENTION_OUT, SUPPORTED, Kind, kind_of
 from twofour.layers.modules import table
@@ -24,6 +24,7 @@ ASP_RULE = "(ASP's rule)"
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)  # pyright: ignore[reportPrivateUsage]
 _ADAPTERS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
 """What peft calls the modules of its low-rank adapters."""
+_METHODS = ("forward", "_conv_forward")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -129,6 +130,8 @@ def _place_reason(place: Place) -> str | None:
         return _replaced_reason(place.attribute)
     if place.attention is not None and (own := own_forward(place.attention, nn.MultiheadAttention)):
         return f"inside nn.MultiheadAttention: {own}"
+    if keeps_zeros(module):  # a class of ours over the layer, which multiplies by zero where the weight is zero
+        return _own_method(type(module).__bases__[-1], kind.base)
     return own_forward(module, kind.base)
 
 
@@ -149,13 +152,14 @@ def _replaced_reason(attribute: str) -> str:
 
 def own_forward(module: nn.Module, base: type[nn.Module]) -> str | None:
     """Say that a layer computes otherwise than its kind's class, None where it does not."""
-    for method in ("forward", "_conv_forward"):
-        own = getattr(base, method, None)
-        if method in module.__dict__:
-            return f"its {method} was replaced on the instance"
-        if getattr(type(module), method, None) is not own:
-            return f"{type(module).__name__} has a {method} of its own"
-    return None
+    if replaced := next((method for method in _METHODS if method in module.__dict__), None):
+        return f"its {replaced} was replaced on the instance"
+    return _own_method(type(module), base)
+
+
+def _own_method(of: type[nn.Module], base: type[nn.Module]) -> str | None:
+    own = next((method for method in _METHODS if getattr(of, method, None) is not getattr(base, method, None)), None)
+    return None if own is None else f"{of.__name__} has a {own} of its own"
 
 
 def tensor_reason(parameter: Tensor, empty: bool = False) -> str | None:

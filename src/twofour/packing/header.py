@@ -72,6 +72,12 @@ class Header:
         return prod(self.shape) // self.reduction
 
     @property
+    def taps(self) -> int:
+        """Rows of one output, one after the other: the positions of a convolution's kernel."""
+        others = [size for axis, size in enumerate(self.shape) if axis != self.axis]
+        return prod(others[1:])
+
+    @property
     def sparse(self) -> bool:
         """Whether values are left out."""
         return self.pattern != DENSE.name
@@ -104,8 +110,7 @@ class Header:
             )
         form = formats.find(rule)
         assert form is not None, rule
-        others = [size for axis, size in enumerate(self.shape) if axis != self.axis]
-        return form(rule, self.encoding, self.rows, self.reduction, prod(others[1:]))
+        return form(rule, self.encoding, self.rows, self.reduction, self.taps)
 
     def parsed(self) -> Pattern:
         """Return the pattern as an object."""

@@ -28,7 +28,7 @@ class Packed:
         values: Kept values (rows, kept per row) as `header.encoding` stores them; int4: two a byte, low first.
         indices: uint8 (rows, bytes per row); see `twofour.packing.formats`.
         scales: For whole numbers that stand for real ones: float32 (rows, reduction / header.group), (rows, 1) when
-            group is 0; else None.
+            group is 0; else None. Low bits: also a row of scales for each output, (rows / header.taps, ...).
         zeros: Whole numbers in float32 that stand for zero, of the scales' shape; None: zero stands for zero.
     """
 
@@ -81,17 +81,26 @@ class Packed:
             PackingError: Sizes do not match the header, or an index is illegal.
         """
         header, form, positions = self.header, self.header.format, self.positions()
-        values = header.encoding.read(self.values, form.kept)
-        if self.scales is not None and form.of_rows:
-            values = dequantize(values, self.scales, self.zeros)
+        values, scales, zeros = (
+            header.encoding.read(self.values, form.kept),
+            self._rows_of("scales"),
+            self._rows_of("zeros"),
+        )
+        if scales is not None and form.of_rows:
+            values = dequantize(values, scales, zeros)
         empty = torch.zeros(header.rows, header.reduction, dtype=values.dtype, device=values.device)
-        if self.zeros is not None and not form.of_rows:  # what is left out stands for zero too
-            empty += self.zeros.to(values.dtype).repeat_interleave(header.reduction // header.runs, dim=1)
+        if zeros is not None and not form.of_rows:  # what is left out stands for zero too
+            empty += zeros.to(values.dtype).repeat_interleave(header.reduction // header.runs, dim=1)
         last = [size for axis, size in enumerate(header.shape) if axis != header.axis]
         dense = form.scatter(empty, positions, values)
-        if self.scales is not None and not form.of_rows:
-            dense = dequantize(dense, self.scales, self.zeros)
+        if scales is not None and not form.of_rows:
+            dense = dequantize(dense, scales, zeros)
         return dense.view(*last, header.reduction).movedim(-1, header.axis).contiguous()
+
+    def _rows_of(self, part: str) -> Tensor | None:
+        """Return scales or zero points, a row for each row of the weight: those of an output serve its whole kernel."""
+        found: Tensor | None = getattr(self, part)
+        return found if found is None else found.repeat_interleave(self.header.rows // len(found), dim=0)
 
 
 def pack(

@@ -52,5 +52,6 @@ def _numbers(packed: Packed, real: Tensor) -> Tensor:
     header, form = packed.header, packed.header.format
     numbers = header.encoding.read(packed.values, form.kept)
     empty = torch.zeros_like(packed.scales) if packed.zeros is None else packed.zeros
+    empty = empty.repeat_interleave(header.rows // len(empty), dim=0)
     dense = empty.to(numbers.dtype).repeat_interleave(header.reduction // header.runs, dim=1)
     return form.scatter(dense, packed.positions(), numbers)

@@ -48,15 +48,19 @@ def require_scales(scales: Tensor | None, zeros: Tensor | None, header: Header) 
     Raises:
         PackingError: They do not, or one of them is impossible.
     """
-    runs = header.rows, header.runs
+    outputs = header.rows // header.taps if header.encoding.any_group else header.rows
+    sizes = dict.fromkeys(((header.rows, header.runs), (outputs, header.runs)))
     if scales is None and (header.group or zeros is not None):
         wanted = "scales where the header has groups or the weight zero points"
         raise _scales("missing", f"no scales, zero points {zeros is not None}, group {header.group}", wanted)
     for part, tensor in (("scales", scales), ("zeros", zeros)):
         if tensor is not None and not header.encoding.scaled:
             raise _scales("unwanted", f"{part} beside values in {header.dtype}", "scales with whole numbers only")
-        if tensor is not None and (tuple(tensor.shape), tensor.dtype) != (runs, torch.float32):
-            raise _scales("size", f"{part} {tuple(tensor.shape)} {tensor.dtype}", f"{runs} torch.float32")
+        if tensor is not None and (tuple(tensor.shape) not in sizes or tensor.dtype is not torch.float32):
+            wanted = f"{' or '.join(map(str, sizes))} torch.float32"
+            raise _scales("size", f"{part} {tuple(tensor.shape)} {tensor.dtype}", wanted)
+    if scales is not None and zeros is not None and scales.shape != zeros.shape:
+        raise _scales("size", f"zeros {tuple(zeros.shape)}", f"{tuple(scales.shape)}, as the scales")
     if scales is not None and not bool(((scales > 0) & (scales <= LARGEST_SCALE)).all()):
         got = "a scale that is not positive, not finite or so large that values overflow"
         raise _scales("value", got, f"positive finite scales, at most {LARGEST_SCALE:.3g}")

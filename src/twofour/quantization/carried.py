@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
@@ -20,6 +20,15 @@ TITLE = "low bits"
 
 WEIGHT_STEP, INPUT_STEP, INPUT_ZERO = "weight_step", "input_step", "input_zero"
 """What a layer's steps are called: parameters (out,) and (), and the whole number that stands for zero, a buffer ()."""
+
+WEIGHT_SCALE = "weight_scale"
+"""A buffer (out,): scales of a file, which stand in the place of the mean magnitude of weights without a step."""
+
+STEPS = (WEIGHT_STEP, INPUT_STEP, INPUT_ZERO, WEIGHT_SCALE)
+"""What a layer of low bits has beside weight and bias."""
+
+BUFFERS = (INPUT_ZERO, WEIGHT_SCALE)
+"""Those of them that are not learned."""
 
 TINY = torch.finfo(torch.float32).tiny
 """Least step, the smallest normal float32, as in kernels/quantization.py."""
@@ -43,6 +52,16 @@ class LowBits:
     runs: Callable[[nn.Module, Tensor], Tensor | None] | None = field(default=None, repr=False, compare=False)
     title: ClassVar[str] = TITLE
 
+    @property
+    def keeps_zeros(self) -> bool:
+        """Whether a weight of zero is the whole number zero: see `layers.attachments.keeps_zeros`."""
+        return self.widths.weights.has_zero
+
+    @property
+    def learned(self) -> bool:
+        """Whether the weight has a step that is learned; signs and ternary values have the mean of magnitudes."""
+        return self.widths.weights.levels != "ternary" and self.widths.weights.name != "b1"
+
     def weight(self, module: nn.Module) -> tuple[Tensor, Tensor]:
         """Return the weight in whole numbers, float32 of its shape, and its scales (out,), both with gradients.
 
@@ -50,10 +69,12 @@ class LowBits:
         equations 1 to 3), the gradient of s scaled by 1 / sqrt(n q), n weights a step, q the largest level. One bipolar
         bit: s = mean |w| (Rastegari et al. 2016), gradients through the sign where |w| <= 1 (Hubara et al. 2016,
         arXiv 1602.02830, section 1.3). Ternary: s = mean |w| of the values that are not zero, and the gradient passes
-        as it is (Ma et al. 2024, arXiv 2402.17764).
+        as it is (Ma et al. 2024, arXiv 2402.17764). Scales of a file stand in the place of a mean.
         """
         weight, encoding = cast(Tensor, module.weight).float(), self.widths.weights
-        rows = weight.flatten(1)
+        rows, given = weight.flatten(1), module._buffers.get(WEIGHT_SCALE)
+        if given is not None:
+            return nearest(weight / _over(given, weight), encoding.nearest, *encoding.bounds), given
         if encoding.levels == "ternary":
             held = rows.detach()
             scale = (held.abs().sum(1) / (held != 0).sum(1).clamp(min=1)).clamp(min=TINY)
@@ -138,16 +159,36 @@ class LowBits:
         Raises:
             QuantizationError: One is zero, NaN or infinite.
         """
-        for what in (WEIGHT_STEP, INPUT_STEP):
-            step = module._parameters.get(what)
-            if step is not None and not bool((torch.isfinite(step) & (step.abs() >= TINY)).all()):
-                raise QuantizationError(
-                    f"a step of the layer is no scale: `{what}`",
-                    got=f"{step[~(torch.isfinite(step) & (step.abs() >= TINY))][0].item()}",
-                    wanted="finite steps other than zero",
-                    remedy="train at a smaller learning rate, or quantize the model anew",
-                    layer=name or None,
-                )
+        held = {what: module._parameters.get(what, module._buffers.get(what)) for what in STEPS}
+        require_steps(self, {what: step for what, step in held.items() if step is not None}, name)
+
+
+def require_steps(held: LowBits, steps: Mapping[str, Tensor], layer: str = "") -> None:
+    """Refuse steps that scale nothing, and a zero point that stands for no level.
+
+    Args:
+        held: Of the layer.
+        steps: Some of `STEPS` by name, of a layer or a file.
+        layer: Its name, for messages.
+
+    Raises:
+        QuantizationError: A step is zero, NaN or infinite, or the zero point is not whole or beyond the levels.
+    """
+    inputs = held.widths.inputs
+    most = inputs.largest_code if inputs is not None and inputs.levels == "unsigned" else 0
+    for what, step in steps.items():
+        if what == INPUT_ZERO:
+            good, wanted = (step >= 0) & (step <= most) & (step == step.round()), f"a whole number from 0 to {most}"
+        else:
+            good, wanted = torch.isfinite(step) & (step.abs() >= TINY), "finite steps other than zero"
+        if not bool(good.all()):
+            raise QuantizationError(
+                f"a step of the layer is no scale: `{what}`",
+                got=f"{step[~good].flatten()[0].item()}",
+                wanted=wanted,
+                remedy="train at a smaller learning rate, or quantize the model anew",
+                layer=layer or None,
+            )
 
 
 def _over(scale: Tensor, weight: Tensor) -> Tensor:

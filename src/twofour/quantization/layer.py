@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import cache
 
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from twofour.layers import CARRIED, put_over
-from twofour.quantization.carried import LowBits
+from twofour.layers import CARRIED, put_over, take_off
+from twofour.quantization.carried import BUFFERS, STEPS, LowBits
 from twofour.quantization.reference import whole_product
 
 EXACT = 1 << 24
@@ -84,10 +85,27 @@ def _product(module: Layer, x: Tensor, weight: Tensor) -> Tensor:
         return functional.linear(x, weight)
 
 
-def put_low_bits(module: nn.Module, held: LowBits) -> None:
-    """Let a Linear or Conv2d compute in low bits from now on; `layers.take_off` undoes it."""
+def give_low_bits(module: nn.Module, held: LowBits, steps: Mapping[str, Tensor]) -> None:
+    """Let a Linear or Conv2d compute in low bits by these steps from now on; `take_low_bits` undoes it."""
+    add_steps(module, steps)
     over = LowBitConv2d if isinstance(module, nn.Conv2d) else LowBitLinear
     put_over(module, _subclass(type(module), over), held)
+
+
+def add_steps(module: nn.Module, steps: Mapping[str, Tensor]) -> None:
+    """Add steps to a layer by their names: those that are learned as parameters."""
+    for name, step in steps.items():
+        if name in BUFFERS:
+            module.register_buffer(name, step)
+        else:
+            module.register_parameter(name, nn.Parameter(step))
+
+
+def take_low_bits(module: nn.Module) -> None:
+    """Let a layer compute in floats again, on its weight as it is; its steps go."""
+    take_off(module)
+    for name in STEPS:
+        (module._buffers if name in BUFFERS else module._parameters).pop(name, None)
 
 
 @cache

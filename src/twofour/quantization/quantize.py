@@ -20,13 +20,12 @@ from twofour.layers import (
     parse_globs,
     require_matches,
     require_unwrapped,
-    take_off,
 )
 from twofour.packing import encodings
 from twofour.packing.encodings import WIDEST, Bits
 from twofour.patterns.base import is_finite
 from twofour.quantization.carried import INPUT_STEP, INPUT_ZERO, WEIGHT_STEP, LowBits, of
-from twofour.quantization.layer import put_low_bits
+from twofour.quantization.layer import give_low_bits, take_low_bits
 from twofour.quantization.observe import Seen, observe
 from twofour.quantization.steps import input_step, weight_steps, width_of
 from twofour.quantization.widths import Rules, Widths
@@ -111,11 +110,7 @@ def remove(model: nn.Module) -> nn.Module:
     if not found:
         raise _nothing(model, ["it computes in floats already"])
     for name in found:
-        module = model.get_submodule(name)
-        take_off(module)
-        for parameter in (WEIGHT_STEP, INPUT_STEP):
-            module._parameters.pop(parameter, None)
-        module._buffers.pop(INPUT_ZERO, None)
+        take_low_bits(model.get_submodule(name))
     return model
 
 
@@ -233,18 +228,16 @@ def _put(module: nn.Module, widths: Widths, seen: Seen | None, *, per_tensor: bo
     """Give a layer its steps and its class."""
     weight = module.weight
     assert isinstance(weight, Tensor)
-    if widths.weights.levels in ("twos", "bipolar") and widths.weights.name != "b1":
-        steps = weight_steps(weight, widths.weights, per_tensor=per_tensor)
-        module.register_parameter(WEIGHT_STEP, nn.Parameter(steps.to(weight.device)))
     static = seen is not None and widths.inputs is not None and seen.high > seen.low
+    held, steps = LowBits(widths, static), dict[str, Tensor]()
+    if held.learned:
+        steps[WEIGHT_STEP] = weight_steps(weight, widths.weights, per_tensor=per_tensor)
     if static:
         assert seen is not None and widths.inputs is not None
         step, zero = input_step(seen.sample, seen.low, seen.high, widths.inputs)
-        module.register_parameter(
-            INPUT_STEP, nn.Parameter(torch.tensor(step, dtype=torch.float32, device=weight.device))
-        )
-        module.register_buffer(INPUT_ZERO, torch.tensor(float(zero), dtype=torch.float32, device=weight.device))
-    put_low_bits(module, LowBits(widths, static))
+        options = {"dtype": torch.float32, "device": weight.device}
+        steps |= {INPUT_STEP: torch.tensor(step, **options), INPUT_ZERO: torch.tensor(float(zero), **options)}
+    give_low_bits(module, held, {name: step.to(weight.device) for name, step in steps.items()})
 
 
 def _nothing(model: nn.Module, reasons: Sequence[str]) -> QuantizationError:

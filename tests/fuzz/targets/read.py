@@ -14,8 +14,8 @@ from tests.fuzz.shelf import put
 from twofour.errors import PackingError
 from twofour.export import read
 from twofour.kernels import available, matmul
-from twofour.packing import Packed
-from twofour.patterns import VNM, parse
+from twofour.packing import Packed, read_pattern
+from twofour.patterns import VNM
 
 TRACED = ("twofour.export", "twofour.packing", "twofour.checkpoints", "twofour.kernels", "twofour.files")
 SEEDS = tuple(bytes([kind]) for kind in range(len(KINDS)))
@@ -43,7 +43,7 @@ def require_sound(name: str, weight: Packed, draw: int) -> None:
     dense = weight.unpack()
     assert tuple(dense.shape) == header.shape and dense.numel() <= LARGEST, (name, header)
     assert torch.isfinite(dense).all(), name
-    rule = parse(header.pattern)
+    rule = read_pattern(header.pattern)
     rule = rule.rows if isinstance(rule, VNM) else rule
     assert rule.check(dense.movedim(header.axis, -1)).ok, name
     if len(header.shape) == 2 and header.axis == 1 and draw % 4 == 0:

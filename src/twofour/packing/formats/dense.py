@@ -1,4 +1,4 @@
-"""Dense: every value of every row in order, nothing that says where."""
+"""Dense: every value of every output in order, nothing that says where."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from twofour.shapes import Int64, Shaped, UInt8
 
 @dataclass(frozen=True)
 class DenseRows(Format):
-    """All values of a row; "indices" has no bytes."""
+    """All values of an output, the positions of its kernel one after the other; "indices" has no bytes.
+
+    So a convolution of few channels pads each output to whole bytes, and not each position.
+    """
 
     @staticmethod
     def takes(pattern: Pattern) -> bool:
@@ -24,13 +27,18 @@ class DenseRows(Format):
     @property
     def parts(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """See `Format.parts`."""
-        values = (self.rows, self.encoding.width(self.reduction)), self.encoding.stored
+        values = (self.rows // self.taps, self.encoding.width(self.kept)), self.encoding.stored
         return {"values": values, "indices": ((self.rows, 0), torch.uint8)}
 
     @property
     def kept(self) -> int:
         """See `Format.kept`."""
-        return self.reduction
+        return self.taps * self.reduction
+
+    @property
+    def of_rows(self) -> bool:
+        """See `Format.of_rows`."""
+        return self.taps == 1
 
     def places(self, weight: Shaped[Tensor, "rows reduction"]) -> Int64[Tensor, "rows groups kept"]:
         """Return no places: int64 (rows, 1, 0)."""
@@ -49,15 +57,15 @@ class DenseRows(Format):
 
     def gather(
         self, weight: Shaped[Tensor, "rows reduction"], places: Int64[Tensor, "rows groups kept"]
-    ) -> Shaped[Tensor, "rows reduction"]:
+    ) -> Shaped[Tensor, "outputs values"]:
         """Return all values of a weight."""
-        return weight
+        return weight.reshape(-1, self.kept)
 
     def scatter(
         self,
         weight: Shaped[Tensor, "rows reduction"],
         places: Int64[Tensor, "rows groups kept"],
-        values: Shaped[Tensor, "rows reduction"],
+        values: Shaped[Tensor, "outputs values"],
     ) -> Shaped[Tensor, "rows reduction"]:
         """Write all values of a weight, in place; return it."""
-        return weight.copy_(values)
+        return weight.copy_(values.view(weight.shape))

@@ -1,0 +1,216 @@
+"""Layers of low bits in files: whole numbers and scales in packed form, and what `settings` says of each layer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twofour import quantization
+from twofour.errors import FormatError, QuantizationError, cut
+from twofour.export.file import Contents
+from twofour.export.fit import misfit
+from twofour.layers import CARRIED
+from twofour.packing import Packed
+from twofour.patterns import Pattern
+from twofour.quantization import LowBits, Widths
+from twofour.quantization.carried import STEPS, WEIGHT_SCALE, WEIGHT_STEP, require_steps
+from twofour.quantization.layer import add_steps, give_low_bits, take_low_bits
+from twofour.quantization.stored import SCALES, empty_steps, packed_of, shared
+from twofour.quantization.widths import encoding_of
+
+LOW_BITS = "low_bits"
+"""Key of the settings: layer -> how it computes."""
+
+_FIELDS = {"weights", "inputs", "static"}
+
+
+def described(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return what `settings` says of a model's layers of low bits."""
+    return {
+        name: {
+            "weights": held.widths.weights.name,
+            "inputs": None if held.widths.inputs is None else held.widths.inputs.name,
+            "static": held.static,
+        }
+        for name, held in quantization.of(model).items()
+    }
+
+
+def take_packed(
+    model: nn.Module, plain: dict[str, Tensor], aliases: Mapping[str, str], patterns: Mapping[str, Pattern]
+) -> Iterator[tuple[str, Packed]]:
+    """Move weights of low bits and their scales from `plain` into packed form.
+
+    A weight that another module has too, as an embedding that a head is tied to, stays a plain tensor with its step.
+
+    Raises:
+        QuantizationError: A step is zero, NaN or infinite, or a weight is not finite.
+        PackingError: The whole numbers do not obey their mask.
+    """
+    elsewhere = shared(model)
+    for name, held in quantization.of(model).items():
+        module, key = model.get_submodule(name), _key(name, "weight")
+        if id(module.weight) in elsewhere or key in aliases or key not in plain:
+            continue
+        packed = packed_of(name, module, held, patterns.get(key))
+        for part in ("weight", *SCALES):
+            plain.pop(_key(name, part), None)
+        yield key, packed
+
+
+def with_low_bits(path: Any, model: nn.Module, contents: Contents) -> tuple[nn.Module, Contents]:
+    """Return a model whose layers compute as a file says, without values for their steps, and the steps as tensors.
+
+    A file without layers of low bits changes nothing. Else the model is a copy that shares every tensor with the one
+    that is given.
+
+    Raises:
+        FormatError: `settings` says what means nothing, or nothing of this model; a weight's codes or steps are others
+            than it says.
+    """
+    found = parse_low_bits(path, contents.settings.get(LOW_BITS))
+    if not found:
+        return model, contents
+    _require_layers(path, model, found)
+    twin = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    steps: dict[str, Tensor] = {}
+    for name, held in found.items():
+        own = {part: found for part in STEPS if (found := contents.plain.get(_key(name, part))) is not None}
+        own |= _scales(path, name, held, contents.packed.get(_key(name, "weight")))
+        _require_steps(path, name, held, own)
+        real = {part: step.float() if step.is_floating_point() else step for part, step in own.items()}
+        steps |= {_key(name, part): step for part, step in real.items()}
+        _put(twin.get_submodule(name), held, fixed=WEIGHT_SCALE in own)
+    return twin, replace(contents, plain={**contents.plain, **steps})
+
+
+def adopt(model: nn.Module, twin: nn.Module) -> list[Callable[[], object]]:
+    """Let the layers of a model compute as those of its twin, by steps that a file fills in; returns what undoes it.
+
+    A layer that computes so already keeps its steps, the same parameters.
+    """
+    undo: list[Callable[[], object]] = []
+    for name in quantization.of(twin):
+        module, other = model.get_submodule(name), twin.get_submodule(name)
+        if quantization.held_by(module) is None:
+            undo.append(partial(take_low_bits, module))
+        elif WEIGHT_SCALE in other._buffers.keys() - module._buffers.keys():
+            undo.append(partial(module._buffers.pop, WEIGHT_SCALE, None))
+        _put(module, other.__dict__[CARRIED], fixed=WEIGHT_SCALE in other._buffers)
+    return undo
+
+
+def _put(module: nn.Module, held: LowBits, *, fixed: bool) -> None:
+    """Let a layer compute as a file says; steps that it has stay."""
+    own = {**module._parameters, **module._buffers} if quantization.held_by(module) is not None else {}
+    steps = {name: step for name, step in empty_steps(module, held, fixed=fixed).items() if own.get(name) is None}
+    if own:
+        add_steps(module, steps)
+    else:
+        give_low_bits(module, replace(held, runs=None), steps)
+
+
+def require_codes(path: Any, fast: nn.Module, contents: Contents) -> None:
+    """Refuse a model in whose dtype the whole numbers of a file are not held: in float16 small scales are none.
+
+    Raises:
+        FormatError: A weight's whole numbers are others than those of the file.
+    """
+    for name, held in quantization.of(fast).items():
+        packed, module = contents.packed.get(_key(name, "weight")), fast.get_submodule(name)
+        if packed is None or module.weight.dtype is torch.float32:  # float32 holds them: quantization/stored.py
+            continue
+        if not torch.equal(held.whole_weight(module, name)[0], replace(packed, scales=None, zeros=None).unpack()):
+            got = f"`{name}` holds its weight in {module.weight.dtype}, which loses whole numbers of the file"
+            raise misfit("low-bits-codes", path, got)
+
+
+def _key(layer: str, part: str) -> str:
+    return f"{layer}.{part}".lstrip(".")
+
+
+def parse_low_bits(path: Any, said: object) -> dict[str, LowBits]:
+    """Return the layers of low bits that the settings of a file name, {} where they name none.
+
+    Raises:
+        FormatError: What they say means nothing.
+    """
+    if not said:
+        return {}
+    if not isinstance(said, dict) or not all(isinstance(name, str) for name in said):
+        raise _malformed(path, f"low_bits {cut(repr(said), 80)}")
+    return {name: _held(path, name, fields) for name, fields in said.items()}
+
+
+def _require_layers(path: Any, model: nn.Module, found: Mapping[str, LowBits]) -> None:
+    """Refuse layers that the model has not, or that compute otherwise there.
+
+    Raises:
+        FormatError: There is one.
+    """
+    modules, own = dict(model.named_modules()), quantization.of(model)
+    for name, held in found.items():
+        module = modules.get(name)
+        if not isinstance(module, nn.Linear | nn.Conv2d):
+            raise misfit("model-low-bits", path, f"`{cut(name, 80)}` is no Linear or Conv2d of the model")
+        if name in own and own[name] != held:
+            got = f"`{name}` is of {held.widths.name} in the file and of {own[name].widths.name} in the model"
+            raise misfit("model-low-bits", path, f"{got}, or its inputs have a step in one of them alone")
+        if (count := module.weight[0].numel()) > held.widths.longest:
+            raise misfit("model-low-bits", path, f"`{name}`: sums of {count} products may exceed 32 bits")
+    if other := sorted(own.keys() - found.keys()):
+        raise misfit("model-low-bits", path, f"`{other[0]}` computes in low bits in the model and not in the file")
+
+
+def _held(path: Any, name: str, fields: object) -> LowBits:
+    if not isinstance(fields, dict) or fields.keys() != _FIELDS or type(fields["static"]) is not bool:
+        raise _malformed(path, f"low_bits of `{cut(name, 80)}`: {cut(repr(fields), 80)}")
+    try:
+        weights, inputs = encoding_of(fields["weights"], "weights"), encoding_of(fields["inputs"], "activations")
+    except (QuantizationError, TypeError) as error:
+        raise _malformed(path, f"low_bits of `{cut(name, 80)}`: {cut(repr(fields), 80)}") from error
+    if weights is None or (inputs is None and fields["static"]):
+        raise _malformed(path, f"low_bits of `{cut(name, 80)}`: {cut(repr(fields), 80)}")
+    return LowBits(Widths(weights, inputs), fields["static"])
+
+
+def _scales(path: Any, name: str, held: LowBits, packed: Packed | None) -> dict[str, Tensor]:
+    """Return the scales of a packed weight as the layer has them; of a plain one there are none to return."""
+    if packed is None:
+        return {}
+    found, want = packed.header.encoding, held.widths.weights
+    if (getattr(found, "levels", ""), found.bits) != (want.levels, want.bits) or packed.scales is None:
+        scaled = "scales" if packed.scales is not None else "no scales"
+        got = f"`{name}` is said to be of {want.name} and packed as {found.name} with {scaled}"
+        raise misfit("low-bits-codes", path, got, "a weight of low bits of the file")
+    if packed.header.sparse and not want.has_zero:
+        got = f"`{name}` is packed as {packed.header.pattern}, and {want.name} has no zero"
+        raise misfit("low-bits-codes", path, got, "a weight of low bits of the file")
+    if packed.header.runs != 1 or packed.zeros is not None or len(packed.scales) != packed.header.shape[0]:
+        got = f"`{name}` has scales {tuple(packed.scales.shape)}, zero points {packed.zeros is not None}"
+        raise misfit("low-bits-codes", path, got, "a weight of low bits of the file")
+    return {WEIGHT_STEP if held.learned else WEIGHT_SCALE: packed.scales.flatten()}
+
+
+def _require_steps(path: Any, name: str, held: LowBits, steps: Mapping[str, Tensor]) -> None:
+    try:
+        require_steps(held, steps, name)
+    except (QuantizationError, RuntimeError) as error:
+        what = error.got if isinstance(error, QuantizationError) else "steps of whole numbers or truth values"
+        raise misfit("low-bits-step", path, f"`{name}`: {what}", "a step of a layer of low bits") from error
+
+
+def _malformed(path: Any, got: str) -> FormatError:
+    return FormatError(
+        "the file says what means nothing of a layer of low bits",
+        got=f"{path}: {got}",
+        wanted="weights and inputs in encodings that layers compute in, and whether inputs have one step",
+        remedy="write the file again with twofour.save",
+        code="settings-low-bits",
+    )

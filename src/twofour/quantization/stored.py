@@ -1,0 +1,94 @@
+"""What files hold of a layer of low bits: its whole numbers in planes, the scales they are multiplied by, its steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from twofour.errors import TwofourError
+from twofour.layers.modules import named_modules, parameters_of
+from twofour.packing import Header, Packed, encodings, has_form, pack, packed_rule
+from twofour.packing.encodings import Bits
+from twofour.patterns import DENSE, Pattern
+from twofour.quantization.carried import INPUT_STEP, INPUT_ZERO, WEIGHT_SCALE, WEIGHT_STEP, LowBits
+
+SCALES = (WEIGHT_STEP, WEIGHT_SCALE)
+"""What the scales of a packed weight are in the layer."""
+
+
+def stored_encoding(held: LowBits) -> Bits:
+    """Return how a file writes the whole numbers: ternary ones five in a byte, 1.6 bits a value where planes take 2."""
+    encoding = held.widths.weights
+    return encodings.TERNARY5 if encoding.levels == "ternary" else encoding
+
+
+def stored_pattern(held: LowBits, pattern: Pattern | None) -> Pattern:
+    """Return the form a file writes the weight in: that of its mask, dense where the encoding has no such form."""
+    fits = pattern is not None and has_form(packed_rule(pattern), stored_encoding(held).name)
+    return pattern if fits and pattern is not None else DENSE
+
+
+def packed_of(name: str, module: nn.Module, held: LowBits, pattern: Pattern | None) -> Packed:
+    """Return a layer's weight as a file holds it: codes, and a row of scales for each output.
+
+    Args:
+        name: Of the layer, for messages.
+        module: The layer.
+        held: Its low bits.
+        pattern: What its mask obeys, None without one.
+
+    Raises:
+        QuantizationError: A step is zero, NaN or infinite, or a weight is not finite.
+        PackingError: The whole numbers break the pattern, or a scale is so large that values overflow.
+    """
+    whole, scales = held.whole_weight(module, name)
+    try:
+        axis = 1 if whole.ndim > 1 else -1
+        packed = pack(whole.cpu(), stored_pattern(held, pattern), stored_encoding(held).name, axis=axis)
+        packed = replace(packed, scales=scales.detach().float().cpu().reshape(len(whole), -1).contiguous())
+        packed.validate()
+        return packed
+    except TwofourError as error:
+        raise error.for_layer(name) from None
+
+
+def bytes_in_file(module: nn.Module, held: LowBits, pattern: Pattern | None) -> int:
+    """Return the bytes of what `packed_of` makes, from the sizes alone."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    rule = packed_rule(stored_pattern(held, pattern))
+    header = Header(rule.name, stored_encoding(held).name, tuple(weight.shape), 1)
+    return header.format.nbytes + 4 * len(weight)
+
+
+def shared(model: nn.Module) -> set[int]:
+    """Return the ids of the parameters that several modules have: an embedding and a head tied to it."""
+    owners: dict[int, set[int]] = {}
+    for _, module in named_modules(model):
+        for parameter in parameters_of(module).values():
+            if parameter is not None:
+                owners.setdefault(id(parameter), set()).add(id(module))
+    return {key for key, modules in owners.items() if len(modules) > 1}
+
+
+def empty_steps(module: nn.Module, held: LowBits, *, fixed: bool) -> dict[str, Tensor]:
+    """Return the steps of a layer without their values: float32, on the device of its weight.
+
+    Args:
+        module: A Linear or Conv2d.
+        held: What it is to compute in.
+        fixed: Whether it has scales of a file that are not learned, beside levels whose scale is a mean.
+    """
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    options = {"dtype": torch.float32, "device": weight.device}
+    steps: dict[str, Tensor] = {}
+    if held.learned:
+        steps[WEIGHT_STEP] = torch.ones(len(weight), **options)
+    elif fixed:
+        steps[WEIGHT_SCALE] = torch.ones(len(weight), **options)
+    if held.static:
+        steps |= {INPUT_STEP: torch.ones((), **options), INPUT_ZERO: torch.zeros((), **options)}
+    return steps
