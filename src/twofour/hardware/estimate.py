@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from torch import nn
 
+from twofour import quantization
 from twofour.errors import HardwareError
 from twofour.hardware.blocks import of_blocks, require_large
 from twofour.hardware.costs import Costs, costs
 from twofour.hardware.fitted import FITTED
+from twofour.hardware.low_bits import as_floats, of_low_bits
 from twofour.hardware.machine import BITS, Machine, group_of
 from twofour.hardware.machines import machine as find
 from twofour.hardware.matmul_shapes import Product, linears, trace
 from twofour.layers import walk
 from twofour.patterns import Block, Pattern, parse
+from twofour.quantization import LowBits
 
 TWO_FOUR = "2:4"
 
@@ -39,6 +42,8 @@ class Row:
         dense_mj: Millijoules dense.
         sparse_mj: Millijoules sparse; None where the weight stays dense.
         reason: Why the weight stays dense, or "" where it can be sparse.
+        width: Widths of a layer of low bits, "w2a8", else "".
+        low_bits_ms: Milliseconds in them, dense; None of other layers. `dense_ms` is what it takes in floats.
     """
 
     layer: str
@@ -53,6 +58,8 @@ class Row:
     dense_mj: float
     sparse_mj: float | None
     reason: str
+    width: str = ""
+    low_bits_ms: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -98,6 +105,11 @@ class Estimate:
         return self.other_ms + sum(min(row.dense_ms, row.sparse_ms or row.dense_ms) for row in self.rows)
 
     @property
+    def low_bits_ms(self) -> float:
+        """The whole model with its layers of low bits in their widths, the others dense."""
+        return self.other_ms + sum(row.dense_ms if row.low_bits_ms is None else row.low_bits_ms for row in self.rows)
+
+    @property
     def loses(self) -> tuple[str, ...]:
         """Layers where sparse is slower than dense, each once."""
         return tuple(dict.fromkeys(row.layer for row in self.rows if row.ratio is not None and row.ratio < 1))
@@ -109,6 +121,8 @@ class Estimate:
     def summary(self) -> str:
         """Say the whole model in two sentences."""
         lost = f"; sparse loses in {len(self.loses)} layers" if self.loses else ""
+        widths = ", ".join(dict.fromkeys(row.width for row in self.rows if row.width))
+        lost += f"; {self.low_bits_ms:.3f} ms in its low bits ({widths})" if widths else ""
         return (
             f"{self.machine.name}, {self.dtype}: {self.dense_ms:.3f} ms dense, {self.sparse_ms:.3f} ms with every "
             f"legal weight {self.pattern}, {self.best_ms:.3f} ms with the better in each: "
@@ -118,6 +132,7 @@ class Estimate:
     def to_dict(self) -> dict[str, object]:
         """Return JSON-ready fields."""
         totals = {"dense_ms": self.dense_ms, "sparse_ms": self.sparse_ms, "best_ms": self.best_ms}
+        totals |= {"low_bits_ms": self.low_bits_ms}
         rows = [{**asdict(row), "ratio": row.ratio} for row in self.rows]
         place = {"machine": self.machine.name, "dtype": self.dtype, "cold": self.cold, "traced": self.traced}
         place["pattern"] = self.pattern
@@ -126,6 +141,7 @@ class Estimate:
 
 def _cell(row: Row, pattern: str) -> str:
     dense = f"{row.dense_ms:.4f} ms dense ({row.bound})"
+    dense += f", {row.low_bits_ms:.4f} ms {row.width}" if row.low_bits_ms is not None else ""
     if row.sparse_ms is None:
         return f"{dense}, stays dense: {row.reason}"
     return f"{dense}, {row.sparse_ms:.4f} ms {pattern} ({row.sparse_bound}), {row.ratio:.2f}x"
@@ -144,7 +160,9 @@ def estimate(
     """Predict per layer and for the whole model the time on a machine that is not here, dense and sparse.
 
     The shapes of the example are followed through the model; nothing is computed and no weight is read. Which weights
-    can be sparse is ASP's rule, as for `prune`. Products are priced one after the other; what is modelled and the error
+    can be sparse is ASP's rule, as for `prune`. Layers of low bits (`twofour.quantize`) are priced in floats, and
+    beside it in their own widths, by the rule of `hardware/low_bits.py`, which no measurement was there to fit.
+    Products are priced one after the other; what is modelled and the error
     measured: docs/hardware.md.
 
     Args:
@@ -172,6 +190,8 @@ def estimate(
             wanted="an example, or tokens from 1",
             remedy="estimate(model, example, machine=...) prices whatever the model runs",
         )
+    low = {f"{name}.weight".lstrip("."): held for name, held in quantization.of(model).items()}
+    model = as_floats(model) if low else model
     traced = trace(model, example) if tokens is None else linears(model, tokens)
     if not traced.products:
         raise HardwareError(
@@ -185,6 +205,7 @@ def estimate(
     cold = sum(weights.values()) > FITTED.cache * device.l2
     other = traced.values * min(BITS[dtype], 16) / 8 / (device.bandwidth * FITTED.memory)
     rows = _rows(traced.products, reasons, device, dtype, cold, rule)
+    rows = tuple(_with_width(row, p, low, device, dtype, cold) for row, p in zip(rows, traced.products, strict=True))
     return Estimate(device, dtype, rows, other * 1e3, cold, tokens is None, TWO_FOUR if rule is None else rule.name)
 
 
@@ -240,6 +261,14 @@ def _rows(
     places = {size: index for index, size in enumerate(unique)}
     bounds = [cost.bound for cost in priced]
     return tuple(_row(p, places[p.m, p.n, p.k, p.batch], reasons, priced, bounds) for p in products)
+
+
+def _with_width(row: Row, product: Product, low: Mapping[str, LowBits], device: Machine, dtype: str, cold: bool) -> Row:
+    held = low.get(product.weight or "")
+    if held is None:
+        return row
+    found = of_low_bits(product, held, device, dtype, cold=cold)
+    return replace(row, width=held.widths.name, low_bits_ms=float(found.seconds[0]) * 1e3)
 
 
 def _row(product: Product, at: int, reasons: dict[str, str], priced: list[Costs], bounds: list[list[str]]) -> Row:

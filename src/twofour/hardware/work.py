@@ -69,17 +69,27 @@ def _cuts() -> tuple[Array, Array, Array]:
     return rows[None, :, 0], rows[None, :, 1], rows[None, :, 2]
 
 
-def cut(machine: Machine, dtype: str, sparse: bool, m: ArrayLike, n: ArrayLike, k: ArrayLike, batch: ArrayLike) -> Work:
+def cut(
+    machine: Machine,
+    dtype: str,
+    sparse: bool,
+    m: ArrayLike,
+    n: ArrayLike,
+    k: ArrayLike,
+    batch: ArrayLike,
+    weight: float | None = None,
+) -> Work:
     """Cut products of (m, k) by (k, n), `batch` of them each, into tiles.
 
-    A sparse weight, the operand with n, is read as half its values and their selectors. The output has 2 bytes a value,
+    A sparse weight, the operand with n, is read as half its values and their selectors; `weight` says in its place how
+    many bytes a value has that is unpacked where it is multiplied. The output has 2 bytes a value,
     float32 and tf32 4. The units of a machine work side by side on tiles that form nearly a square, so that a wave of
     them shares rows and columns.
     """
     columns: Any = [np.atleast_1d(np.asarray(size, dtype=np.float64))[:, None] for size in (m, n, k, batch)]
     m_, n_, k_, batch_ = np.broadcast_arrays(*columns)
     tile_m, tile_n, parts = _cuts()
-    value, weight = BITS[dtype] / 8, stored_bytes(dtype, sparse=sparse)
+    value, weight = BITS[dtype] / 8, stored_bytes(dtype, sparse=sparse) if weight is None else weight
     plane = np.ceil(m_ / tile_m) * np.ceil(n_ / tile_n) * batch_
     depth = np.ceil(k_ / parts / STEP) * STEP
     area = tile_m * tile_n
