@@ -33,10 +33,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Every promise holds, and something is promised or found sparse: a plain dense model is not ok."""
+        """Every promise holds, and something is promised, sparse or of low bits: a plain dense model is not ok."""
         promised = [finding for finding in self.layers if finding.promised]
-        if promised:
-            return all(finding.kept for finding in promised)
+        low = [finding for finding in self.layers if finding.width]
+        if promised or low:
+            return all(finding.kept for finding in promised) and not any(finding.broken for finding in low)
         return any(finding.sparse for finding in self.layers)
 
     @property
@@ -47,6 +48,8 @@ class Report:
         text = "nothing was promised" if sparse else "nothing is sparse"
         if promised:
             text = f"{sum(finding.kept for finding in promised)} of {len(promised)} promised weights kept"
+        if low := sum(finding.width is not None for finding in self.layers):
+            text += f", {low} of low bits"
         return f"{text}; {sparse} of {len(self.layers)} weights are sparse, {len(self.skipped)} skipped"
 
     def to_dict(self) -> dict[str, object]:
@@ -96,7 +99,8 @@ def check(
         progress: Called with how many weights are done, how many there are, and the next one's name.
 
     Returns:
-        A report. `report.ok` is True when every promise holds and at least one weight is promised or sparse.
+        A report. `report.ok` is True when every promise holds and at least one weight is promised, sparse or of low
+        bits; of the latter the whole numbers are looked at, times their scales.
 
     Raises:
         PatternError: `expect` does not parse.
@@ -159,6 +163,7 @@ def check_weights(
     *,
     expect: Expect = None,
     axes: Mapping[str, int] | None = None,
+    widths: Mapping[str, str] | None = None,
 ) -> Report:
     """Say the same about named tensors, for instance the content of a checkpoint; all of them are promised `expect`.
 
@@ -169,6 +174,7 @@ def check_weights(
         weights: Tensors by name.
         expect: As in `check`.
         axes: Reduction axes other than 1, by name: 0 for Hugging Face's Conv1D and for transposed convolutions.
+        widths: Of weights of low bits their widths, by name: what the report calls them.
 
     Raises:
         PatternError: `expect` does not parse.
@@ -189,7 +195,8 @@ def check_weights(
             kind, promise = KINDS[tensor.ndim] if axis else FIRST[tensor.ndim], expectation.find(name)
             promise = promise or expectation.everywhere
             shape, by = tuple(tensor.shape), "expect" if promise else None
-            found.append(Weight(name, kind, shape, Reduction(axis), tensor.detach, promise, by=by))
+            given = (name, kind, shape, Reduction(axis), tensor.detach, promise)
+            found.append(Weight(*given, by=by, width=(widths or {}).get(name)))
     expectation.require_known({weight.name for weight in found})
     return _report(found, skipped, None)
 

@@ -56,6 +56,8 @@ class Finding:
         fits: One verdict per runtime and type.
         verdict: One sentence.
         notes: What else the reader should know, of the axis or of how the weight was found.
+        width: Of a layer of low bits its widths, "w2a8", or how its whole numbers are packed, "s2"; the values are what
+            its product multiplies by. None of any other weight.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Finding:
     fits: tuple[Fit, ...]
     verdict: str
     notes: tuple[str, ...] = ()
+    width: str | None = None
 
     @property
     def kept(self) -> bool:
@@ -162,11 +165,16 @@ def _judge(weight: Weight) -> Finding:
         fits=fits(weight.kind, weight.rows, weight.columns, satisfies, broken),
         verdict="",
         notes=(*weight.notes, *note),
+        width=weight.width,
     )
     if weight.unread:
-        said = f"{pattern.name} cannot be judged: {weight.unread}"
-        return replace(finding, satisfies=(), legal=False, legal_fraction=0.0, fits=(), verdict=said)
+        return _unjudged(finding, weight.unread)
     return replace(finding, verdict=verdict(finding))
+
+
+def _unjudged(finding: Finding, why: str) -> Finding:
+    said = f"{finding.judged} cannot be judged: {why}"
+    return replace(finding, satisfies=(), legal=False, legal_fraction=0.0, fits=(), verdict=said)
 
 
 def _values(weight: Weight) -> Tensor:
@@ -276,6 +284,8 @@ def _ties(values: Tensor, pattern: Pattern, found: _Along) -> int | None:
 
 def verdict(finding: Finding) -> str:
     """Say what was found, the gravest first."""
+    if finding.width is not None:
+        return f"{finding.width}: {verdict(replace(finding, width=None))}"
     name = finding.judged
     start = f"{name} broken: " if finding.promised else ""
     if finding.broken:

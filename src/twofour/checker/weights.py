@@ -45,6 +45,7 @@ class Weight:
         by: Who promised it: "mask", "expect", "metadata", "packed form", "compressed-tensors", "apex mask", or
             the name of a compressed form, "marlin-24".
         notes: What the reader should know of how it was found.
+        width: Widths of a layer of low bits, "w2a8", or how its whole numbers are packed, "s2".
         unread: Why the product does not read these values, so that nothing tells whether a promise is kept.
     """
 
@@ -60,6 +61,7 @@ class Weight:
     by: str | None = None
     notes: tuple[str, ...] = ()
     unread: str = ""
+    width: str | None = None
 
     @property
     def out(self) -> int:

@@ -53,7 +53,8 @@ def convert(
     check_command.show(report)
     for note in imported.notes:
         say(note)
-    say(f"{imported.format}: {len(imported.sparse)} sparse weights of {source} in {out}")
+    low = f" and {len(imported.low_bits)} of low bits" if imported.low_bits else ""
+    say(f"{imported.format}: {len(imported.sparse)} sparse weights{low} of {source} in {out}")
     write(json, content)
     if not report.ok:
         raise typer.Exit(check_command.BROKEN)
@@ -68,9 +69,8 @@ def _write(imported: Imported, path: Path, packed: bool) -> Report:
         stored, aliases = untie(weights)  # safetensors takes no two names of one tensor
         copies = {alias: stored[name].clone() for alias, name in aliases.items()}
         write_plain(path, {**stored, **copies}, imported.patterns, axes)
-    return checker.check_weights(
-        {name: weights[name].float() for name in imported.sparse}, expect=imported.patterns, axes=axes
-    )
+    held = {name: weights[name].float() for name in (*imported.sparse, *imported.low_bits)}
+    return checker.check_weights(held, expect=imported.patterns, axes=axes, widths=imported.widths)
 
 
 def _write_companions(folder: Path, target: Path) -> None:

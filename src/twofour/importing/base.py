@@ -13,6 +13,7 @@ from torch import Tensor
 from twofour.errors import FormatError
 from twofour.layers import Reduction
 from twofour.packing import Packed, pack
+from twofour.quantization import Widths
 
 REAL = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 """Types of weights that can be looked at as they are; torch neither compares nor counts float8."""
@@ -56,6 +57,24 @@ class Sparse:
 
 
 @dataclass(frozen=True, eq=False)
+class LowBitWeight:
+    """A weight of whole numbers whose layer rounds its inputs too.
+
+    Attributes:
+        weight: Its codes and a scale for each output.
+        widths: What the layer computes in; each token has a range of its own.
+    """
+
+    weight: Packed
+    widths: Widths
+
+    def described(self) -> dict[str, object]:
+        """Return what the settings of a file say of the layer: `low_bits` in docs/formats.md."""
+        inputs = self.widths.inputs
+        return {"weights": self.widths.weights.name, "inputs": inputs and inputs.name, "static": False}
+
+
+@dataclass(frozen=True, eq=False)
 class Found:
     """What an importer found.
 
@@ -63,11 +82,13 @@ class Found:
         plain: Every tensor that is no sparse weight, by the name that the model's state dict has for it.
         sparse: The sparse weights, likewise.
         notes: What a reader should know: what was dropped, what could not be told.
+        low_bits: The weights of layers that compute in low bits, by name.
     """
 
     plain: dict[str, Tensor]
     sparse: dict[str, Sparse]
     notes: tuple[str, ...] = ()
+    low_bits: dict[str, LowBitWeight] = field(default_factory=dict)
 
 
 class Format(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,20 +13,22 @@ from twofour import masks
 from twofour.errors import FormatError, TwofourError
 from twofour.export.file import Contents, untie
 from twofour.export.file import write as write_file
-from twofour.export.fill import fill_masked
-from twofour.export.fit import require_fit, with_ties
+from twofour.export.fill import fill_given
+from twofour.export.low_bits import LOW_BITS
 from twofour.files import named
 from twofour.importing.asp import ASP
-from twofour.importing.base import Format, Sparse
+from twofour.importing.base import Format, LowBitWeight, Sparse
 from twofour.importing.bitmask import Bitmask
+from twofour.importing.bitnet import BitNet
 from twofour.importing.derived_patterns import Zeros
 from twofour.importing.marlin import Marlin
 from twofour.importing.semi_structured import SemiStructured
 from twofour.importing.source import opened
 from twofour.layers import Reduction, nearest, reduction_axes, walk
 from twofour.packing import Packed, pack
+from twofour.quantization.carried import WEIGHT_SCALE
 
-FORMATS: tuple[Format, ...] = (Bitmask(), Marlin(), SemiStructured(), ASP(), Zeros())
+FORMATS: tuple[Format, ...] = (Bitmask(), Marlin(), BitNet(), SemiStructured(), ASP(), Zeros())
 """Every format, in the order in which a checkpoint is tried; the last takes what is left."""
 
 HALF = torch.finfo(torch.float16).max
@@ -42,24 +44,32 @@ class Imported:
         plain: Every tensor that is no sparse weight, by name.
         sparse: The sparse weights, by name.
         notes: What was dropped or could not be told.
+        low_bits: The weights of layers that compute in low bits, by name.
     """
 
     format: str
     plain: Mapping[str, Tensor]
     sparse: Mapping[str, Sparse]
     notes: tuple[str, ...] = ()
+    low_bits: Mapping[str, LowBitWeight] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return f"Imported({self.format!r}, {len(self.sparse)} sparse and {len(self.plain)} plain tensors)"
+        low = f", {len(self.low_bits)} of low bits" if self.low_bits else ""
+        return f"Imported({self.format!r}, {len(self.sparse)} sparse and {len(self.plain)} plain tensors{low})"
 
     @property
     def patterns(self) -> dict[str, str]:
         """Pattern of each sparse weight."""
         return {name: found.pattern for name, found in self.sparse.items()}
 
+    @property
+    def widths(self) -> dict[str, str]:
+        """Widths of the layers of low bits, by the names of their weights."""
+        return {name: found.widths.name for name, found in self.low_bits.items()}
+
     def weights(self) -> dict[str, Tensor]:
         """Return all tensors with the sparse weights dense, zeros included; whole numbers with scales as float32."""
-        dense = {name: found.weight for name, found in self.sparse.items()}
+        dense = {name: found.weight for name, found in (*self.sparse.items(), *self.low_bits.items())}
         return {
             **self.plain,
             **{name: weight.unpack() if isinstance(weight, Packed) else weight for name, weight in dense.items()},
@@ -76,8 +86,14 @@ class Imported:
         """
         others = {name: found.axis for name, found in self.sparse.items() if found.axis != 1}
         settings = {"kind": "masked", "patterns": self.patterns, **({"axes": others} if others else {})}
+        layers = {name.removesuffix(".weight"): found for name, found in self.low_bits.items()}
+        settings |= {LOW_BITS: {layer: found.described() for layer, found in layers.items()}} if layers else {}
         if not packed:
             plain, aliases = untie(self.weights())
+            scales = {layer: found.weight.scales for layer, found in layers.items()}
+            plain |= {
+                f"{layer}.{WEIGHT_SCALE}": found.flatten() for layer, found in scales.items() if found is not None
+            }
             return Contents(plain, {}, aliases, settings)
         weights = {name: _packed(name, found) for name, found in self.sparse.items()}
         scaled = {weight.header.encoding if weight.scales is not None else None for weight in weights.values()}
@@ -87,6 +103,7 @@ class Imported:
             if encoding.groups:
                 settings |= {"group": min(weight.header.group for weight in weights.values()), "symmetric": True}
         plain, aliases = untie(self.plain)
+        weights |= {name: found.weight for name, found in self.low_bits.items()}
         return Contents(plain, weights, aliases, settings)
 
 
@@ -126,7 +143,7 @@ def decode(
             wanted="weights that a plain model can take",
         )
     found = chosen.decode(source, axes)
-    return Imported(chosen.name, found.plain, found.sparse, found.notes)
+    return Imported(chosen.name, found.plain, found.sparse, found.notes, found.low_bits)
 
 
 def read(path: str | os.PathLike[str], model: nn.Module, *, format: str | None = None) -> nn.Module:
@@ -144,10 +161,9 @@ def read(path: str | os.PathLike[str], model: nn.Module, *, format: str | None =
         FormatError: The checkpoint is damaged or does not fit the model, which is then left as it was.
     """
     imported = decode(path, format=format, axes=reduction_axes(model))
-    contents = with_ties(model, imported.contents(packed=False))
-    require_fit(path, model, contents)
+    contents = imported.contents(packed=False)
     _require_range(path, model, contents)
-    fill_masked(path, model, contents)
+    fill_given(path, model, contents)
     _attach_exact(model, imported)
     return model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -36,6 +36,7 @@ from twofour.checker.weights import (
 from twofour.checkpoints import Checkpoint, Entry, Structure, structure
 from twofour.errors import FormatError, LayerError, SourceError
 from twofour.export.file import joined_aliases, require_one_save
+from twofour.export.low_bits import LOW_BITS, parse_low_bits
 from twofour.export.metadata import KEY, Description, read_description
 from twofour.importing.asp import BUFFER
 from twofour.layers import Reduction, matches
@@ -93,7 +94,8 @@ def _weight(
         notes = (*notes, f"the mask of apex beside it, `{mask.name}`, keeps every value: nothing was pruned yet")
     keep = mask.read if mask is not None and by == "apex mask" else None
     told = tuple(dict.fromkeys(notes))
-    return Weight(name, layer.kind, shape, layer.axis, stored.read, promise, keep, other=layer.other, by=by, notes=told)
+    given = (name, layer.kind, shape, layer.axis, stored.read, promise, keep, layer.other)
+    return Weight(*given, by=by, notes=told, width=contents.widths.get(name))
 
 
 def _refusal(name: str, stored: Stored, shape: tuple[int, ...]) -> str:
@@ -143,6 +145,7 @@ class Contents:
         axes: Reduction axes that are known.
         masks: Masks of apex by their weights' names.
         config: What config.json promises.
+        widths: Widths of the weights of low bits.
     """
 
     checkpoint: Checkpoint
@@ -151,6 +154,7 @@ class Contents:
     axes: Mapping[str, int]
     masks: Mapping[str, Entry]
     config: ConfigPromise | None
+    widths: Mapping[str, str] = field(default_factory=dict)
 
 
 def contents_of(checkpoint: Checkpoint) -> Contents:
@@ -161,11 +165,15 @@ def contents_of(checkpoint: Checkpoint) -> Contents:
     """
     patterns, axes = from_metadata(checkpoint)
     entries = checkpoint.entries
-    whole: list[Ours | Foreign] = list(foreign(checkpoint.path, entries))
+    whole: list[Ours | Foreign] = list(foreign(checkpoint.path, entries, checkpoint.config))
     described = {file: read_description(file, said[KEY]) for file, said in checkpoint.metadata.items() if KEY in said}
     for file, said in described.items():
         whole += ours(file, said.packed, entries)
         _add_settings(file, said, patterns, axes)
+    widths = {one.name: one.width for one in whole if one.width is not None}
+    for file, said in described.items():
+        found = parse_low_bits(file, said.settings.get(LOW_BITS))
+        widths |= {f"{layer}.weight".lstrip("."): held.widths.name for layer, held in found.items()}
     parts = {name for one in whole for name in one.parts}
     if described:
         packed = [one.name for one in whole if isinstance(one, Ours)]
@@ -184,7 +192,7 @@ def contents_of(checkpoint: Checkpoint) -> Contents:
             )
     # Who wrote the promise knew the axes and noted those that are not 1.
     known_axes = {**dict.fromkeys((*patterns, *(one.name for one in whole)), 1), **axes}
-    return Contents(checkpoint, stored, patterns, known_axes, masks, from_config(checkpoint.config))
+    return Contents(checkpoint, stored, patterns, known_axes, masks, from_config(checkpoint.config), widths)
 
 
 def _add_settings(file: Path, said: Description, patterns: dict[str, Pattern], axes: dict[str, int]) -> None:

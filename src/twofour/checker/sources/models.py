@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
-from twofour import layers, masks
+from twofour import layers, masks, quantization
 from twofour.checker.weights import KINDS, Expectation, Skipped, Weight, unaligned
 from twofour.compiler import CompiledConv, CompiledLinear
+from twofour.errors import QuantizationError
 from twofour.layers import PrunableWeight, Reduction, full_tensor
 from twofour.masks import Mask
 from twofour.packing import Packed
 from twofour.patterns import Pattern, parse
+from twofour.quantization import LowBits
 
 
 def weights_of(model: nn.Module, expectation: Expectation) -> tuple[list[Weight], Skipped]:
@@ -39,10 +43,37 @@ def weights_of(model: nn.Module, expectation: Expectation) -> tuple[list[Weight]
     others = {name: mask for name, mask in attached.items() if name not in seen}
     found += [_masked(name, None, mask, expectation.find(name)) for name, mask in others.items()]
     found += _compiled(model, expectation)
+    found = list(_low_bits(model, found))
     seen |= {one.name for one in found}
     expectation.require_known(seen)
     examined = {one.name for one in found}
     return found, [(skip.name, skip.reason) for skip in walk.skipped if skip.name not in examined]
+
+
+def _low_bits(model: nn.Module, found: Iterable[Weight]) -> Iterator[Weight]:
+    """Yield weights, those of layers of low bits as their products read them, also where the walk would not look."""
+    low = {f"{name}.weight".lstrip("."): (name, held) for name, held in quantization.of(model).items()}
+    for one in found:
+        yield _rounded(model, one, *low.pop(one.name)) if one.name in low else one
+    for key, (name, held) in low.items():
+        weight = model.get_submodule(name).weight
+        assert isinstance(weight, Tensor)
+        plain = Weight(key, KINDS[weight.ndim], tuple(weight.shape), Reduction(1), weight.detach)
+        yield _rounded(model, plain, name, held)
+
+
+def _rounded(model: nn.Module, weight: Weight, name: str, held: LowBits) -> Weight:
+    """Return a weight whose values are the whole numbers times their scales; NaN where a step scales nothing."""
+    module = model.get_submodule(name)
+
+    def read() -> Tensor:
+        try:
+            whole, scales = held.whole_weight(module, name)
+        except QuantizationError:
+            return torch.full(weight.shape, torch.nan, device="cpu")
+        return whole.float() * scales.detach().view(-1, *(1,) * (whole.ndim - 1))
+
+    return replace(weight, read=read, width=held.widths.name)
 
 
 def _plain(weight: PrunableWeight, promise: Pattern | None) -> Weight:

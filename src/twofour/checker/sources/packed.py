@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,11 +20,13 @@ from twofour.importing import Format, Source
 from twofour.importing.asp import BUFFER, weight_names
 from twofour.importing.bitmask import OFFSETS, SCALE, ZERO, Bitmask
 from twofour.importing.bitmask import PARTS as BITMASK_PARTS
+from twofour.importing.bitnet import IN_A_BYTE, WIDTHS, BitNet
 from twofour.importing.marlin import PARTS as MARLIN_PARTS
 from twofour.importing.marlin import Marlin
 from twofour.importing.semi_structured import PARTS as TORCH_PARTS
 from twofour.importing.semi_structured import SemiStructured
 from twofour.packing import Header, Packed
+from twofour.packing.encodings import Bits
 from twofour.patterns import Pattern, parse
 
 _SIZES = ("I64", "I32", "I16", "I8", "U8")
@@ -68,6 +70,11 @@ class Ours:
         return self.header.pattern if self.header.sparse else None
 
     @property
+    def width(self) -> str | None:
+        """The encoding of whole numbers of low bits; None of any other."""
+        return self.header.dtype if isinstance(self.header.encoding, Bits) else None
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the dense weight."""
         return self.header.shape
@@ -94,6 +101,8 @@ class Foreign:
         file: The file or folder.
         shape: Shape of the dense weight.
         promise: The pattern that the form holds; None where it holds any.
+        width: Widths of a layer of low bits, else None.
+        config: The folder's config.json, where the form needs it.
     """
 
     name: str
@@ -102,6 +111,8 @@ class Foreign:
     file: Path
     shape: tuple[int, ...]
     promise: str | None = "2:4"
+    width: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def by(self) -> str:
@@ -114,9 +125,10 @@ class Foreign:
         Raises:
             FormatError: It is malformed.
         """
-        source = Source(self.file, {name: entry.read() for name, entry in self.parts.items()})
+        source = Source(self.file, {name: entry.read() for name, entry in self.parts.items()}, self.config)
         found = self.format.decode(source, None)
-        weight = found.sparse[self.name].weight if self.name in found.sparse else found.plain[self.name]
+        known = {**found.sparse, **found.low_bits}
+        weight = known[self.name].weight if self.name in known else found.plain[self.name]
         dense = weight.unpack() if isinstance(weight, Packed) else weight
         if tuple(dense.shape) != self.shape:
             raise FormatError(
@@ -152,13 +164,13 @@ def ours(file: Path, headers: Mapping[str, object], entries: Mapping[str, Entry]
         yield Ours(name, header, _parts(here, (name + suffix for suffix in suffixes)), file)
 
 
-def foreign(path: Path, entries: Mapping[str, Entry]) -> Iterator[Foreign]:
-    """Yield the weights of compressed-tensors' compressed forms and of torch's semi-structured state dicts.
+def foreign(path: Path, entries: Mapping[str, Entry], config: Path | None = None) -> Iterator[Foreign]:
+    """Yield the weights of compressed-tensors' compressed forms, of torch's semi-structured state dicts and of BitNet.
 
     Raises:
         FormatError: The parts of one do not tell its shape.
     """
-    for found in _found(path, entries):
+    for found in (*_found(path, entries), *_bitnet(path, entries, config)):
         if len(found.shape) != 2 or min(found.shape) < 1:
             found.read()  # says what is wrong with it
         yield found
@@ -189,6 +201,20 @@ def _bitmask(path: Path, stem: str, entries: Mapping[str, Entry]) -> Foreign:
     whole = said is not None and said.dtype in _SIZES and said.nbytes < 64
     shape = tuple(said.read().flatten().tolist()) if said is not None and whole else ()
     return Foreign(f"{layer}.weight", Bitmask(), parts, path, shape, "2:4" if len(values) == 2 else None)
+
+
+def _bitnet(path: Path, entries: Mapping[str, Entry], config: Path | None) -> Iterator[Foreign]:
+    """Yield the packed weights of a folder whose config.json says that it is of BitNet."""
+    content = json_or_none(config) if config is not None else None
+    said = content.get("quantization_config") if isinstance(content, dict) else None
+    if not isinstance(said, dict) or said.get("quant_method") != BitNet().name:
+        return
+    for name, entry in entries.items():
+        scale = f"{name}_scale"
+        if name.endswith(".weight") and entry.dtype == "U8" and scale in entries:
+            shape = (entry.shape[0] * IN_A_BYTE, *entry.shape[1:]) if entry.shape else ()
+            parts = _parts(entries, (name, scale))
+            yield Foreign(name, BitNet(), parts, path, shape, None, WIDTHS.name, {"quantization_config": said})
 
 
 def _parts(entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, Entry]:
