@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from twofour.quantization.carried import INPUT_STEP, INPUT_ZERO, WEIGHT_STEP
+from twofour.quantization.carried import STEPS
 
-_READ = ("weight", "bias", WEIGHT_STEP, INPUT_STEP, INPUT_ZERO)
+_READ = ("weight", "bias", *STEPS)
 
 Stamp = tuple[tuple[Tensor | None, int], ...]
 """Tensors that a product was prepared from, and how often each had been written to."""
