@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from twofour import native
 from twofour.compiler.advice import Advice, AdviceRow, judged
+from twofour.compiler.advise_low_bits import low_bit_linears, low_bit_rows, own_widths
 from twofour.compiler.choose import Progress, choose, require_room
 from twofour.compiler.choose_recurrent import raced_patterns
 from twofour.compiler.computing import Computing, dtype_name
@@ -21,6 +22,7 @@ from twofour.layers import PrunableWeight, walk
 from twofour.packing import Packed
 from twofour.patterns import Pattern, parse
 from twofour.patterns.base import is_finite, non_finite
+from twofour.quantization import Widths
 
 PATTERNS = ("2:4", "block:16x16@0.5", "block:16x16@0.9")
 """What is measured: both ways of leaving out half, and the share of blocks that nets are trained to."""
@@ -34,6 +36,7 @@ def advise(
     dtype: str | torch.dtype = "float32",
     group: int | None = None,
     skip: Sequence[str] = (),
+    widths: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Advice:
     """Measure, per eligible layer, the best dense kernel against the best of each pattern; the model is not changed.
@@ -48,14 +51,17 @@ def advise(
         dtype: Computing type, as for `compile`.
         group: For int4, as for `compile`.
         skip: Layer globs to leave out.
+        widths: Low bits to measure in each Linear beside the patterns: "w2a2", "w1.58a8". Layers of low bits
+            (`twofour.quantize`) are measured in their own. Where any are, dense int8 is measured too, as "int8".
         progress: Called with layers done, layers in all and the layer that is measured next.
 
     Raises:
         CompileError: The token counts are impossible, there is no pattern, the model is compiled or not on the CPU, or
             no layer is eligible.
         PatternError: A text is no pattern, or a weight holds NaN or infinity.
+        QuantizationError: A text is no width.
     """
-    chosen = _parsed(patterns)
+    chosen, asked = _parsed(patterns), tuple(dict.fromkeys(map(Widths.parse, widths)))
     require_tokens(tokens)
     require_plain(model)
     require_cpu(model)
@@ -63,26 +69,26 @@ def advise(
     found = walk(model, skip=skip)
     reasons = {entry.name: _refusal(entry.module, entry.layer in parts, computing) for entry in found.weights}
     skipped = [(entry.name, entry.reason) for entry in found.skipped]
-    skipped += [(entry.name, reason) for entry in found.weights if (reason := reasons[entry.name]) is not None]
+    low = low_bit_linears(model, skip)
+    taken = {f"{name}.weight".lstrip(".") for name in low}
+    skipped = [(name, reason) for name, reason in skipped if name not in taken]
+    refused = [(entry.name, reason) for entry in found.weights if (reason := reasons[entry.name]) is not None]
+    skipped += [(name, reason) for name, reason in refused if name not in taken]
     entries = [entry for entry in found.weights if reasons[entry.name] is None]
     names = dict.fromkeys(entry.layer for entry in entries)
     layers = {name: [entry for entry in entries if entry.layer == name] for name in names}
-    if not layers:
+    if not layers and not low:
         raise _nothing(skipped, computing, chosen)
-    require_room(tokens, max(entry.rows + entry.reduction for entry in entries))
+    sizes = [entry.rows + entry.reduction for entry in entries] + [sum(module.weight.shape) for module in low.values()]
+    require_room(tokens, max(sizes))
     terms = Terms(computing, "fast", tuple(tokens))
-    measuring = _Measuring(chosen, terms, sum(entry.parameter.nbytes for entry in entries), skipped)
-    rows: list[AdviceRow] = []
-    for done, (name, weights) in enumerate(layers.items()):
-        if progress is not None:
-            progress(done, len(layers), name)
-        rows += measuring.recurrent(weights) if is_recurrent(weights[0].module) else measuring.linear(weights[0])
+    held = [entry.parameter.nbytes for entry in entries] + [module.weight.nbytes for module in low.values()]
+    measuring = _Measuring(chosen, terms, sum(held), skipped)
+    rows = list(measuring.rows(layers, low, asked, progress))
     if not rows:
         raise _nothing(skipped, computing, chosen)
     terms.cache.finish()
-    if progress is not None:
-        progress(len(layers), len(layers), "")
-    texts = tuple(pattern.name for pattern in chosen)
+    texts = tuple(dict.fromkeys((*(pattern.name for pattern in chosen if layers), *(row.pattern for row in rows))))
     return Advice(tuple(rows), tuple(skipped), tuple(tokens), native.threads(), native.isa(), texts)
 
 
@@ -128,6 +134,34 @@ class _Measuring:
     terms: Terms
     footprint: int
     skipped: list[tuple[str, str]]
+
+    def rows(
+        self,
+        layers: Mapping[str, Sequence[PrunableWeight]],
+        low: Mapping[str, nn.Linear],
+        asked: Sequence[Widths],
+        progress: Progress | None,
+    ) -> Iterator[AdviceRow]:
+        """Yield the rows of all layers: patterns of those in floats, widths of Linears where they are asked for.
+
+        Args:
+            layers: Weights of the layers in floats.
+            low: Linears of low bits, which are measured in their own widths too.
+            asked: Widths to measure in every Linear.
+            progress: See `advise`.
+        """
+        count = len(layers) + len(low)
+        for done, name in enumerate([*layers, *low]):
+            if progress is not None:
+                progress(done, count, name)
+            module = low.get(name) or layers[name][0].module
+            if name in layers:
+                yield from self.recurrent(layers[name]) if is_recurrent(module) else self.linear(layers[name][0])
+            widths = own_widths(module, asked) if isinstance(module, nn.Linear) else ()
+            if widths and isinstance(module, nn.Linear):
+                yield from low_bit_rows(name, module, widths, self.terms, self.footprint, self.skipped)
+        if progress is not None:
+            progress(count, count, "")
 
     def linear(self, entry: PrunableWeight) -> Iterator[AdviceRow]:
         """Yield the rows of a layer with one weight."""

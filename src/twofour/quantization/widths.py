@@ -40,6 +40,27 @@ class Widths:
         """As plans spell it: "w2a2", of encodings that have no such name theirs, "b3s4"."""
         return _spelt(self.weights, _WEIGHTS) + ("" if self.inputs is None else _spelt(self.inputs, _INPUTS))
 
+    @classmethod
+    def parse(cls, text: str) -> Widths:
+        """Read a name such as "w2a8" or "b3s4".
+
+        Raises:
+            QuantizationError: It is none of a weight and of inputs.
+        """
+        for end in range(1, len(text) if isinstance(text, str) and len(text) < 16 else 0):
+            try:
+                weights, inputs = encoding_of(text[:end], "weights"), encoding_of(text[end:], "activations")
+            except QuantizationError:
+                continue
+            if weights is not None and inputs is not None:
+                return cls(weights, inputs)
+        raise QuantizationError(
+            "the widths of a layer are not known",
+            got=cut(repr(text), 60),
+            wanted='those of a weight and of inputs: "w2a2", "w1.58a8", "b3s4"',
+            remedy='"w4a8"',
+        )
+
     @property
     def longest(self) -> int:
         """Products whose sum surely fits int32, as the kernels count them: see `Levels.longest`."""

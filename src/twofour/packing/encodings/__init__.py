@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from twofour.errors import PackingError
 from twofour.packing.encodings.base import Encoding, Flaw, dequantize
-from twofour.packing.encodings.bits import LOW_BITS, TERNARY, TERNARY5, TWOS, WIDEST, Bits, Levels
+from twofour.packing.encodings.bits import LOW_BITS, TERNARY, TERNARY5, TWOS, WIDEST, Bits, NumberSystem
 from twofour.packing.encodings.int4 import GROUPS, INT4, INT4_LARGEST, INT4_LEAST
 from twofour.packing.encodings.int8 import INT8, INT8_LARGEST
 from twofour.packing.encodings.real import BFLOAT16, FLOAT8, FLOAT16, FLOAT32
@@ -34,7 +34,7 @@ __all__ = [
     "Bits",
     "Encoding",
     "Flaw",
-    "Levels",
+    "NumberSystem",
     "add",
     "dequantize",
     "find",

@@ -20,7 +20,7 @@ from twofour.packing.encodings.base import Encoding, Flaw, nonzero_scales
 from twofour.patterns import PairedNM, Pattern
 from twofour.shapes import Float32, Int, UInt8
 
-Levels = Literal["unsigned", "twos", "bipolar", "ternary"]
+NumberSystem = Literal["unsigned", "twos", "bipolar", "ternary"]
 
 WIDEST = 8
 """Bits of a code at most."""
@@ -40,7 +40,7 @@ class Bits(Encoding):
         in_a_byte: Codes of a byte in base 3; 0: bit planes.
     """
 
-    levels: Levels = "twos"
+    levels: NumberSystem = "twos"
     in_a_byte: int = 0
 
     @property
@@ -182,7 +182,7 @@ def _fives(codes: Tensor) -> Tensor:
     return (padded.to(torch.int32) * places).sum(-1).to(torch.uint8)
 
 
-def _of(letter: str, levels: Levels) -> tuple[Bits, ...]:
+def _of(letter: str, levels: NumberSystem) -> tuple[Bits, ...]:
     return tuple(
         Bits(f"{letter}{bits}", torch.int16, bits, scaled=True, any_group=True, levels=levels)
         for bits in range(WIDEST, 0, -1)

@@ -1,0 +1,87 @@
+"""What low bits would bring in a Linear: the best products of codes beside the best dense ones, in floats and int8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twofour import quantization
+from twofour.compiler.advice import AdviceRow, judged
+from twofour.compiler.choose import Choice, choose
+from twofour.compiler.terms import Terms
+from twofour.errors import KernelError
+from twofour.kernels.bits_matmul import BitWeight
+from twofour.kernels.problem import Problem
+from twofour.layers import matches
+from twofour.packing import pack
+from twofour.packing.encodings import INT8
+from twofour.quantization import Widths
+
+
+def low_bit_linears(model: nn.Module, skip: str | Sequence[str]) -> dict[str, nn.Linear]:
+    """Return the Linears of a model of which weights and inputs are of low bits, and that `skip` does not name."""
+    globs = [skip] if isinstance(skip, str) else skip
+    found = {name: model.get_submodule(name) for name, low in quantization.of(model).items() if low.widths.inputs}
+    kept = {name: module for name, module in found.items() if not any(matches(glob, name) for glob in globs)}
+    return {name: module for name, module in kept.items() if isinstance(module, nn.Linear)}
+
+
+def own_widths(module: nn.Module, asked: Sequence[Widths]) -> tuple[Widths, ...]:
+    """Return a layer's own widths first, then those that were asked for."""
+    held = quantization.held_by(module)
+    return tuple(dict.fromkeys((*(() if held is None else (held.widths,)), *asked)))
+
+
+def low_bit_rows(
+    name: str,
+    module: nn.Linear,
+    widths: Sequence[Widths],
+    terms: Terms,
+    footprint: int,
+    skipped: list[tuple[str, str]],
+) -> Iterator[AdviceRow]:
+    """Yield a row for dense int8 and for each width, at each token count; what has no kernel goes to `skipped`.
+
+    The weight is rounded anew: what counts for time are the bits of its codes.
+
+    Args:
+        name: Of the layer.
+        module: The layer, in floats or low bits.
+        widths: What is measured.
+        terms: Computing type of the dense product that is the base of every ratio, token counts, times known.
+        footprint: Bytes of all weights.
+        skipped: Filled with widths that no kernel runs here.
+    """
+    weight = module.weight.detach()
+    bias = None if module.bias is None else module.bias.detach().float()
+    options: dict[str, Any] = {"memory": "fast", "footprint": footprint, "cache": terms.cache}
+    options |= {"activations": weight.dtype}
+    dense = choose(weight, bias, terms.tokens, dtype=terms.computing.dtype, **options)
+    shape = (weight.shape[0], weight.shape[1])
+    others: dict[str, tuple[Tensor | BitWeight, dict[str, Any]]] = {INT8.name: (weight, {"dtype": INT8.name})}
+    for one in widths:
+        given: dict[str, Any] = {"dtype": one.name, "problem": Problem(len(weight), quantization=one.range())}
+        others[one.name] = (_codes(weight, one), given)
+    for what, (held, given) in others.items():
+        try:
+            choice = choose(held, bias, terms.tokens, **options, **given)
+        except KernelError as error:
+            skipped.append((f"{name}.weight".lstrip("."), f"{what}: {error.what}"))
+            continue
+        for count in terms.tokens:
+            yield judged(name, shape, count, what, _fastest(dense, count), _fastest(choice, count))
+
+
+def _fastest(choice: Choice, count: int) -> tuple[str, float]:
+    return min(choice.times[count].items(), key=lambda one: one[1])
+
+
+def _codes(weight: Tensor, widths: Widths) -> BitWeight:
+    encoding = widths.weights
+    packed = pack(weight.float(), "dense", encoding.name)
+    assert packed.scales is not None
+    codes = encoding.read_codes(packed.values, weight.shape[1])
+    return BitWeight(codes, widths.levels, packed.scales.flatten().to(torch.float32))

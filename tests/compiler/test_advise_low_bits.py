@@ -1,0 +1,45 @@
+"""advise of low bits: rows of codes beside dense floats and int8, of widths that are asked for or the model's own."""
+
+import pytest
+import torch
+from torch import nn
+
+import twofour
+from twofour.errors import QuantizationError
+from twofour.kernels.bits_matmul import bits_rows
+
+
+@pytest.fixture(autouse=True)
+def _cache(times_cache, monkeypatch) -> None:
+    monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
+
+
+def made() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16))
+
+
+def test_widths_are_measured_beside_patterns() -> None:
+    model = made()
+    advice = twofour.advise(model, patterns="2:4", widths=["w2a2"], tokens=(2,), skip=["2"])
+    assert advice.patterns == ("2:4", "int8", "w2a2")
+    rows = advice.of("0", 2)
+    assert set(rows) == {"2:4", "int8", "w2a2"} and rows["w2a2"].verdict
+    assert "w2a2" in advice.summary(2) and type(model[0]) is nn.Linear
+
+
+def test_layers_of_low_bits_are_measured_in_their_own() -> None:
+    model = twofour.quantize(made(), {"0": "w1", "*": "float"}, "a8", ends=None)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    advice = twofour.advise(model, patterns="2:4", tokens=(2,), skip=["2"])
+    assert {row.pattern for row in advice.rows} == {"int8", "w1a8"} and {row.layer for row in advice.rows} == {"0"}
+    assert not any(name == "0.weight" for name, _ in advice.skipped)
+    row = advice.of("0", 2)["w1a8"]
+    assert row.kernel in {one.name for one in bits_rows()} or row.ratio <= 1
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_what_is_no_width_is_refused() -> None:
+    for text in ("w9a2", "w2", "", "a2w2", "x" * 99):
+        with pytest.raises(QuantizationError, match="widths of a layer are not known"):
+            twofour.advise(made(), widths=[text])
