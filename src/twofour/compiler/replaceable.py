@@ -191,6 +191,8 @@ def no_kernel(low: LowBits, module: nn.Module) -> str:
     """Return why no kernel multiplies codes for a layer of low bits, "" where some do."""
     if low.widths.inputs is None:
         return "no kernel takes float inputs yet"
+    if low.group or low.shifted:
+        return "no kernel takes scales of groups or zero points of weights yet"
     return f"padding_mode {module.padding_mode!r}" if getattr(module, "padding_mode", "zeros") != "zeros" else ""
 
 

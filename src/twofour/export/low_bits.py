@@ -19,7 +19,7 @@ from twofour.layers import CARRIED
 from twofour.packing import Packed
 from twofour.patterns import Pattern
 from twofour.quantization import LowBits, Widths
-from twofour.quantization.carried import STEPS, WEIGHT_SCALE, WEIGHT_STEP, require_steps
+from twofour.quantization.carried import STEPS, WEIGHT_SCALE, WEIGHT_STEP, WEIGHT_ZERO, over, require_steps
 from twofour.quantization.layer import add_steps, give_low_bits, take_low_bits
 from twofour.quantization.stored import SCALES, empty_steps, packed_of, shared
 from twofour.quantization.widths import encoding_of
@@ -27,7 +27,7 @@ from twofour.quantization.widths import encoding_of
 LOW_BITS = "low_bits"
 """Key of the settings: layer -> how it computes."""
 
-_FIELDS = {"weights", "inputs", "static"}
+_FIELDS, _MORE = {"weights", "inputs", "static"}, {"group", "zeros"}
 
 
 def described(model: nn.Module) -> dict[str, dict[str, Any]]:
@@ -37,6 +37,8 @@ def described(model: nn.Module) -> dict[str, dict[str, Any]]:
             "weights": held.widths.weights.name,
             "inputs": None if held.widths.inputs is None else held.widths.inputs.name,
             "static": held.static,
+            **({"group": held.group} if held.group else {}),
+            **({"zeros": True} if held.shifted else {}),
         }
         for name, held in quantization.of(model).items()
     }
@@ -126,7 +128,9 @@ def require_codes(path: Any, fast: nn.Module, contents: Contents) -> None:
         packed, module = contents.packed.get(_key(name, "weight")), fast.get_submodule(name)
         if packed is None or module.weight.dtype is torch.float32:  # float32 holds them: quantization/stored.py
             continue
-        if not torch.equal(held.whole_weight(module, name)[0], replace(packed, scales=None, zeros=None).unpack()):
+        codes = replace(packed, header=replace(packed.header, group=0), scales=None, zeros=None).unpack()
+        zeros = over(module.get_buffer(WEIGHT_ZERO), codes).to(codes.dtype) if held.shifted else 0
+        if not torch.equal(held.whole_weight(module, name)[0], codes - zeros):
             got = f"`{name}` holds its weight in {module.weight.dtype}, which loses whole numbers of the file"
             raise misfit("low-bits-codes", path, got)
 
@@ -162,6 +166,9 @@ def _require_layers(path: Any, model: nn.Module, found: Mapping[str, LowBits]) -
         if name in own and own[name] != held:
             got = f"`{name}` is of {held.widths.name} in the file and of {own[name].widths.name} in the model"
             raise misfit("model-low-bits", path, f"{got}, or its inputs have a step in one of them alone")
+        if held.group and (not isinstance(module, nn.Linear) or module.in_features % held.group):
+            got = f"`{name}`: groups of {held.group} do not divide a Linear's inputs there"
+            raise misfit("model-low-bits", path, got)
         if (count := module.weight[0].numel()) > held.widths.longest:
             raise misfit("model-low-bits", path, f"`{name}`: sums of {count} products may exceed 32 bits")
     if other := sorted(own.keys() - found.keys()):
@@ -169,33 +176,40 @@ def _require_layers(path: Any, model: nn.Module, found: Mapping[str, LowBits]) -
 
 
 def _held(path: Any, name: str, fields: object) -> LowBits:
-    if not isinstance(fields, dict) or fields.keys() != _FIELDS or type(fields["static"]) is not bool:
-        raise _malformed(path, f"low_bits of `{cut(name, 80)}`: {cut(repr(fields), 80)}")
+    said = _malformed(path, f"low_bits of `{cut(name, 80)}`: {cut(repr(fields), 80)}")
+    if not isinstance(fields, dict) or fields.keys() - _MORE != _FIELDS or type(fields["static"]) is not bool:
+        raise said
+    group, zeros = fields.get("group", 0), fields.get("zeros", False)
+    if type(group) is not int or group < 0 or type(zeros) is not bool:
+        raise said
     try:
         weights, inputs = encoding_of(fields["weights"], "weights"), encoding_of(fields["inputs"], "activations")
     except (QuantizationError, TypeError) as error:
-        raise _malformed(path, f"low_bits of `{cut(name, 80)}`: {cut(repr(fields), 80)}") from error
-    if weights is None or (inputs is None and fields["static"]):
-        raise _malformed(path, f"low_bits of `{cut(name, 80)}`: {cut(repr(fields), 80)}")
-    return LowBits(Widths(weights, inputs), fields["static"])
+        raise said from error
+    if weights is None or (inputs is None and fields["static"]) or (zeros and weights.levels != "twos"):
+        raise said
+    return LowBits(Widths(weights, inputs), fields["static"], group, zeros)
 
 
 def _scales(path: Any, name: str, held: LowBits, packed: Packed | None) -> dict[str, Tensor]:
     """Return the scales of a packed weight as the layer has them; of a plain one there are none to return."""
     if packed is None:
         return {}
-    found, want = packed.header.encoding, held.widths.weights
-    if (getattr(found, "levels", ""), found.bits) != (want.levels, want.bits) or packed.scales is None:
+    encoding, want = packed.header.encoding, held.widths.weights
+    if (getattr(encoding, "levels", ""), encoding.bits) != (want.levels, want.bits) or packed.scales is None:
         scaled = "scales" if packed.scales is not None else "no scales"
-        got = f"`{name}` is said to be of {want.name} and packed as {found.name} with {scaled}"
+        got = f"`{name}` is said to be of {want.name} and packed as {encoding.name} with {scaled}"
         raise misfit("low-bits-codes", path, got, "a weight of low bits of the file")
     if packed.header.sparse and not want.has_zero:
         got = f"`{name}` is packed as {packed.header.pattern}, and {want.name} has no zero"
         raise misfit("low-bits-codes", path, got, "a weight of low bits of the file")
-    if packed.header.runs != 1 or packed.zeros is not None or len(packed.scales) != packed.header.shape[0]:
-        got = f"`{name}` has scales {tuple(packed.scales.shape)}, zero points {packed.zeros is not None}"
+    shifted = packed.zeros is not None
+    if (packed.header.group, shifted) != (held.group, held.shifted) or len(packed.scales) != packed.header.shape[0]:
+        got = f"`{name}` has scales {tuple(packed.scales.shape)}, zero points {shifted}"
         raise misfit("low-bits-codes", path, got, "a weight of low bits of the file")
-    return {WEIGHT_STEP if held.learned else WEIGHT_SCALE: packed.scales.flatten()}
+    found = {WEIGHT_STEP if held.learned else WEIGHT_SCALE: packed.scales}
+    found |= {} if packed.zeros is None else {WEIGHT_ZERO: packed.zeros}
+    return {part: rows if held.group else rows.flatten() for part, rows in found.items()}
 
 
 def _require_steps(path: Any, name: str, held: LowBits, steps: Mapping[str, Tensor]) -> None:

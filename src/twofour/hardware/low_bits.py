@@ -19,7 +19,7 @@ from twofour.hardware.matmul_shapes import Product
 from twofour.hardware.work import cut
 from twofour.quantization import LowBits
 from twofour.quantization.layer import take_low_bits
-from twofour.quantization.stored import stored_encoding
+from twofour.quantization.stored import scale_bytes, stored_encoding
 
 
 def as_floats(model: nn.Module) -> nn.Module:
@@ -46,6 +46,6 @@ def of_low_bits(product: Product, held: LowBits, machine: Machine, dtype: str, *
         cold: Whether the weights come from memory, as in `costs`.
     """
     units = units_of(held, machine, dtype)
-    stored = (stored_encoding(held).width(product.k) + 4) / product.k
+    stored = (stored_encoding(held).width(product.k) + scale_bytes(held, 1, product.k)) / product.k
     work = cut(machine, units, False, product.m, product.n, product.k, product.batch, weight=stored)
     return price(work, machine, units, False, cold=cold, fitted=FITTED)

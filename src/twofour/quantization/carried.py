@@ -24,10 +24,13 @@ WEIGHT_STEP, INPUT_STEP, INPUT_ZERO = "weight_step", "input_step", "input_zero"
 WEIGHT_SCALE = "weight_scale"
 """A buffer (out,): scales of a file, which stand in the place of the mean magnitude of weights without a step."""
 
-STEPS = (WEIGHT_STEP, INPUT_STEP, INPUT_ZERO, WEIGHT_SCALE)
+WEIGHT_ZERO = "weight_zero"
+"""A buffer of the shape of the scales: whole numbers that stand for zero."""
+
+STEPS = (WEIGHT_STEP, INPUT_STEP, INPUT_ZERO, WEIGHT_SCALE, WEIGHT_ZERO)
 """What a layer of low bits has beside weight and bias."""
 
-BUFFERS = (INPUT_ZERO, WEIGHT_SCALE)
+BUFFERS = (INPUT_ZERO, WEIGHT_SCALE, WEIGHT_ZERO)
 """Those of them that are not learned."""
 
 TINY = torch.finfo(torch.float32).tiny
@@ -41,6 +44,8 @@ class LowBits:
     Attributes:
         widths: Encodings of weight and inputs.
         static: Whether inputs have one learned step; else each token (of a convolution each image) has its own range.
+        group: Inputs of a Linear that share a scale of its weight; 0: all of an output.
+        shifted: Whether weights have zero points, a whole number for each scale.
         whole: Whether sums are made in 64-bit whole numbers: the reference.
         runs: What a compiled model runs in place of floats outside training: (layer, inputs) -> answer, None for inputs
             that it does not take.
@@ -48,6 +53,8 @@ class LowBits:
 
     widths: Widths
     static: bool
+    group: int = 0
+    shifted: bool = False
     whole: bool = False
     runs: Callable[[nn.Module, Tensor], Tensor | None] | None = field(default=None, repr=False, compare=False)
     title: ClassVar[str] = TITLE
@@ -63,7 +70,9 @@ class LowBits:
         return self.widths.weights.levels != "ternary" and self.widths.weights.name != "b1"
 
     def weight(self, module: nn.Module) -> tuple[Tensor, Tensor]:
-        """Return the weight in whole numbers, float32 of its shape, and its scales (out,), both with gradients.
+        """Return the weight in whole numbers less their zero points, float32 of its shape, and scales, with gradients.
+
+        Scales are (out,), or (out, groups) where groups of inputs have their own.
 
         Learned steps: w / s, cut and rounded (Esser et al. 2020, "Learned Step Size Quantization", arXiv 1902.08153,
         equations 1 to 3), the gradient of s scaled by 1 / sqrt(n q), n weights a step, q the largest level. One bipolar
@@ -71,20 +80,28 @@ class LowBits:
         arXiv 1602.02830, section 1.3). Ternary: s = mean |w| of the values that are not zero, and the gradient passes
         as it is (Ma et al. 2024, arXiv 2402.17764). Scales of a file stand in the place of a mean.
         """
-        weight, encoding = cast(Tensor, module.weight).float(), self.widths.weights
-        rows, given = weight.flatten(1), module._buffers.get(WEIGHT_SCALE)
+        weight = cast(Tensor, module.weight).float()
+        whole, scale = self._rounded(module, weight.reshape(-1, self.group or weight[0].numel()))
+        return whole.view(weight.shape), scale.view(len(weight), -1) if self.group else scale
+
+    def _rounded(self, module: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return runs of weights (runs, n) in whole numbers less their zero points, and a scale for each run."""
+        encoding, given = self.widths.weights, module._buffers.get(WEIGHT_SCALE)
         if given is not None:
-            return nearest(weight / _over(given, weight), encoding.nearest, *encoding.bounds), given
+            return nearest(rows / given.reshape(-1, 1), encoding.nearest, *encoding.bounds), given.flatten()
         if encoding.levels == "ternary":
             held = rows.detach()
             scale = (held.abs().sum(1) / (held != 0).sum(1).clamp(min=1)).clamp(min=TINY)
-            return straight(weight / _over(scale, weight), encoding.nearest), scale
+            return straight(rows / scale.unsqueeze(1), encoding.nearest), scale
         if encoding.name == "b1":
-            return by_sign(weight), rows.abs().mean(1).clamp(min=TINY)
-        most = encoding.bounds[1]
+            return by_sign(rows), rows.abs().mean(1).clamp(min=TINY)
+        least, most = encoding.bounds
         step = scaled_gradient(cast(Tensor, module.weight_step), (rows.shape[1] * most) ** -0.5)
-        step = step.abs().clamp(min=TINY)
-        return nearest(weight / _over(step, weight), encoding.nearest, *encoding.bounds), step
+        step = step.abs().clamp(min=TINY).flatten()
+        if not self.shifted:
+            return nearest(rows / step.unsqueeze(1), encoding.nearest, least, most), step
+        zero = cast(Tensor, module.weight_zero).reshape(-1, 1)
+        return nearest(rows / step.unsqueeze(1), torch.round, least - zero, most - zero), step
 
     def input(self, module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs in whole numbers less their zero point, and their scales, which multiply over the answer.
@@ -128,7 +145,7 @@ class LowBits:
         return torch.where(finite, scale, torch.nan), zero
 
     def whole_weight(self, module: nn.Module, name: str = "") -> tuple[Tensor, Tensor]:
-        """Return the weight's whole numbers, int16 of its shape, and float32 scales (out,).
+        """Return what `weight` does, whole numbers in int16, for good.
 
         Raises:
             QuantizationError: A step is zero, NaN or infinite, or a weight is not finite.
@@ -177,7 +194,10 @@ def require_steps(held: LowBits, steps: Mapping[str, Tensor], layer: str = "") -
     inputs = held.widths.inputs
     most = inputs.largest_code if inputs is not None and inputs.levels == "unsigned" else 0
     for what, step in steps.items():
-        if what == INPUT_ZERO:
+        if what == WEIGHT_ZERO:
+            least, top = held.widths.weights.bounds
+            good, wanted = (step >= least) & (step <= top) & (step == step.round()), f"whole numbers, {least} to {top}"
+        elif what == INPUT_ZERO:
             good, wanted = (step >= 0) & (step <= most) & (step == step.round()), f"a whole number from 0 to {most}"
         else:
             good, wanted = torch.isfinite(step) & (step.abs() >= TINY), "finite steps other than zero"
@@ -191,8 +211,10 @@ def require_steps(held: LowBits, steps: Mapping[str, Tensor], layer: str = "") -
             )
 
 
-def _over(scale: Tensor, weight: Tensor) -> Tensor:
-    """Return scales (out,) with the axes of a weight (out, ...)."""
+def over(scale: Tensor, weight: Tensor) -> Tensor:
+    """Return scales (out,) or (out, groups) with the axes of a weight (out, ...)."""
+    if scale.ndim == 2:
+        return scale.repeat_interleave(weight.shape[1] // scale.shape[1], dim=1)
     return scale.view(-1, *(1,) * (weight.ndim - 1))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from twofour.layers import CARRIED, put_over, take_off
-from twofour.quantization.carried import BUFFERS, STEPS, LowBits
+from twofour.quantization.carried import BUFFERS, STEPS, LowBits, over
 from twofour.quantization.reference import whole_product
 
 EXACT = 1 << 24
@@ -50,6 +50,9 @@ def _answer(module: Layer, x: Tensor, count: int) -> Tensor:
     held: LowBits = module.__dict__[CARRIED]
     weight, scales = held.weight(module)
     image = isinstance(module, nn.Conv2d)
+    if held.group:
+        y = _of_groups(module, held, x.float(), weight, scales)
+        return (y if module.bias is None else y + module.bias.float()).to(x.dtype)
     if held.widths.inputs is None:
         y = _product(module, x.float(), weight)
         scale = scales
@@ -62,24 +65,53 @@ def _answer(module: Layer, x: Tensor, count: int) -> Tensor:
     return (y if module.bias is None else y + module.bias.float().view(axes)).to(x.dtype)
 
 
+def _of_groups(module: Layer, held: LowBits, x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """Return the sums of each group of inputs, times its scale, added up in float32, times the scale of the token.
+
+    With float inputs the weight is what its whole numbers stand for.
+    """
+    if held.widths.inputs is None:
+        return _product(module, x, weight * over(scales, weight))
+    levels, token = held.input(module, x)
+    tokens = levels.reshape(-1, scales.shape[1], held.group).transpose(0, 1)
+    parts = weight.view(*scales.shape, held.group).permute(1, 2, 0)
+    lost = tokens.isnan().any(-1).any(0)
+    with _no_autocast(x):
+        if held.whole:
+            sums = (tokens.nan_to_num(0).long() @ parts.long()).float()
+        else:
+            exact = module.training or _largest(held, held.group) < EXACT
+            sums = tokens @ parts if exact else (tokens.double() @ parts.double()).float()
+        y = (sums * scales.t().unsqueeze(1)).sum(0).masked_fill(lost.unsqueeze(1), torch.nan)
+    return y.view(*x.shape[:-1], len(weight)) * token
+
+
+def _largest(held: LowBits, count: int) -> int:
+    """Return the greatest magnitude of a sum of so many products."""
+    inputs, weights = held.widths.inputs, held.widths.weights
+    assert inputs is not None
+    largest = weights.largest_code if held.shifted else max(map(abs, weights.bounds))
+    return count * largest * inputs.alpha * inputs.largest_code
+
+
 def _sum(module: Layer, held: LowBits, levels: Tensor, weight: Tensor, count: int) -> Tensor:
     """Return the sums, exact outside training: in float32 where that holds them, else in float64."""
     if held.whole:
         return whole_product(module, levels, weight)
-    inputs = held.widths.inputs
-    assert inputs is not None
-    largest = count * max(map(abs, held.widths.weights.bounds)) * inputs.alpha * inputs.largest_code
-    if largest < EXACT or module.training:
+    if _largest(held, count) < EXACT or module.training:
         return _product(module, levels, weight)
     return _product(module, levels.double(), weight.double()).float()
 
 
-def _product(module: Layer, x: Tensor, weight: Tensor) -> Tensor:
+def _no_autocast(x: Tensor) -> AbstractContextManager[object]:
     available = torch.amp.is_autocast_available(x.device.type)  # not where there are shapes alone, on the meta device
-    at_work = available and torch.is_autocast_enabled(
-        x.device.type
-    )  # else torch.export would make a graph in the graph
-    with torch.autocast(x.device.type, enabled=False) if at_work else nullcontext():
+    # else torch.export would make a graph in the graph
+    at_work = available and torch.is_autocast_enabled(x.device.type)
+    return torch.autocast(x.device.type, enabled=False) if at_work else nullcontext()
+
+
+def _product(module: Layer, x: Tensor, weight: Tensor) -> Tensor:
+    with _no_autocast(x):
         if isinstance(module, nn.Conv2d):
             return module._conv_forward(x, weight, None)
         return functional.linear(x, weight)

@@ -24,7 +24,7 @@ from twofour.layers import (
 from twofour.packing import encodings
 from twofour.packing.encodings import WIDEST, Bits
 from twofour.patterns.base import is_finite
-from twofour.quantization.carried import INPUT_STEP, INPUT_ZERO, WEIGHT_STEP, LowBits, of
+from twofour.quantization.carried import INPUT_STEP, INPUT_ZERO, WEIGHT_STEP, WEIGHT_ZERO, LowBits, of
 from twofour.quantization.layer import give_low_bits, take_low_bits
 from twofour.quantization.observe import Seen, observe
 from twofour.quantization.steps import input_step, weight_steps, width_of
@@ -46,6 +46,8 @@ def quantize(
     skip: str | Sequence[str] = (),
     ends: int | None = WIDEST,
     scales: Literal["channel", "tensor"] = "channel",
+    group: int | None = None,
+    symmetric: bool = True,
 ) -> nn.Module:
     """Let the Linear and Conv2d layers of a model compute in 1 to 8 bits, in place; returns the model.
 
@@ -69,6 +71,10 @@ def quantize(
         ends: Bits of weights and inputs of the first and of the last layer, in the model's own order, of three or more;
             None: those of the others. A rule that names a layer by more than "*" stands above it.
         scales: Steps of weights: one an output channel, or one a weight.
+        group: Inputs of a Linear that share a scale of its weight, such as 32, 64 or 128, a divisor of them all; None:
+            all of an output. Convolutions have one an output.
+        symmetric: False: weights of two's complement ("w2" to "w8") have a zero point beside each scale, by the range
+            from their least to their greatest value and zero.
 
     Example:
         >>> model = twofour.quantize(model, weights="w2", activations="a2", data=loader)
@@ -84,7 +90,10 @@ def quantize(
     _require_free(model)
     integer_from(1, "`samples` cannot be used", QuantizationError, "leave it out to use 128", samples=samples)
     one_of("the scales are not known", scales, ("channel", "tensor"), QuantizationError, 'scales="channel"')
+    if group is not None:
+        integer_from(1, "`group` cannot be used", QuantizationError, "group=64, or leave it out", group=group)
     chosen = _chosen(model, weights, activations, parse_globs(skip, kind=QuantizationError), ends)
+    runs = {name: _run(model, name, widths, group, symmetric, scales) for name, widths in chosen.items()}
     seen: dict[str, Seen] = {}
     if data is not None:
         reading = [name for name, widths in chosen.items() if widths.inputs is not None]
@@ -96,7 +105,8 @@ def quantize(
                 ", ".join(unseen),
             )
     for name, widths in chosen.items():
-        _put(model.get_submodule(name), widths, seen.get(name), per_tensor=scales == "tensor")
+        held = LowBits(widths, _is_static(widths, seen.get(name)), *runs[name])
+        _put(model.get_submodule(name), held, seen.get(name), per_tensor=scales == "tensor")
     return model
 
 
@@ -224,15 +234,46 @@ def _require_fit(model: nn.Module, name: str, widths: Widths) -> None:
         )
 
 
-def _put(module: nn.Module, widths: Widths, seen: Seen | None, *, per_tensor: bool) -> None:
+def _run(
+    model: nn.Module, name: str, widths: Widths, group: int | None, symmetric: bool, scales: str
+) -> tuple[int, bool]:
+    """Return the inputs that share a scale of a layer, 0 for all, and whether its weight has zero points.
+
+    Raises:
+        QuantizationError: Groups do not divide the layer, or its levels have no zero points.
+    """
+    module = model.get_submodule(name)
+    size = group or 0 if isinstance(module, nn.Linear) else 0
+    shifted = not symmetric and widths.weights.levels == "twos"
+    wrong = size and (module.in_features % size or scales == "tensor")  # pyright: ignore[reportOperatorIssue]
+    if wrong or shifted is symmetric:
+        raise QuantizationError(
+            "the weight of a layer cannot be cut into groups" if wrong else f"{widths.weights.name} has no zero points",
+            got=f"group={group}, {width_of(module)} inputs, scales={scales!r}" if wrong else "symmetric=False",
+            wanted="a divisor of its inputs, and a scale for each" if wrong else "two's complement: w2 to w8",
+            remedy="leave the layer out (skip=[...]), or the group" if wrong else "leave `symmetric` out",
+            layer=name or None,
+        )
+    return size, shifted
+
+
+def _is_static(widths: Widths, seen: Seen | None) -> bool:
+    return seen is not None and widths.inputs is not None and seen.high > seen.low
+
+
+def _put(module: nn.Module, held: LowBits, seen: Seen | None, *, per_tensor: bool) -> None:
     """Give a layer its steps and its class."""
-    weight = module.weight
+    weight, widths, steps = module.weight, held.widths, dict[str, Tensor]()
     assert isinstance(weight, Tensor)
-    static = seen is not None and widths.inputs is not None and seen.high > seen.low
-    held, steps = LowBits(widths, static), dict[str, Tensor]()
-    if held.learned:
-        steps[WEIGHT_STEP] = weight_steps(weight, widths.weights, per_tensor=per_tensor)
-    if static:
+    size = (len(weight), -1) if held.group else (len(weight),)
+    runs = weight.detach().reshape(-1, held.group or weight[0].numel())
+    if held.shifted:
+        _, scales, zeros = widths.weights.quantize(runs.float(), symmetric=False)
+        assert scales is not None and zeros is not None
+        steps |= {WEIGHT_STEP: scales.view(size), WEIGHT_ZERO: zeros.view(size)}
+    elif held.learned:
+        steps[WEIGHT_STEP] = weight_steps(runs, widths.weights, per_tensor=per_tensor).view(size)
+    if held.static:
         assert seen is not None and widths.inputs is not None
         step, zero = input_step(seen.sample, seen.low, seen.high, widths.inputs)
         options = {"dtype": torch.float32, "device": weight.device}

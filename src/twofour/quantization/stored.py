@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +13,10 @@ from twofour.layers.modules import named_modules, parameters_of
 from twofour.packing import Header, Packed, encodings, has_form, pack, packed_rule
 from twofour.packing.encodings import Bits
 from twofour.patterns import DENSE, Pattern
-from twofour.quantization.carried import INPUT_STEP, INPUT_ZERO, WEIGHT_SCALE, WEIGHT_STEP, LowBits
+from twofour.quantization.carried import INPUT_STEP, INPUT_ZERO, WEIGHT_SCALE, WEIGHT_STEP, WEIGHT_ZERO, LowBits, over
 
-SCALES = (WEIGHT_STEP, WEIGHT_SCALE)
-"""What the scales of a packed weight are in the layer."""
+SCALES = (WEIGHT_STEP, WEIGHT_SCALE, WEIGHT_ZERO)
+"""What the scales and zero points of a packed weight are in the layer."""
 
 
 def stored_encoding(held: LowBits) -> Bits:
@@ -26,12 +27,13 @@ def stored_encoding(held: LowBits) -> Bits:
 
 def stored_pattern(held: LowBits, pattern: Pattern | None) -> Pattern:
     """Return the form a file writes the weight in: that of its mask, dense where the encoding has no such form."""
-    fits = pattern is not None and has_form(packed_rule(pattern), stored_encoding(held).name)
-    return pattern if fits and pattern is not None else DENSE
+    if pattern is None or held.shifted or not has_form(packed_rule(pattern), stored_encoding(held).name):
+        return DENSE  # a zero that is shifted is a whole number like others
+    return DENSE if held.group % packed_rule(pattern).group else pattern
 
 
 def packed_of(name: str, module: nn.Module, held: LowBits, pattern: Pattern | None) -> Packed:
-    """Return a layer's weight as a file holds it: codes, and a row of scales for each output.
+    """Return a layer's weight as a file holds it: codes, and a row of scales and zero points for each output.
 
     Args:
         name: Of the layer, for messages.
@@ -46,8 +48,12 @@ def packed_of(name: str, module: nn.Module, held: LowBits, pattern: Pattern | No
     whole, scales = held.whole_weight(module, name)
     try:
         axis = 1 if whole.ndim > 1 else -1
-        packed = pack(whole.cpu(), stored_pattern(held, pattern), stored_encoding(held).name, axis=axis)
-        packed = replace(packed, scales=scales.detach().float().cpu().reshape(len(whole), -1).contiguous())
+        zeros = cast(Tensor, module.weight_zero) if held.shifted else None
+        codes = whole if zeros is None else whole + over(zeros, whole).to(whole.dtype)
+        packed = pack(codes.cpu(), stored_pattern(held, pattern), stored_encoding(held).name, axis=axis)
+        rows = {"scales": scales.detach(), **({} if zeros is None else {"zeros": zeros})}
+        parts = {part: found.float().cpu().reshape(len(whole), -1).contiguous() for part, found in rows.items()}
+        packed = replace(packed, header=replace(packed.header, group=held.group), **parts)
         packed.validate()
         return packed
     except TwofourError as error:
@@ -60,7 +66,12 @@ def bytes_in_file(module: nn.Module, held: LowBits, pattern: Pattern | None) -> 
     assert isinstance(weight, Tensor)
     rule = packed_rule(stored_pattern(held, pattern))
     header = Header(rule.name, stored_encoding(held).name, tuple(weight.shape), 1)
-    return header.format.nbytes + 4 * len(weight)
+    return header.format.nbytes + scale_bytes(held, len(weight), weight[0].numel())
+
+
+def scale_bytes(held: LowBits, rows: int, columns: int) -> int:
+    """Return the bytes of scales and zero points of a weight."""
+    return 4 * rows * (columns // held.group if held.group else 1) * (1 + held.shifted)
 
 
 def shared(model: nn.Module) -> set[int]:
@@ -85,10 +96,13 @@ def empty_steps(module: nn.Module, held: LowBits, *, fixed: bool) -> dict[str, T
     assert isinstance(weight, Tensor)
     options = {"dtype": torch.float32, "device": weight.device}
     steps: dict[str, Tensor] = {}
+    size = (len(weight), weight.shape[1] // held.group) if held.group else (len(weight),)
     if held.learned:
-        steps[WEIGHT_STEP] = torch.ones(len(weight), **options)
+        steps[WEIGHT_STEP] = torch.ones(size, **options)
     elif fixed:
-        steps[WEIGHT_SCALE] = torch.ones(len(weight), **options)
+        steps[WEIGHT_SCALE] = torch.ones(size, **options)
+    if held.shifted:
+        steps[WEIGHT_ZERO] = torch.zeros(size, **options)
     if held.static:
         steps |= {INPUT_STEP: torch.ones((), **options), INPUT_ZERO: torch.zeros((), **options)}
     return steps

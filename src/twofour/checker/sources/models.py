@@ -17,6 +17,7 @@ from twofour.masks import Mask
 from twofour.packing import Packed
 from twofour.patterns import Pattern, parse
 from twofour.quantization import LowBits
+from twofour.quantization.carried import over
 
 
 def weights_of(model: nn.Module, expectation: Expectation) -> tuple[list[Weight], Skipped]:
@@ -71,7 +72,7 @@ def _rounded(model: nn.Module, weight: Weight, name: str, held: LowBits) -> Weig
             whole, scales = held.whole_weight(module, name)
         except QuantizationError:
             return torch.full(weight.shape, torch.nan, device="cpu")
-        return whole.float() * scales.detach().view(-1, *(1,) * (whole.ndim - 1))
+        return whole.float() * over(scales.detach(), whole)
 
     return replace(weight, read=read, width=held.widths.name)
 
