@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cases import bits, block
+from cases import bits, block, recurrent
 from cases.blocks import EAGER, INDUCTOR, OURS
 from fusion_tables import markdown
 from twofour.measure import Record, geometric_mean
 
 
 def of_recurrent(records: Sequence[Record]) -> str:
-    """Return microseconds a step, and in brackets the time of the best float32 peer over it: above 1 it is faster."""
+    """Return microseconds a step and the ratios of `recurrent.text_of`: above 1 it is faster than a peer."""
     names = list(dict.fromkeys(name for record in records for name in record.timings))
     names = [name for name in names if not name.endswith("(again)")]
     lines = [["layer, units x steps; microseconds a step", *names]]
     for record in records:
-        steps = int(str(record.meta["tokens"]))
-        best = min(record.median(name) for name in record.baseline)
-        cells = (
-            f"{record.median(name) * 1e6 / steps:.1f} ({best / record.median(name):.2f})"
-            if name in record.timings
-            else "-"
-            for name in names
-        )
-        lines.append([f"{record.meta['model']} {record.meta['shape']} x {steps}", *cells])
+        label = f"{record.meta['model']} {record.meta['shape']} x {record.meta['tokens']}"
+        lines.append([label, *(recurrent.text_of(record, name) for name in names)])
     return markdown(lines)
 
 
@@ -80,7 +73,10 @@ def of_bits(records: Sequence[Record]) -> str:
 
 
 TABLES: dict[str, tuple[str, Callable[[Sequence[Record]], str]]] = {
-    "recurrent": ("Microseconds a step, and the time of the best float32 peer over it.", of_recurrent),
+    "recurrent": (
+        "Microseconds a step; the time of the best float32 peer over it, then of its own type's.",
+        of_recurrent,
+    ),
     "block-float32": ("Best dense time over ours in float32, and the best sparse peer's.", of_block),
     "block-bfloat16": ("Best dense time over ours in bfloat16.", of_block),
     "block-int8": ("Best dense time over ours in int8.", of_block),

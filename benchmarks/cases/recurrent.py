@@ -36,13 +36,23 @@ HIDDEN = (256, 512, 1024, 2048)
 STEPS = (1, 128)
 KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnnoise": nn.GRU}
 TORCH, TORCH_INT8, ORT, ORT_INT8, OPENVINO = "torch", "torch int8", "ONNX Runtime", "ONNX Runtime int8", "OpenVINO"
+TORCH_BF16, OPENVINO_BF16 = "torch bfloat16", "OpenVINO bfloat16"
 FLOATS = (TORCH, ORT, OPENVINO)
-"""What a float32 layer of ours is compared with."""
+"""What every layer of ours is compared with."""
 
-EXACT, ROUNDED = 1e-3, 0.2
-"""Relative error beyond which an answer is wrong: in float32, and in int8, which rounds states or inputs."""
+OF_TYPE = {"int8": (TORCH_INT8, ORT_INT8), "bfloat16": (TORCH_BF16, OPENVINO_BF16)}
+"""What layers of ours that compute in a coarser type are compared with besides."""
 
-OURS = {"ours dense": (None, "float32"), "ours 2:4": ("2:4", "float32"), "ours 2:4 int8": ("2:4", "int8")}
+WRONG = {"float32": 1e-3, "bfloat16": 0.05, "int8": 0.2}
+"""Relative error beyond which an answer is wrong, by computing type: coarser ones round weights and states."""
+
+OURS = {
+    "ours dense": (None, "float32"),
+    "ours dense bfloat16": (None, "bfloat16"),
+    "ours dense int8": (None, "int8"),
+    "ours 2:4": ("2:4", "float32"),
+    "ours 2:4 int8": ("2:4", "int8"),
+}
 RNNOISE, GATES = "block:8x4 by gates", (0.3, 0.2, 0.5)
 """RNNoise's GRU: the shares of 8 x 4 blocks that the gates r, z and n keep, of both weights, and what all gates do.
 
@@ -122,6 +132,8 @@ def _candidates(
         ORT: partial(_onnx, model, inputs, False),
         ORT_INT8: partial(_onnx, model, inputs, True),
         OPENVINO: partial(_openvino, model, inputs),
+        TORCH_BF16: partial(_torch_bf16, model, inputs),
+        OPENVINO_BF16: partial(_openvino, model, inputs, "bf16"),
     }
     with torch.inference_mode():
         want = model(*inputs)[0]
@@ -132,7 +144,7 @@ def _candidates(
         except Exception as error:  # whatever a library says that it cannot
             missing[name] = f"{type(error).__name__}: {str(error)[:120]}"
             continue
-        if errors[name] > (ROUNDED if "int8" in name else EXACT):
+        if errors[name] > WRONG[type_of(name)]:
             missing[name] = f"its answer is wrong, off by {errors[name]:.1e}"
         else:
             yield name, call
@@ -147,15 +159,31 @@ def _candidates(
             continue
         if alone:
             missing[name] = f"torch's layer stays: {alone}"
-        elif errors[name] > (ROUNDED if dtype == "int8" else EXACT):
+        elif errors[name] > WRONG[dtype]:
             missing[name] = f"its answer is wrong, off by {errors[name]:.1e}"
         else:
             yield name, call
 
 
+def type_of(name: str) -> str:
+    """Return the computing type of a candidate, which its name ends in where it is coarser than float32."""
+    return next((dtype for dtype in OF_TYPE if dtype in name), "float32")
+
+
+def text_of(record: Record, name: str) -> str:
+    """Return microseconds a step, and in brackets the time of the best float32 peer over it, then of its own type's."""
+    if name not in record.timings:
+        return "-"
+    seconds, found = record.median(name), [record.baseline]
+    if name.startswith("ours") and type_of(name) in OF_TYPE:
+        found.append(tuple(peer for peer in OF_TYPE[type_of(name)] if peer in record.timings))
+    ratios = (f"{min(map(record.median, peers)) / seconds:.2f}" for peers in found if peers)
+    return f"{seconds * 1e6 / int(str(record.meta['tokens'])):.1f} ({', '.join(ratios)})"
+
+
 def _first(answer: Any) -> Tensor:
     """Return the states of all steps, of whatever a runtime answers with."""
-    return torch.as_tensor(answer[0])
+    return torch.as_tensor(answer[0]).float()
 
 
 def _ours(model: nn.Module, inputs: tuple[Tensor, ...], pattern: str | None, dtype: str) -> tuple[Call, float, str]:
@@ -207,6 +235,10 @@ def _torch_int8(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
         return partial(quantize_dynamic(model, {nn.LSTM, nn.GRU}, dtype=torch.qint8), *inputs)
 
 
+def _torch_bf16(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
+    return partial(copy.deepcopy(model).bfloat16(), *(x.bfloat16() for x in inputs))
+
+
 def _onnx(model: nn.Module, inputs: tuple[Tensor, ...], int8: bool) -> Call:
     import onnxruntime as ort
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -228,14 +260,14 @@ def _onnx(model: nn.Module, inputs: tuple[Tensor, ...], int8: bool) -> Call:
     return partial(session.run, None, feed)
 
 
-def _openvino(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
+def _openvino(model: nn.Module, inputs: tuple[Tensor, ...], precision: str = "f32") -> Call:
     import openvino as ov
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = ov.convert_model(model, example_input=inputs)
     made.reshape({index: list(tensor.shape) for index, tensor in enumerate(inputs)})
-    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1}
+    settings = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1}
     request = ov.Core().compile_model(made, "CPU", settings).create_infer_request()
     arrays: list[Any] = [tensor.numpy() for tensor in inputs]
     return partial(request.infer, arrays, share_inputs=True, share_outputs=True)
@@ -249,15 +281,10 @@ def show(records: Sequence[Record], console: Console) -> None:
     for index, name in enumerate(("layer", "units", "steps", *names)):
         table.add_column(name, justify="right" if index else "left")
     for record in records:
-        facts, best = record.meta, min(record.median(name) for name in record.baseline)
-        steps = int(str(facts["tokens"]))
-        shown = [
-            f"{record.median(name) * 1e6 / steps:.1f} ({best / record.median(name):.2f})"
-            if name in record.timings
-            else "-"
-            for name in names
-        ]
-        table.add_row(str(facts["model"]), str(facts["shape"]), str(steps), *shown)
-    console.print("microseconds a step, and the time of the best float32 peer over it", highlight=False)
+        facts = [str(record.meta[key]) for key in ("model", "shape", "tokens")]
+        table.add_row(*facts, *(text_of(record, name) for name in names))
+    console.print(
+        "microseconds a step; the best float32 peer's time over it, then that of its own type", highlight=False
+    )
     console.print(table)
     console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)

@@ -374,20 +374,26 @@ def product_of_floats(row: Kernel) -> None:
 
 
 @cache
-def int8_product(out: int, columns: int, tokens: int, quantization: Quantization) -> Tensor:
-    packed, bias = pack(sparse(out, columns), "2:4", dtype="int8"), random(out, seed=1) if tokens % 2 else None
+def int8_weight(out: int, columns: int, is_sparse: bool) -> Packed:
+    """Return a 2:4 weight, or one of blocks, all of them kept: whole numbers and scales of a dense one."""
+    return pack(sparse(out, columns), "2:4", "int8") if is_sparse else pack(random(out, columns), "block:1x4@0", "int8")
+
+
+@cache
+def int8_product(out: int, columns: int, tokens: int, is_sparse: bool, quantization: Quantization) -> Tensor:
+    packed, bias = int8_weight(out, columns, is_sparse), random(out, seed=1) if tokens % 2 else None
     return nm_matmul_int8_reference(inputs(columns, tokens), packed, bias, quantization)
 
 
 def product_of_int8(row: Kernel) -> None:
     for out, columns in SHAPES:
-        prepared = row.prepare(pack(sparse(out, columns), "2:4", dtype="int8"))
+        prepared, exact = row.prepare(int8_weight(out, columns, row.sparse)), row.native_product is not None
         for x, bias, count in calls(out, columns):
-            for quantization in (DYNAMIC, Quantization(0.02, 117)) if row.sparse else (DYNAMIC,):
+            for quantization in (DYNAMIC, Quantization(0.02, 117)) if exact else (DYNAMIC,):
                 with threads(count):
                     y = row.run(x, prepared, bias, Problem(out, quantization=quantization))
-                want = int8_product(out, columns, len(x), quantization)
-                if row.sparse:
+                want = int8_product(out, columns, len(x), row.sparse, quantization)
+                if exact:
                     assert torch.equal(y, want)
                 else:  # oneDNN scales a whole tensor, not each token
                     assert (y - want).norm() <= 0.02 * (want.norm() + x.norm()) + 1e-6

@@ -110,7 +110,8 @@ def candidates(
     if isinstance(weight, BitWeight):
         return _of_codes(weight, problem.quantization if problem else DYNAMIC)
     fitting = [kernel for kernel in sparse_products() if isinstance(weight, Packed) and not kernel.refuses(weight)]
-    dense = [kernel for kernel in available("dense_matmul") if kernel.dtype == dtype]
+    rows, columns = weight.header.shape if isinstance(weight, Packed) else weight.shape
+    dense = [kernel for kernel in available("dense_matmul") if kernel.dtype == dtype and kernel.fits(rows, columns)]
     found = (*_worth_measuring(fitting), *_worth_measuring(dense))
     if native_alone:
         found = tuple(kernel for kernel in found if kernel.native_product is not None)

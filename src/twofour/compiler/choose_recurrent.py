@@ -171,7 +171,7 @@ def _chosen(
         if isinstance(source, Packed):
             raise
         found = terms.choose(layer.name, source.float(), *given, **options, dtype=FLOAT32.dtype)
-        return found, f"{because}; no dense product of {terms.computing.dtype} is ours, so in float32"
+        return found, f"{because}; no dense {terms.computing.dtype} product of ours takes it, so in float32"
 
 
 def _compiled(layer: RecurrentWeights, chosen: Mapping[str, tuple[Choice, str]]) -> RecurrentLayer:

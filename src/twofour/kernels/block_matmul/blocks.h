@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/matmul.h"
 #include "native/integers.h"
 
 namespace twofour {
@@ -107,7 +108,7 @@ struct Blocks {
   const uint32_t* starts;
   const uint16_t* indices;
   const float* scales;
-  const int32_t* sums;
+  const int32_t* sums_of_rows;
   const char* weights;
 
   Blocks(const void* data, int64_t out, int64_t in, int64_t bytes) : Blocks(*static_cast<const BlockHead*>(data), out, in, bytes) {}
@@ -118,10 +119,18 @@ struct Blocks {
     starts = reinterpret_cast<const uint32_t*>(base + places.starts);
     indices = reinterpret_cast<const uint16_t*>(base + places.indices);
     scales = reinterpret_cast<const float*>(base + places.scales);
-    sums = reinterpret_cast<const int32_t*>(base + places.sums);
+    sums_of_rows = reinterpret_cast<const int32_t*>(base + places.sums);
     weights = base + places.weights;
   }
   int64_t per_unit() const { return kBlockUnit / shape.strip; }
+
+  // Calls D::finish of the sums of a unit's rows.
+  template <class D>
+  void finish(const twofour::Matmul& a, const typename D::Sum* sums, const typename D::Token* kept, int64_t first,
+              int64_t tokens, int64_t unit) const {
+    const int64_t row = shape.row(unit);
+    D::finish(a, {scales, sums_of_rows}, sums, kBlockUnit / D::V::width, kept, first, tokens, row, row + shape.rows(unit));
+  }
 
   // Whether the strips of units [begin, end) stay inside the layout, and their inputs inside a token.
   bool sound(int64_t begin, int64_t end) const {

@@ -1,8 +1,7 @@
 // The float32 rows, for each instruction set of block_matmul.inc.
 #include "block_matmul.h"
-#include "native/simd.h"
+#include "kernels/dword_dots.h"
 #include "panels.h"
-#include "real_dots.h"
 #include "rows.h"
 
 namespace twofour {

@@ -102,7 +102,7 @@ TWOFOUR_NOINLINE void unit_panel(const Matmul& a, const Blocks& b, int64_t unit,
       for (int t = 0; t < V::width; t++)
         if (t < here) answer[p * here + t] = (typename D::Sum)square[t];
     }
-    D::finish(a, b, answer, kept + n * V::width, first + n * V::width, here, unit);
+    b.finish<D>(a, answer, kept + n * V::width, first + n * V::width, here, unit);
   }
 }
 

@@ -134,7 +134,7 @@ TWOFOUR_NOINLINE void unit_rows(const Matmul& a, const Blocks& b, int64_t unit, 
       }
     }
   }
-  D::finish(a, b, answer, kept, first, T, unit);
+  b.finish<D>(a, answer, kept, first, T, unit);
 }
 
 template <class D, int S, int U>

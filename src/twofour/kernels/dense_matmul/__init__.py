@@ -4,7 +4,9 @@ from twofour.kernels.dense_matmul.bf16 import ONEDNN_BF16, PLAIN_BF16, Bf16Matmu
 from twofour.kernels.dense_matmul.float32_rows import Float32Matmul
 from twofour.kernels.dense_matmul.int4_rows import Int4Matmul
 from twofour.kernels.dense_matmul.int8 import ONEDNN_INT8, OneDnnInt8Matmul
+from twofour.kernels.dense_matmul.int8_rows import Int8Panels
 from twofour.kernels.dense_matmul.mkl import MKL, MklMatmul
+from twofour.kernels.dense_matmul.native_dense import RealPanels
 from twofour.kernels.dense_matmul.native_rows import native_dense_rows
 from twofour.kernels.dense_matmul.onednn import ATTRIBUTES, ONEDNN, OneDnnMatmul
 from twofour.kernels.dense_matmul.plain import PLAIN, PlainMatmul
@@ -20,9 +22,11 @@ __all__ = [
     "Bf16Matmul",
     "Float32Matmul",
     "Int4Matmul",
+    "Int8Panels",
     "MklMatmul",
     "OneDnnInt8Matmul",
     "OneDnnMatmul",
     "PlainMatmul",
+    "RealPanels",
     "native_dense_rows",
 ]

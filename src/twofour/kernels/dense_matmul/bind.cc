@@ -4,7 +4,6 @@
 #include "kernels/product_operands.h"
 #include "kernels/products.h"
 #include "native/binding.h"
-#include "native/scratch.h"
 #include "native/integers.h"
 
 namespace nb = nanobind;
@@ -25,29 +24,18 @@ void require_int4(const PackedWeight& packed) {
   packed.require_sound(int4_dense_layout__bytes(shape.out, shape.in, shape.group, shape.zeros) == packed.behind());
 }
 
-// The bytes behind the header of a weight in float32: whole panels of 32 outputs.
-void require_floats(const PackedWeight& packed) {
+// The bytes behind the header of a weight in panels: each row's values filled up to whole dwords, of whole numbers its scale
+// and sum besides.
+void require_panels(const char* dtype, const PackedWeight& packed) {
   const WeightShape shape = packed.shape();
-  packed.require_sound(packed.sizes() && round_up(shape.out, 32) * shape.in * 4 == packed.behind());
+  const bool real = std::strcmp(dtype, "float32") == 0, whole = std::strcmp(dtype, "int8") == 0;
+  const int64_t per = real ? 1 : whole ? 4 : 2;
+  packed.require_sound(packed.sizes() && round_up(shape.out, kDensePanel) * 4 *
+                       (ceil_div(shape.in, per) + (whole ? 2 : 0)) == packed.behind());
 }
 
 void require_row(const RowBase& row, const PackedWeight& packed) {
-  std::strcmp(row.dtype, "float32") == 0 ? require_floats(packed) : require_int4(packed);
-}
-
-// Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous.
-bool multiply(const Border& border, int index, const ProductOperands& seen, const Operand& weight, int threads) {
-  static Scratch scratch;
-  const DenseMatmulKernel& kernel = row(kDenseMatmulKernels, index);
-  const PackedWeight packed(border, weight);
-  if (!packed.made_for(kernel.dtype, kernel.layout, seen.to.width, seen.from.width)) return false;
-  require_row(kernel, packed);
-  Matmul args = seen.call(packed, {}, threads);
-  nb::gil_scoped_release release;
-  const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
-  args.workspace = lease.data();
-  kernel.run(args);
-  return true;
+  std::strcmp(row.dtype, "int4") == 0 ? require_int4(packed) : require_panels(row.dtype, packed);
 }
 
 }  // namespace
@@ -74,12 +62,20 @@ void bind_dense_matmul(nb::module_& m) {
     int4_dense_layout__pack(reinterpret_cast<const uint8_t*>(halves.data), steps, offsets, shape.out, shape.in,
                             shape.group, to.bytes());
   });
+  // Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous.
   bind_call(m, "dense_matmul", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Answer& y,
-                           int activation, int combine, const Operand& other, int threads) {
-    const Border border(row(kDenseMatmulKernels, index).name);
-    const Types types = reads(row(kDenseMatmulKernels, index).dtype);
-    const ProductOperands seen(border, x, bias, y, types, {}, {activation, combine}, other);
-    return multiply(border, index, seen, weight, threads);
+                                   int activation, int combine, const Operand& other, bool dynamic, float x_scale,
+                                   int x_zero, float y_scale, int y_zero, int threads) {
+    const DenseMatmulKernel& kernel = row(kDenseMatmulKernels, index);
+    const Border border(kernel.name);
+    const WholeRange range(kernel.dtype, {dynamic, x_scale, x_zero, y_scale, y_zero});
+    const ProductOperands seen(border, x, bias, y, range.reads(kernel.dtype), range.writes(), {activation, combine}, other);
+    const PackedWeight packed(border, weight);
+    if (!packed.made_for(kernel.dtype, kernel.layout, seen.to.width, seen.from.width)) return false;
+    require_row(kernel, packed);
+    range.require(border, seen.from.type, x, weight);
+    run_product(border, kernel, seen.call(packed, range.quantization, threads));
+    return true;
   });
 }
 

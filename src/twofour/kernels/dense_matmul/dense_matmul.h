@@ -1,9 +1,11 @@
-// y[tokens, out] = epilogue(x[tokens, in] @ W^T + bias), W dense: int4, which torch has no fair kernel for, and float32.
+// y[tokens, out] = epilogue(x[tokens, in] @ W^T + bias), W dense, in every computing type.
 #pragma once
 
 #include "kernels/matmul.h"
 
 namespace twofour {
+
+constexpr int64_t kDensePanel = 32;  // outputs of a panel: a layout's rows are padded to whole ones
 
 struct DenseMatmulKernel : MatmulKernel {};
 

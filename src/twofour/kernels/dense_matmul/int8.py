@@ -26,6 +26,16 @@ LARGEST_SCALE = torch.finfo(torch.float32).max / 255
 """Where the 255 steps of a range span more than float32 holds."""
 
 
+def whole_rows(weight: Packed | Tensor) -> tuple[Tensor, Tensor]:
+    """Return int8 (out, in) and float32 scales (out,): of a packed int8 weight its own, else rounded per row."""
+    if isinstance(weight, Packed) and weight.header.dtype == "int8" and weight.scales is not None:
+        whole, scales = replace(weight, scales=None).unpack(), weight.scales
+    else:
+        dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
+        whole, scales, _ = INT8.quantize(dense.float())
+    return whole.contiguous(), scales.flatten().contiguous()
+
+
 @dataclass(frozen=True)
 class OneDnnInt8Matmul(Kernel):
     """`onednn.qlinear_pointwise` on a prepacked int8 weight with one scale per output channel."""
@@ -49,15 +59,11 @@ class OneDnnInt8Matmul(Kernel):
             weight: Packed, or floating (out, in), which is rounded symmetrically per row.
         """
         _warn_no_more()
-        if isinstance(weight, Packed) and weight.header.dtype == "int8" and weight.scales is not None:
-            whole, scales = replace(weight, scales=None).unpack(), weight.scales
-        else:
-            dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
-            whole, scales, _ = INT8.quantize(dense.float())
-        prepared = torch.ops.onednn.qlinear_prepack(whole.contiguous(), None)
+        whole, scales = whole_rows(weight)
+        prepared = torch.ops.onednn.qlinear_prepack(whole, None)
         pages.collapse(prepared)
         zeros = torch.zeros(len(whole), dtype=torch.int32, device="cpu")
-        return Prepared(self, prepared, (scales.flatten().contiguous(), zeros))
+        return Prepared(self, prepared, (scales, zeros))
 
     def restore(self, prepared: Prepared) -> Tensor:
         """Return the weight as `prepare` rounded it: float32 (out, in)."""

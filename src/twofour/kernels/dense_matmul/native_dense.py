@@ -2,68 +2,98 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from twofour import native
-from twofour.errors import KernelError
-from twofour.kernels.base import Kernel, Prepared
-from twofour.kernels.operands import together
-from twofour.kernels.problem import MaybeTensor, Problem
-from twofour.packing import layout_head
+from twofour.kernels.base import Prepared
+from twofour.kernels.native_product import NativeProduct
+from twofour.native import pages
+from twofour.packing import HEADER_BYTES, Packed, layout_head, layout_header, read_layout_header
+
+PANEL = 32
+"""Outputs of a panel: kDensePanel of dense_matmul.h."""
 
 
 @dataclass(frozen=True)
-class NativeDenseMatmul(Kernel):
+class NativeDenseMatmul(NativeProduct):
     """One row: y = x @ W.T + bias with W dense; kinds of weights say how it is prepared and restored."""
 
-    index: int
+    def _call(self) -> Callable[..., bool]:
+        return native.extension().dense_matmul
 
-    def run(
-        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None
-    ) -> Tensor:
-        """Multiply; see `Kernel.run`. x may have any row stride.
 
-        Raises:
-            KernelError: `x`, `bias` or `other` is of another dtype or not on the CPU, or the bytes were made for
-                another kernel or another shape.
+@dataclass(frozen=True)
+class PanelMatmul(NativeDenseMatmul):
+    """W in panels of 32 outputs; side by side for each of them one dword of its row, then the next.
+
+    A dword holds a float32, two bfloat16 or four int8 values; rows are filled up with zeros.
+    """
+
+    @property
+    def value(self) -> torch.dtype:
+        """What a value is stored as."""
+        return getattr(torch, self.dtype)
+
+    def dwords(self, in_features: int) -> int:
+        """Return the dwords of a row."""
+        return -(-in_features * self.value.itemsize // 4)
+
+    def least_bytes(self, out_features: int, in_features: int) -> int:
+        """Return the bytes of header and panels, of whole numbers with a scale and a sum of each row."""
+        beside = 2 if self.dtype == "int8" else 0
+        return HEADER_BYTES + 4 * (self.dwords(in_features) + beside) * (out_features + -out_features % PANEL)
+
+    def written(self, values: Tensor, *beside: Tensor) -> Prepared:
+        """Return a weight behind its header: uint8.
+
+        Args:
+            values: (out, in), of this row's dtype.
+            beside: What stands before the panels, a dword for each output.
         """
-        y, arguments = self._arguments(x, weight, bias, problem, other)
-        if not native.extension().dense_matmul(*arguments, native.threads()):
-            raise foreign(self, weight.tensor, problem.rows, x.shape[1])
-        return y
+        rows, columns = values.shape
+        buffer = pages.empty(self.least_bytes(rows, columns))
+        head = layout_header("dense", self.dtype, self.layout, rows, columns)
+        buffer[:HEADER_BYTES] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        dwords, per = self.dwords(columns), 4 // values.element_size()
+        padded = torch.nn.functional.pad(values, (0, dwords * per - columns, 0, -rows % PANEL))
+        for place, part in enumerate(beside):
+            self._beside(buffer, place, len(padded), part.dtype).copy_(
+                torch.nn.functional.pad(part, (0, len(padded) - rows))
+            )
+        self._panels(buffer, rows, columns).copy_(padded.view(-1, PANEL, dwords, per).transpose(1, 2))
+        return Prepared(self, buffer)
 
-    def _arguments(
-        self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor
-    ) -> tuple[Tensor, tuple[Any, ...]]:
-        """Return an answer to be written, and what a native call takes up to the number of threads."""
-        tokens = x.shape[0]
-        problem.epilogue.require(other, (tokens, problem.rows))
-        x = _readable(self, x, x.dtype)
-        other = None if other is None else _readable(self, other, x.dtype)
-        y = torch.empty(tokens, problem.rows, dtype=x.dtype, device="cpu")
-        return y, (self.index, x, weight.tensor, bias, y, *problem.epilogue.codes, other)
+    def values(self, prepared: Prepared) -> Tensor:
+        """Return what `written` was given: (out, in), of this row's dtype."""
+        rows, columns = read_layout_header(layout_head(prepared.tensor)).shape
+        panels = self._panels(prepared.tensor, rows, columns).transpose(1, 2)
+        return panels.reshape(len(panels) * PANEL, -1)[:rows, :columns].contiguous()
+
+    def _panels(self, buffer: Tensor, rows: int, columns: int) -> Tensor:
+        count = rows + -rows % PANEL
+        first = self.least_bytes(rows, columns) - 4 * count * self.dwords(columns)
+        flat = buffer[first:].view(self.value)
+        return flat.view(-1, self.dwords(columns), PANEL, 4 // self.value.itemsize)
+
+    @staticmethod
+    def _beside(buffer: Tensor, place: int, count: int, dtype: torch.dtype) -> Tensor:
+        first = HEADER_BYTES + 4 * count * place
+        return buffer[first : first + 4 * count].view(dtype)
 
 
-def _readable(kernel: Kernel, operand: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `operand` with contiguous rows, any distance apart."""
-    if operand.dtype not in kernel.reads or operand.dtype != dtype or not operand.is_cpu:
-        raise KernelError(
-            f"{kernel.name} cannot read its input",
-            got=f"an operand of {operand.dtype} on {operand.device}",
-            wanted=f"{' or '.join(str(dtype)[6:] for dtype in kernel.reads)} on the CPU",
-        )
-    return together(operand)
+@dataclass(frozen=True)
+class RealPanels(PanelMatmul):
+    """y = x @ W.T + bias with W dense, of float32 or bfloat16."""
 
+    def prepare(self, weight: Packed | Tensor) -> Prepared:
+        """Return the weight in this row's layout: uint8."""
+        dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
+        return self.written(dense.to(self.value))
 
-def foreign(kernel: Kernel, weight: Tensor, out_features: int, in_features: int) -> KernelError:
-    """Build the error for a weight that another kernel prepared."""
-    return KernelError(
-        f"{kernel.name} was given bytes made for another kernel",
-        got=f"a buffer that starts with {layout_head(weight)[:48]!r}",
-        wanted=f"layout {kernel.layout!r} of a dense {kernel.dtype} weight ({out_features}, {in_features})",
-        remedy="prepare the weight with kernel.prepare(weight)",
-    )
+    def restore(self, prepared: Prepared) -> Tensor:
+        """Return the weight as `prepare` rounded it: (out, in)."""
+        return self.values(prepared)

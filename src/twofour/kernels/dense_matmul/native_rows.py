@@ -5,9 +5,15 @@ from __future__ import annotations
 from twofour import native
 from twofour.kernels.dense_matmul.float32_rows import Float32Matmul
 from twofour.kernels.dense_matmul.int4_rows import Int4Matmul
-from twofour.kernels.dense_matmul.native_dense import NativeDenseMatmul
+from twofour.kernels.dense_matmul.int8_rows import Int8Panels
+from twofour.kernels.dense_matmul.native_dense import NativeDenseMatmul, RealPanels
 
-KINDS: dict[str, type[NativeDenseMatmul]] = {"float32": Float32Matmul, "int4": Int4Matmul}
+KINDS: dict[str, type[NativeDenseMatmul]] = {
+    "float32": Float32Matmul,
+    "bfloat16": RealPanels,
+    "int8": Int8Panels,
+    "int4": Int4Matmul,
+}
 """Encoding of a row's weights -> its kernel."""
 
 

@@ -13,6 +13,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/dense_matmul/dense_matmul.h"
+#include "kernels/dense_matmul/turned.h"
 #include "kernels/epilogue_math.h"
 #include "kernels/matmul.h"
 #include "native/compiler.h"
@@ -21,9 +23,9 @@
 
 namespace {
 
+using twofour::kDensePanel;
 using twofour::Matmul;
 
-constexpr int64_t kDensePanel = 32;           // outputs of a panel
 constexpr int64_t kDenseInputs = 1024;        // inputs of one pass, at most
 constexpr int64_t kDenseChunk = 640 << 10;    // bytes of packed activations beside a panel in an L2 of 1 MB
 constexpr int64_t kDenseSmallWeight = 256 << 10;  // a weight that stays in L2 itself
@@ -58,21 +60,8 @@ inline void pack_tokens(const Matmul& a, int64_t first, int64_t tokens, int64_t 
     std::memcpy(to, x_of(a) + first * a.x_stride + k, static_cast<size_t>(inputs) * sizeof(float));
     return;
   }
-  for (int64_t t = 0; t < tokens; t += V::width) {
-    const float* from = x_of(a) + (first + t) * a.x_stride + k;
-    const int64_t rows = least(V::width, tokens - t);
-    for (int64_t i = 0; i < inputs; i += V::width) {
-      const int64_t columns = least(V::width, inputs - i);
-      typename V::reg square[V::width];
-      TWOFOUR_UNROLL
-      for (int r = 0; r < V::width; r++)
-        square[r] = r < rows ? V::load(from + r * a.x_stride + i, columns) : V::zero();
-      V::transpose(square);
-      TWOFOUR_UNROLL
-      for (int c = 0; c < V::width; c++)
-        if (c < columns) V::store(to + (i + c) * tokens + t, square[c], rows);
-    }
-  }
+  for (int64_t t = 0; t < tokens; t += V::width)
+    turn_rows<V>(x_of(a) + (first + t) * a.x_stride + k, a.x_stride, least(V::width, tokens - t), inputs, to + t, tokens);
 }
 
 // One pass over the inputs of a unit.

@@ -1,0 +1,38 @@
+"""Dense int8 weights in panels: a range for each token, as the sparse int8 rows have it, and exact sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofour.kernels.base import Prepared
+from twofour.kernels.dense_matmul.int8 import whole_rows
+from twofour.kernels.dense_matmul.native_dense import PANEL, PanelMatmul
+from twofour.kernels.quantization import LARGEST_REDUCTION
+from twofour.packing import Packed
+
+
+@dataclass(frozen=True)
+class Int8Panels(PanelMatmul):
+    """y = x @ W.T + bias with W dense, int8, one scale a row; x becomes unsigned bytes by the range of each token."""
+
+    def fits(self, rows: int, columns: int) -> bool:
+        """Whether sums of this many inputs fit int32: all of them may be kept, where 2:4 keeps half."""
+        return columns <= LARGEST_REDUCTION // 2
+
+    def prepare(self, weight: Packed | Tensor) -> Prepared:
+        """Return the weight in this row's layout: uint8.
+
+        Args:
+            weight: Packed, or floating (out, in), which is rounded symmetrically per row.
+        """
+        whole, scales = whole_rows(weight)
+        return self.written(whole, scales, whole.sum(1, dtype=torch.int32))
+
+    def restore(self, prepared: Prepared) -> Tensor:
+        """Return the weight as `prepare` rounded it: float32 (out, in)."""
+        whole = self.values(prepared)
+        scales = self._beside(prepared.tensor, 0, len(whole) + -len(whole) % PANEL, torch.float32)
+        return whole.float() * scales[: len(whole), None]

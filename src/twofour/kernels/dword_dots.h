@@ -1,0 +1,113 @@
+// What products of dwords share: a dword is one float, two bfloat16 or four bytes of a weight's row, beside as many inputs of a
+// token. A Dots type says how both are multiplied, how a token becomes a row of dwords, and how sums leave: `V`, `Sum`,
+// `per` (weights of a dword), `Token` (what is kept of each token), `add`, `dot`, `copy_token` and `finish`.
+// Included once per instruction set; everything has internal linkage.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/real_vectors.h"
+#include "kernels/whole_outputs.h"
+#include "native/simd.h"
+
+namespace {
+
+template <class Vector>
+struct RealDots {
+  using V = Vector;
+  using Sum = typename V::reg;
+  struct Token {};
+
+  static TWOFOUR_INLINE Sum add(Sum a, Sum b) { return a + b; }
+
+  // Sums [vector][tokens][V::width] of the rows [row, end) -> the answers of `tokens` tokens from `first` on.
+  static TWOFOUR_NOINLINE void finish(const Matmul& a, const WholeRows&, const Sum* sums, int64_t vectors, const Token*,
+                                      int64_t first, int64_t tokens, int64_t row, int64_t end) {
+    for (int64_t v = 0; v < vectors; v++) {
+      const int64_t at = row + v * V::width, left = least(V::width, end - at);
+      if (left <= 0) break;
+      const typename V::reg bias = bias_of<V>(a, at, left);
+      for (int64_t t = 0; t < tokens; t++) store_outputs<V>(a, first + t, at, left, sums[v * tokens + t] + bias);
+    }
+  }
+};
+
+template <class Vector>
+struct FloatDots : RealDots<Vector> {
+  using V = Vector;
+  static constexpr int per = 1;
+
+  static TWOFOUR_INLINE typename V::reg dot(typename V::reg sum, typename V::reg x, typename V::reg w) {
+    return V::fma(w, x, sum);
+  }
+  static TWOFOUR_INLINE void copy_token(const Matmul& a, int64_t token, char* to, typename RealDots<V>::Token*) {
+    std::memcpy(to, x_of(a) + token * a.x_stride, static_cast<size_t>(a.in_features) * 4);
+  }
+};
+
+// Pairs of bfloat16: by vdpbf16ps, which adds both products with round to nearest and takes denormals for zero, else as
+// floats.
+template <class Vector>
+struct PairDots : RealDots<Vector> {
+  using V = Vector;
+  static constexpr int per = 2;
+
+  static TWOFOUR_INLINE typename V::reg dot(typename V::reg sum, typename V::reg x, typename V::reg w) {
+#if defined(TWOFOUR_SET_avx512_bf16)
+    return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w);
+#else
+    sum = V::fma(V::lower((typename V::ireg)w), V::lower((typename V::ireg)x), sum);
+    return V::fma(V::upper((typename V::ireg)w), V::upper((typename V::ireg)x), sum);
+#endif
+  }
+  static TWOFOUR_INLINE void copy_token(const Matmul& a, int64_t token, char* to, typename RealDots<V>::Token*) {
+    auto* half = reinterpret_cast<uint16_t*>(to);
+    for (int64_t k = 0; k < a.in_features; k += V::width) {
+      const int64_t left = a.in_features - k;
+      const char* from = element(a.x, a.x_type, token * a.x_stride + k);
+      V::store(half + k, load_numbers<V>(from, a.x_type, left), left);
+    }
+  }
+};
+
+// Four bytes of inputs, unsigned, by four of weights; the sums are exact. Bytes are widened where no instruction multiplies
+// them: vpmaddubsw would saturate (255 * 127 * 2 > 32767).
+struct ByteDots {
+  using V = WholeLanes;
+  using Sum = V::ints;
+  using Token = Range;
+  static constexpr int per = 4;
+
+  static TWOFOUR_INLINE Sum add(Sum a, Sum b) { return V::add(a, b); }
+  static TWOFOUR_INLINE Sum dot(Sum sum, V::reg x, V::reg w) {
+#if defined(TWOFOUR_SET_avx512_vnni)
+    // As an instruction of its own: of the builtin gcc 12 copies and stores the sums in every round of a loop.
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
+    return sum;
+#elif defined(TWOFOUR_SET_avx2) && !defined(TWOFOUR_SET_avx512)
+    const auto inputs = (__m256i)x, weights = (__m256i)w;
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(inputs, _mm256_set1_epi16(0xff)),
+                                           _mm256_srai_epi16(_mm256_slli_epi16(weights, 8), 8));
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(inputs, 8), _mm256_srai_epi16(weights, 8));
+    return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+#else
+    const auto inputs = (V::U)x;
+    const auto weights = (V::I)w;
+    V::I products = (V::I)(inputs >> 24) * (weights >> 24);
+    TWOFOUR_UNROLL
+    for (int e = 0; e < 3; e++) products += (V::I)(inputs >> 8 * e & 0xff) * (weights << (24 - 8 * e) >> 24);
+    return add(sum, (Sum)products);
+#endif
+  }
+  static TWOFOUR_INLINE void copy_token(const Matmul& a, int64_t token, char* to, Token* kept) {
+    *kept = ::copy_token<V>(a, token, reinterpret_cast<uint8_t*>(to), 8);
+  }
+  // Sums as RealDots::finish has them; `kept` is of the token `first`.
+  static TWOFOUR_INLINE void finish(const Matmul& a, const WholeRows& weight, const Sum* sums, int64_t vectors,
+                                    const Token* kept, int64_t first, int64_t tokens, int64_t row, int64_t end) {
+    finish_sums<V>(a, weight, reinterpret_cast<const int32_t*>(sums), vectors, tokens, kept - first, first, tokens, row, end);
+  }
+};
+
+}  // namespace
