@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import twofour
-from twofour.compiler import choose_recurrent
+from twofour.compiler import choose_recurrent, terms
 from twofour.compiler.recurrent import CompiledCell, CompiledRecurrent
 from twofour.errors import CompileError, KernelError
 
@@ -332,3 +332,53 @@ def test_a_graph_and_torchs_own_capture() -> None:
     program = torch.export.export(layers, (x,))
     assert any("twofour.recurrent" in str(node.target) for node in program.graph.nodes)
     assert_alike(program.module()(x), layers(x))
+
+
+def test_products_are_measured_on_the_rows_that_they_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: dict[tuple[int, int], set[int]] = {}
+    real = terms.choose
+
+    def choose(weight: Any, bias: Any, tokens: Any, **given: Any) -> Any:
+        measured[tuple(weight.shape)] = set(tokens)
+        return real(weight, bias, [1], **given)
+
+    monkeypatch.setattr(terms, "choose", choose)
+    layer = nn.LSTM(16, 512, proj_size=24).eval()
+    compiled(nn.Sequential(layer), torch.randn(700, 2, 16))
+    assert measured == {(2048, 16): {1, 2, 512}, (2048, 24): {1, 2}, (24, 512): {1, 2}}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_dense_layers_compute_in_the_type_that_is_asked_for(dtype: str, kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    layer: Any = kind(24, 40).eval()
+    fast = compiled(nn.Sequential(layer), dtype=dtype)
+    (entry,) = fast.plan.layers
+    assert (
+        entry.dispatch.startswith("*=dense_matmul")
+        and {"bfloat16": "_bf16_", "int8": "_int8_"}[dtype] in entry.dispatch
+    )
+    assert "float32" not in entry.reason
+    x = torch.randn(5, 2, 24)
+    assert_alike(fast(x), exact(layer, x), 2e-2)
+    assert not torch.equal(fast(x)[0], exact(layer, x)[0])
+
+
+def test_states_that_do_not_fit_are_named_with_their_layer() -> None:
+    fast = compiled(speaking(), torch.randn(3, 5, 16))
+    layer, x = fast.lstm, torch.randn(3, 5, 16)
+    h, c = (torch.zeros(layer.ways, 3, size) for size in (layer.problem.width, layer.problem.hidden))
+    layer(x, (h, c))
+    for state in (
+        (h.transpose(0, 1), c),
+        (h, c.double()),
+        (h, c.to("meta")),
+        (h[:, :2], c),
+        (h, None),
+        (h, c, c),
+        h,
+        (h.flatten(), c),
+    ):
+        with pytest.raises(KernelError, match="layer `lstm`: the state of a compiled recurrent layer does not fit"):
+            layer(x, state)

@@ -280,3 +280,25 @@ def test_products_are_those_of_the_tables() -> None:
     for operation in ("dense_matmul", "nm_matmul", "block_matmul"):
         assert all(row.name in native.products() for row in native.rows(operation))
     assert list(native.products().values()) == list(range(len(native.products())))
+
+
+@pytest.mark.parametrize("axes", [(2, 1, 8), (1, 16), (16,), (1, 2, 4, 2)])
+def test_states_of_as_many_numbers_in_other_axes_are_refused(axes: tuple[int, ...]) -> None:
+    problem = RecurrentProblem("lstm", 4, 8, 8)
+    case = Case(problem, products()[0], True)
+    x, (state, memory) = case.randn(6, 4), case.state(2)
+    assert memory is not None
+    for given, role in (
+        ((state.reshape(axes), memory), "first state"),
+        ((state, memory.reshape(axes)), "first memory"),
+    ):
+        with pytest.raises(KernelError, match=rf"{role}[\s\S]*\(1, 2, 8\)"):
+            recurrent(problem, case.directions, x, 2, None, *given)
+
+
+def test_the_rows_that_products_are_chosen_by_are_those_that_run() -> None:
+    problem = RecurrentProblem("gru", 3, 500, 400, 2, 2)
+    assert problem.roles == ["input", "state", "hidden"] * 4 and len(problem.roles) == len(problem.shapes)
+    assert [problem.input_rows(*one) for one in ((959, 200), (5, 1), (4000, 1), (4000, 2000), (3, 3))] == [
+        *(699, 5, 699, 2000, 3)
+    ]

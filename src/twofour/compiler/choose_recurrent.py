@@ -63,6 +63,12 @@ class RecurrentWeights:
         """What it is timed on."""
         return self.example or ((1, 1) if is_cell(self.module) else DEFAULT_STEPS)
 
+    def rows(self, name: str) -> int:
+        """Return how many rows a weight multiplies at once."""
+        count, batch = self.steps
+        role = dict(zip(self.weights, self.problem.roles, strict=True))[name]
+        return self.problem.input_rows(count * batch, batch) if role == "input" else batch
+
     @property
     def nbytes(self) -> int:
         """Bytes of the dense weights."""
@@ -161,10 +167,9 @@ def _chosen(
     """Choose the products of one weight; return them, and why it is not packed, "" where it is."""
     source, because = weight.encoded()
     count, batch = steps
-    rows = count * batch if name.startswith("weight_ih") else batch
     footprint = weight.nbytes if count > 1 else footprint  # from the second step on a weight lies as near as it can
     given = weight.bias, None, footprint, weight.problem
-    options = {"among": (1, batch, rows), "native_alone": True}
+    options = {"among": (1, batch, layer.rows(name)), "native_alone": True}
     try:
         return terms.choose(layer.name, source, *given, **options), because
     except KernelError:

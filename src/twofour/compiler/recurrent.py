@@ -247,6 +247,9 @@ class CompiledRecurrent(RecurrentLayer):
             KernelError: Shape, dtype or device of an operand do not fit, there is no step, or a gradient is asked for.
         """
         try:
+            answer = self._direct(input, hx)
+            if answer is not None:
+                return answer
             return self._packed(input, hx) if isinstance(input, PackedSequence) else self._padded(input, hx)
         except KernelError as error:
             raise error.for_layer(self.name) from None
@@ -254,6 +257,35 @@ class CompiledRecurrent(RecurrentLayer):
             if isinstance(input, PackedSequence) or unreadable(input) is None:
                 raise
             raise self._unfit("input", input, "a plain tensor") from error
+
+    def _direct(self, x: Any, hx: Any) -> tuple[Tensor, Any] | None:
+        """Return what the native call answers that takes the operands as they are; None where something else is asked.
+
+        A step of a small layer takes as long as the questions that `_padded` asks. Here the native call asks for types,
+        shapes, strides and devices: of what it refuses, `_padded` says more, or makes it fit.
+        """
+        lstm = self.widths[1] is not None
+        h, c = hx if lstm and type(hx) is tuple and len(hx) == 2 else (hx, None)
+        if (
+            type(x) is not Tensor
+            or x.dtype is not torch.float32
+            or self.batch_first
+            or (c is None) is (lstm and h is not None)
+        ):
+            return None
+        if by_operators() or forward_ad._current_level >= 0 or peek_interpreter_stack():
+            return None
+        graded, shape = torch.is_grad_enabled(), x.shape
+        for one in (x,) if h is None else (x, h) if c is None else (x, h, c):
+            if type(one) is not Tensor or one.is_neg() or (graded and one.requires_grad):
+                return None
+        if len(shape) != 3 or shape[0] == 0:
+            return None
+        try:
+            y, last, kept = recurrent(self.problem, self.directions(), x, shape[1], None, h, c)
+        except KernelError:
+            return None
+        return y, last if kept is None else (last, kept)
 
     def _padded(self, x: Tensor, hx: Any) -> tuple[Tensor, Any]:
         self._require(x, (2, 3), _AXES[self.batch_first])

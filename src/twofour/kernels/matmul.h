@@ -47,6 +47,9 @@ struct Matmul {
   void* workspace;
   bool* damaged;
   bool columns = false;  // x is (in_features, tokens), y (out_features, tokens); panel layouts, no bias, no epilogue
+  // Rows of the weight are taken from the last to the first, by kernels that have it so: where the call before ended, the
+  // caches hold the weight. The answer is the same.
+  bool upwards = false;
   // What writes rows [begin, end) of x before they are read, each once, by the member that reads them first; may be null.
   // Rows of float32 panels do it.
   void (*rows_wanted)(const void* state, int64_t begin, int64_t end) = nullptr;

@@ -185,7 +185,7 @@ void block_rows(const Matmul& a) {
       if (!sound) continue;
       with_shape<D>(b.shape, [&](auto strip, auto run) {
         for (int64_t u = u0; u < u1; u++)
-          unit_rows_of<D, strip.value, run.value>(count, a, b, u, x, plan.token_bytes, kept + pass, pass);
+          unit_rows_of<D, strip.value, run.value>(count, a, b, a.upwards ? u0 + u1 - u - 1 : u, x, plan.token_bytes, kept + pass, pass);
       });
     }
   });

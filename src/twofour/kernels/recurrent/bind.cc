@@ -60,7 +60,10 @@ struct States {
       if (size != 0) std::memset(at(place), 0, size);
       return;
     }
-    const View given = border.exactly(from, role, {Type::f32}, ways * batch * width);
+    const View given = border.dense(from, role, {Type::f32});
+    if (given.ndim != 3 || given.shape[0] != ways || given.shape[1] != batch || given.shape[2] != width)
+      border.refuse(from, role, "torch.float32 (" + std::to_string(ways) + ", " + std::to_string(batch) + ", " +
+                                    std::to_string(width) + ") on cpu");
     if (size != 0) std::memmove(at(place), given.data + place * bytes, size);
   }
 };
@@ -82,6 +85,7 @@ void run_sequence(const Border& border, const Sequence& sequence) {
 
 void bind_recurrent(nb::module_& m) {
   bind_table(m, kRecurrentKernels);
+  m.attr("recurrent_numbers") = kInputNumbers;
   // One direction of a layer, the one at `place` of the stack's: x (..., in) -> its columns of y (..., directions * width);
   // its part of state (ways, batch, width) and of memory (ways, batch, hidden), of an LSTM, as they end. Where y has two
   // directions every second place goes backward. The weights are those of `products`; `projection` is -1 where there is none.

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
@@ -13,6 +14,9 @@ from twofour import native
 from twofour.kernels.base import Kernel, Prepared, Row
 from twofour.kernels.dispatch import DispatchTable
 from twofour.kernels.recurrent.reference import CELLS
+
+MOST_CALLS = 64
+"""Counts of rows that a direction keeps the operands of."""
 
 _CODES = {cell: code for code, cell in enumerate(CELLS)}
 """Cell -> what native calls take for it."""
@@ -42,6 +46,18 @@ class RecurrentProblem:
     def projected(self) -> bool:
         """Whether a state is a product of what the gates answer."""
         return self.width != self.hidden
+
+    def input_rows(self, tokens: int, batch: int) -> int:
+        """Return how many rows of `tokens` meet the weight of the inputs at once: Sequence::chunk of sequence.h."""
+        if tokens <= batch:
+            return tokens
+        return min(tokens, max(batch, native.extension().recurrent_numbers // (CELLS[self.cell] * self.hidden)))
+
+    @property
+    def roles(self) -> list[str]:
+        """What each of `shapes` multiplies: "input", "state" or, of a projection, "hidden"."""
+        each = ["input", "state", *(["hidden"] if self.projected else [])]
+        return each * (self.layers * self.directions)
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
@@ -93,9 +109,24 @@ class Direction:
     projection: Factor | None = None
 
     @cached_property
-    def gates(self) -> int:
-        """The row of the gates, looked up once."""
-        return native.best("recurrent", dtype="float32").index
+    def _calls(self) -> dict[tuple[int, int], tuple[Any, ...]]:
+        return {}
+
+    def at(self, rows: int, batch: int) -> tuple[Any, ...]:
+        """Return what every call on so many rows of inputs and of states is handed, looked up once.
+
+        The row of the gates, the places of the three products, and the weights with their biases.
+        """
+        found = self._calls.get((rows, batch))
+        if found is None:
+            (first, w_x), (second, w_h) = self.input.at(rows), self.recurrent.at(batch)
+            third, w_p = (-1, None) if self.projection is None else self.projection.at(batch)
+            gates = native.best("recurrent", dtype="float32").index
+            found = gates, first, second, third, w_x, self.input.bias, w_h, self.recurrent.bias, w_p
+            if len(self._calls) >= MOST_CALLS:
+                self._calls.clear()
+            self._calls[rows, batch] = found
+        return found
 
 
 def recurrent(
@@ -125,18 +156,16 @@ def recurrent(
     Raises:
         KernelError: The operands do not fit.
     """
-    count, ways, width = problem.directions, len(directions), problem.width
-    sizes_of_y = [x.shape[0], count * width] if x.ndim == 2 else [x.shape[0], batch, count * width]
-    tokens = x.shape[0] if x.ndim == 2 else x.shape[0] * batch
+    count, ways, width, steps = problem.directions, len(directions), problem.width, x.shape[0]
+    sizes_of_y = (steps, count * width) if x.ndim == 2 else (steps, batch, count * width)
+    tokens = steps if x.ndim == 2 else steps * batch
+    rows = tokens if tokens == batch else problem.input_rows(tokens, batch)
     last = x.new_empty(ways, batch, width)  # of separate sizes: of one tuple it takes half a microsecond longer
     kept = x.new_empty(ways, batch, problem.hidden) if problem.cell == "lstm" else None
     code, run, threads, y = _CODES[problem.cell], native.extension().recurrent, native.threads(), x
     for place, one in enumerate(directions):
         if place % count == 0:
             x, y = y, x.new_empty(*sizes_of_y)
-        (first, w_x), (second, w_h) = one.input.at(tokens), one.recurrent.at(batch)
-        third, w_p = (-1, None) if one.projection is None else one.projection.at(batch)
-        of_input = x, sizes, w_x, one.input.bias
-        answers = state, memory, y, last, kept
-        run(one.gates, code, first, second, third, *of_input, w_h, one.recurrent.bias, w_p, *answers, place, threads)
+        gates, k_x, k_h, k_p, w_x, b_x, w_h, b_h, w_p = one.at(rows, batch)
+        run(gates, code, k_x, k_h, k_p, x, sizes, w_x, b_x, w_h, b_h, w_p, state, memory, y, last, kept, place, threads)
     return y, last, kept

@@ -2,11 +2,14 @@
 // of the states and the gates. Any rows of products serve.
 //
 //     x (tokens, in)   step 0: rows 0 .. b0, step 1: the next b1 <= b0 rows, ...   (torch's PackedSequence; all alike: b)
-//        |  W_ih, up to kInputBytes of answers at a time
+//        |  W_ih, up to kInputNumbers of answers at a time
 //     from_input ----+
 //                    +--> gates --> h --> y
 //     h --> W_hh ----+              |
 //     ^------- W_hr, of a projection-
+//
+// Every other step reads the weights of the states from the last row to the first: those that the step before read last are
+// still in the caches. A weight of 1 MB in an L2 of 1 MB, read from the first row on at every step, is never there.
 //
 // A backward pass takes the steps from the last to the first: sequences that are shorter come in later, with their initial
 // state, where in a forward pass they end earlier and leave their last one. Both are rows of `state` that a step lets be.
@@ -23,7 +26,7 @@
 
 namespace twofour {
 
-constexpr int64_t kInputBytes = int64_t{4} << 20;  // of answers of the input product that are held at once
+constexpr int64_t kInputNumbers = int64_t{1} << 20;  // of answers of the input product that are held at once
 constexpr int64_t kGatesOfOne = 16384;             // numbers of a step's states from which threads share its rows
 
 struct Sequence {
@@ -42,8 +45,8 @@ struct Sequence {
 
   int64_t size(int64_t step) const { return sizes == nullptr ? batch : sizes[step]; }
   int64_t width() const { return gates_of(cell) * hidden; }
-  // Rows whose inputs are multiplied at once, at least those of a step.
-  int64_t chunk() const { return least(tokens, batch > kInputBytes / 4 / width() ? batch : kInputBytes / 4 / width()); }
+  // Rows whose inputs are multiplied at once, at least those of a step; cpu.py chooses the product by it.
+  int64_t chunk() const { return least(tokens, batch > kInputNumbers / width() ? batch : kInputNumbers / width()); }
 
   int64_t floats() const {  // of the workspace, without that of the products
     const int64_t raw = projection.product == nullptr ? 0 : batch * hidden;
@@ -94,6 +97,7 @@ class SequenceRun {
       multiply(s_.input, s_.x + first * s_.x_stride, s_.x_stride, from_input_, rows);
       for (; step < next; step++) {
         const int64_t size = s_.size(s_.place(step)), begin = s_.backward ? row - size : row;
+        upwards_ = !upwards_;
         one(from_input_ + (begin - first) * s_.width(), s_.y + begin * s_.y_stride, size);
         row = s_.backward ? begin : row + size;
       }
@@ -102,8 +106,9 @@ class SequenceRun {
   }
 
  private:
-  void multiply(const Part& part, const float* x, int64_t x_stride, float* y, int64_t rows) {
+  void multiply(const Part& part, const float* x, int64_t x_stride, float* y, int64_t rows, bool upwards = false) {
     Matmul args = part.call(x, x_stride, y, rows, s_.threads);
+    args.upwards = upwards;
     args.workspace = workspace_;
     args.damaged = &damaged_;
     part.product->run(args);
@@ -111,7 +116,7 @@ class SequenceRun {
 
   void one(const float* from_input, float* y, int64_t size) {
     const bool projected = s_.projection.product != nullptr;
-    multiply(s_.recurrent, s_.state, s_.recurrent.in, from_state_, size);
+    multiply(s_.recurrent, s_.state, s_.recurrent.in, from_state_, size, upwards_);
     float* state = projected ? raw_ : s_.state;
     parallel_for(size, 1, size * s_.hidden < kGatesOfOne ? 1 : s_.threads, [&](int64_t begin, int64_t end) {
       s_.gates->run(s_.cell, {from_input + begin * s_.width(), from_state_ + begin * s_.width(),
@@ -119,7 +124,7 @@ class SequenceRun {
                               projected ? nullptr : y + begin * s_.y_stride, s_.y_stride, end - begin, s_.hidden});
     });
     if (!projected) return;
-    multiply(s_.projection, raw_, s_.hidden, s_.state, size);
+    multiply(s_.projection, raw_, s_.hidden, s_.state, size, upwards_);
     for (int64_t r = 0; r < size; r++)
       std::memcpy(y + r * s_.y_stride, s_.state + r * s_.projection.out, static_cast<size_t>(s_.projection.out) * 4);
   }
@@ -127,7 +132,7 @@ class SequenceRun {
   const Sequence& s_;
   void* workspace_;
   float *from_input_, *from_state_, *raw_;
-  bool damaged_ = false;
+  bool damaged_ = false, upwards_ = true;
 };
 
 }  // namespace twofour

@@ -82,10 +82,11 @@ inline void dword_block(const Matmul& a, const DwordPanels<D>& w, int64_t first,
   }
 }
 
-// One token by a panel.
+constexpr int64_t kDwordPanels = 8;  // panels whose sums of one token leave together
+
+// One token by a panel -> its sums.
 template <class D>
-TWOFOUR_NOINLINE void dword_token(const Matmul& a, const DwordPanels<D>& w, int64_t panel, const float* x,
-                                  const typename D::Token* kept) {
+TWOFOUR_NOINLINE void dword_token(const DwordPanels<D>& w, int64_t panel, const float* x, typename D::Sum* to) {
   using V = typename D::V;
   constexpr int each = DwordPanels<D>::each, sets = each >= 8 ? 1 : 8 / each;
   typename D::Sum sums[sets][each] = {};
@@ -106,7 +107,26 @@ TWOFOUR_NOINLINE void dword_token(const Matmul& a, const DwordPanels<D>& w, int6
     TWOFOUR_UNROLL
     for (int v = 0; v < each; v++) sums[0][v] = D::add(sums[0][v], sums[s][v]);
   }
-  D::finish(a, w.rows, sums[0], each, kept, 0, 1, panel * kDensePanel, least(a.out_features, (panel + 1) * kDensePanel));
+  TWOFOUR_UNROLL
+  for (int v = 0; v < each; v++) to[v] = sums[0][v];
+}
+
+// One token by panels [begin, end).
+template <class D>
+inline void dword_one(const Matmul& a, const DwordPanels<D>& w, int64_t begin, int64_t end, const float* x,
+                      const typename D::Token* kept) {
+  constexpr int64_t each = DwordPanels<D>::each;
+  typename D::Sum sums[kDwordPanels * each];
+  for (int64_t done = begin, count; done < end; done += count) {
+    count = least(kDwordPanels, end - done);
+    const int64_t first = a.upwards ? begin + end - done - count : done;
+    for (int64_t p = 0; p < count; p++) {
+      const int64_t panel = a.upwards ? count - 1 - p : p;
+      dword_token<D>(w, first + panel, x, sums + panel * each);
+    }
+    const int64_t last = least(a.out_features, (first + count) * kDensePanel);
+    D::finish(a, w.rows, sums, count * each, kept, 0, 1, first * kDensePanel, last);
+  }
 }
 
 // T tokens from `first` on by a panel.
@@ -170,10 +190,14 @@ void dword_panels(const Matmul& a) {
       }
       team.barrier();
       team.share(w.panels * count, 1, &begin, &end);
-      for (int64_t u = begin; u < end; u++) {
+      if (a.tokens == 1) {
+        dword_one<D>(a, w, begin, end, block(0), kept);
+        continue;
+      }
+      for (int64_t done = begin; done < end; done++) {
+        const int64_t u = a.upwards ? begin + end - done - 1 : done;
         const int64_t b = u % count, first = w.first(a, b0 + b), next = w.first(a, b0 + b + 1);
-        if (a.tokens == 1) dword_token<D>(a, w, u / count, block(b), kept);
-        else dword_tokens_of<D>(next - first, a, w, u / count, block(b), first, kept + first);
+        dword_tokens_of<D>(next - first, a, w, u / count, block(b), first, kept + first);
       }
     }
   });

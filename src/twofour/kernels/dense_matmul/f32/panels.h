@@ -195,10 +195,11 @@ void dense_panels(const Matmul& a) {
         team.barrier();
         reading = true;
         team.share(plan.panels * count, 1, &begin, &end);
-        for (int64_t u = begin, taken = 1; u < end; u += taken) {
+        for (int64_t done = begin, taken = 1; done < end; done += taken) {
+          taken = a.tokens == 1 && end - done >= kTokenPanels<V> ? kTokenPanels<V> : 1;
+          const int64_t u = a.upwards ? begin + end - done - taken : done;
           const int64_t panel = u / count, b = u % count, row = panel * kDensePanel;
           const int64_t token = Plan::first(a, plan.blocks, b0 + b), next = Plan::first(a, plan.blocks, b0 + b + 1);
-          taken = a.tokens == 1 && end - u >= kTokenPanels<V> ? kTokenPanels<V> : 1;
           const DenseUnit unit{packed + b * plan.floats(), weight + (panel * a.in_features + k) * kDensePanel, inputs, token,
                                row, least(taken * kDensePanel, a.out_features - row), k == 0, k + inputs == a.in_features};
           if (taken > 1) add_token<V>(a, unit);
