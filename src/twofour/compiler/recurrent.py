@@ -265,7 +265,8 @@ class CompiledRecurrent(RecurrentLayer):
         shapes, strides and devices: of what it refuses, `_padded` says more, or makes it fit.
         """
         lstm = self.widths[1] is not None
-        h, c = hx if lstm and type(hx) is tuple and len(hx) == 2 else (hx, None)
+        pair: Any = hx if lstm and type(hx) is tuple and len(hx) == 2 else (hx, None)
+        h, c = pair
         if (
             type(x) is not Tensor
             or x.dtype is not torch.float32
