@@ -110,10 +110,18 @@ def _peers(layer: linear.Layer, x: Tensor, copies: int) -> dict[str, Calls]:
         }
         if rule.r == rule.c:  # MKL's BSR has square blocks
             made["torch BSR"] = of_torch, partial(weight.to_sparse_bsr, (rule.r, rule.c))
-        return {
-            name: [partial(run, sparse) for sparse in [make() for _ in range(copies)]]
-            for name, (run, make) in made.items()
-        }
+        return {name: [partial(run, one) for one in _copied(make(), copies)] for name, (run, make) in made.items()}
+
+
+def _copied(sparse: Any, count: int) -> list[Any]:
+    """Return a sparse matrix and copies of it, as many as leave the caches or `count`, whichever is less."""
+    if isinstance(sparse, Tensor):
+        parts, copy = [sparse.values(), sparse.col_indices(), sparse.crow_indices()], sparse.clone
+    else:
+        parts, copy = [sparse.data, sparse.indices, sparse.indptr], sparse.copy
+    if count > 1:
+        count = min(count, measure.copies_for_cold(max(1, sum(part.nbytes for part in parts))).copies)
+    return [sparse, *(copy() for _ in range(count - 1))]
 
 
 def ratios(record: Record) -> tuple[float, float | None]:

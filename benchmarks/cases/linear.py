@@ -62,10 +62,15 @@ class Layer:
         return cls(shape, weight, bias, packing.pack(weight, pattern, dtype=dtype, group=GROUP), operation)
 
     def copies(self, count: int, layout: str, make: Callable[[], Any]) -> list[Any]:
-        """Return `count` copies of a layout, made once; opaque ones are made anew, plain tensors copied."""
+        """Return `count` copies of a layout, made once; opaque ones are made anew, plain tensors copied.
+
+        Fewer where so many of its own size leave the caches: of a weight in blocks a dense copy is ten times as large.
+        """
         if layout.startswith("OpenVINO"):
             count = min(count, dense.OPENVINO_COPIES)
         made = self.layouts.setdefault(layout, [make()])
+        if count > 1:
+            count = min(count, measure.copies_for_cold(self._bytes(made[0])).copies)
         if layout.startswith(dense.MKL):
             count = min(count, max(2, dense.MKL_BYTES // (made[0].numel() * made[0].element_size())))
         plain = isinstance(made[0], Tensor) and not made[0].is_mkldnn
@@ -73,6 +78,15 @@ class Layer:
         while len(made) < count:
             made.append(pages.copy(made[0]) if plain else again())
         return made[:count]
+
+
+    def _bytes(self, made: Any) -> int:
+        """Return the bytes of one copy; of what does not tell at least one of each weight."""
+        if isinstance(made, Prepared):
+            return made.nbytes
+        if isinstance(made, Tensor):
+            return made.numel() * made.element_size()
+        return self.shape.rows * self.shape.columns
 
 
 def cells(
