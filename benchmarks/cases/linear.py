@@ -79,7 +79,6 @@ class Layer:
             made.append(pages.copy(made[0]) if plain else again())
         return made[:count]
 
-
     def _bytes(self, made: Any) -> int:
         """Return the bytes of one copy; of what does not tell at least one of each weight."""
         if isinstance(made, Prepared):
