@@ -142,22 +142,21 @@ class Program {
     return bytes > streams_from;
   }
 
-  // Whether some of the passes over a tile read no input that was not read before: memory would be idle meanwhile.
+  // Whether memory would be idle at times: there are several loops over a tile, of which the first reads, or a pass of
+  // one that reads no input.
   bool reads_in_bursts() const {
-    bool read[kMostOperands] = {};
+    if (std::count_if(loops_.begin(), loops_.end(), [](const Loop& loop) { return !loop.rows; }) > 1) return true;
     for (const Loop& loop : loops_) {
-      int input_of[kMostRegisters];
-      std::fill(std::begin(input_of), std::end(input_of), -1);
+      bool input[kMostRegisters] = {};
       for (int i = loop.begin; !loop.rows && i < loop.end;) {
         const Step& first = steps_[static_cast<size_t>(i)];
-        bool reads_new = first.op == StepOp::load || first.op == StepOp::store;
+        bool reads_input = first.op == StepOp::load || first.op == StepOp::store;
         for (const int end = i + first.chain; i < end; i++) {
           const Step& step = steps_[static_cast<size_t>(i)];
-          for (int k = 0; k < registers_; k++)
-            if (input_of[k] >= 0 && reads(step, k)) reads_new |= !read[input_of[k]], read[input_of[k]] = true;
-          if (step.op != StepOp::store && step.to < kRowRegister) input_of[step.to] = step.op == StepOp::load ? step.a : -1;
+          for (int k = 0; k < registers_; k++) reads_input |= input[k] && reads(step, k);
+          if (step.op != StepOp::store && step.to < kRowRegister) input[step.to] = step.op == StepOp::load;
         }
-        if (!reads_new) return true;
+        if (!reads_input) return true;
       }
     }
     return false;
