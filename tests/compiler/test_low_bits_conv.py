@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 import twofour
-from twofour import quantization
+from twofour import native, quantization
 from twofour.compiler.graph_low_bits import CODES
 from twofour.compiler.thresholds import Sums
+from twofour.errors import KernelError
 from twofour.kernels.bits_matmul import BitWeight, twos
 from twofour.kernels.bits_matmul.conv import BitsConvProblem, bits_conv_rows, requantise
 from twofour.kernels.conv import Geometry
@@ -39,6 +40,12 @@ def whole(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def floats_last(calls: dict[str, Any], **_: Any) -> tuple[dict[str, float], bool]:
     """A race that kernels win."""
     return {name: 1.0 + (name == PLAIN.name) for name in calls}, True
+
+
+@pytest.fixture
+def graph_wins(monkeypatch) -> None:
+    monkeypatch.setattr("twofour.compiler.low_bits_conv.race", floats_last)
+    monkeypatch.setattr("twofour.compiler.graph._engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, True))
 
 
 def by_kernels(fast: nn.Module) -> bool:
@@ -111,21 +118,57 @@ def chained(widths: tuple[str, str] = ("w1", "a2"), size: int = 12) -> tuple[nn.
 @pytest.mark.parametrize(
     ("widths", "size"), [(("w1", "a2"), 12), (("w2", "a1"), 13), (("w1.58", "a4"), 12), (("w2", "s2"), 13)]
 )
-def test_convolutions_of_a_graph_hand_codes_on_and_answer_as_the_model_does(widths, size: int, monkeypatch) -> None:
-    monkeypatch.setattr("twofour.compiler.low_bits_conv.race", floats_last)
+def test_convolutions_of_a_graph_hand_codes_on_and_answer_as_the_model_does(widths, size: int, graph_wins) -> None:
     model, x = chained(widths, size)
     fast = twofour.compile(model, x, graph=True)
     account = fast.plan.account  # type: ignore[union-attr]
-    assert account.rewrites[CODES] == 3, account
+    assert account.engine == "graph" and account.rewrites[CODES] == 3, account
     for images in (x, 2 * torch.randn_like(x), torch.randn(3, 1, size, size)):
         want = whole(model, images)
-        program = fast.forward.program if account.engine == "graph" else None
+        program = fast.forward.program
         for _ in range(3):  # by Python, recorded, replayed
             torch.testing.assert_close(fast(images), want, rtol=0, atol=0)
-        if program is not None:
-            torch.testing.assert_close(program(images)[0], want, rtol=0, atol=0)
+        torch.testing.assert_close(program(images)[0], want, rtol=0, atol=0)
     x[1, 0, 3, 3] = float("nan")
     assert fast(x)[1].isnan().all() and fast(x)[[0, 2]].isfinite().all()
+
+
+def test_nan_reaches_what_reads_it_and_nothing_else(graph_wins) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 1, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 6, 2)).eval()
+    x = torch.randn(2, 3, 16, 16)
+    twofour.quantize(model, "w2", "a2", data=[x], ends=None)
+    fast = twofour.compile(model, x, graph=True)
+    account: Any = fast.plan.account  # type: ignore[union-attr]
+    assert account.engine == "graph" and account.rewrites[CODES] == 1
+    for at, lost in (((0, 0, 5, 5), 0), ((0, 0, 4, 4), 4 * 6)):
+        given = x.clone()
+        given[at] = float("nan")
+        want = whole(model, given)
+        assert want.isnan().sum() == lost
+        for _ in range(3):  # by Python, recorded, replayed
+            torch.testing.assert_close(fast(given), want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_one_image_without_a_batch_and_large_kernels_are_served(graph_wins) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 6, (1, 80), padding=(0, 40))).eval()
+    x = torch.randn(3, 9, 9)
+    twofour.quantize(model, "w2", "a2", data=[x[None]], ends=None)
+    fast = twofour.compile(model, x, graph=True)
+    plan: Any = fast.plan
+    assert "80) has more than 64 taps" in plan.layers[1].reason and not plan.account.left_out
+    assert torch.equal(fast(x), whole(model, x))
+
+
+@pytest.mark.skipif(native.isa() == "scalar", reason="needs a row above scalar")
+def test_a_file_of_another_machine_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr("twofour.compiler.low_bits_conv.race", floats_last)
+    model, x = of_bits("w2", "a2"), torch.randn(2, 3, 9, 9)
+    kept = pickle.dumps(twofour.compile(model, x, graph=False))
+    monkeypatch.setenv("TWOFOUR_ISA", "scalar")
+    with pytest.raises(KernelError, match="cannot run here"):
+        pickle.loads(kept)
 
 
 def test_what_thresholds_cannot_stand_for_stays_between_the_convolutions(monkeypatch) -> None:
@@ -139,7 +182,7 @@ def test_what_thresholds_cannot_stand_for_stays_between_the_convolutions(monkeyp
         fast = twofour.compile(model, x, graph=True)
         account: Any = fast.plan.account  # type: ignore[union-attr]
         assert account.rewrites[CODES] == 0 and not account.left_out
-        torch.testing.assert_close(fast(x), whole(model, x))
+        torch.testing.assert_close(fast(x), whole(model, x), rtol=0, atol=0)
 
 
 def test_a_rule_that_fails_leaves_each_convolution_alone_in_the_graph(monkeypatch) -> None:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.conftest import each_row, threads
+from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.bits_matmul import TERNARY, BitWeight, Levels, bipolar, twos, unsigned
 from twofour.kernels.bits_matmul.conv import (
@@ -160,12 +161,30 @@ def test_windows_that_read_nan_are_nan_alone(row: BitsConv) -> None:
     x[1, 3, 2, 2] = float("nan")
     codes = row.run(x, prepared, None, BitsConvProblem(geometry, static, thresholds_of(7, 2, row.planes, 1)))
     assert codes[:, 0].tolist() == [0, 1]
-    second = Geometry(7, 4, (1, 1))
-    images = CodedImages(row.planes, 7, 2, 6, 5)
-    lost = row.run(
-        codes, row.prepare(weight_of(twos(2), second), second), None, BitsConvProblem(second, static, coded=images)
+
+
+@each_row(bits_conv_rows())
+@pytest.mark.parametrize("pool", [1, 2])
+def test_codes_that_follow_from_nan_are_nan_in_the_next_convolution_and_no_others(row: BitsConv, pool: int) -> None:
+    geometry, second, static = (
+        Geometry(5, 7, (3, 2), (1, 2)),
+        Geometry(7, 4, (2, 2), before=(1, 0)),
+        Quantization(0.25, bits=2),
     )
-    assert lost[1].isnan().all() and lost[0].isfinite().all()
+    x = image_of(geometry, (2, 9, 13))
+    x[1, 3, 4, 8] = float("nan")
+    weight, other = weight_of(twos(2), geometry), row.prepare(weight_of(twos(2), second), second)
+    answer = thresholds_of(7, 2, row.planes, pool)
+    size = geometry.output(9, 13)
+    images, found = answer.images(*size), []
+    for image in (x, x.nan_to_num(0.0)):  # codes of finite pixels are the same
+        codes = row.run(image, row.prepare(weight, geometry), None, BitsConvProblem(geometry, static, answer))
+        found.append(row.run(codes, other, None, BitsConvProblem(second, static, coded=images)))
+    real = row.run(x, row.prepare(weight, geometry), None, BitsConvProblem(geometry, static))
+    lost = nn.functional.max_pool2d(real.isnan().any(1, keepdim=True).float(), pool)
+    lost = nn.functional.conv2d(nn.functional.pad(lost, (0, 0, 1, 0)), torch.ones(1, 1, 2, 2)) > 0
+    assert lost[1].any() and not lost[1].all() and not lost[0].any()
+    assert torch.equal(found[0].nan_to_num(99.0), found[1].masked_fill(lost, 99.0))
 
 
 @each_row(bits_conv_rows())
@@ -173,16 +192,19 @@ def test_what_no_call_may_be_is_refused(row: BitsConv) -> None:
     geometry, size = GEOMETRIES[0]
     weight, x = weight_of(twos(2), geometry), image_of(geometry, size)
     prepared, two = row.prepare(weight, geometry), Quantization(0.5, bits=2)
-    assert "groups" in str(row.refuses(Geometry(4, 4, (1, 1), groups=2), twos(2), two))
+    assert "groups" in str(row.refuses(Geometry(4, 4, (1, 1), groups=2), twos(2), two, size))
+    assert "80) has more than 64 taps" in str(row.refuses(Geometry(4, 4, (1, 80)), twos(2), two, (1, 1, 90)))
+    assert "2 GB" in str(row.refuses(geometry, twos(2), two, (1, 1 << 16, 1 << 16)))
     wide = Geometry(70_000, 1, (1, 1))
     assert (
-        "int32" in str(row.refuses(wide, twos(8), Quantization(bits=8))) and row.refuses(geometry, twos(8), two) is None
+        "int32" in str(row.refuses(wide, twos(8), Quantization(bits=8), size))
+        and row.refuses(geometry, twos(8), two, size) is None
     )
     with pytest.raises(KernelError, match="made for another"):
         row.run(
             x, row.prepare(weight_of(twos(2), GEOMETRIES[2][0]), GEOMETRIES[2][0]), None, BitsConvProblem(geometry, two)
         )
-    with pytest.raises(KernelError, match="64 bytes and those of their pixels"):
+    with pytest.raises(KernelError, match="64 bytes, those of their pixels"):
         row.run(
             torch.zeros(1, 100, dtype=torch.uint8),
             prepared,
@@ -195,6 +217,14 @@ def test_what_no_call_may_be_is_refused(row: BitsConv) -> None:
         codes, images = coded_of(row, torch.full((1, 5, 6, 5), 4, dtype=torch.uint8), 8)
         with pytest.raises(KernelError, match="codes from 0 to 3"):
             row.run(codes, prepared, None, BitsConvProblem(geometry, two, coded=images))
+    axes, codes = ((3, 1, 1, 1), (3, 1, 1, 1)), CodedImages(row.planes, 7, 2, 2, 0)
+    numbers, y = torch.zeros(4 * 4 * row.panel, dtype=torch.uint8), torch.zeros(2, codes.image_bytes, dtype=torch.uint8)
+    for empty in ((4, 0), (0, 4)):
+        with pytest.raises(ValueError, match="no such convolution"):
+            native.extension().bits_conv(
+                row.index, x.contiguous(memory_format=torch.channels_last), prepared.tensor, None, numbers, y, 5, 7,
+                *axes, size[1:], empty, (row.planes, 3, 2), False, 0.5, 0, 3, 1, False, 1,
+            )  # fmt: skip
     prepared.tensor[64] = 9
     with pytest.raises(KernelError, match="as many bytes"):
         row.run(x, prepared, None, BitsConvProblem(geometry, two))

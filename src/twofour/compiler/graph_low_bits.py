@@ -64,11 +64,13 @@ class BitsConvChain(nn.Module):
         return ", ".join(["conv of bits"] * len(self.links))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the last convolution's answer: float32 (images, out, height, width), channels last.
+        """Return the last convolution's answer: float32 (images, out, height, width), channels last; or of one image.
 
         Raises:
             KernelError: The input does not fit.
         """
+        if x.ndim == 3:
+            return self.forward(x[None])[0]
         problem, size = self.links[0].problem, x.shape[2:]
         try:
             for index, link in enumerate(self.links):

@@ -24,6 +24,7 @@ from twofour.kernels.bits_matmul.conv import BitsConv, BitsConvProblem, bits_con
 from twofour.kernels.conv import Geometry, Images
 from twofour.kernels.conv_operator import to_numbers
 from twofour.kernels.dense_matmul import PLAIN
+from twofour.kernels.dispatch import DispatchTable
 from twofour.measure.chooser import race
 from twofour.quantization import LowBits
 
@@ -42,7 +43,8 @@ class ConvCodes:
         problem: Geometry, and range of the inputs.
         bias: float32 (out,) or None.
         images: The input its kernel was chosen for.
-        stamp: What it was prepared from; see `Codes`.
+        stamp: What it was prepared from. What is written through `.data` or numpy, or to tensors made in inference
+            mode, leaves no trace and is not seen.
     """
 
     name: str
@@ -67,6 +69,17 @@ class ConvCodes:
             raise error.for_layer(self.name) from None
         return y if x.ndim == 4 else y[0]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _found, (
+            self.name,
+            self.row.name,
+            self.prepared.tensor,
+            self.problem,
+            self.bias,
+            self.images,
+            self.stamp,
+        )
+
     def follow(self, module: nn.Module) -> None:
         """Prepare the weight anew where the layer holds other values than it was made from."""
         if has_changed(self.stamp, module):
@@ -74,11 +87,22 @@ class ConvCodes:
             self.prepared, self.problem, self.bias, self.stamp = made.prepared, made.problem, made.bias, made.stamp
 
 
+def _found(name: str, row: str, weight: Tensor, *others: Any) -> ConvCodes:
+    """Return what a convolution runs on, its kernel by name: refused where it cannot run here."""
+    try:
+        found = DispatchTable((), (row,)).kernels[0]
+    except KernelError as error:
+        raise error.for_layer(name) from None
+    assert isinstance(found, BitsConv)
+    return ConvCodes(name, found, Prepared(found, weight), *others)
+
+
 def prepared_conv(name: str, module: nn.Module, row: BitsConv, images: Images) -> ConvCodes:
     """Return what a convolution runs on by a row."""
+    stamp = stamp_of(module)  # first: what is written while the weight is read is seen at the next call
     weight, problem = codes_of(name, module), _problem(module)
     bias = module.bias.detach().float() if isinstance(module.bias, Tensor) else None
-    return ConvCodes(name, row, row.prepare(weight, problem.geometry), problem, bias, images, stamp_of(module))
+    return ConvCodes(name, row, row.prepare(weight, problem.geometry), problem, bias, images, stamp)
 
 
 def codes_of(name: str, module: nn.Module) -> BitWeight:
@@ -101,13 +125,13 @@ def run_conv(
     """Choose what one convolution runs on, let it run so, and return its plan."""
     assert isinstance(module, nn.Conv2d)
     geometry, widths = Geometry.of(module), low.widths
-    reasons = {row: row.refuses(geometry, widths.levels, low.range(module)) for row in bits_conv_rows()}
+    size = images or _unseen(geometry)
+    reasons = {row: row.refuses(geometry, widths.levels, low.range(module), size) for row in bits_conv_rows()}
     fitting = [row for row, reason in reasons.items() if reason is None]
     if module.weight.dtype is not torch.float32 or not fitting:
         here = next((reason for row, reason in reasons.items() if row.unavailable() is None and reason), None)
         why = here or f"its weight is {module.weight.dtype}, the kernels of convolutions take float32"
         return replace(entry, reason=f"dense: {widths.name}: {why}; {IN_FLOATS}")
-    size = images or _unseen(geometry)
     fastest = [
         widest([row for row in fitting if row.layout == layout])[0] for layout in {row.layout for row in fitting}
     ]
@@ -138,7 +162,12 @@ def _described(entry: LayerPlan, runs: ConvCodes, seconds: dict[str, float], wid
     height, width = runs.problem.geometry.output(*runs.images[1:])
     tokens = runs.images[0] * height * width
     return replace(
-        *(entry,), tokens=tokens, kernel=runs.row.name, dispatch=runs.row.name, reason=reason,
-        dense_ms=1e3 * seconds[runs.row.name], bytes_after=entry.bytes_before + runs.prepared.nbytes,
+        entry,
+        tokens=tokens,
+        kernel=runs.row.name,
+        dispatch=runs.row.name,
+        reason=reason,
+        dense_ms=1e3 * seconds[runs.row.name],
+        bytes_after=entry.bytes_before + runs.prepared.nbytes,
         times={tokens: dict(seconds)},
-    )  # fmt: skip
+    )

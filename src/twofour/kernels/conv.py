@@ -240,6 +240,12 @@ class ConvKernel(Row):
         """
 
 
+def too_many_taps(geometry: Geometry) -> str | None:
+    """Return why native kernels do not take so large a kernel, or None when they do (conv_axis.h, kConvTaps)."""
+    most = native.extension().conv_taps
+    return f"the kernel {geometry.kernel} has more than {most} taps an axis" if max(geometry.kernel) > most else None
+
+
 def channels_last(x: Tensor) -> Tensor:
     """Return a tensor (images, channels, height, width) with channels densest, itself if it is."""
     return x.contiguous(memory_format=torch.channels_last)

@@ -17,6 +17,7 @@ from twofour.kernels.conv import (
     PreparedConv,
     channels_last,
     require_image,
+    too_many_taps,
 )
 from twofour.kernels.problem import MaybeTensor
 from twofour.native import pages
@@ -40,9 +41,7 @@ class DirectConv(ConvKernel):
         """Return why not: a filter of its own for each channel, or a very large kernel."""
         if geometry.groups > 1 and geometry.in_channels == geometry.groups:
             return "a filter of its own for each channel is what the rows of depthwise_conv take"
-        if max(geometry.kernel) > native.extension().conv_taps:
-            return f"the kernel {geometry.kernel} has more than {native.extension().conv_taps} taps an axis"
-        return self.unavailable()
+        return too_many_taps(geometry) or self.unavailable()
 
     def reorder(self, weight: Tensor, geometry: Geometry, images: Images | None) -> Tensor:
         """Return the weight in panels of 32 outputs of a group, (height, width, in, 32) each: float32 in one row."""

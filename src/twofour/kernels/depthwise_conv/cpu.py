@@ -18,6 +18,7 @@ from twofour.kernels.conv import (
     channels_last,
     finish,
     require_image,
+    too_many_taps,
 )
 from twofour.kernels.epilogue import Epilogue
 from twofour.kernels.problem import MaybeTensor
@@ -40,9 +41,7 @@ class DepthwiseConv(ConvKernel):
         """Return why not: channels that share inputs, or a very large kernel."""
         if not geometry.in_channels == geometry.out_channels == geometry.groups:
             return "takes convolutions with a filter of its own for each channel"
-        if max(geometry.kernel) > native.extension().conv_taps:
-            return f"the kernel {geometry.kernel} has more than {native.extension().conv_taps} taps an axis"
-        return self.unavailable()
+        return too_many_taps(geometry) or self.unavailable()
 
     def reorder(self, weight: Tensor, geometry: Geometry, images: Images | None) -> Tensor:
         """Return the weight as (taps, channels)."""

@@ -19,6 +19,7 @@ from twofour.kernels.conv import (
     PreparedConv,
     channels_last,
     require_image,
+    too_many_taps,
 )
 from twofour.kernels.nm_conv.layout import LAYOUT, describe, from_conv_layout, to_conv_layout
 from twofour.kernels.nm_matmul import native_rows
@@ -53,9 +54,7 @@ class NativeConv(PackedConv):
         each = geometry.in_channels // geometry.groups
         if each % 4:
             return f"in_channels / groups {each} is not a multiple of 4"
-        if max(geometry.kernel) > native.extension().conv_taps:
-            return f"the kernel {geometry.kernel} has more than {native.extension().conv_taps} taps an axis"
-        return self.unavailable()
+        return too_many_taps(geometry) or self.unavailable()
 
     def run(
         self, x: Tensor, weight: PreparedConv, bias: MaybeTensor, problem: ConvProblem, other: MaybeTensor = None

@@ -26,18 +26,19 @@ constexpr BitsConvKernel kBitsConvKernels[] = {
 View pixel_codes(const Border& border, const Operand& operand, const char* role, const PixelCodes& form,
                  const std::array<int64_t, 2>& size) {
   const View view = border.dense(operand, role, {Type::u8});
-  border.require(view.ndim == 2 && product_is(view.shape[1] - kCodesHead, size[0], size[1], form.bytes()) &&
+  border.require(view.ndim == 2 && product_is(view.shape[1] - kCodesHead, size[0], size[1], form.bytes() + 1) &&
                      reinterpret_cast<uintptr_t>(view.data) % 8 == 0,
-                 operand, role, "torch.uint8 (images, " + std::to_string(kCodesHead) + " bytes and those of their pixels)");
+                 operand, role,
+                 "torch.uint8 (images, " + std::to_string(kCodesHead) + " bytes, those of their pixels and one more for each)");
   return view;
 }
 
-// Whether the codes of images in bytes are at most `most`.
-bool within(const View& codes, int most) {
+// Whether the codes of images, so many bytes of each, are at most `most`.
+bool within(const View& codes, int64_t bytes, int most) {
   uint8_t all = 0;
   for (int64_t n = 0; n < codes.shape[0]; n++)
-    for (int64_t i = kCodesHead; i < codes.shape[1]; i++)
-      all = std::max(all, static_cast<uint8_t>(codes.data[n * codes.shape[1] + i]));
+    for (int64_t i = 0; i < bytes; i++)
+      all = std::max(all, static_cast<uint8_t>(codes.data[n * codes.shape[1] + kCodesHead + i]));
   return all <= most;
 }
 
@@ -64,11 +65,6 @@ Requantised requantised(const Border& border, const Operand& numbers, const std:
 
 void bind_bits_conv(nb::module_& m) {
   bind_table(m, kBitsConvKernels);
-  // Bytes of the codes of a pixel.
-  m.def("pixel_bytes", [](bool planes, int64_t channels, int64_t bits) {
-    if (channels < 1 || bits < 1 || bits > 8) throw nb::value_error("no such codes");
-    return PixelCodes{planes, channels, bits}.bytes();
-  });
   // x: float32 (images, channels, height, width), channels densest, or codes as this row reads them, uint8 (images, bytes);
   // y the same for `to`. Returns false, without touching y, when `weight` was made for another layout or shape. `high`,
   // `wide`: taps, stride, padding, dilation; `image`, `size`: height and width of x and of the convolution's own answer.
@@ -79,7 +75,9 @@ void bind_bits_conv(nb::module_& m) {
     static Scratch scratch;
     const BitsConvKernel& kernel = row(kBitsConvKernels, index);
     const Border border(kernel.name);
-    if (in < 1 || out < 1 || in > kMost || out > kMost || std::min({image[0], image[1], size[0], size[1]}) < 0) throw nb::value_error("no such convolution");
+    if (in < 1 || out < 1 || in > kMost || out > kMost || std::min(image[0], image[1]) < 0 ||
+        std::min(size[0], size[1]) < 1)
+      throw nb::value_error("no such convolution");
     border.require(codes_possible(most, factor, x_zero), x, "input", "codes of 1 to 8 bits, a zero point among them");
     border.require(factor == 1 || centred || !dynamic, x, "input", "ranges around zero for odd levels");
     const PixelCodes form{kernel.planes, in, bits_for(most)};
@@ -88,7 +86,7 @@ void bind_bits_conv(nb::module_& m) {
     border.require(coded || (from.shape[1] == in && from.shape[2] == image[0] && from.shape[3] == image[1]), x, "input",
                    "the channels, height and width that the convolution reads");
     border.require(!numbers.given() || !dynamic, x, "input", "a static range for an answer of codes");
-    border.require(!coded || (!dynamic && (kernel.planes || most == 255 || within(from, most))), x, "input",
+    border.require(!coded || (!dynamic && (kernel.planes || most == 255 || within(from, image[0] * image[1] * form.bytes(), most))), x, "input",
                    "a static range, and codes from 0 to " + std::to_string(most));
     const int64_t panel = bits_layout(kernel.layout)->panel, padded = round_up(out, panel);
     const Requantised answer = requantised(border, numbers, to, padded, out);

@@ -20,9 +20,10 @@ struct PixelCodes {
   int64_t bytes() const { return planes ? bits * words() * 8 : round_up(channels, 4); }
 };
 
-// Codes of an image stand behind kCodesHead bytes, of which the first says whether the image is lost: it held NaN somewhere, and
-// what is computed from it is NaN.
+// Codes of an image stand behind kCodesHead bytes. The first of these says whether pixels were computed from NaN: then a byte
+// for each pixel behind the codes, 1 or 0, says which, and windows that read them are NaN.
 constexpr int64_t kCodesHead = 64;
+inline int64_t coded_image_bytes(const PixelCodes& form, int64_t pixels) { return kCodesHead + pixels * (form.bytes() + 1); }
 
 // Codes of an answer: the code of a sum v is how many of `most` thresholds (v ^ flip) reaches, of four bits at most. Numbers
 // of an output stand a padded row of outputs apart: flips, then the thresholds of each level.

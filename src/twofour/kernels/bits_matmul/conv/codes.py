@@ -14,7 +14,8 @@ from twofour.errors import KernelError
 from twofour.shapes import Int32, UInt8
 
 CODES_HEAD = 64
-"""Bytes before an image's codes; the first is 1 where the image held NaN, so that all that follows from it is NaN."""
+"""Bytes before an image's codes; the first says whether pixels were computed from NaN, and a byte for each behind the
+codes which: what reads them is NaN."""
 
 MOST_BITS = 4
 """Bits of a code that is found by comparing with thresholds: 15 of them."""
@@ -45,11 +46,11 @@ class CodedImages:
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of an image with its head."""
-        return CODES_HEAD + self.height * self.width * self.pixel_bytes
+        """Bytes of an image with its head, and the marks of its pixels."""
+        return CODES_HEAD + self.height * self.width * (self.pixel_bytes + 1)
 
     def pack(self, codes: UInt8[Tensor, "images channels height width"]) -> Tensor:
-        """Return codes as they stand: uint8 (images, image_bytes)."""
+        """Return codes as they stand: uint8 (images, image_bytes); none was computed from NaN."""
         pixels = codes.permute(0, 2, 3, 1)
         if self.planes:
             padded = functional.pad(pixels, (0, -self.channels % 64)).contiguous().numpy()
@@ -57,11 +58,13 @@ class CodedImages:
             stood = torch.as_tensor(np.stack(planes, -2), dtype=torch.uint8, device="cpu")
         else:
             stood = functional.pad(pixels, (0, -self.channels % 4))
-        return functional.pad(stood.flatten(1), (CODES_HEAD, 0))
+        return functional.pad(stood.flatten(1), (CODES_HEAD, self.height * self.width))
 
     def unpack(self, data: UInt8[Tensor, "images bytes"]) -> Tensor:
         """Return the inverse of `pack`: uint8 (images, channels, height, width)."""
-        pixels = data[:, CODES_HEAD:].reshape(len(data), self.height, self.width, -1)
+        pixels = data[:, CODES_HEAD : self.image_bytes - self.height * self.width].reshape(
+            len(data), self.height, self.width, -1
+        )
         if self.planes:
             planes = pixels.reshape(len(data), self.height, self.width, self.bits, -1).contiguous().numpy()
             ones = np.unpackbits(planes, axis=-1, bitorder="little")

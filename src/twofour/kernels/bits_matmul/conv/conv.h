@@ -27,9 +27,9 @@ inline void write_pixel(const PixelCodes& form, const uint8_t* codes, char* to) 
     }
 }
 
-// Bytes of an image of codes that is read.
-inline int64_t coded_image(const BitsConv& a, const ConvPlan& plan) {
-  return twofour::kCodesHead + a.height.input * a.width.input * plan.pixel;
+// An image of codes that is read.
+inline const char* coded_image(const BitsConv& a, const ConvPlan& plan, int64_t n) {
+  return a.x + n * twofour::coded_image_bytes(plan.in, a.height.input * a.width.input);
 }
 
 inline int32_t sum_of_pixel(const PixelCodes& form, const char* codes) {
@@ -68,8 +68,10 @@ void pack_row(const BitsConv& a, const ConvPlan& plan, int64_t n, int64_t r, Ima
   auto* lost = reinterpret_cast<uint8_t*>(memory + plan.lost) + r * plan.wide;
   std::memset(lost, 0, static_cast<size_t>(plan.wide));
   if (a.coded && inside) {
-    const char* from = a.x + n * coded_image(a, plan) + twofour::kCodesHead + row * a.width.input * plan.pixel;
-    std::memcpy(to + begin * plan.pixel, from, static_cast<size_t>((end - begin) * plan.pixel));
+    const char* from = coded_image(a, plan, n) + twofour::kCodesHead;
+    const char* marks = from + a.height.input * a.width.input * plan.pixel;
+    std::memcpy(to + begin * plan.pixel, from + row * a.width.input * plan.pixel, static_cast<size_t>((end - begin) * plan.pixel));
+    if (facts->lost != 0) std::memcpy(lost + begin, marks + row * a.width.input, static_cast<size_t>(end - begin));
   } else if (inside) {
     const auto* from = reinterpret_cast<const float*>(a.x) + (n * a.height.input + row) * a.width.input * a.in_channels;
     if (mark_lost<V>(from, end - begin, a.in_channels, lost + begin)) __atomic_store_n(&facts->lost, 1, __ATOMIC_RELAXED);
@@ -92,12 +94,11 @@ struct Chunk {
   char* answer;    // of the image
   uint8_t* codes;  // of the pixels, where the answer is of codes
   const OutputPixel* pixels;
-  Range range;
+  ImageFacts facts;
 };
 
-// Whether a window holds NaN, or the image of codes came from one that did.
+// Whether a window holds a pixel that is lost.
 inline bool is_lost(const BitsConv& a, const ConvPlan& plan, int64_t at) {
-  if (a.coded) return true;
   const auto* lost = static_cast<const uint8_t*>(a.workspace) + plan.lost + at;
   for (int64_t y = 0; y < a.height.taps; y++)
     for (int64_t x = 0; x < a.width.taps; x++)
@@ -145,7 +146,7 @@ struct ConvFinish {
     const uint32_t times = factor * static_cast<uint32_t>(w.head.alpha);
     const uint32_t more = factor * static_cast<uint32_t>(w.head.beta) * static_cast<uint32_t>(codes);
     U v = (U)ints(sums) * times + more;
-    if (chunk.range.zero != 0) v -= (U)ints(inside + row) * static_cast<uint32_t>(chunk.range.zero);
+    if (chunk.facts.range.zero != 0) v -= (U)ints(inside + row) * static_cast<uint32_t>(chunk.facts.range.zero);
     return (I)v;
   }
   void reals(I v, int64_t pixel, int64_t row, float scale) const {
@@ -181,10 +182,21 @@ struct ConvFinish {
       }
     }
   }
+  // Whether one of the pixels that are pooled, the first of them at `place`, is lost: the greatest of a NaN and a number is NaN.
+  bool is_pooled_lost(int64_t place) const {
+    bool any = false;
+    for (int64_t y = 0; y < a.answer.pool; y++)
+      for (int64_t x = 0; x < a.answer.pool; x++) {
+        const float scale = chunk.pixels[place + y * a.width.output + x].scale;
+        any |= scale != scale;
+      }
+    return any;
+  }
   // The codes of a chunk of whole rows, pooled, where the next layer reads them.
   void emit() const {
     const int64_t pool = a.answer.pool, wide = a.width.output, across = wide / pool;
     const int64_t top = chunk.first / wide / pool, size = a.answer.to.bytes();
+    const int64_t marks = twofour::kCodesHead + a.height.output / pool * across * size;
     for (int64_t r = 0; r < chunk.count / wide / pool; r++)
       for (int64_t c = 0; c < across; c++) {
         uint8_t* one = chunk.codes + (r * pool * wide + c * pool) * plan.codes;
@@ -195,7 +207,9 @@ struct ConvFinish {
             one[o] = upper > lower ? upper : lower;
           }
         }
-        write_pixel(a.answer.to, one, chunk.answer + twofour::kCodesHead + ((top + r) * across + c) * size);
+        const int64_t at = (top + r) * across + c;
+        write_pixel(a.answer.to, one, chunk.answer + twofour::kCodesHead + at * size);
+        chunk.answer[marks + at] = chunk.facts.lost != 0 && is_pooled_lost(r * pool * wide + c * pool);
       }
   }
 };
@@ -299,7 +313,7 @@ void conv_images(const BitsConv& a) {
   const int64_t pool = a.answer.pool, pixels = a.height.output * a.width.output;
   const int64_t answer = a.answer.numbers == nullptr
                              ? pixels * a.out_channels * 4
-                             : twofour::kCodesHead + a.height.output / pool * (a.width.output / pool) * a.answer.to.bytes();
+                             : twofour::coded_image_bytes(a.answer.to, a.height.output / pool * (a.width.output / pool));
   with_team(a.threads, [&](const Team& team) {
     auto* staged = reinterpret_cast<uint8_t*>(memory + plan.members + team.me * round_up(plan.member, 64));
     int64_t r0, r1, c0, c1;
@@ -308,7 +322,7 @@ void conv_images(const BitsConv& a) {
     for (int64_t n = 0; n < a.images; n++) {
       if (team.me == 0) {
         const int64_t numbers = a.height.input * a.width.input * a.in_channels;
-        if (a.coded) *facts = {{a.quantization.x_scale, a.quantization.x_zero}, static_cast<uint8_t>(a.x[n * coded_image(a, plan)] != 0)};
+        if (a.coded) *facts = {{a.quantization.x_scale, a.quantization.x_zero}, static_cast<uint8_t>(*coded_image(a, plan, n) != 0)};
         else *facts = {input_range<V>(a.quantization, reinterpret_cast<const float*>(a.x) + n * numbers, numbers), 0};
       }
       team.barrier();
@@ -320,7 +334,7 @@ void conv_images(const BitsConv& a) {
         auto* outputs = reinterpret_cast<OutputPixel*>(staged + plan.pixels);
         output_pixels(a, plan, w.sums, *facts, first, rows * a.width.output, outputs);
         conv_chunk<K>(a, plan, w, tiles,
-                      {first, rows * a.width.output, a.y + n * answer, codes, outputs, facts->range});
+                      {first, rows * a.width.output, a.y + n * answer, codes, outputs, *facts});
       }
       if (team.me == 0 && a.answer.numbers != nullptr) {
         std::memset(a.y + n * answer, 0, twofour::kCodesHead);

@@ -14,10 +14,13 @@ from twofour.kernels.base import Prepared, Row
 from twofour.kernels.bits_matmul.codes import BitWeight, Levels
 from twofour.kernels.bits_matmul.conv.codes import CodedImages, Requantised
 from twofour.kernels.bits_matmul.layout import to_layout
-from twofour.kernels.conv import Geometry, channels_last, require_image
+from twofour.kernels.conv import Geometry, Images, channels_last, require_image, too_many_taps
 from twofour.kernels.problem import MaybeTensor
 from twofour.kernels.quantization import Quantization
 from twofour.packing import layout_head
+
+LARGEST = 2**31
+"""Bytes that the codes of an image with its zeros stay below: places in it are int32 (bind.cc)."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,21 @@ class BitsConv(Row):
         """Outputs of a panel."""
         return 32 if self.planes else 64
 
-    def refuses(self, geometry: Geometry, levels: Levels, quantization: Quantization) -> str | None:
-        """Return why this row cannot run such a convolution, or None when it can."""
-        if (reason := self.unavailable()) is not None:
+    def refuses(self, geometry: Geometry, levels: Levels, quantization: Quantization, images: Images) -> str | None:
+        """Return why this row cannot run such a convolution of such images, or None when it can."""
+        if (reason := self.unavailable() or too_many_taps(geometry)) is not None:
             return reason
         if geometry.groups != 1:
             return f"convolves all channels together, not in {geometry.groups} groups"
         if geometry.columns > (longest := levels.longest(quantization)):
             return f"sums of {geometry.columns} inputs may exceed int32; at most {longest}"
+        reach = [
+            n * geometry.stride[i] + geometry.kernel[i] * geometry.dilation[i]
+            for i, n in enumerate(geometry.output(*images[1:]))
+        ]
+        stood = CodedImages(self.planes, geometry.in_channels, quantization.bits, reach[0], reach[1])
+        if reach[0] * reach[1] * stood.pixel_bytes >= LARGEST:
+            return f"the codes of an image of {images[1]} x {images[2]} pixels take 2 GB"
         return None
 
     def prepare(self, weight: BitWeight, geometry: Geometry) -> Prepared:

@@ -79,7 +79,8 @@ inline void class_sums(const BitsConv& a, int64_t padded, int32_t* to) {
   }
 }
 
-// What holds for the image at hand: its range, and whether it holds NaN that one range for all images rounds to a code.
+// What holds for the image at hand: its range, and whether pixels are lost: NaN, which one range for all images rounds to a
+// code, or codes computed from NaN.
 struct ImageFacts {
   Range range;
   uint8_t lost;
