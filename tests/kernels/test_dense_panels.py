@@ -131,3 +131,5 @@ def test_bytes_of_another_weight_and_sums_that_may_overflow_are_refused() -> Non
     assert not any(isinstance(one, Int8Panels) for one in candidates(wide, "int8"))
     with pytest.raises(KernelError, match="no int8 kernel takes this weight"):
         candidates(wide, "int8", native_alone=True)
+    with pytest.raises(KernelError, match=r"may exceed int32(.|\n)*at most 65536"):
+        INT8[0].prepare(wide)

@@ -17,6 +17,8 @@ constexpr DenseMatmulKernel kDenseMatmulKernels[] = {
 #undef TWOFOUR_ROW
 };
 
+constexpr int64_t kLongestWhole = int64_t{1} << 16;
+
 // A header that packing writes, and as many bytes behind it as it says.
 void require_int4(const PackedWeight& packed) {
   packed.require_sound(packed.sizes() && packed.group() != 0);
@@ -25,13 +27,13 @@ void require_int4(const PackedWeight& packed) {
 }
 
 // The bytes behind the header of a weight in panels: each row's values filled up to whole dwords, of whole numbers its scale
-// and sum besides.
+// and sum besides, and so few that int32 holds the sum of their products (255 x 127 each).
 void require_panels(const char* dtype, const PackedWeight& packed) {
   const WeightShape shape = packed.shape();
   const bool real = std::strcmp(dtype, "float32") == 0, whole = std::strcmp(dtype, "int8") == 0;
   const int64_t per = real ? 1 : whole ? 4 : 2;
   packed.require_sound(packed.sizes() && round_up(shape.out, kDensePanel) * 4 *
-                       (ceil_div(shape.in, per) + (whole ? 2 : 0)) == packed.behind());
+                       (ceil_div(shape.in, per) + (whole ? 2 : 0)) == packed.behind() && (!whole || shape.in <= kLongestWhole));
 }
 
 void require_row(const RowBase& row, const PackedWeight& packed) {

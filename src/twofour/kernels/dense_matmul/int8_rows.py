@@ -7,11 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from twofour.errors import KernelError
 from twofour.kernels.base import Prepared
 from twofour.kernels.dense_matmul.int8 import whole_rows
 from twofour.kernels.dense_matmul.native_dense import PANEL, PanelMatmul
 from twofour.kernels.quantization import LARGEST_REDUCTION
 from twofour.packing import Packed
+
+_LONGEST = LARGEST_REDUCTION // 2
 
 
 @dataclass(frozen=True)
@@ -20,15 +23,25 @@ class Int8Panels(PanelMatmul):
 
     def fits(self, rows: int, columns: int) -> bool:
         """Whether sums of this many inputs fit int32: all of them may be kept, where 2:4 keeps half."""
-        return columns <= LARGEST_REDUCTION // 2
+        return columns <= _LONGEST
 
     def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return the weight in this row's layout: uint8.
 
         Args:
             weight: Packed, or floating (out, in), which is rounded symmetrically per row.
+
+        Raises:
+            KernelError: Sums of so many inputs may exceed int32.
         """
         whole, scales = whole_rows(weight)
+        if not self.fits(*whole.shape):
+            raise KernelError(
+                "sums of a weight's products may exceed int32",
+                got=f"{whole.shape[1]} inputs",
+                wanted=f"at most {_LONGEST} (127 x 255 each)",
+                remedy="compute in float32 or bfloat16, or split the layer by its inputs",
+            )
         return self.written(whole, scales, whole.sum(1, dtype=torch.int32))
 
     def restore(self, prepared: Prepared) -> Tensor:
