@@ -102,6 +102,16 @@ def test_configs_of_other_models(tmp_path: Path):
         opened(tmp_path / "other")
 
 
+def test_bytes_have_the_shape_of_their_weight_unless_another_is_said(tmp_path: Path):
+    random(tmp_path / "model", "BertConfig", "BertModel", **BERT)
+    name = "encoder.layer.0.attention.self.query.weight"
+    shards(tmp_path, {name: torch.zeros(8, 32).byte()})
+    (tmp_path / "config.json").write_text((tmp_path / "model/config.json").read_text())
+    with pytest.raises(FormatError, match=r"disagree\n.*is \(8, 32\)"):
+        opened(tmp_path)
+    assert structure(Checkpoint.open(tmp_path), {name: (32, 32)}).parameters[name] == name
+
+
 def test_code_in_a_folder_is_never_run(tmp_path: Path):
     shards(tmp_path, {"x": torch.zeros(2)})
     config = {"model_type": "custom", "auto_map": {"AutoConfig": "custom.Config", "AutoModel": "custom.Model"}}

@@ -179,3 +179,18 @@ def test_packed_codes_stand_for_what_the_layer_multiplies_by(tmp_path: Path) -> 
         packed = export.read(path).packed[f"{name}.weight"]
         rows = codes.flatten(1)
         assert torch.equal(packed.unpack().flatten(1), dequantize(rows, scales.detach().view(-1, 1), None))
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_an_error_that_is_not_ours_leaves_the_layers_as_they_were(tmp_path: Path, monkeypatch, error) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    path, into = tmp_path / "m.safetensors", Net(1)
+    twofour.save(of_bits("w1.58", "a2"), path)
+    before = into.state_dict()
+    monkeypatch.setattr("twofour.export.fill._assign", fail)
+    with pytest.raises(error):
+        twofour.load(path, into, masked=True)
+    assert not quantization.of(into) and type(into.fc) is nn.Linear
+    assert into.state_dict().keys() == before.keys()

@@ -140,15 +140,15 @@ DAMAGES: dict[str, list[Callable[[Path], object]]] = {
         for bad in (0.0, -1.0, float("nan"), float("inf"), 1e-38)
     ],
     "use_rms_norm": [change(lambda t: t.update({f"{UP}.rms_norm.weight": torch.ones(32)}))],
-    "what its scales mean": [lambda folder: (folder / "config.json").unlink(), lambda folder: describe(folder, 3)],
+    "what its scales mean": [lambda folder: describe(folder, 3)],
     "model of the same architecture": [
         change(lambda t: t.update({f"{UP}.weight": torch.zeros(16, 32, dtype=torch.uint8)}))
     ],
 }
 
 
-def describe(folder: Path, kind: object) -> None:
-    said = {"quantization_config": {"quant_method": "bitnet", "linear_class": kind}}
+def describe(folder: Path, kind: object, method: str = "bitnet") -> None:
+    said = {"quantization_config": {"quant_method": method, "linear_class": kind}}
     (folder / "config.json").write_text(json.dumps(said))
 
 
@@ -164,3 +164,20 @@ def test_malformed_ones_are_refused_by_name(tmp_path: Path, said: str) -> None:
         assert said in str(caught.value), caught.value
         assert not quantization.of(model)
         assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_bytes_beside_a_scale_are_of_bitnet_only_where_config_json_says_so(tmp_path: Path) -> None:
+    written(tmp_path)
+    for damage in (lambda: describe(tmp_path, "bitlinear", "modelopt"), (tmp_path / "config.json").unlink):
+        damage()
+        with pytest.raises(FormatError, match="no sparse weight"):
+            importing.decode(tmp_path)
+        with pytest.raises(FormatError, match="does not say what its scales mean"):
+            importing.decode(tmp_path, format="bitnet")
+
+
+def test_bytes_of_another_size_than_the_model_s_are_refused_by_check(tmp_path: Path) -> None:
+    written(tmp_path)
+    change(lambda t: t.update({f"{UP}.weight": torch.zeros(4, 32, dtype=torch.uint8)}))(tmp_path)
+    with pytest.raises(FormatError, match=r"disagree\n.*is \(16, 32\).*\n.*\(48, 32\)"):
+        twofour.check(tmp_path)

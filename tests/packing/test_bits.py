@@ -189,6 +189,12 @@ def test_damaged_sizes_and_scales_are_refused() -> None:
             damaged.validate()
     with pytest.raises(PackingError, match="positive finite"):
         replace(packed, scales=torch.zeros(4, 1)).validate()
+    for rows in (0, 3, 8):
+        with pytest.raises(PackingError, match="do not fit"):
+            replace(packed, scales=torch.ones(rows, 1)).unpack()
+    for shape in ((8, 4, 0), (8, 0, 4)):
+        with pytest.raises(PackingError, match="positive sizes"):
+            _ = Header("dense", "s2", shape, 1).format
     fields = packed.header.to_dict()
     for wrong in ({"dtype": "s9"}, {"dtype": "w2"}, {"pattern": "4:8-pairs"}, {"dtype": "float32"}, {"group": 5}):
         with pytest.raises(PackingError, match="header"):

@@ -49,12 +49,16 @@ class Structure:
         return found
 
 
-def structure(checkpoint: Checkpoint) -> Structure:
+def structure(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Structure:
     """Make the model of a checkpoint on the meta device and find the tensors' parameters in it.
 
     Names are mapped as `from_pretrained` maps them: the prefix of the base model may be missing or superfluous, and
     transformers' own renamings of older checkpoints hold. A tensor from which transformers computes another parameter
     on loading, such as an expert that is stacked with others, belongs to none.
+
+    Args:
+        checkpoint: A Hugging Face folder.
+        shapes: Shapes of dense weights that stand packed in a tensor, by its name; others have their own.
 
     Raises:
         LayerError: It is a bare file, which does not say what its tensors are.
@@ -69,18 +73,19 @@ def structure(checkpoint: Checkpoint) -> Structure:
             remedy="name the weights and their axis; an embedding and Hugging Face's Conv1D look like a Linear",
         )
     model = empty_model(checkpoint.config.parent)
-    shapes = {name: tuple(value.shape) for name, value in _named(model)}
-    rename = _renaming(model, shapes)
+    wanted = {name: tuple(value.shape) for name, value in _named(model)}
+    rename = _renaming(model, wanted)
     parameters: dict[str, str] = {}
     unknown: dict[str, str] = {}
     for entry in checkpoint.entries.values():
         name, reason = rename(entry.name)
-        if reason is None and name in shapes:
-            if entry.shape != shapes[name] and entry.dtype != "U8":  # bytes hold several values of a packed weight
+        if reason is None and name in wanted:
+            shape = (shapes or {}).get(entry.name, entry.shape)
+            if shape != wanted[name]:
                 raise FormatError(
                     f"config.json and the weights of {checkpoint.path} disagree",
-                    got=f"`{entry.name}` of {entry.file.name} is {entry.shape}",
-                    wanted=f"{shapes[name]}, the shape of `{name}` by config.json",
+                    got=f"`{entry.name}` of {entry.file.name} is {shape}",
+                    wanted=f"{wanted[name]}, the shape of `{name}` by config.json",
                     remedy="put the config.json beside the weights that they were saved with",
                 )
             parameters[entry.name] = name
@@ -90,7 +95,7 @@ def structure(checkpoint: Checkpoint) -> Structure:
         raise FormatError(
             f"config.json and the weights of {checkpoint.path} belong to different models",
             got=f"tensors such as {', '.join(list(unknown)[:3])}",
-            wanted=f"parameters of {type(model).__name__}, such as {', '.join(list(shapes)[:3])}",
+            wanted=f"parameters of {type(model).__name__}, such as {', '.join(list(wanted)[:3])}",
             remedy="put the config.json beside the weights that they were saved with",
         )
     return Structure(model, parameters, unknown)

@@ -58,7 +58,7 @@ def fill_given(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
     undo = adopt(model, twin) if twin is not model else []
     try:
         return fill_masked(path, model, contents)
-    except FormatError:
+    except BaseException:  # memory that ran out, and Ctrl-C, too
         for put_back in undo:
             put_back()
         raise

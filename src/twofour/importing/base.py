@@ -30,12 +30,14 @@ class Source:
         tensors: What it holds by name: tensors, or torch's semi-structured ones as they were saved.
         config: The folder's config.json; empty for a file.
         promises: Names of weights that the file's metadata calls sparse, and their patterns.
+        asked: Name of the format that the caller says it is of, None where nothing is said.
     """
 
     path: Path
     tensors: Mapping[str, Any]
     config: Mapping[str, Any] = field(default_factory=dict)
     promises: Mapping[str, str] = field(default_factory=dict)
+    asked: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +102,7 @@ class Format(Protocol):
         ...
 
     def recognises(self, source: Source) -> bool:
-        """Tell whether the names and types of the tensors are this format's; no value is read."""
+        """Tell whether the names and types of tensors, or config.json, are this format's; no value is read."""
         ...
 
     def decode(self, source: Source, axes: Mapping[str, Reduction] | None) -> Found:

@@ -40,7 +40,7 @@ class BitNet:
 
     def recognises(self, source: Source) -> bool:
         """See `Format`."""
-        return bool(_layers(source))
+        return (source.asked == self.name or _says_so(source)) and bool(_layers(source))
 
     def decode(self, source: Source, axes: Mapping[str, Reduction] | None) -> Found:
         """See `Format`."""
@@ -63,6 +63,12 @@ def _is_bytes(tensor: object) -> bool:
     return isinstance(tensor, Tensor) and tensor.dtype is torch.uint8
 
 
+def _says_so(source: Source) -> bool:
+    """Tell whether config.json names BitNet: bytes beside a scale are those of others too, such as NVFP4."""
+    said = source.config.get("quantization_config")
+    return isinstance(said, Mapping) and said.get("quant_method") == "bitnet"
+
+
 def _divides(source: Source) -> bool:
     """Return whether the layers divide by their scale.
 
@@ -71,11 +77,7 @@ def _divides(source: Source) -> bool:
     """
     said = source.config.get("quantization_config")
     kind = said.get("linear_class", "bitlinear") if isinstance(said, Mapping) else None
-    if (
-        not isinstance(said, Mapping)
-        or said.get("quant_method") != "bitnet"
-        or kind not in ("bitlinear", "autobitlinear")
-    ):
+    if not _says_so(source) or kind not in ("bitlinear", "autobitlinear"):
         raise FormatError(
             "a BitNet checkpoint does not say what its scales mean",
             got=f"{source.path}: no config.json with a quantization_config of bitnet",

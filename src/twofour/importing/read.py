@@ -114,14 +114,15 @@ def decode(
 
     Args:
         path: A .safetensors file, a folder with one or an index of several, or a file that torch.save wrote.
-        format: Name of the format, one of `FORMATS`; default: by the names of the tensors.
+        format: Name of the format, one of `FORMATS`; default: by the names of the tensors, of BitNet by
+            config.json.
         axes: Reduction axis of each weight of the model; without them it is 1, which is right for Linear layers and
             convolutions.
 
     Raises:
         FormatError: The checkpoint is damaged, of an unknown format, or holds no sparse weight.
     """
-    source = opened(path)
+    source = replace(opened(path), asked=format)
     known = {entry.name: entry for entry in FORMATS}
     if format is not None and format not in known:
         raise FormatError(

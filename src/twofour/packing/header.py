@@ -97,8 +97,10 @@ class Header:
         """What is stored of the weight: sizes of its parts, and how they are read.
 
         Raises:
-            PackingError: The reduction axis is no multiple of the pattern's group.
+            PackingError: The reduction axis is no multiple of the pattern's group, or there are no values.
         """
+        if min(self.shape, default=0) < 1:
+            raise _malformed("shape", f"shape {self.shape}", "positive sizes")
         rule = self.parsed()
         if self.reduction % rule.group:
             raise PackingError(

@@ -13,7 +13,7 @@ from twofour.packing import encodings
 from twofour.packing.encodings import Encoding, dequantize
 from twofour.packing.formats import Format
 from twofour.packing.header import FORMS, Header, has_form, read_pattern
-from twofour.packing.validate import require_scales, require_values
+from twofour.packing.validate import require_scale_sizes, require_scales, require_values
 from twofour.patterns import NM, VNM, Dense, PairedNM, Pattern
 from twofour.patterns.base import is_finite, non_finite, require_groups, require_memory
 from twofour.shapes import Int64, Real
@@ -78,9 +78,10 @@ class Packed:
         With scales it is the float32 weight that the whole numbers stand for.
 
         Raises:
-            PackingError: Sizes do not match the header, or an index is illegal.
+            PackingError: Sizes do not match the header, those of scales and zero points too, or an index is illegal.
         """
         header, form, positions = self.header, self.header.format, self.positions()
+        require_scale_sizes(self.scales, self.zeros, header)
         values, scales, zeros = (
             header.encoding.read(self.values, form.kept),
             self._rows_of("scales"),

@@ -48,6 +48,22 @@ def require_scales(scales: Tensor | None, zeros: Tensor | None, header: Header) 
     Raises:
         PackingError: They do not, or one of them is impossible.
     """
+    require_scale_sizes(scales, zeros, header)
+    if scales is not None and not bool(((scales > 0) & (scales <= LARGEST_SCALE)).all()):
+        got = "a scale that is not positive, not finite or so large that values overflow"
+        raise _scales("value", got, f"positive finite scales, at most {LARGEST_SCALE:.3g}")
+    least, most = header.encoding.bounds
+    if zeros is not None and not bool(((zeros >= least) & (zeros <= most) & (zeros == zeros.round())).all()):
+        got = f"a zero point outside {least}..{most} or not whole"
+        raise _scales("zeros", got, f"whole zero points from {least} to {most}")
+
+
+def require_scale_sizes(scales: Tensor | None, zeros: Tensor | None, header: Header) -> None:
+    """Refuse scales and zero points whose shape or dtype is not what the header implies, whatever their numbers.
+
+    Raises:
+        PackingError: They are such.
+    """
     outputs = header.rows // header.taps if header.encoding.any_group else header.rows
     sizes = dict.fromkeys(((header.rows, header.runs), (outputs, header.runs)))
     if scales is None and (header.group or zeros is not None):
@@ -61,13 +77,6 @@ def require_scales(scales: Tensor | None, zeros: Tensor | None, header: Header) 
             raise _scales("size", f"{part} {tuple(tensor.shape)} {tensor.dtype}", wanted)
     if scales is not None and zeros is not None and scales.shape != zeros.shape:
         raise _scales("size", f"zeros {tuple(zeros.shape)}", f"{tuple(scales.shape)}, as the scales")
-    if scales is not None and not bool(((scales > 0) & (scales <= LARGEST_SCALE)).all()):
-        got = "a scale that is not positive, not finite or so large that values overflow"
-        raise _scales("value", got, f"positive finite scales, at most {LARGEST_SCALE:.3g}")
-    least, most = header.encoding.bounds
-    if zeros is not None and not bool(((zeros >= least) & (zeros <= most) & (zeros == zeros.round())).all()):
-        got = f"a zero point outside {least}..{most} or not whole"
-        raise _scales("zeros", got, f"whole zero points from {least} to {most}")
 
 
 def _scales(part: str, got: str, wanted: str) -> PackingError:

@@ -56,7 +56,7 @@ def checkpoint_weights(
     contents = contents_of(Checkpoint.open(path))
     names = list(contents.stored)
     require_names("include", include, names, path)
-    layers = layers_of(contents.checkpoint, names, axes, contents.axes, bool(include))
+    layers = layers_of(contents, axes, bool(include))
     weights: list[Weight] = []
     skipped: Skipped = []
     for name in names:
@@ -295,29 +295,26 @@ class ByName:
         return Layer(kind, Reduction(1), Reduction(0), looked_up, (looked_up,))
 
 
-def layers_of(
-    checkpoint: Checkpoint, names: Sequence[str], axes: Mapping[str, int], said: Mapping[str, int], named: bool
-) -> ByModel | ByName:
+def layers_of(contents: Contents, axes: Mapping[str, int], named: bool) -> ByModel | ByName:
     """Find out how to tell the layers of a checkpoint.
 
     Args:
-        checkpoint: The file or folder.
-        names: Names of its weights.
+        contents: Of the file or folder.
         axes: Globs and their axes, from the caller.
-        said: Names and their axes, from the file.
         named: Whether the caller names the weights to look at.
 
     Raises:
         LayerError: `axes` names what is not there, or is given beside a config.json that tells the axes.
         SourceError: The folder's model cannot be made, and nothing else tells the axes.
     """
+    checkpoint, names = contents.checkpoint, list(contents.stored)
     if checkpoint.config is None:
-        return ByName(checkpoint.path, names, axes, said)
+        return ByName(checkpoint.path, names, axes, contents.axes)
     try:
-        found = structure(checkpoint)
+        found = structure(checkpoint, {name: tuple(stored.shape) for name, stored in contents.stored.items()})
     except SourceError as error:
         if axes or named:
-            return ByName(checkpoint.path, names, axes, said)
+            return ByName(checkpoint.path, names, axes, contents.axes)
         error.remedy = (
             f"{error.remedy or 'look at the config.json'}; or name the weights: --include GLOB, --axis GLOB=0"
         )
