@@ -1,10 +1,13 @@
 """Scales of groups and zero points: the formula in float64, exact sums, files, training, and what is refused."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import twofour
 from twofour import export, masks, quantization
@@ -67,7 +70,7 @@ def test_files_give_the_same_bits(tmp_path: Path, weights, inputs, group, symmet
     )
     twofour.save(model, path, packed=packed)
     again = twofour.load(path, nn.Sequential(nn.Linear(48, 10), nn.ReLU(), nn.Linear(10, 4, bias=False)), masked=True)
-    assert torch.equal(again(x), model(x)) and quantization.of(again) == quantization.of(model)
+    assert torch.equal(again.eval()(x), model(x)) and quantization.of(again) == quantization.of(model)
     assert twofour.check(path).ok
     if packed:
         found = export.read(path).packed["0.weight"]
@@ -94,7 +97,7 @@ def test_masks_keep_their_zeros_and_steps_are_learned(tmp_path: Path) -> None:
             path, nn.Sequential(nn.Linear(48, 10), nn.ReLU(), nn.Linear(10, 4, bias=False)), masked=True
         )
         x = torch.randn(3, 48)
-        assert torch.equal(again(x), model(x)) and "0.weight" in masks.of(again)
+        assert torch.equal(again.eval()(x), model(x)) and "0.weight" in masks.of(again)
 
 
 def test_the_plan_says_that_no_kernel_takes_them(times_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,3 +127,43 @@ def test_what_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
     twofour.save(made("w4", "a8"), path)
     with pytest.raises(FormatError, match="do not divide"):
         twofour.load(path, nn.Sequential(nn.Linear(40, 10), nn.ReLU(), nn.Linear(10, 4, bias=False)), masked=True)
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many values the largest tensor has that is made."""
+
+    values = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        self.values = max(self.values, made.numel() if isinstance(made, torch.Tensor) else 0)
+        return made
+
+
+@pytest.mark.parametrize("mode", ["inference", "whole", "gradients", "training"])
+def test_sums_of_all_groups_are_never_held_at_once(mode: str) -> None:
+    layer = nn.Sequential(nn.Linear(64 * 2, 24))
+    model, x = twofour.quantize(layer, "w4", "a8", group=2, ends=None), torch.randn(40, 128)
+    model.train(mode == "training")
+    whole = quantization.in_whole_numbers(model) if mode == "whole" else nullcontext()
+    with Largest() as largest, whole, torch.set_grad_enabled(mode in ("gradients", "training")):
+        kept = []
+        with saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            model(x)
+    assert largest.values <= 128 * 40  # all 64 groups at once: 64 * 40 * 24
+    assert sum(t.numel() for t in kept) <= 20 * 128 * 24
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_gradients_are_those_of_the_weight_that_the_whole_numbers_stand_for(training: bool) -> None:
+    model, x = made("w4", "a8", symmetric=False).train(training)[0], torch.randn(5, 48, requires_grad=True)
+    held = quantization.carried.held_by(model)
+    assert held is not None
+    (whole, scales), (levels, token) = held.weight(model), held.input(model, x)
+    want = (levels @ (whole * quantization.carried.over(scales, whole)).T) * token + model.bias
+    along = torch.randn(5, 10)
+    steps = [x, model.weight, model.weight_step]
+    for got, exact in zip(
+        torch.autograd.grad(model(x), steps, along), torch.autograd.grad(want, steps, along), strict=True
+    ):
+        torch.testing.assert_close(got, exact, atol=1e-4, rtol=1e-4)

@@ -13,9 +13,13 @@ from torch.nn import functional
 from twofour.layers import CARRIED, put_over, take_off
 from twofour.quantization.carried import BUFFERS, STEPS, LowBits, over
 from twofour.quantization.reference import whole_product
+from twofour.quantization.straight_through import valued
 
 EXACT = 1 << 24
 """Whole numbers below it are exact in float32."""
+
+PRODUCTS = 32
+"""Products at most in which a layer adds up its groups: a traced graph has the operators of each."""
 
 
 class LowBitLinear(nn.Linear):
@@ -68,22 +72,39 @@ def _answer(module: Layer, x: Tensor, count: int) -> Tensor:
 def _of_groups(module: Layer, held: LowBits, x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
     """Return the sums of each group of inputs, times its scale, added up in float32, times the scale of the token.
 
-    With float inputs the weight is what its whole numbers stand for.
+    With float inputs, and in training, the weight is what its whole numbers stand for; gradients are always its own.
     """
     if held.widths.inputs is None:
         return _product(module, x, weight * over(scales, weight))
     levels, token = held.input(module, x)
+    y = None
+    if held.whole or not module.training:
+        y = _exact_groups(held, levels.detach(), weight.detach(), scales.detach())
+    if y is None or (torch.is_grad_enabled() and not held.whole):
+        floats = _product(module, levels, weight * over(scales, weight))
+        y = floats if y is None else valued(floats, y)
+    return y * token
+
+
+def _exact_groups(held: LowBits, levels: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """Return the sums of each group of inputs (..., in), exact, times its scale, added up in float32: (..., out).
+
+    Few groups at a time: all of them at once take tokens * out * groups values.
+    """
     tokens = levels.reshape(-1, scales.shape[1], held.group).transpose(0, 1)
     parts = weight.view(*scales.shape, held.group).permute(1, 2, 0)
     lost = tokens.isnan().any(-1).any(0)
-    with _no_autocast(x):
-        if held.whole:
-            sums = (tokens.nan_to_num(0).long() @ parts.long()).float()
-        else:
-            exact = module.training or _largest(held, held.group) < EXACT
-            sums = tokens @ parts if exact else (tokens.double() @ parts.double()).float()
-        y = (sums * scales.t().unsqueeze(1)).sum(0).masked_fill(lost.unsqueeze(1), torch.nan)
-    return y.view(*x.shape[:-1], len(weight)) * token
+    step = -(-len(parts) // PRODUCTS)
+    y = torch.zeros(tokens.shape[1], len(weight), dtype=torch.float32, device=levels.device)
+    with _no_autocast(levels):
+        for first in range(0, len(parts), step):
+            a, b = tokens[first : first + step], parts[first : first + step]
+            if held.whole:
+                sums = (a.nan_to_num(0).long() @ b.long()).float()
+            else:
+                sums = a @ b if _largest(held, held.group) < EXACT else (a.double() @ b.double()).float()
+            y = y + (sums * scales.t()[first : first + step].unsqueeze(1)).sum(0)
+    return y.masked_fill(lost.unsqueeze(1), torch.nan).view(*levels.shape[:-1], len(weight))
 
 
 def _largest(held: LowBits, count: int) -> int:

@@ -60,6 +60,16 @@ class _Scaled(torch.autograd.Function):
         return gradients[0] * ctx.factor, None
 
 
+class _Valued(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, others: Tensor) -> Tensor:
+        return others.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return gradients[0], None
+
+
 def nearest(values: Tensor, rounded: Round, least: Tensor | float, most: Tensor | float) -> Tensor:
     """Return rounded values between two levels; gradients pass between them and stop outside."""
     bounds = (torch.as_tensor(bound, dtype=values.dtype, device=values.device) for bound in (least, most))
@@ -69,6 +79,11 @@ def nearest(values: Tensor, rounded: Round, least: Tensor | float, most: Tensor 
 def straight(values: Tensor, rounded: Round) -> Tensor:
     """Return rounded values; every gradient passes."""
     return cast(Tensor, _Straight.apply(values, rounded))
+
+
+def valued(values: Tensor, others: Tensor) -> Tensor:
+    """Return other values of the same shape; every gradient passes to the first."""
+    return cast(Tensor, _Valued.apply(values, others))
 
 
 def by_sign(values: Tensor) -> Tensor:
