@@ -42,6 +42,11 @@ def floats_last(calls: dict[str, Any], **_: Any) -> tuple[dict[str, float], bool
     return {name: 1.0 + (name == PLAIN.name) for name in calls}, True
 
 
+def floats_first(calls: dict[str, Any], **_: Any) -> tuple[dict[str, float], bool]:
+    """A race that kernels lose."""
+    return {name: 2.0 - (name in (PLAIN.name, "floats")) for name in calls}, True
+
+
 @pytest.fixture
 def graph_wins(monkeypatch) -> None:
     monkeypatch.setattr("twofour.compiler.low_bits_conv.race", floats_last)
@@ -214,3 +219,15 @@ def test_thresholds_are_the_sums_at_which_the_float_formula_changes(bits: int) -
     assert found is not None and torch.equal(requantise(every[:, :, None, None], found).flatten(1), sums.codes(every))
     norm.running_mean[2] = float("nan")  # type: ignore[index]
     assert sums.thresholds(True, 1) is None
+
+
+def test_a_graph_of_a_file_runs_in_floats_where_those_are_faster(tmp_path, graph_wins, monkeypatch) -> None:
+    model, x = chained()
+    twofour.save(twofour.compile(model, x, graph=True), tmp_path / "m")
+    for module in ("low_bits_conv", "low_bits"):
+        monkeypatch.setattr(f"twofour.compiler.{module}.race", floats_first)
+    monkeypatch.setenv("TWOFOUR_CACHE", str(tmp_path / "another"))
+    again = twofour.load(tmp_path / "m", chained()[0], graph=True)
+    account: Any = again.plan.account  # type: ignore[union-attr]
+    assert account.engine == "graph" and not account.left_out, account
+    assert not by_kernels(again) and torch.equal(again(x), whole(model, x))

@@ -156,10 +156,13 @@ def _captured(fast: nn.Module, given: Mapping[str, Any]) -> Graph:
         raise _RefusedError(str(error).partition("\n")[0] + f": {why}") from error
 
 
-def kept_layers(fast: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return outputs and axes of the compiled layers, which are single nodes of a graph, as `capture` takes them."""
+def kept_layers(fast: nn.Module, *, floats: bool = False) -> dict[str, tuple[int, ...]]:
+    """Return outputs and axes of the compiled layers, which are single nodes of a graph, as `capture` takes them.
+
+    `floats` as in `kept_low_bits`.
+    """
     layers, convs = compiled_layers(fast)
-    low_bits = {name: axes_of(layer) for name, layer in kept_low_bits(fast).items()}
+    low_bits = {name: axes_of(layer) for name, layer in kept_low_bits(fast, floats=floats).items()}
     return {name: (layer.out_features,) for name, layer in layers.items()} | kept_convs(convs) | low_bits
 
 
@@ -184,7 +187,8 @@ def _rewritten(
 ) -> Plan:
     layers, convs = compiled_layers(fast)
     guard = Guard(graph)
-    plain = {name: original.get_submodule(name) for name in (*layers, *convs)} | kept_low_bits(fast)
+    plain = {name: original.get_submodule(name) for name in (*layers, *convs)}
+    plain |= kept_low_bits(fast, floats=True)
     case = terms.cache.key(_case(graph, leaves, (*layers.values(), *convs.values()), terms.rules, plan.graph))
     outlines = {"before": outline(graph.module)}
     between = [node.meta.get("val") for node in graph.module.graph.nodes]

@@ -18,6 +18,7 @@ from twofour import quantization
 from twofour.capture import KEPT
 from twofour.compiler.low_bits import Codes
 from twofour.compiler.low_bits_conv import ConvCodes, codes_of
+from twofour.compiler.replaceable import no_kernel
 from twofour.compiler.thresholds import Apply, Sums
 from twofour.errors import KernelError
 from twofour.graph.base import argument, aten, calls, place
@@ -103,9 +104,17 @@ class BitsLinear(nn.Module):
         return self.layer(x)
 
 
-def kept_low_bits(fast: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers of low bits that run on kernels, which are single nodes of a graph."""
-    return {name: fast.get_submodule(name) for name, low in quantization.of(fast).items() if low.runs is not None}
+def kept_low_bits(fast: nn.Module, *, floats: bool = False) -> dict[str, nn.Module]:
+    """Return the layers of low bits that run on kernels, which are single nodes of a graph.
+
+    With `floats` also those that kernels take and floats serve faster here: the graph of a file may have them as nodes.
+    """
+    found = {name: (low, fast.get_submodule(name)) for name, low in quantization.of(fast).items()}
+    return {
+        name: layer
+        for name, (low, layer) in found.items()
+        if low.runs is not None or (floats and not no_kernel(low, layer))
+    }
 
 
 def axes_of(module: nn.Module) -> tuple[int, ...]:
@@ -127,9 +136,12 @@ def place_low_bits(module: fx.GraphModule, fast: nn.Module, *, hand_on: bool = T
         hand_on: Whether convolutions may; without, each stands alone.
     """
     for index, node in enumerate(calls(module.graph, KEPT)):
-        low = quantization.held_by(fast.get_submodule(str(node.args[1])))
+        layer = fast.get_submodule(str(node.args[1]))
+        low = quantization.held_by(layer)
         if low is not None and isinstance(low.runs, Codes):
             _place(module, node, node.args[:1], f"bits_linear_{index}", BitsLinear(low.runs.layer))
+        elif low is not None and low.runs is None:  # in the graph of a file; here floats are faster
+            _place(module, node, node.args[:1], f"bits_floats_{index}", layer)
     nodes = [node for node in calls(module.graph, KEPT) if _low_bits(fast, node) is not None]
     before: dict[fx.Node, tuple[fx.Node, Requantised]] = {}  # by the convolution that reads the codes
     for node in nodes if hand_on else ():

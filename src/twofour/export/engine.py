@@ -74,7 +74,7 @@ def _from_file(fast: nn.Module, found: Mapping[str, Any]) -> tuple[Graph, Exampl
         ValueError: It does not fit the model, or takes too long.
     """
     with limited(), torch.no_grad():
-        rebuilt = rebuild(found, fast, kept_layers(fast))
+        rebuilt = rebuild(found, fast, kept_layers(fast, floats=True))
         if found["code"] != fingerprint(fast):
             raise UnfitError("the model's code or settings are not those of the model that was compiled")
         given = rebuilt.graph.inputs.value(rebuilt.leaves)
