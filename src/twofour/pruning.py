@@ -259,7 +259,8 @@ def _require_dense(model: Any) -> None:
             "a model that something is attached to for training cannot be pruned",
             got=found,
             wanted="a plain model",
-            remedy="end it first: finish() of a scheme keeps what was trained, remove() of SDGP's handle its weights",
+            remedy="end it first: finish() of a scheme keeps what was trained, remove() of SDGP's handle its weights;"
+            " of low bits, prune first and quantise then, or twofour.quantization.remove(model)",
         )
     if found := compiled_parts(model):
         raise LayerError(

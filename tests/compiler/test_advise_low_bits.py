@@ -43,3 +43,9 @@ def test_what_is_no_width_is_refused() -> None:
     for text in ("w9a2", "w2", "", "a2w2", "x" * 99):
         with pytest.raises(QuantizationError, match="widths of a layer are not known"):
             twofour.advise(made(), widths=[text])
+
+
+def test_widths_that_differ_by_layer_are_added_up_and_one_width_is_a_text() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval()
+    advice = twofour.advise(twofour.quantize(model, "w2", "a2", ends=8), patterns="2:4", widths="w4a8", tokens=(2,))
+    assert "w2a2" in str(advice) and {"w2a2", "w8a8", "w4a8"} <= {row.pattern for row in advice.rows}

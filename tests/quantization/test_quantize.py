@@ -378,3 +378,21 @@ def test_estimate_runs_it_on_shapes_alone_and_autocast_does_not_round_its_sums()
     want = model[0](x)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(model[0](x), want)
+
+
+def test_whole_numbers_as_inputs_are_refused_and_no_images_are_answered() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)).eval()
+    x = torch.randn(2, 3, 8, 8)
+    twofour.quantize(model, "w2", "a2", data=[x], ends=None)
+    with pytest.raises(QuantizationError, match=r"torch\.uint8(.|\n)*x\.float\(\)"):
+        model(x.to(torch.uint8))
+    assert model(x[:0]).shape == (0, 4, 6, 6)
+    with pytest.raises(QuantizationError, match="compiled model cannot be quantised"):
+        twofour.quantize(twofour.compile(nn.Sequential(nn.Linear(8, 8)), torch.randn(1, 8)))
+
+
+def test_layers_that_cannot_be_rounded_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Conv1d(3, 4, 3), nn.Linear(6, 6), nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"))
+    twofour.quantize(model, "w2", skip="2")
+    (said,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert said == "1 layers stay in floats: `0`: Conv1d: low bits are for Linear and Conv2d"

@@ -103,7 +103,7 @@ class Advice:
             rows = self.of(layer, tokens)
             own = min(row.dense_ms for row in rows.values())
             chosen = [row.ratio for name, row in rows.items() if pattern in (None, name)]
-            dense, best = dense + own, best + own / max(1.0, *chosen)  # of one race each: a ratio is what both saw
+            dense, best = dense + own, best + own / max([1.0, *chosen])  # of one race each: a ratio is what both saw
         return dense, best
 
     def __str__(self) -> str:

@@ -36,7 +36,7 @@ def advise(
     dtype: str | torch.dtype = "float32",
     group: int | None = None,
     skip: Sequence[str] = (),
-    widths: Sequence[str] = (),
+    widths: str | Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Advice:
     """Measure, per eligible layer, the best dense kernel against the best of each pattern; the model is not changed.
@@ -61,7 +61,7 @@ def advise(
         PatternError: A text is no pattern, or a weight holds NaN or infinity.
         QuantizationError: A text is no width.
     """
-    chosen, asked = _parsed(patterns), tuple(dict.fromkeys(map(Widths.parse, widths)))
+    chosen, asked = _parsed(patterns), _widths(widths)
     require_tokens(tokens)
     require_plain(model)
     require_cpu(model)
@@ -102,6 +102,10 @@ def _parsed(patterns: object) -> tuple[Pattern, ...]:
             remedy=f"leave `patterns` out for {', '.join(PATTERNS)}",
         )
     return tuple(dict.fromkeys(map(parse, given)))
+
+
+def _widths(widths: str | Sequence[str]) -> tuple[Widths, ...]:
+    return tuple(dict.fromkeys(map(Widths.parse, [widths] if isinstance(widths, str) else widths)))
 
 
 def _nothing(skipped: Sequence[tuple[str, str]], computing: Computing, patterns: Sequence[Pattern]) -> CompileError:

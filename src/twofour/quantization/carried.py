@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
@@ -114,7 +115,7 @@ class LowBits:
         assert encoding is not None
         least, most = encoding.bounds
         if self.static:
-            count = x[0].numel() if isinstance(module, nn.Conv2d) else x.shape[-1]
+            count = math.prod(x.shape[-3 if isinstance(module, nn.Conv2d) else -1 :])
             step = scaled_gradient(cast(Tensor, module.input_step), (max(count, 1) * max(most, 1)) ** -0.5)
             step, zero = step.abs().clamp(min=TINY), cast(Tensor, module.input_zero)
             return nearest(x * (1 / step), self._round(), least - zero, most - zero), step

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from twofour.errors import QuantizationError
 from twofour.layers import CARRIED, put_over, take_off
 from twofour.quantization.carried import BUFFERS, STEPS, LowBits, over
 from twofour.quantization.reference import whole_product
@@ -52,6 +53,7 @@ def _by_kernels(module: Layer, x: Tensor) -> Tensor | None:
 def _answer(module: Layer, x: Tensor, count: int) -> Tensor:
     """Return (sum) * (input scale * weight scale) + bias, the order in which kernels compute it, in x's dtype."""
     held: LowBits = module.__dict__[CARRIED]
+    _require_floats(x)
     weight, scales = held.weight(module)
     image = isinstance(module, nn.Conv2d)
     if held.group:
@@ -67,6 +69,16 @@ def _answer(module: Layer, x: Tensor, count: int) -> Tensor:
     scale = scales.view(axes) if held.widths.inputs is None else scale * scales.view(axes)
     y = y * scale
     return (y if module.bias is None else y + module.bias.float().view(axes)).to(x.dtype)
+
+
+def _require_floats(x: Tensor) -> None:
+    if not x.is_floating_point():
+        raise QuantizationError(
+            "a layer of low bits rounds its inputs itself",
+            got=f"an input of {x.dtype}",
+            wanted="floats",
+            remedy="convert it first: x.float()",
+        )
 
 
 def _of_groups(module: Layer, held: LowBits, x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:

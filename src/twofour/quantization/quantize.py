@@ -13,6 +13,7 @@ from twofour import masks
 from twofour.calibration import take
 from twofour.errors import QuantizationError, integer_from, one_of
 from twofour.layers import (
+    compiled_parts,
     describe_attached,
     kind_of,
     matches,
@@ -125,6 +126,13 @@ def remove(model: nn.Module) -> nn.Module:
 
 
 def _require_free(model: nn.Module) -> None:
+    if found := compiled_parts(model):
+        raise QuantizationError(
+            "a compiled model cannot be quantised",
+            got=found,
+            wanted="the model that it was compiled from",
+            remedy="quantise that one and compile again",
+        )
     if found := describe_attached(model):
         raise QuantizationError(
             "something is attached to the model already",
@@ -143,7 +151,7 @@ def _chosen(
         integer_from(2, "`ends` is no width", QuantizationError, "ends=8, or None", WIDEST, ends=ends)
     of_weights, of_inputs = Rules.parse(weights, "weights", model), Rules.parse(activations, "activations", model)
     found: dict[str, tuple[Widths, bool]] = {}
-    reasons: list[str] = []
+    reasons, unable = list[str](), list[str]()
     for name, module in model.named_modules():
         if kind_of(module) is None:
             continue
@@ -154,9 +162,13 @@ def _chosen(
             found[name] = Widths(encoding, inputs), named or named_inputs
         else:
             reasons.append(f"`{name or type(module).__name__}`: {why}")
-            _log.info("`%s` stays float: %s", name, why)
+            _log.info("%s stays float", reasons[-1])
+            if encoding is not None and not any(matches(glob, name) for glob in skip):
+                unable.append(reasons[-1])
     if not found:
         raise _nothing(model, reasons)
+    if unable:
+        _log.warning("%d layers stay in floats: %s", len(unable), "; ".join(unable[:3]) + "; ..." * (len(unable) > 3))
     chosen = _with_ends(found, ends)
     for name, widths in chosen.items():
         _require_fit(model, name, widths)
