@@ -131,8 +131,10 @@ class FusedBlock(nn.Module):
         for seen in self._outputs:
             try:
                 answer = seen(made[seen.index], view=True)
-            except RuntimeError as error:
-                return str(error).partition("\n")[0]
+            except RuntimeError:  # the view does not exist
+                return (
+                    f"the rows of an answer, its last {self.row_axes} axes, are not one run of memory (channels last)"
+                )
             if any(stride == 0 and size > 1 for size, stride in zip(answer.shape, answer.stride(), strict=True)):
                 return "an answer whose values share memory"
         return ""
