@@ -235,3 +235,12 @@ def test_thresholds_that_do_not_fit_are_refused() -> None:
         Requantised(torch.zeros(3, dtype=torch.int32), torch.zeros(2, 3, dtype=torch.int32), True)
     with pytest.raises(KernelError, match="thresholds"):
         Requantised(torch.zeros(3, dtype=torch.int32), torch.zeros(3, 4, dtype=torch.int32), True)
+
+
+@each_row(bits_conv_rows())
+def test_a_bias_of_any_strides_is_added_as_it_stands(row: BitsConv) -> None:
+    geometry, size = GEOMETRIES[0]
+    weight, x, two = weight_of(twos(2), geometry), image_of(geometry, size), Quantization(0.5, bits=2)
+    bias = torch.randn(14)[::2]
+    y = row.run(x, row.prepare(weight, geometry), bias, BitsConvProblem(geometry, two))
+    assert torch.equal(y, bits_conv_reference(x, weight, bias, geometry, two))

@@ -95,7 +95,8 @@ void bind_bits_conv(nb::module_& m) {
     border.require(back.shape[0] == from.shape[0] && (numbers.given() || (back.shape[1] == out && back.shape[2] == size[0] &&
                                                                           back.shape[3] == size[1])),
                    y, "answer", "the images of the input, and channels and pixels of the answer");
-    BitsConv args{from.data, coded, nullptr, nullptr, border.numbers(bias, "bias", out).data(), back.data, from.shape[0], in,
+    const Numbers added = border.numbers(bias, "bias", out);
+    BitsConv args{from.data, coded, nullptr, nullptr, added.data(), back.data, from.shape[0], in,
                   out, axis(high, image[0], size[0]), axis(wide, image[1], size[1]),
                   {dynamic, x_scale, x_zero, 1.0f, 0, most, factor, centred}, answer, threads, nullptr};
     const int64_t taps = args.height.taps * args.width.taps, tap = kernel.planes ? form.words() * 64 : form.bytes();
