@@ -150,7 +150,7 @@ def test_a_tie_goes_to_fewer_calls(monkeypatch: pytest.MonkeyPatch, together: fl
 
 def test_the_plan_counts_the_joins_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([{"together": 2.0, "apart": 1.0}, {"together": 1.0, "apart": 2.0}])
-    monkeypatch.setattr(fused_matmuls._Placer, "together_and_apart", lambda *_: next(times).values())
+    monkeypatch.setattr(fused_matmuls._Placer, "together_and_apart", lambda *_: (*next(times).values(), ""))
     fast = whole(pruned(Encoder(layers=2)), (torch.randint(0, 50, (2, 16)), torch.ones(2, 16)))
     joined = [entry for entry in fast.plan.layers if entry.parts]
     assert len(joined) == fast.plan.account.rewrites["products of one input joined"] == 1

@@ -171,8 +171,9 @@ class _Placer:
         reason = explain(choice, tokens, because, terms.memory, "in the graph", remark)
         layer = ProductLayer(name, columns, problem, choice.dispatch, prepared, bias)
         if len(parts) > 1:
-            together, apart = self.together_and_apart(layer, parts, tokens, activations)
-            reason = "; ".join(filter(None, (explain_join(together, apart), remark)))
+            together, apart, origin = self.together_and_apart(layer, parts, tokens, activations)
+            joined = explain_join(together, apart) + (f" ({origin})" if origin else "")
+            reason = "; ".join(filter(None, (joined, remark)))
             if together > TIE * apart:
                 logger.info("`%s` is not %s", name, reason)
                 return None
@@ -183,8 +184,11 @@ class _Placer:
 
     def together_and_apart(
         self, layer: CompiledLinear, parts: Sequence[CompiledLinear], tokens: int, activations: torch.dtype
-    ) -> tuple[float, float]:
-        """Return the seconds of a joined product and of its parts, measured once for layers of one kind."""
+    ) -> tuple[float, float, str]:
+        """Return the seconds of a joined product and of its parts, and whose times they are, "" for this machine's.
+
+        They are measured once for layers of one kind.
+        """
         tables = " ".join(one.dispatch_text for one in (layer, *parts))
         digest = hashlib.sha256(tables.encode()).hexdigest()[:16]
         held = str(activations).removeprefix("torch.")
@@ -192,7 +196,7 @@ class _Placer:
         found = self.cache.times(
             key, ("together", "apart"), lambda: together_and_apart(layer, parts, tokens, activations)
         )
-        return found["together"], found["apart"]
+        return found["together"], found["apart"], self.cache.origin([key])
 
     def own_bytes(self, product: Product, prepared: PreparedWeights) -> tuple[int, int]:
         """Return the bytes of a product's weight that the model holds, and those with what the graph adds to it.

@@ -73,13 +73,13 @@ class Sums:
             pool: 1, or 2 for the greatest of 2 x 2 codes.
         """
         out, most = len(self.weight.codes), self.after.most
-        ends = torch.tensor([-self.largest, self.largest], device="cpu")[:, None].expand(2, out)
+        ends = torch.tensor([-self.largest, self.largest], dtype=torch.int64, device="cpu")[:, None].expand(2, out)
         first, last = self.codes(ends).int()
         if bool(self.values(ends).isnan().any()):
             return None
         flips = torch.where(first > last, -1, 0)
-        low = torch.full((most, out), -self.largest - 1, device="cpu")
-        high = torch.full((most, out), self.largest + 1, device="cpu")
+        low = torch.full((most, out), -self.largest - 1, dtype=torch.int64, device="cpu")
+        high = torch.full((most, out), self.largest + 1, dtype=torch.int64, device="cpu")
         levels = torch.arange(1, most + 1, device="cpu")[:, None]
         while bool((low < high).any()):
             middle = (low + high) >> 1

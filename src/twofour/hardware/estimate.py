@@ -18,7 +18,7 @@ from twofour.hardware.low_bits import as_floats, of_low_bits
 from twofour.hardware.machine import BITS, Machine, group_of
 from twofour.hardware.machines import machine as find
 from twofour.hardware.matmul_shapes import Product, linears, trace
-from twofour.layers import walk
+from twofour.layers import require_module, walk
 from twofour.patterns import Block, Pattern, parse
 from twofour.quantization import LowBits
 
@@ -178,8 +178,9 @@ def estimate(
     Raises:
         HardwareError: The machine is unknown or has no unit for the dtype or pattern, the model cannot be followed
             without values, it has no product, or neither or both of example and tokens are given.
-        LayerError: A glob of `skip` matches no layer.
+        LayerError: The model is none, or a glob of `skip` matches no layer.
     """
+    require_module(model)
     device = find(machine)
     device.peak(dtype)
     rule = _sparse(device, dtype, pattern)

@@ -288,8 +288,8 @@ def _put(module: nn.Module, held: LowBits, seen: Seen | None, *, per_tensor: boo
     if held.static:
         assert seen is not None and widths.inputs is not None
         step, zero = input_step(seen.sample, seen.low, seen.high, widths.inputs)
-        options = {"dtype": torch.float32, "device": weight.device}
-        steps |= {INPUT_STEP: torch.tensor(step, **options), INPUT_ZERO: torch.tensor(float(zero), **options)}
+        found = zip((INPUT_STEP, INPUT_ZERO), (step, float(zero)), strict=True)
+        steps |= {name: torch.tensor(value, dtype=torch.float32, device=weight.device) for name, value in found}
     give_low_bits(module, held, {name: step.to(weight.device) for name, step in steps.items()})
 
 

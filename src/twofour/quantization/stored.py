@@ -94,15 +94,17 @@ def empty_steps(module: nn.Module, held: LowBits, *, fixed: bool) -> dict[str, T
     """
     weight = module.weight
     assert isinstance(weight, Tensor)
-    options = {"dtype": torch.float32, "device": weight.device}
     steps: dict[str, Tensor] = {}
     size = (len(weight), weight.shape[1] // held.group) if held.group else (len(weight),)
     if held.learned:
-        steps[WEIGHT_STEP] = torch.ones(size, **options)
+        steps[WEIGHT_STEP] = torch.ones(size, dtype=torch.float32, device=weight.device)
     elif fixed:
-        steps[WEIGHT_SCALE] = torch.ones(size, **options)
+        steps[WEIGHT_SCALE] = torch.ones(size, dtype=torch.float32, device=weight.device)
     if held.shifted:
-        steps[WEIGHT_ZERO] = torch.zeros(size, **options)
+        steps[WEIGHT_ZERO] = torch.zeros(size, dtype=torch.float32, device=weight.device)
     if held.static:
-        steps |= {INPUT_STEP: torch.ones((), **options), INPUT_ZERO: torch.zeros((), **options)}
+        steps |= {
+            INPUT_STEP: torch.ones((), dtype=torch.float32, device=weight.device),
+            INPUT_ZERO: torch.zeros((), dtype=torch.float32, device=weight.device),
+        }
     return steps

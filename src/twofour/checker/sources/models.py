@@ -71,7 +71,7 @@ def _rounded(model: nn.Module, weight: Weight, name: str, held: LowBits) -> Weig
         try:
             whole, scales = held.whole_weight(module, name)
         except QuantizationError:
-            return torch.full(weight.shape, torch.nan, device="cpu")
+            return torch.full(weight.shape, torch.nan, dtype=torch.float32, device="cpu")
         return whole.float() * over(scales.detach(), whole)
 
     return replace(weight, read=read, width=held.widths.name)
