@@ -209,7 +209,7 @@ int executor_traverse(PyObject* self, visitproc visit, void* arg) {
 }
 
 int executor_clear(PyObject* self) {
-  nb::inst_ptr<Executor>(self)->clear();
+  if (nb::inst_ready(self)) nb::inst_ptr<Executor>(self)->clear();  // not where its constructor threw
   return 0;
 }
 

@@ -153,8 +153,8 @@ def _product(module: Layer, x: Tensor, weight: Tensor) -> Tensor:
 def give_low_bits(module: nn.Module, held: LowBits, steps: Mapping[str, Tensor]) -> None:
     """Let a Linear or Conv2d compute in low bits by these steps from now on; `take_low_bits` undoes it."""
     add_steps(module, steps)
-    over = LowBitConv2d if isinstance(module, nn.Conv2d) else LowBitLinear
-    put_over(module, _subclass(type(module), over), held)
+    kind = LowBitConv2d if isinstance(module, nn.Conv2d) else LowBitLinear
+    put_over(module, _subclass(type(module), kind), held)
 
 
 def add_steps(module: nn.Module, steps: Mapping[str, Tensor]) -> None:
@@ -174,6 +174,6 @@ def take_low_bits(module: nn.Module) -> None:
 
 
 @cache
-def _subclass(base: type[nn.Module], over: type[nn.Module]) -> type[nn.Module]:
-    """Return `over` where it stands on `base`, else both together: a user's own subclass stays one."""
-    return over if over.__bases__[-1] is base else type(f"LowBit{base.__name__}", (over, base), {})
+def _subclass(base: type[nn.Module], kind: type[nn.Module]) -> type[nn.Module]:
+    """Return `kind` where it stands on `base`, else both together: a user's own subclass stays one."""
+    return kind if kind.__bases__[-1] is base else type(f"LowBit{base.__name__}", (kind, base), {})

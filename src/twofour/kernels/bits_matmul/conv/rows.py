@@ -107,7 +107,7 @@ class BitsConv(Row):
             x: float32 (images, in_channels, height, width), any strides; channels last is not copied. Or codes as this
                 row reads them, uint8 (images, bytes).
             weight: What `prepare` returned for the problem's geometry.
-            bias: float32 (out,) or None; an answer of codes has it in its thresholds.
+            bias: float32 (out,) or None; None for an answer of codes, which has it in its thresholds.
             problem: What is computed.
             other: None: nothing is added.
 
@@ -119,7 +119,7 @@ class BitsConv(Row):
             KernelError: Operands do not fit, or the weight was prepared for another row or geometry.
         """
         geometry, quantization, answer, coded = problem.geometry, problem.quantization, problem.answer, problem.coded
-        assert other is None
+        assert other is None and (answer is None or bias is None)
         if coded is None:
             size, x = require_image(x, geometry, None), channels_last(x)
             image = x.shape[2], x.shape[3]
