@@ -478,6 +478,7 @@ def test_two_checkouts_are_compared_cell_by_cell(cases, monkeypatch, capsys: pyt
     assert versions.beside_control({ours: 1.5, theirs: 1.2, elsewhere: 9.0}) == {ours: pytest.approx(1.25)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suite", [("conv", "--nonsense"), ("mask", "--threads", "1", "--seconds", "0.02")])
 def test_versions_runs_the_suites_of_both(tiny: Path, suite: tuple[str, ...], tmp_path: Path):
     """A checkout against itself: its venv's Python, its benchmarks."""

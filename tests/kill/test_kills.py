@@ -13,6 +13,7 @@ import pytest
 from tests.kill.targets import TARGETS
 
 
+@pytest.mark.long
 def test_killed_runs_lose_nothing_and_end_as_if_nothing_had_happened(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the extra [text] is not installed")
     command = [sys.executable, "-m", "tests.kill.run", "--kills", "2", "--runs", "1", "--signals", "SIGKILL"]

@@ -37,6 +37,7 @@ def finish(process: subprocess.Popen) -> tuple[int, str]:
     return out.count("step\n"), digest[0]
 
 
+@pytest.mark.long
 def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path):
     unkilled = start(tmp_path / "unkilled")
     moments, killed = random.Random(20), 0
