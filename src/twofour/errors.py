@@ -148,6 +148,10 @@ class PermutationError(TwofourError, RuntimeError):
     """The channels of a model cannot be put in another order without changing what it computes."""
 
 
+class ShrinkError(TwofourError, ValueError):
+    """Channels or layers of a model cannot be cut as asked."""
+
+
 class KernelError(TwofourError, RuntimeError):
     """No kernel can run the operation, or one was given bytes made for another."""
 

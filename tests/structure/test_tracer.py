@@ -95,6 +95,18 @@ class Recurrent(nn.Module):
         return self.b(self.a(self.lstm(self.inlet(x))[0]).relu())
 
 
+class Directions(nn.Module):
+    """Two layers in both directions, then gates of another kind, without biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 6, num_layers=2, bidirectional=True, batch_first=True)
+        self.gru, self.outlet = nn.GRU(12, 6, bias=False, batch_first=True), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outlet(self.gru(self.lstm(x)[0])[0])
+
+
 class Multihead(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +144,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor, int]] = {
     "attention": (Attention, ids, 3),
     "tied": (Tied, ids, 3),
     "concatenated": (Concatenated, rows, 1),
-    "recurrent": (Recurrent, rows, 1),
+    "recurrent": (Recurrent, rows, 3),
+    "directions": (Directions, rows, 2),
     "multihead": (Multihead, rows, 2),
 }
 
@@ -221,9 +234,21 @@ def test_heads_stay_and_query_heads_of_one_group_share_an_order() -> None:
 
 
 def test_what_has_no_rule_keeps_its_order_and_the_rest_moves() -> None:
-    found = traced(Recurrent(), rows)
+    class Ordered(Recurrent):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(self.inlet(x).cumsum(-1)).relu())
+
+    found = traced(Ordered(), rows)
     assert [group.consumers for group in found.groups] == [("b.weight",)]
-    assert "no rule for the operator `lstm`" in reasons(found)["a.weight"]
+    assert "no rule for the operator `cumsum`" in reasons(found)["a.weight"]
+
+
+def test_states_of_a_recurrent_layer_move_with_its_gates() -> None:
+    found = traced(Recurrent(), rows)
+    states = next(group for group in found.groups if "a.weight" in group.consumers)
+    assert states.size == 16 and set(states.consumers) == {"a.weight", "lstm.weight_hh_l0"}
+    (place,) = states.places_of("lstm.bias_ih_l0")
+    assert place.index.tolist() == 4 * list(range(16))
 
 
 def test_parameters_that_the_example_does_not_use_are_named() -> None:

@@ -1,4 +1,4 @@
-"""Structure: which channels of a model belong together, changes of their axes, and orders that a mask fits better."""
+"""Structure: which channels belong together, changes of their axes, orders that a mask fits better, smaller models."""
 
 from twofour.structure.apply import AxisChanges
 from twofour.structure.coupling import Coupling, Group, Place, Refusal, trace

@@ -8,7 +8,7 @@ What has no rule is fixed, with the operator's name as the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -23,6 +23,23 @@ Value = Axes | list[Axes]
 
 
 @dataclass
+class Notes:
+    """What the rules say of axes beyond which are the same.
+
+    Attributes:
+        bars: (axes, normalised axes): an order of the former may not depend on the latter's index.
+        normalised: (axis, operator): values are divided by, or made of, all of the axis: fewer channels change them.
+        rigid: (axis, reason): any order will do, another size will not.
+        counted: (module, axis) of an axis that no tensor has by itself: the groups of a convolution.
+    """
+
+    bars: list[tuple[Axis, Axis]] = field(default_factory=list)
+    normalised: list[tuple[Axis, str]] = field(default_factory=list)
+    rigid: list[tuple[Axis, str]] = field(default_factory=list)
+    counted: list[tuple[str, Axis]] = field(default_factory=list)
+
+
+@dataclass
 class Call:
     """An operator with its arguments.
 
@@ -30,13 +47,13 @@ class Call:
         node: The node of the graph.
         named: Arguments by the schema's names, defaults included.
         values: The axes of every tensor before it.
-        bars: (axes, normalised axes): an order of the former may not depend on the latter's index.
+        notes: What the rules say beyond axes.
     """
 
     node: fx.Node
     named: dict[str, Any]
     values: Mapping[fx.Node, Value]
-    bars: list[tuple[Axis, Axis]]
+    notes: Notes
 
     def __getitem__(self, name: str) -> Any:
         return self.named.get(name)
@@ -69,6 +86,11 @@ class Call:
         tensors = [value] if isinstance(value, Tensor) else list(value) if isinstance(value, Iterable) else []
         return [tuple(int(size) for size in t.shape) if isinstance(t, Tensor) else () for t in tensors]
 
+    @property
+    def module(self) -> str:
+        """Name of the innermost module whose forward makes the call, "" for the model itself."""
+        return module_of(self.node)
+
     def axis(self, dim: int, ndim: int) -> int:
         """Return a dimension counted from the front."""
         return dim % max(ndim, 1)
@@ -77,6 +99,12 @@ class Call:
         """Make two axes one, where neither is broadcast."""
         if size_of(first) != 1 and size_of(second) != 1:
             unify(first, second)
+
+
+def module_of(node: fx.Node) -> str:
+    """Return the name of the innermost module whose forward makes a node; a second call of it has the same name."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]).partition("@")[0] if stack else ""
 
 
 def fresh(size: int, reason: str = "") -> Axis:

@@ -76,12 +76,17 @@ class Group:
         blocks: How many orders the group takes, each of its own: heads of an attention, groups of a convolution.
         places: Every parameter and buffer that holds the channels.
         consumers: Names of the prunable weights whose products sum over the channels.
+        stream: Whether several layers add to the channels: a residual stream.
+        normalised: The operator that divides by, or averages, all of the channels, "" where none does: without some of
+            them it computes something else.
     """
 
     size: int
     blocks: int
     places: tuple[Place, ...]
     consumers: tuple[str, ...]
+    stream: bool = False
+    normalised: str = ""
 
     @property
     def name(self) -> str:
@@ -113,16 +118,35 @@ class Refusal:
     reason: str
 
 
+@dataclass(frozen=True, eq=False)
+class Extent:
+    """An axis of a value inside a module's forward, whose size the forward may say as a number.
+
+    Attributes:
+        module: Name of the module.
+        size: Channels along the axis.
+        index: Number of a group -> (size,) which of its channels stands there, -1 where none does.
+        counted: Whether it is a number of groups, which is the size of no axis.
+    """
+
+    module: str
+    size: int
+    index: dict[int, Tensor]
+    counted: bool = False
+
+
 @dataclass(frozen=True)
 class Coupling:
     """What moves together in a model, and what may not move.
 
     Attributes:
-        groups: Channels that may be put in another order, in the order of the model's weights.
+        groups: Channels that may be put in another order, or that may be cut, in the order of the model's weights.
         refused: Channels that may not, with the reason.
         unused: Names of parameters that the example's forward did not use: what couples them is unknown.
+        extents: Of `channels`: the axes that the modules' forwards handle.
     """
 
     groups: tuple[Group, ...]
     refused: tuple[Refusal, ...]
     unused: tuple[str, ...] = field(default=())
+    extents: tuple[Extent, ...] = ()

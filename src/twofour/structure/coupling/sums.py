@@ -94,6 +94,8 @@ def attention(call: Call) -> Axes:
         fix(axes[-2], "positions of attention")
     unify(q[-1], k[-1])
     unify(k[-2], v[-2])
+    if call["scale"] is None:
+        call.notes.rigid.append((q[-1], "attention is scaled by the width of its heads"))
     for index, axis in enumerate(q[:-2]):
         mine = axis
         if call["enable_gqa"] and index == len(q) - 3 and size_of(axis) != size_of(k[index]):
@@ -108,6 +110,38 @@ def attention(call: Call) -> Axes:
     return [*q[:-1], v[-1]]
 
 
+@rule("lstm gru rnn_tanh rnn_relu")
+def recurrent(call: Call) -> list[Axes]:
+    """Layers and directions whose states share one order: torch keeps one size for all of them."""
+    if "input" not in call.named:
+        raise DoesNotDivide("packed sequences")
+    x, first = call.axes("input"), call["hx"] if isinstance(call["hx"], list) else [call["hx"]]
+    states = call.of(first[0])[-1]
+    for node in first:
+        unify(call.of(node)[-1], states)
+    both = fresh(2 if call["bidirectional"] else 1, "directions")
+    _states_of_layers(call, [call.of(node) for node in call["params"]], x[-1], [*both, *states])
+    for axis in x[:-1]:
+        fix(axis, "steps of a recurrent layer")
+    answer = [*x[:-1], [*both, *states]]
+    return [answer, *([*(fresh(size, "layers") for size in shape[:-1]), states] for shape in call.shapes[1:])]
+
+
+def _states_of_layers(call: Call, params: list[Axes], inputs: Axis, outputs: Axis) -> None:
+    """Couple the weights of a recurrent call: each is (gates x states, what it multiplies)."""
+    count, size = 4 if call["has_biases"] else 2, call.shapes[1][-1]
+    directions = 2 if call["bidirectional"] else 1
+    if len(params) != count * directions * call["num_layers"]:
+        raise DoesNotDivide("projections of states")
+    for index in range(0, len(params), count):
+        unify(inputs if index < count * directions else outputs, params[index][1])
+        unify(outputs[directions > 1 :], params[index + 1][1])
+        for weight in params[index : index + count]:
+            gates, states = regroup([weight[0]], [size_of(weight[0]) // size, size])
+            fix(gates, "gates")
+            unify(states, outputs[directions > 1 :])
+
+
 @rule("layer_norm native_layer_norm rms_norm _fused_rms_norm")
 def layer_norm(call: Call) -> Value:
     """Normalises over the last axes; weight and bias lie along them."""
@@ -116,7 +150,8 @@ def layer_norm(call: Call) -> Value:
         if call.given(name):
             for mine, other in zip(x[-count:], call.axes(name), strict=True):
                 unify(mine, other)
-    call.bars += [(axis, inner) for axis in x[:-count] for inner in x[-count:]]
+    call.notes.bars += [(axis, inner) for axis in x[:-count] for inner in x[-count:]]
+    call.notes.normalised += [(inner, "layer_norm") for inner in x[-count:]]
     return x if len(call.shapes) == 1 else [x, *([fresh(n, "statistics") for n in shape] for shape in call.shapes[1:])]
 
 
@@ -125,7 +160,8 @@ def softmax(call: Call) -> Axes:
     """Normalises over one axis."""
     x = call.axes("self")
     dim = call.axis(call["dim"], len(x))
-    call.bars += [(axis, x[dim]) for index, axis in enumerate(x) if index != dim]
+    call.notes.bars += [(axis, x[dim]) for index, axis in enumerate(x) if index != dim]
+    call.notes.normalised.append((x[dim], "softmax"))
     return x
 
 
@@ -137,7 +173,7 @@ def batch_norm(call: Call) -> Value:
         if call.given(name):
             unify(x[1], call.axes(name)[0])
     for axis in x[2:]:
-        call.bars.append((x[1], axis))
+        call.notes.bars.append((x[1], axis))
     return x if len(call.shapes) == 1 else [x, *([fresh(n, "statistics") for n in shape] for shape in call.shapes[1:])]
 
 
@@ -158,9 +194,12 @@ def group_norm(call: Call) -> Axes:
     for name in ("weight", "bias"):
         if call.given(name):
             unify(x[1], call.axes(name)[0])
+    inner = x[1]
     if groups > 1:
         outer, inner = regroup([x[1]], [groups, size_of(x[1]) // groups])
-        call.bars += [(outer, axis) for axis in (inner, *x[2:])]
+        call.notes.bars += [(outer, axis) for axis in (inner, *x[2:])]
+        call.notes.counted.append((call.module, outer))
+    call.notes.normalised.append((inner, "group_norm"))
     return x
 
 
@@ -187,6 +226,7 @@ def convolve(call: Call, *, transposed: bool) -> Axes:
     if groups > 1:
         block = size_of(inputs) // groups if transposed else size_of(inputs)
         group, channels = regroup([channels], [groups, block])
+        call.notes.counted.append((call.module, group))
         if transposed:
             outer, inputs = regroup([inputs], [groups, block])
             unify(group, outer)
@@ -229,6 +269,9 @@ def reduction(call: Call) -> Axes:
     given = call["dim"]
     dims = range(len(x)) if given is None or given == [] else [given] if isinstance(given, int) else given
     gone = {call.axis(dim, len(x)) for dim in dims}
+    name = call.node.target._schema.name.removeprefix("aten::")  # type: ignore[union-attr]
+    if name not in ("sum", "linalg_vector_norm", "norm"):  # to which zeros add nothing
+        call.notes.normalised += [(x[index], name) for index in gone]
     if call["keepdim"]:
         return [[] if index in gone else axis for index, axis in enumerate(x)]
     return [axis for index, axis in enumerate(x) if index not in gone]

@@ -13,8 +13,9 @@ from torch import Tensor, fx, nn
 from twofour import calls, capture
 from twofour.errors import LayerError
 from twofour.layers import PrunableWeight
-from twofour.structure.coupling.axes import Atom, Companions, Coordinates, DoesNotDivide, coordinates, fix, leaves
-from twofour.structure.coupling.call import RULES, Axes, Call, Value, fix_all, fresh, named_arguments
+from twofour.structure.coupling.axes import Atom, Axis, Companions, Coordinates, DoesNotDivide, coordinates, fix, leaves
+from twofour.structure.coupling.axes import size as size_of
+from twofour.structure.coupling.call import RULES, Axes, Call, Notes, Value, fix_all, fresh, module_of, named_arguments
 from twofour.structure.coupling.group import Coupling, Group, Place, Refusal, along
 from twofour.structure.coupling.sums import pointwise
 from twofour.structure.coupling.views import reshape
@@ -22,6 +23,13 @@ from twofour.structure.coupling.views import reshape
 _log = logging.getLogger("twofour.structure.coupling")
 
 assert RULES["aten::view"] is reshape  # the rules register themselves
+
+MAKERS = {
+    *("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "embedding", "scaled_dot_product_attention"),
+    *("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+    *("lstm", "gru", "rnn_tanh", "rnn_relu"),
+}
+"""Operators whose answer is made anew: a sum of two such answers is a residual sum, or one of branches."""
 
 
 def trace(model: nn.Module, example: Mapping[str, Any], weights: Sequence[PrunableWeight]) -> Coupling:
@@ -39,16 +47,27 @@ def trace(model: nn.Module, example: Mapping[str, Any], weights: Sequence[Prunab
         CompileError: The model cannot be captured.
         LayerError: A weight is not of this model.
     """
+    return followed(model, example).coupling(weights)
+
+
+def followed(model: nn.Module, example: Mapping[str, Any]) -> Tracer:
+    """Return a tracer that has followed every node of the model's forward.
+
+    Raises:
+        CompileError: The model cannot be captured.
+    """
     with capture.TRACING:
         with calls.evaluating(model):
             graph = capture.capture(model, example, dynamic=False)
-        tracer = _Tracer(model)
+        tracer = Tracer(model)
         for node in graph.module.graph.nodes:
             tracer.follow(node)
-        return tracer.coupling(weights)
+        return tracer
 
 
-class _Tracer:
+class Tracer:
+    """The axes of every tensor of a forward, node by node."""
+
     def __init__(self, model: nn.Module) -> None:
         named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         self.tensors: dict[str, Tensor] = dict(named)
@@ -56,10 +75,23 @@ class _Tracer:
         self.first = {id(tensor): name for name, tensor in reversed(named)}
         self.values: dict[fx.Node, Value] = {}
         self.weights: dict[str, Axes] = {}
-        self.bars: list[tuple[Any, Any]] = []
+        self.notes = Notes()
+        self.streams: list[Axis] = []
+        self.extents: list[tuple[str, Axis]] = []
+        self._made_by: dict[fx.Node, frozenset[fx.Node]] = {}
 
     def follow(self, node: fx.Node) -> None:
         """Give the axes of a node's value."""
+        self._follow(node)
+        made_by = frozenset[fx.Node]().union(*(self._made_by.get(given, ()) for given in node.all_input_nodes))
+        name = getattr(node.target, "__name__", "").partition(".")[0]
+        self._made_by[node] = frozenset([node]) if node.op == "placeholder" or (made_by and name in MAKERS) else made_by
+        for given in (*node.all_input_nodes, node) if node.op == "call_function" else ():
+            self.extents += [(module_of(node), axis) for axes in self._tensors(given) for axis in axes]
+        if name in ("add", "add_"):
+            self._note_streams(node)
+
+    def _follow(self, node: fx.Node) -> None:
         if node.op == "placeholder":
             self.values[node] = self._fixed(node.meta.get("val"), "an input of the model")
         elif node.op == "get_attr":
@@ -74,6 +106,15 @@ class _Tracer:
             self.values[node] = self.values[source][index]  # type: ignore[index]
         else:
             self.values[node] = self._operator(node)
+
+    def _note_streams(self, node: fx.Node) -> None:
+        """Note the axes along which what two layers made is added; a bias, or a term of an activation, is none."""
+        terms = [(self._made_by[given], self._tensors(given)) for given in node.all_input_nodes]
+        if len(terms) != 2 or terms[0][0] <= terms[1][0] or terms[1][0] <= terms[0][0]:
+            return
+        for first, second in zip(*(reversed(axes[0]) for _, axes in terms), strict=False):
+            if size_of(first) == size_of(second) != 1:
+                self.streams.append(first)
 
     def _tensors(self, node: fx.Node) -> list[Axes]:
         value = self.values.get(node, [])
@@ -95,7 +136,7 @@ class _Tracer:
 
     def _operator(self, node: fx.Node) -> Value:
         known = isinstance(node.target, torch._ops.OpOverload)
-        call = Call(node, named_arguments(node) if known else {}, self.values, self.bars)
+        call = Call(node, named_arguments(node) if known else {}, self.values, self.notes)
         name = node.target._schema.name if known else str(node.target)  # type: ignore[union-attr]
         rule = RULES.get(name)
         if rule is None and known and torch.Tag.pointwise in node.target.tags:  # type: ignore[union-attr]
@@ -115,12 +156,10 @@ class _Tracer:
     def coupling(self, weights: Sequence[PrunableWeight]) -> Coupling:
         """Collect the groups once all nodes were followed."""
         companions = Companions()
-        for name, axes in self.weights.items():
-            self._settle(name, axes)
+        self.settle()
         for axes in [*self.weights.values(), *(axes for node in self.values for axes in self._tensors(node))]:
             companions.add(axes)
-        self._fix_shared_memory()
-        barred = {(a, b) for first, second in self.bars for a in leaves(first) for b in leaves(second)}
+        barred = {(a, b) for first, second in self.notes.bars for a in leaves(first) for b in leaves(second)}
         consumers: dict[Atom, list[str]] = {}
         for weight in weights:
             name = self.first.get(id(weight.parameter))
@@ -146,18 +185,23 @@ class _Tracer:
             elif leaf in context:
                 refused.append(Refusal(tuple(names), leaf.size, "it numbers the blocks of channels that may move"))
             else:
-                groups.append(self._group(leaf, sorted(beside[leaf], key=position.__getitem__), names))
-        used = set(self.weights)
-        unused = tuple(name for name in self.parameters if name not in used)
-        return Coupling(tuple(groups), tuple(refused), unused)
+                groups.append(self.group(leaf, sorted(beside[leaf], key=position.__getitem__), names))
+        return Coupling(tuple(groups), tuple(refused), self.unused)
 
-    def _settle(self, name: str, axes: Axes) -> None:
-        """Fix what stands twice in an axis: no single order can hold for both."""
-        for axis in axes:
-            try:
-                coordinates(axis)
-            except DoesNotDivide as error:
-                fix(axis, f"`{name}` has {error}")
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Names of the parameters that no node reads."""
+        return tuple(name for name in self.parameters if name not in self.weights)
+
+    def settle(self) -> None:
+        """Fix what stands twice in an axis, since no single order can hold for both, and what shares memory."""
+        for name, axes in self.weights.items():
+            for axis in axes:
+                try:
+                    coordinates(axis)
+                except DoesNotDivide as error:
+                    fix(axis, f"`{name}` has {error}")
+        self._fix_shared_memory()
 
     def _fix_shared_memory(self) -> None:
         seen: dict[int, str] = {}
@@ -168,10 +212,11 @@ class _Tracer:
                 for axis in [*axes, *self.weights[other]]:
                     fix(axis, f"`{name}` shares memory with `{other}` without being the same tensor")
 
-    def _group(self, leaf: Atom, beside: list[Atom], names: list[str]) -> Group:
+    def group(self, leaf: Atom, beside: list[Atom], names: list[str]) -> Group:
+        """Return the group of an atom whose order may differ with the index of those `beside` it."""
         places = []
         for name, axes in self.weights.items():
-            found = [_coordinates(axis) for axis in axes]
+            found = [coordinates_or_none(axis) for axis in axes]
             for axis, own in enumerate(found):
                 if leaf in own:
                     block, scale = [], 1
@@ -183,7 +228,8 @@ class _Tracer:
         return Group(leaf.size, prod(other.size for other in beside), tuple(places), tuple(names))
 
 
-def _coordinates(axis: list[Atom]) -> dict[Atom, Coordinates]:
+def coordinates_or_none(axis: list[Atom]) -> dict[Atom, Coordinates]:
+    """Return the coordinates of every leaf of an axis, none where one stands there twice."""
     try:
         return coordinates(axis)
     except DoesNotDivide:
@@ -202,5 +248,7 @@ def reduction_leaves(weight: PrunableWeight, axes: Axes) -> list[Atom]:
         last = weight.reduction_last(here.expand(shape))
         line = last[(0,) * (last.ndim - 1)]
         if line.numel() > 1 and int(line[0]) != int(line[-1]):
-            found += [leaf for leaf, own in _coordinates(axis).items() if (own.stride == 1).any() and leaf not in found]
+            found += [
+                leaf for leaf, own in coordinates_or_none(axis).items() if (own.stride == 1).any() and leaf not in found
+            ]
     return found

@@ -1,0 +1,168 @@
+"""Channels: what of a model can be cut, found by tracing and held to a trial; and the plan of a cut from what stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twofour.errors import ShrinkError, cut
+from twofour.structure.coupling import Extent, Group
+from twofour.structure.coupling.group import some
+from twofour.structure.shrink.cut import AttributeCut, Cut, joined
+
+
+@dataclass(frozen=True, eq=False)
+class Cuttable:
+    """Channels that can be cut, each with all that it holds.
+
+    Attributes:
+        name: Tensor, axis and, where several stand along one axis, which of them: "layer1.0.conv1.weight:0".
+        group: The channels and all their places.
+        number: Number of the group in its `Channels`, as `Extent.index` counts.
+        attributes: (module, attribute) of the whole numbers that the forwards take the size from.
+    """
+
+    name: str
+    group: Group
+    number: int
+    attributes: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many channels there are."""
+        return self.group.size
+
+    @property
+    def exact(self) -> bool:
+        """Whether the model without some channels computes what it would with zeros in their places."""
+        return not self.group.normalised
+
+
+@dataclass(frozen=True)
+class Uncut:
+    """Channels that stay whole.
+
+    Attributes:
+        names: Tensors that hold them.
+        size: How many.
+        reason: Why.
+    """
+
+    names: tuple[str, ...]
+    size: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{some(self.names)} ({self.size} channels) stays whole: {self.reason}"
+
+
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """What of a model can be cut, and what cannot.
+
+    Attributes:
+        groups: Channels that can be cut, in the model's order.
+        uncut: Those that stay whole, with the reason.
+        extents: Axes that the modules' forwards handle.
+        numbers: Whole numbers that forwards take sizes from, by module and attribute.
+        shapes: Shape of each parameter of the model by its first name.
+        unused: Parameters that the example's forward did not use: they stay whole.
+    """
+
+    groups: tuple[Cuttable, ...]
+    uncut: tuple[Uncut, ...]
+    extents: tuple[Extent, ...]
+    numbers: Mapping[tuple[str, str], int]
+    shapes: Mapping[str, tuple[int, ...]]
+    unused: tuple[str, ...] = ()
+
+    @property
+    def by_name(self) -> dict[str, Cuttable]:
+        """The groups by their names."""
+        return {group.name: group for group in self.groups}
+
+    def plan(self, kept: Mapping[str, Sequence[int] | Tensor], layers: Sequence[str] = ()) -> Cut:
+        """Return the cut that leaves some channels of some groups.
+
+        Args:
+            kept: Name of a group -> indices of the channels that stay, or (size,) booleans.
+            layers: Names of modules to drop.
+
+        Raises:
+            ShrinkError: A name is no group, or an index none of its channels, or none would stay.
+        """
+        known = self.by_name
+        masks: dict[int, Tensor] = {}
+        for name, chosen in kept.items():
+            if name not in known:
+                raise ShrinkError(
+                    "the channels are not known",
+                    got=name,
+                    wanted=f"one of {len(known)} groups, such as `{next(iter(known), '')}`",
+                    remedy="names are in `channels(model, example).groups`",
+                )
+            masks[known[name].number] = _mask(known[name], chosen)
+        return Cut(joined(self._axes(masks)), tuple(self._attributes(masks)), tuple(layers))
+
+    def _axes(self, masks: Mapping[int, Tensor]) -> Iterable[tuple[tuple[str, int], int, tuple[int, ...]]]:
+        stay: dict[tuple[str, int], Tensor] = {}
+        for group in self.groups:
+            for place in group.group.places if group.number in masks else ():
+                here = _stay(place.index, masks[group.number])
+                key = (place.name, place.axis)
+                stay[key] = stay[key] & here if key in stay else here
+        for key, here in stay.items():
+            yield key, len(here), tuple(here.nonzero().flatten().tolist())
+
+    def _attributes(self, masks: Mapping[int, Tensor]) -> Iterable[AttributeCut]:
+        """Yield the numbers that change: each is the size of an axis that its module handles."""
+        concerned = {pair for group in self.groups if group.number in masks for pair in group.attributes}
+        for module, name in sorted(concerned):
+            for extent in self.extents:
+                if extent.module == module and _said_by(self.numbers[module, name], name, extent, masks):
+                    yield AttributeCut(module, name, extent.size, shortened(extent, masks))
+                    break
+
+
+def _said_by(value: int, name: str, extent: Extent, masks: Mapping[int, Tensor]) -> bool:
+    counted = name in COUNTED
+    return value == extent.size and extent.counted == counted and any(number in masks for number in extent.index)
+
+
+COUNTED = ("groups", "num_groups")
+"""Attributes of torch's layers that count groups of channels."""
+
+
+def shortened(extent: Extent, masks: Mapping[int, Tensor]) -> int:
+    """Return how many positions of an axis stay."""
+    stay = torch.ones(extent.size, dtype=torch.bool, device="cpu")
+    for number, index in extent.index.items():
+        if number in masks:
+            stay &= _stay(index, masks[number])
+    return int(stay.sum())
+
+
+def _stay(index: Tensor, mask: Tensor) -> Tensor:
+    return (index < 0) | mask[index.clamp(min=0)]
+
+
+def _mask(group: Cuttable, chosen: Sequence[int] | Tensor) -> Tensor:
+    """Return which channels stay, (size,) booleans."""
+    given = chosen.tolist() if isinstance(chosen, Tensor) else list(chosen)
+    mask = torch.zeros(group.size, dtype=torch.bool, device="cpu")
+    if fits := len(given) == group.size and any(given) and all(type(stays) is bool for stays in given):
+        given = [index for index, stays in enumerate(given) if stays]
+    else:
+        fits = bool(given) and all(type(index) is int and 0 <= index < group.size for index in given)
+    mask[given if fits else []] = True
+    if not fits:
+        raise ShrinkError(
+            "the channels that are to stay are impossible",
+            got=cut(repr(given), 80),
+            wanted=f"some of the indices 0 to {group.size - 1}, or {group.size} booleans that are not all false",
+            layer=group.name,
+        )
+    return mask

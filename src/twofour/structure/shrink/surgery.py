@@ -1,0 +1,215 @@
+"""Surgery: a plan of a cut made true on a model, all of it or nothing; and the masked model that it has to equal."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twofour.errors import ShrinkError
+from twofour.layers import is_distributed, is_masked, require_unwrapped
+from twofour.structure.shrink.cut import Cut
+from twofour.structure.shrink.layers import drop, require_layers
+from twofour.structure.shrink.sizes import refresh
+
+_MARK = "_twofour_cuts"
+
+Undo = list[Callable[[], None]]
+
+
+def cut(model: nn.Module, plan: Cut, *, inplace: bool = False) -> nn.Module:
+    """Return the smaller model that a plan describes.
+
+    Parameters and buffers are sliced and keep their dtype, device and `requires_grad`; sizes of torch's own layers and
+    the attributes of the plan follow, layers of the plan are taken out. What was cut stays written in the model
+    (`cuts_of`), so that `twofour.save` stores it and `twofour.load` makes it again.
+
+    Args:
+        model: The large model, dense; it stays as it is unless `inplace`.
+        plan: From `Channels.plan`, or read from a file.
+        inplace: Change the model itself: its parameters become other objects, optimisers have to be made anew.
+
+    Raises:
+        ShrinkError: The plan is not one of this model, or the model is masked or sharded; then nothing was changed.
+
+    Example:
+        >>> traced = channels(model, example)
+        >>> small = cut(model, traced.plan({traced.groups[0].name: [0, 1, 2, 5]}))
+    """
+    require_unwrapped(model, ShrinkError)
+    require_fit(model, plan)
+    small = model if inplace else copy.deepcopy(model)
+    before = cuts_of(model)
+    apply(small, plan)
+    small.__dict__[_MARK] = (*before, plan)
+    return small
+
+
+def cuts_of(model: nn.Module) -> tuple[Cut, ...]:
+    """Return the cuts that made a model what it is, in their order; none of a model that was never cut."""
+    return tuple(model.__dict__.get(_MARK, ()))
+
+
+@torch.no_grad()
+def masked(model: nn.Module, plan: Cut) -> nn.Module:
+    """Return a copy of the large model whose cut channels are zero in every parameter: the reference for `cut`.
+
+    Layers that a plan drops stay in the copy.
+
+    Raises:
+        ShrinkError: The plan is not one of this model.
+    """
+    require_fit(model, plan)
+    large = copy.deepcopy(model)
+    tensors = dict(large.named_parameters(remove_duplicate=False))
+    for axis in plan.axes:
+        gone = torch.ones(axis.size, dtype=torch.bool, device="cpu")
+        gone[list(axis.kept)] = False
+        for name, dim in axis.places:
+            if name in tensors:
+                places = gone.nonzero().flatten().to(tensors[name].device)
+                tensors[name].index_fill_(dim, places, 0)
+    return large
+
+
+def apply(model: nn.Module, plan: Cut) -> Callable[[], None]:
+    """Cut a model in place, which `require_fit` has seen; return what puts everything back.
+
+    An error on the way puts everything back.
+    """
+    undo: Undo = []
+    try:
+        _slice(model, plan, undo)
+        for attribute in plan.attributes:
+            module = model.get_submodule(attribute.module)
+            undo.append(lambda m=module, a=attribute: setattr(m, a.name, a.before))
+            setattr(module, attribute.name, attribute.after)
+        for name in plan.biases:
+            _add_bias(model.get_submodule(name), undo)
+        for module in {id(m): m for m in _modules(model, plan)}.values():
+            before = refresh(module)
+            undo += [lambda m=module, n=name, v=value: setattr(m, n, v) for name, value in before.items()]
+        drop(model, plan.layers, undo)
+    except BaseException:
+        _put_back(undo)
+        raise
+    return lambda: _put_back(undo)
+
+
+def _add_bias(layer: Any, undo: Undo) -> None:
+    """Give a layer a bias of zeros."""
+    outputs = layer.weight.shape[1] * layer.groups if getattr(layer, "transposed", False) else layer.weight.shape[0]
+    undo.append(lambda: setattr(layer, "bias", None))
+    layer.bias = nn.Parameter(layer.weight.new_zeros(outputs), layer.weight.requires_grad)
+
+
+def _put_back(undo: Undo) -> None:
+    while undo:
+        undo.pop()()
+
+
+def _modules(model: nn.Module, plan: Cut) -> Iterable[nn.Module]:
+    """Yield the modules whose tensors or attributes the plan changes."""
+    cut_tensors = {id(tensor) for tensor in _by_name(model, {name for name, _ in plan.kept})}
+    for name in {attribute.module for attribute in plan.attributes}:
+        yield model.get_submodule(name)
+    for module in model.modules():
+        held = [*module._parameters.values(), *module._buffers.values()]
+        if any(id(tensor) in cut_tensors for tensor in held):
+            yield module
+
+
+def _by_name(model: nn.Module, names: set[str]) -> list[Tensor]:
+    return [tensor for name, tensor in tensors_of(model).items() if name in names]
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a model by every name."""
+    return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+
+
+@torch.no_grad()
+def _slice(model: nn.Module, plan: Cut, undo: Undo) -> None:
+    """Put slices in the places of the tensors that are cut; a tied one stays one."""
+    tensors, wanted = tensors_of(model), dict[int, dict[int, tuple[int, ...]]]()
+    for (name, dim), kept in plan.kept.items():
+        wanted.setdefault(id(tensors[name]), {})[dim] = kept
+    made: dict[int, Tensor] = {}
+    for module in list(model.modules()):
+        for held in (module._parameters, module._buffers):
+            for attribute, tensor in list(held.items()):
+                if tensor is None or id(tensor) not in wanted:
+                    continue
+                if id(tensor) not in made:
+                    made[id(tensor)] = _sliced(tensor, wanted[id(tensor)])
+                undo.append(lambda m=module, a=attribute, t=tensor: setattr(m, a, t))
+                setattr(module, attribute, made[id(tensor)])  # recurrent layers keep a list of theirs beside
+
+
+def _sliced(tensor: Tensor, axes: Mapping[int, tuple[int, ...]]) -> Tensor:
+    values = tensor.detach()
+    for dim, kept in axes.items():
+        values = values.index_select(dim, torch.tensor(kept, dtype=torch.long, device=values.device))
+    return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
+
+
+def require_fit(model: nn.Module, plan: object) -> None:
+    """Refuse a plan that is not one of the model.
+
+    Raises:
+        ShrinkError: A tensor, attribute or layer is missing or of another size, or a tensor is masked or sharded.
+    """
+    if not isinstance(plan, Cut):
+        raise ShrinkError("the plan is none", got=type(plan).__name__, wanted="a `Cut`", remedy="Cut.from_text(text)")
+    tensors = tensors_of(model)
+    for axis in plan.axes:
+        for name, dim in axis.places:
+            tensor = tensors.get(name)
+            if tensor is None:
+                raise _misfit(f"`{name}`, which the model lacks", name)
+            if dim >= tensor.ndim or tensor.shape[dim] != axis.size or not axis.kept:
+                found = f"axis {dim} of {tuple(tensor.shape)} in the model, {axis.size} in the plan"
+                raise _misfit(found, name)
+            _require_free(model, name, tensor)
+    for attribute in plan.attributes:
+        module = _module(model, attribute.module)
+        value = module.__dict__.get(attribute.name)
+        if type(value) is not int or value != attribute.before:
+            got = f"`{attribute.name}` = {value!r} in the model, {attribute.before} in the plan"
+            raise _misfit(got, attribute.module)
+    for name in plan.biases:
+        if getattr(_module(model, name), "bias", 0) is not None:
+            raise _misfit("a bias, or no layer that could have one", name)
+    require_layers(model, plan.layers)
+
+
+def _module(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        raise _misfit(f"the layer `{name}`, which the model lacks", name) from None
+
+
+def _require_free(model: nn.Module, name: str, tensor: Tensor) -> None:
+    module = model.get_submodule(name.rpartition(".")[0])
+    if is_masked(module) or is_distributed(tensor):
+        raise ShrinkError(
+            "a masked or sharded weight cannot be cut",
+            got="a mask" if is_masked(module) else "a DTensor",
+            wanted="a dense, whole model",
+            remedy="shrink before pruning and before fully_shard, or twofour.masks.detach(model) first",
+            layer=name,
+        )
+
+
+def _misfit(got: str, name: str) -> ShrinkError:
+    return ShrinkError(
+        "the cut does not fit the model",
+        got=got,
+        wanted="the large model that the cut was made from",
+        remedy="build the model as it was built before it was cut",
+        layer=name,
+    )

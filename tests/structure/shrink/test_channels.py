@@ -1,0 +1,147 @@
+"""What can be cut of networks of every kind, and that the small model computes what the masked large one does."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.structure.shrink.networks import IMAGE, NETWORKS, TRANSFORMERS, Squeeze, made
+from twofour import calls
+from twofour.errors import ShrinkError
+from twofour.structure import shrink
+from twofour.structure.shrink import Channels, Cuttable
+
+EXPECTED = {
+    "resnet20": (10, {"conv1.weight:0", "layer1.0.conv1.weight:0", "layer3.2.conv1.weight:0"}),
+    "mobilenet": (5, {"features.0.0.weight:0", "features.1.parts.0.0.weight:0"}),
+    "densenet": (7, {"stem.weight:0", "layers.0.2.weight:0", "wide.weight:0", "wide.weight:0#2"}),
+    "unet": (5, {"down.0.weight:0", "inner.0.weight:0", "bottom.0.weight:0", "up.weight:1", "last.0.weight:0"}),
+    "tagger": (3, {"embed.weight:1", "lstm.weight_ih_l0:0", "gru.weight_ih_l0:0"}),
+    "squeeze": (3, {"conv.0.weight:0", "squeeze.weight:0", "gate.weight:0"}),
+    "vit": (5, {"vit.layers.0.attention.q_proj.weight:0", "vit.layers.1.mlp.fc1.weight:0"}),
+    "bert": (6, {"bert.encoder.layer.0.attention.self.query.weight:0", "bert.pooler.dense.weight:0"}),
+    "gpt2": (5, {"transformer.h.0.attn.c_attn.weight:1", "transformer.h.1.mlp.c_fc.weight:1"}),
+    "llama": (7, {"model.layers.0.self_attn.q_proj.weight:0", "model.layers.0.self_attn.q_proj.weight:0#2"}),
+    "t5": (5, {"decoder.block.0.layer.1.EncDecAttention.q.weight:0"}),
+}
+"""How many groups there are, and some of them: channels, heads, groups of a convolution, states, query groups."""
+
+
+def half(groups: Sequence[Cuttable], seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        g.name: torch.randperm(g.size, generator=generator)[: max(1, g.size * 2 // 3)].sort().values for g in groups
+    }
+
+
+def answers(model: nn.Module, example: Any) -> list[Tensor]:
+    with torch.no_grad(), calls.without_cache(model):
+        found = calls.output_leaves(calls.call(model, calls.fresh(example)))
+    return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+
+def require_masked_equals_small(model: nn.Module, example: Any, found: Channels, groups: Sequence[Cuttable]) -> None:
+    for chosen in (groups, *([group] for group in groups)):
+        plan = found.plan(half(chosen, seed=len(chosen)))
+        small = shrink.cut(model, plan)
+        wanted, given = answers(shrink.masked(model, plan), example), answers(small, example)
+        for before, after in zip(wanted, given, strict=True):
+            scale = float(before.abs().max())
+            assert float((before - after).abs().max()) <= 1e-5 * scale, chosen[0].name
+        assert not torch.allclose(given[0], answers(model, example)[0], atol=1e-3 * scale), chosen[0].name
+        before, after = (sum(p.numel() for p in m.parameters()) for m in (model, small))
+        assert after < before
+
+
+@pytest.mark.parametrize("name", [*NETWORKS, *TRANSFORMERS])
+def test_the_small_model_computes_what_the_masked_one_does(name: str) -> None:
+    if name in TRANSFORMERS:
+        pytest.importorskip("transformers", reason="needs the extra [text]")
+    model, example = made(name)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    found = shrink.channels(model, example)
+    count, some = EXPECTED[name]
+    assert len(found.groups) == count and some <= found.by_name.keys(), [group.name for group in found.groups]
+    assert all(not group.exact or not group.group.normalised for group in found.groups)
+    exact = [group for group in found.groups if group.exact]
+    require_masked_equals_small(model, example, found, exact)
+    for group in found.groups:
+        if not group.exact:
+            small = shrink.cut(model, found.plan(half([group], 1)))
+            shapes = [a.shape == b.shape for a, b in zip(answers(small, example), answers(model, example), strict=True)]
+            assert all(shapes), group.name
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items()), "the model is as it was"
+
+
+def test_sizes_and_numbers_of_the_layers_follow() -> None:
+    model, example = made("mobilenet")
+    found = shrink.channels(model, example)
+    small: Any = shrink.cut(model, found.plan({"features.1.parts.0.0.weight:0": range(10)}))
+    expand, depthwise, project = (small.features[1].parts[i][0] for i in (0, 1, 2))
+    assert (expand.out_channels, depthwise.groups, depthwise.in_channels, depthwise.out_channels) == (10, 10, 10, 10)
+    assert project.in_channels == 10 and small.features[1].parts[1][1].num_features == 10
+    model, example = made("densenet")
+    found = shrink.channels(model, example)
+    small = shrink.cut(model, found.plan({"wide.weight:0": [1, 3], "wide.weight:0#2": [0, 1, 5]}))
+    assert (small.grouped.groups, small.grouped.in_channels, small.grouped.out_channels) == (2, 6, 6)
+    assert (small.norm.num_groups, small.norm.num_channels, small.head.in_features) == (2, 6, 24)
+    model, example = made("tagger")
+    found = shrink.channels(model, example)
+    small = shrink.cut(model, found.plan({"lstm.weight_ih_l0:0": [0, 2, 9]}))
+    assert (small.lstm.hidden_size, small.gru.input_size) == (3, 6)
+
+
+def test_heads_are_counted_where_the_forward_counts_them_and_tied_weights_stay_tied() -> None:
+    pytest.importorskip("transformers", reason="needs the extra [text]")
+    model, example = made("gpt2")
+    found = shrink.channels(model, example)
+    kept = {"transformer.h.0.attn.c_attn.weight:1": [0, 2, 3], "transformer.wpe.weight:1": range(24)}
+    small: Any = shrink.cut(model, found.plan(kept))
+    attention = small.transformer.h[0].attn
+    assert (attention.num_heads, attention.split_size) == (3, 24)
+    assert (attention.c_attn.nx, attention.c_attn.nf, attention.c_proj.nx) == (24, 72, 24)
+    assert small.lm_head.weight is small.transformer.wte.weight and small.lm_head.in_features == 24
+    stream = found.by_name["transformer.wpe.weight:1"]
+    assert stream.group.stream and not stream.exact and stream.group.normalised == "layer_norm"
+    assert not found.by_name["transformer.h.0.mlp.c_fc.weight:1"].group.stream
+
+
+def test_what_cannot_be_cut_has_its_reason_and_the_rest_is_cut() -> None:
+    model, example = made("squeeze")
+    reasons = {name: uncut.reason for uncut in shrink.channels(model, example).uncut for name in uncut.names}
+    assert reasons["head.bias"] == "an output of the model"
+    assert "no rule for the operator `flip`" in reasons["down.weight"]
+
+    class Own(Squeeze):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x).mean((2, 3)).view(-1, 12)
+            return self.head(self.down(nn.functional.silu(self.gate(x)) * self.up(x)))
+
+    found = shrink.channels(Own().eval(), IMAGE)
+    assert [group.name for group in found.groups] == ["gate.weight:0", "down.weight:0"]
+    (own,) = [uncut for uncut in found.uncut if "conv.0.weight" in uncut.names and uncut.size == 12]
+    assert "does not run without some of them" in own.reason and "12" in str(own)
+
+
+def test_what_cannot_be_run_or_traced_is_refused() -> None:
+    with pytest.raises(ShrinkError, match="does not run on the example"):
+        shrink.channels(nn.Linear(4, 4), torch.randn(2, 3))
+
+    class Branch(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if float(x.sum()) > 0 else x
+
+    with pytest.raises(ShrinkError, match="cannot be captured as a graph"):
+        shrink.channels(Branch(4, 4), torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("kept", [[], [16], [-1], [0.5], [True, False], torch.zeros(16, dtype=torch.bool), [[1]]])
+def test_impossible_choices_are_refused(kept: Any) -> None:
+    model, example = made("squeeze")
+    found = shrink.channels(model, example)
+    with pytest.raises(ShrinkError, match=r"layer `gate.weight:0`.*impossible"):
+        found.plan({"gate.weight:0": kept})
+    with pytest.raises(ShrinkError, match="the channels are not known"):
+        found.plan({"gate": [0]})

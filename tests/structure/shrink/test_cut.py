@@ -1,0 +1,163 @@
+"""The plan of a cut: its JSON, what is refused of it, and surgery that is whole or not done."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.structure.shrink.networks import IMAGE, made
+from twofour import masks, pruning
+from twofour.errors import ShrinkError
+from twofour.structure import shrink
+from twofour.structure.shrink import AttributeCut, AxisCut, Cut
+from twofour.structure.shrink.cut import numbers, runs
+
+PLAN = Cut(
+    (AxisCut(8, (0, 1, 2, 5), (("a.weight", 0), ("b.weight", 1))), AxisCut(3, (1,), (("a.weight", 1),))),
+    (AttributeCut("attention", "heads", 8, 4),),
+    ("layers.1",),
+    ("c",),
+)
+
+
+def test_the_plan_travels_as_json() -> None:
+    text = PLAN.to_text()
+    assert Cut.from_text(text) == PLAN
+    assert json.loads(text)["axes"][0] == {"size": 8, "kept": "0-2,5", "places": [["a.weight", 0], ["b.weight", 1]]}
+    assert Cut.from_text(Cut().to_text()) == Cut()
+
+
+@given(st.sets(st.integers(0, 40), min_size=1))
+@settings(max_examples=30, deadline=None)
+def test_positions_come_back(chosen: set[int]) -> None:
+    kept = tuple(sorted(chosen))
+    assert numbers(runs(kept), 41) == kept
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "another version"),
+        ({"version": True}, "another version"),
+        ({"axes": 3}, "`axes` as a int"),
+        ({"more": 1}, "unknown part 'more'"),
+        ({"axes": [{"size": 8, "kept": "0-8", "places": [["a", 0]]}]}, "axis of 8"),
+        ({"axes": [{"size": 8, "kept": "3,2", "places": [["a", 0]]}]}, "axis of 8"),
+        ({"axes": [{"size": 8, "kept": "1,1", "places": [["a", 0]]}]}, "axis of 8"),
+        ({"axes": [{"size": 8, "kept": "", "places": [["a", 0]]}]}, "the positions ''"),
+        ({"axes": [{"size": 8, "kept": "0-²", "places": [["a", 0]]}]}, "the positions"),
+        ({"axes": [{"size": 10**12, "kept": "0", "places": [["a", 0]]}]}, "positions"),
+        ({"axes": [{"size": 8, "kept": "0", "places": [["a", True]]}]}, "the places"),
+        ({"axes": [{"size": 8, "kept": "0", "places": []}]}, "the places"),
+        ({"axes": 2 * [{"size": 8, "kept": "0", "places": [["a", 0]]}]}, "twice"),
+        ({"attributes": [["m", "heads", 4, 8]]}, "the attribute"),
+        ({"attributes": [["m", "training", True, True]]}, "the attribute"),
+        ({"layers": [""]}, "'' in `layers`"),
+        ({"layers": ["a", "a"]}, "twice"),
+        ({"biases": [1]}, "1 in `biases`"),
+    ],
+)
+def test_malformed_plans_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ShrinkError, match=message):
+        Cut.from_dict({**PLAN.to_dict(), **change})
+
+
+def test_what_is_no_json_is_refused() -> None:
+    for text in ("{", "[]", "[" * 100_000):
+        with pytest.raises(ShrinkError, match="the plan of the cut"):
+            Cut.from_text(text)
+
+
+@pytest.mark.parametrize(
+    ("plan", "name", "message"),
+    [
+        (Cut((AxisCut(16, (0,), (("gone.weight", 0),)),)), "gone.weight", "which the model lacks"),
+        (Cut((AxisCut(9, (0,), (("gate.weight", 0),)),)), "gate.weight", r"axis 0 of \(16, 12\)"),
+        (Cut((AxisCut(16, (0,), (("gate.weight", 2),)),)), "gate.weight", "axis 2 of"),
+        (Cut(attributes=(AttributeCut("conv.0", "groups", 2, 1),)), "conv.0", "`groups` = 1 in the model"),
+        (Cut(attributes=(AttributeCut("conv.9", "groups", 2, 1),)), "conv.9", "which the model lacks"),
+        (Cut(attributes=(AttributeCut("conv.0", "training", 1, 1),)), "conv.0", "`training` = False"),
+        (Cut(layers=("conv",)), "conv", "a part of a Squeeze"),
+        (Cut(layers=("gone.1",)), "gone.1", "a module that the model lacks"),
+        (Cut(biases=("gate",)), "gate", "a bias"),
+        ("plan", None, "the plan is none"),
+    ],
+)
+def test_plans_of_another_model_are_refused_by_name(plan: Any, name: str | None, message: str) -> None:
+    model, _ = made("squeeze")
+    with pytest.raises(ShrinkError, match=message) as caught:
+        shrink.cut(model, plan)
+    assert caught.value.layer == name
+
+
+def test_masked_weights_are_refused() -> None:
+    model, example = made("squeeze")
+    found = shrink.channels(model, example)
+    plan = found.plan({"gate.weight:0": range(8)})
+    pruning.prune(model, "1:2", skip=["conv*", "squeeze", "excite"])
+    with pytest.raises(ShrinkError, match="a masked or sharded weight cannot be cut"):
+        shrink.cut(model, plan)
+    masks.detach(model)
+    shrink.cut(model, plan)
+
+
+def test_a_failure_puts_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, example = made("mobilenet")
+    found = shrink.channels(model, example)
+    plan = found.plan({group.name: range(4) for group in found.groups})
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    wanted = model(example)
+
+    def fails(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("twofour.structure.shrink.surgery.drop", fails)
+    with pytest.raises(MemoryError):
+        shrink.cut(model, plan, inplace=True)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert torch.equal(model(example), wanted) and not shrink.cuts_of(model)
+
+
+def test_layers_go_and_the_others_close_up() -> None:
+    model, example = made("mobilenet")
+    last: Any = model.get_submodule("features.3.parts.2")
+    small: Any = shrink.cut(model, Cut(layers=("features.3",)))
+    nn.init.zeros_(last[1].weight)
+    nn.init.zeros_(last[1].bias)
+    torch.testing.assert_close(small(example), model(example))
+    assert len(small.features) == 3
+    model, example = made("gpt2") if _has_transformers() else (None, None)
+    if model is not None:
+        small = shrink.cut(model, Cut(layers=("transformer.h.0",)))
+        assert len(small.transformer.h) == 1 and small.transformer.h[0].attn.layer_idx == 0
+        small(**example)
+
+
+def _has_transformers() -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec("transformers") is not None
+
+
+def test_cuts_add_up_and_travel_with_copies() -> None:
+    model, example = made("squeeze")
+    small = shrink.cut(model, shrink.channels(model, example).plan({"gate.weight:0": range(8)}))
+    again = shrink.channels(small, example)
+    smaller = shrink.cut(small, again.plan({"gate.weight:0": [0, 7], "squeeze.weight:0": [1]}))
+    assert [len(plan.axes) for plan in shrink.cuts_of(smaller)] == [1, 2]
+    fresh, _ = made("squeeze")
+    for plan in shrink.cuts_of(smaller):
+        fresh = shrink.cut(fresh, Cut.from_text(plan.to_text()))
+    fresh.load_state_dict(smaller.state_dict())
+    assert torch.equal(fresh(IMAGE), smaller(IMAGE))
+
+
+def test_a_bias_is_added_where_a_plan_says_so() -> None:
+    model, example = made("squeeze")
+    small: Any = shrink.cut(model, Cut(biases=("conv.0",)))
+    assert small.conv[0].bias.shape == (12,)
+    torch.testing.assert_close(small(example), model(example))
