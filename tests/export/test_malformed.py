@@ -289,6 +289,8 @@ def tensor(name: str, values: torch.Tensor) -> Damage:
     return lambda path: change(path, lambda tensors, _: tensors.update({name: values}))
 
 
+GONE = [{"version": 1, "axes": [{"size": 10, "kept": "0-8", "places": [["gone.bias", 0]]}]}]
+
 MODELS: dict[str, tuple[Damage, bool]] = {
     "model-missing": (lambda path: change(path, lambda tensors, _: tensors.pop("head.bias")), False),
     "model-foreign": (lambda path: change(path, lambda tensors, _: tensors.update(x=torch.zeros(2))), False),
@@ -302,6 +304,8 @@ MODELS: dict[str, tuple[Damage, bool]] = {
     "settings-pattern": (settings(patterns={"head.weight": "2:3:4:5"}), False),
     "settings-range": (settings(dtype="int8", ranges={"fc": [1.0, "x"]}), False),
     "settings-low-bits": (low_bits(weights="w9"), False),
+    "settings-cuts": (settings(cuts=[{"version": 1, "axes": 3}]), False),
+    "model-cut": (lambda path: (settings(cuts=GONE)(path), tensor("head.bias", torch.zeros(9))(path)), True),
     "model-low-bits": (low(lambda path: change(path, renamed)), False),
     "low-bits-codes": (low_bits(weights="s3"), False),
     "low-bits-step": (low(tensor("fc.input_step", torch.tensor(float("nan")))), True),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from twofour.compiler.replaceable import is_linear, left_alone, require_cpu
 from twofour.compiler.terms import Terms
 from twofour.errors import FormatError, TwofourError
 from twofour.export.buffers import fill_buffers
+from twofour.export.cuts import CUTS, cut_given, with_cuts
 from twofour.export.engine import choose_engine
 from twofour.export.file import Contents
 from twofour.export.fit import misfit, require_fit, with_ties
@@ -37,29 +38,30 @@ WEIGHT = "a sparse weight of the file"
 
 
 def fitting(path: Any, model: nn.Module, contents: Contents) -> tuple[nn.Module, Contents]:
-    """Return a model whose layers compute as contents say, and contents that fit it; see `low_bits.with_low_bits`.
+    """Return a model that is cut, and whose layers compute, as contents say, and contents that fit it.
 
     Raises:
         FormatError: The contents are not those of a model of this architecture.
     """
-    twin, contents = with_low_bits(path, model, contents)
+    twin, contents = with_low_bits(path, with_cuts(path, model, contents), contents)
     contents = with_ties(twin, contents)
     require_fit(path, twin, contents)
     return twin, contents
 
 
 def fill_given(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
-    """Fill `model` itself, as `fill_masked` does, and let its layers compute as the contents say; all or nothing.
+    """Cut and fill `model` itself, as `fill_masked` does, let its layers compute as contents say; all or nothing.
 
     Raises:
         FormatError: The contents do not fit the model, or say of no weight that it is sparse or of low bits.
     """
-    twin, contents = fitting(path, model, contents)
-    undo = adopt(model, twin) if twin is not model else []
+    undo: list[Callable[[], object]] = [cut_given(path, model, contents)]
     try:
+        twin, contents = fitting(path, model, contents)
+        undo += adopt(model, twin) if twin is not model else []
         return fill_masked(path, model, contents)
     except BaseException:  # memory that ran out, and Ctrl-C, too
-        for put_back in undo:
+        for put_back in reversed(undo):
             put_back()
         raise
 
@@ -71,7 +73,7 @@ def fill_masked(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
         FormatError: A sparse weight is no prunable one of the model, does not keep its pattern, or there is none.
     """
     patterns = promised(contents)
-    if not patterns and not contents.settings.get(LOW_BITS):
+    if not patterns and not any(contents.settings.get(key) for key in (LOW_BITS, CUTS)):
         raise FormatError(
             "the file says of no weight that it is sparse",
             got=f"{path}: plain weights without patterns",

@@ -18,6 +18,8 @@ from twofour.compiler.recurrent import RecurrentLayer
 from twofour.compiler.replaceable import require_memory_mode, require_no_autocast, require_tokens
 from twofour.compiler.unpacked import WeightedLayer
 from twofour.errors import FormatError, PackingError, TwofourError, integer_from
+from twofour.export import cuts
+from twofour.export.cuts import CUTS
 from twofour.export.file import Contents, read, untie, write
 from twofour.export.fill import fill_compiled, fill_given, fitting
 from twofour.export.low_bits import LOW_BITS, described, take_packed
@@ -88,6 +90,7 @@ def save(
     made = compiled.to_dict() if compiled is not None else {"kind": "masked" if masks.of(model) else "plain"}
     low = described(model)
     settings = {**made, "patterns": patterns, **({"axes": axes} if axes else {}), **({LOW_BITS: low} if low else {})}
+    settings |= {CUTS: plans} if (plans := cuts.described(model)) else {}
     contents = Contents(plain, weights, aliases, settings)
     if folder:
         write_folder(path, contents, max_shard_bytes)
@@ -110,10 +113,11 @@ def load(
 
     Args:
         path: A twofour file, plain safetensors, or a folder with model.safetensors or several files and their index.
-        model: Gives the architecture; its own weights are not read and may be on the meta device, so that the dense
-            weights are never in memory.
-        masked: True fills `model` itself with plain weights, zeros included, attaches the masks and returns it, ready
-            for training; False returns a compiled copy and leaves `model` as it is.
+        model: Gives the architecture, of a shrunk model the large one's or its own; its weights are not read and may
+            be on the meta device, so that the dense weights are never in memory.
+        masked: True cuts `model` itself where the file's was shrunk, fills it with plain weights, zeros included,
+            attaches the masks and returns it, ready for training; False returns a compiled copy and leaves `model` as
+            it is.
         memory: "fast" or "small"; default: what the file was compiled with, else "fast".
         tokens: Token counts to measure besides those that each layer saw in the example of `compile`, which are in the
             file; default: those it was compiled with.

@@ -42,9 +42,7 @@ def cut(model: nn.Module, plan: Cut, *, inplace: bool = False) -> nn.Module:
     require_unwrapped(model, ShrinkError)
     require_fit(model, plan)
     small = model if inplace else copy.deepcopy(model)
-    before = cuts_of(model)
     apply(small, plan)
-    small.__dict__[_MARK] = (*before, plan)
     return small
 
 
@@ -76,7 +74,7 @@ def masked(model: nn.Module, plan: Cut) -> nn.Module:
 
 
 def apply(model: nn.Module, plan: Cut) -> Callable[[], None]:
-    """Cut a model in place, which `require_fit` has seen; return what puts everything back.
+    """Cut a model in place, which `require_fit` has seen, and note the cut in it; return what puts everything back.
 
     An error on the way puts everything back.
     """
@@ -93,6 +91,9 @@ def apply(model: nn.Module, plan: Cut) -> Callable[[], None]:
             before = refresh(module)
             undo += [lambda m=module, n=name, v=value: setattr(m, n, v) for name, value in before.items()]
         drop(model, plan.layers, undo)
+        before = cuts_of(model)
+        undo.append(lambda: model.__dict__.update({_MARK: before}))
+        model.__dict__[_MARK] = (*before, plan)
     except BaseException:
         _put_back(undo)
         raise

@@ -1,0 +1,113 @@
+"""Cuts in files: a model that was shrunk says what stays of the large one, and loading cuts a large one alike."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from twofour.errors import FormatError, ShrinkError
+from twofour.export.file import Contents
+from twofour.export.fit import misfit
+from twofour.structure.shrink import Cut, cuts_of
+from twofour.structure.shrink.surgery import apply, require_fit
+
+CUTS = "cuts"
+"""Key of the settings: the cuts that made the model, in their order."""
+
+
+def described(model: nn.Module) -> list[dict[str, Any]]:
+    """Return what `settings` says of a model's cuts."""
+    return [plan.to_dict() for plan in cuts_of(model)]
+
+
+def parse_cuts(path: Any, said: object) -> tuple[Cut, ...]:
+    """Return the cuts that the settings of a file hold, none where they hold none.
+
+    Raises:
+        FormatError: What they hold is no list of cuts.
+    """
+    if not said:
+        return ()
+    try:
+        if not isinstance(said, list):
+            raise ShrinkError("the cuts are no list", got=type(said).__name__)
+        return tuple(map(Cut.from_dict, said))
+    except ShrinkError as error:
+        raise FormatError(
+            f"the file holds a cut that cannot be read: {error.what}",
+            got=f"{path}: {error.got}",
+            wanted=error.wanted,
+            remedy="write the file again with twofour.save",
+            code="settings-cuts",
+        ) from error
+
+
+def missing_cuts(path: Any, model: nn.Module, contents: Contents) -> tuple[Cut, ...]:
+    """Return the cuts that a model lacks to be the file's: none where its tensors have the file's shapes already.
+
+    A model may be small by its own configuration, or because it was cut before; then what it has to be cut like is
+    what the file holds beyond its own cuts.
+
+    Raises:
+        FormatError: The cuts cannot be read.
+    """
+    plans = parse_cuts(path, contents.settings.get(CUTS))
+    if not plans or _is_small(model, contents):
+        return ()
+    own = cuts_of(model)
+    return plans[len(own) :] if plans[: len(own)] == own else plans
+
+
+def _is_small(model: nn.Module, contents: Contents) -> bool:
+    shapes = {name: tuple(tensor.shape) for name, tensor in contents.plain.items()}
+    shapes |= {name: tuple(weight.header.shape) for name, weight in contents.packed.items()}
+    state = {name: tuple(t.shape) for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+    return all(state.get(name) == shape for name, shape in shapes.items())
+
+
+def with_cuts(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
+    """Return a model that is cut as a file's was: a copy, or the model itself where nothing has to be cut.
+
+    Raises:
+        FormatError: A cut cannot be read, or is not one of this model.
+    """
+    plans = missing_cuts(path, model, contents)
+    if not plans:
+        return model
+    twin = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    for plan in plans:
+        _cut(path, twin, plan)
+    return twin
+
+
+def cut_given(path: Any, model: nn.Module, contents: Contents) -> Callable[[], None]:
+    """Cut a model itself as a file's was; return what puts it back.
+
+    Raises:
+        FormatError: A cut cannot be read, or is not one of this model; then it is as it was.
+    """
+    undo: list[Callable[[], None]] = []
+    try:
+        for plan in missing_cuts(path, model, contents):
+            undo.append(_cut(path, model, plan))
+    except BaseException:
+        _put_back(undo)
+        raise
+    return lambda: _put_back(undo)
+
+
+def _put_back(undo: list[Callable[[], None]]) -> None:
+    while undo:
+        undo.pop()()
+
+
+def _cut(path: Any, model: nn.Module, plan: Cut) -> Callable[[], None]:
+    try:
+        require_fit(model, plan)
+    except ShrinkError as error:
+        got = f"`{error.layer}`: {error.got}" if error.layer else str(error.got)
+        raise misfit("model-cut", path, got, "a cut of the file") from error
+    return apply(model, plan)
