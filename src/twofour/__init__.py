@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         packing,
         patterns,
         quantization,
+        shrinking,
         structure,
         training,
     )
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from twofour.importing import read
     from twofour.pruning import prune
     from twofour.quantization import quantize
+    from twofour.shrinking import shrink
     from twofour.simplification import simplify
     from twofour.training import finetune
 
@@ -39,6 +41,7 @@ except PackageNotFoundError:  # imported from a source tree that was never insta
 # Verbs in pipeline order; each is imported from its stage when it is first used, so that `import twofour` is cheap.
 _VERBS = {
     "simplify": "twofour.simplification",
+    "shrink": "twofour.shrinking",
     "prune": "twofour.pruning",
     "finetune": "twofour.training",
     "quantize": "twofour.quantization",
@@ -60,6 +63,7 @@ _STAGES = (
     "packing",
     "patterns",
     "quantization",
+    "shrinking",
     "structure",
     "training",
 )
@@ -84,6 +88,8 @@ __all__ = [
     "quantize",
     "read",
     "save",
+    "shrink",
+    "shrinking",
     "simplify",
     "structure",
     "training",

@@ -24,6 +24,7 @@ class Statistics:
         need: What is collected.
         rows: How many rows were seen.
         squares: float64 (groups, in): the sum of squares of each input.
+        sums: float64 (groups, in): the sum of each input.
         hessian: (groups, in, in): X^T X, in float32, or float64 for a float64 weight.
         sample: (groups, at most 512, in): evenly spaced rows, where there is no Hessian.
         gradient: Root mean square of the loss's gradient, laid out as `matrix` does, for need "gradients".
@@ -33,6 +34,7 @@ class Statistics:
     need: Need
     rows: int = 0
     squares: Tensor | None = None
+    sums: Tensor | None = None
     hessian: Tensor | None = None
     gradient: Tensor | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
@@ -61,6 +63,8 @@ class Statistics:
         x = x.detach().to(torch.float64 if x.dtype == torch.float64 else torch.float32)
         squares = x.square().sum(1, dtype=torch.float64)
         self.squares = squares if self.squares is None else self.squares.add_(squares)
+        sums = x.sum(1, dtype=torch.float64)
+        self.sums = sums if self.sums is None else self.sums.add_(sums)
         if self.need == "hessian":
             if self.hessian is None:
                 self.hessian = x.new_zeros(x.shape[0], x.shape[2], x.shape[2])

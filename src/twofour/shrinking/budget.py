@@ -1,0 +1,149 @@
+"""Budget: how small a model has to become; and Prices: what it has of parameters and products at given widths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twofour import calls
+from twofour.errors import ShrinkError, cut
+from twofour.layers import PrunableWeight, walk
+from twofour.structure.shrink import Channels, Cuttable
+
+KINDS = ("parameters", "macs")
+"""What a budget may count."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The size that a model may have, as a fraction of its own, above 0 and below 1.
+
+    Attributes:
+        parameters: Of its parameters.
+        macs: Of the multiply-add operations of its weights in one forward pass of the example; products of activations
+            with each other, as of queries and keys, are not counted.
+    """
+
+    parameters: float | None = None
+    macs: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {kind: getattr(self, kind) for kind in KINDS if getattr(self, kind) is not None}
+        if len(given) != 1 or not all(isinstance(v, int | float) and 0 < v < 1 for v in given.values()):
+            raise ShrinkError(
+                "the budget is impossible",
+                got=", ".join(f"{kind}={cut(repr(value), 40)}" for kind, value in given.items()) or "no limit",
+                wanted="one of parameters and macs, a fraction above 0 and below 1",
+                remedy="budget=0.5, or twofour.shrinking.Budget(macs=0.5)",
+            )
+
+    @property
+    def kind(self) -> str:
+        """What is counted: "parameters" or "macs"."""
+        return "parameters" if self.parameters is not None else "macs"
+
+    @property
+    def fraction(self) -> float:
+        """The limit."""
+        found = self.parameters if self.parameters is not None else self.macs
+        assert found is not None
+        return float(found)
+
+    @classmethod
+    def of(cls, given: object) -> Budget:
+        """Read what a caller passed: a budget, or a fraction of the parameters.
+
+        Raises:
+            ShrinkError: It is neither.
+        """
+        if isinstance(given, Budget):
+            return given
+        return cls(parameters=given if isinstance(given, int | float) and not isinstance(given, bool) else -1)
+
+
+@torch.no_grad()
+def uses(model: nn.Module, example: Any) -> dict[str, int]:
+    """Return how often each weight is used by one forward pass: MACs are its values times that.
+
+    A Linear uses its weight once for each row of its input, a convolution for each place of its output, recurrent and
+    attention layers each of theirs for each row of their output. Weights of layers that are not called are missing.
+    """
+    found: dict[str, int] = {}
+
+    def see(weight: PrunableWeight, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        first = output[0] if isinstance(output, tuple | list) else output
+        rows = weight.of.rows(weight.module, weight.parameter.shape)
+        if weight.kind.startswith(("lstm", "gru", "rnn", "attention")):
+            count = first.numel() // first.shape[-1]
+        else:
+            count = first.numel() // max(rows, 1)
+        found[weight.name] = found.get(weight.name, 0) + count
+
+    weights = walk(model, eligibility="any", tied="*", empty=True).weights
+    observed = calls.observing([(weight, weight.module) for weight in weights], after=see)
+    with calls.evaluating(model), calls.without_cache(model), observed:
+        calls.call(model, calls.Example.of(example).copy())
+    return found
+
+
+@dataclass(eq=False)
+class Prices:
+    """What a model costs at the widths that its groups have now.
+
+    Attributes:
+        found: Its channels.
+        times: Name of each tensor -> what each of its values costs.
+        width: Channels that each group has now, by name.
+    """
+
+    found: Channels
+    times: Mapping[str, int]
+    width: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.width = {group.name: group.size for group in self.found.groups}
+        self._parts: dict[str, list[tuple[int, Tensor]]] = {}
+        self._axes: dict[tuple[str, int], list[Cuttable]] = {}
+        for group in self.found.groups:
+            for name, axis in {(place.name, place.axis) for place in group.group.places}:
+                if name in self.found.shapes:
+                    self._axes.setdefault((name, axis), []).append(group)
+        self._length = {key: self.found.shapes[key[0]][key[1]] for key in self._axes}
+
+    @property
+    def total(self) -> int:
+        """What all tensors cost now."""
+        return sum(self._of(name) for name in self.found.shapes)
+
+    def _of(self, name: str) -> int:
+        shape = self.found.shapes[name]
+        sizes = (self._length.get((name, axis), size) for axis, size in enumerate(shape))
+        return prod(sizes) * self.times.get(name, 0)
+
+    def set(self, group: Cuttable, width: int) -> int:
+        """Give a group another width; return what that saves."""
+        names = {place.name for place in group.group.places if place.name in self.found.shapes}
+        before = sum(map(self._of, names))
+        self.width[group.name] = width
+        for key in [key for key, groups in self._axes.items() if group in groups]:
+            self._length[key] = self._count(key)
+        return before - sum(map(self._of, names))
+
+    def _count(self, key: tuple[str, int]) -> int:
+        """Return how many positions of an axis stay, with the first channels of each group for those that do."""
+        stay = None
+        for group in self._axes[key]:
+            for place in self._places(group, key):
+                here = (place.index < self.width[group.name]) | (place.index < 0)
+                stay = here if stay is None else stay & here
+        assert stay is not None
+        return int(stay.sum())
+
+    @staticmethod
+    def _places(group: Cuttable, key: tuple[str, int]) -> Iterator[Any]:
+        return (place for place in group.group.places if (place.name, place.axis) == key)

@@ -1,0 +1,112 @@
+"""reconstruct: the weights that read cut channels are solved anew for those that stay, layer by layer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from twofour import calibration, calls
+from twofour.calibration import Batch, Statistics
+from twofour.layers import PrunableWeight
+from twofour.progress import Progress
+from twofour.shrinking.curves import covariance
+from twofour.structure.shrink import Cut
+
+_log = logging.getLogger("twofour.shrinking")
+
+
+def gone_columns(weight: PrunableWeight, plan: Cut) -> Tensor | None:
+    """Return (in,) booleans of the columns of a weight's matrix that a plan cuts, None where it cuts none."""
+    axis = weight.axis.axis
+    kept = plan.kept.get((weight.name, axis))
+    if kept is None or len(weight.feeds) != 1 or getattr(weight.module, "groups", 1) != 1:
+        return None
+    gone = torch.ones(weight.parameter.shape[axis], dtype=torch.bool, device="cpu")
+    gone[list(kept)] = False
+    width = calibration.matrix(weight, weight.parameter).shape[-1]
+    return gone.repeat(width // len(gone))
+
+
+def reconstruct(
+    model: nn.Module, plan: Cut, weights: Sequence[PrunableWeight], batches: Sequence[Batch], display: Progress
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Solve weights for the columns that a plan leaves; what it cuts becomes zero, and a bias takes up its mean.
+
+    In the order of the calls: what comes later sees the inputs that the solved layers before it give. For a weight W
+    whose inputs have mean m and covariance C the columns K that stay become W_K + W_B C_BK C_KK^-1, and the bias
+    gains W_B m_B less what the change of W_K gives.
+
+    Returns:
+        Names of the weights that were solved, and of those that the data do not show, with the reason.
+    """
+    found = {weight.name: gone for weight in weights if (gone := gone_columns(weight, plan)) is not None}
+    solved: list[str] = []
+
+    def visit(weight: PrunableWeight, statistics: Statistics) -> None:
+        if statistics.rows:
+            _solve(weight, statistics, found[weight.name])
+            solved.append(weight.name)
+
+    chosen = [weight for weight in weights if weight.name in found]
+    skipped = calibration.calibrate(model, chosen, batches, "hessian", visit, display=display)
+    return tuple(solved), skipped
+
+
+@torch.no_grad()
+def _solve(weight: PrunableWeight, statistics: Statistics, gone: Tensor) -> None:
+    values = calibration.matrix(weight, weight.parameter.detach())[0].to("cpu", torch.float64)
+    moments, mean = covariance(weight, statistics)
+    lost = values[:, gone]
+    change = torch.linalg.solve(moments[~gone][:, ~gone], moments[~gone][:, gone] @ lost.T).T
+    new = torch.zeros_like(values)
+    new[:, ~gone] = values[:, ~gone] + change
+    parameter = weight.parameter
+    parameter.copy_(calibration.from_matrix(weight, new.unsqueeze(0)).to(parameter))
+    bias: Tensor | None = getattr(weight.module, "bias", None)
+    if bias is not None:
+        bias += (lost @ mean[gone] - change @ mean[~gone]).to(bias)
+
+
+@torch.no_grad()
+def refit_norms(model: nn.Module, batches: Sequence[Batch]) -> int:
+    """Take the statistics of batch normalisations anew from calibration data; return of how many.
+
+    Batch norms behind cut channels see other means and variances. Where the data are too few (one value a channel) they
+    stay as they are.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    if not norms:
+        return 0
+    before = [{name: value.clone() for name, value in norm.named_buffers()} for norm in norms]
+    try:
+        with calls.evaluating(model), _training(norms):
+            for batch in batches:
+                calls.call(model, batch.inputs)
+    except Exception as error:  # a batch of one: torch has no variance of it
+        _log.warning("the statistics of batch norms stay as they were: %s", error)
+        for norm, buffers in zip(norms, before, strict=True):
+            for name, value in buffers.items():
+                norm.get_buffer(name).copy_(value)
+        return 0
+    return len(norms)
+
+
+@contextmanager
+def _training(norms: Sequence[Any]) -> Iterator[None]:
+    """Let batch norms average the statistics of all batches inside."""
+    momentum: Mapping[int, Any] = {id(norm): norm.momentum for norm in norms}
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None
+        norm.train()
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.momentum = momentum[id(norm)]

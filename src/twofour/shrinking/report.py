@@ -1,0 +1,74 @@
+"""What `shrink` did to a model: widths before and after, what each group lost, and what stayed whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from twofour.structure.shrink import Cut, Uncut
+
+_REPORT = "_twofour_shrunk"
+
+
+@dataclass(frozen=True)
+class Width:
+    """One group of channels.
+
+    Attributes:
+        name: Of the group: tensor and axis.
+        before: Channels that it had.
+        after: Channels that it has.
+        loss: Share of the energy of its readers' outputs that went, before anything was made up for across layers.
+        source: How it was ranked: "second-order" or "magnitude".
+    """
+
+    name: str
+    before: int
+    after: int
+    loss: float
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.before} -> {self.after}, {self.loss:.1%} lost ({self.source})"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `shrink` did.
+
+    Attributes:
+        widths: Every group that could be cut, in the model's order.
+        uncut: Channels that stay whole, with the reason.
+        parameters: Parameters before and after.
+        macs: Multiply-add operations of the weights in one forward pass of the example, before and after.
+        reconstructed: Weights that were solved anew for the channels that stay.
+        skipped: Weights that were not, with the reason.
+        cut: The plan, as JSON.
+    """
+
+    widths: tuple[Width, ...]
+    uncut: tuple[Uncut, ...]
+    parameters: tuple[int, int]
+    macs: tuple[int, int]
+    reconstructed: tuple[str, ...]
+    skipped: tuple[tuple[str, str], ...]
+    cut: Cut
+
+    def __str__(self) -> str:
+        pairs = (("parameters", self.parameters), ("MACs", self.macs))
+        lines = [", ".join(f"{what} {a:,} -> {b:,} ({b / max(a, 1):.1%})" for what, (a, b) in pairs)]
+        lines += [f"  {width}" for width in self.widths]
+        lines += [f"  {uncut}" for uncut in self.uncut]
+        lines += [f"  {name} was not solved anew: {reason}" for name, reason in self.skipped]
+        return "\n".join(lines)
+
+
+def report_of(model: nn.Module) -> Report | None:
+    """Return what `shrink` did to a model, None of one that it did not make."""
+    return model.__dict__.get(_REPORT)
+
+
+def attach(model: nn.Module, report: Report) -> None:
+    """Keep a report with its model."""
+    model.__dict__[_REPORT] = report

@@ -1,0 +1,208 @@
+"""shrink: budgets are met, what is solved anew is the least squares of what stays, and refusals say what can be."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import twofour
+from tests.structure.shrink.networks import IMAGE, MobileNet, made
+from twofour import calls, shrinking
+from twofour.errors import ShrinkError
+from twofour.shrinking.budget import Budget, Prices, uses
+from twofour.shrinking.curves import Reader, widths_of
+from twofour.structure import shrink as structure
+
+
+class Wide(nn.Module):
+    """Two layers whose hidden channels are some of a few numbers: most of them can go without any loss."""
+
+    def __init__(self, own: int = 12, size: int = 48) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, size), nn.Linear(size, 8)
+        with torch.no_grad():
+            self.a.weight[own:] = self.a.weight[torch.arange(size - own) % own]
+            self.a.bias[own:] = self.a.bias[torch.arange(size - own) % own]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x).relu())
+
+
+ROWS = torch.randn(256, 16, generator=torch.Generator().manual_seed(3))
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["parameters", "macs"])
+@pytest.mark.parametrize("name", ["mobilenet", "densenet", "tagger", "gpt2"])
+def test_a_budget_is_met_and_the_report_counts_what_is_there(name: str, kind: str) -> None:
+    if name == "gpt2":
+        pytest.importorskip("transformers", reason="needs the extra [text]")
+    model, example = made(name)
+    small = twofour.shrink(model, example, Budget(**{kind: 0.8}), least=0.1)
+    report = shrinking.report_of(small)
+    assert report is not None
+    assert report.parameters == (parameters(model), parameters(small))
+    assert report.macs == tuple(
+        sum(p.numel() * uses(m, example).get(n, 0) for n, p in m.named_parameters()) for m in (model, small)
+    )
+    before, after = getattr(report, kind)
+    assert after <= 0.8 * before and after > 0.5 * before
+    with calls.without_cache(small):
+        calls.call(small, calls.fresh(example))
+    assert str(report).startswith("parameters ") and structure.cuts_of(small)[-1] == report.cut
+
+
+def test_prices_are_those_of_the_model_that_is_cut() -> None:
+    model, example = made("densenet")
+    found = structure.channels(model, example)
+    prices = Prices(found, dict.fromkeys(found.shapes, 1))
+    assert prices.total == parameters(model)
+    kept = {}
+    for group in found.groups:
+        width = max(1, group.size // 2)
+        before = prices.total
+        assert prices.set(group, width) == before - prices.total
+        kept[group.name] = range(width)
+    assert prices.total == parameters(structure.cut(model, found.plan(kept)))
+
+
+def test_products_are_counted_as_torch_counts_them() -> None:
+    model, _ = made("mobilenet")
+    times = uses(model, IMAGE)
+    with FlopCounterMode(display=False) as counter:
+        model(IMAGE)
+    assert 2 * sum(model.get_parameter(name).numel() * count for name, count in times.items()) == (
+        counter.get_total_flops()
+    )
+
+
+@pytest.mark.parametrize(("size", "unit"), [(12, 1), (32, 8), (100, 8), (128, 16), (200, 16)])
+def test_widths_are_multiples_of_what_kernels_like(size: int, unit: int) -> None:
+    widths = widths_of(size, None, 0.25)
+    assert widths[0] == size and widths[-1] >= size / 4 and list(widths) == sorted(set(widths), reverse=True)
+    assert all(width % unit == 0 for width in widths[1:])
+    assert widths_of(size, 5, 0.5)[-1] % 5 == 0
+    assert widths_of(3, 8, 0.1) == (3, 2, 1)
+
+
+def test_what_a_reader_loses_is_the_least_squares_of_what_stays() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 12, generator=generator, dtype=torch.float64) @ torch.randn(
+        12, 12, generator=generator, dtype=torch.float64
+    )
+    layer = nn.Linear(12, 5, bias=False).double()
+    weight = twofour.layers.walk(layer, eligibility="any").weights[0]
+    columns = torch.arange(12).view(6, 2)
+    reader = Reader.of(weight, columns, x.T @ x)
+    alive = torch.arange(6)
+    first = reader.losses(alive)
+    lost = [reader.remove(torch.tensor([4])), reader.remove(torch.tensor([0, 3]))]
+    y = x @ layer.weight.detach().T
+
+    def error(gone: list[int]) -> float:
+        stay = columns[[c for c in range(6) if c not in gone]].flatten()
+        best = torch.linalg.lstsq(x[:, stay], y).solution
+        return float((y - x[:, stay] @ best).square().sum() / y.square().sum())
+
+    assert [float(one) for one in first] == pytest.approx([error([c]) for c in range(6)], rel=1e-6)
+    assert lost[0] == pytest.approx(error([4]), rel=1e-6)
+    assert sum(lost) == pytest.approx(error([4, 0, 3]), rel=1e-6)
+
+
+def test_channels_that_others_can_stand_for_go_without_loss() -> None:
+    torch.manual_seed(0)
+    model = Wide()
+    small: Any = twofour.shrink(model, ROWS[:2], 0.36, data=[ROWS], samples=256, multiple=4, progress=False)
+    alone: Any = twofour.shrink(model, ROWS[:2], 0.36, multiple=4)
+    assert small.a.out_features == small.b.in_features <= 16
+    large = model(ROWS).detach()
+    errors = [float((net(ROWS).detach() - large).norm() / large.norm()) for net in (small, alone)]
+    assert errors[0] < 0.03 < errors[1]
+    report = shrinking.report_of(small)
+    assert report is not None and report.reconstructed == ("b.weight",) and report.widths[0].source == "second-order"
+
+
+def test_constants_that_go_are_taken_up_by_the_next_bias() -> None:
+    torch.manual_seed(0)
+    model = Wide(48)
+    with torch.no_grad():
+        model.a.weight[::2] = 0
+        model.a.bias[::2] = torch.rand(24) + 0.5
+    small: Any = twofour.shrink(model, ROWS[:2], 0.53, data=[ROWS[:128]], multiple=8, progress=False)
+    assert small.a.out_features == 24
+    torch.testing.assert_close(small(ROWS), model(ROWS), rtol=1e-5, atol=1e-5)
+
+
+def test_batch_norms_take_their_statistics_anew_and_one_sample_leaves_them() -> None:
+    model, _ = made("mobilenet")
+    x = torch.randn(64, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    small: Any = twofour.shrink(model, IMAGE, 0.7, data=[x[:32], x[32:]], progress=False)
+    again = [module for module in small.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert all(int(norm.num_batches_tracked) == 2 and not norm.training for norm in again)
+    assert again[0].momentum == 0.1
+    seen: list[Tensor] = []
+    small.features[0][0].register_forward_hook(lambda _m, _a, out: seen.append(out))
+    small(x)
+    torch.testing.assert_close(again[0].running_mean, seen[0].mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
+
+
+def test_residual_streams_are_cut_on_request_and_layers_that_are_named() -> None:
+    model, example = made("mobilenet")
+    small: Any = twofour.shrink(model, example, 0.6, streams=True, layers=["features.3"])
+    report = shrinking.report_of(small)
+    assert report is not None and len(small.features) == 3
+    assert report.parameters[0] == parameters(model) and report.parameters[1] <= 0.6 * parameters(model)
+    assert {width.name for width in report.widths} >= {"features.0.0.weight:0"}
+    fresh = MobileNet()
+    for plan in structure.cuts_of(small):
+        fresh = structure.cut(fresh, plan)
+    fresh.load_state_dict(small.state_dict())
+
+
+def test_a_budget_that_cannot_be_met_says_the_least() -> None:
+    model, example = made("mobilenet")
+    with pytest.raises(ShrinkError, match=r"the budget cannot be met[\s\S]*at least 0\.\d+") as caught:
+        twofour.shrink(model, example, 0.01)
+    least = float(str(caught.value.wanted).split()[2].rstrip(":"))
+    small = twofour.shrink(model, example, least + 0.001)
+    assert parameters(small) <= (least + 0.001) * parameters(model)
+    with pytest.raises(ShrinkError, match="nothing can be cut"):
+        twofour.shrink(nn.Linear(4, 4), torch.randn(2, 4), 0.5)
+
+
+@pytest.mark.parametrize("budget", [0, 1, -0.5, 2, True, None, "half", float("nan")])
+def test_impossible_budgets_are_refused(budget: Any) -> None:
+    with pytest.raises(ShrinkError, match="the budget is impossible"):
+        twofour.shrink(Wide(), ROWS[:2], budget)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: Budget(parameters=0.5, macs=0.5),
+        lambda: Budget(),
+        lambda: twofour.shrink(Wide(), ROWS[:2], 0.5, multiple=0),
+        lambda: twofour.shrink(Wide(), ROWS[:2], 0.5, least=0),
+        lambda: twofour.shrink(Wide(), ROWS[:2], 0.5, layers=["c"]),
+        lambda: twofour.shrink(Wide(), torch.randn(2, 3), 0.5),
+    ],
+)
+def test_impossible_options_are_refused(call: Callable[[], Any]) -> None:
+    with pytest.raises(ShrinkError):
+        call()
+
+
+def test_the_small_model_is_pruned_compiled_and_estimated() -> None:
+    torch.manual_seed(0)
+    small = twofour.shrink(Wide(48, 64), ROWS[:2], 0.6)
+    twofour.prune(small, "2:4", eligibility="any")
+    assert twofour.check(small).ok
+    fast = twofour.compile(small, ROWS, graph=False)
+    torch.testing.assert_close(fast(ROWS), small(ROWS), rtol=1e-4, atol=1e-4)
+    assert twofour.estimate(small, tokens=256, machine="a100-sxm")
