@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from twofour.errors import FormatError, ShrinkError
 from twofour.export.file import Contents
-from twofour.export.fit import misfit
+from twofour.export.fit import misfit, with_ties
 from twofour.structure.shrink import Cut, cuts_of
 from twofour.structure.shrink.surgery import apply, require_fit
 
@@ -62,10 +62,12 @@ def missing_cuts(path: Any, model: nn.Module, contents: Contents) -> tuple[Cut, 
 
 
 def _is_small(model: nn.Module, contents: Contents) -> bool:
+    contents = with_ties(model, contents)
     shapes = {name: tuple(tensor.shape) for name, tensor in contents.plain.items()}
     shapes |= {name: tuple(weight.header.shape) for name, weight in contents.packed.items()}
     state = {name: tuple(t.shape) for name, t in model.state_dict().items() if isinstance(t, Tensor)}
-    return all(state.get(name) == shape for name, shape in shapes.items())
+    whole = state.keys() <= shapes.keys() | contents.aliases.keys()
+    return whole and all(state.get(name, shape) == shape for name, shape in shapes.items())
 
 
 def with_cuts(path: Any, model: nn.Module, contents: Contents) -> nn.Module:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 
 from twofour.errors import ShrinkError
 from twofour.shrinking.budget import Budget, Prices
@@ -11,7 +12,9 @@ from twofour.shrinking.curves import Curve
 from twofour.structure.shrink import Cuttable
 
 
-def choose(prices: Prices, curves: Mapping[str, Curve], budget: Budget, whole: int) -> dict[str, int]:
+def choose(
+    prices: Prices, curves: Mapping[str, Curve], budget: Budget, whole: int, *, uniform: bool = False
+) -> dict[str, int]:
     """Return the width of each group: narrower and narrower, each time where the least is lost for what is saved.
 
     The loss of a group counts as -log(1 - share), so that one group is not emptied before others are touched.
@@ -21,36 +24,60 @@ def choose(prices: Prices, curves: Mapping[str, Curve], budget: Budget, whole: i
         curves: What each group loses, by its name.
         budget: What is counted, and how much of it may stay.
         whole: What the large model has of it.
+        uniform: Groups that differ in the numbers of their layers alone get one width.
 
     Raises:
         ShrinkError: The narrowest widths are too wide for the budget.
     """
     limit, now = budget.fraction * whole, prices.total
-    groups = {group.name: group for group in prices.found.groups if group.name in curves}
-    at = dict.fromkeys(groups, 0)
+    bundles: dict[Hashable, _Bundle] = {}
+    for group in prices.found.groups:
+        if group.name in curves:
+            key = (group.kind, curves[group.name].widths) if uniform else group.name
+            bundles.setdefault(key, _Bundle(prices, [])).members.append((group, curves[group.name]))
     while now > limit:
-        ranks = {name: _rank(prices, groups[name], curves[name], at[name], 1) for name in groups}
-        name = min(ranks, key=lambda name: ranks[name][0], default="")
-        if not name or ranks[name][0] == math.inf:
+        best = min(bundles.values(), key=lambda bundle: bundle.rank(1)[0], default=None)
+        if best is None or best.rank(1)[0] == math.inf:
             raise _too_small(budget, now / whole)
-        at[name] += 1
-        now -= prices.set(groups[name], curves[name].widths[at[name]])
+        now -= best.go(1)
     # The last steps may have saved more than was asked for: what lost most comes back where it fits.
-    for name in sorted(groups, key=lambda name: -curves[name].losses[at[name]]):
-        while at[name] and now - _rank(prices, groups[name], curves[name], at[name], -1)[1] <= limit:
-            at[name] -= 1
-            now -= prices.set(groups[name], curves[name].widths[at[name]])
-    return {name: curves[name].widths[step] for name, step in at.items()}
+    for bundle in sorted(bundles.values(), key=lambda bundle: -bundle.loss(bundle.step)):
+        while bundle.step and now - bundle.rank(-1)[1] <= limit:
+            now -= bundle.go(-1)
+    return {group.name: curve.widths[bundle.step] for bundle in bundles.values() for group, curve in bundle.members}
 
 
-def _rank(prices: Prices, group: Cuttable, curve: Curve, step: int, by: int) -> tuple[float, int]:
-    """Return the loss for what is saved when a group goes on by some steps, infinite at its end, and what is saved."""
-    if not 0 <= step + by < len(curve.widths):
-        return math.inf, 0
-    saved = prices.set(group, curve.widths[step + by])
-    prices.set(group, curve.widths[step])
-    worse = cost(curve.losses[step + by]) - cost(curve.losses[step])
-    return worse / saved if saved > 0 else math.inf, saved
+@dataclass(eq=False)
+class _Bundle:
+    """Groups that have one width.
+
+    Attributes:
+        prices: Of the model at the widths that its groups have now.
+        members: The groups with what they lose; all may have the same widths.
+        step: Which of these they have.
+    """
+
+    prices: Prices
+    members: list[tuple[Cuttable, Curve]]
+    step: int = 0
+
+    def loss(self, step: int) -> float:
+        """Return what their losses count as at a step."""
+        return sum(cost(curve.losses[step]) for _, curve in self.members)
+
+    def go(self, by: int) -> int:
+        """Go on by some steps; return what that saves."""
+        self.step += by
+        return sum(self.prices.set(group, curve.widths[self.step]) for group, curve in self.members)
+
+    def rank(self, by: int) -> tuple[float, int]:
+        """Return the loss for what is saved by going on, infinite at the end, and what is saved."""
+        step = self.step
+        if not 0 <= step + by < len(self.members[0][1].widths):
+            return math.inf, 0
+        saved = self.go(by)
+        self.go(-by)
+        return (self.loss(step + by) - self.loss(step)) / saved if saved > 0 else math.inf, saved
 
 
 def cost(share: float) -> float:

@@ -44,7 +44,9 @@ class Report:
         macs: Multiply-add operations of the weights in one forward pass of the example, before and after.
         reconstructed: Weights that were solved anew for the channels that stay.
         skipped: Weights that were not, with the reason.
-        cut: The plan, as JSON.
+        cut: What was cut.
+        config: Why a model's configuration does not say its sizes, so that `twofour.load` has to load it; "" where
+            `from_pretrained` does.
     """
 
     widths: tuple[Width, ...]
@@ -54,6 +56,7 @@ class Report:
     reconstructed: tuple[str, ...]
     skipped: tuple[tuple[str, str], ...]
     cut: Cut
+    config: str = ""
 
     def __str__(self) -> str:
         pairs = (("parameters", self.parameters), ("MACs", self.macs))

@@ -39,6 +39,7 @@ def shrink(
     multiple: int | None = None,
     least: float = 0.125,
     layers: Sequence[str] = (),
+    uniform: bool = False,
     progress: bool = True,
 ) -> nn.Module:
     """Return a smaller model: fewer channels, hidden units and heads, chosen once, within a budget.
@@ -59,6 +60,8 @@ def shrink(
         multiple: Widths are multiples of it; default: 16 from 128 channels on, 8 from 32 on.
         least: Least share of each group that stays, above 0 and at most 1.
         layers: Names of whole layers to drop, such as "encoder.layer.3"; they are chosen by you.
+        uniform: Give all layers the same widths, which a configuration of transformers can say: the folder that
+            `small.save_pretrained` writes then loads with `from_pretrained`, where the model's class allows it.
         progress: Show a progress bar while calibrating, on a terminal.
 
     Returns:
@@ -86,7 +89,7 @@ def shrink(
         curves = work.curves({group.name: widths_of(group.size, multiple, least) for group in chosen})
         costs = {kind: _costs(kind, found, uses(twin, example)) for kind in KINDS}
         wholes = {"parameters": _parameters(model), "macs": _macs(model, example)}
-        widths = choose(Prices(found, costs[limit.kind]), curves, limit, wholes[limit.kind])
+        widths = choose(Prices(found, costs[limit.kind]), curves, limit, wholes[limit.kind], uniform=uniform)
         plan = found.plan({name: curves[name].kept(width) for name, width in widths.items()})
         solved, skipped = reconstruct(twin, plan, work.weights, batches, display) if batches else ((), {})
     small = structure.cut(twin, plan, inplace=True)
@@ -94,7 +97,7 @@ def shrink(
         refit_norms(small, batches)
     told = tuple(_width(group, curves[group.name], widths[group.name]) for group in chosen)
     sizes = (wholes["parameters"], _parameters(small)), (wholes["macs"], _macs(small, example))
-    report = Report(told, found.uncut, *sizes, solved, tuple(skipped.items()), plan)
+    report = Report(told, found.uncut, *sizes, solved, tuple(skipped.items()), plan, structure.configure(small))
     _log.info("shrunk: %s", report)
     attach(small, report)
     return small

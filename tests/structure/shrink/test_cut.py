@@ -161,3 +161,33 @@ def test_a_bias_is_added_where_a_plan_says_so() -> None:
     small: Any = shrink.cut(model, Cut(biases=("conv.0",)))
     assert small.conv[0].bias.shape == (12,)
     torch.testing.assert_close(small(example), model(example))
+
+
+def test_constants_go_on_in_the_biases_of_what_read_them() -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.GELU(), nn.Conv2d(8, 6, 3, bias=False), nn.Flatten()
+    ).eval()
+    with torch.no_grad():
+        model[1].weight[:5] = 0
+        model[1].bias.uniform_(0.5, 1.5)
+    plan = shrink.channels(model, IMAGE).plan({"0.weight:0": [5, 6, 7]})
+    small: Any
+    small, bordered = shrink.absorbed(model, plan, IMAGE)
+    torch.testing.assert_close(small(IMAGE), model(IMAGE), rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(shrink.cut(model, plan)(IMAGE), model(IMAGE), atol=1e-2)
+    assert bordered == () and shrink.cuts_of(small)[0].biases == ("3",) and model[3].bias is None
+    model[3].padding, model[3]._reversed_padding_repeated_twice = (1, 1), [1, 1, 1, 1]
+    small, bordered = shrink.absorbed(model, plan, IMAGE)
+    inner, outer = (net(IMAGE).view(2, 6, 6, 6)[..., 1:-1, 1:-1] for net in (small, model))
+    torch.testing.assert_close(inner, outer, rtol=1e-5, atol=1e-5)
+    assert bordered == ("3",)
+
+
+def test_what_varies_is_not_taken_for_a_constant() -> None:
+    model, example = made("squeeze")
+    plan = shrink.channels(model, example).plan({"gate.weight:0": range(8)})
+    small, _ = shrink.absorbed(model, plan, example)
+    torch.testing.assert_close(small(example), shrink.masked(model, plan)(example))
+    single, _ = shrink.absorbed(model, plan, example[:1])
+    torch.testing.assert_close(single(example), small(example))

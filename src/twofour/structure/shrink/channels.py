@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,11 @@ class Cuttable:
     def size(self) -> int:
         """How many channels there are."""
         return self.group.size
+
+    @property
+    def kind(self) -> Hashable:
+        """What the same channels of all layers have in common: all of their names but the numbers of layers."""
+        return self.exact, self.size, re.sub(r"\.\d+(?=\.)", ".N", self.name), len(self.group.places)
 
     @property
     def exact(self) -> bool:

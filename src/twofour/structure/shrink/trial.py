@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -103,7 +102,7 @@ class _Trial:
         """Return what stood the trial."""
         kinds: dict[Any, list[Cuttable]] = {}
         for group in self.draft.groups:
-            kinds.setdefault(self._kind(group), []).append(self._counting(group))
+            kinds.setdefault(group.kind, []).append(self._counting(group))
         claims = Counter(pair for groups in kinds.values() for group in groups for pair in group.attributes)
         # Two groups that one number counts may only shrink together, as queries and values do: each is tried by itself.
         easy = [
@@ -127,11 +126,6 @@ class _Trial:
             uncut += [Uncut(_tensors(group), group.size, fault or "") for group in groups if not found]
         accepted = sorted((group for groups in good.values() for group in groups), key=lambda group: group.number)
         return self._channels(accepted, uncut)
-
-    @staticmethod
-    def _kind(group: Cuttable) -> tuple[Any, ...]:
-        """Return what the same channels of all layers have in common: names but for the numbers of layers."""
-        return group.exact, group.size, re.sub(r"\.\d+(?=\.)", ".N", group.name), len(group.group.places)
 
     def _counting(self, group: Cuttable) -> Cuttable:
         """Return a group with the numbers that count it: groups of torch's own layers, heads of anybody's attention."""
