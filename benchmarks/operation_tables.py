@@ -81,6 +81,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Record]], str]]] = {
     "block-bfloat16": ("Best dense time over ours in bfloat16.", of_block),
     "block-int8": ("Best dense time over ours in int8.", of_block),
     "blocks-float32": ("Fused blocks of 4 million floats.", of_fused),
+    "blocks-bfloat16": ("Fused blocks of 4 million numbers of bfloat16.", of_fused),
     "bits": ("Time of the dots of bytes (w8a8) over the fastest row's on the widths.", of_bits),
 }
 """Names of records -> what their table says, and what writes it."""

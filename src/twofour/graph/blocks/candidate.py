@@ -20,7 +20,7 @@ MOST_OPERANDS = 24
 """Operands of a block: beyond, streams of memory disturb each other."""
 
 MOST_REGISTERS = 32
-"""Registers of a block: a tile of each, 4 KiB, must stay in the second cache, and what a step touches in the first."""
+"""Registers of a block: a tile of each, 8 KiB, must stay in the second cache, and what a step touches in the first."""
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,8 @@ class Program {
   bool reads_in_bursts() const {
     if (std::count_if(loops_.begin(), loops_.end(), [](const Loop& loop) { return !loop.rows; }) > 1) return true;
     for (const Loop& loop : loops_) {
+      for (int i = loop.begin; loop.rows && i < loop.end; i++)
+        if (steps_[static_cast<size_t>(i)].op == StepOp::load) return true;
       bool input[kMostRegisters] = {};
       for (int i = loop.begin; !loop.rows && i < loop.end;) {
         const Step& first = steps_[static_cast<size_t>(i)];
@@ -164,10 +166,10 @@ class Program {
 
   // Steps that take what the one before them makes run together: those of links.def, then at most one reduction.
   void join(const Loop& loop) {
+    for (int i = loop.begin; i + 1 < loop.end; i++) at(i).lasts = lasts(loop, i);
     for (int i = loop.begin; i < loop.end;) {
       int end = i + 1;
       while (end < loop.end && end - i < kMostChain && hands_on(i, end)) {
-        at(end - 1).lasts = lasts(loop, end - 1);
         if (is(at(end++), Kind::reduce)) break;
       }
       at(i).chain = static_cast<int16_t>(end - i);
@@ -185,8 +187,9 @@ class Program {
   // Whether another than the next step reads what step i makes.
   bool lasts(const Loop& loop, int i) {
     const Step &step = at(i), &next = at(i + 1);
+    if (step.op == StepOp::store || step.to >= kRowRegister) return false;
     if (kept_[step.to]) return true;
-    if (next.to == step.to) return false;
+    if (next.op != StepOp::store && next.to == step.to) return false;
     for (int later = i + 2; later < loop.end; later++) {
       if (reads(at(later), step.to)) return true;
       if (at(later).op != StepOp::store && at(later).to == step.to) return false;

@@ -2,6 +2,8 @@
 // once for a group of vectors, so that rows shorter than a group share one. Internal linkage.
 #pragma once
 
+#include <type_traits>
+
 #include "ahead.h"
 #include "fused_block.h"
 #include "kernels/precise_math.h"
@@ -26,31 +28,47 @@ class RowOfVector {
   int16_t rows_[kVectors];
 };
 
+// Numbers of a register where they stand: as floats, or as an operand of bfloat16 has them.
+struct Places {
+  const float* floats = nullptr;
+  const uint16_t* halves = nullptr;
+};
+
 template <class V>
 class Chain {
   using M = PreciseMath<V>;
   using F = typename V::reg;
   using StepOp = twofour::StepOp;
-  static constexpr int kGroup = 8;  // vectors
+  static constexpr int kGroup = 8;  // vectors; sixteen were measured to be no faster
 
  public:
-  // A step: its second operand's numbers, one for each place or for each row, or the one number there is, and where
-  // else than to the next step its result goes.
+  // Where the result of a link goes, else than to the next one.
+  struct Target {
+    float* floats = nullptr;
+    uint16_t* halves = nullptr;
+    bool stream = false;
+  };
+  // The second operand of a link: the one number there is, one for each place, or one for each row of a group's.
+  enum Second { of_all, of_floats, of_halves, of_row };
+  // A step and its second operand as one number, which the code of a link is chosen by.
+  static constexpr int code_of(StepOp op, Second second) { return static_cast<int>(op) * 4 + second; }
   struct Link {
-    StepOp op;
-    const float *places, *of_rows;
-    float* to;
+    int code;
     float value;
-    bool stream;
+    const void* second;
+    Target to;
+    bool writes;
   };
 
   // Over `rows` rows of `width` numbers from `from` on. Rows are whole vectors, or there are no links of rows.
-  Chain(const float* from, int64_t rows, int64_t width, RowOfVector<V>& row_of, Ahead& ahead)
+  Chain(Places from, int64_t rows, int64_t width, RowOfVector<V>& row_of, Ahead& ahead)
       : from_(from), rows_(rows), width_(width), row_of_(row_of), ahead_(ahead) {}
-  void add(StepOp op, const float* places, const float* of_rows, float value, float* to, bool stream) {
+  void add(StepOp op, Places places, const float* of_rows, float value, Target to) {
     Link& link = links_[count_++];  // field by field: a whole one would be read back before it is written
-    link.op = op, link.places = places, link.of_rows = of_rows;
-    link.to = to, link.value = value, link.stream = stream;
+    link.code = code_of(op, of_rows ? of_row : places.floats ? of_floats : places.halves ? of_halves : of_all);
+    link.second = of_rows ? of_rows : places.floats ? static_cast<const void*>(places.floats) : places.halves;
+    link.value = value, link.writes = to.floats || to.halves;
+    link.to.floats = to.floats, link.to.halves = to.halves, link.to.stream = to.stream;
     of_rows_ |= of_rows != nullptr;
   }
 
@@ -67,6 +85,7 @@ class Chain {
       case V::width: return reduce_short<1>(to);
       case 2 * V::width: return reduce_short<2>(to);
       case 4 * V::width: return reduce_short<4>(to);
+      case 8 * V::width: return reduce_short<8>(to);
       default: return reduce_rows(to);
     }
   }
@@ -75,12 +94,18 @@ class Chain {
   // take(vectors) gets what the last link makes of a group.
   template <class Take>
   TWOFOUR_INLINE void by_row(const Take& take) {
+    begin_rows();
     for (int64_t r = 0; r < rows_; r++) row(r, take);
+  }
+  // Links of rows take one number then, which each row puts there.
+  void begin_rows() {
+    for (int i = 0; of_rows_ && i < count_; i++)
+      if ((by_row_[i] = links_[i].code % 4 == of_row)) links_[i].code += of_all - of_row;
   }
   template <class Take>
   TWOFOUR_INLINE void row(int64_t r, const Take& take) {
     for (int i = 0; of_rows_ && i < count_; i++)
-      if (links_[i].of_rows) links_[i].value = links_[i].of_rows[r];
+      if (by_row_[i]) links_[i].value = static_cast<const float*>(links_[i].second)[r];
     through(r * width_, (r + 1) * width_, take);
   }
   template <class Take>
@@ -93,6 +118,7 @@ class Chain {
 
   // Four sums at a time hide the latency of one, and sum more exactly.
   void reduce_rows(RowNumbers<V>& to) {
+    begin_rows();
     reduction<V>(to.op(), [&](float first, const auto& of) {
       for (int64_t r = 0; r < rows_; r++) {
         F sums[4] = {M::all(first), M::all(first), M::all(first), M::all(first)};
@@ -115,7 +141,9 @@ class Chain {
         reduction<V>(to.op(), [&](float, const auto& of) {
           TWOFOUR_UNROLL
           for (int k = 0; k < n; k += kVectors) {
-            if constexpr (kVectors == 4) to.put(of(of(x[k], x[k + 1]), of(x[k + 2], x[k + 3])));
+            if constexpr (kVectors == 8)
+              to.put(of(of(of(x[k], x[k + 1]), of(x[k + 2], x[k + 3])), of(of(x[k + 4], x[k + 5]), of(x[k + 6], x[k + 7]))));
+            else if constexpr (kVectors == 4) to.put(of(of(x[k], x[k + 1]), of(x[k + 2], x[k + 3])));
             else if constexpr (kVectors == 2) to.put(of(x[k], x[k + 1]));
             else to.put(x[k]);
           }
@@ -128,58 +156,74 @@ class Chain {
   template <int kVectors, class Take>
   TWOFOUR_INLINE void group(int64_t at, const Take& take) {
     F x[kVectors];
-    const float* from = from_ + at;
-    TWOFOUR_UNROLL
-    for (int k = 0; k < kVectors; k++) x[k] = V::load_unaligned(from + k * V::width);
-    read_on<kVectors>(from);
+    if (from_.halves) first(from_.halves + at, x);
+    else first(from_.floats + at, x);
     for (const Link *link = links_, *end = links_ + count_; link < end; link++) {
-      switch (link->op) {
-#define TWOFOUR_LINK(name, result)                                                          \
-  case StepOp::name:                                                                        \
-    with_second<kVectors>(*link, at, [&](const auto& second) __attribute__((always_inline)) { \
-      TWOFOUR_UNROLL                                                                        \
-      for (int k = 0; k < kVectors; k++) {                                                  \
-        const F a = x[k];                                                                   \
-        [[maybe_unused]] const F b = second(k);                                             \
-        x[k] = result;                                                                      \
-      }                                                                                     \
-    });                                                                                     \
+      switch (link->code) {
+#define TWOFOUR_CASE(name, result, of)                                                               \
+  case code_of(StepOp::name, of):                                                                    \
+    with_second<of, kVectors>(*link, at, [&](const auto& second) __attribute__((always_inline)) {    \
+      TWOFOUR_UNROLL                                                                                 \
+      for (int k = 0; k < kVectors; k++) {                                                           \
+        const F a = x[k];                                                                            \
+        [[maybe_unused]] const F b = second(k);                                                      \
+        x[k] = result;                                                                               \
+      }                                                                                              \
+    });                                                                                              \
     break;
+#define TWOFOUR_LINK(name, result)       \
+  TWOFOUR_CASE(name, result, of_all)     \
+  TWOFOUR_CASE(name, result, of_floats)  \
+  TWOFOUR_CASE(name, result, of_halves)  \
+  TWOFOUR_CASE(name, result, of_row)
 #include "links.def"
+#undef TWOFOUR_CASE
         default:
           break;
       }
-      if (!link->to) continue;
-      float* to = link->to + at;
-      if (link->stream) {
-        TWOFOUR_UNROLL
-        for (int k = 0; k < kVectors; k++) V::stream(to + k * V::width, x[k]);
-      } else {
-        TWOFOUR_UNROLL
-        for (int k = 0; k < kVectors; k++) V::store_unaligned(to + k * V::width, x[k]);
-      }
+      if (!link->writes) continue;
+      if (link->to.floats) put(link->to.floats + at, x, link->to.stream);
+      else put(link->to.halves + at, x, link->to.stream);
     }
     take(x);
     ahead_.after(kVectors * V::width);
   }
-  // The prefetchers of a core stop at the end of a page of 4 KB, which a tile of 1,024 numbers reaches every time.
-  template <int kVectors>
-  TWOFOUR_INLINE void read_on(const float* at) const {
-    constexpr int64_t kFar = 512;  // numbers; measured: 256 is as good, 768 is worse
-    if (kVectors < kGroup || !reads_on_) return;
+  template <class T, int kVectors>
+  TWOFOUR_INLINE void first(const T* from, F (&x)[kVectors]) const {
     TWOFOUR_UNROLL
-    for (int k = 0; k < kVectors; k++) __builtin_prefetch(at + k * V::width + kFar, 0, 2);
+    for (int k = 0; k < kVectors; k++) x[k] = V::load_unaligned(from + k * V::width);
+    read_on<kVectors>(from);
+  }
+  template <class T, int kVectors>
+  static TWOFOUR_INLINE void put(T* to, const F (&x)[kVectors], bool stream) {
+    if (stream) {
+      TWOFOUR_UNROLL
+      for (int k = 0; k < kVectors; k++) V::stream(to + k * V::width, x[k]);
+    } else {
+      TWOFOUR_UNROLL
+      for (int k = 0; k < kVectors; k++) V::store_unaligned(to + k * V::width, x[k]);
+    }
+  }
+  // The prefetchers of a core stop at the end of a page of 4 KB, which a tile reaches every time.
+  template <int kVectors, class T>
+  TWOFOUR_INLINE void read_on(const T* at) const {
+    constexpr int kFar = 2048, kLine = 64;  // bytes; measured: 1,024 is as good, 3,072 is worse
+    if (kVectors < kGroup || !reads_on_) return;
+    const char* bytes = reinterpret_cast<const char*>(at) + kFar;
+    TWOFOUR_UNROLL
+    for (int k = 0; k < static_cast<int>(kVectors * V::width * sizeof(T)); k += kLine) __builtin_prefetch(bytes + k, 0, 2);
   }
   // Calls use(second) with the second operand of each vector of a group.
-  template <int kVectors, class Use>
+  template <Second of, int kVectors, class Use>
   TWOFOUR_INLINE void with_second(const Link& link, int64_t at, const Use& use) const {
-    if (link.places) {
-      const float* places = link.places + at;
+    if constexpr (of == of_floats || of == of_halves) {
+      using T = std::conditional_t<of == of_floats, float, uint16_t>;
+      const T* places = static_cast<const T*>(link.second) + at;
       read_on<kVectors>(places);
       use([&](int k) { return V::load_unaligned(places + k * V::width); });
-    } else if (shared_ && link.of_rows) {
+    } else if constexpr (of == of_row) {
       const int16_t* rows = shared_ + at / V::width;
-      const float* of_rows = link.of_rows;
+      const float* of_rows = static_cast<const float*>(link.second);
       use([&](int k) { return V::broadcast(of_rows + rows[k]); });
     } else {
       const F b = V::broadcast(&link.value);
@@ -189,8 +233,8 @@ class Chain {
 
   Link links_[twofour::kMostChain];
   int count_ = 0;
-  bool of_rows_ = false;
-  const float* from_;
+  bool of_rows_ = false, by_row_[twofour::kMostChain];
+  Places from_;
   int64_t rows_, width_;
   RowOfVector<V>& row_of_;
   const int16_t* shared_ = nullptr;  // where rows share groups, the row of each vector

@@ -49,13 +49,15 @@ class TileOperands {
     }
   }
 
-  // The operand's numbers of the tile, if they stand together as floats and whole vectors of them may be touched.
-  float* in_place(const BlockOperand& operand) const {
+  // The operand's numbers of the tile, if they stand together as T and whole vectors of them may be touched.
+  template <class T = float>
+  T* in_place(const BlockOperand& operand) const {
     const bool together = rows_ == 1 || (block_.axes == 1 && operand.strides[0] == width_);
-    if (operand.type != Type::f32 || operand.inner != 1 || !together || count_ % V::width != 0) return nullptr;
+    const Type type = sizeof(T) == sizeof(float) ? Type::f32 : Type::bf16;
+    if (operand.type != type || operand.inner != 1 || !together || count_ % V::width != 0) return nullptr;
     int64_t offset = from_;
     for (int a = 0; a < block_.axes; a++) offset += index_[a] * operand.strides[a];
-    return reinterpret_cast<float*>(operand.data) + offset;
+    return reinterpret_cast<T*>(operand.data) + offset;
   }
 
   // Writes past the caches where that pays and the address allows it.
@@ -96,6 +98,7 @@ class TileOperands {
   void gather_as(const BlockOperand& operand, float* to, int64_t width, const Read& read) const {
     const T* from = reinterpret_cast<const T*>(operand.data);
     const int64_t inner = operand.inner;
+    if (width == 1) return each_row(operand, [&](int64_t r, int64_t offset) { to[r] = read(from[offset]); });
     each_row(operand, [&](int64_t r, int64_t offset) {
       const T* x = from + offset;
       float* y = to + r * width;
@@ -117,6 +120,7 @@ class TileOperands {
   void scatter_as(const BlockOperand& operand, const float* from, int64_t width, const Write& write) const {
     T* to = reinterpret_cast<T*>(operand.data);
     const int64_t inner = operand.inner;
+    if (width == 1) return each_row(operand, [&](int64_t r, int64_t offset) { to[offset] = write(from[r]); });
     each_row(operand, [&](int64_t r, int64_t offset) {
       const float* x = from + r * width;
       T* y = to + offset;

@@ -7,6 +7,7 @@ largest number of a row; the exponentials, which are kept, and their sum; their 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from twofour import native
@@ -53,6 +54,12 @@ class Schedule:
         self._lasting: dict[Value, int | None] = {
             operand: None for value in values for operand in value.values if _is_read_later(operand, value)
         }
+        self._readers: dict[Value, list[Value]] = {}
+        for value in values:
+            for operand in value.values:
+                self._readers.setdefault(operand, []).append(value)
+        for value in [value for value in self._lasting if self._is_soon_made(value)]:
+            del self._lasting[value]
         self._free: list[int] = []
         for level in range(BEFORE, max((value.level for value in values), default=0) + 1):
             here = [value for value in values if value.level == level]
@@ -62,6 +69,18 @@ class Schedule:
     def _is_end(self, value: Value) -> bool:
         """Whether a loop over tiles computes a value for something outside of it."""
         return _is_reduction(value) or (not value.of_row and (value in self._lasting or value in self._stores))
+
+    def _is_soon_made(self, value: Value) -> bool:
+        """Whether a later loop makes a value by one cheap step of another that is kept, LayerNorm's `x - mean`.
+
+        That costs no more than to read it, and a store, which it then needs not, takes as long as two loads.
+        """
+        sources = [operand for operand in value.values if not operand.of_row]
+        if not _is_cheap(value) or value in self._stores or len(sources) != 1:
+            return False
+        here = [reader for reader in self._readers[value] if reader.level == value.level or _is_reduction(reader)]
+        needs_no_store = len(here) <= 1 and all(_is_cheap(reader) or _is_reduction(reader) for reader in here)
+        return needs_no_store and sources[0] in self._lasting and not self._is_soon_made(sources[0])
 
     def _tile_loop(self, ends: Iterable[Value]) -> None:
         begin, order = len(self.lines), _early(list(self._order(ends)))
@@ -140,10 +159,10 @@ class Schedule:
 
 def _early(order: Sequence[Value]) -> list[Value]:
     """Move loads before the cheap steps that they stand between, which then run as one pass."""
-    links, found = set(native.extension().block_links), list[Value]()
+    found = list[Value]()
     for value in order:
         at = len(found)
-        while value.step == "load" and at > 0 and found[at - 1].step in links:
+        while value.step == "load" and at > 0 and _is_cheap(found[at - 1]):
             at -= 1
         found.insert(at, value)
     return found
@@ -161,6 +180,16 @@ def _reachable(stores: Sequence[Value]) -> Iterator[Value]:
             seen.add(value)
             waiting.append((value, True))
             waiting += [(operand, False) for operand in reversed(value.values)]
+
+
+def _is_cheap(value: Value) -> bool:
+    """Whether a value is made inside a pass of others: its step is one of links.def."""
+    return not value.of_row and value.step in _links()
+
+
+@cache
+def _links() -> frozenset[str]:
+    return frozenset(native.extension().block_links)
 
 
 def _is_reduction(value: Value) -> bool:

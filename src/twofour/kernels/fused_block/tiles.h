@@ -99,6 +99,8 @@ class Tiles : TileOperands<V> {
     const BlockOperand& operand = block_.inputs[step.a];
     if (step.to >= kRowRegister) return gather(operand, row_[step.to - kRowRegister], 1);
     if (block_.kept[step.to]) return gather(operand, target(step.to), width_);
+    halves_[step.to] = stays_[step.a] ? nullptr : this->template in_place<uint16_t>(operand);
+    if (halves_[step.to]) return;
     float* at = in_place(operand);
     if (!at && stays_[step.a]) {  // every tile reads the same
       at = stays_[step.a];
@@ -116,9 +118,22 @@ class Tiles : TileOperands<V> {
     scatter(operand, from, step.a >= kRowRegister ? 1 : width_);
   }
 
-  const float* source(int i) const { return i >= kRowRegister ? row_[i - kRowRegister] : base_[i]; }
+  const float* source(int i) {
+    if (i >= kRowRegister) return row_[i - kRowRegister];
+    if (halves_[i]) widen(i);
+    return base_[i];
+  }
+  Places places(int i) const { return {halves_[i] ? nullptr : base_[i], halves_[i]}; }
+  // What stands as bfloat16 in an operand -> its register.
+  TWOFOUR_NOINLINE void widen(int i) {
+    const uint16_t* from = halves_[i];
+    float* to = base_[i] = own(i);
+    halves_[i] = nullptr;
+    sweep([&](int64_t k) { V::store_unaligned(to + k, V::load_unaligned(from + k)); });
+  }
   float* target(int i) {
     if (i >= kRowRegister) return row_[i - kRowRegister];
+    halves_[i] = nullptr;
     return base_[i] = straight_ ? straight_ : own(i);
   }
 
@@ -221,9 +236,10 @@ class Tiles : TileOperands<V> {
       const Step* step = block_.steps + i;
       const int count = loop.rows || !whole_rows(step) ? 1 : step->chain;
       i += count;
-      straight_ = i < loop.end ? straight(step[count - 1], block_.steps[i]) : nullptr;
+      const Step* next = i < loop.end ? block_.steps + i : nullptr;
+      straight_ = next ? straight<float>(step[count - 1], *next) : nullptr;
       streams_ = straight_ && streams(straight_);
-      if (count > 1) chain(step, count);
+      if (count > 1 || (!loop.rows && of_halves(*step, next))) i += chain(step, count, next);
       else one(*step);
     }
   }
@@ -236,34 +252,59 @@ class Tiles : TileOperands<V> {
     return true;
   }
 
+  // Whether a step by itself is a pass of links all the same: one that reads or writes bfloat16 where that stands.
+  bool of_halves(const Step& step, const Step* next) const {
+    if (!(is_link(step.op) || step.to >= kRowRegister) || !whole_rows(&step)) return false;
+    const bool reads = halves_[step.a] || (is_binary(step.op) && step.b != kNumber && step.b < kRowRegister && halves_[step.b]);
+    return reads || (next && straight<uint16_t>(step, *next));
+  }
+  static constexpr bool is_link(StepOp op) {
+    switch (op) {
+#define TWOFOUR_LINK(name, result) case StepOp::name:
+#include "links.def"
+      return true;
+      default: return false;
+    }
+  }
+
   // Several steps at once, whose results between them stay in vector registers; the last may be a reduction.
-  TWOFOUR_NOINLINE void chain(const Step* steps, int count) {
+  // Returns 1 where the `next` step, a store, is done too.
+  TWOFOUR_NOINLINE int chain(const Step* steps, int count, const Step* next) {
     const Step& last = steps[count - 1];
     const bool reduces = last.to >= kRowRegister;
     if (reduces) count--;
-    Chain<V> chain(source(steps[0].a), rows_, width_, row_of_, ahead_);
+    uint16_t* halves = next ? straight<uint16_t>(last, *next) : nullptr;
+    Chain<V> chain(places(steps[0].a), rows_, width_, row_of_, ahead_);
     for (int i = 0; i < count; i++) {
       const Step& step = steps[i];
       const bool binary = step.b != kNumber && is_binary(step.op), of_rows = binary && step.b >= kRowRegister;
       const bool ends = &step == &last;
       // Taken before the target is: that may be the same register, which then stands elsewhere.
-      const float *places = binary && !of_rows ? base_[step.b] : nullptr, *rows = of_rows ? source(step.b) : nullptr;
-      float* to = ends ? target(step.to) : step.lasts ? base_[step.to] = own(step.to) : nullptr;
-      chain.add(step.op, places, rows, step.value, to, ends && streams_);
+      const Places second = binary && !of_rows ? places(step.b) : Places{};
+      const float* rows = of_rows ? source(step.b) : nullptr;
+      typename Chain<V>::Target to;
+      if (ends && halves) to.halves = halves, to.stream = streams(halves);
+      else if (ends) to.floats = target(step.to), to.stream = streams_;
+      else if (step.lasts) to.floats = base_[step.to] = own(step.to), halves_[step.to] = nullptr;
+      chain.add(step.op, second, rows, step.value, to);
     }
-    if (!reduces) return chain.run();
+    if (!reduces) return chain.run(), halves != nullptr;
     RowNumbers<V> numbers(last.op, row_[last.to - kRowRegister], from_ != 0);
     chain.reduce(numbers, block_.streams && !block_.reads_ahead);
     numbers.finish();
+    return 0;
   }
   static constexpr bool is_binary(StepOp op) { return op >= StepOp::add && op <= StepOp::ge; }
 
   // Where the step may leave its result, if the next one stores it as it is: in the output itself.
-  float* straight(const Step& step, const Step& next) const {
+  // As bfloat16 it is rounded, so that nobody else may read it.
+  template <class T>
+  T* straight(const Step& step, const Step& next) const {
+    if (sizeof(T) < sizeof(float) && step.lasts) return nullptr;
     if (next.op != StepOp::store || next.a != step.to || step.to >= kRowRegister || block_.kept[step.to]) return nullptr;
     if (step.op == StepOp::load || step.op == StepOp::store) return nullptr;
     if (step.b >= kRowRegister && width_ % V::width != 0) return nullptr;  // rows are written past their ends
-    return in_place(block_.outputs[next.to]);
+    return this->template in_place<T>(block_.outputs[next.to]);
   }
 
   TWOFOUR_NOINLINE void one(const Step& s) {
@@ -302,6 +343,7 @@ class Tiles : TileOperands<V> {
   float* own_[twofour::kMostRegisters];
   float* row_[twofour::kMostRegisters];
   float* base_[twofour::kMostRegisters] = {};
+  const uint16_t* halves_[twofour::kMostRegisters] = {};  // where a register's numbers stand as bfloat16, if they do
   float* stays_[twofour::kMostOperands];  // where a tile of an input stands that is the same for all tiles
   bool gathered_[twofour::kMostOperands] = {};
   float* straight_ = nullptr;  // where the step at hand leaves its result, if not in its register

@@ -1,0 +1,36 @@
+"""Operands of bfloat16 that fused blocks read and write where they stand, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels.test_fused_block import ROWS, operands, poisoned, run
+from twofour import native
+from twofour.kernels.fused_block import Expression, fused_block_reference
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("shape", [(7, 16), (37, 64), (3, 128), (5, 50), (2, 2048), (2, 4096), (16, 3)])
+@pytest.mark.parametrize("stores", range(4))
+def test_bfloat16_is_read_and_written_where_it_stands(
+    row: native.NativeRow, shape: tuple[int, ...], stores: int
+) -> None:
+    """As the first and the second operand, of cheap steps and others; a number that others read is rounded for none."""
+    expression = Expression()
+    x, y = expression.load(), expression.load()
+    made = expression.apply("add", expression.apply("mul", x, y), 0.5)
+    values = [
+        [expression.apply("sub", y, x)],  # one step by itself
+        [expression.apply("amax", x), expression.apply("sum", made)],
+        [made, expression.apply("mul", made, made), expression.apply("exp", expression.apply("neg", made))],
+        [expression.apply("div", x, expression.apply("sum", expression.apply("exp", y))), expression.apply("tanh", x)],
+    ][stores]
+    for value in values:
+        expression.store(value)
+    inputs = [tensor.bfloat16() for tensor in operands(shape, shape)]
+    exact = fused_block_reference(expression, inputs, torch.float64)
+    for dtype, tolerance in ((torch.bfloat16, 2**-8), (torch.float32, 1e-5)):
+        found = run(row, expression, inputs, poisoned(expression, inputs, dtype))
+        for got, want in zip(found, exact, strict=True):
+            torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=1e-5)
