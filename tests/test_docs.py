@@ -53,6 +53,7 @@ def test_every_command_is_documented() -> None:
     commands = [info.name or (info.callback.__name__ if info.callback else "") for info in app.registered_commands]
     assert set(commands) == {
         "demo",
+        "shrink",
         "prune",
         "check",
         "import",
@@ -128,11 +129,11 @@ def test_the_readme_code_runs(times_cache: Path, monkeypatch: pytest.MonkeyPatch
     assert len(text("README.md").splitlines()) <= 80
 
 
-@pytest.mark.parametrize("page", ["docs/blocks.md"])
+@pytest.mark.parametrize("page", ["docs/blocks.md", "docs/shrink.md"])
 def test_the_programs_of_pages_run(
     page: str, times_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", text(page), re.S)
+    program = "\n".join(re.findall(r"```python\n(.*?)```", text(page), re.S))
     (tmp_path / "page.py").write_text(program)
     monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
     run = subprocess.run(

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from twofour.cli import advise, check, demo, estimate, explain, export, importing, kernels, prune, simulate
+from twofour.cli import advise, check, demo, estimate, explain, export, importing, kernels, prune, shrink, simulate
 from twofour.cli.console import ToStderr, print_error
 from twofour.errors import SourceError, TwofourError, explained
 
@@ -81,6 +81,7 @@ def _root(
 
 
 app.command("demo")(demo.demo)
+app.command("shrink")(shrink.shrink)
 app.command("prune")(prune.prune)
 app.command("check")(check.check)
 app.command("import")(importing.convert)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from torch import nn
 
@@ -57,6 +58,18 @@ class Report:
     skipped: tuple[tuple[str, str], ...]
     cut: Cut
     config: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON holds it; the cut is in the model's file."""
+        return {
+            "parameters": list(self.parameters),
+            "macs": list(self.macs),
+            "widths": [asdict(width) for width in self.widths],
+            "uncut": [asdict(uncut) for uncut in self.uncut],
+            "reconstructed": list(self.reconstructed),
+            "skipped": dict(self.skipped),
+            "config": self.config,
+        }
 
     def __str__(self) -> str:
         pairs = (("parameters", self.parameters), ("MACs", self.macs))

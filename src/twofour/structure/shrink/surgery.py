@@ -93,7 +93,7 @@ def apply(model: nn.Module, plan: Cut) -> Callable[[], None]:
         drop(model, plan.layers, undo)
         before = cuts_of(model)
         undo.append(lambda: model.__dict__.update({_MARK: before}))
-        model.__dict__[_MARK] = (*before, plan)
+        model.__dict__[_MARK] = before if plan == Cut() else (*before, plan)
     except BaseException:
         _put_back(undo)
         raise

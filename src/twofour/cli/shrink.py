@@ -1,0 +1,129 @@
+"""`twofour shrink`: a dense model in, a folder with a smaller one out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from torch import nn
+
+from twofour import calls, shrinking
+from twofour.cli import data as calibration
+from twofour.cli import source as sources
+from twofour.cli.console import JsonFile, print_table, progress, say, write
+from twofour.cli.options import DenseModel, Folder, SampleShape
+from twofour.cli.prune import Data, Samples
+from twofour.export import save
+from twofour.shrinking import Budget, Report
+from twofour.shrinking.shrink import SAMPLES
+from twofour.streaming import result_folder
+from twofour.streaming.companions import companions, copy_companions
+from twofour.structure.shrink import cuts_of
+
+WEIGHTS = "model.safetensors"
+
+Fraction = Annotated[float, typer.Option("--budget", metavar="FRACTION", help="What may stay, above 0 and below 1.")]
+Macs = Annotated[bool, typer.Option("--macs", help="The budget counts multiply-adds, not parameters.")]
+Length = Annotated[int, typer.Option(help="Tokens of a sample, where the model takes token ids.", min=1)]
+Streams = Annotated[bool, typer.Option("--streams", help="Cut residual streams and widths of embeddings too.")]
+Uniform = Annotated[
+    bool | None,
+    typer.Option(
+        "--uniform/--free",
+        help="All layers get the same widths, which a config.json can say.",
+        show_default="uniform for a folder",
+    ),
+]
+Drop = Annotated[list[str] | None, typer.Option(metavar="LAYER", help="Drop this layer, such as encoder.layer.3.")]
+Multiple = Annotated[int | None, typer.Option(min=1, help="Widths are multiples of it.", show_default="16, 8 or 1")]
+Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the widths (.svg, .png, .pdf); matplotlib.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the result of an earlier run.")]
+
+
+def shrink(
+    source: DenseModel,
+    out: Folder,
+    budget: Fraction = 0.5,
+    macs: Macs = False,
+    data: Data = None,
+    samples: Samples = None,
+    length: Length = 128,
+    given: SampleShape = None,
+    streams: Streams = False,
+    uniform: Uniform = None,
+    drop: Drop = None,
+    multiple: Multiple = None,
+    plot: Plot = None,
+    force: Force = False,
+    json: JsonFile = None,
+) -> None:
+    """Cut channels, heads and hidden units once, within a budget; write weights, cut and report.json to DIR.
+
+    With --data the weights that read what went are solved anew; without, train the model afterwards.
+    """
+    limit = Budget(macs=budget) if macs else Budget(parameters=budget)
+    result_folder.require_free(out, force)
+    found = sources.resolve(source)
+    result_folder.require_apart(out, found.path)
+    folder = found.path if found.kind == "folder" else None
+    beside = {} if folder is None else companions(folder)  # refuses what cannot be copied before any long work
+    with progress(f"reading {source}"):
+        model = found.model()
+    options: dict[str, Any] = {"streams": streams, "layers": tuple(drop or ()), "multiple": multiple}
+    options["uniform"] = folder is not None if uniform is None else uniform
+    small, report = _shrunk(model, found, limit, (given, length, data), samples or SAMPLES, options)
+    with result_folder.folder(out, force) as target:
+        copy_companions(beside, target)
+        _write(small, target, folder is not None)
+        content = result_folder.write_report(target, {"source": source, "out": str(out), **report.to_dict()})
+    if plot is not None:
+        shrinking.plot(report, plot)
+    show(report)
+    if folder is not None:
+        loads = f"from_pretrained cannot load it: {report.config}; twofour.load can" if report.config else ""
+        say(loads or "from_pretrained loads it: config.json says its sizes")
+    say(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
+    write(json, content)
+
+
+def _shrunk(
+    model: nn.Module,
+    found: sources.Source,
+    limit: Budget,
+    inputs: tuple[str | None, int, str | None],
+    samples: int,
+    options: dict[str, Any],
+) -> tuple[nn.Module, Report]:
+    """Shrink a model on the example, and by the data, that the options give: --input, --length, --data."""
+    given, length, data = inputs
+    what = "channels are found by running the model"
+    with calls.without_cache(model):
+        example, _ = calibration.traced(model, found, given, length, None if given else data, what=what)
+        if data is not None:
+            batches = calibration.read(data, found, samples, length)
+            options |= {"data": calibration.fitted(batches, model, samples, tell=say), "samples": samples}
+        small = shrinking.shrink(model, example, limit, **options)
+    report = shrinking.report_of(small)
+    assert report is not None
+    return small, report
+
+
+def _write(small: nn.Module, target: Path, hugging_face: bool) -> None:
+    save(small, target / WEIGHTS)
+    texts = [plan.to_text() for plan in cuts_of(small)]
+    (target / "cut.json").write_text("[" + ",\n".join(texts) + "]\n", encoding="utf-8")
+    config: Any = getattr(small, "config", None)
+    if hugging_face and config is not None:
+        config.save_pretrained(target)
+
+
+def show(report: Report) -> None:
+    """Print widths before and after, then the sizes."""
+    rows = [(w.name, str(w.before), str(w.after), f"{w.loss:.1%}", w.source) for w in report.widths]
+    print_table("channels", ("group", "before", "after", "lost", "by"), rows, right=range(1, 4))
+    if report.uncut:
+        rows = [(uncut.names[0], str(uncut.size), uncut.reason) for uncut in report.uncut]
+        print_table("", ("stays whole", "channels", "reason"), rows, right=range(1, 2))
+    for name, (before, after) in (("parameters", report.parameters), ("MACs", report.macs)):
+        say(f"{name} {before:,} -> {after:,} ({after / max(before, 1):.1%})")
