@@ -11,6 +11,7 @@ from pathlib import Path
 
 import blocks_page
 import gradients_page
+import low_bits_page
 import records
 from arms import CONTROL, Arm, again, one_shot
 from over_seeds import difference, interval, paired, signed, values
@@ -52,6 +53,7 @@ def write() -> Path:
         parts.append(_section(kind(), *load(path)) if path.exists() else _waiting(kind()))
     parts += blocks_page.sections(records.TRACKED)
     parts += gradients_page.sections(records.TRACKED)
+    parts += low_bits_page.sections(records.TRACKED)
     with replacing(PAGE) as temporary:
         temporary.write_text("\n".join(parts), encoding="utf-8")
     return PAGE

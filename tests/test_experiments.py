@@ -258,3 +258,23 @@ def test_a_row_of_low_bits_is_trained_and_held_to_whole_numbers(key, monkeypatch
     row = low_bit_nets.measured(task, model, key, 0, run._evaluated, lambda *given: run._trained(*given))
     assert row.key == key and row.value > row.dense - 5 and row.epochs == task.epochs
     assert {held.widths.name for held in quantization.of(model).values()} == ({key} if key != "float" else set())
+
+
+def test_the_page_of_low_bits_judges_one_and_two_bits(tmp_path, monkeypatch):
+    import low_bits_page
+    import records
+    from records import Records, Row
+
+    def row(key: str, seed: int, value: float) -> Row:
+        return Row(key, seed, 90.0, 30.0, value + seed, 1.0, 4, "none")
+
+    metric = {"name": "accuracy", "unit": "%", "higher": True, "held_out": 100, "of": "images", "decimals": 2}
+    monkeypatch.setattr(records, "TRACKED", tmp_path)
+    assert low_bits_page.sections(tmp_path) == []
+    kept = Records("low-bits-fashion", metric, True)
+    for seed in range(2):
+        for key, value in (("float", 90.0), ("w1a1", 84.0), ("w1a2", 86.0)):
+            kept.add(row(key, seed, value + seed * (key == "w1a1") / 2))
+    _, section = low_bits_page.sections(tmp_path)
+    assert "| w1a2 | 30.00" in section and "| -4.00 ± 0.00 | 2 |" in section
+    assert "(missed: 4.00) and above w1a1 (tied with it: +1.75 ± 3.18)" in section and "Not run: w2a2." in section

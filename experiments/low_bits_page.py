@@ -1,0 +1,77 @@
+"""The sections of docs/results.md about nets of few bits, drawn from their records alone."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from low_bit_nets import ARMS
+from over_seeds import difference, interval, paired, signed, values
+from records import Row, load
+from tasks import TASKS, Task
+
+HEAD = """## Low bits: what a row is
+
+Weights and inputs of 1 or 2 bits (`twofour.quantize`), first and last layer 8 bits. Each net starts from the trained float
+net of the same seed; **float** is that net trained again for as long, and *difference* is to it. *Rounded* is the accuracy
+before any training in low bits. After training, the answers of 64-bit whole numbers to all held-out examples give the same
+figure, and to the example the same bits: a row that did not would not be kept. Where a task's note says that a layer
+stays dense, it has 8 bits here.
+"""
+
+WITHIN = 3.0
+"""Points that w1a2 may lose against the float net: the goal of these tables."""
+
+
+def sections(folder: Path) -> list[str]:
+    """What all tables share, then one section per task that has a record."""
+    found = [
+        _section(TASKS[name](), *load(path)) for name in TASKS if (path := folder / f"low-bits-{name}.json").exists()
+    ]
+    return [HEAD, *found] if found else []
+
+
+def _section(task: Task, head: dict[str, Any], rows: list[Row]) -> str:
+    metric = head["metric"]
+    of = {key: [row for row in rows if row.key == key] for key in ARMS}
+    missing = [key for key in ARMS if not of[key]]
+    hours = sum(row.seconds for row in rows) / 3600
+    lines = [
+        f"## Low bits: {task.title}\n",
+        f"`python experiments/run.py low-bits {task.name} --record`\n",
+        f"{metric['name']} ({metric['unit']}), {metric['held_out']:,} held-out {metric['of']}. "
+        f"{task.notes.format(epochs=task.epochs)}\n",
+        f"| net | rounded | {metric['name']} ({metric['unit']}) | difference to float | seeds |",
+        "| --- | --- | --- | --- | --- |",
+        *(_line(key, of, metric) for key in ARMS if of[key]),
+        "",
+        *_verdict(of),
+        *([f"Not run: {', '.join(missing)}.\n"] if missing else []),
+        f"Measured in {hours:.1f} h, the last row on {head['machine']['cpu']}; "
+        f"twofour at {', '.join(sorted({row.commit for row in rows}))}.\n",
+    ]
+    return "\n".join(lines)
+
+
+def _line(key: str, of: dict[str, list[Row]], metric: dict[str, Any]) -> str:
+    rows = of[key]
+    value = values([row.value for row in rows], metric)
+    if ARMS[key] is None:
+        return f"| {key} | | {value} | | {len(rows)} |"
+    rounded = values([row.one_shot for row in rows], metric)
+    return f"| {key} | {rounded} | {value} | {difference(rows, of['float'])} | {len(rows)} |"
+
+
+def _verdict(of: dict[str, list[Row]]) -> list[str]:
+    """Say whether w1a2 is within what is expected of float, and above w1a1."""
+    to_float, to_binary = (paired(of["w1a2"], of[key]) for key in ("float", "w1a1"))
+    if len(to_float) < 2 or len(to_binary) < 2:
+        return []
+    lost = -statistics.mean(a - b for a, b in to_float)
+    gain, half = interval([a - b for a, b in to_binary])
+    word = "above" if gain > half else "below" if gain < -half else "tied with"
+    return [
+        f"Wanted of w1a2: at most {WITHIN:g} points below float ({'met' if lost <= WITHIN else 'missed'}: {lost:.2f}) "
+        f"and above w1a1 ({word} it: {signed(gain)} ± {half:.2f}).\n"
+    ]
