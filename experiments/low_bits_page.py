@@ -13,11 +13,11 @@ from tasks import TASKS, Task
 
 HEAD = """## Low bits: what a row is
 
-Weights and inputs of 1 or 2 bits (`twofour.quantize`), first and last layer 8 bits. Each net starts from the trained float
-net of the same seed; **float** is that net trained again for as long, and *difference* is to it. *Rounded* is the accuracy
-before any training in low bits. After training, the answers of 64-bit whole numbers to all held-out examples give the same
-figure, and to the example the same bits: a row that did not would not be kept. Where a task's note says that a layer
-stays dense, it has 8 bits here.
+Weights and inputs of 1 or 2 bits (`twofour.quantize`), first and last layer 8 bits. Each net starts from the trained
+float net of the same seed; **float** is that net trained again for as long, and *difference* is to it. *Rounded* is
+the accuracy before any training in low bits. After training, the answers of 64-bit whole numbers to all held-out
+examples give the same figure, and to the example the same bits: a row that did not would not be kept. Where a task's
+note says that a layer stays dense, it has 8 bits here.
 """
 
 WITHIN = 3.0
