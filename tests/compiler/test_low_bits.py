@@ -66,6 +66,29 @@ def test_kernels_give_the_bits_of_the_whole_numbers(weights: str, inputs: str, d
         assert torch.equal(fast(x), whole(model, x))
 
 
+@pytest.mark.parametrize("inputs", ["a8", "a4", None])
+@pytest.mark.parametrize(
+    ("weights", "group", "symmetric"), [("w4", 32, False), ("w1.58", 64, True), ("w3", None, False)]
+)
+def test_groups_zero_points_and_float_inputs_run_on_kernels(inputs, weights, group, symmetric, tmp_path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(128, 70), nn.ReLU(), nn.Linear(70, 8)).eval()
+    twofour.quantize(model, weights, inputs, group=group, symmetric=symmetric, ends=None, skip="2")
+    x = torch.randn(3, 128)
+    fast = twofour.compile(model, x, tokens=(3,), graph=False)
+    assert run(fast) == [True] and "groups: " in fast.plan.layers[0].reason  # type: ignore[union-attr, index]
+    twofour.save(fast, tmp_path / "m.safetensors")
+    again = twofour.load(tmp_path / "m.safetensors", model)
+    for tokens in (1, 3, 20):
+        x = torch.randn(tokens, 128)
+        want = whole(model[:1], x)  # type: ignore[index]
+        for layer in (fast[0], again[0]):  # type: ignore[index]
+            if inputs is None:
+                torch.testing.assert_close(layer(x), want, atol=1e-5, rtol=1e-5)
+            else:
+                assert torch.equal(layer(x), want)
+
+
 @pytest.mark.parametrize("data", [False, True])
 @pytest.mark.parametrize("inputs", ["a2", "s4", "b2"])
 def test_a_token_with_nan_is_nan_alone(inputs: str, data: bool) -> None:
@@ -124,11 +147,11 @@ def test_steps_that_scale_nothing_are_refused_by_name(bad: float) -> None:
         twofour.compile(model, torch.randn(2, 71), tokens=(2,))
 
 
-def test_weights_alone_run_in_floats_and_say_so() -> None:
-    model, x = of_bits("w4", "float"), torch.randn(2, 71)
-    fast = twofour.compile(model, x, tokens=(2,))
-    plan: Any = fast.plan
-    assert plan.layers[0].reason.startswith("dense: w4: no kernel takes float inputs") and not any(run(fast))
+def test_zero_points_that_no_kernel_takes_run_in_floats_and_say_so() -> None:
+    model, x = nn.Sequential(nn.Linear(71, 33)).eval(), torch.randn(2, 71)
+    twofour.quantize(model, "w8", None, symmetric=False)
+    plan: Any = twofour.compile(model, x, tokens=(2,), graph=False).plan
+    assert "takes zero points of at most 7 bits" in plan.layers[0].reason and "in floats" in plan.layers[0].reason
 
 
 @pytest.mark.parametrize("graph", [False, "auto"])

@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.conftest import each_row, threads
 from twofour.errors import KernelError
 from twofour.kernels.bits_matmul import (
+    GROUPS,
     TERNARY,
     BitsMatmul,
     BitWeight,
@@ -34,6 +35,8 @@ from twofour.kernels.quantization import LEVELS, Quantization, quantize_input
 SYSTEMS = {"unsigned": unsigned, "twos": twos, "bipolar": bipolar}
 EVERY = [make(bits) for bits in range(1, 9) for make in SYSTEMS.values()] + [TERNARY]
 WIDTHS = range(1, 9)
+PLAIN = [row for row in bits_rows() if row.layout != GROUPS]
+"""Rows of weights with one scale an output; test_bits_groups.py has the others."""
 
 
 def generator(seed: int) -> torch.Generator:
@@ -75,7 +78,7 @@ def inputs(tokens: int, columns: int) -> list[tuple[Problem, Tensor, Tensor]]:
     return found
 
 
-@each_row(bits_rows())
+@each_row(PLAIN)
 def test_codes_give_the_whole_product_for_every_pair_of_widths_and_system(row: BitsMatmul) -> None:
     for levels in fitting(row):
         weight = weight_of(levels, 35, 71, 1.0)
@@ -86,7 +89,7 @@ def test_codes_give_the_whole_product_for_every_pair_of_widths_and_system(row: B
             assert torch.equal(row.run(x, prepared, None, problem).long(), want), (levels, problem)
 
 
-@each_row(bits_rows())
+@each_row(PLAIN)
 @pytest.mark.parametrize("columns", [63, 260, 1027])
 def test_real_inputs_are_rounded_as_the_reference_does(row: BitsMatmul, columns: int) -> None:
     bias = torch.randn(70, generator=generator(1))
@@ -148,7 +151,7 @@ def test_a_token_that_is_not_finite_is_nan_alone(row: BitsMatmul) -> None:
         assert torch.equal(y[[0, 1, 3]], want[[0, 1, 3]])
 
 
-@each_row(bits_rows())
+@each_row(PLAIN)
 def test_the_longest_sum_that_is_accepted_fits_and_a_longer_one_is_refused(row: BitsMatmul) -> None:
     for levels, bits, system in itertools.product((unsigned(1), TERNARY, twos(8), bipolar(8)), (1, 8), LEVELS):
         quantization = Quantization(1.0, bits=bits, levels=system)

@@ -18,7 +18,7 @@ from torch._subclasses import FakeTensorMode
 
 from twofour import native, packing
 from twofour.errors import KernelError
-from twofour.kernels.bits_matmul import BitWeight, bits_rows, twos
+from twofour.kernels.bits_matmul import GROUPS, BitWeight, bits_rows, twos
 from twofour.kernels.bits_matmul.conv import CodedImages, bits_conv_rows
 from twofour.kernels.block_matmul import block_rows
 from twofour.kernels.conv import Geometry
@@ -145,6 +145,12 @@ def products(scale: int) -> Iterator[Call]:
     for row in bits_rows():
         packed, many = row.prepare(codes).tensor, (True, 1.0, 0, 1.0, 0, 3, 1, False, 1)
         yield row.isa, EXT.bits_matmul, [row.index, x, packed, bias, y, 1, 1, other, *many]
+        if row.layout == GROUPS:
+            packed = row.prepare(
+                BitWeight(codes.codes, twos(2), torch.ones(rows, 4), torch.zeros(rows, 4, dtype=torch.int8))
+            )
+            many = (True, 1.0, 0, 1.0, 0, 255, 0, False, 1)
+            yield row.isa, EXT.bits_matmul, [row.index, x, packed.tensor, bias, y, 1, 1, other, *many]
     geometry, codes = Geometry(8, 12, (3, 3)), BitWeight(codes.codes[:12, :72].contiguous(), twos(2), torch.ones(12))
     image, sizes = torch.randn(2 * scale, 8, 6, 6).contiguous(memory_format=torch.channels_last), ([6, 6], [4, 4])
     images, answer = CodedImages(False, 12, 2, 2, 2).image_bytes, torch.empty(2 * scale, 12, 4, 4)

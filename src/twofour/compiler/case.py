@@ -35,8 +35,9 @@ class Case:
         problem, epilogue = self.problem, self.problem.epilogue
         ranged = "" if problem.quantization.dynamic else "/static"
         pattern = f"/{weight.header.pattern}" if isinstance(weight, Packed) else ""
-        group = f"/g{weight.header.group}" if isinstance(weight, Packed) and weight.header.group else ""
-        group += "z" if isinstance(weight, Packed) and weight.zeros is not None else ""
+        grouped = weight if isinstance(weight, BitWeight) else weight.header if isinstance(weight, Packed) else None
+        group = f"/g{grouped.group}" if grouped is not None and grouped.group else ""
+        group += "z" if isinstance(weight, Packed | BitWeight) and weight.zeros is not None else ""
         held = str(self.activations).removeprefix("torch.")
         parts = f"{problem.rows}x{self.columns}{'+bias' if self.bias is not None else ''}@{self.tokens}"
         return f"{parts}{pattern}/{dtype}{ranged}{group}/{held}/{epilogue.activation}/{epilogue.combine}"

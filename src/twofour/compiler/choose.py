@@ -20,7 +20,7 @@ from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.errors import CompileError, KernelError
 from twofour.kernels import Kernel, available, find, sparse_products
 from twofour.kernels.base import Prepared, R, Row
-from twofour.kernels.bits_matmul import BitWeight, bits_rows
+from twofour.kernels.bits_matmul import GROUPS, BitWeight, bits_rows
 from twofour.kernels.dense_matmul import PLAIN
 from twofour.kernels.dispatch import DispatchTable, build_dispatch
 from twofour.kernels.problem import Problem
@@ -127,12 +127,17 @@ def candidates(
 
 def _of_codes(weight: BitWeight, quantization: Quantization) -> tuple[Kernel, ...]:
     """Return the rows that multiply by a weight of codes and inputs of these bits."""
-    columns = weight.shape[1]
-    reasons = {row: row.refuses_levels(weight.levels, columns, quantization) for row in bits_rows()}
+    asked = weight.levels, weight.shape[1], quantization
+    reasons = {row: row.refuses_levels(*asked, group=weight.group, shifted=weight.shifted) for row in bits_rows()}
     found = [row for row, reason in reasons.items() if reason is None]
     if not found:
+        grouped = weight.group or weight.shifted or quantization.real
+        near = [(row, reason) for row, reason in reasons.items() if grouped and row.layout == GROUPS]
+        here = [reason for row, reason in near if row.unavailable() is None and reason]
+        inputs = "floats" if quantization.real else f"{quantization.bits} bits"
         raise KernelError(
-            f"no kernel multiplies {weight.levels.bits} by {quantization.bits} bits here",
+            f"no kernel multiplies {weight.levels.bits} bits by {inputs} here"
+            + "".join(f": it {why}" for why in here[:1]),
             reasons=[f"{row.name}: {reason}" for row, reason in reasons.items()],
             remedy="`twofour kernels` lists every kernel and what it needs; lift TWOFOUR_ISA",
         )

@@ -11,6 +11,7 @@ from torch._C import _is_tracing, _len_torch_dispatch_stack
 from torch.compiler import is_compiling
 
 from twofour import quantization
+from twofour.compiler.case import Case
 from twofour.compiler.choose import Choice
 from twofour.compiler.layer import CompiledLinear, PreparedWeights
 from twofour.compiler.low_bits_conv import run_conv
@@ -27,6 +28,7 @@ from twofour.kernels.dispatch import DispatchTable
 from twofour.kernels.problem import Problem
 from twofour.measure.chooser import race
 from twofour.quantization import LowBits
+from twofour.quantization.carried import WEIGHT_ZERO, over
 
 
 @dataclass
@@ -102,7 +104,8 @@ def _run(
         return replace(entry, reason=f"dense: {widths}: {str(error).partition(chr(10))[0]}; {IN_FLOATS}")
     runs = _prepared(name, module, choice.dispatch, PreparedWeights(choice.layouts.values()))
     tokens = count or max(choice.times)
-    key = terms.cache.key(f"{weight.shape[0]}x{weight.shape[1]}@{tokens}/{widths}/{activations}/floats")
+    case = Case(problem, weight.shape[1], given, tokens, activations)
+    key = terms.cache.key(f"{case.text(widths, weight)}/{choice.dispatch.to_text()}/floats")
     x = torch.zeros(tokens, weight.shape[1], dtype=activations, device="cpu")
     calls = {"kernels": lambda: runs(module, x), "floats": lambda: module(x)}
     seconds = terms.cache.times(key, tuple(calls), lambda: race(calls, seconds=0.1))
@@ -139,7 +142,12 @@ def _prepared(name: str, module: nn.Module, dispatch: DispatchTable, prepared: P
 
 def _codes(name: str, module: nn.Module, low: LowBits) -> BitWeight:
     whole, scales = low.whole_weight(module, name)
-    return BitWeight(low.widths.weights.codes_of(whole), low.widths.levels, scales.detach().float())
+    scales, zeros = scales.detach().float(), None
+    if low.shifted:
+        zeros = module.get_buffer(WEIGHT_ZERO).view_as(scales)
+        whole = whole + over(zeros, whole).to(whole.dtype)
+        zeros = zeros.to(torch.int8)
+    return BitWeight(low.widths.weights.codes_of(whole), low.widths.levels, scales, zeros)
 
 
 def _problem(module: nn.Module, low: LowBits) -> Problem:

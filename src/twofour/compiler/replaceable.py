@@ -189,10 +189,9 @@ def layer_weight(
 
 def no_kernel(low: LowBits, module: nn.Module) -> str:
     """Return why no kernel multiplies codes for a layer of low bits, "" where some do."""
-    if low.widths.inputs is None:
-        return "no kernel takes float inputs yet"
-    if low.group or low.shifted:
-        return "no kernel takes scales of groups or zero points of weights yet"
+    if isinstance(module, nn.Conv2d) and (low.widths.inputs is None or low.shifted):
+        what = "zero points of weights" if low.widths.inputs else "float inputs"
+        return f"no kernel of a convolution takes {what} yet"
     return f"padding_mode {module.padding_mode!r}" if getattr(module, "padding_mode", "zeros") != "zeros" else ""
 
 

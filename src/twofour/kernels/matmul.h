@@ -18,7 +18,7 @@ struct Quantization {
   float y_scale;
   int32_t y_zero;
   // Products of codes (bits_matmul): the greatest whole number of an input, and what codes u stand for, real = scale *
-  // (x_factor * u - zero). `x_centred`: a dynamic range lies around zero.
+  // (x_factor * u - zero), factor 0 where x stays real. `x_centred`: a dynamic range lies around zero.
   int32_t x_most = 255;
   int32_t x_factor = 1;
   bool x_centred = false;

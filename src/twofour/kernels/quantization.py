@@ -23,6 +23,9 @@ OUTPUTS = {None: (0, 0), torch.float32: (0, 0), torch.bfloat16: (0, 0), torch.ui
 LEVELS = ("unsigned", "twos", "bipolar")
 """What codes u = 0 ... 2^bits - 1 of an input stand for: u - zero, u - 2^(bits - 1), or the odd 2 u - (2^bits - 1)."""
 
+REAL = "real"
+"""In the place of levels: inputs are no codes, they stay floats; products of codes (`bits_matmul`) alone."""
+
 
 @dataclass(frozen=True)
 class Quantization:
@@ -36,6 +39,7 @@ class Quantization:
         y_zero: Its zero point.
         bits: Of a whole number of the input: products of codes (`bits_matmul`) take 1 to 8, others 8.
         levels: What the input's codes stand for, one of `LEVELS`; those around zero have no zero point to choose.
+            `REAL`: inputs are not rounded.
 
     Raises:
         KernelError: A scale is no positive normal float32, or a zero point or dtype is impossible.
@@ -50,7 +54,8 @@ class Quantization:
     levels: str = "unsigned"
 
     def __post_init__(self) -> None:
-        if self.bits not in range(1, 9) or self.levels not in LEVELS or (self.levels != "unsigned" and self.x_zero):
+        known = self.levels in LEVELS or (self.real and self.bits == 8 and self.dynamic)
+        if self.bits not in range(1, 9) or not known or (self.levels != "unsigned" and self.x_zero):
             raise KernelError(
                 "the codes of an input are impossible",
                 got=f"{self.bits} bits, levels {self.levels!r}, zero point {self.x_zero}",
@@ -83,6 +88,11 @@ class Quantization:
         return self.x_scale is None
 
     @property
+    def real(self) -> bool:
+        """Whether inputs stay floats."""
+        return self.levels == REAL
+
+    @property
     def plain(self) -> bool:
         """Whether inputs are the whole numbers 0 ... 255 that every int8 row takes."""
         return self.bits == 8 and self.levels == "unsigned"
@@ -94,13 +104,13 @@ class Quantization:
 
     @property
     def factor(self) -> int:
-        """The step from one level to the next: real = scale * (factor * code - zero)."""
-        return 2 if self.levels == "bipolar" else 1
+        """The step from one level to the next: real = scale * (factor * code - zero); 0 where inputs stay floats."""
+        return {"bipolar": 2, REAL: 0}.get(self.levels, 1)
 
     @property
     def zero(self) -> int:
         """The zero point of a static input: `x_zero`, or that of levels around zero."""
-        return {"unsigned": self.x_zero, "twos": 1 << (self.bits - 1), "bipolar": self.most}[self.levels]
+        return {"unsigned": self.x_zero, "twos": 1 << (self.bits - 1), "bipolar": self.most, REAL: 0}[self.levels]
 
     @classmethod
     def of_range(cls, low: float, high: float, bits: int = 8, levels: str = "unsigned") -> Quantization:

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/epilogue_math.h"
 #include "kernels/matmul.h"
@@ -18,33 +19,27 @@ struct WholeRows {
   const int32_t* sums;
 };
 
-// What V::width rows from `row` on, those below `end`, need: their scales, sums and bias.
+// The number itself, rounded: the compiler does not fuse what made it with what follows.
+template <class R>
+TWOFOUR_INLINE R apart(R value) {
+#if defined(__x86_64__)
+  asm("" : "+v"(value));
+#elif defined(__aarch64__)
+  asm("" : "+w"(value));
+#endif
+  return value;
+}
+
+// The answers of V::width rows from `row` on, those below `end`, on their way out: bias, epilogue, type.
 template <class V>
-struct Finish {
+struct Answers {
   const Matmul& a;
   int64_t row, rows;
-  typename V::reg scale, bias;
-  typename V::ints sums;
+  typename V::reg bias;
 
-  TWOFOUR_INLINE Finish(const Matmul& call, const WholeRows& weight, int64_t first, int64_t end)
-      : a(call), row(first), rows(end - first) {
+  TWOFOUR_INLINE Answers(const Matmul& call, int64_t first, int64_t end) : a(call), row(first), rows(end - first) {
     if (rows > V::width) rows = V::width;
-    scale = V::load_unaligned(weight.scales + row);
-    sums = (typename V::ints)V::load_unaligned(reinterpret_cast<const float*>(weight.sums) + row);
     bias = a.bias == nullptr ? V::zero() : V::load(a.bias + row, rows);
-  }
-
-  // (sum - zero * sums) * (x scale * w scale) + bias, each operation rounded once: the barrier keeps the compiler from
-  // fusing the last two.
-  TWOFOUR_INLINE typename V::reg product(typename V::ints sum, Range range) const {
-    const typename V::reg exact = V::to_real(V::minus_product(sum, sums, range.zero));
-    typename V::reg scaled = exact * (V::all(range.scale) * scale);
-#if defined(__x86_64__)
-    asm("" : "+v"(scaled));
-#elif defined(__aarch64__)
-    asm("" : "+w"(scaled));
-#endif
-    return scaled + bias;
   }
 
   TWOFOUR_INLINE typename V::reg combined(typename V::reg y, int64_t token) const {
@@ -64,6 +59,29 @@ struct Finish {
     const Rounder<V> rounder(1.0f / a.quantization.y_scale, a.quantization.y_zero, low, low + 255);
     V::store_bytes(static_cast<uint8_t*>(a.y) + at, rounder(y), rows);
   }
+
+  // A product, scaled; the bias is added.
+  template <Activation activation, Type type>
+  TWOFOUR_INLINE void leave(typename V::reg scaled, int64_t token) const {
+    const auto y = activated<activation, V, type != Type::f32>(apart(scaled) + bias);
+    store<type>(combined(y, token), token);
+  }
+};
+
+// Sums on their way out: with the scales and sums of the rows.
+template <class V>
+struct Finish : Answers<V> {
+  typename V::reg scale;
+  typename V::ints sums;
+
+  TWOFOUR_INLINE Finish(const Matmul& call, const WholeRows& weight, int64_t first, int64_t end)
+      : Answers<V>(call, first, end), scale(V::load_unaligned(weight.scales + first)),
+        sums((typename V::ints)V::load_unaligned(reinterpret_cast<const float*>(weight.sums) + first)) {}
+
+  // (sum - zero * sums) * (x scale * w scale), each operation rounded once.
+  TWOFOUR_INLINE typename V::reg product(typename V::ints sum, Range range) const {
+    return V::to_real(V::minus_product(sum, sums, range.zero)) * (V::all(range.scale) * scale);
+  }
 };
 
 // Sums of `vectors` times V::width rows from `row` on, those below `end`, [vector][stride tokens][V::width], to the answers
@@ -76,21 +94,26 @@ TWOFOUR_NOINLINE void finish_as(const Matmul& a, const WholeRows& weight, const 
     const Finish<V> finish(a, weight, row + v * V::width, end);
     for (int64_t t = 0; t < tokens; t++) {
       const auto sum = V::load_ints(reinterpret_cast<const uint8_t*>(sums + (v * stride + t) * V::width));
-      const auto y = activated<activation, V, type != Type::f32>(finish.product(sum, ranges[first + t]));
-      finish.template store<type>(finish.combined(y, first + t), first + t);
+      finish.template leave<activation, type>(finish.product(sum, ranges[first + t]), first + t);
     }
   }
+}
+
+// Calls use(activation, type of the answer) with constants; bytes of either sign are one type.
+template <class Use>
+inline void with_answers(const Matmul& a, const Use& use) {
+  with_activation(a.epilogue.activation, [&](auto kind) {
+    if (a.y_type == Type::f32) return use(kind, std::integral_constant<Type, Type::f32>{});
+    if (a.y_type == Type::bf16) return use(kind, std::integral_constant<Type, Type::bf16>{});
+    use(kind, std::integral_constant<Type, Type::u8>{});
+  });
 }
 
 template <class V>
 inline void finish_sums(const Matmul& a, const WholeRows& weight, const int32_t* sums, int64_t vectors, int64_t stride,
                         const Range* ranges, int64_t first, int64_t tokens, int64_t row, int64_t end) {
-  with_activation(a.epilogue.activation, [&](auto constant) {
-    constexpr Activation kind = decltype(constant)::value;
-    const auto as = a.y_type == Type::f32    ? finish_as<V, kind, Type::f32>
-                    : a.y_type == Type::bf16 ? finish_as<V, kind, Type::bf16>
-                                             : finish_as<V, kind, Type::u8>;
-    as(a, weight, sums, vectors, stride, ranges, first, tokens, row, end);
+  with_answers(a, [&](auto kind, auto type) {
+    finish_as<V, kind.value, type.value>(a, weight, sums, vectors, stride, ranges, first, tokens, row, end);
   });
 }
 

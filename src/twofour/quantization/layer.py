@@ -115,7 +115,8 @@ def _exact_groups(held: LowBits, levels: Tensor, weight: Tensor, scales: Tensor)
                 sums = (a.nan_to_num(0).long() @ b.long()).float()
             else:
                 sums = a @ b if _largest(held, held.group) < EXACT else (a.double() @ b.double()).float()
-            y = y + (sums * scales.t()[first : first + step].unsqueeze(1)).sum(0)
+            for part in (sums * scales.t()[first : first + step].unsqueeze(1)).unbind():
+                y = y + part  # one after the other, as kernels add them up
     return y.masked_fill(lost.unsqueeze(1), torch.nan).view(*levels.shape[:-1], len(weight))
 
 

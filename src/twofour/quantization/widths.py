@@ -10,7 +10,7 @@ from torch import nn
 
 from twofour.errors import QuantizationError, cut
 from twofour.kernels.bits_matmul import Levels
-from twofour.kernels.quantization import Quantization
+from twofour.kernels.quantization import REAL, Quantization
 from twofour.layers import matches, require_matches
 from twofour.packing import encodings
 from twofour.packing.encodings import WIDEST, Bits
@@ -72,8 +72,12 @@ class Widths:
         return Levels(self.weights.bits, self.weights.alpha, self.weights.beta)
 
     def range(self, scale: float | None = None, zero: int = 0) -> Quantization:
-        """Return the range of inputs as kernels take it: one scale and zero point, or None for each token's own."""
-        assert self.inputs is not None
+        """Return the range of inputs as kernels take it: one scale and zero point, or None for each token's own.
+
+        Of inputs that stay floats it says that they do.
+        """
+        if self.inputs is None:
+            return Quantization(levels=REAL)
         levels = self.inputs.levels
         zero = zero if levels == "unsigned" else 0
         return Quantization(scale, zero, bits=self.inputs.bits, levels=levels)

@@ -2,10 +2,11 @@
 
 from twofour.kernels.bits_matmul.codes import TERNARY, BitWeight, Levels, bipolar, twos, unsigned
 from twofour.kernels.bits_matmul.cpu import BitsMatmul, bits_rows
-from twofour.kernels.bits_matmul.layout import from_layout, to_layout
+from twofour.kernels.bits_matmul.layout import GROUPS, from_layout, to_layout
 from twofour.kernels.bits_matmul.reference import bits_matmul_reference, whole_product
 
 __all__ = [
+    "GROUPS",
     "TERNARY",
     "BitWeight",
     "BitsMatmul",

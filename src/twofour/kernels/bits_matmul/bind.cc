@@ -33,14 +33,16 @@ void bind_bits_matmul(nb::module_& m) {
   bind_table(m, kBitsMatmulKernels);
   // Of a layout for (rows, columns) codes of `bits` bits: outputs of a panel, where scales, sums and weights begin, and the
   // layout ends, in bytes behind the header.
-  m.def("bits_places", [](const std::string& name, int64_t rows, int64_t columns, int64_t bits) {
+  m.def("bits_places", [](const std::string& name, int64_t rows, int64_t columns, int64_t bits, int64_t group,
+                          bool shifted) {
     const BitsLayout* layout = bits_layout(name.c_str());
-    if (!layout || !layout->takes(bits)) throw nb::value_error("no such layout of codes");
-    const BitsPlaces places(*layout, rows, columns, bits);
+    if (!layout || !layout->takes(bits) || columns < 1 || group < 0) throw nb::value_error("no such layout of codes");
+    const BitsPlaces places(*layout, rows, columns, bits, group, shifted);
     return nb::make_tuple(layout->panel, places.scales, places.sums, places.weights, places.end);
   });
   // Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous. x: real, or codes
-  // up to `most`, which stand for x_scale * (factor * u - x_zero); `centred`: dynamic ranges lie around zero.
+  // up to `most`, which stand for x_scale * (factor * u - x_zero); `centred`: dynamic ranges lie around zero. factor 0: x
+  // stays real, which rows with groups take.
   bind_call(m, "bits_matmul", +[](int index, const Operand& x, const Operand& weight, const Operand& bias,
                                   const Answer& y, int activation, int combine, const Operand& other, bool dynamic,
                                   float x_scale, int x_zero, float y_scale, int y_zero, int most, int factor, bool centred,
@@ -53,10 +55,15 @@ void bind_bits_matmul(nb::module_& m) {
     require_codes(kernel, packed);
     border.require(codes_possible(most, factor, x_zero) && -128 <= y_zero && y_zero <= 255, x, "input",
                    "codes of 1 to 8 bits, a zero point among them");
-    const bool codes = seen.from.type == Type::u8;
+    const bool codes = seen.from.type == Type::u8, grouped = bits_layout(kernel.layout)->grouped;
+    border.require(factor != 0 || (grouped && dynamic && !codes && !centred), x, "input",
+                   "codes, of a row whose weight has no groups");
     border.require(!codes || !dynamic, x, "input", "a static range for an input of torch.uint8");
-    border.require(sum_fits(packed, packed.head().columns, most), x, "input", "so few inputs that int32 holds the sum of their products");
-    border.require(factor == 1 || centred || !dynamic, x, "input", "ranges around zero for odd levels");
+    const int64_t products = packed.group() > 0 ? packed.group() : packed.head().columns;
+    border.require((!grouped || products <= kMostInGroup) &&
+                       sum_fits(packed, products, factor == 0 ? kLargestDigit : most), x, "input",
+                   "so few inputs that int32 holds the sum of their products");
+    border.require(factor != 2 || centred || !dynamic, x, "input", "ranges around zero for odd levels");
     border.require(!codes || most == 255 || within(seen.from, most), x, "input",
                    "codes from 0 to " + std::to_string(most));
     run_product(border, kernel,

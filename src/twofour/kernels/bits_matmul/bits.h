@@ -22,6 +22,7 @@ struct BitsLayout {
   int64_t panel;
   bool (*takes)(int64_t bits);
   int64_t (*panel_bytes)(int64_t in, int64_t bits);
+  bool grouped = false;  // scales and sums stand beside each group of inputs, not before the weights
 };
 
 constexpr int64_t kBytesPanel = 64, kPlanesPanel = 32, kTablesPanel = 256;
@@ -40,6 +41,25 @@ constexpr BitsLayout kBitsLayouts[] = {
     // [plane][inputs / 6][4 vectors][32][2] bytes of 6 bits; the two are outputs 32 apart
     {"bits_tables", kTablesPanel, [](int64_t bits) { return 1 <= bits && bits <= 8; },
      [](int64_t in, int64_t bits) { return ceil_div(in, kTablesInputs) * bits * kTablesPanel; }},
+    // codes as bits_packed has them, behind the numbers of each group (GroupShape): this is a panel of one group
+    {"bits_groups", kBytesPanel, [](int64_t bits) { return bits == 1 || bits == 2 || bits == 4 || bits == 8; },
+     [](int64_t in, int64_t bits) { return ceil_div(in, 32 / bits) * 256; }, true},
+};
+
+constexpr int64_t kLargestDigit = 128;       // of the three bytes of a real input that groups.h multiplies
+constexpr int64_t kMostInGroup = 1 << 16;    // inputs whose sums of 255 times 128 an int32 holds
+constexpr int64_t kLargestGroup = 2048;      // of more than 32: 15 times as many fit 16 bits
+constexpr int64_t kLeastGroup = 32;  // inputs that fill whole blocks of every width
+
+// A group of inputs of a panel of bits_groups, in bytes: [64 scales][64 sums of values, of 16 bits][64 levels of code 0,
+// bytes, where outputs have zero points][codes]. One group of all inputs may have any number of them; its sums have 32 bits.
+struct GroupShape {
+  int64_t inputs, groups, sum_bytes, zeros, codes, blocks, bytes;
+
+  GroupShape(int64_t in, int64_t bits, int64_t group, bool shifted)
+      : inputs(group > 0 ? group : in), groups(in / inputs), sum_bytes(group > 0 ? 2 : 4),
+        zeros((4 + sum_bytes) * kBytesPanel),
+        codes(zeros + (shifted ? kBytesPanel : 0)), blocks(ceil_div(inputs, 32 / bits)), bytes(codes + blocks * 256) {}
 };
 
 inline const BitsLayout* bits_layout(const char* name) {
@@ -52,12 +72,14 @@ inline const BitsLayout* bits_layout(const char* name) {
 struct BitsPlaces {
   int64_t scales, sums, weights, end;
 
-  BitsPlaces(const BitsLayout& layout, int64_t out, int64_t in, int64_t bits) {
-    const int64_t panels = ceil_div(out, layout.panel), numbers = round_up(panels * layout.panel * 4, 64);
+  BitsPlaces(const BitsLayout& layout, int64_t out, int64_t in, int64_t bits, int64_t group = 0, bool shifted = false) {
+    const int64_t panels = ceil_div(out, layout.panel);
+    const int64_t numbers = layout.grouped ? 0 : round_up(panels * layout.panel * 4, 64);
+    const GroupShape shape(in, bits, group, shifted);
     scales = sizeof(BitsHead);
     sums = scales + numbers;
     weights = sums + numbers;
-    end = weights + panels * layout.panel_bytes(in, bits);
+    end = weights + panels * (layout.grouped ? shape.groups * shape.bytes : layout.panel_bytes(in, bits));
   }
 };
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twofour.errors import KernelError
 from twofour.kernels.quantization import Quantization
-from twofour.shapes import Float32, UInt8
+from twofour.shapes import Float32, Int8, UInt8
 
 INT32_LARGEST = (1 << 31) - 1
 
@@ -46,13 +46,16 @@ class Levels:
         """The greatest magnitude of a level."""
         return max(-self.beta, self.alpha * self.most + self.beta)
 
-    def longest(self, quantization: Quantization) -> int:
-        """Return how many products with such inputs surely fit an int32 sum.
+    def longest(self, quantization: Quantization, *, shifted: bool = False) -> int:
+        """Return how many products with such inputs surely fit an int32 sum; `shifted`: of weights with zero points.
 
         An input is factor * u - zero, from -most to most whatever its levels, so that a sum of n products is at most
-        n * largest * most. What is summed on the way wraps around modulo 2^32, and so is exact when the end is.
+        n * largest * most; an input that stays real is multiplied in bytes of -128 to 127 (groups.h). A zero point is a
+        level, so that values less theirs are at most alpha * (2^bits - 1). What is summed on the way wraps around
+        modulo 2^32, and so is exact when the end is.
         """
-        return INT32_LARGEST // (max(self.largest, 1) * quantization.most)
+        largest = self.alpha * self.most if shifted else max(self.largest, 1)
+        return INT32_LARGEST // (largest * (128 if quantization.real else quantization.most))
 
 
 def unsigned(bits: int) -> Levels:
@@ -81,7 +84,8 @@ class BitWeight:
     Attributes:
         codes: uint8 (out, in), each at most `levels.most`.
         levels: What they stand for.
-        scales: float32 (out,): real = scale * value.
+        scales: float32 (out,), or (out, groups) where runs of inputs have their own: real = scale * value.
+        zeros: int8 of the shape of the scales, or None: whole numbers that a value is less by.
 
     Raises:
         KernelError: Sizes, dtypes or codes do not fit each other, or a scale is zero, NaN or infinite.
@@ -89,12 +93,15 @@ class BitWeight:
 
     codes: UInt8[Tensor, "out in"]
     levels: Levels
-    scales: Float32[Tensor, " out"]
+    scales: Float32[Tensor, "out ..."]
+    zeros: Int8[Tensor, "out ..."] | None = None
 
     def __post_init__(self) -> None:
-        codes, scales = self.codes, self.scales
+        codes, scales, zeros = self.codes, self.scales, self.zeros
         fits = codes.dtype is torch.uint8 and codes.ndim == 2 and codes.numel() > 0 and codes.is_cpu
-        fits = fits and scales.dtype is torch.float32 and scales.shape == codes.shape[:1]
+        fits = fits and scales.dtype is torch.float32 and scales.shape[:1] == codes.shape[:1] and scales.ndim in (1, 2)
+        fits = fits and (scales.ndim == 1 or (scales.shape[1] > 0 and codes.shape[1] % scales.shape[1] == 0))
+        fits = fits and (zeros is None or (zeros.dtype is torch.int8 and zeros.shape == scales.shape))
         if fits and (odd := int((~torch.isfinite(scales) | (scales == 0)).sum())):
             raise KernelError(
                 "a scale of a weight of codes is no scale",
@@ -105,7 +112,8 @@ class BitWeight:
             raise KernelError(
                 "a weight of codes does not fit its levels",
                 got=f"codes {tuple(codes.shape)} of {codes.dtype}, scales {tuple(scales.shape)} of {scales.dtype}",
-                wanted=f"uint8 (out, in) on the CPU, codes from 0 to {self.levels.most}, a float32 scale for each row",
+                wanted=f"uint8 (out, in) on the CPU, codes from 0 to {self.levels.most}, a float32 scale for each row, "
+                "or for each of equal groups of inputs",
             )
 
     @property
@@ -113,6 +121,24 @@ class BitWeight:
         """Outputs and inputs."""
         return self.codes.shape
 
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale; 0: all of a row."""
+        return self.shape[1] // self.scales.shape[1] if self.scales.ndim == 2 else 0
+
+    @property
+    def shifted(self) -> bool:
+        """Whether it has zero points."""
+        return self.zeros is not None
+
     def values(self) -> Tensor:
-        """Return the whole numbers that the codes stand for: int32 (out, in)."""
-        return self.codes.int() * self.levels.alpha + self.levels.beta
+        """Return the whole numbers that the codes stand for, less their zero points: int32 (out, in)."""
+        values = self.codes.int() * self.levels.alpha + self.levels.beta
+        return values if self.zeros is None else values - self._wide(self.zeros.int())
+
+    def real(self) -> Tensor:
+        """Return the real numbers that they stand for, values times scales in float32: (out, in)."""
+        return self.values().float() * self._wide(self.scales)
+
+    def _wide(self, of_groups: Tensor) -> Tensor:
+        return of_groups.view(self.shape[0], -1).repeat_interleave(self.group or self.shape[1], dim=1)

@@ -11,7 +11,15 @@ from torch import Tensor
 from twofour import native
 from twofour.kernels.base import FLOATS, Prepared
 from twofour.kernels.bits_matmul.codes import BitWeight, Levels
-from twofour.kernels.bits_matmul.layout import from_layout, to_layout
+from twofour.kernels.bits_matmul.layout import (
+    GROUPS,
+    LARGEST_GROUP,
+    LARGEST_SUM,
+    LEAST_GROUP,
+    MOST_IN_GROUP,
+    from_layout,
+    to_layout,
+)
 from twofour.kernels.native_product import NativeProduct, foreign, second_operand
 from twofour.kernels.operands import together
 from twofour.kernels.problem import MaybeTensor, Problem
@@ -26,17 +34,40 @@ PACKED_BITS = 4
 class BitsMatmul(NativeProduct):
     """One row of bits_matmul.inc: y = x @ W.T + bias, W codes of 1 to 8 bits, x rounded to codes of 1 to 8 bits.
 
-    Sums are exact: all rows give the same bits, those of `bits_matmul_reference`.
+    Sums are exact: all rows give the same bits, those of `bits_matmul_reference`. Inputs that stay real
+    (`quantization.REAL`) are rounded to 24 bits, within 2^-24 of the greatest of their token: see groups.h.
     """
 
-    def refuses_levels(self, levels: Levels, columns: int, quantization: Quantization) -> str | None:
-        """Return why this row cannot multiply `columns` inputs by codes of these levels, or None when it can."""
+    def refuses_levels(
+        self, levels: Levels, columns: int, quantization: Quantization, *, group: int = 0, shifted: bool = False
+    ) -> str | None:
+        """Return why this row cannot multiply `columns` inputs by codes of these levels, or None when it can.
+
+        Args:
+            levels: Of the weight.
+            columns: Inputs.
+            quantization: Theirs.
+            group: Inputs that share a scale of the weight, 0 for all of an output.
+            shifted: Whether the weight has zero points.
+        """
         if (reason := self.unavailable()) is not None:
             return reason
+        grouped = bool(group or shifted or quantization.real)
+        if grouped is not (self.layout == GROUPS):
+            of = "scales of groups, zero points of weights and float inputs"
+            return f"is for no {of}" if grouped else f"is for {of}"
         if self.layout == "bits_packed" and levels.bits > PACKED_BITS:
             return f"packs codes of at most {PACKED_BITS} bits, the weight has {levels.bits}"
-        if columns > (longest := levels.longest(quantization)):
-            return f"sums of {columns} inputs may exceed int32; at most {longest}"
+        if shifted and levels.bits == 8:
+            return "takes zero points of at most 7 bits, the weight has 8"
+        largest = levels.alpha * levels.most if shifted else levels.largest
+        most = min(LARGEST_GROUP, LARGEST_SUM // largest // LEAST_GROUP * LEAST_GROUP)
+        if group % LEAST_GROUP or group > most:
+            return f"takes groups of {LEAST_GROUP}, 64, ... to {most} inputs, the weight has groups of {group}"
+        longest = levels.longest(quantization, shifted=shifted)
+        longest = min(longest, MOST_IN_GROUP) if grouped else longest
+        if (group or columns) > longest:
+            return f"sums of {group or columns} inputs may exceed int32; at most {longest}"
         return None
 
     def prepare(self, weight: BitWeight) -> Prepared:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -59,7 +90,8 @@ class BitsMatmul(NativeProduct):
         *leading, in_features = x.shape
         y = torch.empty((*leading, problem.rows), dtype=quantization.output(x), device="cpu")
         other = None if epilogue.plain else second_operand(epilogue, other, x, y)
-        codes = quantization.most, quantization.factor, quantization.levels != "unsigned"
+        centred = quantization.levels in ("twos", "bipolar")
+        codes = quantization.most, quantization.factor, centred
         x = x if x.is_contiguous() else together(x)
         arguments = x, weight.tensor, bias, y, *epilogue.codes, other, *quantization.codes, *codes
         if not self._call()(self.index, *arguments, native.threads()):

@@ -12,7 +12,7 @@ from torch import Tensor
 from twofour import native
 from twofour.kernels.bits_matmul.codes import BitWeight, Levels
 from twofour.native import pages
-from twofour.packing import HEADER_BYTES, layout_head, layout_header
+from twofour.packing import HEADER_BYTES, has_zeros, layout_head, layout_header
 from twofour.shapes import UInt8
 
 _HEAD = struct.Struct("<6i40x")  # BitsHead: bits, alpha, beta of what is stored; those of the weight's own codes
@@ -58,11 +58,11 @@ class Bytes:
 
 
 class PackedCodes:
-    """Codes of 1, 2 or 4 bits: as `Bytes`, but a byte holds a code of each of 8, 4 or 2 fours of inputs."""
+    """Codes of 1, 2, 4 or 8 bits: as `Bytes`, but a byte holds a code of each of 8, 4 or 2 fours of inputs."""
 
     def stored(self, levels: Levels) -> tuple[int, int, int]:
-        """See `Layout.stored`: the codes themselves; three bits take four."""
-        return 4 if levels.bits == 3 else levels.bits, levels.alpha, levels.beta
+        """See `Layout.stored`: the codes themselves; three bits take four, five to seven take eight."""
+        return next(bits for bits in (1, 2, 4, 8) if bits >= levels.bits), levels.alpha, levels.beta
 
     def to_bytes(self, codes: Tensor, levels: Levels) -> Tensor:
         """See `Layout.to_bytes`."""
@@ -129,11 +129,24 @@ class Tables:
         return (ones << shifts).sum(1, dtype=torch.uint8)
 
 
+GROUPS = "bits_groups"
+"""Codes as `PackedCodes` has them, [panel][group]: scales, sums of values, with zero points levels of code 0, codes."""
+
+LEAST_GROUP, LARGEST_GROUP = 32, 2048
+"""A group is a multiple of the first; the second is the most that a kernel takes."""
+
+LARGEST_SUM = (1 << 15) - 1
+"""Of the values of a group, which have 16 bits."""
+
+MOST_IN_GROUP = 1 << 16
+"""Inputs of one scale: kernels hold their sums of 255 times 128 in int32."""
+
 LAYOUTS: dict[str, Layout] = {
     "bits_bytes": Bytes(),
     "bits_packed": PackedCodes(),
     "bits_planes": Planes(),
     "bits_tables": Tables(),
+    GROUPS: PackedCodes(),
 }
 """Name of a layout -> its order."""
 
@@ -148,20 +161,23 @@ def to_layout(weight: BitWeight, name: str, sums: Tensor | None = None, behind: 
         behind: Bytes to keep free behind the layout; they are zero.
     """
     layout, (out, columns) = LAYOUTS[name], weight.codes.shape
-    head = layout.stored(weight.levels)
-    panel, scales, at, weights, end = native.extension().bits_places(name, out, columns, head[0])
+    head, runs = layout.stored(weight.levels), (weight.group, weight.shifted)
+    panel, scales, at, weights, end = native.extension().bits_places(name, out, columns, head[0], *runs)
     padded = -(-out // panel) * panel
     buffer = pages.empty(HEADER_BYTES + end + behind)
     buffer[: HEADER_BYTES + weights] = 0
     buffer[HEADER_BYTES + end :] = 0
-    first = layout_header("dense", "bits", name, out, columns)
+    first = layout_header("dense", "bits", name, out, columns, group=weight.group, zeros=weight.shifted)
     first += _HEAD.pack(*head, weight.levels.bits, weight.levels.alpha, weight.levels.beta)
     buffer[: len(first)] = torch.frombuffer(bytearray(first), dtype=torch.uint8)
     body = buffer[HEADER_BYTES:]
+    codes = torch.nn.functional.pad(weight.codes, (0, 0, 0, padded - out))
+    if name == GROUPS:
+        body[weights:end] = _groups(weight, layout.to_bytes(codes, weight.levels), padded)
+        return buffer
     body[scales : scales + 4 * out] = weight.scales.contiguous().view(torch.uint8)
     of_rows = weight.values().sum(1, dtype=torch.int32) if sums is None else sums
     body[at : at + 4 * out] = of_rows.view(torch.uint8)
-    codes = torch.nn.functional.pad(weight.codes, (0, 0, 0, padded - out))
     body[weights:end] = layout.to_bytes(codes, weight.levels)
     return buffer
 
@@ -169,13 +185,53 @@ def to_layout(weight: BitWeight, name: str, sums: Tensor | None = None, behind: 
 def from_layout(buffer: Tensor) -> BitWeight:
     """Return the weight that `to_layout` was given."""
     head = layout_head(buffer)
+    runs = struct.unpack_from("<H", head, 6)[0] & 0x7FFF, has_zeros(head)
     name, (out, columns) = head[32:48].rstrip(b"\0").decode("ascii"), struct.unpack("<2q", head[48:])
     body = buffer[HEADER_BYTES:]
     bits, _, _, *own = _HEAD.unpack(body[: _HEAD.size].numpy().tobytes())
-    panel, scales, _, weights, end = native.extension().bits_places(name, out, columns, bits)
+    panel, scales, _, weights, end = native.extension().bits_places(name, out, columns, bits, *runs)
     levels = Levels(*own)
+    if name == GROUPS:
+        return _of_groups(body[weights:end], levels, (out, columns), runs)
     codes = LAYOUTS[name].to_codes(body[weights:end], -(-out // panel) * panel, columns, levels)
     return BitWeight(codes[:out].contiguous(), levels, body[scales : scales + 4 * out].clone().view(torch.float32))
+
+
+def _groups(weight: BitWeight, codes: Tensor, padded: int) -> Tensor:
+    """Return panels of groups, flat, from the codes of whole panels (bits.h, GroupShape)."""
+    group, values = weight.group or weight.shape[1], weight.values()
+    groups, size = weight.shape[1] // group, (padded // 64, 64, -1)
+
+    def of_groups(numbers: Tensor) -> Tensor:
+        whole = torch.nn.functional.pad(numbers.reshape(len(values), groups), (0, 0, 0, padded - len(values)))
+        return whole.view(size).transpose(1, 2).contiguous().view(torch.uint8)
+
+    sums = values.view(len(values), groups, group).sum(2, dtype=torch.int32)
+    parts = [of_groups(weight.scales), of_groups(sums.to(torch.int16) if weight.group else sums)]
+    if weight.zeros is not None:
+        parts.append(of_groups((weight.levels.beta - weight.zeros.int()).to(torch.int8)))
+    return torch.cat([*parts, codes.view(padded // 64, groups, -1)], 2).flatten()
+
+
+def _of_groups(data: Tensor, levels: Levels, shape: tuple[int, int], runs: tuple[int, bool]) -> BitWeight:
+    """Return the weight that `_groups` was given."""
+    (out, columns), (group, shifted) = shape, runs
+    panels, groups = -(-out // 64), columns // (group or columns)
+    parts, at = data.view(panels, groups, -1), 256 + 64 * (2 if group else 4)
+
+    def of_rows(numbers: Tensor) -> Tensor:
+        found = numbers.transpose(1, 2).reshape(-1, groups)[:out].contiguous()
+        return found if group else found.flatten()
+
+    codes = LAYOUTS[GROUPS].to_codes(parts[..., at + 64 * shifted :].reshape(-1), panels * 64, columns, levels)
+    zeros = (
+        of_rows((levels.beta - parts[..., at : at + 64].contiguous().view(torch.int8).int()).to(torch.int8))
+        if shifted
+        else None
+    )
+    return BitWeight(
+        codes[:out].contiguous(), levels, of_rows(parts[..., :256].contiguous().view(torch.float32)), zeros
+    )
 
 
 def _padded(codes: Tensor, multiple: int) -> Tensor:

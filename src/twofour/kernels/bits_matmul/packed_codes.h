@@ -16,11 +16,13 @@ inline const BitsHead& bits_head(const PackedWeight& packed) {
 // What holds of every head that packing writes, and that the bytes behind the header are as many as it says, and `more`.
 inline void require_codes(const RowBase& row, const PackedWeight& packed, int64_t more = 0) {
   const BitsLayout& layout = *bits_layout(row.layout);
-  packed.require_sound(packed.head().group == 0 && packed.sizes_at_most(8) &&
-                       packed.behind() >= static_cast<int64_t>(sizeof(BitsHead)));
+  const int64_t group = packed.group(), columns = packed.head().columns;
+  packed.require_sound(packed.sizes_at_most(8) && packed.behind() >= static_cast<int64_t>(sizeof(BitsHead)));
+  packed.require_sound(layout.grouped ? group % kLeastGroup == 0 && group <= kLargestGroup && (group == 0 || columns % group == 0)
+                                      : packed.head().group == 0);
   const int64_t bits = bits_head(packed).bits;
-  packed.require_sound(layout.takes(bits) && BitsPlaces(layout, packed.head().rows, packed.head().columns, bits).end ==
-                                                 packed.behind() - more);
+  packed.require_sound(layout.takes(bits) && BitsPlaces(layout, packed.head().rows, columns, bits, group, packed.zeros())
+                                                     .end == packed.behind() - more);
 }
 
 // Whether int32 holds every sum of `columns` products of the weight's own levels with inputs of magnitudes up to `most`
@@ -29,12 +31,14 @@ inline bool sum_fits(const PackedWeight& packed, int64_t columns, int64_t most) 
   const BitsHead& head = bits_head(packed);
   const int64_t bits = head.rest[0], alpha = head.rest[1], beta = head.rest[2];
   packed.require_sound(1 <= bits && bits <= 8 && 1 <= alpha && alpha <= 2 && -256 <= beta && beta <= 0);
-  const int64_t top = alpha * ((1 << bits) - 1) + beta, largest = top > -beta ? top : -beta;
+  const int64_t span = alpha * ((1 << bits) - 1), top = span + beta;
+  const int64_t largest = packed.zeros() ? span : top > -beta ? top : -beta;
   return largest == 0 || columns <= std::numeric_limits<int32_t>::max() / (largest * most);
 }
 
-// Whether codes of the input and a zero point are those of `most` and `factor`.
+// Whether codes of the input and a zero point are those of `most` and `factor`; factor 0 is of inputs that stay real.
 inline bool codes_possible(int most, int factor, int zero) {
+  if (factor == 0) return most == 255 && zero == 0;
   return 1 <= most && most <= 255 && (most & (most + 1)) == 0 && (factor == 1 || factor == 2) && 0 <= zero && zero <= most;
 }
 

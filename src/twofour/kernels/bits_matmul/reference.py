@@ -27,7 +27,9 @@ def bits_matmul_reference(
 ) -> Shaped[Tensor, "*tokens out"]:
     """Return x @ W.T + bias with x rounded to codes by `quantize_input`.
 
-    The sum is exact; it is scaled and shifted in float32 as the kernels do: sum * (x scale * w scale) + bias.
+    The sum is exact; it is scaled and shifted in float32 as the kernels do: sum * (x scale * w scale) + bias. Of a
+    weight with groups the sum of each is exact, they are scaled and added up in their order in float32, and that is
+    scaled by the token. Inputs that stay real are multiplied in float64; kernels are near to it.
 
     Args:
         x: (..., in), float32 or bfloat16; or uint8 codes, where the range is static.
@@ -39,11 +41,27 @@ def bits_matmul_reference(
         (..., out) in the dtype that `quantization` says, that of x by default. A token that is not finite is NaN, with
         a static range one that holds NaN.
     """
-    whole, scale = whole_product(x, weight, quantization)
-    y = whole.float() * (scale * weight.scales)
+    if quantization.real:
+        y = (x.double() @ weight.real().double().T).float()
+    elif weight.group:
+        sums, scale = _of_groups(x, weight, quantization)
+        y = sums * scale
+    else:
+        whole, scale = whole_product(x, weight, quantization)
+        y = whole.float() * (scale * weight.scales)
     y = y if bias is None else y + bias
     y = quantize_output(y, quantization) if quantization.y_dtype else y.to(quantization.output(x))
     return lost_tokens(x, y)
+
+
+def _of_groups(x: Tensor, weight: BitWeight, quantization: Quantization) -> tuple[Tensor, Tensor]:
+    codes, scale, zero = quantize_input(x, quantization)
+    levels, values = codes.long() * quantization.factor - zero.long(), weight.values().long()
+    y = torch.zeros(*x.shape[:-1], len(values), dtype=torch.float32, device="cpu")
+    for g in range(weight.scales.shape[1]):
+        here = slice(g * weight.group, (g + 1) * weight.group)
+        y = y + (levels[..., here] @ values[:, here].T).float() * weight.scales[:, g]
+    return y, scale
 
 
 def lost_tokens(x: Shaped[Tensor, "*tokens in"], y: Shaped[Tensor, "*tokens out"]) -> Shaped[Tensor, "*tokens out"]:

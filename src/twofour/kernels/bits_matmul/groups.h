@@ -1,0 +1,287 @@
+// Dots of bytes with a scale for each group of inputs: y = sum over groups of scale * (whole sum of the group), in float32
+// and in their order, times the scale of the token. Weights are codes of 1, 2, 4 or 8 bits that are taken apart in registers.
+//
+// Inputs are bytes with a sign: a code less 128. One that stays real is a whole number of three of them, q = 65536 h + 256 m
+// + l, times a scale of its token: |x - scale q| <= 2^-23 of the greatest |x|. Each of the three is multiplied as a token of
+// its own, exactly; a group's sums are put together in float32.
+// Included once per instruction set; everything has internal linkage.
+#pragma once
+
+#include <cstdint>
+
+#include "bytes.h"
+
+namespace {
+
+using twofour::GroupShape;
+
+constexpr int kDigits = 3;                    // bytes of an input that stays real
+constexpr int kMostOfDigits = (1 << 22) - 1;  // the greatest such q: Lanes::to_ints rounds no greater ones everywhere
+constexpr uint32_t kDigitsAround = 0x808080;  // what makes digits from -128 on those from 0 on
+constexpr int32_t kCodesAround = 128;
+constexpr int64_t kGroupsAhead = 8192;  // bytes of weights that are fetched before they are read: best of 1, 2, 4, 8 KB
+
+// Tokens in the workspace: the facts of all, then of each of a pass its rows of bytes (one, or three) and their sums in
+// every group.
+template <class D>
+struct GroupPlan {
+  bool real;
+  int64_t rows, padded, groups, sums, token_bytes;
+  BitsPlan passes;
+
+  explicit GroupPlan(const Matmul& a)
+      : real(a.quantization.x_factor == 0), rows(real ? kDigits : 1), padded(padded_inputs(a.in_features)),
+        groups(a.group > 0 ? a.in_features / a.group : 1), sums(rows * padded),
+        token_bytes(sums + round_up(rows * groups * 4, 64)), passes(a, token_bytes, D::tokens) {}
+  int64_t bytes() const { return passes.bytes(); }
+};
+
+// A token in three rows of digits.
+template <class V, class X>
+TWOFOUR_NOINLINE Range digits(const X* x, int64_t in, int64_t padded, uint8_t* to) {
+  const Span span = span_of<V>(x, in);
+  const float height = -span.least > span.most ? -span.least : span.most, scale = height / static_cast<float>(kMostOfDigits);
+  const Range range{scale < kLeastScale ? kLeastScale : scale, 0};
+  const Rounder<V> rounder(1.0f / range.scale, 0, -kMostOfDigits, kMostOfDigits);
+  for (int64_t k = 0; k < in; k += V::width) {
+    const auto q = (typename V::U)rounder(V::load(x + k, in - k)) + kDigitsAround;
+    for (int d = 0; d < kDigits; d++) V::store_x((typename V::ints)((q >> 8 * d) ^ 0x80), to + d * padded, k, 8);
+  }
+  for (int d = 0; d < kDigits; d++) std::memset(to + d * padded + in, 0, static_cast<size_t>(padded - in));
+  return span.finite ? range : Range{__builtin_nanf(""), 0};
+}
+
+inline void sums_of_groups(const uint8_t* row, const GroupShape& shape, int64_t in, int32_t* sums) {
+  const auto* bytes = reinterpret_cast<const int8_t*>(row);
+  for (int64_t g = 0; g < shape.groups; g++) {
+    int32_t sum = 0;
+    for (int64_t k = g * shape.inputs; k < (g + 1) * shape.inputs && k < in; k++) sum += bytes[k];
+    sums[g] = sum;
+  }
+}
+
+// Token `t` of the call as rows of bytes with their sums.
+template <class V, class Plan>
+void group_token(const Matmul& a, int64_t t, const Plan& plan, const GroupShape& shape, uint8_t* to, const TokenFacts& facts) {
+  auto* sums = reinterpret_cast<int32_t*>(to + plan.sums);
+  if (!plan.real) {
+    token_codes<V>(a, t, to, plan.padded, facts);
+    for (int64_t k = 0; k < plan.padded; k++) to[k] ^= kCodesAround;
+    return sums_of_groups(to, shape, a.in_features, sums);
+  }
+  facts.ranges[t] = a.x_type == Type::f32
+                        ? digits<V>(static_cast<const float*>(a.x) + t * a.x_stride, a.in_features, plan.padded, to)
+                        : digits<V>(static_cast<const uint16_t*>(a.x) + t * a.x_stride, a.in_features, plan.padded, to);
+  for (int d = 0; d < kDigits; d++)
+    sums_of_groups(to + d * plan.padded, shape, a.in_features, sums + d * plan.groups);
+}
+
+// A panel for some tokens of a pass.
+struct GroupTile {
+  const Matmul& a;
+  const BitsWeight& w;
+  const GroupShape& shape;
+  const char* panel;
+  const uint8_t* x;  // of the first token
+  int64_t padded, sums, token_bytes;
+  const Range* ranges;
+};
+
+// A vector of narrower whole numbers.
+template <class V, class N>
+TWOFOUR_INLINE typename V::I widened(const char* from) {
+  typedef N Narrow __attribute__((vector_size(V::width * sizeof(N))));
+  Narrow numbers;
+  std::memcpy(&numbers, from, sizeof numbers);
+  return __builtin_convertvector(numbers, typename V::I);
+}
+
+// What code 0 of a vector of outputs stands for, and the step between codes, times the step of an input.
+template <class V>
+struct GroupLevels {
+  typename V::U beta;
+  uint32_t alpha;
+
+  TWOFOUR_INLINE GroupLevels(const GroupTile& tile, const char* group, int64_t c) {
+    const uint32_t step = tile.a.quantization.x_factor == 0 ? 1 : static_cast<uint32_t>(tile.a.quantization.x_factor);
+    alpha = step * static_cast<uint32_t>(tile.w.head.alpha);
+    if (tile.a.zeros) beta = (typename V::U)widened<V, int8_t>(group + tile.shape.zeros + c) * step;
+    else beta = typename V::U{} + step * static_cast<uint32_t>(tile.w.head.beta);
+  }
+  // The sum of values times inputs, from those over codes and inputs alone.
+  TWOFOUR_INLINE typename V::ints operator()(typename V::ints sum, int32_t inputs) const {
+    typename V::U whole = (typename V::U)sum;
+    if (alpha != 1) whole *= alpha;
+    return (typename V::ints)(whole + beta * static_cast<uint32_t>(inputs));
+  }
+};
+
+// Sums of codes of T rows. Codes are taken apart two at a time, and the upper ones of a pair are multiplied where they stand,
+// in sums of their own: half of the shifts, where registers suffice and no pair of products passes 16 bits (AVX2).
+template <class D, int bits, int T>
+struct GroupSums {
+  using V = typename D::V;
+  using Sum = typename D::Sum;
+  static constexpr bool split = T * D::columns <= 8 && (bits < 4 || V::width == 16);
+  Sum low[T][D::columns] = {}, high[split ? T : 1][D::columns] = {};
+
+  // Inputs 4 i ... 4 i + 3 of a block; `inputs` are those of each row.
+  template <class Inputs>
+  TWOFOUR_INLINE void add(const Sum (&packed)[D::columns], int i, const Inputs& inputs) {
+    constexpr uint32_t mask = 0x01010101u * ((1u << bits) - 1);
+    constexpr bool narrow = bits < 8;
+    const bool upper = split && i % 2;
+    Sum weights[D::columns];
+    TWOFOUR_UNROLL
+    for (int c = 0; c < D::columns; c++)
+      weights[c] = upper ? (Sum)((typename V::U)packed[c] >> ((i - 1) * bits) & mask << bits)
+                         : (Sum)((typename V::U)packed[c] >> (i * bits) & mask);
+    TWOFOUR_UNROLL
+    for (int t = 0; t < T; t++) {
+      const auto four = D::four(inputs(t));
+      TWOFOUR_UNROLL
+      for (int c = 0; c < D::columns; c++) {
+        Sum& sum = upper ? high[split ? t : 0][c] : low[t][c];
+        sum = D::template dot<narrow>(sum, weights[c], four);
+      }
+    }
+  }
+  TWOFOUR_INLINE Sum at(int t, int c) const {
+    return split ? V::add(low[t][c], (Sum)((typename V::I)high[split ? t : 0][c] >> bits)) : low[t][c];
+  }
+};
+
+// Adds a group of T tokens, each R rows, to `totals`, [token][vector].
+template <class D, int bits, int R, int T>
+TWOFOUR_INLINE void add_group(const GroupTile& tile, int64_t g, int64_t output,
+                              typename D::V::reg (&totals)[T][D::columns]) {
+  using V = typename D::V;
+  constexpr int per = 8 / bits;
+  const char* group = tile.panel + g * tile.shape.bytes;
+  const char* codes = group + tile.shape.codes + output * 4;
+  const uint8_t* x = tile.x + g * tile.shape.inputs;
+  const int32_t around = kCodesAround * tile.a.quantization.x_factor;
+  GroupSums<D, bits, T * R> sums_of;
+  for (int64_t b = 0; b < tile.shape.blocks; b++, codes += kBytesPanel * 4, x += 4 * per) {
+    typename D::Sum packed[D::columns];
+    TWOFOUR_UNROLL
+    for (int c = 0; c < D::columns; c++) {
+      packed[c] = V::load_index(codes + c * V::width * 4);
+      if (c * V::width % 16 == 0) __builtin_prefetch(codes + kGroupsAhead + c * V::width * 4);
+    }
+    TWOFOUR_UNROLL
+    for (int i = 0; i < per; i++)
+      sums_of.add(packed, i, [&](int r) {
+        return reinterpret_cast<const uint32_t*>(x + (r / R) * tile.token_bytes + (r % R) * tile.padded + 4 * i);
+      });
+  }
+  TWOFOUR_UNROLL
+  for (int c = 0; c < D::columns; c++) {
+    const int64_t at = output + c * V::width;
+    const GroupLevels<V> levels(tile, group, at);
+    const char* sum_of_values = group + kBytesPanel * 4 + at * tile.shape.sum_bytes;
+    const auto scale = tile.a.group > 0 ? V::load_unaligned(reinterpret_cast<const float*>(group) + at) : V::all(1.0f);
+    const auto values = tile.a.group > 0 ? (typename V::ints)widened<V, int16_t>(sum_of_values) : V::load_ints(sum_of_values);
+    TWOFOUR_UNROLL
+    for (int t = 0; t < T; t++) {
+      const auto* sums = reinterpret_cast<const int32_t*>(tile.x + t * tile.token_bytes + tile.sums) + g;
+      typename V::reg real = V::zero();
+      if constexpr (R == 1) {
+        real = V::to_real(V::minus_product(levels(sums_of.at(t, c), sums[0]), values, tile.ranges[t].zero - around));
+      } else {
+        TWOFOUR_UNROLL
+        for (int r = R - 1; r >= 0; r--)  // Horner: the highest digit first
+          real = V::fma(real, V::all(256.0f), V::to_real(levels(sums_of.at(t * R + r, c), sums[r * tile.shape.groups])));
+      }
+      totals[t][c] = totals[t][c] + apart(real * scale);
+    }
+  }
+}
+
+// T tokens of a panel, `columns` vectors of outputs at a time.
+template <class D, int bits, int R, int T>
+TWOFOUR_NOINLINE void group_tile(const GroupTile& tile, int64_t first, int64_t panel) {
+  using V = typename D::V;
+  constexpr int64_t together = D::columns * V::width;
+  for (int64_t output = 0; output < kBytesPanel && panel * kBytesPanel + output < tile.a.out_features; output += together) {
+    typename V::reg totals[T][D::columns] = {};
+    for (int64_t g = 0; g < tile.shape.groups; g++) add_group<D, bits, R, T>(tile, g, output, totals);
+    with_answers(tile.a, [&](auto kind, auto type) {
+      for (int c = 0; c < D::columns; c++) {
+        const int64_t at = output + c * V::width, row = panel * kBytesPanel + at;
+        if (row >= tile.a.out_features) break;
+        const Answers<V> answers(tile.a, row, tile.a.out_features);
+        const auto scale = V::load_unaligned(reinterpret_cast<const float*>(tile.panel) + at);
+        for (int t = 0; t < T; t++) {
+          const auto token = V::all(tile.ranges[t].scale);
+          const auto scaled = totals[t][c] * (tile.a.group > 0 ? token : token * scale);
+          answers.template leave<kind.value, type.value>(scaled, first + t);
+        }
+      }
+    });
+  }
+}
+
+// The tile of up to `tokens` tokens, and how many it takes of them.
+template <class D, int bits, int R>
+struct GroupTiles {
+  void (*run)(const GroupTile&, int64_t, int64_t);
+  int64_t tokens;
+  static GroupTiles of(int64_t left) {
+    if (R == 1 && left >= 4) return {group_tile<D, bits, R, R == 1 ? 4 : 1>, 4};
+    if (left >= 2 && (R == 1 || D::columns > 2)) return {group_tile<D, bits, R, 2>, 2};
+    return {group_tile<D, bits, R, 1>, 1};
+  }
+};
+
+template <class D, int bits, int R>
+void group_panels(GroupTile tile, int64_t first, int64_t count, int64_t begin, int64_t end, const GroupPlan<D>& plan,
+                  const uint8_t* x, const TokenFacts& facts) {
+  for (int64_t p = begin; p < end; p++) {
+    tile.panel = tile.w.weights + p * tile.shape.groups * tile.shape.bytes;
+    for (int64_t t = 0; t < count;) {
+      const auto tiles = GroupTiles<D, bits, R>::of(count - t);
+      tile.x = x + t * plan.token_bytes;
+      tile.ranges = facts.ranges + first + t;
+      tiles.run(tile, first + t, p);
+      t += tiles.tokens;
+    }
+  }
+}
+
+// Calls use(bits of a stored code) with a constant.
+template <class Use>
+void with_bits(int64_t bits, const Use& use) {
+  if (bits == 1) return use(std::integral_constant<int, 1>{});
+  if (bits == 2) return use(std::integral_constant<int, 2>{});
+  if (bits == 4) return use(std::integral_constant<int, 4>{});
+  return use(std::integral_constant<int, 8>{});
+}
+
+template <class D>
+void group_product(const Matmul& a) {
+  if (a.tokens <= 0) return;
+  const BitsWeight w(*twofour::bits_layout("bits_groups"), a.weight, a.out_features, a.in_features);
+  const GroupShape shape(a.in_features, w.head.bits, a.group, a.zeros);
+  const GroupPlan<D> plan(a);
+  const TokenFacts facts(a.workspace, a.tokens);
+  auto* x = static_cast<uint8_t*>(a.workspace) + plan.passes.facts;
+  const GroupTile tile{a, w, shape, nullptr, nullptr, plan.padded, plan.sums, plan.token_bytes, nullptr};
+  with_team(a.threads, [&](const Team& team) {
+    int64_t begin, end;
+    team.share(w.panels, 1, &begin, &end);
+    for (int64_t pass = 0; pass < a.tokens; pass += plan.passes.per_pass) {
+      const int64_t count = least(plan.passes.per_pass, a.tokens - pass);
+      if (pass > 0) team.barrier();  // the last tokens are still being read
+      for (int64_t t = team.me; t < count; t += team.size)
+        group_token<typename D::V>(a, pass + t, plan, shape, x + t * plan.token_bytes, facts);
+      team.barrier();
+      with_bits(w.head.bits, [&](auto bits) {
+        const auto panels = plan.real ? group_panels<D, bits.value, kDigits> : group_panels<D, bits.value, 1>;
+        panels(tile, pass, count, begin, end, plan, x, facts);
+      });
+    }
+  });
+}
+
+}  // namespace
