@@ -135,7 +135,9 @@ def block(
 
 @app.command()
 def bits(
-    widths: Annotated[str, typer.Option(help="Pairs of widths, comma separated.")] = ",".join(bits_case.WIDTHS),
+    widths: Annotated[str, typer.Option(help="Pairs of widths, comma separated.")] = ",".join(
+        (*bits_case.WIDTHS, *bits_case.GROUPED)
+    ),
     sizes: Annotated[
         str, typer.Option(help="Tokens x outputs x inputs, with :cold for weights from memory; comma separated.")
     ] = ",".join(bits_case.SIZES),

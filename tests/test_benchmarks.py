@@ -80,6 +80,8 @@ def test_other_cells_of_a_file_are_kept_when_a_run_goes_on(cases, tmp_path: Path
 def test_bits_writes_records_and_a_table(tmp_path: Path):
     out = tmp_path / "r.json"
     words = ("bits", "--sizes", "3x65x71,1x512x512:cold", "--widths", "w1a1,w1.58a8", "--seconds", "0.02")
+    grouped = suite("bits", "--sizes", "2x64x128", "--widths", "w4a8/g32,w2/g64", "--seconds", "0.02")
+    assert grouped.returncode == 0 and "MatMulNBits ms" in grouped.stdout, grouped.stderr
     done = suite(*words, "--json", str(out))
     assert done.returncode == 0, done.stderr
     assert "GOP/s" in done.stdout and "bytes w8a8 ms" in done.stdout

@@ -2,7 +2,8 @@
 
 Every row of `bits_matmul` that takes a pair of widths, its float32 inputs rounded and packed inside the timing, against
 the `bytes` row on 8 by 8 bits (w8a8), which rounds the same inputs, and against torch._int_mm, which is handed whole
-numbers: it pays for no rounding and scales nothing. Weights are prepared outside the timing. The first rows of every
+numbers: it pays for no rounding and scales nothing. "w4a8/g64" has a scale for 64 inputs each, "w4/g64" float32 inputs
+beside; ONNX Runtime's MatMulNBits is timed with them. Weights are prepared outside the timing. The first rows of every
 answer are compared with 64-bit whole numbers before anything is timed.
 """
 
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from cases import nbits
 from cases.records import machine_line
 from twofour import measure
 from twofour.errors import DataError, MeasureError
@@ -31,13 +33,20 @@ from twofour.quantization.widths import Widths, encoding_of
 WIDTHS = ("w1a1", "w1a2", "w2a2", "w1a8", "w1.58a8", "w2a8", "w4a4", "w4a8")
 """Pairs of widths; w1.58 is ternary."""
 
+GROUPED = ("w2a8/g32", "w2a8/g128", "w3a8/g64", "w4a8/g32", "w4a8/g128", "w2/g32", "w4/g32", "w4/g128")
+"""The same with groups, and weights alone."""
+
 SIZES = (
     "512x4096x4096", "4x4096x4096", "4x4096x4096:cold",
-    "128x8192x2048", "512x2048x2048", "1x2048x2048",
+    "128x8192x2048", "512x2048x2048", "1x2048x2048", "1x8192x2048",
 )  # fmt: skip
-"""Tokens x outputs x inputs, and ":cold" for weights that come from memory; the last three are bitnet.cpp's shapes."""
+"""Tokens x outputs x inputs, and ":cold" for weights that come from memory; three of the last four are bitnet.cpp's."""
 
-BYTES, INT_MM = "bytes w8a8", "torch._int_mm"
+PUBLISHED = {("8192x2048", 128): 182.0, ("2048x2048", 512): 184.0, ("2048x2048", 1): 145.0}
+"""GOP/s on one thread that bitnet.cpp publishes for ternary weights and 8 bits, (outputs x inputs, tokens): 23.53 ms,
+23.34 ms and 58 us on an AMD EPYC 7V13 (github.com/microsoft/BitNet, src/README.md)."""
+
+BYTES, INT_MM, NBITS = "bytes w8a8", "torch._int_mm", nbits.NAME
 CHECKED = 2
 """Tokens whose answers are compared."""
 
@@ -76,12 +85,18 @@ def widths_of(text: str) -> Widths:
     Raises:
         DataError: It is no pair of widths.
     """
-    found = re.fullmatch(r"(w[\d.]+)(a\d+)", text)
+    found = re.fullmatch(r"(w[\d.]+)(a\d+(?:/g[1-9]\d*)?|/g[1-9]\d*)", text)
     if found is None:
-        raise DataError(f"the widths {text!r} are not known", got=text, wanted=f"such as {', '.join(WIDTHS)}")
-    weights = encoding_of(found[1], "weights")
+        wanted = f"such as {', '.join((*WIDTHS, *GROUPED))}"
+        raise DataError(f"the widths {text!r} are not known", got=text, wanted=wanted)
+    weights, inputs = encoding_of(found[1], "weights"), found[2].partition("/")[0]
     assert weights is not None
-    return Widths(weights, encoding_of(found[2], "activations"))
+    return Widths(weights, encoding_of(inputs or None, "activations"))
+
+
+def group_of(text: str) -> int:
+    """Return the inputs that share a scale in "w4a8/g64", 0 where all do."""
+    return int(text.partition("/g")[2] or 0)
 
 
 class Bench:
@@ -102,10 +117,12 @@ class Bench:
             if self.at != at:
                 self.bytes = {}  # the copies of the last size are freed before the next ones are made
                 self.bytes, self.at = _baselines(x, rows, cold), at
-            candidates = _candidates(widths_of(str(cell["dtype"])), x, rows, cold) | self.bytes
+            text = str(cell["dtype"])
+            candidates = _candidates(widths_of(text), x, rows, cold, group=group_of(text)) | self.bytes
+            peers = (NBITS,) if NBITS in candidates else ()
             return measure.compare(
                 candidates,
-                baseline=(BYTES, INT_MM),
+                baseline=(*peers, BYTES, INT_MM),
                 seconds=self.seconds,
                 threads=1,
                 clock="thread",
@@ -134,40 +151,47 @@ def _rows() -> list[BitsMatmul]:
     return [row for row in rows if row.isa != "scalar"] or rows
 
 
-def _candidates(widths: Widths, x: Tensor, rows: int, cold: bool, design: str = "") -> dict[str, Calls]:
-    """Return every row that takes these widths on a random weight, after checking its answer."""
-    weight = random_weight(widths, rows, x.shape[1])
+def _candidates(widths: Widths, x: Tensor, rows: int, cold: bool, design: str = "", group: int = 0) -> dict[str, Calls]:
+    """Return every row and peer that takes these widths on a random weight, after checking its answer."""
+    weight = random_weight(widths, rows, x.shape[1], group)
     problem = Problem(rows, quantization=widths.range())
     want = bits_matmul_reference(x[:CHECKED], weight, None, problem.quantization)
     found: dict[str, Calls] = {}
     prepared: dict[str, list[Prepared]] = {}
     for row in _rows():
-        refused = row.refuses_levels(weight.levels, x.shape[1], problem.quantization)
+        refused = row.refuses_levels(weight.levels, x.shape[1], problem.quantization, group=group)
         if refused or not row.serves(len(x)) or (design and design not in row.name):
             continue
         if row.layout not in prepared:
             first = row.prepare(weight)
             copies = measure.copies_for_cold(first.nbytes).copies if cold else 1
             prepared[row.layout] = [first, *(first.copy() for _ in range(copies - 1))]
-        if not torch.equal(row.run(x, prepared[row.layout][0], None, problem)[:CHECKED], want):
+        answer = row.run(x, prepared[row.layout][0], None, problem)[:CHECKED]
+        far = (answer - want).norm() > 1e-6 * want.norm() if widths.inputs is None else not torch.equal(answer, want)
+        if far:
             raise MeasureError(
                 f"{row.name} is wrong and is not timed", got=f"other sums than 64-bit ones, {widths.name}"
             )
         found[row.name] = [partial(row.run, x, held, None, problem) for held in prepared[row.layout]]
+    if group:
+        copies = measure.copies_for_cold(weight.codes.numel() * weight.levels.bits // 8).copies if cold else 1
+        peer = list(nbits.calls(weight, x, rounded=widths.inputs is not None, copies=copies))
+        found |= {NBITS: peer} if peer else {}
     return found
 
 
-def random_weight(widths: Widths, rows: int, columns: int) -> BitWeight:
-    """Return a weight of random codes."""
+def random_weight(widths: Widths, rows: int, columns: int, group: int = 0) -> BitWeight:
+    """Return a weight of random codes, with a scale for so many inputs each, 0 for all of an output."""
+    scales = (rows, columns // group) if group else (rows,)
     generator = torch.Generator().manual_seed(0)
     most = widths.weights.largest_code
     codes = torch.randint(0, most + 1, (rows, columns), generator=generator, dtype=torch.uint8)
-    return BitWeight(codes, widths.levels, torch.rand(rows, generator=generator) + 0.5)
+    return BitWeight(codes, widths.levels, torch.rand(scales, generator=generator) + 0.5)
 
 
 def fastest(record: Record) -> str:
     """Return the row that is fastest on the cell's own widths."""
-    return min((name for name in record.timings if name not in (BYTES, INT_MM)), key=record.median)
+    return min((name for name in record.timings if name not in (NBITS, BYTES, INT_MM)), key=record.median)
 
 
 def giga_operations(record: Record) -> float:
@@ -180,18 +204,23 @@ def show(records: Sequence[Record], console: Console) -> None:
     """Print a row per size and pair of widths: the fastest row, its ratios, and its operations a second."""
     table = Table(box=None, pad_edge=False)
     heads = ("shape", "weights", "tokens", "widths", "fastest", "ms", f"{BYTES} ms", "ratio", f"{INT_MM} ms", "ratio")
-    for index, head in enumerate((*heads, "GOP/s")):
+    for index, head in enumerate((*heads, "MatMulNBits ms", "ratio", "GOP/s", "bitnet.cpp's")):
         table.add_column(head, justify="right" if index > 4 else "left")
     for record in records:
         best = fastest(record)
         ours = record.median(best)
-        against = [cell for name in (BYTES, INT_MM) for cell in (1e3 * record.median(name), record.median(name) / ours)]
+        names = [name for name in (BYTES, INT_MM, NBITS) if name in record.timings]
+        against = [cell for name in names for cell in (1e3 * record.median(name), record.median(name) / ours)]
+        published = PUBLISHED.get((str(record.meta["shape"]), int(str(record.meta["tokens"]))))
+        ternary = record.meta["dtype"] == "w1.58a8" and published is not None
         table.add_row(
             *(str(record.meta[key]) for key in ("shape", "weights", "tokens", "dtype")),
             best.removeprefix("bits_matmul_"),
             f"{1e3 * ours:.4f}",
             *(f"{number:.4f}" if index % 2 == 0 else f"{number:.2f}x" for index, number in enumerate(against)),
+            *["-"] * (0 if NBITS in names else 2),
             f"{giga_operations(record):.1f}",
+            f"{published:.0f}" if ternary else "",
         )
     console.print(table)
     console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)
