@@ -34,6 +34,7 @@ def test_a_function_is_shrunk_and_loads_into_its_large_model(run: Any, monkeypat
     refused(run("shrink", "zoo_cli:small", "--out", "two", "--input", "64", "--budget", "0.01"), "cannot be met")
     refused(run("shrink", "zoo_cli:small", "--out", "two", "--budget", "1.5"), "the budget is impossible")
     refused(run("shrink", "zoo_cli:small", "--out", "two"), "the shape of its input is not known")
+    refused(run("shrink", "zoo_cli:small", "--out", "two", "--count", "bytes"), "counts nothing of that name", "macs")
     assert not Path("two").exists()
 
 
@@ -42,7 +43,7 @@ def test_data_solve_weights_anew_and_widths_are_drawn(run: Any) -> None:
     from safetensors.torch import save_file
 
     save_file({"x": torch.randn(64, 64)}, "rows.safetensors")
-    options = ("--budget", "0.8", "--macs", "--data", "rows.safetensors", "--plot", "widths.svg")
+    options = ("--budget", "0.8", "--count", "macs", "--data", "rows.safetensors", "--plot", "widths.svg")
     result = run("shrink", "zoo_cli:small", "--out", "out", *options)
     assert result.exit_code == 0, result.output
     report = json.loads(Path("out/report.json").read_text())

@@ -1,5 +1,7 @@
 """shrink: budgets are met, what is solved anew is the least squares of what stays, and refusals say what can be."""
 
+import importlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ import twofour
 from tests.structure.shrink.networks import IMAGE, MobileNet, made
 from twofour import calls, shrinking
 from twofour.errors import ShrinkError
+from twofour.shrinking import times
 from twofour.shrinking.budget import Budget, Prices, uses
 from twofour.shrinking.curves import Reader, widths_of
 from twofour.structure import shrink as structure
@@ -61,7 +64,7 @@ def test_a_budget_is_met_and_the_report_counts_what_is_there(name: str, kind: st
 def test_prices_are_those_of_the_model_that_is_cut() -> None:
     model, example = made("densenet")
     found = structure.channels(model, example)
-    prices = Prices(found, dict.fromkeys(found.shapes, 1))
+    prices = Prices(found, lambda _, sizes: math.prod(sizes))
     assert prices.total == parameters(model)
     kept = {}
     for group in found.groups:
@@ -206,3 +209,38 @@ def test_the_small_model_is_pruned_compiled_and_estimated() -> None:
     fast = twofour.compile(small, ROWS, graph=False)
     torch.testing.assert_close(fast(ROWS), small(ROWS), rtol=1e-4, atol=1e-4)
     assert twofour.estimate(small, tokens=256, machine="a100-sxm")
+
+
+def test_a_budget_of_time_is_chosen_by_measured_layers_and_held_to_what_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, _ = made("mobilenet")
+    found = times.times(model, IMAGE)
+    assert found.whole > 0 and set(found.shapes) == {name for name, p in model.named_parameters() if p.ndim > 1}
+    assert {name for name in found.shapes if name not in found.grids} == {
+        f"features.{i}.parts.1.0.weight" for i in (1, 2, 3)
+    }, "depth-wise convolutions are part of the rest"
+    # A clock that reads parameters: layers are said to cost half of what they do, so that the first choice is too wide.
+    clock = importlib.import_module("twofour.shrinking.shrink")
+    monkeypatch.setattr(clock, "milliseconds", lambda net, _: float(parameters(net)))
+    halves = {name: times.Grid(tuple(tuple(0.5 * a * b * found_size(model, name) for b in times.SHARES)
+        for a in times.SHARES)) for name in found.shapes}  # fmt: skip
+    rest = {name: 0.5 * found_size(model, name) for name in found.shapes}
+    fake = times.Times(float(parameters(model)), halves, rest, found.shapes, found.axes)
+    monkeypatch.setattr(clock, "times", lambda *_: fake)
+    small = twofour.shrink(model, IMAGE, Budget(time=0.7), multiple=1)
+    report = shrinking.report_of(small)
+    assert report is not None and report.milliseconds == (float(parameters(model)), float(parameters(small)))
+    assert parameters(small) <= 0.7 * 1.03 * parameters(model)
+
+
+def found_size(model: nn.Module, name: str) -> int:
+    return model.get_parameter(name).numel()
+
+
+def test_times_are_interpolated_between_measured_widths() -> None:
+    grid = times.Grid(((16.0, 8.0, 4.0), (8.0, 4.0, 2.0), (4.0, 2.0, 1.0)))
+    assert grid.at(1, 1) == 16 and grid.at(0.5, 0.25) == 2 and grid.at(0.75, 1) == 12
+    assert grid.at(0.375, 0.375) == pytest.approx(16 * 0.375**2) and grid.at(0.125, 1) == 2
+    found = times.Times(20.0, {"a": grid}, {"a": 4.0, "b": 2.0}, {"a": (8, 4), "b": (8, 8)}, {"a": 1, "b": 0})
+    assert found.price("a", (4, 2, 3, 3)) == 4 + 2 and found.price("b", (8, 4)) == 1 and found.price("c", (8,)) == 0

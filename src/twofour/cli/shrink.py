@@ -14,8 +14,10 @@ from twofour.cli import source as sources
 from twofour.cli.console import JsonFile, print_table, progress, say, write
 from twofour.cli.options import DenseModel, Folder, SampleShape
 from twofour.cli.prune import Data, Samples
+from twofour.errors import ShrinkError, one_of
 from twofour.export import save
 from twofour.shrinking import Budget, Report
+from twofour.shrinking.budget import KINDS
 from twofour.shrinking.shrink import SAMPLES
 from twofour.streaming import result_folder
 from twofour.streaming.companions import companions, copy_companions
@@ -24,7 +26,7 @@ from twofour.structure.shrink import cuts_of
 WEIGHTS = "model.safetensors"
 
 Fraction = Annotated[float, typer.Option("--budget", metavar="FRACTION", help="What may stay, above 0 and below 1.")]
-Macs = Annotated[bool, typer.Option("--macs", help="The budget counts multiply-adds, not parameters.")]
+Count = Annotated[str, typer.Option(help=f"What the budget counts: one of {', '.join(KINDS)}.")]
 Length = Annotated[int, typer.Option(help="Tokens of a sample, where the model takes token ids.", min=1)]
 Streams = Annotated[bool, typer.Option("--streams", help="Cut residual streams and widths of embeddings too.")]
 Uniform = Annotated[
@@ -45,7 +47,7 @@ def shrink(
     source: DenseModel,
     out: Folder,
     budget: Fraction = 0.5,
-    macs: Macs = False,
+    count: Count = "parameters",
     data: Data = None,
     samples: Samples = None,
     length: Length = 128,
@@ -62,7 +64,8 @@ def shrink(
 
     With --data the weights that read what went are solved anew; without, train the model afterwards.
     """
-    limit = Budget(macs=budget) if macs else Budget(parameters=budget)
+    one_of("the budget counts nothing of that name", count, KINDS, ShrinkError)
+    limit = Budget(**{count: budget})
     result_folder.require_free(out, force)
     found = sources.resolve(source)
     result_folder.require_apart(out, found.path)
@@ -81,8 +84,7 @@ def shrink(
         shrinking.plot(report, plot)
     show(report)
     if folder is not None:
-        loads = f"from_pretrained cannot load it: {report.config}; twofour.load can" if report.config else ""
-        say(loads or "from_pretrained loads it: config.json says its sizes")
+        say(_loads(report))
     say(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     write(json, content)
 
@@ -109,6 +111,12 @@ def _shrunk(
     return small, report
 
 
+def _loads(report: Report) -> str:
+    if report.config:
+        return f"from_pretrained cannot load it: {report.config}; twofour.load can"
+    return "from_pretrained loads it: config.json says its sizes"
+
+
 def _write(small: nn.Module, target: Path, hugging_face: bool) -> None:
     save(small, target / WEIGHTS)
     texts = [plan.to_text() for plan in cuts_of(small)]
@@ -125,5 +133,7 @@ def show(report: Report) -> None:
     if report.uncut:
         rows = [(uncut.names[0], str(uncut.size), uncut.reason) for uncut in report.uncut]
         print_table("", ("stays whole", "channels", "reason"), rows, right=range(1, 2))
-    for name, (before, after) in (("parameters", report.parameters), ("MACs", report.macs)):
-        say(f"{name} {before:,} -> {after:,} ({after / max(before, 1):.1%})")
+    sizes = {"parameters": report.parameters, "MACs": report.macs, "milliseconds": report.milliseconds}
+    for name, (before, after) in ((name, size) for name, size in sizes.items() if size is not None):
+        digits = ",.3f" if isinstance(after, float) else ","
+        say(f"{name} {before:{digits}} -> {after:{digits}} ({after / max(before, 1):.1%})")

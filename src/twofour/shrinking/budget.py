@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from twofour import calls
 from twofour.errors import ShrinkError, cut
 from twofour.layers import PrunableWeight, walk
 from twofour.structure.shrink import Channels, Cuttable
 
-KINDS = ("parameters", "macs")
+KINDS = ("parameters", "macs", "time")
 """What a budget may count."""
 
 
@@ -27,10 +26,13 @@ class Budget:
         parameters: Of its parameters.
         macs: Of the multiply-add operations of its weights in one forward pass of the example; products of activations
             with each other, as of queries and keys, are not counted.
+        time: Of the milliseconds of one forward pass of the example on this machine, as torch runs it with the threads
+            that it has: layers are measured at several widths (`shrinking.times`).
     """
 
     parameters: float | None = None
     macs: float | None = None
+    time: float | None = None
 
     def __post_init__(self) -> None:
         given = {kind: getattr(self, kind) for kind in KINDS if getattr(self, kind) is not None}
@@ -38,21 +40,19 @@ class Budget:
             raise ShrinkError(
                 "the budget is impossible",
                 got=", ".join(f"{kind}={cut(repr(value), 40)}" for kind, value in given.items()) or "no limit",
-                wanted="one of parameters and macs, a fraction above 0 and below 1",
+                wanted="one of parameters, macs and time, a fraction above 0 and below 1",
                 remedy="budget=0.5, or twofour.shrinking.Budget(macs=0.5)",
             )
 
     @property
     def kind(self) -> str:
-        """What is counted: "parameters" or "macs"."""
-        return "parameters" if self.parameters is not None else "macs"
+        """What is counted: "parameters", "macs" or "time"."""
+        return next(kind for kind in KINDS if getattr(self, kind) is not None)
 
     @property
     def fraction(self) -> float:
         """The limit."""
-        found = self.parameters if self.parameters is not None else self.macs
-        assert found is not None
-        return float(found)
+        return float(getattr(self, self.kind))
 
     @classmethod
     def of(cls, given: object) -> Budget:
@@ -97,17 +97,16 @@ class Prices:
 
     Attributes:
         found: Its channels.
-        times: Name of each tensor -> what each of its values costs.
+        price: Name and sizes of a tensor -> what it costs.
         width: Channels that each group has now, by name.
     """
 
     found: Channels
-    times: Mapping[str, int]
+    price: Callable[[str, tuple[int, ...]], float]
     width: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.width = {group.name: group.size for group in self.found.groups}
-        self._parts: dict[str, list[tuple[int, Tensor]]] = {}
         self._axes: dict[tuple[str, int], list[Cuttable]] = {}
         for group in self.found.groups:
             for name, axis in {(place.name, place.axis) for place in group.group.places}:
@@ -116,16 +115,15 @@ class Prices:
         self._length = {key: self.found.shapes[key[0]][key[1]] for key in self._axes}
 
     @property
-    def total(self) -> int:
+    def total(self) -> float:
         """What all tensors cost now."""
         return sum(self._of(name) for name in self.found.shapes)
 
-    def _of(self, name: str) -> int:
+    def _of(self, name: str) -> float:
         shape = self.found.shapes[name]
-        sizes = (self._length.get((name, axis), size) for axis, size in enumerate(shape))
-        return prod(sizes) * self.times.get(name, 0)
+        return self.price(name, tuple(self._length.get((name, axis), size) for axis, size in enumerate(shape)))
 
-    def set(self, group: Cuttable, width: int) -> int:
+    def set(self, group: Cuttable, width: int) -> float:
         """Give a group another width; return what that saves."""
         names = {place.name for place in group.group.places if place.name in self.found.shapes}
         before = sum(map(self._of, names))

@@ -13,7 +13,7 @@ from twofour.structure.shrink import Cuttable
 
 
 def choose(
-    prices: Prices, curves: Mapping[str, Curve], budget: Budget, whole: int, *, uniform: bool = False
+    prices: Prices, curves: Mapping[str, Curve], budget: Budget, whole: float, *, uniform: bool = False
 ) -> dict[str, int]:
     """Return the width of each group: narrower and narrower, each time where the least is lost for what is saved.
 
@@ -65,12 +65,12 @@ class _Bundle:
         """Return what their losses count as at a step."""
         return sum(cost(curve.losses[step]) for _, curve in self.members)
 
-    def go(self, by: int) -> int:
+    def go(self, by: int) -> float:
         """Go on by some steps; return what that saves."""
         self.step += by
         return sum(self.prices.set(group, curve.widths[self.step]) for group, curve in self.members)
 
-    def rank(self, by: int) -> tuple[float, int]:
+    def rank(self, by: int) -> tuple[float, float]:
         """Return the loss for what is saved by going on, infinite at the end, and what is saved."""
         step = self.step
         if not 0 <= step + by < len(self.members[0][1].widths):

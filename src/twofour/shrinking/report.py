@@ -48,6 +48,8 @@ class Report:
         cut: What was cut.
         config: Why a model's configuration does not say its sizes, so that `twofour.load` has to load it; "" where
             `from_pretrained` does.
+        milliseconds: Of one forward pass of the example, measured before and after, where time is the budget.
+        unused: Parameters that the example's forward did not use; they stay whole.
     """
 
     widths: tuple[Width, ...]
@@ -58,6 +60,8 @@ class Report:
     skipped: tuple[tuple[str, str], ...]
     cut: Cut
     config: str = ""
+    milliseconds: tuple[float, float] | None = None
+    unused: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON holds it; the cut is in the model's file."""
@@ -69,11 +73,16 @@ class Report:
             "reconstructed": list(self.reconstructed),
             "skipped": dict(self.skipped),
             "config": self.config,
+            "milliseconds": self.milliseconds and list(self.milliseconds),
+            "unused": list(self.unused),
         }
 
     def __str__(self) -> str:
         pairs = (("parameters", self.parameters), ("MACs", self.macs))
         lines = [", ".join(f"{what} {a:,} -> {b:,} ({b / max(a, 1):.1%})" for what, (a, b) in pairs)]
+        if self.milliseconds is not None:
+            before, after = self.milliseconds
+            lines[0] += f", {before:.3f} ms -> {after:.3f} ms ({after / before:.1%})"
         lines += [f"  {width}" for width in self.widths]
         lines += [f"  {uncut}" for uncut in self.uncut]
         lines += [f"  {name} was not solved anew: {reason}" for name, reason in self.skipped]

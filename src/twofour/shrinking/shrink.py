@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from torch import nn
@@ -14,11 +15,12 @@ from twofour.calibration import Batch, Statistics
 from twofour.errors import ShrinkError, cut, integer_from
 from twofour.layers import PrunableWeight, require_unwrapped, walk
 from twofour.progress import Progress
-from twofour.shrinking.budget import KINDS, Budget, Prices, uses
+from twofour.shrinking.budget import Budget, Prices, uses
 from twofour.shrinking.choose import choose
 from twofour.shrinking.curves import Curve, Reader, columns_of, covariance, magnitude, second_order, widths_of
 from twofour.shrinking.reconstruct import reconstruct, refit_norms
 from twofour.shrinking.report import Report, Width, attach
+from twofour.shrinking.times import milliseconds, times
 from twofour.structure import shrink as structure
 from twofour.structure.shrink import Channels, Cuttable
 
@@ -26,6 +28,12 @@ _log = logging.getLogger("twofour.shrinking")
 
 SAMPLES = 128
 """Samples of calibration data, as SparseGPT takes (Frantar and Alistarh 2023)."""
+
+LANES = 8
+"""Widths below 32 are multiples of it where time is the budget: torch's convolutions pad channels to vectors."""
+
+ROUNDS, NEAR = 4, 1.03
+"""How often widths are chosen for a budget of time, and how near it what was measured has to be."""
 
 
 def shrink(
@@ -52,7 +60,8 @@ def shrink(
     Args:
         model: A trained dense model on the CPU or a GPU; it stays as it is.
         example: Input of one forward pass: a tensor, a tuple or list of positional or a dict of keyword arguments.
-        budget: Fraction of the parameters that may stay, or a `Budget` of parameters or MACs.
+        budget: Fraction of the parameters that may stay, or a `Budget` of parameters, MACs or
+            time.
         data: Calibration data, as in `prune`.
         samples: How many samples of them are used. Default: 128.
         streams: Cut residual streams and widths of embeddings too, and channels that a normalisation runs along, which
@@ -80,24 +89,21 @@ def shrink(
     _require_options(multiple, least)
     twin = structure.cut(model, structure.Cut(layers=tuple(layers)))
     found = structure.channels(twin, example)
-    chosen = [g for g in found.groups if streams or (g.exact and not g.group.stream)]
-    if not chosen:
-        raise _nothing(found)
+    chosen = _cuttable(found, streams)
     batches = [] if data is None else calibration.take(twin, data, samples or SAMPLES, tell=_log.warning)
     with Progress(shown=progress and bool(batches)) as display:
         work = _Work(twin, chosen, walk(twin, eligibility="any", tied="*").weights, batches, display)
-        curves = work.curves({group.name: widths_of(group.size, multiple, least) for group in chosen})
-        costs = {kind: _costs(kind, found, uses(twin, example)) for kind in KINDS}
-        wholes = {"parameters": _parameters(model), "macs": _macs(model, example)}
-        widths = choose(Prices(found, costs[limit.kind]), curves, limit, wholes[limit.kind], uniform=uniform)
+        curves = work.curves({group.name: _widths(group, multiple, limit, least) for group in chosen})
+        widths, promised = _chosen(found, curves, limit, (model, twin), example, uniform)
         plan = found.plan({name: curves[name].kept(width) for name, width in widths.items()})
         solved, skipped = reconstruct(twin, plan, work.weights, batches, display) if batches else ((), {})
     small = structure.cut(twin, plan, inplace=True)
     if batches:
         refit_norms(small, batches)
     told = tuple(_width(group, curves[group.name], widths[group.name]) for group in chosen)
-    sizes = (wholes["parameters"], _parameters(small)), (wholes["macs"], _macs(small, example))
-    report = Report(told, found.uncut, *sizes, solved, tuple(skipped.items()), plan, structure.configure(small))
+    sizes = ((_parameters(model), _parameters(small)), (_macs(model, example), _macs(small, example)))
+    config = structure.configure(small)
+    report = Report(told, found.uncut, *sizes, solved, tuple(skipped.items()), plan, config, promised, found.unused)
     _log.info("shrunk: %s", report)
     attach(small, report)
     return small
@@ -150,12 +156,55 @@ class _Work:
         return readers
 
 
+def _widths(group: Cuttable, multiple: int | None, limit: Budget, least: float) -> tuple[int, ...]:
+    """Return the widths that a group may have; for a budget of time no fewer than vectors have lanes."""
+    narrow = limit.kind == "time" and 2 * LANES <= group.size < 32
+    return widths_of(group.size, multiple or (LANES if narrow else None), least)
+
+
 def _width(group: Cuttable, curve: Curve, width: int) -> Width:
     return Width(group.name, group.size, width, curve.losses[curve.widths.index(width)], curve.source)
 
 
-def _costs(kind: str, found: Channels, times: Mapping[str, int]) -> dict[str, int]:
-    return {name: 1 if kind == "parameters" else times.get(name, 0) for name in found.shapes}
+def _chosen(
+    found: Channels,
+    curves: Mapping[str, Curve],
+    limit: Budget,
+    models: tuple[nn.Module, nn.Module],
+    example: Any,
+    uniform: bool,
+) -> tuple[dict[str, int], tuple[float, float] | None]:
+    """Return the width of each group, and the milliseconds before and after where they are the budget."""
+    model, twin = models
+    if limit.kind == "time":
+        return _chosen_by_time(found, curves, limit, models, example, uniform)
+    used = uses(twin, example) if limit.kind == "macs" else dict.fromkeys(found.shapes, 1)
+    whole = _macs(model, example) if limit.kind == "macs" else _parameters(model)
+    prices = Prices(found, lambda name, sizes: prod(sizes) * used.get(name, 0))
+    return choose(prices, curves, limit, whole, uniform=uniform), None
+
+
+def _chosen_by_time(
+    found: Channels,
+    curves: Mapping[str, Curve],
+    limit: Budget,
+    models: tuple[nn.Module, nn.Module],
+    example: Any,
+    uniform: bool,
+) -> tuple[dict[str, int], tuple[float, float]]:
+    """Choose by measured layers, cut a copy, measure it, and choose again where it takes longer than was predicted."""
+    model, twin = models
+    whole, of_layers, aim = milliseconds(model, example), times(twin, example), limit.fraction
+    for _ in range(ROUNDS):
+        widths = choose(Prices(found, of_layers.price), curves, Budget(time=aim), whole, uniform=uniform)
+        plan = found.plan({name: curves[name].kept(width) for name, width in widths.items()})
+        after = milliseconds(structure.cut(twin, plan), example)
+        if after <= NEAR * limit.fraction * whole:
+            break
+        aim *= limit.fraction * whole / after
+    else:
+        _log.warning("the model takes %.1f %% of its time, not %.1f %%", 100 * after / whole, 100 * limit.fraction)
+    return widths, (whole, after)
 
 
 def _parameters(model: nn.Module) -> int:
@@ -174,8 +223,16 @@ def _require_options(multiple: object, least: object) -> None:
         raise ShrinkError("`least` is impossible", got=cut(repr(least), 40), wanted="a share above 0 and at most 1")
 
 
-def _nothing(found: Channels) -> ShrinkError:
-    return ShrinkError(
+def _cuttable(found: Channels, streams: bool) -> list[Cuttable]:
+    """Return the groups that may be cut.
+
+    Raises:
+        ShrinkError: There is none.
+    """
+    chosen = [group for group in found.groups if streams or (group.exact and not group.group.stream)]
+    if chosen:
+        return chosen
+    raise ShrinkError(
         "nothing can be cut",
         reasons=[str(uncut) for uncut in found.uncut],
         got=f"{len(found.groups)} groups of channels, all residual streams or normalised"

@@ -1,12 +1,14 @@
 """What can be cut of networks of every kind, and that the small model computes what the masked large one does."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import twofour
 from tests.structure.shrink.networks import IMAGE, NETWORKS, TRANSFORMERS, Squeeze, made
 from twofour import calls
 from twofour.errors import ShrinkError
@@ -42,8 +44,10 @@ def answers(model: nn.Module, example: Any) -> list[Tensor]:
     return [leaf for leaf in found if isinstance(leaf, Tensor)]
 
 
-def require_masked_equals_small(model: nn.Module, example: Any, found: Channels, groups: Sequence[Cuttable]) -> None:
-    for chosen in (groups, *([group] for group in groups)):
+def require_masked_equals_small(
+    model: nn.Module, example: Any, found: Channels, groups: Sequence[Sequence[Cuttable]]
+) -> None:
+    for chosen in groups:
         plan = found.plan(half(chosen, seed=len(chosen)))
         small = shrink.cut(model, plan)
         wanted, given = answers(shrink.masked(model, plan), example), answers(small, example)
@@ -66,13 +70,40 @@ def test_the_small_model_computes_what_the_masked_one_does(name: str) -> None:
     assert len(found.groups) == count and some <= found.by_name.keys(), [group.name for group in found.groups]
     assert all(not group.exact or not group.group.normalised for group in found.groups)
     exact = [group for group in found.groups if group.exact]
-    require_masked_equals_small(model, example, found, exact)
+    require_masked_equals_small(model, example, found, [exact])
     for group in found.groups:
         if not group.exact:
             small = shrink.cut(model, found.plan(half([group], 1)))
             shapes = [a.shape == b.shape for a, b in zip(answers(small, example), answers(model, example), strict=True)]
             assert all(shapes), group.name
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items()), "the model is as it was"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*NETWORKS, *TRANSFORMERS])
+def test_every_group_by_itself_and_onnx_runtime_agrees(name: str, tmp_path: Path) -> None:
+    if name in TRANSFORMERS:
+        pytest.importorskip("transformers", reason="needs the extra [text]")
+    pytest.importorskip("onnxruntime", reason="needs the extra [onnx]")
+    model, example = made(name)
+    found = shrink.channels(model, example)
+    exact = [group for group in found.groups if group.exact]
+    require_masked_equals_small(model, example, found, [[group] for group in exact])
+    small = shrink.cut(model, found.plan(half(exact, 0)))
+    with calls.without_cache(small):
+        assert twofour.export.to_onnx(small, tmp_path / "small.onnx", example, dynamic=False).error < 1e-5
+
+
+def test_models_that_are_no_longer_dense_are_refused() -> None:
+    x = torch.randn(4, 16)
+    for change in (
+        lambda net: twofour.compile(net, x, graph=False),
+        lambda net: twofour.prune(net, "2:4", eligibility="any"),
+        lambda net: twofour.quantize(net, "w4", None),
+    ):
+        net = change(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 8)))
+        with pytest.raises(ShrinkError, match="cannot be shrunk any more"):
+            shrink.channels(net, x)
 
 
 def test_sizes_and_numbers_of_the_layers_follow() -> None:
