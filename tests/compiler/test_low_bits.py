@@ -61,6 +61,8 @@ def test_kernels_give_the_bits_of_the_whole_numbers(weights: str, inputs: str, d
         assert layer.kernel in {row.name for row in bits_rows()}
         name = quantization.of(model)["0"].widths.name
         assert layer.reason.startswith(f"{name} {design}: ") and PLAIN.name in layer.times[3]
+        dense = [s for row, s in layer.times[3].items() if row.startswith("dense_matmul")]
+        assert f"{min(dense) / layer.times[3][layer.kernel]:.2f}x the speed of the best dense float32" in layer.reason
     for shape in ((1, 71), (3, 71), (20, 71), (2, 5, 71), (71,), (0, 71)):
         x = 2 * torch.randn(shape)
         assert torch.equal(fast(x), whole(model, x))

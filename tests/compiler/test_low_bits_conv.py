@@ -70,6 +70,7 @@ def test_kernels_give_the_bits_of_the_whole_numbers(weights: str, inputs: str, d
     for layer in plan.layers:
         name = quantization.of(model)[layer.name].widths.name
         assert layer.kernel in {row.name for row in bits_conv_rows()} and layer.reason.startswith(f"{name} ")
+        assert "2.00x the speed of torch's float32 convolution" in layer.reason
     for shape in ((2, 3, 9, 9), (1, 3, 12, 7), (3, 9, 9)):
         x = 2 * torch.randn(shape)
         assert torch.equal(fast(x), whole(model, x))

@@ -7,6 +7,7 @@ by running these very operators: the codes are those of the model, to the bit.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,8 @@ from twofour.graph.base import argument, aten, calls, place
 from twofour.kernels.base import Prepared
 from twofour.kernels.bits_matmul.conv import BitsConv, BitsConvProblem, Requantised
 from twofour.kernels.conv import Geometry
+
+_log = logging.getLogger("twofour.compiler")
 
 CODES = "convolutions hand codes on"
 """What the plan calls the rewrite."""
@@ -255,4 +258,8 @@ def _thresholds(
     assert codes is not None
     weight = codes_of(name, fast.get_submodule(name))
     sums = Sums(codes.problem, weight, codes.bias, applied, reader.problem.quantization)
-    return sums.thresholds(reader.row.planes, pool) if sums.fits else None
+    found = None if sums.unfit else sums.thresholds(reader.row.planes, pool)
+    if found is None:
+        why = sums.unfit or "what stands between answers NaN, or turns back within a channel"
+        _log.info("%s hands no codes to %s: %s", name, reader.name, why)
+    return found

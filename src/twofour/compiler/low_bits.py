@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,6 @@ from twofour.errors import KernelError
 from twofour.kernels.base import FLOATS
 from twofour.kernels.bits_matmul import BitWeight
 from twofour.kernels.conv import Images
-from twofour.kernels.dense_matmul import PLAIN
 from twofour.kernels.dispatch import DispatchTable
 from twofour.kernels.problem import Problem
 from twofour.measure.chooser import race
@@ -112,20 +112,24 @@ def _run(
     if seconds["floats"] < seconds["kernels"]:
         return replace(entry, reason=f"dense: {widths}: floats are faster here; {IN_FLOATS}")
     low.runs = runs
-    return _described(entry, choice, tokens, seconds, widths, runs.layer)
+    dtype = str(activations).removeprefix("torch.")
+    options = {"dtype": dtype, "activations": activations, "among": (tokens,)}
+    floats = cast(Tensor, module.weight).detach()
+    dense = terms.choose(name, floats, given, count, plan.bytes_before, Problem(len(floats)), **options)
+    return _described(entry, choice, dense.times[tokens], tokens, f"{widths} {dtype}", runs.layer)
 
 
 def _described(
-    entry: LayerPlan, choice: Choice, tokens: int, seconds: Mapping[str, float], widths: str, layer: CompiledLinear
+    entry: LayerPlan, choice: Choice, dense: Mapping[str, float], tokens: int, names: str, layer: CompiledLinear
 ) -> LayerPlan:
-    design = choice.runs(tokens).layout.removeprefix("bits_")
-    ratio = seconds["floats"] / seconds["kernels"]
-    reason = f"{widths} {design}: {ratio:.2f}x the speed of floats that hold its whole numbers"
+    """Return the plan of a layer: its speed against the best dense product of the model's own dtype."""
+    (widths, dtype), design = names.split(), choice.runs(tokens).layout.removeprefix("bits_")
+    ratio = min(dense.values()) / choice.times[tokens][choice.runs(tokens).name]
+    reason = f"{widths} {design}: {ratio:.2f}x the speed of the best dense {dtype} product"
     reason += f" ({choice.origin})" if choice.origin else ""
     sizes = entry.bytes_before, entry.bytes_after + layer.prepared.nbytes, entry.bytes_in_file
     made = described(entry.name, entry.kind, entry.shape, tokens, choice, reason, sizes)
-    times = {n: {**found, PLAIN.name: seconds["floats"]} if n == tokens else found for n, found in made.times.items()}
-    return replace(made, times=times)
+    return replace(made, times={n: {**found, **dense} if n == tokens else found for n, found in made.times.items()})
 
 
 def _prepared(name: str, module: nn.Module, dispatch: DispatchTable, prepared: PreparedWeights | None = None) -> Codes:

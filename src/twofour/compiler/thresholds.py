@@ -43,9 +43,13 @@ class Sums:
     after: Quantization
 
     @property
-    def fits(self) -> bool:
-        """Whether kernels compare: ranges are static, and thresholds few."""
-        return not (self.problem.quantization.dynamic or self.after.dynamic) and self.after.bits <= MOST_BITS
+    def unfit(self) -> str:
+        """Why kernels do not compare, "" where they do: ranges are static, and thresholds few."""
+        if self.problem.quantization.dynamic or self.after.dynamic:
+            return "inputs without a learned step: a range is found at each call"
+        if self.after.bits > MOST_BITS:
+            return f"codes of {self.after.bits} bits, thresholds are for at most {MOST_BITS}"
+        return ""
 
     @property
     def largest(self) -> int:
