@@ -114,6 +114,17 @@ def test_graphs_and_exports_hold_the_products_of_codes(data: bool) -> None:
         assert torch.equal(exported.module()(x), whole(model, x))
 
 
+def test_a_file_holds_the_graph_of_layers_that_no_kernel_takes(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("twofour.compiler.graph._engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, True))
+    model, x = nn.Sequential(nn.Linear(48, 16), nn.ReLU()).eval(), torch.randn(3, 48)
+    twofour.quantize(model, "w4", "a8", group=16)
+    fast = twofour.compile(model, x, tokens=(3,), graph=True)
+    twofour.save(fast, tmp_path / "m")
+    again: Any = twofour.load(tmp_path / "m", model)
+    assert not any(run(again)) and again.plan.account.engine == "graph"
+    torch.testing.assert_close(again(x), whole(model, x))
+
+
 def test_bfloat16_models_answer_in_bfloat16() -> None:
     model = of_bits("w2", "a4", dtype=torch.bfloat16)
     x = torch.randn(3, 71).bfloat16()

@@ -139,7 +139,7 @@ OPERATORS: dict[str, Operator] = {
     **_rows(ONE, _each(1), "floor ceil round trunc frac floor_divide bitwise_not logical_not"),
     **_rows(ONE, _each(1), "bitwise_left_shift __lshift__", Algebra.LINEAR),
     **_rows(ONE, _each(1), "bitwise_right_shift __rshift__"),
-    **_rows(ONE, _each(1), "eq ne lt le gt ge isnan isinf isfinite where masked_fill"),
+    **_rows(ONE, _each(1), "eq ne lt le gt ge isnan isinf isfinite where masked_fill nan_to_num"),
     **_rows(ONE, _each(1), "relu relu6 leaky_relu clamp clamp_min clamp_max hardtanh threshold prelu"),
     **_rows(ONE, _each(4), "hardswish hardsigmoid elu celu selu softplus mish silu"),
     **_rows(ONE, _each(5), "gelu"),
