@@ -362,11 +362,11 @@ def test_programs_that_leave_their_registers_are_refused() -> None:
     for line in bad:
         lines = [(*line, 0.0), ("store", 0, 0, 0, 0, 0.0)]
         with pytest.raises(KernelError, match="fused block's program"):
-            ext.BlockProgram(lines, [(0, len(lines), False)], [False], 1, 1, 1)
+            ext.BlockProgram(lines, [(0, len(lines), False)], [False], 1, 1, 1, [])
     with pytest.raises(KernelError, match="loops that do not follow"):
-        ext.BlockProgram([("store", 0, 0, 0, 0, 0.0)], [(1, 1, False)], [False], 0, 1, 1)
+        ext.BlockProgram([("store", 0, 0, 0, 0, 0.0)], [(1, 1, False)], [False], 0, 1, 1, [])
     with pytest.raises(KernelError, match="number of registers"):
-        ext.BlockProgram([], [], [False] * 65, 0, 0, 0)
+        ext.BlockProgram([], [], [False] * 65, 0, 0, 0, [])
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

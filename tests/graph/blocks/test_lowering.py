@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from tests.graph.blocks.graphs import Grown, assert_same, fused
+from twofour.errors import KernelError
 from twofour.graph.base import aten
 from twofour.graph.blocks.pointwise import POINTWISE, TRUTHS
 from twofour.graph.blocks.rows import REDUCTIONS, WHOLE_ROWS
@@ -237,3 +238,47 @@ def test_batch_norm_by_the_statistics_of_training(ndim: int, affine: bool) -> No
     blocks, before, after = fused(made.module(made.call(aten.relu.default, answer)))
     assert blocks.fused == 2
     assert_same(before, after, made.inputs, 1e-5)
+
+
+def embedded(kind: torch.dtype) -> tuple[fx.GraphModule, list[Tensor]]:
+    """BERT's sum: words and kinds looked up, positions of one row for all, normalised."""
+    made = Grown()
+    words = made.input(torch.randint(0, 9, (2, 5)).to(kind))
+    kinds = made.input(torch.randint(0, 2, (2, 5)).to(kind))
+    tables = made.input(torch.randn(9, 24)), made.input(torch.randn(2, 24))
+    at, weight = made.input(torch.randn(1, 5, 24)), made.input(torch.randn(24))
+    looked = [made.call(aten.embedding.default, t, n) for t, n in zip(tables, (words, kinds), strict=True)]
+    total = made.call(aten.add.Tensor, made.call(aten.add.Tensor, *looked), at)
+    normal = made.call(aten.layer_norm.default, total, [24], weight, weight)
+    return made.module(total, normal), made.inputs
+
+
+def test_embeddings_are_gathered_inside_a_block() -> None:
+    module, inputs = embedded(torch.int64)
+    blocks, before, after = fused(module)
+    assert len(blocks.labels) == 1 and blocks.fused == 5 and not blocks.alone, blocks
+    assert_same(before, after, inputs)
+    with pytest.raises(KernelError, match="row that its table has not"):
+        after(inputs[0] + 9, *inputs[1:])
+
+
+def test_embeddings_by_int32_stay_alone() -> None:
+    module, inputs = embedded(torch.int32)
+    blocks, before, after = fused(module)
+    assert blocks.alone["a table or rows of another type"] == 2
+    assert_same(before, after, inputs)
+
+
+@pytest.mark.parametrize("width", [6, 32])
+def test_rotary_positions_are_one_block(width: int) -> None:
+    made = Grown()
+    x = made.input(torch.randn(2, 3, 4, width).transpose(1, 2))
+    cos, sin = made.input(torch.randn(1, 1, 3, width)), made.input(torch.randn(1, 1, 3, width))
+    first = made.call(aten.slice.Tensor, x, -1, 0, width // 2)
+    second = made.call(aten.slice.Tensor, x, -1, width // 2, width)
+    turned = made.call(aten.cat.default, [made.call(aten.neg.default, second), first], -1)
+    straight = made.call(aten.mul.Tensor, x, cos)
+    last = made.call(aten.add.Tensor, straight, made.call(aten.mul.Tensor, turned, sin))
+    blocks, before, after = fused(made.module(last))
+    assert len(blocks.labels) == 1 and not blocks.alone, blocks
+    assert_same(before, after, made.inputs)

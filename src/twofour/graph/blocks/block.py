@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -101,9 +101,13 @@ class FusedBlock(nn.Module):
 
     def run(self, operands: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Compute into tensors that are there, of the layouts that `forward` makes."""
+        self.bound(operands, outputs)()
+
+    def bound(self, operands: Sequence[Tensor], outputs: Sequence[Tensor]) -> Callable[[], None]:
+        """Return the native call on these tensors: what a replay of the graph makes, whose views are made once."""
         inputs = [seen(operands[seen.index]) for seen in self._inputs]
         answers = [seen(outputs[seen.index]) for seen in self._outputs]
-        self.program.run(native.best("fused_block").index, inputs, answers, native.threads())
+        return partial(self.program.run, native.best("fused_block").index, inputs, answers, native.threads())
 
     def unfused(self, *operands: Tensor) -> Any:
         """Return what the operators answer one by one."""

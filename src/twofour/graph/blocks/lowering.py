@@ -49,12 +49,14 @@ class Operand:
         dropped: It has no axes of the row.
         order: Of each of its axes the domain's; () where they are the same.
         part: Which of the row's parts, None for all of it.
+        gathered: Of a table what chooses its rows; of that, which has no axis of the row, the table.
     """
 
     node: fx.Node
     dropped: bool = False
     order: tuple[int, ...] = ()
     part: int | None = None
+    gathered: fx.Node | None = None
 
 
 @dataclass
@@ -97,6 +99,9 @@ def why_alone(node: fx.Node) -> str:
         return "it reads a size"
     if any(tensor.device.type != "cpu" for tensor in [found, *tensors]):
         return "it is not on the CPU"
+    if node.target is aten.embedding.default:
+        kinds = tensors[0].dtype in READ and tensors[-1].dtype is torch.int64 and len(tensors) == 2
+        return "" if kinds else "a table or rows of another type"
     wrong = [str(tensor.dtype) for tensor in tensors if tensor.dtype not in READ]
     wrong += [str(found.dtype)] * (found.dtype not in WRITTEN)
     if node.target not in LOOKS and wrong:
@@ -186,6 +191,8 @@ class _Lowering:
         if _joins(node):
             given: Any = node.args[0]
             return _Placed(tuple(self._operand(part, node, False, None) for part in given))
+        if node.target is aten.embedding.default:
+            return _Placed((self._gathered(node),))
         sources = [source for source in node.all_input_nodes if source in self.known]
         dropped = any(self.known[source].dropped and value(source).ndim for source in sources)
         dropped = dropped or (not sources and not _reduces(node) and self._is_dropped(node))
@@ -195,6 +202,19 @@ class _Lowering:
         if len(made) < len(values):
             raise UnfitError("arguments that no step has")
         return _Placed(made, not keeps_axes(node) if node.target in REDUCTIONS else dropped)
+
+    def _gathered(self, node: fx.Node) -> Value:
+        table, rows = (source for source in node.args[:2] if isinstance(source, fx.Node))
+        shape, whole = value(node).shape, self.row_axes < 2 and self.parts == 1 and not self.orders[node]
+        if table in self.known or rows in self.known:
+            raise UnfitError("rows of a table that the block itself makes")
+        if not whole or not self._aligned(shape) or not same_axes(shape[-1:], self.domain[-1:]) or len(shape) < 2:
+            raise UnfitError("rows of a table that are no rows of the domain")
+        found = Operand(table, gathered=rows)
+        if found not in self.loads:
+            self.loads[found] = self.expression.gather()
+            self.loads[Operand(rows, dropped=True, gathered=table)] = self.loads[found]
+        return self.loads[found]
 
     def _value(self, node: fx.Node, dropped: bool, part: int | None) -> Value | None:
         given = operands(node, lambda source: self._operand(source, node, dropped, part))

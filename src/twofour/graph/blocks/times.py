@@ -81,5 +81,5 @@ def _race(candidate: Candidate) -> tuple[dict[str, float], bool]:
     with torch.inference_mode():
         answer = block(*operands)
         outputs = [answer] if isinstance(answer, Tensor) else answer
-        calls = {FUSED: lambda: block.run(operands, outputs), APART: lambda: block.unfused(*operands)}
+        calls = {FUSED: block.bound(operands, outputs), APART: lambda: block.unfused(*operands)}
         return race(calls, repeats=ROUNDS, seconds=SECONDS)

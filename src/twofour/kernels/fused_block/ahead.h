@@ -46,6 +46,7 @@ class Ahead {
   }
 
   void add(const twofour::BlockOperand& operand) {
+    if (operand.rows) return;  // the rows of a table stand anywhere
     const int64_t size = operand.type == twofour::Type::f32 ? 4 : operand.type == twofour::Type::bf16 ? 2 : 1;
     int64_t offset = from_ * operand.inner;
     bool moves = offset != 0;  // else it is what the present unit reads

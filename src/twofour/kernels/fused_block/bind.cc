@@ -1,5 +1,6 @@
 // Fused blocks for Python: programs, checked once when they are made, and the call, whose operands give the domain.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -9,9 +10,11 @@
 #include <numeric>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "fused_block.h"
+#include "gathers.h"
 #include "native/binding.h"
 #include "native/caches.h"
 #include "native/parallel.h"
@@ -54,7 +57,7 @@ class Program {
   using Fields = std::tuple<std::string, int, int, int, int, float>;
 
   Program(const std::vector<Fields>& steps, const std::vector<std::tuple<int, int, bool>>& loops,
-          const std::vector<bool>& kept, int row_registers, int inputs, int outputs)
+          const std::vector<bool>& kept, int row_registers, int inputs, int outputs, const std::vector<std::pair<int, int>>& gathers)
       : registers_(static_cast<int>(kept.size())), row_registers_(row_registers), inputs_(inputs), outputs_(outputs) {
     const auto counted = [](const char* what, int count, int most) {
       if (count < 0 || count > most)
@@ -66,6 +69,10 @@ class Program {
     counted("inputs", inputs, kMostOperands);
     counted("outputs", outputs, kMostOperands);
     for (int i = 0; i < registers_; i++) kept_[i] = kept[static_cast<size_t>(i)];
+    for (const auto& [table, rows] : gathers)
+      if (!gathers_.add(table, rows, inputs))
+        impossible("gathers rows of what is no input of its own", std::to_string(table), "an input, and a later one");
+    reduces_ = !gathers.empty();  // a row is then the last axis and nothing else
     int next = 0;
     for (const auto& [begin, end, rows] : loops) {
       if (begin != next || end < begin || end > static_cast<int>(steps.size()))
@@ -96,11 +103,15 @@ class Program {
       if (static_cast<int>(given.size()) != count)
         throw Refusal{"a fused block is given another number of operands", std::to_string(given.size()) + " " + role + "s",
                       std::to_string(count), "pass those it was built for"};
-      for (const Operand& one : given) views.push_back(border.strided(one, role, kStored));
+      for (const Operand& one : given)
+        views.push_back(border.strided(one, role, gathers_.chooses(static_cast<int>(views.size())) ? Types{Type::s64} : kStored));
     };
     read(inputs, inputs_, "input");
     read(outputs, outputs_, "output");
+    const std::vector<View> given = views;
+    const std::vector<std::vector<int64_t>> of_tables = gathers_.spread(border, inputs, views);
     Domain domain = merged(views, inputs, outputs);
+    gathers_.point(given, domain.operands);
     if (domain.block.rows == 0) return;
     if (domain.block.width == 0) {
       if (!reduces_) return;
@@ -229,7 +240,7 @@ class Program {
     const auto own = [&](int i) { return rows ? of_row(i) : tile(i); };
     switch (kSteps[op].kind) {
       case Kind::load:
-        needs(own(to), "to", to), needs(a >= 0 && a < inputs_, "input", a);
+        needs(own(to), "to", to), needs(a >= 0 && a < inputs_ && !gathers_.chooses(a) && !(rows && gathers_.rows_of(a)), "input", a);
         if (rows) of_rows_[a] = true;
         break;
       case Kind::store:
@@ -339,6 +350,7 @@ class Program {
   std::vector<Step> steps_;
   std::vector<Loop> loops_;
   bool kept_[kMostRegisters] = {}, of_rows_[kMostOperands] = {};  // inputs that have one number a row
+  Gathers gathers_;
   int registers_, row_registers_, inputs_, outputs_;
   bool reduces_ = false;
   std::vector<int> written_;
@@ -360,7 +372,7 @@ void bind_fused_block(nb::module_& m) {
   m.def("block_streams_from", [](int64_t bytes) { return streams_from.exchange(bytes); });
   nb::class_<Program> bound(m, "BlockProgram");
   bound.def(nb::init<const std::vector<Program::Fields>&, const std::vector<std::tuple<int, int, bool>>&,
-                     const std::vector<bool>&, int, int, int>());
+                     const std::vector<bool>&, int, int, int, const std::vector<std::pair<int, int>>&>());
   bind_call(bound, "run", +[](const nb::object& self, int index, const Operands& inputs, const Answers& outputs,
                               int threads) { nb::cast<const Program&>(self).run(index, inputs, outputs, threads); });
 }

@@ -17,7 +17,7 @@ def fused_block(program: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor
     Args:
         program: What `schedule.program` returned.
         inputs: In the order of its loads, float32, bfloat16, bool or uint8, of any strides; they are broadcast to each
-            other.
+            other. Of a gather the table (rows, width), then int64 (..., 1).
         outputs: In the order of its stores; one that holds row values has one number for each row. None may share
             memory with an input.
 

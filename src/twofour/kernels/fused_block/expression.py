@@ -60,11 +60,20 @@ class Expression:
 
     inputs: int = 0
     stores: list[Value] = field(default_factory=list[Value])
+    gathers: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """Inputs that are tables, and of each the input that chooses its rows."""
 
     def load(self, *, of_row: bool = False) -> Value:
         """Return the next input's value; `of_row`: it has one number for each row, its last axis being 1."""
         self.inputs += 1
         return Value("load", (self.inputs - 1,), of_row, BEFORE if of_row else 0)
+
+    def gather(self) -> Value:
+        """Return rows of a table, the next input (rows, width), as the one after it says: int64 (..., 1), from 0 on."""
+        table = self.load()
+        self.gathers.append((self.inputs - 1, self.inputs))
+        self.inputs += 1
+        return table
 
     def store(self, value: Value) -> int:
         """Make a value the next output; returns the output's index."""

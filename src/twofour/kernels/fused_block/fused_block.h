@@ -47,6 +47,8 @@ struct BlockOperand {
   Type type;
   int64_t strides[kOuterAxes];  // in numbers
   int64_t inner;                // from place to place of a row
+  const int64_t* rows = nullptr;  // of a table which of its rows each row reads: `strides` are theirs then,
+  int64_t table_row = 0;          // and this is from row to row of the table
 };
 
 struct Block {

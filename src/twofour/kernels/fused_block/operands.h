@@ -26,10 +26,11 @@ class TileOperands {
     outer_index(block_, first, index_);
   }
 
-  // Calls use(row, offset) with the operand's offset of each row of the tile, in numbers.
+  // Calls use(row, offset) with the operand's offset of each row of the tile, in numbers: of a table that of the chosen row.
   template <class Use>
   TWOFOUR_INLINE void each_row(const BlockOperand& operand, const Use& use) const {
-    int64_t index[twofour::kOuterAxes] = {}, offset = from_ * operand.inner;
+    const int64_t *rows = operand.rows, table_row = operand.table_row, from = from_ * operand.inner;
+    int64_t index[twofour::kOuterAxes] = {}, offset = rows ? 0 : from;
     for (int a = 0; a < block_.axes; a++) {
       index[a] = index_[a];
       offset += index[a] * operand.strides[a];
@@ -39,7 +40,7 @@ class TileOperands {
     for (int64_t r = 0; r < rows_;) {
       const int64_t left = last < 0 ? 1 : block_.sizes[last] - index[last], end = r + left < rows_ ? r + left : rows_;
       index[last < 0 ? 0 : last] += end - r;
-      for (; r < end; r++, offset += stride) use(r, offset);
+      for (; r < end; r++, offset += stride) use(r, rows ? from + rows[offset] * table_row : offset);
       if (r == rows_) return;
       for (int a = last; a > 0; a--) {
         offset += operand.strides[a - 1] - operand.strides[a] * block_.sizes[a];
@@ -52,12 +53,12 @@ class TileOperands {
   // The operand's numbers of the tile, if they stand together as T and whole vectors of them may be touched.
   template <class T = float>
   T* in_place(const BlockOperand& operand) const {
-    const bool together = rows_ == 1 || (block_.axes == 1 && operand.strides[0] == width_);
     const Type type = sizeof(T) == sizeof(float) ? Type::f32 : Type::bf16;
-    if (operand.type != type || operand.inner != 1 || !together || count_ % V::width != 0) return nullptr;
-    int64_t offset = from_;
+    if (operand.type != type || operand.inner != 1 || count_ % V::width != 0 || !together(operand)) return nullptr;
+    int64_t offset = 0;
     for (int a = 0; a < block_.axes; a++) offset += index_[a] * operand.strides[a];
-    return reinterpret_cast<T*>(operand.data) + offset;
+    if (operand.rows) offset = operand.rows[offset] * operand.table_row;
+    return reinterpret_cast<T*>(operand.data) + from_ + offset;
   }
 
   // Writes past the caches where that pays and the address allows it.
@@ -81,6 +82,16 @@ class TileOperands {
   int64_t rows_ = 0, from_ = 0, width_ = 0, count_ = 0;
 
  private:
+  // Whether the operand's rows of the tile follow each other in memory.
+  bool together(const BlockOperand& operand) const {
+    if (rows_ == 1) return true;
+    const int last = block_.axes - 1;
+    if (operand.rows || operand.strides[last] != width_) return false;
+    bool follows = true;  // also where an index of an outer axis ends
+    for (int a = 0; a < last; a++) follows &= operand.strides[a] == operand.strides[a + 1] * block_.sizes[a + 1];
+    return follows || index_[last] + rows_ <= block_.sizes[last];
+  }
+
   static float from_bits(uint16_t bits) {
     const uint32_t wide = uint32_t{bits} << 16;
     float value;

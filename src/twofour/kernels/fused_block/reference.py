@@ -47,8 +47,12 @@ def fused_block_reference(
         inputs: As `fused_block` takes them.
         dtype: Of all arithmetic and of the answers.
     """
-    given = [tensor.to(dtype) for tensor in inputs]
-    wide: list[Tensor] = list(torch.broadcast_tensors(*given))  # pyright: ignore
+    given = dict(enumerate(inputs))
+    for table, rows in expression.gathers:
+        given[table] = inputs[table][given.pop(rows).squeeze(-1)]
+    typed = [tensor.to(dtype) for tensor in given.values()]
+    spread: list[Tensor] = list(torch.broadcast_tensors(*typed))  # pyright: ignore
+    wide = dict(zip(given, spread, strict=True))
     known: dict[Value, Tensor] = {}
 
     def of(value: Value | float) -> Tensor | float:

@@ -28,7 +28,7 @@ def program(expression: Expression) -> Any:
     """
     made = Schedule(expression.stores)
     return native.extension().BlockProgram(
-        made.lines, made.loops, made.kept, len(made.rows), expression.inputs, len(expression.stores)
+        made.lines, made.loops, made.kept, len(made.rows), expression.inputs, len(expression.stores), expression.gathers
     )
 
 
