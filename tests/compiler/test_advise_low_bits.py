@@ -39,6 +39,14 @@ def test_layers_of_low_bits_are_measured_in_their_own() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.parametrize(("inputs", "group", "symmetric"), [("a8", 32, False), (None, 64, True), (None, None, False)])
+def test_groups_and_weights_alone_are_measured_as_they_are(inputs, group, symmetric) -> None:
+    model = twofour.quantize(made(), "w4", inputs, group=group, symmetric=symmetric, ends=None, skip="2")
+    advice = twofour.advise(model, patterns="2:4", tokens=(2,), skip=["2"])
+    row = advice.of("0", 2)["w4a8" if inputs else "w4"]
+    assert "_groups_" in row.kernel or row.ratio <= 1
+
+
 def test_what_is_no_width_is_refused() -> None:
     for text in ("w9a2", "w2", "", "a2w2", "x" * 99):
         with pytest.raises(QuantizationError, match="widths of a layer are not known"):

@@ -18,13 +18,13 @@ from twofour.kernels.problem import Problem
 from twofour.layers import matches
 from twofour.packing import pack
 from twofour.packing.encodings import INT8
-from twofour.quantization import Widths
+from twofour.quantization import LowBits, Widths
 
 
 def low_bit_linears(model: nn.Module, skip: str | Sequence[str]) -> dict[str, nn.Linear]:
-    """Return the Linears of a model of which weights and inputs are of low bits, and that `skip` does not name."""
+    """Return the Linears of low bits of a model that `skip` does not name."""
     globs = [skip] if isinstance(skip, str) else skip
-    found = {name: model.get_submodule(name) for name, low in quantization.of(model).items() if low.widths.inputs}
+    found = {name: model.get_submodule(name) for name in quantization.of(model)}
     kept = {name: module for name, module in found.items() if not any(matches(glob, name) for glob in globs)}
     return {name: module for name, module in kept.items() if isinstance(module, nn.Linear)}
 
@@ -64,7 +64,7 @@ def low_bit_rows(
     others: dict[str, tuple[Tensor | BitWeight, dict[str, Any]]] = {INT8.name: (weight, {"dtype": INT8.name})}
     for one in widths:
         given: dict[str, Any] = {"dtype": one.name, "problem": Problem(len(weight), quantization=one.range())}
-        others[one.name] = (_codes(weight, one), given)
+        others[one.name] = (_codes(weight, one, quantization.held_by(module)), given)
     for what, (held, given) in others.items():
         try:
             choice = choose(held, bias, terms.tokens, **options, **given)
@@ -79,9 +79,13 @@ def _fastest(choice: Choice, count: int) -> tuple[str, float]:
     return min(choice.times[count].items(), key=lambda one: one[1])
 
 
-def _codes(weight: Tensor, widths: Widths) -> BitWeight:
+def _codes(weight: Tensor, widths: Widths, held: LowBits | None) -> BitWeight:
+    """Return a weight in codes, in the groups and with the zero points of its layer where the widths are its own."""
     encoding = widths.weights
-    packed = pack(weight.float(), "dense", encoding.name)
+    group, shifted = (held.group, held.shifted) if held is not None and held.widths == widths else (0, False)
+    packed = pack(weight.float(), "dense", encoding.name, group=group or None, symmetric=not shifted)
     assert packed.scales is not None
     codes = encoding.read_codes(packed.values, weight.shape[1])
-    return BitWeight(codes, widths.levels, packed.scales.flatten().to(torch.float32))
+    size = (len(weight), -1) if group else (len(weight),)
+    zeros = None if packed.zeros is None else packed.zeros.view(size).to(torch.int8)
+    return BitWeight(codes, widths.levels, packed.scales.view(size).to(torch.float32), zeros)
