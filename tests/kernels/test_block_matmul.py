@@ -170,7 +170,7 @@ def damaged(row: BlockMatmul, place: int, value: int, width: int) -> Prepared:
     [
         (64 + 4, 0xFFFFFFFF, 4, "a strip that begins behind the end"),
         (64 + 4, 160, 4, "a strip that ends before it begins"),
-        (128, 0xFFFF, 2, "an input that is none"),
+        (128, 0xFFFF, 2, "an input that is none, or more of them than a window has"),
         (0, 0, 4, "blocks without rows"),
         (4, 2048, 4, "blocks that are too wide"),
         (8, 7, 4, "parts that do not divide"),
@@ -194,10 +194,12 @@ def test_an_index_that_names_another_block_is_not_restored(row: BlockMatmul, pat
     """Kernels stay inside their operands whatever an index is; the way back tells that it is none of packing's."""
     prepared = row.prepare(weight_of(64, 64, pattern, row.dtype))
     grid = Grid(row.restore(prepared).header)
-    at = HEADER_BYTES + grid.places(0)[1] + 2 * entry
-    for value in (grid.zero - 1, grid.zero + 1):  # out of order, behind the end
+    places = grid.places(0)
+    width = 1 if places.windows else 2
+    at = HEADER_BYTES + places.indices + width * entry
+    for value in (63, 255) if places.windows else (grid.zero - 1, grid.zero + 1):  # out of order, behind the end
         buffer = prepared.tensor.clone()
-        buffer[at : at + 2] = torch.tensor(list(value.to_bytes(2, "little")), dtype=torch.uint8)
+        buffer[at : at + width] = torch.tensor(list(value.to_bytes(width, "little")), dtype=torch.uint8)
         with pytest.raises(PackingError):
             row.restore(Prepared(row, buffer))
 

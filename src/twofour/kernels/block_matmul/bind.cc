@@ -58,12 +58,15 @@ void bind_block_matmul(nb::module_& m) {
     const BlockShape shape = shape_of(rows, columns, r, c, parts, width);
     return nb::make_tuple(shape.strip, shape.run, shape.part_units * kBlockUnit, shape.zero, shape.multiple, shape.sound());
   });
-  // Of the same with so many indices: where starts, indices, scales, sums and weights begin, and the layout ends, in bytes.
+  // Of the same with so many indices: where starts, counts, indices, scales, sums and weights begin, and the layout ends, in
+  // bytes, and how many windows are counted: none where indices are not places in them.
   m.def("block_places",
         [](int64_t rows, int64_t columns, int64_t r, int64_t c, int64_t parts, int64_t width, int64_t indices) {
     if (indices < 0 || indices > kMostIndices) throw nb::value_error("no such blocks");
-    const BlockPlaces places(shape_of(rows, columns, r, c, parts, width), indices);
-    return nb::make_tuple(places.starts, places.indices, places.scales, places.sums, places.weights, places.end);
+    const BlockShape shape = shape_of(rows, columns, r, c, parts, width);
+    const BlockPlaces places(shape, indices);
+    const int64_t windows = shape.windowed() ? shape.counted() : 0;
+    return nb::make_tuple(windows, places.starts, places.counts, places.indices, places.scales, places.sums, places.weights, places.end);
   });
   // Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous.
   bind_call(m, "block_matmul", +[](int index, const Operand& x, const Operand& weight, const Operand& bias,

@@ -7,6 +7,9 @@
 //   BlockHead                          64 bytes
 //   uint32 starts[strips + 1]          where each strip's indices begin, counted in indices
 //   uint16 indices[head.indices]       of the inputs, or of `per` inputs where runs are of whole dwords
+//                                      of bytes whose inputs stand apart instead (`windowed`):
+//   uint8 counts[strips][windows]      how many inputs each strip keeps of each window of 128; windows filled up to 8 by zeros
+//   uint8 indices[head.indices]        their places in the window, strip after strip
 //   float scales[out + 16], int32 sums[out + 16]   of whole numbers alone: of each row, and of its weights
 //   dwords of weights                  [step][row of the strip], strip after strip
 //
@@ -24,6 +27,7 @@ namespace twofour {
 
 constexpr int64_t kBlockUnit = 16;       // rows of a unit, and dwords of a vector of weights
 constexpr int64_t kLastIndex = 0xffff;   // what an index can say
+constexpr int64_t kWindow = 128;         // inputs that a place of a byte is counted in: what vpermi2b looks up in
 constexpr int64_t kLargestSide = 1024;   // of a block, as patterns/block.py has it
 constexpr int64_t kMostParts = 64;
 constexpr int64_t kLargestLength = int64_t{1} << 40;  // of an axis: sizes do not overflow
@@ -61,10 +65,14 @@ struct BlockShape {
     multiple = run == 0 ? per * vector : run < vector ? vector / run : 1;
   }
   bool sound() const { return zero <= kLastIndex; }
+  // Whether indices are places in windows: each index of a byte weight costs the bandwidth that one of its bytes does.
+  bool windowed() const { return run == 0 && per == 4; }
+  int64_t windows() const { return ceil_div(in, kWindow); }
+  int64_t counted() const { return round_up(windows(), 8); }  // counts of a strip
   // Dwords, or inputs where an index is of one, that a token has with the zeros.
   int64_t places() const { return zero + (run > 16 ? run : 16); }
-  // Bytes of a token as vectors are loaded from it: the last one begins at the last place.
-  int64_t token_bytes() const { return round_up(places() * (run == 0 ? 4 / per : 4), 64) + 128; }
+  // Bytes of a token as vectors are loaded from it: the last one begins at the last place, and windows are whole.
+  int64_t token_bytes() const { return round_up(places() * (run == 0 ? 4 / per : 4), kWindow) + 128; }
   int64_t steps(int64_t indices) const { return run == 0 ? indices / per : indices * run; }
 
   // First row of the answer that a unit has, and how many.
@@ -79,12 +87,13 @@ struct BlockShape {
 
 // Where the parts of a layout stand, in bytes behind the header.
 struct BlockPlaces {
-  int64_t starts, indices, scales, sums, weights, end;
+  int64_t starts, counts, indices, scales, sums, weights, end;
 
   BlockPlaces(const BlockShape& shape, int64_t count) {
     starts = sizeof(BlockHead);
-    indices = starts + round_up((shape.strips + 1) * 4, 64);
-    scales = indices + round_up(count * 2, 64);
+    counts = starts + round_up((shape.strips + 1) * 4, 64);
+    indices = counts + (shape.windowed() ? round_up(shape.strips * shape.counted(), 64) : 0);
+    scales = indices + round_up(count * (shape.windowed() ? 1 : 2), 64);
     const int64_t head = shape.per == 4 ? round_up((shape.out + kBlockUnit) * 4, 64) : 0;
     sums = scales + head;
     weights = sums + head;
@@ -106,7 +115,9 @@ struct Blocks {
   BlockShape shape;
   const BlockHead& head;
   const uint32_t* starts;
-  const uint16_t* indices;
+  const uint8_t* counts;      // where the layout is windowed, as `places`
+  const uint8_t* places;
+  const uint16_t* indices;    // where it is not
   const float* scales;
   const int32_t* sums_of_rows;
   const char* weights;
@@ -114,13 +125,15 @@ struct Blocks {
   Blocks(const void* data, int64_t out, int64_t in, int64_t bytes) : Blocks(*static_cast<const BlockHead*>(data), out, in, bytes) {}
   Blocks(const BlockHead& found, int64_t out, int64_t in, int64_t bytes)
       : shape(out, in, found.r, found.c, found.parts, bytes), head(found) {
-    const BlockPlaces places(shape, head.indices);
+    const BlockPlaces at(shape, head.indices);
     const char* base = reinterpret_cast<const char*>(&head);
-    starts = reinterpret_cast<const uint32_t*>(base + places.starts);
-    indices = reinterpret_cast<const uint16_t*>(base + places.indices);
-    scales = reinterpret_cast<const float*>(base + places.scales);
-    sums_of_rows = reinterpret_cast<const int32_t*>(base + places.sums);
-    weights = base + places.weights;
+    starts = reinterpret_cast<const uint32_t*>(base + at.starts);
+    counts = reinterpret_cast<const uint8_t*>(base + at.counts);
+    places = reinterpret_cast<const uint8_t*>(base + at.indices);
+    indices = reinterpret_cast<const uint16_t*>(base + at.indices);
+    scales = reinterpret_cast<const float*>(base + at.scales);
+    sums_of_rows = reinterpret_cast<const int32_t*>(base + at.sums);
+    weights = base + at.weights;
   }
   int64_t per_unit() const { return kBlockUnit / shape.strip; }
 
@@ -138,9 +151,30 @@ struct Blocks {
     for (int64_t s = first; s < last; s++)
       if (starts[s] > starts[s + 1] || starts[s] % shape.multiple != 0) return false;
     if (starts[last] > head.indices || starts[last] % shape.multiple != 0) return false;
+    if (shape.windowed()) {
+      for (int64_t s = first; s < last; s++)
+        if (!sound_counts(s)) return false;
+      return true;
+    }
     uint16_t most = 0;
     for (int64_t i = starts[first]; i < starts[last]; i++) most = indices[i] > most ? indices[i] : most;
     return most <= shape.zero;
+  }
+
+  // Whether a strip has as many places as its windows count, but for those that fill a vector.
+  bool sound_counts(int64_t strip) const {
+    constexpr uint64_t every = 0x0101010101010101, pairs = 0x00ff00ff00ff00ff;
+    const int64_t counted = shape.counted();
+    int64_t sum = 0;
+    uint64_t above = 0;  // the highest bit of each byte of more than 128
+    for (int64_t w = 0; w < counted; w += 8) {
+      uint64_t eight;
+      std::memcpy(&eight, counts + strip * counted + w, 8);
+      above |= ((eight & 0x7f * every) + 0x7f * every) & eight & 0x80 * every;
+      sum += static_cast<int64_t>(((eight & pairs) + (eight >> 8 & pairs)) * (every & pairs) >> 48);
+    }
+    const int64_t filled = (sum + shape.multiple - 1) & -shape.multiple;  // a power of two: no division per strip
+    return above == 0 && filled == starts[strip + 1] - starts[strip];
   }
 };
 

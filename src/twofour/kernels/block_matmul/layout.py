@@ -5,12 +5,14 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from twofour import native
 from twofour.errors import PackingError, PatternError
+from twofour.kernels.block_matmul.windows import from_windows, to_windows
 from twofour.native import pages
 from twofour.packing import HEADER_BYTES, Header, Packed, layout_head, layout_header, read_layout_header
 from twofour.patterns import Block, parse
@@ -19,6 +21,23 @@ _HEAD = struct.Struct("<iiiiq40s")  # r, c, parts, unused, indices, the pattern'
 
 LAST_INDEX = 0xFFFF
 """What an index of a layout can say: kLastIndex of blocks.h."""
+
+
+class Places(NamedTuple):
+    """Where the parts of a layout begin and the last one ends, in bytes behind the header: BlockPlaces of blocks.h.
+
+    Attributes:
+        windows: How many windows are counted; 0 where indices are not places in them, and `counts` is empty.
+    """
+
+    windows: int
+    starts: int
+    counts: int
+    indices: int
+    scales: int
+    sums: int
+    weights: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -88,9 +107,9 @@ class Grid:
         """Whether 16 bits hold every index."""
         return self._shape[5]
 
-    def places(self, indices: int) -> tuple[int, int, int, int, int, int]:
-        """Return where the parts begin and the last one ends, in bytes behind the header."""
-        return native.extension().block_places(*self._sizes, indices)
+    def places(self, indices: int) -> Places:
+        """Return where the parts stand of a layout of so many indices."""
+        return Places(*native.extension().block_places(*self._sizes, indices))
 
     @cached_property
     def strips_of_block_rows(self) -> Tensor:
@@ -128,19 +147,24 @@ def to_layout(packed: Packed, layout: str) -> Tensor:
     starts, indices, values = _arranged(packed, grid)
     total = len(indices)
     places = grid.places(total)
-    buffer = pages.empty(HEADER_BYTES + places[-1])
-    buffer[: HEADER_BYTES + places[4]] = 0
+    buffer = pages.empty(HEADER_BYTES + places.end)
+    buffer[: HEADER_BYTES + places.weights] = 0
     head = layout_header("block", header.dtype, layout, header.rows, header.reduction)
     head += _HEAD.pack(rule.r, rule.c, rule.parts, 0, total, rule.name.encode())
     buffer[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
     body = buffer[HEADER_BYTES:]
-    _write(body, places[0], starts.to(torch.int32))
-    _write(body, places[1], indices.to(torch.uint16))
+    _write(body, places.starts, starts.to(torch.int32))
+    if places.windows:
+        counts, indices = to_windows(starts, indices, grid.zero, places.windows)
+        _write(body, places.counts, counts)
+        _write(body, places.indices, indices)
+    else:
+        _write(body, places.indices, indices.to(torch.uint16))
     if grid.width == 1:
         ones = torch.ones(header.rows, 1, dtype=torch.float32, device="cpu")
-        _write(body, places[2], ones if packed.scales is None else packed.scales)
-        _write(body, places[3], _sums(packed).to(torch.int32))
-    _write(body, places[4], values)
+        _write(body, places.scales, ones if packed.scales is None else packed.scales)
+        _write(body, places.sums, _sums(packed).to(torch.int32))
+    _write(body, places.weights, values)
     return buffer
 
 
@@ -188,13 +212,13 @@ def from_layout(buffer: Tensor) -> Packed:
     grid, total = _described(buffer)
     header, rule = grid.header, grid.rule
     places, body = grid.places(total), buffer[HEADER_BYTES:]
-    starts = _read(body, places[0], grid.strips + 1, torch.int32).long()
-    indices = _read(body, places[1], total, torch.uint16).long()
-    values = _weights(body, places[4], total, grid)
+    starts = _read(body, places.starts, grid.strips + 1, torch.int32).long()
+    values = _weights(body, places.weights, total, grid)
 
     counts = starts.diff()
     if starts[0] != 0 or starts[-1] != total or bool((counts < 0).any()):
         raise _unfit("strips that do not follow each other", f"strips from 0 to {total}")
+    indices = _indices(body, places, starts, grid)
     strip = torch.arange(grid.strips, device="cpu").repeat_interleave(counts)
     arranged, held = (starts, indices), indices != grid.zero
     indices, values, strip = indices[held], values[held], strip[held]
@@ -215,12 +239,24 @@ def from_layout(buffer: Tensor) -> Packed:
     cut = values[order].view(blocks, each, runs, *values.shape[1:]).permute(0, 1, 4, 2, 3, 5)
     form = header.format
     kept = header.encoding.store(cut.reshape(blocks, -1).contiguous())
-    scales = _read(body, places[2], header.rows, torch.float32).view(-1, 1) if grid.width == 1 else None
+    scales = _read(body, places.scales, header.rows, torch.float32).view(-1, 1) if grid.width == 1 else None
     packed = Packed(header, kept, form.write(numbers), scales)
     packed.validate()
     if not all(torch.equal(one, other) for one, other in zip(arranged, _arranged(packed, grid)[:2], strict=True)):
         raise _unfit("indices that stand as no packing writes them", "the runs of each block, strip by strip")
     return packed
+
+
+def _indices(body: Tensor, places: Places, starts: Tensor, grid: Grid) -> Tensor:
+    """Return the index of each run of inputs, or of each input."""
+    total = int(starts[-1])
+    if not places.windows:
+        return _read(body, places.indices, total, torch.uint16).long()
+    counts = _read(body, places.counts, grid.strips * places.windows, torch.uint8).view(-1, places.windows)
+    found = from_windows(starts, counts, _read(body, places.indices, total, torch.uint8), grid.zero)
+    if found is None:
+        raise _unfit("a strip that counts more inputs than it has", f"{total} inputs in all")
+    return found
 
 
 def _weights(body: Tensor, at: int, total: int, grid: Grid) -> Tensor:
@@ -249,7 +285,7 @@ def _described(buffer: Tensor) -> tuple[Grid, int]:
         raise _unfit(f"blocks of {r} x {c} in {parts} parts, pattern {rule.name!r}", "blocks of that pattern")
     grid = Grid(Header(rule.name, found.dtype, found.shape, 1))
     whole = 0 <= total <= buffer.numel() and total % grid.multiple == 0 and found.shape[0] <= 4 * buffer.numel()
-    if not whole or grid.places(total)[-1] != buffer.numel() - HEADER_BYTES:
+    if not whole or grid.places(total).end != buffer.numel() - HEADER_BYTES:
         raise _unfit(f"{buffer.numel()} bytes, {total} indices", "as many bytes as the indices need")
     return grid, total
 

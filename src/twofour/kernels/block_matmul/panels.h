@@ -11,6 +11,7 @@
 #include "native/team.h"
 #include "shapes.h"
 #include "tokens.h"
+#include "windows.h"
 
 namespace {
 
@@ -79,14 +80,20 @@ TWOFOUR_NOINLINE void panel_rows(const char* w, const uint16_t* index, int64_t c
 // All strips of a unit for NB vectors of tokens, `tokens` of them from `first` on.
 template <class D, int S, bool apart, int NB>
 TWOFOUR_NOINLINE void unit_panel(const Matmul& a, const Blocks& b, int64_t unit, const float* panel, int64_t first,
-                                 int64_t tokens, const typename D::Token* kept) {
+                                 int64_t tokens, const typename D::Token* kept, char* scratch) {
   using V = typename D::V;
   constexpr int rows = PanelTile<V, S>::rows, strips = kBlockUnit / S, parts = kBlockUnit / V::width;
   typename D::Sum sums[kBlockUnit][NB];
   for (int j = 0; j < strips; j++) {
     const int64_t s = unit * strips + j, begin = b.starts[s];
+    const uint16_t* index = b.indices + begin;
+    if constexpr (apart && D::per == 4) {
+      auto* inputs = reinterpret_cast<uint16_t*>(scratch);
+      inputs_of(b, s, inputs);
+      index = inputs;
+    }
     for (int r = 0; r < S; r += rows)
-      panel_rows<D, S, rows, NB, apart>(b.weights + (b.shape.steps(begin) * S + r) * 4, b.indices + begin,
+      panel_rows<D, S, rows, NB, apart>(b.weights + (b.shape.steps(begin) * S + r) * 4, index,
                                         b.starts[s + 1] - begin, b.shape.run, panel, NB * V::width, &sums[j * S + r][0],
                                         NB);
   }
@@ -108,9 +115,9 @@ TWOFOUR_NOINLINE void unit_panel(const Matmul& a, const Blocks& b, int64_t unit,
 
 template <class D, int S, bool apart, int NB = PanelTile<typename D::V, S>::vectors>
 void unit_panel_of(int64_t vectors, const Matmul& a, const Blocks& b, int64_t unit, const float* panel, int64_t first,
-                   int64_t tokens, const typename D::Token* kept) {
-  if (vectors == NB) return unit_panel<D, S, apart, NB>(a, b, unit, panel, first, tokens, kept);
-  if constexpr (NB > 1) unit_panel_of<D, S, apart, NB - 1>(vectors, a, b, unit, panel, first, tokens, kept);
+                   int64_t tokens, const typename D::Token* kept, char* scratch) {
+  if (vectors == NB) return unit_panel<D, S, apart, NB>(a, b, unit, panel, first, tokens, kept, scratch);
+  if constexpr (NB > 1) unit_panel_of<D, S, apart, NB - 1>(vectors, a, b, unit, panel, first, tokens, kept, scratch);
 }
 
 // Tokens in panels of PanelTile::tokens, as many per pass over the weights as fit kBlockPass.
@@ -168,12 +175,13 @@ void block_panels(const Matmul& a) {
   with_team(a.threads, [&](const Team& team) {
     int64_t u0, u1;
     team.share(b.shape.units, 1, &u0, &u1);
+    char* own = scratch + team.me * plan.scratch_bytes;
     const bool sound = b.sound(u0, u1);
     if (!sound) report(a.damaged);
     for (int64_t p0 = 0; p0 < plan.panels; p0 += plan.per_pass) {
       const int64_t p1 = least(p0 + plan.per_pass, plan.panels);
       if (p0 > 0) team.barrier();  // the last panels are still being read
-      make_panels<D>(a, b, plan, team, p0, p1, scratch + team.me * plan.scratch_bytes, panels, kept);
+      make_panels<D>(a, b, plan, team, p0, p1, own, panels, kept);
       team.barrier();
       if (!sound) continue;
       with_shape<D>(b.shape, [&](auto strip, auto run) {
@@ -182,7 +190,7 @@ void block_panels(const Matmul& a) {
             const int64_t tokens = plan.tokens(a, p), first = p * plan.tile;
             unit_panel_of<D, strip.value, run.value == 0 && (D::per > 1)>(ceil_div(tokens, width), a, b, u,
                                                                          panels + (p - p0) * plan.panel_floats(), first,
-                                                                         tokens, kept + first);
+                                                                         tokens, kept + first, own);
           }
       });
     }

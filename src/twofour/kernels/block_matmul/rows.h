@@ -11,12 +11,14 @@
 #include "native/team.h"
 #include "shapes.h"
 #include "tokens.h"
+#include "windows.h"
 
 namespace {
 
 constexpr int kFewTokens = 4;  // tokens of a piece, at most
 
-// A strip of S rows and runs of U dwords (0: inputs apart) against T tokens whose rows are `stride` bytes apart.
+// A strip of S rows and runs of U dwords (0: inputs apart, those of bytes brought side by side before) against T tokens whose
+// rows are `stride` bytes apart.
 template <class D, int S, int U, int T>
 struct Strip {
   using V = typename D::V;
@@ -25,7 +27,7 @@ struct Strip {
   static constexpr int vectors = S > width ? S / width : 1;  // of sums
   static constexpr int steps = width > S ? width / S : 1;    // of a vector
   static constexpr int all = kBlockUnit / S;                 // of the 16 dwords that are taken at once
-  static constexpr bool apart = U == 0 && D::per > 1;
+  static constexpr bool apart = U == 0 && D::per == 2, beside = U == 0 && D::per == 4;
   static constexpr int taken = apart ? D::per * all : U < all ? all / (U > 0 ? U : 1) : 1;  // indices of 16 dwords
   static constexpr int turns = apart || U <= all ? 1 : U / all;                             // 16 dwords of an index
   // Sums of their own for 16 dwords in a row, so that they do not wait for each other.
@@ -33,7 +35,7 @@ struct Strip {
 
   Sum sums[sets][vectors][T] = {};
 
-  // 16 dwords of weights; `x` is moved on by the turns of an index.
+  // 16 dwords of weights; `x` is moved on by the turns of an index, or where no index is needed.
   TWOFOUR_INLINE void add(int set, const char* w, const char* x, int64_t stride, const uint16_t* index) {
     TWOFOUR_UNROLL
     for (int v = 0; v < kBlockUnit / width; v++) {
@@ -47,13 +49,13 @@ struct Strip {
   }
   // The dwords of `steps` steps from `step` of the 16 on, each S times.
   static TWOFOUR_INLINE typename V::reg inputs(int step, const char* x, const uint16_t* index) {
-    if constexpr (apart) {
-      constexpr int size = 4 / D::per;
-      return gather_elements<V, S, D::per>([&](int i) { return x + index[step * D::per + i] * size; });
+    if constexpr (beside) {
+      return spread<V, S>(x + step * 4);
+    } else if constexpr (apart) {
+      return gather_pairs<V, S>([&](int i) { return x + index[step * D::per + i] * 2; });
     } else {
       const auto at = [&](int k) { return x + (index[(step + k) / U] + (step + k) % U) * 4; };
-      if constexpr (steps == 1) return V::broadcast(reinterpret_cast<const float*>(at(0)));
-      if constexpr (U >= steps) return spread<V, S>(V::load_unaligned(reinterpret_cast<const float*>(at(0))));
+      if constexpr (U >= steps) return spread<V, S>(at(0));
       typename V::reg found;
       gather<V, S, 0>(found, at);
       return found;
@@ -62,7 +64,15 @@ struct Strip {
 
   TWOFOUR_INLINE void run(const char* w, const uint16_t* index, int64_t count, const char* x, int64_t stride) {
     constexpr int unit = kBlockUnit * 4;
-    if constexpr (turns > 1) {
+    if constexpr (beside) {
+      constexpr int inputs = all * 4;  // bytes of them beside 16 dwords of weights
+      int64_t i = 0;
+      for (; i + sets * inputs <= count; i += sets * inputs, w += sets * unit, x += sets * inputs) {
+        TWOFOUR_UNROLL
+        for (int g = 0; g < sets; g++) add(g, w + g * unit, x + g * inputs, stride, nullptr);
+      }
+      for (; i < count; i += inputs, w += unit, x += inputs) add(0, w, x, stride, nullptr);
+    } else if constexpr (turns > 1) {
       for (int64_t i = 0; i < count; i++, w += turns * unit) {
         TWOFOUR_UNROLL
         for (int g = 0; g < turns; g++) add(g % sets, w + g * unit, x + g * all * 4, stride, index + i);
@@ -106,18 +116,20 @@ TWOFOUR_INLINE typename D::Sum folded(const typename D::Sum* strips) {
   }
 }
 
-// The rows of a unit for T tokens from `first` on.
+// The rows of a unit for T tokens from `first` on, of inputs brought side by side those of x[T][strips].
 template <class D, int S, int U, int T>
 TWOFOUR_NOINLINE void unit_rows(const Matmul& a, const Blocks& b, int64_t unit, const char* x, int64_t stride,
                                 const typename D::Token* kept, int64_t first) {
   using One = Strip<D, S, U, T>;
   using Sum = typename D::Sum;
   constexpr int strips = kBlockUnit / S, width = One::width, together = width > S ? width / S : 1;
+  const int64_t each = One::beside ? kept_bytes_of(b.shape) : 0, run = U == 0 ? 0 : b.shape.run;
   Sum answer[kBlockUnit / width * T], parts[together * T];
   for (int j = 0; j < strips; j++) {
     const int64_t s = unit * strips + j, begin = b.starts[s];
     One strip;
-    strip.run(b.weights + b.shape.steps(begin) * S * 4, b.indices + begin, b.starts[s + 1] - begin, x, stride);
+    const int64_t steps = U == 0 ? begin / D::per : begin * run;
+    strip.run(b.weights + steps * S * 4, b.indices + begin, b.starts[s + 1] - begin, x + j * each, stride);
     if constexpr (together == 1) {
       TWOFOUR_UNROLL
       for (int v = 0; v < One::vectors; v++) {
@@ -139,29 +151,36 @@ TWOFOUR_NOINLINE void unit_rows(const Matmul& a, const Blocks& b, int64_t unit, 
 
 template <class D, int S, int U>
 void unit_rows_of(int64_t tokens, const Matmul& a, const Blocks& b, int64_t unit, const char* x, int64_t stride,
-                  const typename D::Token* kept, int64_t first) {
+                  const typename D::Token* kept, int64_t first, char* scratch) {
   while (tokens > 0) {
     const int64_t piece = tokens >= kFewTokens ? kFewTokens : tokens >= 2 ? 2 : 1;
     const auto run = piece == 4 ? unit_rows<D, S, U, 4> : piece == 2 ? unit_rows<D, S, U, 2> : unit_rows<D, S, U, 1>;
-    run(a, b, unit, x, stride, kept, first);
+    if constexpr (Strip<D, S, U, 1>::beside) {
+      keep_unit<S>(b, unit, x, stride, piece, scratch);
+      run(a, b, unit, scratch, kBlockUnit / S * kept_bytes_of(b.shape), kept, first);
+    } else {
+      run(a, b, unit, x, stride, kept, first);
+    }
     tokens -= piece, first += piece, x += piece * stride, kept += piece;
   }
 }
 
 template <class D>
 struct RowsPlan {
-  int64_t token_bytes, per_pass, kept_bytes;
+  int64_t token_bytes, per_pass, kept_bytes, scratch_bytes;
 
   RowsPlan(const Matmul& a, const Blocks& b)
       : token_bytes(b.shape.token_bytes()),
         per_pass(least(a.tokens, round_up(kBlockPass / token_bytes + 1, kFewTokens))),
-        kept_bytes(round_up(a.tokens * static_cast<int64_t>(sizeof(typename D::Token)), 64)) {}
-  int64_t bytes() const { return kept_bytes + per_pass * token_bytes; }
+        kept_bytes(round_up(a.tokens * static_cast<int64_t>(sizeof(typename D::Token)), 64)),
+        scratch_bytes(b.shape.windowed() ? least(a.tokens, kFewTokens) * b.per_unit() * kept_bytes_of(b.shape) : 0) {}
+  int64_t scratch_at() const { return kept_bytes + per_pass * token_bytes; }
+  int64_t bytes(int threads) const { return scratch_at() + (threads > 1 ? threads : 1) * scratch_bytes; }
 };
 
 template <class D>
 int64_t block_rows_workspace(const Matmul& a) {
-  return a.tokens > 0 ? RowsPlan<D>(a, Blocks(a.weight, a.out_features, a.in_features, 4 / D::per)).bytes() : 0;
+  return a.tokens > 0 ? RowsPlan<D>(a, Blocks(a.weight, a.out_features, a.in_features, 4 / D::per)).bytes(a.threads) : 0;
 }
 
 template <class D>
@@ -174,6 +193,7 @@ void block_rows(const Matmul& a) {
   with_team(a.threads, [&](const Team& team) {
     int64_t u0, u1;
     team.share(b.shape.units, 1, &u0, &u1);
+    char* scratch = static_cast<char*>(a.workspace) + plan.scratch_at() + team.me * plan.scratch_bytes;
     const bool sound = b.sound(u0, u1);
     if (!sound) report(a.damaged);
     for (int64_t pass = 0; pass < a.tokens; pass += plan.per_pass) {
@@ -185,7 +205,8 @@ void block_rows(const Matmul& a) {
       if (!sound) continue;
       with_shape<D>(b.shape, [&](auto strip, auto run) {
         for (int64_t u = u0; u < u1; u++)
-          unit_rows_of<D, strip.value, run.value>(count, a, b, a.upwards ? u0 + u1 - u - 1 : u, x, plan.token_bytes, kept + pass, pass);
+          unit_rows_of<D, strip.value, run.value>(count, a, b, a.upwards ? u0 + u1 - u - 1 : u, x, plan.token_bytes,
+                                                  kept + pass, pass, scratch);
       });
     }
   });
