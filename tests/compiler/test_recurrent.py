@@ -23,7 +23,14 @@ KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "tanh": nn.RNN, "relu": nn.RNN}
 @pytest.fixture(autouse=True)
 def ours(no_measuring: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours are taken: which is faster is for a quiet machine to say."""
-    monkeypatch.setattr(choose_recurrent, "race", lambda *_, **__: ({"torch": 2.0, "native": 1.0}, True))
+    racing(monkeypatch, torch=2.0, native=1.0, dense=1.5)
+
+
+def racing(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
+    def race(calls: Any, **_: Any) -> tuple[dict[str, float], bool]:
+        return {name: seconds[name] for name in calls}, True
+
+    monkeypatch.setattr(choose_recurrent, "race", race)
 
 
 def made(kind: str, *sizes: int, **options: Any) -> nn.Module:
@@ -235,7 +242,7 @@ def test_a_model_in_bfloat16() -> None:
 def test_torchs_own_stays_where_it_is_faster_and_packed_weights_stay_where_memory_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(choose_recurrent, "race", lambda *_, **__: ({"torch": 1.0, "native": 1.5}, True))
+    racing(monkeypatch, torch=1.0, native=1.5, dense=1.6)
     model, x = speaking(), torch.randn(3, 5, 16)
     plan = compiled(model, x).plan
     reasons = {entry.name: entry.reason for entry in plan.layers}

@@ -1,10 +1,11 @@
-"""Recurrent layers are really raced against torch's own, in each form that their inputs have."""
+"""Recurrent layers are really raced, in each form that their inputs have: torch's own, packed weights and dense ones."""
 
 import pytest
 import torch
 from torch import nn
 
 import twofour
+from tests.compiler.test_recurrent import Speaking, assert_alike, compiled, racing, speaking
 from twofour.measure import chooser
 
 
@@ -28,3 +29,22 @@ def test_a_layer_is_raced_on_inputs_of_its_own_form(
     (layer,) = fast.plan.layers
     assert layer.dense_ms is not None and layer.dense_ms > 0 and "torch" in layer.reason
     torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_weights_run_dense_where_ours_is_faster_so_and_the_plan_says_that(
+    no_measuring: None, monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    racing(monkeypatch, torch=2.0, native=1.5, dense=1.2)
+    model, x = speaking(), torch.randn(3, 5, 16)
+    fast = compiled(model, x)
+    entry = next(entry for entry in fast.plan.layers if entry.name == "lstm")
+    assert entry.kernel.startswith("dense_matmul") and (entry.dense_ms, entry.sparse_ms) == (1200.0, 1500.0)
+    assert "0 of 4 weights sparse, 0.60x the time of torch's own" in entry.reason
+    assert "dense: packed weights take 1.25x the time of dense ones of ours" in entry.reason
+    assert_alike(fast(x), model(x))
+    twofour.save(fast, tmp_path / "dense.safetensors")  # the pattern is kept all the same
+    assert_alike(twofour.load(tmp_path / "dense.safetensors", Speaking())(x), model(x))
+    assert isinstance(compiled(model, x, memory="small").plan.layers[0].sparse_ms, float)
+    racing(monkeypatch, torch=2.0, native=1.0, dense=1.2)
+    (entry,) = [entry for entry in compiled(model, x).plan.layers if entry.name == "lstm"]
+    assert (entry.dense_ms, entry.sparse_ms) == (1200.0, 1000.0) and "; dense" not in entry.reason

@@ -34,8 +34,8 @@ Steps = tuple[int, int]
 DEFAULT_STEPS: Steps = (32, 1)
 """What a layer is timed on that no example runs."""
 
-TORCH, NATIVE = "torch", "native"
-"""What a layer is timed as."""
+TORCH, NATIVE, DENSE = "torch", "native", "dense"
+"""What a layer is timed as: torch's own, ours with the products chosen, and ours with all weights dense."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,13 +152,25 @@ def choose_recurrent(layer: RecurrentWeights, terms: Terms, footprint: int) -> t
         chosen = {name: _chosen(layer, name, weight, terms, steps, footprint) for name, weight in layer.weights.items()}
     except KernelError as error:
         return None, _plan(layer, {}, None, f"dense: {cut(error.what, 200)}")
-    made = _compiled(layer, chosen)
-    seconds = _raced(layer, {NATIVE: made}, terms, steps)
-    sparse = any(choice.dispatch.sparse for choice, _ in chosen.values())
-    if seconds[NATIVE] > seconds[TORCH] and not (sparse and terms.memory == "small"):
-        ratio = seconds[NATIVE] / seconds[TORCH]
+    sparse, small = any(choice.dispatch.sparse for choice, _ in chosen.values()), terms.memory == "small"
+    ways = {NATIVE: chosen}
+    if sparse:
+        ways[DENSE] = {name: _chosen_dense(layer, name, terms, steps, footprint) for name in layer.weights}
+    made = {way: _compiled(layer, of_way) for way, of_way in ways.items()}
+    seconds = _raced(layer, made, terms, steps)
+    best = NATIVE if small else min(ways, key=lambda way: seconds[way])
+    if seconds[best] > seconds[TORCH] and not (sparse and small):
+        ratio = seconds[best] / seconds[TORCH]
         return None, _plan(layer, chosen, seconds, f"dense: torch's own is faster, ours takes {ratio:.2f}x its time")
-    return made, _plan(layer, chosen, seconds, _reason(layer, chosen, seconds, steps), made.nbytes)
+    reason = _reason(layer, ways[best], seconds, best)
+    return made[best], _plan(layer, ways[best], seconds, reason, made[best].nbytes, best)
+
+
+def _chosen_dense(layer: RecurrentWeights, name: str, terms: Terms, steps: Steps, footprint: int) -> tuple[Choice, str]:
+    """Choose the products of a weight that is unpacked."""
+    weight = layer.weights[name]
+    plain = weight.weight.unpack() if isinstance(weight.weight, Packed) else weight.weight
+    return _chosen(layer, name, replace(weight, weight=plain, pattern=None), terms, steps, footprint)
 
 
 def _chosen(
@@ -277,13 +289,17 @@ def twin(module: Any) -> nn.Module:
 
 
 def _reason(
-    layer: RecurrentWeights, chosen: Mapping[str, tuple[Choice, str]], seconds: Mapping[str, float], steps: Steps
+    layer: RecurrentWeights, chosen: Mapping[str, tuple[Choice, str]], seconds: Mapping[str, float], way: str
 ) -> str:
     sparse = sum(choice.dispatch.sparse for choice, _ in chosen.values())
-    count, batch = steps
-    ratio = seconds[NATIVE] / seconds[TORCH]
-    why = next((because for choice, because in chosen.values() if because and not choice.dispatch.sparse), "")
-    dense = f"; dense: {why}" if why and sparse else ""
+    count, batch = layer.steps
+    ratio = seconds[way] / seconds[TORCH]
+    if way == DENSE:
+        dense = f"; dense: packed weights take {seconds[NATIVE] / seconds[DENSE]:.2f}x the time of dense ones of ours"
+    else:
+        faster = "its dense product is the faster one"
+        why = next((because or faster for choice, because in chosen.values() if not choice.dispatch.sparse), "")
+        dense = f"; dense: {why}" if why else ""
     where = f"{count} steps of {batch}" if layer.example else f"{count} steps of {batch}, no example"
     return f"{sparse} of {len(chosen)} weights sparse, {ratio:.2f}x the time of torch's own at {where}{dense}"
 
@@ -294,16 +310,20 @@ def _plan(
     seconds: Mapping[str, float] | None,
     reason: str,
     nbytes: int | None = None,
+    way: str = NATIVE,
 ) -> LayerPlan:
     first = next(iter(layer.weights.values()))
     count, batch = layer.steps
-    kernel, dispatch, dense, sparse = "torch", "", None if seconds is None else 1e3 * seconds[TORCH], None
+    best = None if seconds is None else 1e3 * min(seconds[one] for one in (TORCH, DENSE) if one in seconds)
+    kernel, dispatch, dense, sparse = "torch", "", best, None
+    if nbytes is None and seconds is not None:
+        dense = 1e3 * seconds[TORCH]
     if nbytes is not None and seconds is not None:
         runs = {choice.runs(batch).name: choice for choice, _ in chosen.values()}
         kernel = next((name for name, choice in runs.items() if choice.runs(batch).sparse), next(reversed(runs)))
         dispatch = runs[kernel].dispatch.to_text()
-        ours = 1e3 * seconds[NATIVE]
-        dense, sparse = (dense, ours) if runs[kernel].runs(batch).sparse else (ours, None)
+        packed = 1e3 * seconds[NATIVE] if DENSE in seconds else None
+        dense, sparse = (dense, packed) if runs[kernel].runs(batch).sparse else (1e3 * seconds[way], packed)
     sizes = layer.nbytes, layer.nbytes if nbytes is None else nbytes, _stored(layer, chosen)
     named = layer.name, type(layer.module).__name__, first.shape
     return LayerPlan(*named, count * batch, kernel, dispatch, dense, sparse, reason, *sizes)
