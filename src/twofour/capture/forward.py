@@ -117,6 +117,18 @@ class Graph:
     reason: str
 
 
+_BY_VALUES = "a size or a branch follows from the values of a tensor, as those of packed sequences do"
+
+
+def _reason(error: Exception) -> str:
+    """Return why an attempt failed, for a reader who knows nothing of torch's symbols."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # slow to import; loaded by now
+
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return _BY_VALUES
+    return f"{type(error).__name__}: {_first_line(error)}".removeprefix("_TooLateError: ")
+
+
 def _first_line(error: Exception) -> str:
     line = next(iter(str(error).strip().splitlines()), "without a message")
     return cut(re.sub(r"\s*(See )?https?://\S*", "", line), 200)
@@ -167,8 +179,8 @@ def capture(
                 return _graph(program, leaves, spec, sizes is not None, "; ".join(reasons[:1]))
             except Exception as error:  # whatever a model's own code raises under tracing
                 late |= {name} if isinstance(error, _TooLateError) else set()
-                reasons.append(f"{type(error).__name__}: {_first_line(error)}".removeprefix("_TooLateError: "))
-                logger.info("capture with %s failed: %s", name, reasons[-1])
+                reasons.append(_reason(error))
+                logger.info("capture with %s failed: %s: %s", name, reasons[-1], _first_line(error))
     raise CompileError(
         "the model cannot be captured as a graph",
         reasons=reasons,
