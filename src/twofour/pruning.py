@@ -196,6 +196,7 @@ def _log_plan(model: nn.Module, assignment: Assignment) -> None:
     """Say what stays dense, and where zeros of an earlier mask leave nothing to choose."""
     for skipped in assignment.skipped:
         _log.info("`%s` stays dense: %s", skipped.name, skipped.reason)
+    assignment.tell_unreached(_log)
     carried = {(mask.module, mask.attribute): mask.pattern for mask in masks.of(model).values()}
     old = [(weight, carried.get((weight.module, weight.attribute)), new) for weight, new in assignment.weights]
     settled = [weight.name for weight, before, new in old if before is not None and before.density <= new.density]

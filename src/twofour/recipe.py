@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 from torch import nn
@@ -35,13 +37,16 @@ from twofour.layers import (
     require_matches,
     walk,
 )
-from twofour.patterns import Pattern
+from twofour.patterns import Block, Pattern
 
 FORMAT = 1
 DENSE = "dense"
 
 _KEYS = ("format", "criterion", "eligibility", "skip", "rule")
 _RULE_KEYS = ("layers", "pattern")
+
+UNREACHED = 0.02
+"""How far the share of whole blocks that are zero may lie from what was asked for before a warning says so."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,20 @@ class Assignment:
 
     weights: tuple[tuple[PrunableWeight, Pattern], ...]
     skipped: tuple[Skipped, ...]
+
+    def tell_unreached(self, log: logging.Logger) -> None:
+        """Warn of weights of so few blocks that no number of them is near the share that was asked for."""
+        for weight, pattern in self.weights:
+            if not isinstance(pattern, Block):
+                continue
+            shape = tuple(weight.reduction_last(weight.parameter).shape)
+            reached = pattern.reached(shape)
+            if abs(reached - pattern.sparsity) > UNREACHED:
+                log.warning(
+                    "`%s` ends with %.1f%% of its blocks zero where %s asks for %.1f%%: it is cut into %d of them;"
+                    " smaller blocks come nearer",
+                    *(weight.name, 100 * reached, pattern.name, 100 * pattern.sparsity, prod(pattern.grid(shape))),
+                )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Recurrent layers are really raced, in each form that their inputs have: torch's own, packed weights and dense ones."""
+"""Recurrent layers are really raced in each form of their inputs: torch's own, packed weights and dense ones."""
 
 import pytest
 import torch

@@ -104,6 +104,11 @@ class Block(Pattern):
         """Return how many of so many blocks are zero at least; nine decimals of S say it of 5e8 blocks exactly."""
         return min(floor(self.sparsity * blocks + 0.5), blocks - 1)
 
+    def reached(self, shape: tuple[int, ...]) -> float:
+        """Return the share of a weight's blocks (out, ..., in) that are zero: whole blocks, and one stays at least."""
+        blocks = prod(self.grid(shape))
+        return self.zeros(blocks) / blocks
+
     def unfit(self, positions: int, reduction: int) -> str:
         """Return why a weight cannot carry the pattern: criteria see the positions of a kernel side by side."""
         if positions == 1 or reduction % self.c == 0:

@@ -9,6 +9,7 @@ the control run.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +21,7 @@ from twofour.files import named
 from twofour.layers import describe_attached, require_module
 from twofour.patterns import Pattern
 from twofour.progress import Progress
+from twofour.recipe import Recipe
 from twofour.training import checkpoint as checkpoints
 from twofour.training import loop
 from twofour.training.batches import Loader
@@ -44,7 +46,7 @@ def finetune(
     schedule_every: Literal["step", "epoch"] = "step",
     clip_norm: float | None = None,
     progress: bool = True,
-    scheme: str | Pattern | SchemeFactory | None = None,
+    scheme: gradual.Patterns | SchemeFactory | None = None,
 ) -> Result:
     """Train a pruned model again as it was trained before, and the dense model beside it as a control.
 
@@ -77,7 +79,8 @@ def finetune(
         schedule_every: Whether the schedule steps after every "step" or every "epoch".
         clip_norm: Clip the gradients to this total norm.
         progress: Show progress bars with the time left on standard error.
-        scheme: How a dense model becomes sparse: an N:M or a pattern of blocks, or a function of the model and the
+        scheme: How a dense model becomes sparse: an N:M or a pattern of blocks, for all layers or by a mapping or
+            `Recipe` as `twofour.prune` takes them, or a function of the model and the
             number of steps that attaches a scheme of `twofour.training`, such as `gradual.during("1:4")` and
             `block_thresholds.during((4, 4))` return. Its penalty is added to the loss, but not to what is reported.
 
@@ -92,7 +95,7 @@ def finetune(
         FormatError: The checkpoint is truncated, damaged or foreign. The file is left untouched.
         MaskError: A pruned weight is no longer zero after an epoch.
     """
-    factory = gradual.during(scheme) if isinstance(scheme, str | Pattern) else scheme
+    factory = gradual.during(scheme) if isinstance(scheme, str | Pattern | Mapping | Recipe) else scheme
     repeated = Plan(
         loader, loss, optimizer, schedule, epochs, evaluate, seed, schedule_every, clip_norm, checkpoint_every
     )

@@ -144,7 +144,7 @@ def require_nm(pattern: Pattern, what: str, layer: str | None = None) -> NM:
 def assigned(
     model: nn.Module,
     pattern: str | Pattern | Mapping[str, str | Pattern] | Recipe,
-    skip: str | Sequence[str],
+    skip: str | Sequence[str] = (),
     **rule: Any,
 ) -> list[tuple[PrunableWeight, Pattern]]:
     """Return the weights that a recipe gives a pattern, tied ones left out with a log line.
@@ -163,6 +163,7 @@ def assigned(
         )
     found = []
     assignment = Recipe.parse(pattern, skip=skip, **rule).assign(model)
+    assignment.tell_unreached(_log)
     for weight, chosen in assignment.weights:
         if is_distributed(weight.parameter):
             raise TrainingError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -18,6 +19,7 @@ from twofour.criteria import Criterion
 from twofour.errors import TrainingError
 from twofour.layers import PrunableWeight
 from twofour.patterns import NM, Block, Pattern, parse
+from twofour.recipe import Recipe
 from twofour.training.schemes.base import Masking, assigned
 
 LEVELS = 100
@@ -26,13 +28,17 @@ LEVELS = 100
 _log = logging.getLogger("twofour.training")
 
 
+Patterns = str | Pattern | Mapping[str, str | Pattern] | Recipe
+"""What `twofour.prune` takes too."""
+
+
 def attach(
     model: nn.Module,
-    pattern: str | Pattern = "2:4",
+    pattern: Patterns = "2:4",
     *,
     end: int,
     begin: int = 0,
-    criterion: str | Criterion = "magnitude",
+    criterion: str | Criterion | None = None,
     skip: str | Sequence[str] = (),
     eligibility: str = "asp",
 ) -> Gradual:
@@ -40,10 +46,12 @@ def attach(
 
     Args:
         model: A dense model.
-        pattern: The N:M or the blocks to end with.
+        pattern: The N:M or the blocks to end with; or, as `twofour.prune` takes them, a mapping from layer globs to
+            patterns or "dense", or a `Recipe`.
         end: The step at which it is reached.
         begin: The step at which the first values are pruned.
-        criterion: Which values go: "magnitude" or "random", which need no data.
+        criterion: Which values go: "magnitude" or "random", which need no data. Default: a recipe's own, else
+            "magnitude".
         skip: Globs of layers to leave dense.
         eligibility: As in `twofour.prune`.
 
@@ -54,9 +62,10 @@ def attach(
     Raises:
         TrainingError: The model is masked already, nothing can be pruned, not 0 <= begin <= end, end is 0, or the
             criterion needs data.
-        RecipeError: The text is not a criterion.
+        RecipeError: The text is not a criterion, a rule is malformed, matches no layer, or contradicts an option.
+        LayerError: A rule asks for a layer that cannot be pruned.
     """
-    final = _final(parse(pattern))
+    recipe = _recipe(pattern, criterion=criterion, skip=skip, eligibility=eligibility)
     if type(begin) is not int or type(end) is not int or not 0 <= begin <= end or not end:
         raise TrainingError(
             "the schedule's steps are impossible",
@@ -65,27 +74,41 @@ def attach(
             remedy="twofour.prune prunes at once; else count optimiser steps: end=len(loader) * epochs // 2 leaves "
             "half of the training to recover",
         )
-    chosen = criteria.parse(criterion)
-    if chosen.need is not None:
+    if recipe.criterion.need is not None:
         raise TrainingError(
             "a gradual schedule has no data for its criterion",
-            got=f"criterion={criterion!r}",
+            got=f"criterion={recipe.criterion.name!r}",
             wanted='"magnitude" or "random"',
             remedy="twofour.prune(model, ..., data=loader) prunes at once by any criterion",
         )
-    found = assigned(model, final, skip, eligibility=eligibility)
-    return Gradual(model, [weight for weight, _ in found], final, begin, end, chosen)
+    groups: dict[Pattern, list[PrunableWeight]] = {}
+    for weight, laid in assigned(model, recipe):
+        groups.setdefault(recipe.pattern_for(*weight.layers) or laid, []).append(weight)
+    return Gradual(model, groups, begin, end, recipe.criterion)
 
 
-def during(pattern: str | Pattern, **options: Any) -> Callable[[nn.Module, int], Gradual]:
+def during(pattern: Patterns, **options: Any) -> Callable[[nn.Module, int], Gradual]:
     """Return what attaches a schedule over the first half of a run's steps, for `finetune(..., scheme=)`.
 
     Args:
-        pattern: The N:M or the blocks to end with.
+        pattern: What to end with, as for `attach`.
         options: As for `attach`, but for `end`.
     """
-    _final(parse(pattern))
+    _recipe(pattern)
     return lambda model, steps: attach(model, pattern, end=max(1, steps // 2), **options)
+
+
+def _recipe(pattern: Patterns, **options: Any) -> Recipe:
+    """Return the recipe of patterns that have levels before them.
+
+    Raises:
+        TrainingError: One has none.
+    """
+    recipe = Recipe.parse(pattern, **options)
+    for _, final in recipe.rules:
+        if final is not None:
+            _final(final)
+    return recipe
 
 
 def _final(pattern: Pattern) -> NM | Block:
@@ -119,30 +142,50 @@ def _levels(final: NM | Block, begin: int, end: int) -> Iterator[tuple[int, NM |
         yield (begin + round((end - begin) * index / spread) if len(kept) > 1 else end), NM(n, final.m)
 
 
+@dataclass
+class _Group:
+    """The weights that end with one pattern, the steps at which each level comes, and the one in force."""
+
+    weights: list[PrunableWeight]
+    levels: tuple[tuple[int, Pattern], ...]
+    now: Pattern | None = None
+
+
 class Gradual(Masking):
     """The schedule; the parameters are plain ones, masked more from level to level.
 
     Attributes:
-        now: The pattern in force, None before the first level.
+        layers: Names of its weights.
+        levels: The step of each level and its pattern; of several patterns in the end, of all of them by their steps.
+        steps: Optimiser steps so far.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        weights: Sequence[PrunableWeight],
-        final: NM | Block,
+        weights: Mapping[Pattern, Sequence[PrunableWeight]],
         begin: int,
         end: int,
         criterion: Criterion,
     ) -> None:
         super().__init__(model)
-        self.layers = tuple(weight.name for weight in weights)
-        self._weights, self._criterion = list(weights), criterion
-        self.levels = tuple(_levels(final, begin, end))
+        self._criterion = criterion
+        self._groups = {
+            final.name: _Group(list(of_final), tuple(_levels(_final(final), begin, end)))
+            for final, of_final in weights.items()
+        }
+        pruned = [weight for of_final in weights.values() for weight in of_final]
+        self.layers = tuple(weight.name for weight in pruned)
+        levels = [level for group in self._groups.values() for level in group.levels]
+        self.levels = tuple(sorted(levels, key=lambda level: level[0]))
         self.steps = 0
-        self.now: Pattern | None = None
         self._advance()
-        self._begin("gradual pruning", [weight.module for weight in self._weights])
+        self._begin("gradual pruning", [weight.module for weight in pruned])
+
+    @property
+    def now(self) -> Pattern | None:
+        """The pattern in force, None before the first level; of several in the end, that of the first one's weights."""
+        return next(iter(self._groups.values())).now
 
     def step(self) -> None:
         """Count one optimiser step, and go to the next level where its step has come."""
@@ -151,7 +194,7 @@ class Gradual(Masking):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must hold beside the states of model and optimiser: steps, level and masks."""
-        now = None if self.now is None else self.now.name
+        now = {final: group.now.name for final, group in self._groups.items() if group.now is not None}
         return {"plan": self._plan(), "steps": self.steps, "now": now, "masks": masks.state_dict(self.model)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -172,29 +215,38 @@ class Gradual(Masking):
         masks.detach(self.model)  # the state may be from before the first level
         masks.load_state_dict(self.model, state["masks"])
         self.steps = state["steps"]
-        self.now = None if state["now"] is None else parse(state["now"])
+        for final, group in self._groups.items():
+            group.now = parse(state["now"][final]) if final in state["now"] else None
 
     def _plan(self) -> dict[str, Any]:
-        levels = [[step, pattern.name] for step, pattern in self.levels]
+        levels = {
+            final: [[step, pattern.name] for step, pattern in group.levels] for final, group in self._groups.items()
+        }
         return {"levels": levels, "criterion": self._criterion.name, "layers": list(self.layers)}
 
     def finish(self) -> nn.Module:
         """Go to the last level now, if it has not come; see `Scheme.finish`."""
         self._require_attached()
-        self._prune(self.levels[-1][1])
+        self._prune({final: group.levels[-1][1] for final, group in self._groups.items()})
         self._end()
         return self.model
 
     def _advance(self) -> None:
-        due = [pattern for step, pattern in self.levels if step <= self.steps]
-        if self.attached and due:
-            self._prune(due[-1])
+        if self.attached:
+            due = {
+                final: [pattern for step, pattern in group.levels if step <= self.steps]
+                for final, group in self._groups.items()
+            }
+            self._prune({final: patterns[-1] for final, patterns in due.items() if patterns})
 
-    def _prune(self, pattern: Pattern) -> None:
-        if pattern == self.now:
+    def _prune(self, patterns: Mapping[str, Pattern]) -> None:
+        """Bring the weights of each final pattern to a level, those that change in one choice."""
+        new = {final: pattern for final, pattern in patterns.items() if pattern != self._groups[final].now}
+        if not new:
             return
-        plan = [(weight, weight.lay(pattern)) for weight in self._weights]
+        plan = [(weight, weight.lay(new[final])) for final in new for weight in self._groups[final].weights]
         solved = criteria.solve(self.model, plan, self._criterion)
         masks.attach_all([(choice.weight, choice.keep, choice.pattern) for choice in solved.choices])
-        _log.info("step %d: %d weights are %s now", self.steps, len(self._weights), pattern.name)
-        self.now = pattern
+        for final, pattern in new.items():
+            self._groups[final].now = pattern
+            _log.info("step %d: %d weights are %s now", self.steps, len(self._groups[final].weights), pattern.name)
