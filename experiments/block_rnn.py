@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from records import Trained, version
-from tasks.base import one_cycle
 from tasks.recurrent import Recurrent
-from twofour import masks
+from twofour import masks, training
 from twofour.patterns import Block
 from twofour.training import block_thresholds, gradual
 
@@ -67,52 +66,36 @@ ARMS = (
 )
 
 
+@dataclass(frozen=True)
 class Training:
-    """One training, epoch by epoch; others may run between its epochs.
+    """A net and how long it was trained."""
+
+    task: Recurrent
+    model: nn.Module
+    seed: int
+    seconds: float
+
+
+Attach = Callable[[nn.Module, int], block_thresholds.BlockThresholds | gradual.Gradual]
+"""Attaches what prunes a model while it trains, given the model and the number of steps."""
+
+
+def trained(task: Recurrent, model: nn.Module, seed: int, scheme: Attach | None, epochs: int) -> Training:
+    """Train a net so many of its task's epochs.
 
     Args:
         task: What is learned.
         model: From what.
         seed: Of its batches.
-        schedule: Prunes the model while it trains, or nothing does.
+        scheme: Prunes the model while it trains, or nothing does.
+        epochs: How many; the learning rate falls as over all of the task's.
     """
-
-    def __init__(
-        self,
-        task: Recurrent,
-        model: nn.Module,
-        seed: int,
-        schedule: block_thresholds.BlockThresholds | gradual.Gradual | None = None,
-    ) -> None:
-        self.task, self.model, self.seed, self.schedule = task, model, seed, schedule
-        self.loader = task.loader(seed)
-        self.optimizer = task.optimizer(list(model.parameters()))
-        self.rates = one_cycle(self.optimizer, task.epochs * len(self.loader))
-        self.epoch, self.seconds = 0, 0.0
-
-    def run(self, epochs: int) -> None:
-        """Go on until so many epochs are done."""
-        begin = time.perf_counter()
-        self.model.train()
-        while self.epoch < epochs:
-            torch.manual_seed(1000 * self.seed + self.epoch)
-            for inputs, target in self.loader:
-                self._step(inputs, target)
-            self.epoch += 1
-        self.seconds += time.perf_counter() - begin
-
-    def _step(self, inputs: torch.Tensor, target: torch.Tensor) -> None:
-        loss = self.task.loss(self.model(inputs), target)
-        if isinstance(self.schedule, block_thresholds.BlockThresholds):
-            loss = loss + self.schedule.penalty()
-        self.optimizer.zero_grad()
-        loss.backward()
-        masks.enforce(self.model)  # the norm is that of the gradients that the step will use
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.rates.step()
-        if self.schedule is not None:
-            self.schedule.step()
+    options: dict[str, Any] = {"loss": task.loss, "optimizer": task.optimizer, "schedule": task.schedule}
+    options |= {"epochs": epochs, "seed": seed, "clip_norm": 1.0, "progress": False}
+    loader = task.loader(seed)
+    if scheme is None:
+        return Training(task, model, seed, training.train(model, loader, **options).seconds)
+    return Training(task, model, seed, training.finetune(model, loader, scheme=scheme, **options).sparse.seconds)
 
 
 def width(task: Recurrent, arm: Arm) -> int:
@@ -144,26 +127,20 @@ def measured(task: Recurrent, arm: Arm, seed: int, rows: Sequence[Trained]) -> T
         rows: What was measured before: the dense net of this seed, whose weights say where thresholds aim, and the
             factor that an earlier seed was trained with. A factor that no row has is looked for.
     """
-    factor = 0.0
+    factor, scheme = 0.0, cubic(task, arm) if arm.way else None
     if arm.way in ("BP", "GLP"):
         quantiles = next(row.quantiles for row in rows if (row.key, row.seed) == (DENSE.key, seed))
         known = [row.factor for row in rows if row.key == arm.key]
-        trials: dict[float, Training] = {}
 
         def reached(factor: float) -> float:
-            trials[factor] = rising(task, arm, seed, quantiles, factor)
-            trials[factor].run(task.epochs // 2)  # the thresholds stand still from here on
-            return zeros(trials[factor].model)
+            model = task.network(seed, width(task, arm))
+            # After half of the epochs the thresholds stand still.
+            trained(task, model, seed, rising(task, arm, quantiles, factor), task.epochs // 2)
+            return zeros(model)
 
         factor = known[0] if known else found(reached, arm, sparsity(task, arm))
-        training = trials.get(factor) or rising(task, arm, seed, quantiles, factor)
-    else:
-        model = task.network(seed, width(task, arm))
-        training = Training(task, model, seed, cubic(task, arm, model) if arm.way else None)
-    training.run(task.epochs)
-    if training.schedule is not None:
-        training.schedule.finish()
-    return row(training, arm, factor)
+        scheme = rising(task, arm, quantiles, factor)
+    return row(trained(task, task.network(seed, width(task, arm)), seed, scheme, task.epochs), arm, factor)
 
 
 def found(reached: Callable[[float], float], arm: Arm, wanted: float) -> float:
@@ -173,24 +150,22 @@ def found(reached: Callable[[float], float], arm: Arm, wanted: float) -> float:
     return block_thresholds.find_factor(reached, wanted, least=least, most=most, runs=7, close=0.012)
 
 
-def rising(task: Recurrent, arm: Arm, seed: int, quantiles: dict[str, float], factor: float) -> Training:
-    """Begin a training with the paper's thresholds: from the second epoch, faster from a quarter, until half of it."""
-    model = task.network(seed, width(task, arm))
-    epoch = len(task.loader(seed))
+def rising(task: Recurrent, arm: Arm, quantiles: dict[str, float], factor: float) -> Attach:
+    """The paper's thresholds: from the second epoch, faster from a quarter, until half of the epochs."""
+    epoch = len(task.loader(0))
     total = task.epochs * epoch
     rise = block_thresholds.Rise(epoch, total // 4, task.epochs // 2 * epoch, every=max(1, epoch // LOOKS))
-    lasso = LASSO if arm.way == "GLP" else 0.0
-    schedule = block_thresholds.attach(
-        model, arm.blocks, rise, quantiles=quantiles, factor=factor, lasso=lasso, skip=task.skip
-    )
-    return Training(task, model, seed, schedule)
+    options: dict[str, Any] = {"quantiles": quantiles, "factor": factor, "skip": task.skip}
+    options["lasso"] = LASSO if arm.way == "GLP" else 0.0
+    return lambda model, _: block_thresholds.attach(model, arm.blocks, rise, **options)
 
 
-def cubic(task: Recurrent, arm: Arm, model: nn.Module) -> gradual.Gradual:
-    """Attach the library's own schedule, between the same steps."""
+def cubic(task: Recurrent, arm: Arm) -> Attach:
+    """The library's own schedule, between the same steps."""
     epoch = len(task.loader(0))
     pattern = Block(*arm.blocks, sparsity(task, arm))
-    return gradual.attach(model, pattern, begin=epoch, end=task.epochs // 2 * epoch, skip=task.skip, eligibility="any")
+    options: dict[str, Any] = {"begin": epoch, "end": task.epochs // 2 * epoch, "skip": task.skip, "eligibility": "any"}
+    return lambda model, _: gradual.attach(model, pattern, **options)
 
 
 def zeros(model: nn.Module) -> float:
@@ -200,23 +175,23 @@ def zeros(model: nn.Module) -> float:
     return pruned / max(1, sum(mask.keep.numel() for mask in held))
 
 
-def row(training: Training, arm: Arm, factor: float) -> Trained:
+def row(done: Training, arm: Arm, factor: float) -> Trained:
     """Return what is kept of a training that is over."""
-    model, task = training.model, training.task
+    model, task = done.model, done.task
     pruned = sum(int((~mask.keep).sum()) for mask in masks.of(model).values())
     model.eval()
     with torch.inference_mode():
         value = task.evaluate(model)
     return Trained(
         arm.key,
-        training.seed,
+        done.seed,
         value,
         zeros(model),
         sum(parameter.numel() for parameter in model.parameters()) - pruned,
         width(task, arm),
         factor,
         {name: q for name, q in block_thresholds.quantiles_of(model).items() if name.startswith("recurrent.")},
-        training.seconds,
+        done.seconds,
         task.epochs,
         version(),
     )

@@ -90,7 +90,7 @@ def test_a_factor_is_searched_once_and_a_seed_gives_the_same_figure(toy, monkeyp
     rows = [measured(toy, DENSE, seed, []) for seed in (0, 1)]
     first = measured(toy, arm, 0, rows)
     other = measured(toy, arm, 1, [*rows, first])
-    alone = measured(toy, arm, 0, [*rows, other])  # trained in one piece, without the trials between
+    alone = measured(toy, arm, 0, [*rows, other])  # without the trials before
     assert len(searched) == 1 and first.factor == other.factor
     assert (alone.value, alone.sparsity) == (first.value, first.sparsity)
 
@@ -102,9 +102,9 @@ def test_masks_hold_to_the_end_and_no_block_crosses_a_gate(toy, monkeypatch) -> 
     held = []
     row = block_rnn.row
 
-    def watched(training, arm, factor):
-        held.append(training.model)
-        return row(training, arm, factor)
+    def watched(done, arm, factor):
+        held.append(done.model)
+        return row(done, arm, factor)
 
     monkeypatch.setattr(block_rnn, "row", watched)
     rows = [measured(toy, DENSE, 0, [])]
