@@ -6,9 +6,9 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from records import Row, Run, Trained
+from records import Row, Run, Shrunk, Trained
 
-Measured = Row | Run | Trained
+Measured = Row | Run | Trained | Shrunk
 
 # Two-sided 95 % quantiles of Student's t by degrees of freedom (any table of the distribution).
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}

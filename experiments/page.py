@@ -13,6 +13,7 @@ import blocks_page
 import gradients_page
 import low_bits_page
 import records
+import shrink_page
 from arms import CONTROL, Arm, again, one_shot
 from over_seeds import difference, interval, paired, signed, values
 from records import Row, load
@@ -53,6 +54,7 @@ def write() -> Path:
         parts.append(_section(kind(), *load(path)) if path.exists() else _waiting(kind()))
     parts += blocks_page.sections(records.TRACKED)
     parts += gradients_page.sections(records.TRACKED)
+    parts += shrink_page.sections(records.TRACKED, PAGE.parent / "figures")
     parts += low_bits_page.sections(records.TRACKED)
     with replacing(PAGE) as temporary:
         temporary.write_text("\n".join(parts), encoding="utf-8")

@@ -114,7 +114,34 @@ class Trained:
     commit: str
 
 
-R = TypeVar("R", Row, Run, Nearness, Trained)
+@dataclass(frozen=True)
+class Shrunk:
+    """One net that lost channels half-way through its training, or did not.
+
+    Attributes:
+        key: How.
+        seed: Of its weights and its batches.
+        value: The metric at the end.
+        parameters: That it has at the end.
+        widths: Channels of each group before and after, where they were learned.
+        layers: Blocks that went, where that was learned.
+        seconds: Of its trainings.
+        epochs: Of each half.
+        commit: The version it was run with.
+    """
+
+    key: str
+    seed: int
+    value: float
+    parameters: int
+    widths: dict[str, list[int]]
+    layers: list[str]
+    seconds: float
+    epochs: int
+    commit: str
+
+
+R = TypeVar("R", Row, Run, Nearness, Trained, Shrunk)
 
 
 class Records(Generic[R]):

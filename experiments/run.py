@@ -20,9 +20,10 @@ import block_rnn
 import gradients as pruned_gradients
 import low_bit_nets
 import page as results_page
+import shrink_nets
 from arms import FOLLOW_LOSS, Arm, again, built, one_shot
-from records import SCRATCH, Nearness, Records, Row, Run, Trained, version
-from tasks import BLOCKS, GRADIENTS, TASKS, Task
+from records import SCRATCH, Nearness, Records, Row, Run, Shrunk, Trained, version
+from tasks import BLOCKS, GRADIENTS, SHRINK, TASKS, Task
 from twofour import training
 from twofour.checkpoints import write_tensors
 from twofour.errors import TwofourError
@@ -121,6 +122,28 @@ def blocks(
         row = block_rnn.measured(subject, arm, seed, list(records.rows.values()))
         records.add(row)
         console.print(f"{name} seed {seed}: {arm.key}: {row.value:.3f} at {100 * row.sparsity:.1f} % zeros")
+
+
+@app.command()
+def shrink(
+    name: Annotated[str, typer.Argument(help=", ".join(name.removeprefix("shrink-") for name in SHRINK))],
+    seeds: Annotated[str, typer.Option(help="Comma separated.")] = "0,1,2",
+    threads: Annotated[int, typer.Option(help="0: torch's own choice.")] = 0,
+    record: Annotated[bool, typer.Option("--record", help="Keep the rows in experiments/records, in git.")] = False,
+) -> None:
+    """Train nets that lose channels and blocks by learned proportions, and by others; a finished seed is kept."""
+    if f"shrink-{name}" not in SHRINK:
+        raise typer.BadParameter(f"{name!r}: wanted {', '.join(task.removeprefix('shrink-') for task in SHRINK)}")
+    if threads:
+        torch.set_num_threads(threads)
+    subject = SHRINK[f"shrink-{name}"]()
+    records = Records(subject.name, asdict(subject.metric), record, Shrunk)
+    for seed in map(int, seeds.split(",")):
+        if all((key, seed) in records.rows for key in shrink_nets.ARMS):
+            continue
+        for row in shrink_nets.measured(subject, seed):
+            records.add(row)
+            console.print(f"{name} seed {seed}: {row.key}: {row.value:.2f} with {row.parameters:,} parameters")
 
 
 @app.command("low-bits")

@@ -11,6 +11,7 @@ from tasks.speech import Speech
 from tasks.sst2 import Sst2, Sst2Pretrained
 from tasks.stories import Stories
 from tasks.stsb import Stsb
+from tasks.wide import ShrinkFashion
 from tasks.wikitext import GradientsWikiText, WikiText
 
 TASKS: dict[str, type[Task]] = {
@@ -26,3 +27,5 @@ BLOCKS: dict[str, type[Recurrent]] = {
 """Recurrent nets that lose blocks while they train."""
 
 __all__ = ["BLOCKS", "GRADIENTS", "TASKS", "Metric", "Recurrent", "Task"]
+SHRINK: dict[str, type[Task]] = {task.name: task for task in (ShrinkFashion,)}
+"""Nets that lose channels while they train."""

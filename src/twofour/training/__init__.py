@@ -4,7 +4,7 @@ from twofour.training import both_ways, sdgp
 from twofour.training.distillation import Taught, distilled
 from twofour.training.finetune import finetune, train
 from twofour.training.result import Epoch, Result, Run
-from twofour.training.schemes import Scheme, block_thresholds, gradual, lora, s_ste, sr_ste
+from twofour.training.schemes import Scheme, block_thresholds, gates, gradual, lora, s_ste, sr_ste
 
 __all__ = [
     "Epoch",
@@ -16,6 +16,7 @@ __all__ = [
     "both_ways",
     "distilled",
     "finetune",
+    "gates",
     "gradual",
     "lora",
     "s_ste",

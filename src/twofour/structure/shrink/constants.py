@@ -63,11 +63,13 @@ def absorbed(model: nn.Module, plan: Cut, example: Any) -> tuple[nn.Module, tupl
                 bordered.append(weight.layer)
     modules = dict(model.named_modules())
     biases = [name for name in shifts if getattr(modules[name], "bias", None) is None]
-    small = cut(model, replace(plan, biases=(*plan.biases, *biases)))
+    small = cut(model, replace(plan, layers=(), biases=(*plan.biases, *biases)))
     for name, shift in shifts.items():
         bias = small.get_submodule(name).bias
         assert isinstance(bias, Tensor)
         bias += shift.to(bias)
+    if plan.layers:  # last: layers that follow move up and have other names then
+        cut(small, Cut(layers=plan.layers), inplace=True)
     return small, tuple(bordered)
 
 

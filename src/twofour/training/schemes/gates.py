@@ -1,0 +1,331 @@
+"""Learned proportions: gates on channels and residual blocks, pulled to exact zeros while a model trains, then cut.
+
+The gate of a channel is the scale of its batch norm (Liu et al. 2017, "Learning Efficient Convolutional Networks
+through Network Slimming", arXiv 1708.06519) or, where there is none, a factor of the columns that read it: hidden units
+and heads. The gate of a block multiplies its branch (Huang and Wang 2018, "Data-Driven Sparse Structure Selection",
+arXiv 1707.01213). After each optimiser step all gates take the proximal step of an L1 penalty, the soft threshold,
+which gives exact zeros. How many channels of a layer go follows from its own gates: those that hold the least energy
+(arXiv 2003.04566). So one strength is given and no ratio.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from twofour import masks
+from twofour.errors import TrainingError, integer_from
+from twofour.layers import require_unwrapped
+from twofour.shrinking.curves import widths_of
+from twofour.structure import shrink
+from twofour.structure.shrink import Cut
+from twofour.training.schemes.base import Scheme, require_free
+from twofour.training.schemes.gated import Gated, block_gates, channel_gates
+from twofour.training.schemes.slots import Slot
+
+DELTA = 1e-3
+"""Share of a layer's sum of squared gates that may go (arXiv 2003.04566)."""
+
+LEAST = 1 / 16
+"""Share of a layer's channels that stays at least: a layer without any would cut the network in two."""
+
+_LEARNED = "_twofour_learned_cut"
+
+_log = logging.getLogger("twofour.training")
+
+
+def attach(
+    model: nn.Module,
+    example: Any,
+    *,
+    steps: int,
+    strength: float = 2.0,
+    delta: float = DELTA,
+    blocks: bool = True,
+    multiple: int | None = None,
+) -> Gates:
+    """Put gates on a dense model; build the optimiser afterwards, and call `step()` after each of its steps.
+
+    Args:
+        model: A dense model, fresh or trained.
+        example: Input of one forward pass, as `twofour.shrink` takes it.
+        steps: Optimiser steps during which gates are pulled; after them the training repairs.
+        strength: How far a gate that the loss does not hold is pulled in all at a constant learning rate, in units of
+            the mean gate of its layer at the beginning. The pull follows the learning rate, so a cosine halves it.
+        delta: Share of the sum of squared gates of a layer that may go in the end.
+        blocks: Whether residual blocks have gates too.
+        multiple: As in `twofour.shrink`: widths are rounded up to multiples of it.
+
+    Example:
+        >>> gates = twofour.training.gates.attach(model, x, steps=1000)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> for x, y in loader: loss(model(x), y).backward(); optimizer.step(); gates.step()
+        >>> small = twofour.training.gates.cut(gates.finish(), x)
+
+    Raises:
+        TrainingError: A number is impossible, the model is masked, another scheme is at work, or nothing can have
+            gates.
+        ShrinkError: The model does not run on the example or cannot be captured.
+    """
+    require_free(model)
+    require_unwrapped(model, TrainingError)
+    _require_numbers(strength, delta)
+    integer_from(1, "`steps` is impossible", TrainingError, "steps=len(loader) * epochs", steps=steps)
+    if masks.of(model):
+        raise TrainingError(
+            "the model is masked already",
+            got=f"{len(masks.of(model))} masks",
+            wanted="a dense model: shrink first, prune afterwards",
+            remedy="let go with twofour.masks.detach(model)",
+        )
+    found = shrink.channels(model, example)
+    inner = [group for group in found.groups if group.exact and not group.group.stream]
+    gated = channel_gates(model, inner) + (block_gates(model, found, example) if blocks else [])
+    if not gated:
+        raise TrainingError(
+            "nothing can have gates",
+            reasons=[str(uncut) for uncut in found.uncut],
+            got=f"{len(found.groups)} groups of channels, none of them between two layers",
+            wanted="channels between two layers, or residual blocks",
+            remedy="twofour.structure.shrink.channels(model, example) says what can be cut",
+        )
+    return Gates(model, found, gated, steps, strength, delta, multiple)
+
+
+def during(
+    example: Any, strength: float = 2.0, *, share: float = 1.0, **options: Any
+) -> Callable[[nn.Module, int], Gates]:
+    """Return what attaches gates to a run, for `finetune(..., scheme=)`; `cut(model, example)` comes after it.
+
+    Args:
+        example: Input of one forward pass.
+        strength: As for `attach`.
+        share: Share of the run's steps during which gates are pulled, above 0 and at most 1.
+        options: As for `attach`, but for `steps`.
+
+    Raises:
+        TrainingError: A number is impossible.
+    """
+    _require_numbers(strength, options.get("delta", DELTA), share)
+    return lambda model, steps: attach(model, example, steps=max(1, int(share * steps)), strength=strength, **options)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a training has learned of a model's proportions.
+
+    Attributes:
+        plan: What stays.
+        widths: Channels of each group before and after.
+        layers: Blocks that go.
+    """
+
+    plan: Cut
+    widths: Mapping[str, tuple[int, int]]
+    layers: tuple[str, ...]
+
+
+def learned(model: nn.Module) -> Learned:
+    """Return the proportions that a training with gates has left in a model.
+
+    Raises:
+        TrainingError: None has.
+    """
+    found = model.__dict__.get(_LEARNED)
+    if not isinstance(found, Learned):
+        raise TrainingError(
+            "the model has no learned proportions",
+            got=f"a {type(model).__name__} that no gates were trained in, or not to their end",
+            wanted="a model after gates.attach(model, ...).finish() or finetune(..., scheme=gates.during(example))",
+        )
+    return found
+
+
+def cut(model: nn.Module, example: Any) -> nn.Module:
+    """Return the small model that gates have left: the closed channels and blocks go, the rest is what it was.
+
+    Closed channels are constant; biases take their constants up. Layers that pad with zeros differ at the borders.
+
+    Args:
+        model: A model whose gates are finished; it stays as it is.
+        example: Input of one forward pass, of two samples or more, so that constants show.
+
+    Raises:
+        TrainingError: No gates were trained in the model.
+        ShrinkError: The model was changed since, or does not run on the example.
+    """
+    small, bordered = shrink.absorbed(model, learned(model).plan, example)
+    small.__dict__.pop(_LEARNED, None)
+    if bordered:
+        _log.info("constants of closed channels are exact but for the borders of %s", ", ".join(bordered))
+    shrink.configure(small)
+    return small
+
+
+class Gates(Scheme):
+    """Gates at work; the parameters are the model's own, and a factor for each gate that is no batch norm's."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        found: shrink.Channels,
+        gated: Sequence[Gated],
+        steps: int,
+        strength: float,
+        delta: float,
+        multiple: int | None,
+    ) -> None:
+        super().__init__(model)
+        self.layers = tuple(one.name for one in gated)
+        self.end, self.strength, self.delta, self.multiple = steps, float(strength), delta, multiple
+        self.steps, self._peaks, self._missing = 0, dict[int, float](), True
+        self._found, self._gated = found, list(gated)
+        self._owners = {id(parameter): one for one in self._gated for parameter, _ in one.held}
+        self.units = {one.name: float((one.energy() / len(one.held)).sqrt().mean()) for one in self._gated}
+        self._slots = self._parametrise()
+        modules = [slot.module for slot in self._slots.values()]
+        self._begin("gates", modules or [model])
+        me = weakref.ref(self)
+        self._hook = register_optimizer_step_post_hook(lambda optimizer, *_: _after_step(me(), optimizer))
+
+    def _parametrise(self) -> dict[tuple[int, str], Slot]:
+        slots: dict[tuple[int, str], Slot] = {}
+        try:
+            for (module, attribute), scale in (pair for one in self._gated for pair in one.scales):
+                slot = slots.get((id(module), attribute)) or Slot(module, attribute)
+                slot.parametrise(scale)
+                slots[id(module), attribute] = slot
+        except BaseException:
+            for slot in slots.values():
+                slot.restore(parametrised=False)
+            raise
+        return slots
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that hold gates, for an optimiser that gives them a learning rate of their own."""
+        return list({id(p): p for one in self._gated for p, _ in one.held}.values())
+
+    def step(self) -> None:
+        """Count one optimiser step.
+
+        Raises:
+            TrainingError: The optimiser does not hold all gates, or the scheme is over.
+        """
+        self._require_attached()
+        if self._missing:
+            raise TrainingError(
+                "the optimiser does not hold every gate, so none was pulled",
+                got="an optimiser that was made before the gates, or over other parameters, or not stepped yet",
+                wanted="an optimiser over model.parameters() or with gates.parameters() in it",
+                remedy="attach the gates first, then make the optimiser; call gates.step() after optimizer.step()",
+            )
+        self.steps += 1
+
+    def pull(self, optimizer: Optimizer) -> None:
+        """Take the proximal step of the gates that an optimiser has just stepped."""
+        held = [(number, group, p) for number, group in enumerate(optimizer.param_groups) for p in group["params"]]
+        mine = [(number, group, p) for number, group, p in held if id(p) in self._owners]
+        if not mine:
+            return
+        self._missing = len({id(p) for _, _, p in mine}) < len(self._owners)
+        for number, group, parameter in mine:
+            one, rate = self._owners[id(parameter)], float(group["lr"])
+            known = (rate, self._peaks.get(number, 0.0), group.get("initial_lr", 0.0), group.get("max_lr", 0.0))
+            self._peaks[number] = peak = max(map(float, known))
+            if self.steps < self.end and peak > 0 and not self._missing:
+                one.pull(parameter, self.strength * one.weight * self.units[one.name] * rate / peak / self.end)
+
+    def keeps(self) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+        """Return which channels of each group would stay now, (size,) booleans, and which blocks would go."""
+        kept = {one.name: self._kept(one) for one in self._gated if not one.block}
+        return kept, tuple(one.name for one in self._gated if one.block and not bool(one.energy().any()))
+
+    def _kept(self, one: Gated) -> Tensor:
+        """Drop the most channels whose squares sum up to `delta` of the layer's at most; round the width up."""
+        energy = one.energy()
+        order = energy.argsort(stable=True)
+        may_go = int((energy[order].cumsum(0) <= self.delta * energy.sum()).sum())
+        widths = widths_of(one.size, self.multiple, LEAST)
+        width = min((width for width in widths if width >= one.size - may_go), default=one.size)
+        keep = torch.zeros(one.size, dtype=torch.bool, device="cpu")
+        keep[order[one.size - width :]] = True
+        return keep
+
+    def finish(self) -> nn.Module:
+        """Close the gates of what goes and fold all gates into the weights; `cut` makes the small model then.
+
+        Raises:
+            TrainingError: A gate is not finite; the scheme stays attached.
+        """
+        self._require_attached()
+        self._require_on_top()
+        if bad := [one.name for one in self._gated if not bool(one.energy().isfinite().all())]:
+            raise TrainingError("a gate is not finite", got="NaN or infinity", wanted="numbers").for_layer(bad[0])
+        kept, layers = self.keeps()
+        for one in self._gated:
+            if one.name in kept:
+                one.close(~kept[one.name])
+        self._let_go(parametrised=True)
+        widths = {name: (len(keep), int(keep.sum())) for name, keep in kept.items()}
+        self.model.__dict__[_LEARNED] = Learned(self._found.plan(kept, layers), widths, layers)
+        return self.model
+
+    def remove(self) -> nn.Module:
+        """Take the gates off; batch norms keep the scales that they have. See `Scheme.remove`."""
+        self._let_go(parametrised=False)
+        return self.model
+
+    def _let_go(self, *, parametrised: bool) -> None:
+        self._end()
+        self._hook.remove()
+        for slot in self._slots.values():
+            slot.restore(parametrised=parametrised)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold beside the states of model and optimiser, which hold the gates."""
+        return {"plan": self._plan(), "steps": self.steps, "peaks": dict(self._peaks), "units": dict(self.units)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken.
+
+        Raises:
+            TrainingError: The state is of other gates, or the scheme is over.
+        """
+        self._require_attached()
+        if not {"plan", "steps", "peaks", "units"} <= set(state) or state["plan"] != self._plan():
+            raise TrainingError(
+                "the state is of other gates",
+                got=str(state.get("plan", f"keys {', '.join(map(str, state))}"))[:400],
+                wanted=str(self._plan())[:400],
+                remedy="attach with the strength, steps and model of the run that is resumed",
+            )
+        self.steps, self.units = int(state["steps"]), dict(state["units"])
+        self._peaks = {int(number): float(peak) for number, peak in state["peaks"].items()}
+
+    def _plan(self) -> dict[str, Any]:
+        numbers = {"steps": self.end, "strength": self.strength, "delta": self.delta, "multiple": self.multiple}
+        return {**numbers, "layers": list(self.layers)}
+
+
+def _after_step(gates: Gates | None, optimizer: Optimizer) -> None:
+    if gates is not None and gates.attached:
+        gates.pull(optimizer)
+
+
+def _require_numbers(strength: object, delta: object, share: object = 1.0) -> None:
+    good = all(isinstance(n, int | float) and not isinstance(n, bool) for n in (strength, delta, share))
+    if not (good and 0 < strength < float("inf") and 0 <= delta < 1 and 0 < share <= 1):  # type: ignore[operator]
+        raise TrainingError(
+            "the numbers of the gates are impossible",
+            got=f"strength={strength!r}, delta={delta!r}, share={share!r}",
+            wanted="a positive strength, 0 <= delta < 1, 0 < share <= 1",
+            remedy="strength=2.0 cuts much, 1.0 less",
+        )
