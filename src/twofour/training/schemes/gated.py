@@ -166,7 +166,10 @@ def _block(model: nn.Module, name: str, ends: Sequence[str], weight: float) -> G
     targets = [_target(model, end) for end in ends]
     gate = nn.Parameter(torch.ones_like(targets[0][0].get_parameter(targets[0][1]).detach().flatten()[:1]))
     scales = [
-        (target, Scaled(gate, 0, torch.zeros(target[0].get_parameter(target[1]).shape[0], dtype=torch.long)))
+        (
+            target,
+            Scaled(gate, 0, torch.zeros(target[0].get_parameter(target[1]).shape[0], dtype=torch.long, device="cpu")),
+        )
         for target in targets
     ]
     return Gated(name, 1, [(gate, torch.zeros(1, dtype=torch.long, device=gate.device))], scales, weight, True)
