@@ -19,7 +19,7 @@ from twofour import training
 from twofour.structure import shrink
 from twofour.training import gates
 
-STRENGTHS = {"learned": 2.5, "learned, stronger": 5.0}
+STRENGTHS = {"learned": 2.8, "learned, stronger": 5.0}
 """Key of a row -> strength. The first sets the budget of the others."""
 ARMS = ("dense", *STRENGTHS, "slimming", "L1", "random", "small")
 
@@ -56,7 +56,7 @@ class _Seed:
         ):
             self.begin = time.perf_counter() - (first if model is half else 0)
             yield self._row(key, self._trained(self._cut(model, score, uniform, limit), 1))
-        small = _fresh(learned_net)
+        small = _fresh(learned_net, self.seed)
         yield self._row("small", self._trained(self._trained(small, 0), 1))
 
     def _trained(self, model: nn.Module, half: int, scheme: object = None, penalty: float = 0.0) -> nn.Module:
@@ -147,9 +147,9 @@ def _pull(task: Task, strength: float) -> float:
 
 
 @torch.no_grad()
-def _fresh(model: nn.Module) -> nn.Module:
+def _fresh(model: nn.Module, seed: int) -> nn.Module:
     """Return a net of the same shapes with random weights."""
-    torch.manual_seed(len(list(model.parameters())))
+    torch.manual_seed(seed)
     model = copy.deepcopy(model)
     for module in model.modules():
         if hasattr(module, "reset_parameters"):
