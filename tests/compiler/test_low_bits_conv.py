@@ -49,7 +49,8 @@ def floats_first(calls: dict[str, Any], **_: Any) -> tuple[dict[str, float], boo
 
 @pytest.fixture
 def graph_wins(monkeypatch) -> None:
-    monkeypatch.setattr("twofour.compiler.low_bits_conv.race", floats_last)
+    for module in ("low_bits_conv", "low_bits"):
+        monkeypatch.setattr(f"twofour.compiler.{module}.race", floats_last)
     monkeypatch.setattr("twofour.compiler.graph._engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, True))
 
 
