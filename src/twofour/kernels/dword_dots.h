@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/byte_dots.h"
 #include "kernels/real_vectors.h"
 #include "kernels/whole_outputs.h"
 #include "native/simd.h"
@@ -71,8 +72,7 @@ struct PairDots : RealDots<Vector> {
   }
 };
 
-// Four bytes of inputs, unsigned, by four of weights; the sums are exact. Bytes are widened where no instruction multiplies
-// them: vpmaddubsw would saturate (255 * 127 * 2 > 32767).
+// Four bytes of inputs, unsigned, by four of weights.
 struct ByteDots {
   using V = WholeLanes;
   using Sum = V::ints;
@@ -81,24 +81,7 @@ struct ByteDots {
 
   static TWOFOUR_INLINE Sum add(Sum a, Sum b) { return V::add(a, b); }
   static TWOFOUR_INLINE Sum dot(Sum sum, V::reg x, V::reg w) {
-#if defined(TWOFOUR_SET_avx512_vnni)
-    // As an instruction of its own: of the builtin gcc 12 copies and stores the sums in every round of a loop.
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
-    return sum;
-#elif defined(TWOFOUR_SET_avx2) && !defined(TWOFOUR_SET_avx512)
-    const auto inputs = (__m256i)x, weights = (__m256i)w;
-    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(inputs, _mm256_set1_epi16(0xff)),
-                                           _mm256_srai_epi16(_mm256_slli_epi16(weights, 8), 8));
-    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(inputs, 8), _mm256_srai_epi16(weights, 8));
-    return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
-#else
-    const auto inputs = (V::U)x;
-    const auto weights = (V::I)w;
-    V::I products = (V::I)(inputs >> 24) * (weights >> 24);
-    TWOFOUR_UNROLL
-    for (int e = 0; e < 3; e++) products += (V::I)(inputs >> 8 * e & 0xff) * (weights << (24 - 8 * e) >> 24);
-    return add(sum, (Sum)products);
-#endif
+    return dot_bytes<V, false>(sum, (Sum)x, (Sum)w);
   }
   static TWOFOUR_INLINE void copy_token(const Matmul& a, int64_t token, char* to, Token* kept) {
     *kept = ::copy_token<V>(a, token, reinterpret_cast<uint8_t*>(to), 8);

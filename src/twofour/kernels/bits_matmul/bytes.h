@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/byte_dots.h"
 #include "tokens.h"
 
 namespace {
@@ -22,24 +23,10 @@ struct ByteDots {
   static constexpr int columns = 2, tokens = 2;
 #endif
 
-  // `narrow`: no code of a token times a stored one reaches 2^14, so that pairs of products fit 16 bits.
+  // `narrow`: no code of a token times a stored one reaches 2^14.
   template <bool narrow>
   static TWOFOUR_INLINE Sum dot(Sum sum, Sum x, Sum w) {
-#if defined(TWOFOUR_SET_avx512_vnni)
-    return _mm512_dpbusd_epi32(sum, x, w);
-#elif defined(TWOFOUR_SET_avx2)
-    if constexpr (narrow)
-      return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(x, w), _mm256_set1_epi16(1)));
-    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0xff)),
-                                           _mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8));
-    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(w, 8));
-    return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
-#else
-    V::I products = (V::I)((V::U)x >> 24) * ((V::I)w >> 24);
-    TWOFOUR_UNROLL
-    for (int e = 0; e < 3; e++) products += (V::I)((V::U)x >> 8 * e & 0xff) * ((V::I)w << (24 - 8 * e) >> 24);
-    return V::add(sum, (Sum)products);
-#endif
+    return dot_bytes<V, narrow>(sum, x, w);
   }
   static TWOFOUR_INLINE Sum four(const uint32_t* x) {
     return (Sum)V::broadcast(reinterpret_cast<const float*>(x));
