@@ -19,6 +19,7 @@ ELSEWHERE = {
     "README.base.md": "a file that export writes",
     "apex/contrib/sparsity/asp.py": "apex",
     "contrib/sparsity/asp.py": "apex",
+    "src/README.md": "BitNet",
     "toy_problem.py": "apex",
     "checkpointing_test_part1.py": "apex",
     "checkpointing_test_part2.py": "apex",
