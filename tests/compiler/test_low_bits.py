@@ -132,6 +132,15 @@ def test_bfloat16_models_answer_in_bfloat16() -> None:
     assert all(run(fast)) and torch.equal(fast(x), whole(model, x))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_models_of_other_dtypes_run_in_their_floats_and_the_plan_says_so(dtype: torch.dtype) -> None:
+    model, x = of_bits("w4", "a8", dtype=dtype), torch.randn(3, 71).to(dtype)
+    fast = twofour.compile(model, x, tokens=(3,), graph=False)
+    plan: Any = fast.plan
+    assert not any(run(fast)) and all(f"its weight is {dtype}" in layer.reason for layer in plan.layers)
+    assert torch.equal(fast(x), model(x))
+
+
 def test_copies_changed_weights_and_other_inputs_are_served() -> None:
     model, other, x = of_bits("w4", "a8"), of_bits("w4", "a8"), torch.randn(3, 71)
     fast = twofour.compile(model, x, tokens=(3,), graph=False)

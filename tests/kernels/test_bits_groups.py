@@ -136,3 +136,11 @@ def test_a_header_that_says_other_groups_is_refused(row: BitsMatmul) -> None:
         with pytest.raises(KernelError, match="as many bytes as its header says"):
             row.run(real(2, 128), type(prepared)(row, tensor), None, problem)
     assert from_layout(prepared.tensor).group == 32
+
+
+@pytest.mark.parametrize("zero", [-9, 8, 127])
+def test_a_zero_point_is_a_level(zero: int) -> None:
+    codes, scales = torch.zeros(4, 64, dtype=torch.uint8), torch.ones(4, 2)
+    zeros = torch.full((4, 2), zero, dtype=torch.int8)
+    with pytest.raises(KernelError, match="zero point of a weight of codes is no level"):
+        BitWeight(codes, twos(4), scales, zeros)

@@ -188,6 +188,21 @@ def test_damaged_layouts_are_refused(row: BlockMatmul, place: int, value: int, w
         row.restore(bad)
 
 
+@each_row([row for row in ROWS if row.dtype == "int8"])
+def test_counts_behind_the_last_window_are_refused(row: BlockMatmul) -> None:
+    """They add up to what the strip has, and no kernel walks them."""
+    prepared = row.prepare(weight_of(64, 64, "8x1@0.5", row.dtype))
+    counts = HEADER_BYTES + Grid(row.restore(prepared).header).places(0).counts
+    buffer = prepared.tensor.clone()
+    assert int(buffer[counts]) == 32 and int(buffer[counts + 1 : counts + 8].sum()) == 0
+    for moved in (1, 7):
+        buffer[counts], buffer[counts + 1 : counts + 8] = 32 - 8, 0
+        buffer[counts + moved] = 8
+        for tokens in (1, 20):
+            with pytest.raises(KernelError):
+                row.run(torch.ones(tokens, 64), Prepared(row, buffer), None, Problem(64))
+
+
 @each_row(ROWS)
 @pytest.mark.parametrize(("pattern", "entry"), [("8x1@0.5", 3), ("4x16@0.5", 1), ("32x4@0.5", 2)])
 def test_an_index_that_names_another_block_is_not_restored(row: BlockMatmul, pattern: str, entry: int) -> None:

@@ -16,6 +16,7 @@ from twofour.compiler.plan import LayerPlan
 from twofour.compiler.recurrent_kinds import is_recurrent, recurrent_refusal
 from twofour.compiler.unpacked import exchanged
 from twofour.errors import CompileError, one_of
+from twofour.kernels.base import FLOATS
 from twofour.kernels.conv import ConvProblem, Geometry, Images
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
 from twofour.kernels.problem import Problem
@@ -192,6 +193,8 @@ def no_kernel(low: LowBits, module: nn.Module) -> str:
     if isinstance(module, nn.Conv2d) and (low.widths.inputs is None or low.shifted):
         what = "zero points of weights" if low.widths.inputs else "float inputs"
         return f"no kernel of a convolution takes {what} yet"
+    if is_linear(module) and module.weight.dtype not in FLOATS:
+        return f"its weight is {module.weight.dtype}, kernels of low bits take float32 and bfloat16"
     return f"padding_mode {module.padding_mode!r}" if getattr(module, "padding_mode", "zeros") != "zeros" else ""
 
 

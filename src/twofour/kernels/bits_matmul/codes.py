@@ -85,10 +85,11 @@ class BitWeight:
         codes: uint8 (out, in), each at most `levels.most`.
         levels: What they stand for.
         scales: float32 (out,), or (out, groups) where runs of inputs have their own: real = scale * value.
-        zeros: int8 of the shape of the scales, or None: whole numbers that a value is less by.
+        zeros: int8 of the shape of the scales, or None: the level that stands for zero, which a value is less by.
 
     Raises:
-        KernelError: Sizes, dtypes or codes do not fit each other, or a scale is zero, NaN or infinite.
+        KernelError: Sizes, dtypes or codes do not fit each other, a scale is zero, NaN or infinite, or a zero point is
+            beyond the levels.
     """
 
     codes: UInt8[Tensor, "out in"]
@@ -107,6 +108,13 @@ class BitWeight:
                 "a scale of a weight of codes is no scale",
                 got=f"{odd} of {len(scales)} are zero, NaN or infinite",
                 wanted="finite scales other than zero",
+            )
+        least, most = self.levels.beta, self.levels.alpha * self.levels.most + self.levels.beta
+        if fits and zeros is not None and not least <= int(zeros.min()) <= int(zeros.max()) <= most:
+            raise KernelError(
+                "a zero point of a weight of codes is no level",
+                got=f"zero points from {int(zeros.min())} to {int(zeros.max())}",
+                wanted=f"{least} to {most}",
             )
         if not fits or int(codes.max()) > self.levels.most:
             raise KernelError(

@@ -35,7 +35,7 @@ class BitsMatmul(NativeProduct):
     """One row of bits_matmul.inc: y = x @ W.T + bias, W codes of 1 to 8 bits, x rounded to codes of 1 to 8 bits.
 
     Sums are exact: all rows give the same bits, those of `bits_matmul_reference`. Inputs that stay real
-    (`quantization.REAL`) are rounded to 24 bits, within 2^-24 of the greatest of their token: see groups.h.
+    (`quantization.REAL`) are rounded to 23 bits, within 2^-23 of the greatest of their token: see groups.h.
     """
 
     def refuses_levels(

@@ -161,20 +161,23 @@ struct Blocks {
     return most <= shape.zero;
   }
 
-  // Whether a strip has as many places as its windows count, but for those that fill a vector.
+  // Whether a strip has as many places as its windows count, but for those that fill a vector, and none in the windows
+  // behind the last that fill its counts up to 8: kernels do not walk those.
   bool sound_counts(int64_t strip) const {
     constexpr uint64_t every = 0x0101010101010101, pairs = 0x00ff00ff00ff00ff;
     const int64_t counted = shape.counted();
     int64_t sum = 0;
     uint64_t above = 0;  // the highest bit of each byte of more than 128
+    uint64_t eight = 0;
     for (int64_t w = 0; w < counted; w += 8) {
-      uint64_t eight;
       std::memcpy(&eight, counts + strip * counted + w, 8);
       above |= ((eight & 0x7f * every) + 0x7f * every) & eight & 0x80 * every;
       sum += static_cast<int64_t>(((eight & pairs) + (eight >> 8 & pairs)) * (every & pairs) >> 48);
     }
+    const int64_t last = shape.windows() % 8;
+    const uint64_t behind = last == 0 ? 0 : eight >> 8 * last;  // counts are little-endian, as all machines here are
     const int64_t filled = (sum + shape.multiple - 1) & -shape.multiple;  // a power of two: no division per strip
-    return above == 0 && filled == starts[strip + 1] - starts[strip];
+    return above == 0 && behind == 0 && filled == starts[strip + 1] - starts[strip];
   }
 };
 
