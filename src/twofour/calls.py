@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map
 
 from twofour.errors import TwofourError
@@ -42,14 +43,14 @@ class Example:
         """Read what a caller passed.
 
         A tuple or a list is spread over positional arguments (a DataLoader turns tuples into lists), a mapping over
-        keyword arguments; everything else is the only argument.
+        keyword arguments; everything else is the only argument, a packed sequence too, which is a tuple by its class.
         """
         match given:
             case Example():
                 return given
             case Mapping():
                 return cls((), dict(given))
-            case tuple() | list():
+            case tuple() | list() if not isinstance(given, PackedSequence):
                 return cls(tuple(given), {})
             case _:
                 return cls((given,), {})

@@ -117,6 +117,14 @@ def test_packed_sequences(kind: str, ordered: bool) -> None:
         assert ordered or torch.equal(found[0].unsorted_indices, want[0].unsorted_indices)
 
 
+def test_a_packed_sequence_is_an_example_and_no_graph() -> None:
+    layer, x = made("lstm", 13, 17), pack_sequence([torch.randn(length, 13) for length in (5, 3, 1)])
+    for example in (x, (x,)):
+        fast: Any = twofour.compile(layer, example)
+        assert fast.plan.account.reason == "`input` is a packed sequence, whose lengths no graph can follow"
+        assert_alike(fast(x), exact(layer, x))
+
+
 @pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
 @pytest.mark.parametrize("bias", [True, False])
 def test_cells(cell: Any, bias: bool) -> None:

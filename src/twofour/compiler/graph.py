@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten
 
 from twofour.calls import Example
@@ -253,6 +254,8 @@ def impossible(fast: nn.Module, given: Mapping[str, Any]) -> str:
     empty = [name for name, value in given.items() if any(_is_empty(leaf) for leaf in tree_flatten(value)[0])]
     if empty:
         return f"`{empty[0]}` of the example is empty: nothing can be compared or timed on it"
+    if packed := [name for name, value in given.items() if isinstance(value, PackedSequence)]:
+        return f"`{packed[0]}` is a packed sequence, whose lengths no graph can follow"
     return ""
 
 

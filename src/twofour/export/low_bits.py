@@ -152,6 +152,15 @@ def parse_low_bits(path: Any, said: object) -> dict[str, LowBits]:
     return {name: _held(path, name, fields) for name, fields in said.items()}
 
 
+def _told(held: LowBits) -> str:
+    """Return how a layer computes, in words: "w4a8 with groups of 32 and one range of inputs"."""
+    parts = [f"groups of {held.group}"] if held.group else []
+    parts += ["zero points"] if held.shifted else []
+    if held.widths.inputs is not None:
+        parts.append("one range of inputs" if held.static else "a range of inputs for each token")
+    return f"{held.widths.name}{' with ' if parts else ''}{' and '.join(parts)}"
+
+
 def _require_layers(path: Any, model: nn.Module, found: Mapping[str, LowBits]) -> None:
     """Refuse layers that the model has not, or that compute otherwise there.
 
@@ -164,8 +173,9 @@ def _require_layers(path: Any, model: nn.Module, found: Mapping[str, LowBits]) -
         if not isinstance(module, nn.Linear | nn.Conv2d):
             raise misfit("model-low-bits", path, f"`{cut(name, 80)}` is no Linear or Conv2d of the model")
         if name in own and own[name] != held:
-            got = f"`{name}` is of {held.widths.name} in the file and of {own[name].widths.name} in the model"
-            raise misfit("model-low-bits", path, f"{got}, or its inputs have a step in one of them alone")
+            raise misfit(
+                "model-low-bits", path, f"`{name}` is {_told(held)} in the file and {_told(own[name])} in the model"
+            )
         if held.group and (not isinstance(module, nn.Linear) or module.in_features % held.group):
             got = f"`{name}`: groups of {held.group} do not divide a Linear's inputs there"
             raise misfit("model-low-bits", path, got)
