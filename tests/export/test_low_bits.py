@@ -77,7 +77,10 @@ def test_compiled_models_do_too_and_the_given_one_stays(tmp_path: Path, weights:
     want = whole(model)
     for name, (codes, scales) in whole(again).items():
         assert torch.equal(codes, want[name][0]) and torch.equal(scales, want[name][1].detach())
-    assert torch.equal(again(x), model(x))
+    if inputs is None:  # kernels round float inputs, where they won
+        torch.testing.assert_close(again(x), model(x))
+    else:
+        assert torch.equal(again(x), model(x))
     assert into.state_dict().keys() == before.keys()
     assert all(torch.equal(tensor, before[name]) for name, tensor in into.state_dict().items())
     twofour.save(again, tmp_path / "second.safetensors")
