@@ -100,6 +100,77 @@ def test_the_small_model_is_the_large_one(case: str, kind: str) -> None:
         gates.cut(small, x)
 
 
+class Beside(nn.Module):
+    """A batch norm that one reader is behind, and what passes by it: another reader, or a layer that pads."""
+
+    def __init__(self, padded: bool) -> None:
+        super().__init__()
+        self.a, self.n = nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16)
+        self.b, self.c, self.d = nn.Conv2d(16, 4, 1), nn.Conv2d(16, 4, 1), nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.padded = padded
+
+    def forward(self, x: Tensor) -> Tensor:
+        raw = self.a(x)
+        normed = self.n(raw).relu()
+        y = self.b(self.d(normed)) if self.padded else self.b(normed) + self.c(raw.relu())
+        return y.mean((2, 3))
+
+
+class Beneath(nn.Module):
+    """Two groups of channels under one batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.n, self.c = nn.Linear(6, 8), nn.Linear(6, 8), nn.BatchNorm1d(16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.n(torch.cat([self.a(x), self.b(x)], 1)).relu())
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_norm_is_no_gate_where_a_reader_gets_more_than_it(padded: bool) -> None:
+    torch.manual_seed(0)
+    model = Beside(padded)
+    scheme = gates.attach(model, IMAGES, steps=30, strength=3.0, multiple=1)
+    (one,) = scheme._gated
+    assert len(one.scales) == (1 if padded else 2) and one.held[0][0] is not model.n.weight
+    train(model, IMAGES, scheme, 30, torch.optim.SGD(model.parameters(), 0.05))
+    scheme.finish().eval()
+    (width,) = gates.learned(model).widths.values()
+    assert width[1] < width[0]
+    torch.testing.assert_close(gates.cut(model, IMAGES)(IMAGES), model(IMAGES), rtol=1e-4, atol=1e-5)
+
+
+def test_every_group_under_one_norm_is_pulled() -> None:
+    torch.manual_seed(0)
+    model = Beneath()
+    scheme = gates.attach(model, ROWS, steps=10, strength=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    assert [one.held[0][0] for one in scheme._gated] == [model.n.weight] * 2
+    for _ in range(10):
+        optimizer.zero_grad()
+        (0 * model(ROWS)).sum().backward()
+        optimizer.step()
+        scheme.step()
+    torch.testing.assert_close(model.n.weight.detach(), torch.full((16,), 0.5))
+    scheme.remove()
+
+
+def test_a_cut_of_what_is_not_closed_is_refused() -> None:
+    torch.manual_seed(0)
+    model = Beneath()
+    scheme = gates.attach(model, ROWS, steps=8, strength=8.0, multiple=1)
+    train(model, ROWS, scheme, 8, torch.optim.SGD(model.parameters(), 0.01))
+    scheme.finish().eval()
+    torch.testing.assert_close(gates.cut(model, ROWS)(ROWS), model(ROWS), rtol=1e-5, atol=1e-5)
+    with pytest.raises(TrainingError, match=r"not closed[\s\S]*two samples"):
+        gates.cut(model, ROWS[:1])
+    with torch.no_grad():
+        model.n.weight += 0.1
+    with pytest.raises(TrainingError, match=r"c\.weight[\s\S]*not closed|not closed[\s\S]*c\.weight"):
+        gates.cut(model, ROWS)
+
+
 def test_a_stronger_pull_leaves_less_and_the_loss_holds_what_it_needs() -> None:
     left = []
     for strength in (0.5, 4.0):

@@ -6,6 +6,7 @@ that reads it gets the constant times its weights as a bias.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,12 +27,23 @@ KINDS = ("linear", "hf_conv1d", "conv1d", "conv2d", "conv3d")
 
 
 @dataclass(eq=False)
-class _Seen:
+class Seen:
     """The least and the largest value of each channel that a layer read, over how many places."""
 
     low: Tensor
     high: Tensor
     places: int
+
+    @property
+    def constant(self) -> Tensor:
+        """(channels,) booleans: which are one number all over; none where one place shows nothing."""
+        largest = torch.maximum(self.high.abs(), self.low.abs()).max()
+        return (self.high - self.low <= SAME * largest) & (self.places > 1)
+
+    def joined(self, other: Seen) -> Seen:
+        """Return what was seen in both."""
+        low, high = torch.minimum(self.low, other.low), torch.maximum(self.high, other.high)
+        return Seen(low, high, self.places + other.places)
 
 
 @torch.no_grad()
@@ -52,7 +64,7 @@ def absorbed(model: nn.Module, plan: Cut, example: Any) -> tuple[nn.Module, tupl
     """
     require_fit(model, plan)
     weights = [w for w in walk(model, eligibility="any", tied="*", empty=True).weights if w.kind in KINDS]
-    seen = _seen(model, [w for w in weights if (w.name, w.axis.axis) in plan.kept], example)
+    seen = inputs_seen(model, [w for w in weights if (w.name, w.axis.axis) in plan.kept], example)
     shifts: dict[str, Tensor] = {}
     bordered: list[str] = []
     for weight in weights:
@@ -73,17 +85,55 @@ def absorbed(model: nn.Module, plan: Cut, example: Any) -> tuple[nn.Module, tupl
     return small, tuple(bordered)
 
 
-def _seen(model: nn.Module, weights: list[PrunableWeight], example: Any) -> dict[str, _Seen]:
-    found: dict[str, _Seen] = {}
+@torch.no_grad()
+def left_open(model: nn.Module, plan: Cut, example: Any) -> tuple[str, ...]:
+    """Return the weights of which a cut takes columns that count: no zeros, and no constants that `absorbed` takes up.
+
+    Args:
+        model: The large model.
+        plan: One of the model.
+        example: As for `absorbed`.
+
+    Raises:
+        ShrinkError: The plan is not one of the model, or the model does not run on the example.
+    """
+    require_fit(model, plan)
+    gone: dict[str, Tensor] = {}
+    counting: list[PrunableWeight] = []
+    for weight in walk(model, eligibility="any", tied="*", empty=True).weights:
+        axis, dropped = weight.axis.axis, any(weight.layer.startswith(f"{layer}.") for layer in plan.layers)
+        kept = next((plan.kept[name, axis] for name in weight.names if (name, axis) in plan.kept), None)
+        if kept is None or dropped:
+            continue
+        columns = torch.ones(weight.parameter.shape[axis], dtype=torch.bool, device=weight.parameter.device)
+        columns[list(kept)] = False
+        columns &= weight.parameter.detach().movedim(axis, 0).flatten(1).ne(0).any(1)
+        if bool(columns.any()):
+            gone[weight.name] = columns
+            counting.append(weight)
+    seen = inputs_seen(model, [weight for weight in counting if absorbs(weight)], example) if counting else {}
+    closed = {name for name, one in seen.items() if bool((one.constant | ~gone[name]).all())}
+    return tuple(name for name in gone if name not in closed)
+
+
+def absorbs(weight: PrunableWeight) -> bool:
+    """Whether constants among the inputs of a weight can be taken up by the bias of its layer."""
+    return weight.kind in KINDS and getattr(weight.module, "groups", 1) == 1 and not weight.aliases
+
+
+def inputs_seen(model: nn.Module, weights: Sequence[PrunableWeight], example: Any) -> dict[str, Seen]:
+    """Run a model on an example and return what the layers of some weights read, by the weights' names.
+
+    Raises:
+        ShrinkError: The model does not run on the example.
+    """
+    found: dict[str, Seen] = {}
 
     def see(weight: PrunableWeight, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = calls.first_input(args, kwargs)
         rows = x.movedim(1 if weight.kind.startswith("conv") else -1, 0).flatten(1)
-        low, high = rows.amin(1), rows.amax(1)
-        if weight.name in found:
-            old = found[weight.name]
-            low, high = torch.minimum(low, old.low), torch.maximum(high, old.high)
-        found[weight.name] = _Seen(low, high, rows.shape[1])
+        one = Seen(rows.amin(1), rows.amax(1), rows.shape[1])
+        found[weight.name] = found[weight.name].joined(one) if weight.name in found else one
 
     observed = calls.observing([(weight, weight.module) for weight in weights], see)
     explained = calls.explaining(ShrinkError, "the example", wanted=calls.FORMS, remedy="call the model on it yourself")
@@ -92,7 +142,7 @@ def _seen(model: nn.Module, weights: list[PrunableWeight], example: Any) -> dict
     return found
 
 
-def _shift(weight: PrunableWeight, plan: Cut, seen: _Seen) -> Tensor | None:
+def _shift(weight: PrunableWeight, plan: Cut, seen: Seen) -> Tensor | None:
     """Return what the constants among the channels that go give to each output, None where nothing is known of them."""
     axis = weight.axis.axis
     size = weight.parameter.shape[axis]
@@ -100,9 +150,7 @@ def _shift(weight: PrunableWeight, plan: Cut, seen: _Seen) -> Tensor | None:
         return None
     gone = torch.ones(size, dtype=torch.bool, device=seen.low.device)
     gone[list(plan.kept[weight.name, axis])] = False
-    largest = torch.maximum(seen.high.abs(), seen.low.abs()).max()
-    constant = gone & (seen.high - seen.low <= SAME * largest)
-    values = torch.where(constant, (seen.low + seen.high) / 2, torch.zeros_like(seen.low))
+    values = torch.where(gone & seen.constant, (seen.low + seen.high) / 2, torch.zeros_like(seen.low))
     taps = weight.parameter.detach().movedim(axis, 0).flatten(2) if weight.parameter.ndim > 2 else None
     matrix = taps.sum(2) if taps is not None else weight.parameter.detach().movedim(axis, 0)
     return values @ matrix

@@ -16,7 +16,7 @@ from twofour import calls
 from twofour.layers import PrunableWeight, walk
 from twofour.structure.coupling.group import along
 from twofour.structure.shrink import Channels, Cuttable
-from twofour.structure.shrink.constants import KINDS
+from twofour.structure.shrink.constants import KINDS, Seen, absorbs, inputs_seen
 from twofour.training.schemes.slots import tied
 
 _log = logging.getLogger("twofour.training")
@@ -95,16 +95,23 @@ class Gated:
             parameter.masked_fill_(shut, 0)
 
 
-def channel_gates(model: nn.Module, groups: Sequence[Cuttable]) -> list[Gated]:
+def channel_gates(model: nn.Module, groups: Sequence[Cuttable], example: Any) -> list[Gated]:
     """Return gates for each group: the scales of its batch norms, else a learned scale of what reads it.
 
-    What has neither is left out, with a log line: readers that are tied or are no Linear and no convolution.
+    Batch norms are gates where all that reads the channels is behind one of them: a reader of the raw channels would
+    lose what their scales do not close. What has neither is left out, with a log line: readers that are tied or are no
+    Linear and no convolution.
     """
-    weights = {weight.name: weight for weight in walk(model, eligibility="any", tied="*", empty=True).weights}
+    weights = walk(model, eligibility="any", tied="*", empty=True).by_name
+    norms = {group.name: held for group in groups if (held := list(_norms(model, group)))}
+    closing = _closing(model, [group for group in groups if group.name in norms], weights, example)
     shared, found = tied(model), list[Gated]()
     for group in groups:
-        held = list(_norms(model, group))
-        gated = Gated(group.name, group.size, held, []) if held else _learned(model, group, weights, shared)
+        if group.name in closing:
+            held = [(model.get_parameter(name), index) for name, index in norms[group.name]]
+            gated: Gated | None = Gated(group.name, group.size, held, [])
+        else:
+            gated = _learned(model, group, weights, shared)
         if gated is None:
             _log.info("`%s` has no gates: its readers are tied, or no Linear and no convolution", group.name)
         else:
@@ -112,13 +119,73 @@ def channel_gates(model: nn.Module, groups: Sequence[Cuttable]) -> list[Gated]:
     return found
 
 
-def _norms(model: nn.Module, group: Cuttable) -> Iterator[tuple[nn.Parameter, Tensor]]:
+def _norms(model: nn.Module, group: Cuttable) -> Iterator[tuple[str, Tensor]]:
+    """Yield the scales of the batch norms that hold each channel of a group once, by name, and which channel it is."""
     for place in group.group.places:
         module, attribute = _target(model, place.name)
         channels = place.index[place.index >= 0]
         each_once = len(channels) == len(channels.unique()) == group.size
         if each_once and attribute == "weight" and isinstance(module, _BatchNorm) and module.affine:
-            yield module.get_parameter("weight"), place.index
+            yield place.name, place.index
+
+
+@torch.no_grad()
+def _closing(
+    model: nn.Module, groups: Sequence[Cuttable], weights: Mapping[str, PrunableWeight], example: Any
+) -> set[str]:
+    """Return the groups, all of which have batch norms, whose readers get constants once the norms' scales are zero.
+
+    In a copy all scales are zero and what makes the channels is random, the second time with the other sign. What a
+    reader gets from a norm is its shift both times; what passes by the norm differs.
+    """
+    readers = {group.name: [weights.get(name) for name in group.group.consumers] for group in groups}
+    known = {name: [r for r in found if r is not None and absorbs(r)] for name, found in readers.items()}
+    groups = [group for group in groups if known[group.name] and len(known[group.name]) == len(readers[group.name])]
+    if not groups:
+        return set()
+    twin, seen = copy.deepcopy(model), dict[str, Seen]()
+    for sign in (1.0, -1.0):
+        generator = torch.Generator().manual_seed(0)
+        for group in groups:
+            _close(twin, group, weights, generator, sign)
+        for name, one in inputs_seen(twin, _on(twin, {n for g in groups for n in g.group.consumers}), example).items():
+            seen[name] = seen[name].joined(one) if name in seen else one
+    return {group.name for group in groups if all(_gets_constants(group, r, seen) for r in known[group.name])}
+
+
+def _on(model: nn.Module, names: set[str]) -> list[PrunableWeight]:
+    """Return the weights of a model that have some of the names."""
+    return [w for w in walk(model, eligibility="any", tied="*", empty=True).weights if names & set(w.names)]
+
+
+def _close(
+    twin: nn.Module, group: Cuttable, weights: Mapping[str, PrunableWeight], generator: torch.Generator, sign: float
+) -> None:
+    """Set the scales of a group's norms to zero, their shifts to positive numbers, and what makes it to others."""
+    norms = {name.rpartition(".")[0] for name, _ in _norms(twin, group)}
+    parameters = dict(twin.named_parameters())
+    for place in group.group.places:
+        values, (layer, _, attribute) = parameters.get(place.name), place.name.rpartition(".")
+        reads = place.name in group.group.consumers and weights[place.name].axis.axis == place.axis
+        if values is None or reads:
+            continue
+        # Of sizes 0.5 to 1.5, and sums of as many as a row has near 1.
+        random = torch.empty(values.shape, dtype=torch.float32, device="cpu").uniform_(-1, 1, generator=generator)
+        random = sign * (random + 0.5 * random.sign())
+        random /= max(values.numel() // values.shape[place.axis], 1) ** 0.5
+        if layer in norms:
+            random = torch.zeros_like(random) if attribute == "weight" else random.abs()
+        here = along(place.index >= 0, place.axis, values.ndim).to(values.device)
+        values.copy_(torch.where(here, random.to(values), values))
+
+
+def _gets_constants(group: Cuttable, reader: PrunableWeight, seen: Mapping[str, Seen]) -> bool:
+    """Whether a reader gets one number from each channel of a group, at every place and every time."""
+    if reader.name not in seen:
+        return False
+    constant, places = seen[reader.name].constant.cpu(), group.group.places
+    own = [place.index for place in places if place.name in reader.names and place.axis == reader.axis.axis]
+    return bool(own) and all(len(i) == len(constant) and bool((constant | (i < 0)).all()) for i in own)
 
 
 def _learned(

@@ -26,7 +26,9 @@ from twofour.errors import TrainingError, integer_from
 from twofour.layers import require_unwrapped
 from twofour.shrinking.curves import widths_of
 from twofour.structure import shrink
+from twofour.structure.coupling.group import some
 from twofour.structure.shrink import Cut
+from twofour.structure.shrink.constants import left_open
 from twofour.training.schemes.base import Scheme, require_free
 from twofour.training.schemes.gated import Gated, block_gates, channel_gates
 from twofour.training.schemes.slots import Slot
@@ -88,7 +90,7 @@ def attach(
         )
     found = shrink.channels(model, example)
     inner = [group for group in found.groups if group.exact and not group.group.stream]
-    gated = channel_gates(model, inner) + (block_gates(model, found, example) if blocks else [])
+    gated = channel_gates(model, inner, example) + (block_gates(model, found, example) if blocks else [])
     if not gated:
         raise TrainingError(
             "nothing can have gates",
@@ -159,10 +161,19 @@ def cut(model: nn.Module, example: Any) -> nn.Module:
         example: Input of one forward pass, of two samples or more, so that constants show.
 
     Raises:
-        TrainingError: No gates were trained in the model.
+        TrainingError: No gates were trained in the model, or what goes is not closed: the model was trained on since,
+            or the example is too short to show constants.
         ShrinkError: The model was changed since, or does not run on the example.
     """
-    small, bordered = shrink.absorbed(model, learned(model).plan, example)
+    plan = learned(model).plan
+    if still_open := left_open(model, plan, example):
+        raise TrainingError(
+            "what goes is not closed",
+            got=f"{some(still_open)}, which read something else than constants from channels that go",
+            wanted="the model as `finish` left it, and an example of two samples or more, which show what is constant",
+            remedy="cut first and train the small model on",
+        ).for_layer(still_open[0])
+    small, bordered = shrink.absorbed(model, plan, example)
     small.__dict__.pop(_LEARNED, None)
     if bordered:
         _log.info("constants of closed channels are exact but for the borders of %s", ", ".join(bordered))
@@ -188,7 +199,10 @@ class Gates(Scheme):
         self.end, self.strength, self.delta, self.multiple = steps, float(strength), delta, multiple
         self.steps, self._peaks, self._missing = 0, dict[int, float](), True
         self._found, self._gated = found, list(gated)
-        self._owners = {id(parameter): one for one in self._gated for parameter, _ in one.held}
+        self._owners: dict[int, list[Gated]] = {}  # several: parts of a concatenation under one batch norm
+        for one in self._gated:
+            for key in dict.fromkeys(id(parameter) for parameter, _ in one.held):
+                self._owners.setdefault(key, []).append(one)
         self.units = {one.name: float((one.energy() / len(one.held)).sqrt().mean()) for one in self._gated}
         self._slots = self._parametrise()
         modules = [slot.module for slot in self._slots.values()]
@@ -237,10 +251,10 @@ class Gates(Scheme):
             return
         self._missing = len({id(p) for _, _, p in mine}) < len(self._owners)
         for number, group, parameter in mine:
-            one, rate = self._owners[id(parameter)], float(group["lr"])
+            rate = float(group["lr"])
             known = (rate, self._peaks.get(number, 0.0), group.get("initial_lr", 0.0), group.get("max_lr", 0.0))
             self._peaks[number] = peak = max(map(float, known))
-            if self.steps < self.end and peak > 0 and not self._missing:
+            for one in self._owners[id(parameter)] if self.steps < self.end and peak > 0 and not self._missing else ():
                 one.pull(parameter, self.strength * one.weight * self.units[one.name] * rate / peak / self.end)
 
     def keeps(self) -> tuple[dict[str, Tensor], tuple[str, ...]]:
