@@ -13,10 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 import twofour
 from tests.structure.shrink.networks import IMAGE, MobileNet, made
 from twofour import calls, shrinking
+from twofour.calibration import Batch
 from twofour.errors import ShrinkError
 from twofour.shrinking import times
 from twofour.shrinking.budget import Budget, Prices, uses
 from twofour.shrinking.curves import Reader, widths_of
+from twofour.shrinking.reconstruct import refit_norms
 from twofour.structure import shrink as structure
 
 
@@ -75,14 +77,61 @@ def test_prices_are_those_of_the_model_that_is_cut() -> None:
     assert prices.total == parameters(structure.cut(model, found.plan(kept)))
 
 
-def test_products_are_counted_as_torch_counts_them() -> None:
-    model, _ = made("mobilenet")
-    times = uses(model, IMAGE)
+@pytest.mark.parametrize("name", ["mobilenet", "gpt2"])
+def test_products_are_counted_as_torch_counts_them(name: str) -> None:
+    """GPT-2 has a head that is tied to the embedding."""
+    if name == "gpt2":
+        pytest.importorskip("transformers", reason="needs the extra [text]")
+    model, example = made(name)
+    times = uses(model, example)
+    with FlopCounterMode(display=False) as counter, calls.evaluating(model), calls.without_cache(model):
+        calls.call(model, calls.fresh(example))
+    flops = {str(op): count for op, count in counter.get_flop_counts()["Global"].items()}
+    of_weights = sum(count for op, count in flops.items() if op in ("aten.mm", "aten.addmm", "aten.convolution"))
+    named = dict(model.named_parameters())
+    assert 2 * sum(named[name].numel() * count for name, count in times.items()) == of_weights
+    assert name != "gpt2" or "transformer.wte.weight" in times
+
+
+class Tied(nn.Module):
+    """A head that is tied to the embedding, which torch names first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.f, self.g = nn.Embedding(50, 64), nn.Linear(64, 128), nn.Linear(128, 64)
+        self.h = nn.Linear(64, 50, bias=False)
+        self.h.weight = self.e.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.e(ids)
+        return self.h(x + self.g(self.f(x).relu()))
+
+
+def test_a_tied_weight_is_counted_ranked_and_not_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, ids = Tied(), torch.randint(0, 50, (16, 10))
+    monkeypatch.setattr(times, "_ms", lambda cells: dict.fromkeys(cells, 1.0))
+    found = times.times(model, ids)
+    assert found.grids.keys() == {"e.weight", "f.weight", "g.weight"} and found.price("e.weight", (50, 32)) > 0
+    groups = {group.name: group.group.consumers for group in structure.channels(model, ids).groups}
+    assert ("f.weight", "e.weight") in groups.values() or ("e.weight", "f.weight") in groups.values()
+    small: Any = twofour.shrink(model, ids[:2], Budget(macs=0.5), data=[ids], least=0.5, streams=True, progress=False)
+    report = shrinking.report_of(small)
+    assert report is not None and report.macs[0] == 20 * (50 * 64 + 2 * 64 * 128)
     with FlopCounterMode(display=False) as counter:
-        model(IMAGE)
-    assert 2 * sum(model.get_parameter(name).numel() * count for name, count in times.items()) == (
-        counter.get_total_flops()
-    )
+        small(ids[:2])
+    assert 2 * report.macs[1] == counter.get_total_flops() <= 2 * 0.5 * report.macs[0]
+    assert small.h.weight is small.e.weight and dict(report.skipped) == {"h.weight": "it is `e.weight` too"}
+    (kept,) = (axis.kept for axis in report.cut.axes if ("e.weight", 1) in axis.places)
+    assert len(kept) < 64 and torch.equal(small.e.weight, model.e.weight[:, list(kept)])
+
+
+def test_layers_that_differ_in_padding_are_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    padded = nn.Conv2d(4, 4, 3, padding=1)
+    model = nn.Sequential(padded, nn.Conv2d(4, 4, 3, padding=2, dilation=2), nn.Conv2d(4, 4, 3, padding=1))
+    monkeypatch.setattr(times, "_ms", lambda cells: dict.fromkeys(cells, 1.0))
+    grids = times.times(model, torch.randn(1, 4, 6, 6)).grids
+    assert grids["0.weight"] is grids["2.weight"] and grids["0.weight"] is not grids["1.weight"]
 
 
 @pytest.mark.parametrize(("size", "unit"), [(12, 1), (32, 8), (100, 8), (128, 16), (200, 16)])
@@ -91,7 +140,8 @@ def test_widths_are_multiples_of_what_kernels_like(size: int, unit: int) -> None
     assert widths[0] == size and widths[-1] >= size / 4 and list(widths) == sorted(set(widths), reverse=True)
     assert all(width % unit == 0 for width in widths[1:])
     assert widths_of(size, 5, 0.5)[-1] % 5 == 0
-    assert widths_of(3, 8, 0.1) == (3, 2, 1)
+    assert widths_of(3, 8, 0.1) == (3,), "narrower than a multiple that was asked for: whole"
+    assert widths_of(12, None, 0.3)[-1] == 4 and widths_of(25, None, 0.28)[-1] == 7
 
 
 def test_what_a_reader_loses_is_the_least_squares_of_what_stays() -> None:
@@ -142,7 +192,26 @@ def test_constants_that_go_are_taken_up_by_the_next_bias() -> None:
     torch.testing.assert_close(small(ROWS), model(ROWS), rtol=1e-5, atol=1e-5)
 
 
-def test_batch_norms_take_their_statistics_anew_and_one_sample_leaves_them() -> None:
+@torch.no_grad()
+def test_batch_norms_that_the_data_do_not_reach_keep_their_statistics() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Identity())
+    model[1].spare = nn.BatchNorm1d(3)  # no forward calls it
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm1d)]
+    for norm in norms:
+        norm.running_mean.fill_(5.0)
+        norm.num_batches_tracked.fill_(7)
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+
+    def means() -> list[float]:
+        return [float(norm.running_mean[0]) for norm in norms]
+
+    assert refit_norms(model, [Batch(x[:1])]) == 0 and means() == [5.0, 5.0], "one sample has no variance"
+    assert all(int(norm.num_batches_tracked) == 7 and norm.momentum == 0.1 for norm in norms)
+    assert refit_norms(model, [Batch(x)]) == 1
+    assert means() == [pytest.approx(float(x[:, 0].mean()), rel=1e-5), 5.0]
+
+
+def test_batch_norms_take_their_statistics_anew() -> None:
     model, _ = made("mobilenet")
     x = torch.randn(64, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     small: Any = twofour.shrink(model, IMAGE, 0.7, data=[x[:32], x[32:]], progress=False)
@@ -193,6 +262,9 @@ def test_impossible_budgets_are_refused(budget: Any) -> None:
         lambda: twofour.shrink(Wide(), ROWS[:2], 0.5, multiple=0),
         lambda: twofour.shrink(Wide(), ROWS[:2], 0.5, least=0),
         lambda: twofour.shrink(Wide(), ROWS[:2], 0.5, layers=["c"]),
+        lambda: twofour.shrink(Wide(), ROWS[:2], 0.5, layers="a"),
+        lambda: twofour.shrink(nn.Sequential(nn.Linear(16, 16), Wide()), ROWS[:2], 0.5, layers="0"),
+        lambda: twofour.shrink(Wide(), ROWS[:2], 0.5, samples=0),
         lambda: twofour.shrink(Wide(), torch.randn(2, 3), 0.5),
     ],
 )
@@ -232,6 +304,17 @@ def test_a_budget_of_time_is_chosen_by_measured_layers_and_held_to_what_is_measu
     report = shrinking.report_of(small)
     assert report is not None and report.milliseconds == (float(parameters(model)), float(parameters(small)))
     assert parameters(small) <= 0.7 * 1.03 * parameters(model)
+
+
+def test_a_budget_of_time_that_no_try_meets_is_refused_with_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, readings = Wide(), iter([100.0, 90.0, 85.0, 88.0, 87.0])
+    module = importlib.import_module("twofour.shrinking.shrink")
+    monkeypatch.setattr(module, "milliseconds", lambda *_: next(readings))
+    monkeypatch.setattr(times, "milliseconds", lambda *_: 100.0)
+    monkeypatch.setattr(times, "_ms", lambda cells: dict.fromkeys(cells, 1.0))
+    with pytest.raises(ShrinkError, match=r"cannot be met[\s\S]*0\.800 of the time[\s\S]*at least 0\.850: .* measured"):
+        twofour.shrink(model, ROWS[:2], Budget(time=0.8), multiple=1)
 
 
 def found_size(model: nn.Module, name: str) -> int:

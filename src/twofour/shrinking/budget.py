@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,9 +71,11 @@ def uses(model: nn.Module, example: Any) -> dict[str, int]:
     """Return how often each weight is used by one forward pass: MACs are its values times that.
 
     A Linear uses its weight once for each row of its input, a convolution for each place of its output, recurrent and
-    attention layers each of theirs for each row of their output. Weights of layers that are not called are missing.
+    attention layers each of theirs for each row of their output. A tied weight has the first of its names, and the uses
+    of all layers that multiply by it. Weights of layers that are not called are missing.
     """
     found: dict[str, int] = {}
+    names = first_names(model)
 
     def see(weight: PrunableWeight, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         first = output[0] if isinstance(output, tuple | list) else output
@@ -82,13 +84,24 @@ def uses(model: nn.Module, example: Any) -> dict[str, int]:
             count = first.numel() // first.shape[-1]
         else:
             count = first.numel() // max(rows, 1)
-        found[weight.name] = found.get(weight.name, 0) + count
+        name = names[id(weight.parameter)]
+        found[name] = found.get(name, 0) + count
 
     weights = walk(model, eligibility="any", tied="*", empty=True).weights
-    observed = calls.observing([(weight, weight.module) for weight in weights], after=see)
+    observed = calls.observing(multiplying(weights), after=see)
     with calls.evaluating(model), calls.without_cache(model), observed:
         calls.call(model, calls.Example.of(example).copy())
     return found
+
+
+def first_names(model: nn.Module) -> dict[int, str]:
+    """Return the name of each parameter by its id: the first where it is tied, as `named_parameters` has it."""
+    return {id(parameter): name for name, parameter in model.named_parameters()}
+
+
+def multiplying(weights: Sequence[PrunableWeight]) -> list[tuple[PrunableWeight, nn.Module]]:
+    """Return each weight with every module that multiplies by it, several where it is tied."""
+    return [(w, module) for w in weights for module in (w.module, *(module for module, _, _ in w.shared))]
 
 
 @dataclass(eq=False)

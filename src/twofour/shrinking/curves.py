@@ -8,6 +8,7 @@ it and what reads it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,13 +50,13 @@ def widths_of(size: int, multiple: int | None, least: float) -> tuple[int, ...]:
 
     Args:
         size: Channels that it has.
-        multiple: The multiple; None takes 16 from 128 channels on and 8 from 32 on, since 2:4 wants reduction axes of
-            16 and rows of 8 (apex asp.py), else 1.
-        least: The least share that stays.
+        multiple: The multiple; a group that is narrower than it stays whole. None takes 16 from 128 channels on and 8
+            from 32 on, since 2:4 wants reduction axes of 16 and rows of 8 (apex asp.py), else 1.
+        least: The least share that stays, rounded up to whole channels.
     """
     unit = multiple or (16 if size >= 128 else 8 if size >= 32 else 1)
-    unit = unit if unit <= size else 1
-    floor = max(1, -(-int(size * least) // unit) * unit)
+    whole = math.ceil(size * least - 1e-9)  # 0.07 * 100 is 7.000000000000001
+    floor = max(1, -(-whole // unit) * unit)
     return (size, *(width for width in range((size - 1) // unit * unit, 0, -unit) if width >= floor))
 
 
@@ -83,7 +84,7 @@ def columns_of(group: Cuttable, weight: PrunableWeight) -> Tensor | None:
 
     The matrix is `calibration.matrix`'s: kernel positions one after the other, all inputs in each.
     """
-    places = [p for p in group.group.places if p.name == weight.name and p.axis == weight.axis.axis]
+    places = [p for p in group.group.places if p.name in weight.names and p.axis == weight.axis.axis]
     if len(places) != 1 or len(weight.feeds) != 1 or getattr(weight.module, "groups", 1) != 1:
         return None
     index = places[0].index

@@ -24,7 +24,7 @@ _log = logging.getLogger("twofour.shrinking")
 def gone_columns(weight: PrunableWeight, plan: Cut) -> Tensor | None:
     """Return (in,) booleans of the columns of a weight's matrix that a plan cuts, None where it cuts none."""
     axis = weight.axis.axis
-    kept = plan.kept.get((weight.name, axis))
+    kept = next((plan.kept[name, axis] for name in weight.names if (name, axis) in plan.kept), None)
     if kept is None or len(weight.feeds) != 1 or getattr(weight.module, "groups", 1) != 1:
         return None
     gone = torch.ones(weight.parameter.shape[axis], dtype=torch.bool, device="cpu")
@@ -43,9 +43,12 @@ def reconstruct(
     gains W_B m_B less what the change of W_K gives.
 
     Returns:
-        Names of the weights that were solved, and of those that the data do not show, with the reason.
+        Names of the weights that were solved, and of those that were not, with the reason: the data do not show them,
+        or they are tied, and what solves them for one layer is wrong for the other.
     """
     found = {weight.name: gone for weight in weights if (gone := gone_columns(weight, plan)) is not None}
+    tied = {weight.name: f"it is `{weight.aliases[0]}` too" for weight in weights if weight.aliases}
+    tied = {name: reason for name, reason in tied.items() if name in found}
     solved: list[str] = []
 
     def visit(weight: PrunableWeight, statistics: Statistics) -> None:
@@ -53,9 +56,9 @@ def reconstruct(
             _solve(weight, statistics, found[weight.name])
             solved.append(weight.name)
 
-    chosen = [weight for weight in weights if weight.name in found]
+    chosen = [weight for weight in weights if weight.name in found and weight.name not in tied]
     skipped = calibration.calibrate(model, chosen, batches, "hessian", visit, display=display)
-    return tuple(solved), skipped
+    return tuple(solved), {**skipped, **tied}
 
 
 @torch.no_grad()
@@ -77,8 +80,8 @@ def _solve(weight: PrunableWeight, statistics: Statistics, gone: Tensor) -> None
 def refit_norms(model: nn.Module, batches: Sequence[Batch]) -> int:
     """Take the statistics of batch normalisations anew from calibration data; return of how many.
 
-    Batch norms behind cut channels see other means and variances. Where the data are too few (one value a channel) they
-    stay as they are.
+    Batch norms behind cut channels see other means and variances. Where the data are too few (one value a channel) all
+    stay as they are, and those that the data do not reach do in any case.
     """
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:
@@ -90,11 +93,13 @@ def refit_norms(model: nn.Module, batches: Sequence[Batch]) -> int:
                 calls.call(model, batch.inputs)
     except Exception as error:  # a batch of one: torch has no variance of it
         _log.warning("the statistics of batch norms stay as they were: %s", error)
-        for norm, buffers in zip(norms, before, strict=True):
-            for name, value in buffers.items():
-                norm.get_buffer(name).copy_(value)
-        return 0
-    return len(norms)
+        unreached = norms
+    else:
+        unreached = [norm for norm in norms if not int(norm.get_buffer("num_batches_tracked"))]
+    for norm, buffers in zip(norms, before, strict=True):
+        for name, value in buffers.items() if norm in unreached else ():
+            norm.get_buffer(name).copy_(value)
+    return len(norms) - len(unreached)
 
 
 @contextmanager

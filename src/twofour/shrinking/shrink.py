@@ -33,7 +33,7 @@ LANES = 8
 """Widths below 32 are multiples of it where time is the budget: torch's convolutions pad channels to vectors."""
 
 ROUNDS, NEAR = 4, 1.03
-"""How often widths are chosen for a budget of time, and how near it what was measured has to be."""
+"""How often widths are chosen for a budget of time, and how near it what was measured has to be: 3 % are noise."""
 
 
 def shrink(
@@ -63,10 +63,11 @@ def shrink(
         budget: Fraction of the parameters that may stay, or a `Budget` of parameters, MACs or
             time.
         data: Calibration data, as in `prune`.
-        samples: How many samples of them are used. Default: 128.
+        samples: How many samples of them are used, at least 1. Default: 128.
         streams: Cut residual streams and widths of embeddings too, and channels that a normalisation runs along, which
             computes something else afterwards than with zeros in their place.
-        multiple: Widths are multiples of it; default: 16 from 128 channels on, 8 from 32 on.
+        multiple: Widths are multiples of it, and groups of fewer channels, such as heads, stay whole; default: 16 from
+            128 channels on, 8 from 32 on, else 1.
         least: Least share of each group that stays, above 0 and at most 1.
         layers: Names of whole layers to drop, such as "encoder.layer.3"; they are chosen by you.
         uniform: Give all layers the same widths, which a configuration of transformers can say: the folder that
@@ -80,17 +81,19 @@ def shrink(
         >>> small = twofour.shrink(model, x, budget=0.5, data=loader)
 
     Raises:
-        ShrinkError: The budget is impossible or cannot be met, nothing can be cut, the model does not run on the
-            example, cannot be captured, or is masked.
+        ShrinkError: An option is impossible, the budget cannot be met (of time to 3 %, as measured), nothing can be
+            cut, the model does not run on the example, cannot be captured, or is masked.
         DataError: The data cannot be used.
     """
     require_unwrapped(model, ShrinkError)
     limit = Budget.of(budget)
-    _require_options(multiple, least)
+    _require_options(multiple, least, samples, layers)
     twin = structure.cut(model, structure.Cut(layers=tuple(layers)))
     found = structure.channels(twin, example)
     chosen = _cuttable(found, streams)
-    batches = [] if data is None else calibration.take(twin, data, samples or SAMPLES, tell=_log.warning)
+    batches = (
+        [] if data is None else calibration.take(twin, data, SAMPLES if samples is None else samples, tell=_log.warning)
+    )
     with Progress(shown=progress and bool(batches)) as display:
         work = _Work(twin, chosen, walk(twin, eligibility="any", tied="*").weights, batches, display)
         curves = work.curves({group.name: _widths(group, multiple, limit, least) for group in chosen})
@@ -122,7 +125,7 @@ class _Work:
     def curves(self, widths: Mapping[str, tuple[int, ...]]) -> dict[str, Curve]:
         """Return what each group loses: second-order where the data show all of its readers, else by magnitude."""
         readers = self._readers() if self.batches else {}
-        named = {weight.name: weight for weight in self.weights}
+        named = {name: weight for weight in self.weights for name in weight.names}
         tensors = dict(self.model.named_parameters())
         found: dict[str, Curve] = {}
         for group in self.groups:
@@ -136,21 +139,22 @@ class _Work:
     def _readers(self) -> dict[tuple[str, str], Reader]:
         """Return what reads each group, with what the data say of its inputs."""
         columns = {
-            (group.name, weight.name): found
+            (group.name, name): (weight, found)
             for group in self.groups
             for weight in self.weights
-            if weight.name in group.group.consumers and (found := columns_of(group, weight)) is not None
+            for name in weight.names
+            if name in group.group.consumers and (found := columns_of(group, weight)) is not None
         }
         readers: dict[tuple[str, str], Reader] = {}
 
         def visit(weight: PrunableWeight, statistics: Statistics) -> None:
             if statistics.rows:
                 moments, _ = covariance(weight, statistics)
-                for key, places in columns.items():
-                    if key[1] == weight.name:
+                for key, (_, places) in columns.items():
+                    if key[1] in weight.names:
                         readers[key] = Reader.of(weight, places, moments)
 
-        wanted = {name for _, name in columns}
+        wanted = {weight.name for weight, _ in columns.values()}
         chosen = [weight for weight in self.weights if weight.name in wanted]
         calibration.calibrate(self.model, chosen, self.batches, "hessian", visit, display=self.display)
         return readers
@@ -192,19 +196,32 @@ def _chosen_by_time(
     example: Any,
     uniform: bool,
 ) -> tuple[dict[str, int], tuple[float, float]]:
-    """Choose by measured layers, cut a copy, measure it, and choose again where it takes longer than was predicted."""
+    """Choose by measured layers, cut a copy, measure it, and choose again where it takes longer than was predicted.
+
+    Raises:
+        ShrinkError: No choice meets the budget, as predicted or within `NEAR` of it as measured.
+    """
     model, twin = models
     whole, of_layers, aim = milliseconds(model, example), times(twin, example), limit.fraction
+    measured: list[float] = []
     for _ in range(ROUNDS):
-        widths = choose(Prices(found, of_layers.price), curves, Budget(time=aim), whole, uniform=uniform)
+        try:
+            widths = choose(Prices(found, of_layers.price), curves, Budget(time=aim), whole, uniform=uniform)
+        except ShrinkError:
+            if not measured:
+                raise
+            break  # narrower than the narrowest
         plan = found.plan({name: curves[name].kept(width) for name, width in widths.items()})
-        after = milliseconds(structure.cut(twin, plan), example)
-        if after <= NEAR * limit.fraction * whole:
-            break
-        aim *= limit.fraction * whole / after
-    else:
-        _log.warning("the model takes %.1f %% of its time, not %.1f %%", 100 * after / whole, 100 * limit.fraction)
-    return widths, (whole, after)
+        measured.append(milliseconds(structure.cut(twin, plan), example))
+        if measured[-1] <= NEAR * limit.fraction * whole:
+            return widths, (whole, measured[-1])
+        aim *= limit.fraction * whole / measured[-1]
+    raise ShrinkError(
+        "the budget cannot be met",
+        got=f"{limit.fraction:.3f} of the time",
+        wanted=f"at least {min(measured) / whole:.3f}: the least that was measured, in {len(measured)} tries",
+        remedy="measure on a quiet machine, or ask for more; streams=True cuts residual streams too",
+    )
 
 
 def _parameters(model: nn.Module) -> int:
@@ -216,9 +233,18 @@ def _macs(model: nn.Module, example: Any) -> int:
     return sum(parameter.numel() * times.get(name, 0) for name, parameter in model.named_parameters())
 
 
-def _require_options(multiple: object, least: object) -> None:
+def _require_options(multiple: object, least: object, samples: object, layers: object) -> None:
     if multiple is not None:
         integer_from(1, "`multiple` is impossible", ShrinkError, "None takes what suits the width", multiple=multiple)
+    if samples is not None:
+        integer_from(1, "`samples` is impossible", ShrinkError, f"None takes {SAMPLES}", samples=samples)
+    if not isinstance(layers, list | tuple) or not all(isinstance(name, str) for name in layers):
+        raise ShrinkError(
+            "`layers` is impossible",
+            got=cut(repr(layers), 40),
+            wanted="a list or tuple of names of layers",
+            remedy='layers=["encoder.layer.3"]',
+        )
     if not isinstance(least, int | float) or isinstance(least, bool) or not 0 < least <= 1:
         raise ShrinkError("`least` is impossible", got=cut(repr(least), 40), wanted="a share above 0 and at most 1")
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from twofour import calls, measure
 from twofour.layers import PrunableWeight, walk
+from twofour.shrinking.budget import first_names, multiplying
 
 SHARES = (1.0, 0.5, 0.25)
 """Shares of a layer's inputs and of its outputs at which it is measured: nine products for each kind of layer."""
@@ -77,36 +78,45 @@ def times(model: nn.Module, example: Any) -> Times:
     of the rest.
     """
     weights = [weight for weight in walk(model, eligibility="any", tied="*").weights if weight.parameter.ndim > 1]
+    names = first_names(model)
+    named = {names[id(weight.parameter)]: weight for weight in weights}
     inputs: dict[str, list[Tensor]] = {}
     values: dict[str, int] = {}
 
     def see(weight: PrunableWeight, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         first = output[0] if isinstance(output, tuple | list) else output
-        values[weight.name] = values.get(weight.name, 0) + first.numel()
-        inputs.setdefault(weight.name, []).append(calls.first_input(args, kwargs))
+        name = names[id(weight.parameter)]
+        values[name] = values.get(name, 0) + first.numel()
+        inputs.setdefault(name, []).append(calls.first_input(args, kwargs))
 
     given = calls.Example.of(example)
-    observed = calls.observing([(weight, weight.module) for weight in weights], after=see)
+    observed = calls.observing(multiplying(weights), after=see)
     with calls.evaluating(model), calls.without_cache(model):
         with observed:
             given.run(model)
         whole = milliseconds(model, example)
         known: dict[Any, Grid] = {}
         grids: dict[str, Grid] = {}
-        for weight in weights:
-            for x in inputs.get(weight.name, ()):
-                key = (weight.kind, tuple(x.shape), tuple(weight.parameter.shape), getattr(weight.module, "stride", 0))
+        for name, weight in named.items():
+            for x in inputs.get(name, ()):
+                key = _kind(weight, x)
                 if key not in known and (cells := _cells(weight, x)):
                     found = _ms(cells)
                     known[key] = Grid(tuple(tuple(found[f"{i} {j}"] for j in range(3)) for i in range(3)))
                 if key in known:
-                    grids[weight.name] = _sum(grids.get(weight.name), known[key])
+                    grids[name] = _sum(grids.get(name), known[key])
     left = max(whole - sum(grid.ms[0][0] for grid in grids.values()), 0.0)
     total = max(sum(values.values()), 1)
-    reached = [weight for weight in weights if weight.name in values]
-    axes = {weight.name: weight.axis.axis for weight in reached}
-    shapes = {w.name: (w.parameter.shape[1 - w.axis.axis], w.parameter.shape[w.axis.axis]) for w in reached}
+    reached = {name: weight for name, weight in named.items() if name in values}
+    axes = {name: weight.axis.axis for name, weight in reached.items()}
+    shapes = {name: (w.parameter.shape[1 - axes[name]], w.parameter.shape[axes[name]]) for name, w in reached.items()}
     return Times(whole, grids, {name: left * count / total for name, count in values.items()}, shapes, axes)
+
+
+def _kind(weight: PrunableWeight, x: Tensor) -> tuple[Any, ...]:
+    """Return what a layer's time depends on: layers of which it is equal are measured once."""
+    options = (getattr(weight.module, name, 0) for name in ("stride", "padding", "dilation"))
+    return weight.kind, tuple(x.shape), x.dtype, tuple(weight.parameter.shape), *options
 
 
 def milliseconds(model: nn.Module, example: Any) -> float:

@@ -72,8 +72,10 @@ def _groups(
 ) -> list[Group]:
     consumers: dict[Atom, list[str]] = {}
     for weight in weights:
-        for leaf in found.get(weight.name, [{}] * (weight.axis.axis + 1))[weight.axis.axis]:
-            consumers.setdefault(leaf, []).append(weight.name)
+        name = next((name for name in weight.names if name in found), None)  # a tied weight has one name in the trace
+        if name is not None:
+            for leaf in found[name][weight.axis.axis]:
+                consumers.setdefault(leaf, []).append(name)
     normalised = {leaf: name for axis, name in tracer.notes.normalised for leaf in leaves(axis)}
     streams = {leaf for axis in tracer.streams for leaf in leaves(axis)}
     return [
