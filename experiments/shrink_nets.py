@@ -48,13 +48,14 @@ class _Seed:
                 limit, learned_net = _size(small), copy.deepcopy(small)
             yield self._row(key, self._trained(small, 1), gates.learned(model))
         slim = self._trained(copy.deepcopy(start), 0, penalty=_pull(self.task, STRENGTHS["learned"]))
+        slimming = time.perf_counter() - self.begin
         generator = torch.Generator().manual_seed(self.seed)
         for key, model, score, uniform in (
             ("slimming", slim, _scales, False),
             ("L1", half, _l1, True),
             ("random", half, lambda m, g: torch.rand(g.size, generator=generator), True),
         ):
-            self.begin = time.perf_counter() - (first if model is half else 0)
+            self.begin = time.perf_counter() - (first if model is half else slimming)
             yield self._row(key, self._trained(self._cut(model, score, uniform, limit), 1))
         small = _fresh(learned_net, self.seed)
         yield self._row("small", self._trained(self._trained(small, 0), 1))
@@ -73,7 +74,7 @@ class _Seed:
         if scheme is not None:
             training.finetune(model, loader, loss=loss, scheme=scheme, **given)  # type: ignore[arg-type]
         else:
-            scales = [norm.weight for norm in _inner(model)] if penalty else []
+            scales = [_norm(model, g) for g in _inner(shrink.channels(model, self._example()))] if penalty else []
             pulled = lambda out, y: loss(out, y) + penalty * sum(scale.abs().sum() for scale in scales)  # noqa: E731
             training.train(model, loader, loss=pulled if penalty else loss, name="half", **given)  # type: ignore[arg-type]
         return model
@@ -83,7 +84,7 @@ class _Seed:
     ) -> nn.Module:
         """Cut the inner channels of least score, of each layer alike or of all layers together, down to a size."""
         found = shrink.channels(model, self._example())
-        groups = [group for group in found.groups if group.exact and not group.group.stream]
+        groups = _inner(found)
         scores = {group.name: score(model, group) for group in groups}
         if uniform:  # places in the layer's own order: the same share of each goes
             scores = {name: values.argsort().argsort() / len(values) for name, values in scores.items()}
@@ -118,13 +119,20 @@ def _above(scores: Mapping[str, Tensor], threshold: float) -> dict[str, Tensor]:
     return {name: (values > threshold) | (values == values.max()) for name, values in scores.items()}
 
 
-def _inner(model: nn.Module) -> list[nn.BatchNorm2d]:
-    return [module for name, module in model.named_modules() if name.endswith("bn1")]  # type: ignore[misc]
+def _inner(found: shrink.Channels) -> list[shrink.Cuttable]:
+    """Return the channels between two layers."""
+    return [group for group in found.groups if group.exact and not group.group.stream]
+
+
+def _norm(model: nn.Module, group: shrink.Cuttable) -> nn.Parameter:
+    """Return the scale of a group's batch norm."""
+    layers = (model.get_submodule(place.name.rpartition(".")[0]) for place in group.group.places)
+    return next(layer.weight for layer in layers if isinstance(layer, nn.BatchNorm2d))
 
 
 def _scales(model: nn.Module, group: shrink.Cuttable) -> Tensor:
     """Liu et al. 2017 (arXiv 1708.06519): the size of each channel's batch norm scale."""
-    return model.get_submodule(_layer(group).replace("conv1", "bn1")).get_parameter("weight").detach().abs()
+    return _norm(model, group).detach().abs()
 
 
 def _l1(model: nn.Module, group: shrink.Cuttable) -> Tensor:

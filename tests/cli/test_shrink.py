@@ -23,8 +23,7 @@ def test_a_function_is_shrunk_and_loads_into_its_large_model(run: Any, monkeypat
     report = json.loads(Path("r.json").read_text())
     assert report == json.loads(Path("out/report.json").read_text())
     assert report["parameters"][1] <= 0.7 * report["parameters"][0] and len(report["widths"]) == 2
-    (plan,) = map(Cut.from_dict, json.loads(Path("out/cut.json").read_text()))
-    assert plan.axes
+    assert Cut.from_text(Path("out/cut.json").read_text()).axes
     monkeypatch.syspath_prepend(".")
     import zoo_cli
 
@@ -55,6 +54,10 @@ def test_a_folder_of_hugging_face_loads_with_from_pretrained(run: Any) -> None:
     transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
     model, _ = made("llama")
     model.save_pretrained("large")
+    dropped = run("shrink", "large", "--out", "two", "--budget", "0.6", "--length", "8", "--drop", "model.layers.1")
+    assert dropped.exit_code == 0, dropped.output
+    layers, widths = (Cut.from_text(Path(f"two/cut-{number}.json").read_text()) for number in (1, 2))
+    assert layers.layers == ("model.layers.1",) and widths.axes and not Path("two/cut.json").exists()
     result = run("shrink", "large", "--out", "small", "--budget", "0.8", "--length", "8")
     assert result.exit_code == 0, result.output
     assert "from_pretrained loads it" in result.stdout

@@ -38,7 +38,9 @@ Uniform = Annotated[
     ),
 ]
 Drop = Annotated[list[str] | None, typer.Option(metavar="LAYER", help="Drop this layer, such as encoder.layer.3.")]
-Multiple = Annotated[int | None, typer.Option(min=1, help="Widths are multiples of it.", show_default="16, 8 or 1")]
+Multiple = Annotated[
+    int | None, typer.Option(min=1, help="Widths are multiples of it; narrower groups stay.", show_default="16, 8 or 1")
+]
 Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the widths (.svg, .png, .pdf); matplotlib.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the result of an earlier run.")]
 
@@ -60,7 +62,9 @@ def shrink(
     force: Force = False,
     json: JsonFile = None,
 ) -> None:
-    """Cut channels, heads and hidden units once, within a budget; write weights, cut and report.json to DIR.
+    """Cut channels, heads and hidden units once, within a budget; write weights, cut.json and report.json to DIR.
+
+    Each cut is in a file of its own: cut-1.json, cut-2.json, in their order, where --drop makes one more.
 
     With --data the weights that read what went are solved anew; without, train the model afterwards.
     """
@@ -119,8 +123,10 @@ def _loads(report: Report) -> str:
 
 def _write(small: nn.Module, target: Path, hugging_face: bool) -> None:
     save(small, target / WEIGHTS)
-    texts = [plan.to_text() for plan in cuts_of(small)]
-    (target / "cut.json").write_text("[" + ",\n".join(texts) + "]\n", encoding="utf-8")
+    plans = cuts_of(small)
+    for number, plan in enumerate(plans, 1):
+        name = "cut.json" if len(plans) == 1 else f"cut-{number}.json"
+        (target / name).write_text(plan.to_text() + "\n", encoding="utf-8")
     config: Any = getattr(small, "config", None)
     if hugging_face and config is not None:
         config.save_pretrained(target)
