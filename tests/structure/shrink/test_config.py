@@ -35,6 +35,31 @@ def test_a_folder_loads_with_from_pretrained(name: str, layers: Any, tmp_path: P
     assert torch.equal(logits(loaded, example), logits(small, example))
 
 
+@pytest.mark.parametrize("keys", [8, 4])
+def test_heads_go_and_keep_their_width(keys: int, tmp_path: Path) -> None:
+    """Heads of half the width would give the same shapes: the numbers of the modules tell them apart."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=keys,
+        vocab_size=40, max_position_embeddings=64,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    ids = {"input_ids": torch.arange(16).view(2, 8)}
+    found = shrink.channels(model, ids)
+    heads = {g.name: range(keys // 2) for g in found.groups if g.name.endswith("q_proj.weight:0") and g.size == keys}
+    small: Any = shrink.cut(model, found.plan(heads))
+    assert len(heads) == 2 and shrink.configure(small) == ""
+    said = small.config
+    assert (said.num_attention_heads, said.num_key_value_heads, said.head_dim) == (4, keys // 2, 8)
+    small.save_pretrained(tmp_path / "small")
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "small").eval()
+    torch.testing.assert_close(logits(again, ids), logits(small, ids))
+
+
 def test_what_a_configuration_cannot_say_is_told_and_it_stays() -> None:
     model, example = made("bert")
     found = shrink.channels(model, example)
