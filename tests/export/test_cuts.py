@@ -85,6 +85,55 @@ def test_a_model_is_put_back_where_the_tensors_do_not_fit_after_its_cut(small: n
     assert large.features[0][0].out_channels == 8 and len(large.features) == 4 and not shrink.cuts_of(large)
 
 
+class Repeated(nn.Module):
+    """A number and layers that no tensor shows."""
+
+    def __init__(self, times: int = 5) -> None:
+        super().__init__()
+        self.times, self.layers = times, nn.Sequential(nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.times):
+            x = self.layers(x) + 1
+        return x
+
+
+@pytest.mark.parametrize(
+    "plans",
+    [
+        [shrink.Cut(layers=("layers.3",))],
+        [shrink.Cut(attributes=(shrink.AttributeCut("", "times", 5, 2),))],
+        [shrink.Cut(layers=("layers.2",)), shrink.Cut(layers=("layers.2",))],
+        [shrink.Cut(attributes=(shrink.AttributeCut("", "times", 5, 2),)), shrink.Cut(layers=("layers.3",))],
+    ],
+)
+def test_a_cut_that_no_tensor_shows_is_made_again(plans: list[shrink.Cut], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Repeated().eval(), torch.randn(3, 4)
+    small = model
+    for plan in plans:
+        small = shrink.cut(small, plan)
+    assert not torch.equal(small(x), model(x))
+    twofour.save(small, tmp_path / "small.safetensors")
+    large = Repeated().eval()
+    assert torch.equal(twofour.load(tmp_path / "small.safetensors", large, masked=True)(x), small(x))
+    again = twofour.load(tmp_path / "small.safetensors", large, masked=True)  # small already
+    assert torch.equal(again(x), small(x)) and shrink.cuts_of(again) == tuple(plans)
+    torch.testing.assert_close(twofour.load(tmp_path / "small.safetensors", Repeated(), graph=False)(x), small(x))
+
+
+def test_a_model_that_was_built_small_is_filled_as_it_is(tmp_path: Path) -> None:
+    plan = shrink.Cut(attributes=(shrink.AttributeCut("", "times", 5, 2),), layers=("layers.3",))
+    small = shrink.cut(Repeated().eval(), plan)
+    twofour.save(small, tmp_path / "small.safetensors")
+    built = Repeated(2).eval()
+    del built.layers[3]
+    assert torch.equal(
+        twofour.load(tmp_path / "small.safetensors", built, masked=True)(torch.ones(1, 4)), small(torch.ones(1, 4))
+    )
+    assert not shrink.cuts_of(built)
+
+
 def test_the_settings_hold_the_plan(small: nn.Module, tmp_path: Path) -> None:
     path = tmp_path / "small.safetensors"
     twofour.save(small, path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,7 +12,8 @@ from twofour.errors import FormatError, ShrinkError
 from twofour.export.file import Contents
 from twofour.export.fit import misfit, with_ties
 from twofour.structure.shrink import Cut, cuts_of
-from twofour.structure.shrink.surgery import apply, require_fit
+from twofour.structure.shrink.layers import renamed
+from twofour.structure.shrink.surgery import apply, put_back, require_fit
 
 CUTS = "cuts"
 """Key of the settings: the cuts that made the model, in their order."""
@@ -46,28 +47,45 @@ def parse_cuts(path: Any, said: object) -> tuple[Cut, ...]:
 
 
 def missing_cuts(path: Any, model: nn.Module, contents: Contents) -> tuple[Cut, ...]:
-    """Return the cuts that a model lacks to be the file's: none where its tensors have the file's shapes already.
+    """Return the cuts that a model lacks to be the file's.
 
     A model may be small by its own configuration, or because it was cut before; then what it has to be cut like is
-    what the file holds beyond its own cuts.
+    what the file holds beyond its own cuts. Where all of its tensors have the file's shapes it is taken for small, unless
+    it has a layer without tensors or a number that the cuts took away.
 
     Raises:
         FormatError: The cuts cannot be read.
     """
     plans = parse_cuts(path, contents.settings.get(CUTS))
-    if not plans or _is_small(model, contents):
-        return ()
     own = cuts_of(model)
+    if plans == own or (_has_shapes(model, contents) and not _shows_uncut(model, plans)):
+        return ()
     return plans[len(own) :] if plans[: len(own)] == own else plans
 
 
-def _is_small(model: nn.Module, contents: Contents) -> bool:
+def _has_shapes(model: nn.Module, contents: Contents) -> bool:
     contents = with_ties(model, contents)
     shapes = {name: tuple(tensor.shape) for name, tensor in contents.plain.items()}
     shapes |= {name: tuple(weight.header.shape) for name, weight in contents.packed.items()}
     state = {name: tuple(t.shape) for name, t in model.state_dict().items() if isinstance(t, Tensor)}
     whole = state.keys() <= shapes.keys() | contents.aliases.keys()
     return whole and all(state.get(name, shape) == shape for name, shape in shapes.items())
+
+
+def _shows_uncut(model: nn.Module, plans: Sequence[Cut]) -> bool:
+    """Whether a model whose shapes show no cut has a layer that would have gone, or a number as it was before."""
+    modules = dict(model.named_modules())
+    numbers: dict[tuple[str, str], int] = {}
+    for plan in plans:
+        for name in plan.layers:
+            if name in modules and not [*modules[name].parameters(), *modules[name].buffers()]:
+                return True
+        numbers |= {(a.module, a.name): a.after for a in plan.attributes}
+        moved = {(renamed(module, plan.layers), name): after for (module, name), after in numbers.items()}
+        numbers = {(module, name): after for (module, name), after in moved.items() if module is not None}
+    return any(
+        module in modules and modules[module].__dict__.get(name) != after for (module, name), after in numbers.items()
+    )
 
 
 def with_cuts(path: Any, model: nn.Module, contents: Contents) -> nn.Module:
@@ -96,14 +114,9 @@ def cut_given(path: Any, model: nn.Module, contents: Contents) -> Callable[[], N
         for plan in missing_cuts(path, model, contents):
             undo.append(_cut(path, model, plan))
     except BaseException:
-        _put_back(undo)
+        put_back(undo)
         raise
-    return lambda: _put_back(undo)
-
-
-def _put_back(undo: list[Callable[[], None]]) -> None:
-    while undo:
-        undo.pop()()
+    return lambda: put_back(undo)
 
 
 def _cut(path: Any, model: nn.Module, plan: Cut) -> Callable[[], None]:

@@ -15,6 +15,7 @@ from twofour.errors import ShrinkError
 from twofour.structure import shrink
 from twofour.structure.shrink import AttributeCut, AxisCut, Cut
 from twofour.structure.shrink.cut import numbers, runs
+from twofour.structure.shrink.layers import renamed
 
 PLAN = Cut(
     (AxisCut(8, (0, 1, 2, 5), (("a.weight", 0), ("b.weight", 1))), AxisCut(3, (1,), (("a.weight", 1),))),
@@ -130,17 +131,25 @@ def test_layers_go_and_the_others_close_up() -> None:
     nn.init.zeros_(last[1].bias)
     torch.testing.assert_close(small(example), model(example))
     assert len(small.features) == 3
-    model, example = made("gpt2") if _has_transformers() else (None, None)
-    if model is not None:
-        small = shrink.cut(model, Cut(layers=("transformer.h.0",)))
-        assert len(small.transformer.h) == 1 and small.transformer.h[0].attn.layer_idx == 0
-        small(**example)
 
 
-def _has_transformers() -> bool:
-    import importlib.util
+def test_the_numbers_of_layers_that_move_up_follow() -> None:
+    pytest.importorskip("transformers", reason="needs the extra [text]")
+    model, example = made("gpt2")
+    small: Any = shrink.cut(model, Cut(layers=("transformer.h.0",)))
+    assert len(small.transformer.h) == 1 and small.transformer.h[0].attn.layer_idx == 0
+    small(**example)
 
-    return importlib.util.find_spec("transformers") is not None
+
+def test_layers_within_a_layer_that_moves_up_go_too() -> None:
+    inner = [nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Tanh()) for _ in range(3)]
+    model = nn.Sequential(*inner)
+    small: Any = shrink.cut(model, Cut(layers=("0", "1.1")))
+    assert [[type(layer) for layer in block] for block in small] == [[nn.Linear, nn.Tanh], [*map(type, inner[2])]]
+    assert torch.equal(small[0][0].weight, inner[1][0].weight)
+    assert [renamed(name, ("0", "1.1")) for name in ("1", "1.0", "1.1", "1.2", "2.1", "0.2")] == [
+        "0", "0.0", None, "0.1", "1.1", None
+    ]  # fmt: skip
 
 
 def test_cuts_add_up_and_travel_with_copies() -> None:

@@ -46,8 +46,24 @@ def drop(model: nn.Module, layers: Sequence[str], undo: list[Callable[[], None]]
     for name in layers:
         parent, _, key = name.rpartition(".")
         gone.setdefault(parent, set()).add(key)
-    for parent, keys in gone.items():
-        _drop_from(model.get_submodule(parent), keys, undo)
+    containers = [(model.get_submodule(parent), keys) for parent, keys in gone.items()]  # before any of them is renamed
+    for container, keys in containers:
+        _drop_from(container, keys, undo)
+
+
+def renamed(name: str, layers: Sequence[str]) -> str | None:
+    """Return what a module is called once layers went and those that follow moved up; None where it went with them."""
+    parts = tuple(name.split("."))
+    gone = {tuple(layer.split(".")) for layer in layers}
+    if any(parts[:end] in gone for end in range(1, len(parts) + 1)):
+        return None
+    moved = [
+        sum(layer[:-1] == parts[:place] and layer[-1].isdigit() and int(layer[-1]) < int(key) for layer in gone)
+        if key.isdigit()
+        else 0
+        for place, key in enumerate(parts)
+    ]
+    return ".".join(str(int(key) - by) if by else key for key, by in zip(parts, moved, strict=True))
 
 
 def _drop_from(container: nn.Module, keys: set[str], undo: list[Callable[[], None]]) -> None:

@@ -95,9 +95,9 @@ def apply(model: nn.Module, plan: Cut) -> Callable[[], None]:
         undo.append(lambda: model.__dict__.update({_MARK: before}))
         model.__dict__[_MARK] = before if plan == Cut() else (*before, plan)
     except BaseException:
-        _put_back(undo)
+        put_back(undo)
         raise
-    return lambda: _put_back(undo)
+    return lambda: put_back(undo)
 
 
 def _add_bias(layer: Any, undo: Undo) -> None:
@@ -107,7 +107,8 @@ def _add_bias(layer: Any, undo: Undo) -> None:
     layer.bias = nn.Parameter(layer.weight.new_zeros(outputs), layer.weight.requires_grad)
 
 
-def _put_back(undo: Undo) -> None:
+def put_back(undo: Undo) -> None:
+    """Undo what was done, the last first."""
     while undo:
         undo.pop()()
 
