@@ -12,6 +12,7 @@ import twofour
 from tests.structure.shrink.networks import IMAGE, MobileNet, made
 from twofour import masks
 from twofour.errors import FormatError
+from twofour.export import cuts
 from twofour.structure import shrink
 
 
@@ -132,6 +133,16 @@ def test_a_model_that_was_built_small_is_filled_as_it_is(tmp_path: Path) -> None
         twofour.load(tmp_path / "small.safetensors", built, masked=True)(torch.ones(1, 4)), small(torch.ones(1, 4))
     )
     assert not shrink.cuts_of(built)
+
+
+def test_positions_of_all_cuts_of_a_file_are_bounded(small: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = [{"size": 1 << 21, "kept": f"0-{(1 << 21) - 1}", "places": [["a", 0]]}]
+    with pytest.raises(FormatError, match="too large") as caught:
+        cuts.parse_cuts("file", 3 * [{"version": 1, "axes": axes}])
+    assert caught.value.code == "settings-cuts"
+    monkeypatch.setattr(cuts, "MOST_KEPT", 8)
+    with pytest.raises(FormatError, match="cannot be stored"):
+        cuts.described(small)
 
 
 def test_the_settings_hold_the_plan(small: nn.Module, tmp_path: Path) -> None:

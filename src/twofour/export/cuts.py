@@ -12,6 +12,7 @@ from twofour.errors import FormatError, ShrinkError
 from twofour.export.file import Contents
 from twofour.export.fit import misfit, with_ties
 from twofour.structure.shrink import Cut, cuts_of
+from twofour.structure.shrink.cut import MOST_KEPT
 from twofour.structure.shrink.layers import renamed
 from twofour.structure.shrink.surgery import apply, put_back, require_fit
 
@@ -20,8 +21,21 @@ CUTS = "cuts"
 
 
 def described(model: nn.Module) -> list[dict[str, Any]]:
-    """Return what `settings` says of a model's cuts."""
-    return [plan.to_dict() for plan in cuts_of(model)]
+    """Return what `settings` says of a model's cuts.
+
+    Raises:
+        FormatError: They hold more than a reader takes.
+    """
+    plans = cuts_of(model)
+    if (positions := sum(plan.positions for plan in plans)) > MOST_KEPT:
+        raise FormatError(
+            "the cuts of the model cannot be stored",
+            got=f"{positions:,} positions that stay, in {len(plans)} cuts",
+            wanted=f"at most {MOST_KEPT:,}",
+            remedy="cut the large model once, to its last sizes",
+            code="settings-cuts",
+        )
+    return [plan.to_dict() for plan in plans]
 
 
 def parse_cuts(path: Any, said: object) -> tuple[Cut, ...]:
@@ -35,7 +49,10 @@ def parse_cuts(path: Any, said: object) -> tuple[Cut, ...]:
     try:
         if not isinstance(said, list):
             raise ShrinkError("the cuts are no list", got=type(said).__name__)
-        return tuple(map(Cut.from_dict, said))
+        plans: list[Cut] = []
+        for one in said:
+            plans.append(Cut.from_dict(one, MOST_KEPT - sum(plan.positions for plan in plans)))
+        return tuple(plans)
     except ShrinkError as error:
         raise FormatError(
             f"the file holds a cut that cannot be read: {error.what}",
@@ -50,8 +67,8 @@ def missing_cuts(path: Any, model: nn.Module, contents: Contents) -> tuple[Cut, 
     """Return the cuts that a model lacks to be the file's.
 
     A model may be small by its own configuration, or because it was cut before; then what it has to be cut like is
-    what the file holds beyond its own cuts. Where all of its tensors have the file's shapes it is taken for small, unless
-    it has a layer without tensors or a number that the cuts took away.
+    what the file holds beyond its own cuts. Where all of its tensors have the file's shapes it is taken for small,
+    unless it has a layer without tensors or a number that the cuts took away.
 
     Raises:
         FormatError: The cuts cannot be read.

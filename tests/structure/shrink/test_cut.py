@@ -1,6 +1,7 @@
 """The plan of a cut: its JSON, what is refused of it, and surgery that is whole or not done."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,6 +24,9 @@ PLAN = Cut(
     ("layers.1",),
     ("c",),
 )
+
+
+PLACES = (("a", 0),)
 
 
 def test_the_plan_travels_as_json() -> None:
@@ -54,6 +58,10 @@ def test_positions_come_back(chosen: set[int]) -> None:
         ({"axes": [{"size": 10**12, "kept": "0", "places": [["a", 0]]}]}, "positions"),
         ({"axes": [{"size": 8, "kept": "0", "places": [["a", True]]}]}, "the places"),
         ({"axes": [{"size": 8, "kept": "0", "places": []}]}, "the places"),
+        ({"axes": [{"size": 8, "kept": [1], "places": [["a", 0]]}]}, "the positions"),
+        ({"axes": [{"size": 1 << 26, "kept": f"0-{(1 << 26) - 1}", "places": [["a", 0]]}]}, "too large"),
+        ({"axes": [{"size": 1 << 21, "kept": "0-2097151", "places": [[f"{i}", 0]]} for i in range(3)]}, "too large"),
+        ({"attributes": [["m", "heads", 4]]}, "the attribute"),
         ({"axes": 2 * [{"size": 8, "kept": "0", "places": [["a", 0]]}]}, "twice"),
         ({"attributes": [["m", "heads", 4, 8]]}, "the attribute"),
         ({"attributes": [["m", "training", True, True]]}, "the attribute"),
@@ -65,6 +73,30 @@ def test_positions_come_back(chosen: set[int]) -> None:
 def test_malformed_plans_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ShrinkError, match=message):
         Cut.from_dict({**PLAN.to_dict(), **change})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: AxisCut(8, (3, 1), PLACES), "positions"),
+        (lambda: AxisCut(8, (1, 1), PLACES), "positions"),
+        (lambda: AxisCut(8, (-1, 2), PLACES), "positions"),
+        (lambda: AxisCut(8, (0, 8), PLACES), "positions"),
+        (lambda: AxisCut(8, (), PLACES), "positions"),
+        (lambda: AxisCut(8, (False, True), PLACES), "positions"),
+        (lambda: AxisCut(0, (0,), PLACES), "an axis of 0"),
+        (lambda: AxisCut(8, (0,), ()), "the places"),
+        (lambda: AxisCut(8, (0,), (("a", -1),)), "the places"),
+        (lambda: AttributeCut("m", "heads", 2, 4), "the attribute"),
+        (lambda: Cut((AxisCut(8, (0,), PLACES), AxisCut(8, (1,), PLACES))), "twice"),
+        (lambda: Cut(attributes=2 * (AttributeCut("m", "heads", 4, 2),)), "twice"),
+        (lambda: Cut(layers=("a", "a")), "twice"),
+        (lambda: Cut(layers=("",)), "in `layers`"),
+    ],
+)
+def test_a_plan_that_no_file_could_hold_is_refused_where_it_is_made(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ShrinkError, match=message):
+        make()
 
 
 def test_what_is_no_json_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,11 @@ from twofour.errors import ShrinkError, cut
 VERSION = 1
 
 MOST = 1 << 26
-"""Channels of an axis at most in a file: more than any vocabulary has, and few enough to list."""
+"""Channels of an axis at most: more than any vocabulary has."""
+
+MOST_KEPT = 1 << 22
+"""Positions that stay at most, of all axes together: Llama 3 with 70 billion weights has 3.0 million in its layers, and
+a few bytes of a file cannot ask for more than 150 MB of them."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +28,24 @@ class AxisCut:
         size: Positions before.
         kept: Those that stay, ascending.
         places: (tensor, axis) of every axis concerned.
+
+    Raises:
+        ShrinkError: Positions are no ascending whole numbers below the size, or a place is none.
     """
 
     size: int
     kept: tuple[int, ...]
     places: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what no file could hold."""
+        _require_size(self.size)
+        ascending = all(low < high for low, high in itertools.pairwise(self.kept))
+        whole = {type(number) for number in self.kept} == {int}
+        if not (whole and ascending and self.kept[0] >= 0 and self.kept[-1] < self.size):
+            raise _malformed(f"the positions {cut(repr(self.kept), 60)} of an axis of {self.size}")
+        if not self.places or not all(map(_is_place, self.places)):
+            raise _malformed(f"the places {cut(repr(self.places), 80)}")
 
 
 @dataclass(frozen=True)
@@ -39,12 +57,23 @@ class AttributeCut:
         name: Name of its attribute.
         before: Its value in the large model.
         after: Its value in the small one.
+
+    Raises:
+        ShrinkError: A name is none, or the numbers are none that get smaller.
     """
 
     module: str
     name: str
     before: int
     after: int
+
+    def __post_init__(self) -> None:
+        """Refuse what no file could hold."""
+        named = isinstance(self.module, str) and isinstance(self.name, str) and self.name
+        whole = type(self.before) is type(self.after) is int and 0 < self.after <= self.before <= MOST
+        if not (named and whole):
+            held = [self.module, self.name, self.before, self.after]
+            raise _malformed(f"the attribute {cut(repr(held), 80)}")
 
 
 @dataclass(frozen=True)
@@ -56,12 +85,35 @@ class Cut:
         attributes: Numbers that forwards use; sizes that torch's own layers hold follow from their tensors.
         layers: Names of modules that go, of the large model.
         biases: Names of layers that get a bias, which takes up the constants of what was cut.
+
+    Raises:
+        ShrinkError: A name is none, something is there twice, or more than `MOST_KEPT` positions stay.
     """
 
     axes: tuple[AxisCut, ...] = ()
     attributes: tuple[AttributeCut, ...] = ()
     layers: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what no file could hold."""
+        for where, names in (("layers", self.layers), ("biases", self.biases)):
+            for name in names:
+                if not isinstance(name, str) or not name:
+                    raise _malformed(f"{cut(repr(name), 60)} in `{where}`")
+        places = [place for axis in self.axes for place in axis.places]
+        numbers_of = [(attribute.module, attribute.name) for attribute in self.attributes]
+        held = (("axis", places), ("layer", self.layers), ("bias", self.biases), ("attribute", numbers_of))
+        for what, several in held:
+            if twice := _twice(several):
+                raise _malformed(f"the {what} {cut(repr(twice), 80)} twice")
+        if self.positions > MOST_KEPT:
+            raise _too_many(self.positions)
+
+    @property
+    def positions(self) -> int:
+        """How many positions stay, of all axes together."""
+        return sum(len(axis.kept) for axis in self.axes)
 
     @property
     def kept(self) -> dict[tuple[str, int], tuple[int, ...]]:
@@ -98,11 +150,15 @@ class Cut:
         return cls.from_dict(found)
 
     @classmethod
-    def from_dict(cls, found: object) -> Cut:
+    def from_dict(cls, found: object, most: int = MOST_KEPT) -> Cut:
         """Read what `to_dict` gave. Whether it fits a model is seen when it is applied.
 
+        Args:
+            found: What JSON holds.
+            most: How many positions may stay, of all axes together.
+
         Raises:
-            ShrinkError: It is of another version, or a part is missing, malformed or there twice.
+            ShrinkError: It is of another version, or a part is missing, malformed, too large or there twice.
         """
         if not isinstance(found, dict):
             raise _malformed(f"a {type(found).__name__}")
@@ -116,19 +172,12 @@ class Cut:
             )
         if strange := sorted(map(str, given.keys() - {"version", "axes", "attributes", "layers", "biases"})):
             raise _malformed(f"the unknown part {cut(repr(strange[0]), 40)}")
-        plan = cls(
-            tuple(map(_axis, _list(given, "axes"))),
-            tuple(map(_attribute, _list(given, "attributes"))),
-            tuple(_name(name, "layers") for name in _list(given, "layers")),
-            tuple(_name(name, "biases") for name in _list(given, "biases")),
-        )
-        places = [place for axis in plan.axes for place in axis.places]
-        for what, several in (("axis", places), ("layer", plan.layers), ("bias", plan.biases)):
-            if twice := _twice(several):
-                raise _malformed(f"the {what} {cut(repr(twice), 80)} twice")
-        if twice := _twice([(a.module, a.name) for a in plan.attributes]):
-            raise _malformed(f"the attribute {cut(repr(twice), 80)} twice")
-        return plan
+        axes: list[AxisCut] = []
+        for axis in _list(given, "axes"):
+            axes.append(_axis(axis, most))
+            most -= len(axes[-1].kept)
+        attributes = tuple(map(_attribute, _list(given, "attributes")))
+        return cls(tuple(axes), attributes, tuple(_list(given, "layers")), tuple(_list(given, "biases")))
 
 
 def runs(kept: Sequence[int]) -> str:
@@ -142,23 +191,26 @@ def runs(kept: Sequence[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
 
 
-def numbers(text: str, size: int) -> tuple[int, ...]:
+def numbers(text: str, size: int, most: int = MOST_KEPT) -> tuple[int, ...]:
     """Read what `runs` wrote.
 
     Raises:
-        ShrinkError: It is no such text, or a number is none of `size` positions in ascending order.
+        ShrinkError: It is no such text, or a number is none of `size` positions in ascending order, or there are more
+            than `most`.
     """
-    found: list[int] = []
+    found: list[range] = []
     for part in text.split(","):
         low, dash, high = part.partition("-")
         ends = (low, high) if dash else (low, low)
         if not all(end.isascii() and end.isdigit() and len(end) < 10 for end in ends):
             raise _malformed(f"the positions {cut(repr(text), 60)}")
         first, last = map(int, ends)
-        if first > last or last >= size or (found and first <= found[-1]):
+        if first > last or last >= size or (found and first < found[-1].stop):
             raise _malformed(f"the positions {cut(repr(text), 60)} of an axis of {size}")
-        found += range(first, last + 1)
-    return tuple(found)
+        found.append(range(first, last + 1))
+    if (count := sum(map(len, found))) > most:
+        raise _too_many(count)
+    return tuple(itertools.chain.from_iterable(found))
 
 
 def _twice(several: Sequence[Any]) -> Any:
@@ -173,22 +225,22 @@ def _list(found: Mapping[Any, Any], key: str) -> list[Any]:
     return part
 
 
-def _name(found: object, where: str) -> str:
-    if not isinstance(found, str) or not found:
-        raise _malformed(f"{cut(repr(found), 60)} in `{where}`")
-    return found
-
-
-def _axis(found: object) -> AxisCut:
+def _axis(found: object, most: int) -> AxisCut:
     if not isinstance(found, dict) or found.keys() != {"size", "kept", "places"}:
         raise _malformed(f"the axis {cut(repr(found), 80)}")
     given: dict[str, Any] = found
     size, kept, places = given["size"], given["kept"], given["places"]
-    if type(size) is not int or not 0 < size <= MOST or not isinstance(kept, str):
-        raise _malformed(f"an axis of {cut(repr(size), 40)} positions")
-    if not isinstance(places, list) or not places or not all(map(_is_place, places)):
+    _require_size(size)
+    if not isinstance(kept, str):
+        raise _malformed(f"the positions {cut(repr(kept), 60)}")
+    if not isinstance(places, list) or not all(map(_is_place, places)):
         raise _malformed(f"the places {cut(repr(places), 80)}")
-    return AxisCut(size, numbers(kept, size), tuple((name, axis) for name, axis in places))
+    return AxisCut(size, numbers(kept, size, most), tuple((name, axis) for name, axis in places))
+
+
+def _require_size(size: object) -> None:
+    if type(size) is not int or not 0 < size <= MOST:
+        raise _malformed(f"an axis of {cut(repr(size), 40)} positions")
 
 
 def _is_place(found: object) -> bool:
@@ -200,19 +252,26 @@ def _is_place(found: object) -> bool:
 
 
 def _attribute(found: object) -> AttributeCut:
-    match found:
-        case [str(module), str(name), int(before), int(after)] if name and not {bool} & {type(before), type(after)}:
-            if 0 < after <= before <= MOST:
-                return AttributeCut(module, name, before, after)
-    raise _malformed(f"the attribute {cut(repr(found), 80)}")
+    if not isinstance(found, list) or len(found) != 4:
+        raise _malformed(f"the attribute {cut(repr(found), 80)}")
+    return AttributeCut(*found)
+
+
+def _too_many(count: int) -> ShrinkError:
+    return ShrinkError(
+        "the plan of the cut is too large",
+        got=f"{count:,} positions that stay",
+        wanted=f"at most {MOST_KEPT:,} in all cuts of a model",
+        remedy="cut the large model once, to its last sizes",
+    )
 
 
 def _malformed(got: str) -> ShrinkError:
     return ShrinkError(
         "the plan of the cut is malformed",
         got=got,
-        wanted="the JSON of `Cut.to_text`",
-        remedy="write it again from the model that was cut",
+        wanted="what `Channels.plan` returns, or the JSON of `Cut.to_text`",
+        remedy="make it again from the model that was cut",
     )
 
 

@@ -172,7 +172,7 @@ def require_fit(model: nn.Module, plan: object) -> None:
             tensor = tensors.get(name)
             if tensor is None:
                 raise _misfit(f"`{name}`, which the model lacks", name)
-            if dim >= tensor.ndim or tensor.shape[dim] != axis.size or not axis.kept:
+            if dim >= tensor.ndim or tensor.shape[dim] != axis.size:
                 found = f"axis {dim} of {tuple(tensor.shape)} in the model, {axis.size} in the plan"
                 raise _misfit(found, name)
             _require_free(model, name, tensor)
