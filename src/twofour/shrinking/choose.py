@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from twofour.errors import ShrinkError
 from twofour.shrinking.budget import Budget, Prices
 from twofour.shrinking.curves import Curve
 from twofour.structure.shrink import Cuttable
+
+Member = tuple[Cuttable, Curve]
 
 
 def choose(
@@ -24,27 +27,46 @@ def choose(
         curves: What each group loses, by its name.
         budget: What is counted, and how much of it may stay.
         whole: What the large model has of it.
-        uniform: Groups that differ in the numbers of their layers alone get one width.
+        uniform: Groups that differ in the numbers of their layers alone get one width. Those that one number of a
+            forward counts always do, and stay whole where they cannot, or where one of them is not to be cut.
 
     Raises:
         ShrinkError: The narrowest widths are too wide for the budget.
     """
     limit, now = budget.fraction * whole, prices.total
-    bundles: dict[Hashable, _Bundle] = {}
-    for group in prices.found.groups:
-        if group.name in curves:
-            key = (group.kind, curves[group.name].widths) if uniform else group.name
-            bundles.setdefault(key, _Bundle(prices, [])).members.append((group, curves[group.name]))
+    held = [(group, curves[group.name]) for group in prices.found.groups if group.name in curves]
+    fixed = {pair for group in prices.found.groups if group.name not in curves for pair in group.attributes}
+    free = [(group, curve) for group, curve in held if fixed.isdisjoint(group.attributes)]
+    bundles = [_Bundle(prices, members) for members in _together(free, uniform)]
     while now > limit:
-        best = min(bundles.values(), key=lambda bundle: bundle.rank(1)[0], default=None)
+        best = min(bundles, key=lambda bundle: bundle.rank(1)[0], default=None)
         if best is None or best.rank(1)[0] == math.inf:
             raise _too_small(budget, now / whole)
         now -= best.go(1)
     # The last steps may have saved more than was asked for: what lost most comes back where it fits.
-    for bundle in sorted(bundles.values(), key=lambda bundle: -bundle.loss(bundle.step)):
+    for bundle in sorted(bundles, key=lambda bundle: -bundle.loss(bundle.step)):
         while bundle.step and now - bundle.rank(-1)[1] <= limit:
             now -= bundle.go(-1)
-    return {group.name: curve.widths[bundle.step] for bundle in bundles.values() for group, curve in bundle.members}
+    widths = {group.name: curve.widths[bundle.step] for bundle in bundles for group, curve in bundle.members}
+    return {group.name: group.size for group, _ in held} | widths
+
+
+def _together(held: Sequence[Member], uniform: bool) -> list[list[Member]]:
+    """Return the groups that get one width: by their kind where asked for, and those that one number counts.
+
+    Groups that one number counts and that have not the same widths to choose from are left out.
+    """
+    found: dict[Hashable, list[Member]] = {}  # by everything that ties its members, which share one list
+    counted = Counter(pair for group, _ in held for pair in group.attributes)
+    for group, curve in held:
+        ties: list[Hashable] = [pair for pair in group.attributes if counted[pair] > 1]
+        ties.append((group.kind, curve.widths) if uniform else group.name)
+        joined = [*{id(found[tie]): found[tie] for tie in ties if tie in found}.values()]
+        members = [member for others in joined for member in others] + [(group, curve)]
+        for tie in [*ties, *(tie for tie, others in found.items() if any(others is one for one in joined))]:
+            found[tie] = members
+    bundles = {id(members): members for members in found.values()}
+    return [members for members in bundles.values() if len({curve.widths for _, curve in members}) == 1]
 
 
 @dataclass(eq=False)
@@ -58,7 +80,7 @@ class _Bundle:
     """
 
     prices: Prices
-    members: list[tuple[Cuttable, Curve]]
+    members: Sequence[Member]
     step: int = 0
 
     def loss(self, step: int) -> float:

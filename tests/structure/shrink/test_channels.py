@@ -1,6 +1,7 @@
 """What can be cut of networks of every kind, and that the small model computes what the masked large one does."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import twofour
 from tests.structure.shrink.networks import IMAGE, NETWORKS, TRANSFORMERS, Squeeze, made
 from twofour import calls
 from twofour.errors import ShrinkError
+from twofour.shrinking.budget import Budget, Prices
+from twofour.shrinking.choose import choose
+from twofour.shrinking.curves import magnitude
 from twofour.structure import shrink
 from twofour.structure.shrink import Channels, Cuttable
 
@@ -29,6 +33,15 @@ EXPECTED = {
     "t5": (5, {"decoder.block.0.layer.1.EncDecAttention.q.weight:0"}),
 }
 """How many groups there are, and some of them: channels, heads, groups of a convolution, states, query groups."""
+
+NORMALISED = {
+    "densenet": {"grouped.weight:0"},
+    "vit": {"vit.embeddings.cls_token:2"},
+    "bert": {"bert.embeddings.word_embeddings.weight:1"},
+    "gpt2": {"transformer.wpe.weight:1"},
+    "llama": {"model.embed_tokens.weight:1"},
+}
+"""Groups that a normalisation runs along."""
 
 
 def half(groups: Sequence[Cuttable], seed: int) -> dict[str, Tensor]:
@@ -68,7 +81,7 @@ def test_the_small_model_computes_what_the_masked_one_does(name: str) -> None:
     found = shrink.channels(model, example)
     count, some = EXPECTED[name]
     assert len(found.groups) == count and some <= found.by_name.keys(), [group.name for group in found.groups]
-    assert all(not group.exact or not group.group.normalised for group in found.groups)
+    assert {group.name for group in found.groups if not group.exact} == NORMALISED.get(name, set())
     exact = [group for group in found.groups if group.exact]
     require_masked_equals_small(model, example, found, [exact])
     for group in found.groups:
@@ -154,6 +167,88 @@ def test_what_cannot_be_cut_has_its_reason_and_the_rest_is_cut() -> None:
     assert [group.name for group in found.groups] == ["gate.weight:0", "down.weight:0"]
     (own,) = [uncut for uncut in found.uncut if "conv.0.weight" in uncut.names and uncut.size == 12]
     assert "does not run without some of them" in own.reason and "12" in str(own)
+
+
+class Watched(nn.Module):
+    """A forward that brings a number along, which is wrong once channels go, and outputs of some kind."""
+
+    def __init__(self, watch: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.up, self.down, self.watch = nn.Linear(8, 16), nn.Linear(16, 4), watch
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.up(x).relu()
+        return self.watch(self.down(hidden / hidden.shape[-1]), x)
+
+
+@pytest.mark.parametrize(
+    "watch",
+    [
+        lambda y, x: y + torch.log(-x.abs().sum() - 1) * 0,
+        lambda y, x: y > -100,
+        lambda y, x: y * 0,
+        lambda y, x: (y + x[:, :4] * torch.inf).clamp(-1, 1),
+    ],
+    ids=["nan", "one answer", "zeros", "drowned"],
+)
+def test_outputs_that_do_not_depend_on_the_channels_show_nothing(watch: Callable[[Tensor, Tensor], Tensor]) -> None:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    found = shrink.channels(Watched(watch), x)
+    (held,) = [uncut for uncut in found.uncut if "up.bias" in uncut.names]
+    assert not found.groups and "the example does not show it" in held.reason
+    found = shrink.channels(Watched(lambda y, x: y), x)
+    assert "an output differs by" in "".join(uncut.reason for uncut in found.uncut if "up.bias" in uncut.names)
+
+
+class Wide(nn.Module):
+    """One number for the widths of two groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = 64
+        self.up = nn.ModuleList(nn.Linear(16, 64) for _ in range(2))
+        self.down = nn.ModuleList(nn.Linear(64, 2) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [down(up(x).relu().view(-1, self.width)) for up, down in zip(self.up, self.down, strict=True)]
+        return parts[0] + parts[1]
+
+
+def test_groups_that_one_number_counts_get_one_width() -> None:
+    torch.manual_seed(0)
+    model, x = Wide().eval(), torch.randn(4, 16)
+    found = shrink.channels(model, x)
+    first, second = found.groups
+    assert first.attributes == second.attributes == (("", "width"),)
+    for kept in ({first.name: range(8)}, {first.name: range(8), second.name: range(9)}):
+        with pytest.raises(ShrinkError, match="one number counts") as caught:
+            found.plan(kept)
+        assert caught.value.layer == "" and f"for {first.name} and 1 more" in str(caught.value.got)
+    plan = found.plan({first.name: range(8), second.name: range(2, 10)})
+    torch.testing.assert_close(shrink.cut(model, plan)(x), shrink.masked(model, plan)(x))
+    with torch.no_grad():
+        model.up[1].weight *= torch.linspace(0, 1, 64)[:, None] ** 4
+    small: Any = twofour.shrink(model, x, 0.6)
+    curves = {g.name: magnitude(g, dict(model.named_parameters()), {}, (64, 32)) for g in found.groups}
+    prices = Prices(found, lambda name, sizes: prod(sizes))
+    del curves[second.name]
+    with pytest.raises(ShrinkError, match=r"at least 1\.000"):  # one that is not to be cut holds the other
+        choose(prices, curves, Budget(0.6), prices.total)
+    assert small(x).shape == (4, 2) and small.up[0].out_features == small.up[1].out_features == small.width < 64
+
+
+def test_a_refusal_says_that_not_all_numbers_were_tried() -> None:
+    class Many(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide, self.grouped = nn.Conv2d(3, 24, 1), nn.Conv2d(24, 12, 3, groups=4)
+            self.a = self.b = self.c = self.d = 24
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.grouped(self.wide(x).relu().view(-1, 24, 8, 8))
+
+    reasons = [uncut.reason for uncut in shrink.channels(Many().eval(), IMAGE).uncut]
+    assert any("8 were tried, not all" in reason for reason in reasons), reasons
 
 
 def test_what_cannot_be_run_or_traced_is_refused() -> None:

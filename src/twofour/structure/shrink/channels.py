@@ -127,15 +127,28 @@ class Channels:
         """Yield the numbers that change: each is the size of an axis that its module handles."""
         concerned = {pair for group in self.groups if group.number in masks for pair in group.attributes}
         for module, name in sorted(concerned):
-            for extent in self.extents:
-                if extent.module == module and _said_by(self.numbers[module, name], name, extent, masks):
-                    yield AttributeCut(module, name, extent.size, shortened(extent, masks))
-                    break
+            groups = [group for group in self.groups if (module, name) in group.attributes]
+            extents = [extent for extent in self.extents if self._says(module, name, extent, groups)]
+            after = {shortened(extent, masks) for extent in extents}
+            if len(after) > 1:
+                raise _apart(module, name, groups, sorted(after))
+            if after:
+                yield AttributeCut(module, name, extents[0].size, after.pop())
+
+    def _says(self, module: str, name: str, extent: Extent, groups: Sequence[Cuttable]) -> bool:
+        """Whether a number is the size of an axis, along which some of the groups that it counts stand."""
+        alike = extent.module == module and self.numbers[module, name] == extent.size
+        return alike and extent.counted == (name in COUNTED) and any(group.number in extent.index for group in groups)
 
 
-def _said_by(value: int, name: str, extent: Extent, masks: Mapping[int, Tensor]) -> bool:
-    counted = name in COUNTED
-    return value == extent.size and extent.counted == counted and any(number in masks for number in extent.index)
+def _apart(module: str, name: str, groups: Sequence[Cuttable], sizes: Sequence[int]) -> ShrinkError:
+    return ShrinkError(
+        "channels that one number counts would get different sizes",
+        got=f"`{name}` would be {' and '.join(map(str, sizes))}, for {some([group.name for group in groups])}",
+        wanted="one size, since the forward takes it from that number",
+        remedy="keep as many channels of each of these groups",
+        layer=module,
+    )
 
 
 COUNTED = ("groups", "num_groups")

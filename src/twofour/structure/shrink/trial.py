@@ -37,6 +37,8 @@ CLOSE = 1e-5
 MOST_CHOICES = 8
 """Sets of attributes that are tried for one kind of channels."""
 
+UNSHOWN = "the example does not show it: with random weights the outputs are no numbers, or the same without them"
+
 Named = tuple[tuple[str, str], ...]
 
 
@@ -107,6 +109,7 @@ class _Trial:
     def __init__(self, model: nn.Module, given: Mapping[str, Any], draft: Channels) -> None:
         self.model, self.given, self.draft = model, given, draft
         self.twin = _random(model)
+        self.whole: list[torch.Tensor] | None = None
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.extents: dict[int, list[Extent]] = {}
         for extent in draft.extents:
@@ -161,7 +164,8 @@ class _Trial:
         }
         names = sorted({self._rule(pair) for pairs in options.values() for pair in pairs})
         first: str | None = None
-        for counting, chosen in itertools.islice(_choices(names), MOST_CHOICES):
+        choices = _choices(names)
+        for counting, chosen in itertools.islice(choices, MOST_CHOICES):
             attempt = [
                 replace(
                     group,
@@ -177,6 +181,8 @@ class _Trial:
             if fault is None:
                 return attempt, None
             first = first or fault
+        if next(choices, None) is not None:
+            first = f"{first}; of the sets of numbers that could change with them {MOST_CHOICES} were tried, not all"
         return [], first
 
     def _number(self, pair: tuple[str, str]) -> int:
@@ -209,6 +215,9 @@ class _Trial:
             plan = attempt.plan(kept)
             large = masked(self.twin, plan)
             reference = outputs(large, self.given)
+            self.whole = self.whole or outputs(self.twin, self.given)
+            if not _shows(self.whole, reference):
+                return UNSHOWN
             apply(large, plan)
             found = outputs(large, self.given)
         except Exception as error:  # whatever a forward of anybody's raises on sizes that it does not expect
@@ -247,6 +256,13 @@ def _random(model: nn.Module) -> nn.Module:
             scale = (parameter[0].numel() ** -0.5) if parameter.ndim > 1 else 0.5
             parameter.copy_(values * scale + (parameter.ndim < 2))
     return twin
+
+
+def _shows(whole: Sequence[torch.Tensor], reference: Sequence[torch.Tensor]) -> bool:
+    """Whether outputs are numbers, and depend on the channels by more than what two ways to compute may differ."""
+    if not any(bool(leaf.isfinite().any()) for leaf in reference):
+        return False
+    return largest_difference(whole, reference) > CLOSE
 
 
 def _choices(names: Sequence[Any]) -> Iterator[tuple[bool, tuple[Any, ...]]]:
