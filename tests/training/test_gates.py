@@ -1,12 +1,14 @@
 """Learned proportions: soft thresholds against a hand table, the energy rule, exact small models, resume, refusals."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import twofour
+from tests.structure.shrink.networks import Wide
 from twofour.errors import TrainingError
 from twofour.training import gates
 from twofour.training.schemes.gated import Gated
@@ -257,3 +259,16 @@ def test_what_is_impossible_is_refused() -> None:
         scheme.finish()
     before = scheme.remove().state_dict()
     assert before.keys() == mlp().state_dict().keys()
+
+
+def test_groups_that_one_number_counts_are_as_wide_as_the_widest() -> None:
+    torch.manual_seed(0)
+    model, x = Wide().eval(), torch.randn(8, 16)
+    attached = gates.attach(model, x, steps=4)
+    first, second = attached._gated
+    with torch.no_grad():
+        first.held[0][0][:40] = 0
+        second.held[0][0][:8] = 0
+    small: Any = gates.cut(attached.finish(), x)
+    assert small.up[0].out_features == small.up[1].out_features == small.width == 56
+    torch.testing.assert_close(small(x), model(x))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from twofour.errors import ShrinkError
 from twofour.shrinking.budget import Budget, Prices
 from twofour.shrinking.curves import Curve
-from twofour.structure.shrink import Cuttable
+from twofour.structure.shrink import Channels, Cuttable
 
 Member = tuple[Cuttable, Curve]
 
@@ -35,9 +34,7 @@ def choose(
     """
     limit, now = budget.fraction * whole, prices.total
     held = [(group, curves[group.name]) for group in prices.found.groups if group.name in curves]
-    fixed = {pair for group in prices.found.groups if group.name not in curves for pair in group.attributes}
-    free = [(group, curve) for group, curve in held if fixed.isdisjoint(group.attributes)]
-    bundles = [_Bundle(prices, members) for members in _together(free, uniform)]
+    bundles = [_Bundle(prices, members) for members in _together(prices.found, curves, uniform)]
     while now > limit:
         best = min(bundles, key=lambda bundle: bundle.rank(1)[0], default=None)
         if best is None or best.rank(1)[0] == math.inf:
@@ -51,22 +48,24 @@ def choose(
     return {group.name: group.size for group, _ in held} | widths
 
 
-def _together(held: Sequence[Member], uniform: bool) -> list[list[Member]]:
+def _together(channels: Channels, curves: Mapping[str, Curve], uniform: bool) -> list[list[Member]]:
     """Return the groups that get one width: by their kind where asked for, and those that one number counts.
 
-    Groups that one number counts and that have not the same widths to choose from are left out.
+    Those that one number counts are left out where one is not to be cut, or may have other widths.
     """
-    found: dict[Hashable, list[Member]] = {}  # by everything that ties its members, which share one list
-    counted = Counter(pair for group, _ in held for pair in group.attributes)
-    for group, curve in held:
-        ties: list[Hashable] = [pair for pair in group.attributes if counted[pair] > 1]
-        ties.append((group.kind, curve.widths) if uniform else group.name)
-        joined = [*{id(found[tie]): found[tie] for tie in ties if tie in found}.values()]
-        members = [member for others in joined for member in others] + [(group, curve)]
-        for tie in [*ties, *(tie for tie, others in found.items() if any(others is one for one in joined))]:
-            found[tie] = members
-    bundles = {id(members): members for members in found.values()}
-    return [members for members in bundles.values() if len({curve.widths for _, curve in members}) == 1]
+    units = list(channels.bound)
+    units += [[group] for group in channels.groups if all(group not in bound for bound in channels.bound)]
+    found: dict[Hashable, list[Member]] = {}  # by kind and widths; units that have one in common share the list
+    for unit in units:
+        members = [(group, curves[group.name]) for group in unit if group.name in curves]
+        widths = {curve.widths for _, curve in members}
+        if len(members) < len(unit) or len(widths) > 1:
+            continue
+        keys = [(group.kind, curve.widths) if uniform else group.name for group, curve in members]
+        others = {id(found[key]): found[key] for key in keys if key in found}
+        members += [member for several in others.values() for member in several]
+        found |= {key: members for key in [*keys, *(key for key, held in found.items() if id(held) in others)]}
+    return [*{id(members): members for members in found.values()}.values()]
 
 
 @dataclass(eq=False)

@@ -100,6 +100,20 @@ class Squeeze(nn.Module):
         return self.head(x.view(-1, 4, 6).flip(1).reshape(-1, 24))
 
 
+class Wide(nn.Module):
+    """One number for the widths of two groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = 64
+        self.up = nn.ModuleList(nn.Linear(16, 64) for _ in range(2))
+        self.down = nn.ModuleList(nn.Linear(64, 2) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [down(up(x).relu().view(-1, self.width)) for up, down in zip(self.up, self.down, strict=True)]
+        return parts[0] + parts[1]
+
+
 IMAGE = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 IDS = torch.arange(2, 18).view(2, 8)
 

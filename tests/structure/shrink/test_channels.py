@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import twofour
-from tests.structure.shrink.networks import IMAGE, NETWORKS, TRANSFORMERS, Squeeze, made
+from tests.structure.shrink.networks import IMAGE, NETWORKS, TRANSFORMERS, Squeeze, Wide, made
 from twofour import calls
 from twofour.errors import ShrinkError
 from twofour.shrinking.budget import Budget, Prices
@@ -198,20 +198,6 @@ def test_outputs_that_do_not_depend_on_the_channels_show_nothing(watch: Callable
     assert not found.groups and "the example does not show it" in held.reason
     found = shrink.channels(Watched(lambda y, x: y), x)
     assert "an output differs by" in "".join(uncut.reason for uncut in found.uncut if "up.bias" in uncut.names)
-
-
-class Wide(nn.Module):
-    """One number for the widths of two groups."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.width = 64
-        self.up = nn.ModuleList(nn.Linear(16, 64) for _ in range(2))
-        self.down = nn.ModuleList(nn.Linear(64, 2) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = [down(up(x).relu().view(-1, self.width)) for up, down in zip(self.up, self.down, strict=True)]
-        return parts[0] + parts[1]
 
 
 def test_groups_that_one_number_counts_get_one_width() -> None:

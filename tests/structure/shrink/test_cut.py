@@ -99,6 +99,28 @@ def test_a_plan_that_no_file_could_hold_is_refused_where_it_is_made(make: Callab
         make()
 
 
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 1 << 70) | st.text("0123456789-,a", max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["axes", "kept"]), inner),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from(["size", "kept", "places", "axes", "attributes", "layers", "biases", "version"]), ANY)
+@settings(max_examples=200, deadline=None)
+def test_a_part_of_anything_is_refused_or_comes_back(key: str, part: Any) -> None:
+    axis = {"size": 8, "kept": "0-2,5", "places": [["a", 0]]}
+    told = {"version": 1, "axes": [axis | {key: part}] if key in axis else [axis]} | (
+        {} if key in axis else {key: part}
+    )
+    try:
+        plan = Cut.from_dict(told)
+    except ShrinkError as error:
+        assert error.got and error.wanted
+    else:
+        assert Cut.from_text(plan.to_text()) == plan
+
+
 def test_what_is_no_json_is_refused() -> None:
     for text in ("{", "[]", "[" * 100_000):
         with pytest.raises(ShrinkError, match="the plan of the cut"):

@@ -90,6 +90,16 @@ class Channels:
         """The groups by their names."""
         return {group.name: group for group in self.groups}
 
+    @property
+    def bound(self) -> list[list[Cuttable]]:
+        """The groups that get one size because one number counts them, several together."""
+        found: dict[tuple[str, str], list[Cuttable]] = {}  # groups by each number; those that share one share the list
+        for group in self.groups:
+            others = {id(found[pair]): found[pair] for pair in group.attributes if pair in found}
+            members = [member for several in others.values() for member in several] + [group]
+            found |= {pair: members for member in members for pair in member.attributes}
+        return [members for members in {id(members): members for members in found.values()}.values() if members[1:]]
+
     def plan(self, kept: Mapping[str, Sequence[int] | Tensor], layers: Sequence[str] = ()) -> Cut:
         """Return the cut that leaves some channels of some groups.
 

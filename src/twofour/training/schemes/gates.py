@@ -259,16 +259,26 @@ class Gates(Scheme):
 
     def keeps(self) -> tuple[dict[str, Tensor], tuple[str, ...]]:
         """Return which channels of each group would stay now, (size,) booleans, and which blocks would go."""
-        kept = {one.name: self._kept(one) for one in self._gated if not one.block}
+        of_groups = {one.name: one for one in self._gated if not one.block}
+        kept = {name: self._kept(one) for name, one in of_groups.items()}
+        for bound in self._found.bound:  # one number counts them: all are as wide as the widest
+            widths = [int(kept[group.name].sum()) if group.name in kept else group.size for group in bound]
+            for group in bound:
+                if group.name in kept:
+                    kept[group.name] = self._kept(of_groups[group.name], max(widths))
         return kept, tuple(one.name for one in self._gated if one.block and not bool(one.energy().any()))
 
-    def _kept(self, one: Gated) -> Tensor:
-        """Drop the most channels whose squares sum up to `delta` of the layer's at most; round the width up."""
+    def _kept(self, one: Gated, least: int = 0) -> Tensor:
+        """Drop the most channels whose squares sum up to `delta` of the layer's at most; round the width up.
+
+        At least so many stay as `least` says, all where there are fewer.
+        """
         energy = one.energy()
         order = energy.argsort(stable=True)
         may_go = int((energy[order].cumsum(0) <= self.delta * energy.sum()).sum())
         widths = widths_of(one.size, self.multiple, LEAST)
         width = min((width for width in widths if width >= one.size - may_go), default=one.size)
+        width = min(max(width, least), one.size)
         keep = torch.zeros(one.size, dtype=torch.bool, device="cpu")
         keep[order[one.size - width :]] = True
         return keep
