@@ -1,8 +1,8 @@
 """shrink: fewer channels and layers: what can be cut, a plan of what stays, and the smaller model."""
 
+from twofour.structure.shrink.absorb import absorbed
 from twofour.structure.shrink.channels import Channels, Cuttable, Uncut
 from twofour.structure.shrink.config import configure
-from twofour.structure.shrink.constants import absorbed
 from twofour.structure.shrink.cut import AttributeCut, AxisCut, Cut
 from twofour.structure.shrink.surgery import cut, cuts_of, masked
 from twofour.structure.shrink.trial import channels

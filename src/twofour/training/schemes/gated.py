@@ -16,7 +16,7 @@ from twofour import calls
 from twofour.layers import PrunableWeight, walk
 from twofour.structure.coupling.group import along
 from twofour.structure.shrink import Channels, Cuttable
-from twofour.structure.shrink.constants import KINDS, Seen, absorbs, inputs_seen
+from twofour.structure.shrink.absorb import KINDS, Seen, absorbs, inputs_seen
 from twofour.training.schemes.slots import tied
 
 _log = logging.getLogger("twofour.training")

@@ -28,7 +28,7 @@ from twofour.shrinking.curves import widths_of
 from twofour.structure import shrink
 from twofour.structure.coupling.group import some
 from twofour.structure.shrink import Cut
-from twofour.structure.shrink.constants import left_open
+from twofour.structure.shrink.absorb import left_open
 from twofour.training.schemes.base import Scheme, require_free
 from twofour.training.schemes.gated import Gated, block_gates, channel_gates
 from twofour.training.schemes.slots import Slot
