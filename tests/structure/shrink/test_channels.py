@@ -18,6 +18,7 @@ from twofour.shrinking.choose import choose
 from twofour.shrinking.curves import magnitude
 from twofour.structure import shrink
 from twofour.structure.shrink import Channels, Cuttable
+from twofour.structure.shrink.trial import UNSHOWN
 
 EXPECTED = {
     "resnet20": (10, {"conv1.weight:0", "layer1.0.conv1.weight:0", "layer3.2.conv1.weight:0"}),
@@ -198,6 +199,21 @@ def test_outputs_that_do_not_depend_on_the_channels_show_nothing(watch: Callable
     assert not found.groups and "the example does not show it" in held.reason
     found = shrink.channels(Watched(lambda y, x: y), x)
     assert "an output differs by" in "".join(uncut.reason for uncut in found.uncut if "up.bias" in uncut.names)
+
+
+def test_channels_are_not_shown_by_others_that_are() -> None:
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 4))
+            self.unseen = Watched(lambda y, x: y * 0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.seen(x) + self.unseen(x)
+
+    found = shrink.channels(Beside(), torch.randn(4, 8))
+    assert [group.name for group in found.groups] == ["seen.0.weight:0"]
+    assert [uncut.reason for uncut in found.uncut if "unseen.up.bias" in uncut.names] == [UNSHOWN]
 
 
 def test_groups_that_one_number_counts_get_one_width() -> None:

@@ -26,6 +26,7 @@ from twofour.structure import coupling
 from twofour.structure.coupling import Coupling, Extent
 from twofour.structure.permutation.comparison import EXACT, outputs, outputs_in_float64
 from twofour.structure.shrink.channels import COUNTED, Channels, Cuttable, Uncut
+from twofour.structure.shrink.cut import Cut
 from twofour.structure.shrink.sizes import is_known
 from twofour.structure.shrink.surgery import apply, masked
 
@@ -124,12 +125,14 @@ class _Trial:
         claims = Counter(pair for groups in kinds.values() for group in groups for pair in group.attributes)
         # Two groups that one number counts may only shrink together, as queries and values do: each is tried by itself.
         easy = [
-            group
+            groups
             for groups in kinds.values()
-            for group in groups
-            if group.exact and all(claims[pair] == 1 for pair in group.attributes)
+            if all(group.exact and all(claims[pair] == 1 for pair in group.attributes) for group in groups)
         ]
-        good = {True: easy} if easy and self._fault(easy) is None else {}
+        if easy and self._fault([group for groups in easy for group in groups]) is None:
+            good = {True: [group for groups in easy if len(easy) == 1 or self._shown(groups) for group in groups]}
+        else:
+            good = {}
         done = {group.name for group in good.get(True, [])}
         uncut = list(self.draft.uncut)
         for groups in kinds.values():
@@ -203,20 +206,13 @@ class _Trial:
 
     def _fault(self, groups: Sequence[Cuttable]) -> str | None:
         """Return what goes wrong when some of each group is cut, None where nothing does."""
-        generator = torch.Generator().manual_seed(0)
-        kept = {}
-        for group in groups:
-            order = torch.randperm(group.size, generator=generator, device="cpu")
-            kept[group.name] = order[max(1, group.size // 3) :].sort().values
-        if any(len(stay) == 0 for stay in kept.values()):
+        if any(group.size == 1 for group in groups):
             return "there is a single channel"
-        attempt = self._channels(groups, [])
         try:
-            plan = attempt.plan(kept)
+            plan = self._plan(groups)
             large = masked(self.twin, plan)
             reference = outputs(large, self.given)
-            self.whole = self.whole or outputs(self.twin, self.given)
-            if not _shows(self.whole, reference):
+            if not self._shows(reference):
                 return UNSHOWN
             apply(large, plan)
             found = outputs(large, self.given)
@@ -229,7 +225,25 @@ class _Trial:
             return difference if isinstance(difference, str) else None
         return self._fault_in_float64(plan, difference)
 
-    def _fault_in_float64(self, plan: Any, difference: float) -> str | None:
+    def _plan(self, groups: Sequence[Cuttable]) -> Cut:
+        """Return a cut of a third of each group, at random."""
+        generator = torch.Generator().manual_seed(0)
+        orders = {group.name: torch.randperm(group.size, generator=generator, device="cpu") for group in groups}
+        kept = {name: order[max(1, len(order) // 3) :].sort().values for name, order in orders.items()}
+        return self._channels(groups, []).plan(kept)
+
+    def _shown(self, groups: Sequence[Cuttable]) -> bool:
+        """Whether outputs depend on these channels, which others that were tried with them may have hidden."""
+        return self._shows(outputs(masked(self.twin, self._plan(groups)), self.given))
+
+    def _shows(self, reference: Sequence[torch.Tensor]) -> bool:
+        """Whether outputs are numbers, and depend on what is masked by more than two ways to compute may differ."""
+        self.whole = self.whole or outputs(self.twin, self.given)
+        return (
+            any(bool(leaf.isfinite().any()) for leaf in reference) and largest_difference(self.whole, reference) > CLOSE
+        )
+
+    def _fault_in_float64(self, plan: Cut, difference: float) -> str | None:
         try:
             large = masked(self.twin, plan).double()
             reference = outputs_in_float64(large, self.given)
@@ -256,13 +270,6 @@ def _random(model: nn.Module) -> nn.Module:
             scale = (parameter[0].numel() ** -0.5) if parameter.ndim > 1 else 0.5
             parameter.copy_(values * scale + (parameter.ndim < 2))
     return twin
-
-
-def _shows(whole: Sequence[torch.Tensor], reference: Sequence[torch.Tensor]) -> bool:
-    """Whether outputs are numbers, and depend on the channels by more than what two ways to compute may differ."""
-    if not any(bool(leaf.isfinite().any()) for leaf in reference):
-        return False
-    return largest_difference(whole, reference) > CLOSE
 
 
 def _choices(names: Sequence[Any]) -> Iterator[tuple[bool, tuple[Any, ...]]]:
