@@ -142,4 +142,4 @@ def show(report: Report) -> None:
     sizes = {"parameters": report.parameters, "MACs": report.macs, "milliseconds": report.milliseconds}
     for name, (before, after) in ((name, size) for name, size in sizes.items() if size is not None):
         digits = ",.3f" if isinstance(after, float) else ","
-        say(f"{name} {before:{digits}} -> {after:{digits}} ({after / max(before, 1):.1%})")
+        say(f"{name} {before:{digits}} -> {after:{digits}} ({after / before if before else 1:.1%})")

@@ -63,7 +63,14 @@ class Budget:
         """
         if isinstance(given, Budget):
             return given
-        return cls(parameters=given if isinstance(given, int | float) and not isinstance(given, bool) else -1)
+        if isinstance(given, int | float) and not isinstance(given, bool):
+            return cls(parameters=given)
+        raise ShrinkError(
+            "the budget is impossible",
+            got=f"a {type(given).__name__}: {cut(repr(given), 60)}",
+            wanted="a fraction of the parameters above 0 and below 1, or a Budget",
+            remedy="budget=0.5, or twofour.shrinking.Budget(macs=0.5)",
+        )
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from twofour.shrinking.curves import Curve, Reader, columns_of, covariance, magn
 from twofour.shrinking.reconstruct import reconstruct, refit_norms
 from twofour.shrinking.report import Report, Width, attach
 from twofour.shrinking.times import milliseconds, times
+from twofour.shrinking.uniform import sayable
 from twofour.structure import shrink as structure
 from twofour.structure.shrink import Channels, Cuttable
 
@@ -70,8 +71,9 @@ def shrink(
             128 channels on, 8 from 32 on, else 1.
         least: Least share of each group that stays, above 0 and at most 1.
         layers: Names of whole layers to drop, such as "encoder.layer.3"; they are chosen by you.
-        uniform: Give all layers the same widths, which a configuration of transformers can say: the folder that
-            `small.save_pretrained` writes then loads with `from_pretrained`, where the model's class allows it.
+        uniform: Give all layers the same widths, and leave whole what the configuration of a model of transformers
+            cannot say, such as the heads of BERT: the folder that `small.save_pretrained` writes then loads with
+            `from_pretrained`.
         progress: Show a progress bar while calibrating, on a terminal.
 
     Returns:
@@ -90,10 +92,9 @@ def shrink(
     _require_options(multiple, least, samples, layers)
     twin = structure.cut(model, structure.Cut(layers=tuple(layers)))
     found = structure.channels(twin, example)
-    chosen = _cuttable(found, streams)
-    batches = (
-        [] if data is None else calibration.take(twin, data, SAMPLES if samples is None else samples, tell=_log.warning)
-    )
+    chosen, unsaid = _cuttable(twin, found, streams, uniform)
+    count = SAMPLES if samples is None else samples
+    batches = [] if data is None else calibration.take(twin, data, count, tell=_log.warning)
     with Progress(shown=progress and bool(batches)) as display:
         work = _Work(twin, chosen, walk(twin, eligibility="any", tied="*").weights, batches, display)
         curves = work.curves({group.name: _widths(group, multiple, limit, least) for group in chosen})
@@ -106,7 +107,9 @@ def shrink(
     told = tuple(_width(group, curves[group.name], widths[group.name]) for group in chosen)
     sizes = ((_parameters(model), _parameters(small)), (_macs(model, example), _macs(small, example)))
     config = structure.configure(small)
-    report = Report(told, found.uncut, *sizes, solved, tuple(skipped.items()), plan, config, promised, found.unused)
+    report = Report(
+        told, found.uncut + unsaid, *sizes, solved, tuple(skipped.items()), plan, config, promised, found.unused
+    )
     _log.info("shrunk: %s", report)
     attach(small, report)
     return small
@@ -249,18 +252,21 @@ def _require_options(multiple: object, least: object, samples: object, layers: o
         raise ShrinkError("`least` is impossible", got=cut(repr(least), 40), wanted="a share above 0 and at most 1")
 
 
-def _cuttable(found: Channels, streams: bool) -> list[Cuttable]:
-    """Return the groups that may be cut.
+def _cuttable(
+    model: nn.Module, found: Channels, streams: bool, uniform: bool
+) -> tuple[list[Cuttable], tuple[structure.Uncut, ...]]:
+    """Return the groups that may be cut, and those that stay whole since a configuration cannot say them.
 
     Raises:
         ShrinkError: There is none.
     """
     chosen = [group for group in found.groups if streams or (group.exact and not group.group.stream)]
+    chosen, unsaid = sayable(model, found, chosen) if uniform and chosen else (chosen, ())
     if chosen:
-        return chosen
+        return chosen, unsaid
     raise ShrinkError(
         "nothing can be cut",
-        reasons=[str(uncut) for uncut in found.uncut],
+        reasons=[str(uncut) for uncut in found.uncut + unsaid],
         got=f"{len(found.groups)} groups of channels, all residual streams or normalised"
         if found.groups
         else "no group",

@@ -35,6 +35,22 @@ def test_a_folder_loads_with_from_pretrained(name: str, layers: Any, tmp_path: P
     assert torch.equal(logits(loaded, example), logits(small, example))
 
 
+def test_what_a_configuration_cannot_say_stays_whole(tmp_path: Path) -> None:
+    """BERT's heads are as wide as its stream divided by their number."""
+    model, example = made("bert")
+    small: Any = twofour.shrink(model, example, 0.9, uniform=True)
+    report = shrinking.report_of(small)
+    assert report is not None and report.config == "", report.config
+    whole = [uncut for uncut in report.uncut if "uniform=True wants one that does" in uncut.reason]
+    heads = [uncut for uncut in whole if "attention" in uncut.names[0]]
+    assert len(heads) == 2 and all(uncut.size == model.config.num_attention_heads for uncut in heads)
+    small.save_pretrained(tmp_path / "small")
+    again = type(model).from_pretrained(tmp_path / "small").eval()
+    with torch.no_grad(), calls.without_cache(small):
+        found, want = calls.call(again, example), calls.call(small, example)
+    assert torch.equal(found[0], want[0])
+
+
 @pytest.mark.parametrize("keys", [8, 4])
 def test_heads_go_and_keep_their_width(keys: int, tmp_path: Path) -> None:
     """Heads of half the width would give the same shapes: the numbers of the modules tell them apart."""

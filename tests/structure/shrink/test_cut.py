@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import twofour
 from tests.structure.shrink.networks import IMAGE, made
 from twofour import masks, pruning
 from twofour.errors import ShrinkError
@@ -254,3 +255,13 @@ def test_what_varies_is_not_taken_for_a_constant() -> None:
     torch.testing.assert_close(small(example), shrink.masked(model, plan)(example))
     single, _ = shrink.absorbed(model, plan, example[:1])
     torch.testing.assert_close(single(example), small(example))
+
+
+def test_a_model_under_a_training_scheme_is_refused() -> None:
+    model, x = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16)), torch.randn(2, 16)
+    scheme = twofour.training.sr_ste.attach(model, "2:4")
+    for refused in (lambda: shrink.cut(model, shrink.Cut()), lambda: twofour.shrink(model, x, 0.8)):
+        with pytest.raises(ShrinkError, match="cannot be shrunk any more"):
+            refused()
+    scheme.remove()
+    assert twofour.shrink(model, x, 0.8)[0].out_features < 32  # type: ignore[index]

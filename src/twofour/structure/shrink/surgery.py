@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour.errors import ShrinkError
-from twofour.layers import is_distributed, is_masked, require_unwrapped
+from twofour.layers import compiled_parts, describe_attached, is_distributed, is_masked, require_unwrapped
 from twofour.structure.shrink.cut import Cut
 from twofour.structure.shrink.layers import drop, require_layers
 from twofour.structure.shrink.sizes import refresh
@@ -33,7 +33,8 @@ def cut(model: nn.Module, plan: Cut, *, inplace: bool = False) -> nn.Module:
         inplace: Change the model itself: its parameters become other objects, optimisers have to be made anew.
 
     Raises:
-        ShrinkError: The plan is not one of this model, or the model is masked or sharded; then nothing was changed.
+        ShrinkError: The plan is not one of this model, or the model is masked, sharded, quantised or compiled, or a
+            training scheme is at work in it; then nothing was changed.
 
     Example:
         >>> traced = channels(model, example)
@@ -41,9 +42,27 @@ def cut(model: nn.Module, plan: Cut, *, inplace: bool = False) -> nn.Module:
     """
     require_unwrapped(model, ShrinkError)
     require_fit(model, plan)
+    require_dense(model)
     small = model if inplace else copy.deepcopy(model)
     apply(small, plan)
     return small
+
+
+def require_dense(model: nn.Module) -> None:
+    """Refuse a model whose layers are not its own any more.
+
+    Raises:
+        ShrinkError: One is masked, compiled or quantised, or a training scheme is at work.
+    """
+    masked = next((name for name, module in model.named_modules() if is_masked(module)), None)
+    got = compiled_parts(model) or describe_attached(model) or (f"a mask of `{masked}`" if masked is not None else "")
+    if got:
+        raise ShrinkError(
+            "the model cannot be shrunk any more",
+            got=got,
+            wanted="a dense model",
+            remedy="shrink first, then prune, quantise and compile; finish() or remove() ends a training scheme",
+        )
 
 
 def cuts_of(model: nn.Module) -> tuple[Cut, ...]:

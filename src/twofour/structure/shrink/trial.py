@@ -20,7 +20,7 @@ from torch import nn
 
 from twofour import calls, capture
 from twofour.errors import CompileError, ShrinkError, cut, explained
-from twofour.layers import compiled_parts, describe_attached, is_masked, require_unwrapped, walk
+from twofour.layers import require_unwrapped, walk
 from twofour.measure.distance import largest_difference
 from twofour.structure import coupling
 from twofour.structure.coupling import Coupling, Extent
@@ -28,7 +28,7 @@ from twofour.structure.permutation.comparison import EXACT, outputs, outputs_in_
 from twofour.structure.shrink.channels import COUNTED, Channels, Cuttable, Uncut
 from twofour.structure.shrink.cut import Cut
 from twofour.structure.shrink.sizes import is_known
-from twofour.structure.shrink.surgery import apply, masked
+from twofour.structure.shrink.surgery import apply, masked, require_dense
 
 _log = logging.getLogger("twofour.structure.shrink")
 
@@ -56,7 +56,7 @@ def channels(model: nn.Module, example: Any) -> Channels:
             low bits.
     """
     require_unwrapped(model, ShrinkError)
-    _require_dense(model)
+    require_dense(model)
     remedy = "call the model on it yourself: an example is what one forward pass takes"
     with calls.explaining(ShrinkError, "the example", wanted=calls.FORMS, remedy=remedy):
         arguments = calls.Example.of(example)
@@ -65,19 +65,6 @@ def channels(model: nn.Module, example: Any) -> Channels:
             outputs(model, given)
     with calls.without_cache(model):
         return _Trial(model, given, _drafted(model, given)).settled()
-
-
-def _require_dense(model: nn.Module) -> None:
-    """Refuse a model whose layers are not its own any more."""
-    masked = next((name for name, module in model.named_modules() if is_masked(module)), None)
-    got = compiled_parts(model) or describe_attached(model) or (f"a mask of `{masked}`" if masked is not None else "")
-    if got:
-        raise ShrinkError(
-            "the model cannot be shrunk any more",
-            got=got,
-            wanted="a dense model",
-            remedy="shrink first, then prune, quantise and compile",
-        )
 
 
 def _drafted(model: nn.Module, given: Mapping[str, Any]) -> Channels:

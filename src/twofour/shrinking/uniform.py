@@ -1,0 +1,47 @@
+"""Which channels a configuration can say: one number for all layers has to tell the small model's sizes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Sequence
+
+from torch import nn
+
+from twofour.errors import ShrinkError
+from twofour.structure import shrink as structure
+from twofour.structure.shrink import Channels, Cuttable, Uncut
+
+
+def sayable(model: nn.Module, found: Channels, groups: Sequence[Cuttable]) -> tuple[list[Cuttable], tuple[Uncut, ...]]:
+    """Return the groups whose sizes the model's configuration can say, and those that stay whole since it cannot.
+
+    The same channels of all layers are halved on a copy, kind by kind. Of a model without a configuration all groups
+    are returned.
+
+    Args:
+        model: The large model; it is not changed.
+        found: Its channels.
+        groups: Those that are to be cut.
+    """
+    if structure.configure(copy.deepcopy(model)):
+        return list(groups), ()
+    kinds: dict[Hashable, list[Cuttable]] = {}
+    for group in groups:
+        kinds.setdefault(group.kind, []).append(group)
+    said: list[Cuttable] = []
+    unsaid: list[Uncut] = []
+    for of_kind in kinds.values():
+        reason = _refusal(model, found, of_kind)
+        if not reason:
+            said += of_kind
+        unsaid += [Uncut((group.group.places[0].name,), group.size, reason) for group in of_kind if reason]
+    return sorted(said, key=lambda group: group.number), tuple(unsaid)
+
+
+def _refusal(model: nn.Module, found: Channels, groups: Sequence[Cuttable]) -> str:
+    try:
+        small = structure.cut(model, found.plan({group.name: range(max(1, group.size // 2)) for group in groups}))
+    except ShrinkError:  # they are cut with others alone: what comes of it is said in the report
+        return ""
+    reason = structure.configure(small)
+    return f"{reason}, and uniform=True wants one that does" if reason else ""
