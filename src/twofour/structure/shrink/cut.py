@@ -17,7 +17,7 @@ MOST = 1 << 26
 
 MOST_KEPT = 1 << 22
 """Positions that stay at most, of all axes together: Llama 3 with 70 billion weights has 3.0 million in its layers, and
-a few bytes of a file cannot ask for more than 150 MB of them."""
+a few bytes of a file cannot ask for more than 170 MB of them."""
 
 
 @dataclass(frozen=True)
