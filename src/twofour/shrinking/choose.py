@@ -26,7 +26,7 @@ def choose(
         curves: What each group loses, by its name.
         budget: What is counted, and how much of it may stay.
         whole: What the large model has of it.
-        uniform: Groups that differ in the numbers of their layers alone get one width. Those that one number of a
+        uniform: Groups of one size get one width, as one number of a configuration says it. Those that one number of a
             forward counts always do, and stay whole where they cannot, or where one of them is not to be cut.
 
     Raises:
@@ -49,7 +49,7 @@ def choose(
 
 
 def _together(channels: Channels, curves: Mapping[str, Curve], uniform: bool) -> list[list[Member]]:
-    """Return the groups that get one width: by their kind where asked for, and those that one number counts.
+    """Return the groups that get one width: by their size where asked for, and those that one number counts.
 
     Those that one number counts are left out where one is not to be cut, or may have other widths.
     """
@@ -61,7 +61,7 @@ def _together(channels: Channels, curves: Mapping[str, Curve], uniform: bool) ->
         widths = {curve.widths for _, curve in members}
         if len(members) < len(unit) or len(widths) > 1:
             continue
-        keys = [(group.kind, curve.widths) if uniform else group.name for group, curve in members]
+        keys = [(group.size, curve.widths) if uniform else group.name for group, curve in members]
         others = {id(found[key]): found[key] for key in keys if key in found}
         members += [member for several in others.values() for member in several]
         found |= {key: members for key in [*keys, *(key for key, held in found.items() if id(held) in others)]}

@@ -15,8 +15,8 @@ from twofour.structure.shrink import Channels, Cuttable, Uncut
 def sayable(model: nn.Module, found: Channels, groups: Sequence[Cuttable]) -> tuple[list[Cuttable], tuple[Uncut, ...]]:
     """Return the groups whose sizes the model's configuration can say, and those that stay whole since it cannot.
 
-    The same channels of all layers are halved on a copy, kind by kind. Of a model without a configuration all groups
-    are returned.
+    The same channels of all layers are halved on a copy, kind by kind, then those of one size together. Of a model
+    without a configuration all groups are returned.
 
     Args:
         model: The large model; it is not changed.
@@ -25,16 +25,21 @@ def sayable(model: nn.Module, found: Channels, groups: Sequence[Cuttable]) -> tu
     """
     if structure.configure(copy.deepcopy(model)):
         return list(groups), ()
-    kinds: dict[Hashable, list[Cuttable]] = {}
-    for group in groups:
-        kinds.setdefault(group.kind, []).append(group)
     said: list[Cuttable] = []
     unsaid: list[Uncut] = []
-    for of_kind in kinds.values():
-        reason = _refusal(model, found, of_kind)
-        if not reason:
+    alone: dict[Hashable, list[Cuttable]] = {}
+    for group in groups:
+        alone.setdefault(group.kind, []).append(group)
+    together: dict[int, list[Cuttable]] = {}
+    for of_kind in alone.values():
+        if _refusal(model, found, of_kind):
+            together.setdefault(of_kind[0].size, []).extend(of_kind)
+        else:
             said += of_kind
-        unsaid += [Uncut((group.group.places[0].name,), group.size, reason) for group in of_kind if reason]
+    for of_size in together.values():  # one number may stand for several kinds: T5's, for encoder and decoder
+        reason = _refusal(model, found, of_size)
+        said += [] if reason else of_size
+        unsaid += [Uncut((group.group.places[0].name,), group.size, reason) for group in of_size if reason]
     return sorted(said, key=lambda group: group.number), tuple(unsaid)
 
 

@@ -51,6 +51,16 @@ def test_what_a_configuration_cannot_say_stays_whole(tmp_path: Path) -> None:
     assert torch.equal(found[0], want[0])
 
 
+def test_one_number_stands_for_encoder_and_decoder(tmp_path: Path) -> None:
+    model, example = made("t5")
+    small: Any = twofour.shrink(model, example, 0.85, uniform=True)
+    report = shrinking.report_of(small)
+    assert report is not None and report.config == "", report.config
+    small.save_pretrained(tmp_path / "small")
+    again = type(model).from_pretrained(tmp_path / "small").eval()
+    assert torch.equal(logits(again, example), logits(small, example))
+
+
 @pytest.mark.parametrize("keys", [8, 4])
 def test_heads_go_and_keep_their_width(keys: int, tmp_path: Path) -> None:
     """Heads of half the width would give the same shapes: the numbers of the modules tell them apart."""
