@@ -147,6 +147,7 @@ def learned(model: nn.Module) -> Learned:
             "the model has no learned proportions",
             got=f"a {type(model).__name__} that no gates were trained in, or not to their end",
             wanted="a model after gates.attach(model, ...).finish() or finetune(..., scheme=gates.during(example))",
+            remedy="call finish() of the gates at the end of their training",
         )
     return found
 
@@ -292,7 +293,9 @@ class Gates(Scheme):
         self._require_attached()
         self._require_on_top()
         if bad := [one.name for one in self._gated if not bool(one.energy().isfinite().all())]:
-            raise TrainingError("a gate is not finite", got="NaN or infinity", wanted="numbers").for_layer(bad[0])
+            remedy = "lower the learning rate or clip gradients, and train from the last state that was finite"
+            error = TrainingError("a gate is not finite", got="NaN or infinity", wanted="numbers", remedy=remedy)
+            raise error.for_layer(bad[0])
         kept, layers = self.keeps()
         for one in self._gated:
             if one.name in kept:
