@@ -189,6 +189,17 @@ def test_damaged_layouts_are_refused(row: BlockMatmul, place: int, value: int, w
 
 
 @each_row([row for row in ROWS if row.dtype == "int8"])
+@pytest.mark.parametrize(("columns", "block"), [(128, "8x126"), (129, "8x510"), (128, "12x6")])
+def test_a_last_block_may_reach_into_another_window(row: BlockMatmul, columns: int, block: str) -> None:
+    """Its columns behind the inputs are counted there; they multiply the zeros behind a token."""
+    packed = weight_of(24, columns, f"{block}@0", "int8")
+    for tokens in (1, 20):
+        x = torch.randn(tokens, columns)
+        y = row.run(x, row.prepare(packed), None, Problem(24))
+        assert torch.equal(y, nm_matmul_int8_reference(x, packed, None))
+
+
+@each_row([row for row in ROWS if row.dtype == "int8"])
 def test_counts_behind_the_last_window_are_refused(row: BlockMatmul) -> None:
     """They add up to what the strip has, and no kernel walks them."""
     prepared = row.prepare(weight_of(64, 64, "8x1@0.5", row.dtype))

@@ -67,7 +67,7 @@ struct BlockShape {
   bool sound() const { return zero <= kLastIndex; }
   // Whether indices are places in windows: each index of a byte weight costs the bandwidth that one of its bytes does.
   bool windowed() const { return run == 0 && per == 4; }
-  int64_t windows() const { return ceil_div(in, kWindow); }
+  int64_t windows() const { return ceil_div(round_up(in, c), kWindow); }  // the last block may reach over the end
   int64_t counted() const { return round_up(windows(), 8); }  // counts of a strip
   // Dwords, or inputs where an index is of one, that a token has with the zeros.
   int64_t places() const { return zero + (run > 16 ? run : 16); }
