@@ -116,14 +116,19 @@ def _run(
     options = {"dtype": dtype, "activations": activations, "among": (tokens,)}
     floats = cast(Tensor, module.weight).detach()
     dense = terms.choose(name, floats, given, count, plan.bytes_before, Problem(len(floats)), **options)
-    return _described(entry, choice, dense.times[tokens], tokens, f"{widths} {dtype}", runs.layer)
+    return _described(entry, choice, dense.times[tokens], tokens, (widths, dtype), runs.layer)
 
 
 def _described(
-    entry: LayerPlan, choice: Choice, dense: Mapping[str, float], tokens: int, names: str, layer: CompiledLinear
+    entry: LayerPlan,
+    choice: Choice,
+    dense: Mapping[str, float],
+    tokens: int,
+    names: tuple[str, str],
+    layer: CompiledLinear,
 ) -> LayerPlan:
-    """Return the plan of a layer: its speed against the best dense product of the model's own dtype."""
-    (widths, dtype), design = names.split(), choice.runs(tokens).layout.removeprefix("bits_")
+    """Return the plan of a layer: how fast it is beside the best dense product of the dtype, `names`: widths, dtype."""
+    (widths, dtype), design = names, choice.runs(tokens).layout.removeprefix("bits_")
     ratio = min(dense.values()) / choice.times[tokens][choice.runs(tokens).name]
     reason = f"{widths} {design}: {ratio:.2f}x the speed of the best dense {dtype} product"
     reason += f" ({choice.origin})" if choice.origin else ""
