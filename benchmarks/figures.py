@@ -70,9 +70,11 @@ def _heading(record: Record) -> str:
 
 def of_operations() -> list[str]:
     """The machines that have records of `operation_tables`, as their files' names end."""
-    return sorted(
-        {path.stem.removeprefix(f"{n}-") for n in operation_tables.TABLES for path in TRACKED.glob(f"{n}-*.json")}
-    )
+    found: set[str] = set()
+    for path in TRACKED.glob("*.json"):
+        if cases := [name for name in operation_tables.TABLES if path.stem.startswith(f"{name}-")]:
+            found.add(path.stem.removeprefix(f"{max(cases, key=len)}-"))  # "bits-nets-..." is no record of "bits"
+    return sorted(found)
 
 
 def machines(*names: str) -> list[str]:

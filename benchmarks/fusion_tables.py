@@ -9,12 +9,12 @@ from cases.models import DENSE, EAGER, INDUCTOR, OPENVINO, ORT, SPARSE
 from twofour.measure import Record, geometric_mean
 
 PEERS = (EAGER, INDUCTOR, ORT, OPENVINO)
-RATIOS = ("dense / best", "close / best", "2:4 / best")
+RATIOS = ("dense / best", "close / best", "2:4 / best", "2:4 close / best")
 
 
 def of_fusion(records: Sequence[Record]) -> str:
     """Return milliseconds of every runtime, ours over the best peer, and our kernels over the fewer of theirs."""
-    columns = (*PEERS, DENSE, fusion.CLOSE, SPARSE)
+    columns = (*PEERS, DENSE, fusion.CLOSE, SPARSE, fusion.SPARSE_CLOSE)
     head = ["eight models, float32, one thread", *(f"{name}, ms" for name in columns), *RATIOS, "kernels", "bytes"]
     found = [fusion.figures(record) for record in records]
     lines = [[str(r.meta["model"]), *_ms(r, columns), *_ratios(f)] for r, f in zip(records, found, strict=True)]

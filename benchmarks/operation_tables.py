@@ -1,10 +1,10 @@
-"""Records of the cases `recurrent`, `block`, `blocks` and `bits` as Markdown for docs/benchmarks.md."""
+"""Records of the cases `recurrent`, `block`, `blocks`, `bits` and `bits-nets` as Markdown for docs/benchmarks.md."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cases import bits, block, recurrent
+from cases import bits, bits_nets, block, recurrent
 from cases.blocks import EAGER, INDUCTOR, OURS
 from fusion_tables import markdown
 from twofour.measure import Record, geometric_mean
@@ -67,8 +67,22 @@ def of_bits(records: Sequence[Record]) -> str:
                 continue
             best = bits.fastest(record)
             ratio, design = record.median(bits.BYTES) / record.median(best), best.split("_")[2]
-            cells.append(f"{ratio:.2f} ({design}, {bits.giga_operations(record):.0f} GOP/s)")
+            peer = record.median(bits.NBITS) / record.median(best) if bits.NBITS in record.timings else None
+            also = f", MatMulNBits {peer:.2f}" if peer else ""
+            cells.append(f"{ratio:.2f} ({design}, {bits.giga_operations(record):.0f} GOP/s{also})")
         lines.append([widths, *cells])
+    return markdown(lines)
+
+
+def of_nets(records: Sequence[Record]) -> str:
+    """Return milliseconds of whole nets, and OpenVINO's over ours: above 1 ours is faster."""
+    peers = bits_nets.INT8, bits_nets.FLOAT
+    names = (bits_nets.OURS, *peers)
+    lines = [["net, widths, images", *(f"{name}, ms" for name in names), *(f"{name} / ours" for name in peers)]]
+    for record in records:
+        times = (f"{record.median(name) * 1e3:.2f}" for name in names)
+        ratios = (f"{record.median(name) / record.median(bits_nets.OURS):.2f}" for name in peers)
+        lines.append([f"{record.meta['model']}, {record.meta['dtype']}, {record.meta['batch']}", *times, *ratios])
     return markdown(lines)
 
 
@@ -82,6 +96,13 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Record]], str]]] = {
     "block-int8": ("Best dense time over ours in int8.", of_block),
     "blocks-float32": ("Fused blocks of 4 million floats.", of_fused),
     "blocks-bfloat16": ("Fused blocks of 4 million numbers of bfloat16.", of_fused),
-    "bits": ("Time of the dots of bytes (w8a8) over the fastest row's on the widths.", of_bits),
+    "bits": (
+        "Time of the dots of bytes (w8a8) over the fastest row's on the widths; in brackets ONNX Runtime's MatMulNBits too.",
+        of_bits,
+    ),
+    "bits-nets": (
+        "Whole nets of low bits, images of 28 x 28, against OpenVINO with weights of int8 and float32.",
+        of_nets,
+    ),
 }
 """Names of records -> what their table says, and what writes it."""

@@ -277,7 +277,7 @@ def test_a_recurrent_layer_that_answers_wrongly_is_not_timed(cases, monkeypatch:
 
 def test_tables_of_operations(cases):
     import operation_tables as tables
-    from cases import bits, blocks
+    from cases import bits, bits_nets, blocks
 
     def record(times: dict[str, float], baseline: tuple[str, ...], **meta: object) -> measure.Record:
         timings = {name: measure.Timing(*(seconds,) * 4, 5, 1) for name, seconds in times.items()}
@@ -295,6 +295,20 @@ def test_tables_of_operations(cases):
     times = {bits.BYTES: 4e-6, bits.INT_MM: 8e-6, "bits_matmul_planes__scalar": 1e-6, "bits_matmul_bytes__scalar": 2e-6}
     of_bits = {"shape": "10x50", "weights": "cold", "tokens": 1, "dtype": "w1a1"}
     assert "| w1a1 | 4.00 (planes, 1 GOP/s) |" in tables.of_bits([record(times, (bits.BYTES, bits.INT_MM), **of_bits)])
+    shown = tables.of_bits([record(times | {bits.NBITS: 3e-6}, (bits.BYTES,), **of_bits)])
+    assert "| w1a1 | 4.00 (planes, 1 GOP/s, MatMulNBits 3.00) |" in shown
+    times = {bits_nets.OURS: 2e-3, bits_nets.INT8: 3e-3, bits_nets.FLOAT: 9e-3}
+    shown = tables.of_nets([record(times, (bits_nets.INT8,), model="vgg", dtype="w1a1", batch=8)])
+    assert "| vgg, w1a1, 8 | 2.00 | 3.00 | 9.00 | 1.50 | 4.50 |" in shown
+
+
+def test_machines_of_operations_are_not_named_by_a_part_of_a_case(cases, monkeypatch, tmp_path: Path):
+    import figures
+
+    for name in ("bits-a-cpu-1", "bits-nets-a-cpu-1", "blocks-float32-b-cpu-2", "linear-int8-c-cpu-3"):
+        (tmp_path / f"{name}.json").write_text("{}")
+    monkeypatch.setattr(figures, "TRACKED", tmp_path)
+    assert figures.of_operations() == ["a-cpu-1", "b-cpu-2"]
 
 
 def test_grid_says_where_compile_is_slower_than_dense(cases, capsys: pytest.CaptureFixture[str]):

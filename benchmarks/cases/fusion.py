@@ -36,12 +36,13 @@ from twofour.errors import DataError
 from twofour.measure import Record, geometric_mean
 
 LAYERS, CLOSE, UNFROZEN = "twofour dense, by layers", "twofour dense, close", f"{INDUCTOR}, freezing off"
+SPARSE_CLOSE = "twofour 2:4, close"
 OUTSIDE = (ORT, OPENVINO, OPENVINO_SPARSE)
 """Runtimes whose memory torch's allocator does not see."""
 
-TIMED = (EAGER, INDUCTOR, ORT, OPENVINO, LAYERS, DENSE, CLOSE, SPARSE)
+TIMED = (EAGER, INDUCTOR, ORT, OPENVINO, LAYERS, DENSE, CLOSE, SPARSE, SPARSE_CLOSE)
 
-OURS = {"dense": DENSE, "close": CLOSE, "2:4": SPARSE}
+OURS = {"dense": DENSE, "close": CLOSE, "2:4": SPARSE, "2:4 close": SPARSE_CLOSE}
 
 
 def cells(models: Sequence[str]) -> list[dict[str, object]]:
@@ -70,6 +71,11 @@ class FusionBench(Bench):
             DENSE: (partial(compiled, side, DENSE, subject, dtype, graph="auto"), reference),
             CLOSE: (partial(compiled, side, CLOSE, subject, dtype, graph="auto", rules="close"), reference),
         }
+
+    def ours_pruned(self, side: Side, pruned: Subject, dtype: str, reference: np.ndarray) -> Builders:
+        """Return the 2:4 model, and the same where rules that are merely close may choose dense layers of fewer sums."""
+        close = partial(compiled, side, SPARSE_CLOSE, pruned, dtype, graph="auto", rules="close")
+        return {**super().ours_pruned(side, pruned, dtype, reference), SPARSE_CLOSE: (close, reference)}
 
     def facts(self, subject: Subject, side: Side) -> dict[str, object]:
         """Return the kernels of a run by runtime, and what torch's allocator sees of it."""

@@ -139,7 +139,7 @@ class Bench:
             OPENVINO: (partial(peers.openvino, subject, dtype, threads), dense),
             OPENVINO_SPARSE: (partial(peers.openvino, pruned, dtype, threads, sparse_rate=SPARSE_RATE), sparse),
             **self.ours(side, subject, dtype, dense),
-            SPARSE: (partial(compiled, side, SPARSE, pruned, dtype), sparse),
+            **self.ours_pruned(side, pruned, dtype, sparse),
         }
         self.add(side, builders, dtype)
         return side
@@ -159,6 +159,10 @@ class Bench:
     def ours(self, side: Side, subject: Subject, dtype: str, reference: np.ndarray) -> Builders:
         """Return what is built of the dense model by us."""
         return {DENSE: (partial(compiled, side, DENSE, subject, dtype), reference)}
+
+    def ours_pruned(self, side: Side, pruned: Subject, dtype: str, reference: np.ndarray) -> Builders:
+        """Return what is built of the 2:4 model by us."""
+        return {SPARSE: (partial(compiled, side, SPARSE, pruned, dtype), reference)}
 
     def facts(self, subject: Subject, side: Side) -> dict[str, object]:
         """Return what else the record says of a cell."""
