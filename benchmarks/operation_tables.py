@@ -97,7 +97,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Record]], str]]] = {
     "blocks-float32": ("Fused blocks of 4 million floats.", of_fused),
     "blocks-bfloat16": ("Fused blocks of 4 million numbers of bfloat16.", of_fused),
     "bits": (
-        "Time of the dots of bytes (w8a8) over the fastest row's on the widths; in brackets ONNX Runtime's MatMulNBits too.",
+        "Time of the dots of bytes (w8a8) over the fastest row's on the widths; MatMulNBits is ONNX Runtime's over it.",
         of_bits,
     ),
     "bits-nets": (

@@ -73,7 +73,7 @@ class FusionBench(Bench):
         }
 
     def ours_pruned(self, side: Side, pruned: Subject, dtype: str, reference: np.ndarray) -> Builders:
-        """Return the 2:4 model, and the same where rules that are merely close may choose dense layers of fewer sums."""
+        """Return the 2:4 model, and the same by rules that are merely close: dense layers of fewer sums compete."""
         close = partial(compiled, side, SPARSE_CLOSE, pruned, dtype, graph="auto", rules="close")
         return {**super().ours_pruned(side, pruned, dtype, reference), SPARSE_CLOSE: (close, reference)}
 
