@@ -20,6 +20,7 @@ import block_rnn
 import gradients as pruned_gradients
 import low_bit_nets
 import page as results_page
+import shrink_encoder
 import shrink_nets
 from arms import FOLLOW_LOSS, Arm, again, built, one_shot
 from records import SCRATCH, Nearness, Records, Row, Run, Shrunk, Trained, version
@@ -31,6 +32,9 @@ from twofour.files import replacing
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 console = Console(stderr=True)
+
+SHRUNK_BY = {"shrink-fashion": shrink_nets, "shrink-stsb": shrink_encoder}
+"""Task -> what makes its rows: `ARMS`, and `measured(task, seed, kept)`, where `kept` are keys that are there."""
 
 Keyed = TypeVar("Keyed", pruned_gradients.Rule, block_rnn.Arm)
 
@@ -131,17 +135,17 @@ def shrink(
     threads: Annotated[int, typer.Option(help="0: torch's own choice.")] = 0,
     record: Annotated[bool, typer.Option("--record", help="Keep the rows in experiments/records, in git.")] = False,
 ) -> None:
-    """Train nets that lose channels and blocks by learned proportions, and by others; a finished seed is kept."""
+    """Train nets that lose channels, and dense ones as long; a stopped run goes on."""
     if f"shrink-{name}" not in SHRINK:
         raise typer.BadParameter(f"{name!r}: wanted {', '.join(task.removeprefix('shrink-') for task in SHRINK)}")
     if threads:
         torch.set_num_threads(threads)
     subject = SHRINK[f"shrink-{name}"]()
     records = Records(subject.name, asdict(subject.metric), record, Shrunk)
+    arms: Any = SHRUNK_BY[subject.name]
     for seed in map(int, seeds.split(",")):
-        if all((key, seed) in records.rows for key in shrink_nets.ARMS):
-            continue
-        for row in shrink_nets.measured(subject, seed):
+        kept = {key for key in arms.ARMS if (key, seed) in records.rows}
+        for row in arms.measured(subject, seed, kept) if len(kept) < len(arms.ARMS) else ():
             records.add(row)
             console.print(f"{name} seed {seed}: {row.key}: {row.value:.2f} with {row.parameters:,} parameters")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -24,8 +24,8 @@ STRENGTHS = {"learned": 2.8, "learned, stronger": 5.0}
 ARMS = ("dense", *STRENGTHS, "slimming", "L1", "random", "small")
 
 
-def measured(task: Task, seed: int) -> Iterable[Shrunk]:
-    """Yield the rows of one seed."""
+def measured(task: Task, seed: int, kept: Container[str] = ()) -> Iterable[Shrunk]:
+    """Yield the rows of one seed: all of them, since each follows from the first."""
     yield from _Seed(task, seed).rows()
 
 

@@ -1,4 +1,4 @@
-"""The section of docs/results.md about nets that lose channels while they train, and its drawing of widths."""
+"""The section of docs/results.md about nets that lose channels, and its drawing of widths."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from over_seeds import difference, signed, values
+from over_seeds import difference, paired, signed, values
 from records import Shrunk, load
-from shrink_nets import ARMS, STRENGTHS
+from shrink_encoder import GOAL
+from shrink_nets import STRENGTHS
 from tasks import SHRINK, Task
 from twofour.drawing import drawn
 from twofour.errors import DataError
 
 HEAD = """## Shrunk nets: what a row is
 
-Nets that lose whole channels and blocks between the two halves of their training, and the dense net trained as long.
+Nets that lose whole channels and blocks, and the dense net trained as long. Of Fashion-MNIST's, which lose them between
+the two halves of their training:
 
 * **learned**: gates (`training.gates`) are pulled during the first half; every layer's width and which blocks go follow
   from one strength. The first strength sets the size that the others are cut to.
@@ -24,6 +26,9 @@ Nets that lose whole channels and blocks between the two halves of their trainin
   norms during the first half, and one threshold for all layers. **L1**: the filters of least L1 norm of the dense net
   half-way, the same share of each layer. **random**: any filters, the same share of each layer.
 * **small**: a net of the shape that the first strength left, trained from random weights in both halves.
+
+Of all:
+
 * ± behind a value is the standard deviation over seeds; behind a difference, Student's 95 % interval of the pairs with
   the same seed.
 """
@@ -48,20 +53,22 @@ def _waiting(task: Task) -> str:
 
 def _section(task: Task, head: dict[str, Any], rows: list[Shrunk], figures: Path) -> str:
     metric = head["metric"]
-    of = {key: [row for row in rows if row.key == key] for key in ARMS}
-    first = next(iter(STRENGTHS))
-    name = f"{metric['name']} ({metric['unit']})"
+    of = {key: [row for row in rows if row.key == key] for key in dict.fromkeys(row.key for row in rows)}
+    first = next((key for key in STRENGTHS if key in of), "")
+    name = f"{metric['name']} ({metric['unit']})" if metric["unit"] else metric["name"]
+    columns = ["net", "parameters", name, "difference to dense", *([f"{first} minus it"] if first else []), "seeds"]
     lines = [
         f"## Shrunk: {task.title}\n",
         f"{_command(task)}\n",
         f"{name}, {metric['held_out']:,} held-out {metric['of']}. {task.notes.format(epochs=task.epochs)}\n",
-        f"| net | parameters | {name} | difference to dense | {first} minus it | seeds |",
-        "| --- | --- | --- | --- | --- | --- |",
-        *(_line(key, of, metric) for key in ARMS if of[key]),
+        f"| {' | '.join(columns)} |",
+        f"| {' | '.join(['---'] * len(columns))} |",
+        *(_line(key, of, metric, first) for key in of),
         "",
-        *[_widths(key, of[key]) for key in STRENGTHS if of[key]],
+        *[_widths(key, found) for key, found in of.items() if any(row.widths for row in found)],
+        *_goal(of),
     ]
-    if of[first]:
+    if first:
         _draw(figures / f"{task.name}.svg", of[first])
         lines.append(f"![Widths that were learned](figures/{task.name}.svg)\n")
     hours = sum(row.seconds for row in rows) / 3600
@@ -70,15 +77,25 @@ def _section(task: Task, head: dict[str, Any], rows: list[Shrunk], figures: Path
     return "\n".join(lines)
 
 
-def _line(key: str, of: dict[str, list[Shrunk]], metric: dict[str, Any]) -> str:
-    rows, first = of[key], next(iter(STRENGTHS))
+def _line(key: str, of: dict[str, list[Shrunk]], metric: dict[str, Any], first: str) -> str:
+    rows, dense = of[key], of.get("dense", [])
     sizes = [row.parameters for row in rows]
     size = f"{statistics.mean(sizes):,.0f}"
-    if of["dense"] and key != "dense":
-        size += f" ({100 * statistics.mean(sizes) / of['dense'][0].parameters:.0f} %)"
-    dense = "" if key == "dense" else difference(rows, of["dense"])
-    over = difference(of[first], rows) if key not in (first, "dense") else ""
-    return f"| {key} | {size} | {values([row.value for row in rows], metric)} | {dense} | {over} | {len(rows)} |"
+    if dense and key != "dense":
+        size += f" ({100 * statistics.mean(sizes) / dense[0].parameters:.0f} %)"
+    apart = "" if key == "dense" else difference(rows, dense)
+    over = [difference(of[first], rows) if key not in (first, "dense") else ""] if first else []
+    cells = [key, size, values([row.value for row in rows], metric), apart, *over, str(len(rows))]
+    return f"| {' | '.join(cells)} |"
+
+
+def _goal(of: dict[str, list[Shrunk]]) -> list[str]:
+    """Say whether the distilled nets come within the goal of their controls."""
+    pairs = paired(of.get("distilled", []), of.get("dense", []))
+    if not pairs:
+        return []
+    mean = statistics.mean(a - b for a, b in pairs)
+    return [f"Goal of -{GOAL:.1f}: {'met' if round(mean, 2) >= -GOAL else 'missed'} ({signed(mean)}).\n"]
 
 
 def _widths(key: str, rows: Sequence[Shrunk]) -> str:
@@ -89,8 +106,9 @@ def _widths(key: str, rows: Sequence[Shrunk]) -> str:
         for row in rows
     ]
     shares = [after / before for row in rows for before, after in row.widths.values()]
+    strength = f" (strength {STRENGTHS[key]})" if key in STRENGTHS else ""
     return (
-        f"{key} (strength {STRENGTHS[key]}), channels left of each block: {'; '.join(told)}. "
+        f"{key}{strength}, channels left of each block: {'; '.join(told)}. "
         f"Change to full width: {signed(min(shares) - 1)} to {signed(max(shares) - 1)}.\n"
     )
 

@@ -1,4 +1,4 @@
-"""The experiment on shrunk nets at toy size: every arm is made, within the size that was learned; and its page."""
+"""The experiments on shrunk nets at toy size: every arm is made, within the size that is asked for; and their page."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -53,3 +53,58 @@ def test_every_arm_has_the_size_that_was_learned(tmp_path: Path, monkeypatch: py
     assert all(f"| {key} | {size[key]:,}" in text for key in rows)
     assert (tmp_path / f"{Toy.name}.svg").read_text().count("<svg") == 1
     assert "Not measured yet" in shrink_page.sections(tmp_path / "none", tmp_path)[1]
+
+
+def test_an_encoder_is_halved_and_taught_and_a_stopped_seed_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
+    import records
+    import shrink_encoder
+    import shrink_page
+    from tasks import base, minilm, stsb
+
+    ids = torch.randint(0, 90, (64, 6), generator=torch.Generator().manual_seed(0))
+    given = ids, torch.ones_like(ids)
+
+    class Toy(stsb.ShrinkStsb):
+        train = test = [("a", "b")] * 32, torch.linspace(0, 1, 32)
+
+        def network(self, seed):
+            torch.manual_seed(0)
+            sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 128, "num_hidden_layers": 2}
+            return minilm.Embedder(transformers.BertModel(transformers.BertConfig(vocab_size=90, **sizes)).eval())
+
+        def loader(self, seed):
+            return base.Batches(32, 8, lambda rows: ((ids[rows], given[1][rows]), self.train[1][rows][:4]))
+
+        def evaluate(self, model):
+            first, second = model(*given).chunk(2)
+            return 100 * stsb.spearman((first * second).sum(-1), self.test[1])
+
+        def calibration(self):
+            return [given]
+
+        def example(self):
+            return tuple(part[:2] for part in given)
+
+    monkeypatch.setattr(records, "TRACKED", tmp_path)
+    monkeypatch.setattr(shrink_encoder, "SCRATCH", tmp_path)
+    kept = records.Records(Toy.name, asdict(Toy().metric), True, records.Shrunk)
+    steps: list[int] = []
+    loss = Toy.loss
+    monkeypatch.setattr(Toy, "loss", lambda self, out, y: steps.append(1) or loss(self, out, y))
+    kept.add(next(iter(shrink_encoder.measured(Toy(), 0))))
+    assert len(steps) == 4
+    for row in shrink_encoder.measured(Toy(), 0, {"dense"}):
+        kept.add(row)
+    assert len(steps) == 8, "the large model was trained once"
+    rows = {row.key: row for row in kept.rows.values()}
+    assert set(rows) == set(shrink_encoder.ARMS)
+    size = {key: row.parameters for key, row in rows.items()}
+    assert 0.4 * size["dense"] < size["cut"] == size["distilled"] <= 0.5 * size["dense"]
+    assert len({row.value for row in rows.values()}) == 3
+    assert len({after for _, after in rows["cut"].widths.values()}) == 1, "a configuration has one number"
+    monkeypatch.setattr(shrink_page, "SHRINK", {Toy.name: Toy})
+    text = "\n".join(shrink_page.sections(tmp_path, tmp_path))
+    assert all(f"| {key} | {size[key]:,}" in text for key in rows) and "Goal of -1.0: " in text

@@ -10,7 +10,7 @@ from tasks.resnet9 import GradientsCifar10, GradientsCifar10Short
 from tasks.speech import Speech
 from tasks.sst2 import Sst2, Sst2Pretrained
 from tasks.stories import Stories
-from tasks.stsb import Stsb
+from tasks.stsb import ShrinkStsb, Stsb
 from tasks.wide import ShrinkFashion
 from tasks.wikitext import GradientsWikiText, WikiText
 
@@ -26,6 +26,7 @@ BLOCKS: dict[str, type[Recurrent]] = {
 }
 """Recurrent nets that lose blocks while they train."""
 
-__all__ = ["BLOCKS", "GRADIENTS", "TASKS", "Metric", "Recurrent", "Task"]
-SHRINK: dict[str, type[Task]] = {task.name: task for task in (ShrinkFashion,)}
-"""Nets that lose channels while they train."""
+SHRINK: dict[str, type[Task]] = {task.name: task for task in (ShrinkFashion, ShrinkStsb)}
+"""Nets that lose channels."""
+
+__all__ = ["BLOCKS", "GRADIENTS", "SHRINK", "TASKS", "Metric", "Recurrent", "Task"]
