@@ -151,6 +151,13 @@ def test_refusals(run, bert: Path):
     refused(run(*hub, "e.txt"), "holds no text", "one text a line")
     Path("e.jsonl").write_text('{"text": "a"}\n{"words": 1}\n')
     refused(run(*hub, "e.jsonl"), "line 2 of --data e.jsonl is no text", 'under "text"')
+    Path("u.txt").write_text("x y z\n" * 9)
+    refused(run(*hub, "u.txt"), "does not know the words of --data u.txt", "[UNK] for 100% of the tokens")
+    Path("bare").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (Path("bare") / name).write_bytes((bert / name).read_bytes())
+    bare = ("prune", "bare", *hub[2:])
+    refused(run(*bare, "t.txt"), "bare has no tokenizer that can be loaded")
     save_file({"fc.weight": torch.randn(16, 32)}, "w.safetensors")
     weights = ("prune", "w.safetensors", "--out", "no", "--include", "fc", "--axis", "1", "--permute")
     refused(run(*weights), "need a model to run", "no --data and no --permute")

@@ -63,7 +63,7 @@ def test_force_replaces_only_what_prune_wrote(run, name):
     refused(run(*words), "SourceError", f"`{name.split('/')[0]}", "did not write", "choose another --out")
     assert mine.exists() and Path("out/model.safetensors").read_bytes() == before
     Path("out/report.json").write_text('{"ok": true}')
-    refused(run(*words), "a report.json that `twofour prune` did not write")
+    refused(run(*words), "a report.json that `twofour` did not write")
 
 
 @pytest.mark.parametrize("error", [OSError("disk"), KeyboardInterrupt()], ids=["error", "interrupt"])

@@ -192,6 +192,19 @@ def test_constants_that_go_are_taken_up_by_the_next_bias() -> None:
     torch.testing.assert_close(small(ROWS), model(ROWS), rtol=1e-5, atol=1e-5)
 
 
+def test_batch_norms_that_keep_their_statistics_are_said() -> None:
+    model, _ = made("mobilenet")
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    said = {}
+    for name, data in (("none", None), ("fit", [x])):
+        report = shrinking.report_of(twofour.shrink(model, IMAGE, 0.9, data=data, progress=False))
+        assert report is not None
+        said[name] = report.notes
+        assert report.to_dict()["notes"] == list(report.notes) and all(note in str(report) for note in report.notes)
+    assert said == {"none": (said["none"][0],), "fit": ()}
+    assert "batch norms keep the means and variances of the large model: there are no calibration" in said["none"][0]
+
+
 @torch.no_grad()
 def test_batch_norms_that_the_data_do_not_reach_keep_their_statistics() -> None:
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Identity())

@@ -24,6 +24,8 @@ from twofour.errors import SourceError, cut
 ARRAYS, TEXTS = (".safetensors", ".npz", ".npy"), (".txt", ".jsonl")
 FORMS = "package.module:function that returns calibration data, or a file: " + ", ".join((*ARRAYS, *TEXTS))
 BATCH = 8
+UNKNOWN = 0.9
+"""Share of a text's tokens that may be the one for unknown words."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,25 @@ def _tokens(path: Path, source: sources.Source, samples: int, length: int) -> tu
     # A tokenizer that cannot pad takes one text at a time.
     size = BATCH if tokenizer.pad_token is not None else 1
     options = {"padding": size > 1, "truncation": True, "max_length": length, "return_tensors": "pt"}
-    return [dict(tokenizer(texts[at : at + size], **options)) for at in range(0, len(texts), size)], rest
+    batches = [dict(tokenizer(texts[at : at + size], **options)) for at in range(0, len(texts), size)]
+    _require_known_words(path, tokenizer, batches)
+    return batches, rest
+
+
+def _require_known_words(path: Path, tokenizer: Any, batches: list[dict[str, Tensor]]) -> None:
+    """Refuse texts of which a tokenizer knows hardly a word: statistics of its token for unknown words say nothing."""
+    ids = torch.cat([batch["input_ids"].flatten() for batch in batches])
+    unknown = tokenizer.unk_token_id
+    special = torch.tensor([number for number in tokenizer.all_special_ids if number != unknown], dtype=ids.dtype, device="cpu")
+    words = ids[~torch.isin(ids, special)]
+    share = float((words == unknown).float().mean()) if len(words) and unknown is not None else 0.0
+    if share > UNKNOWN:
+        raise SourceError(
+            f"the tokenizer of the model does not know the words of --data {path}",
+            got=f"{tokenizer.unk_token} for {share:.0%} of the tokens",
+            wanted=f"at most {UNKNOWN:.0%}",
+            remedy="texts in the model's language, and the tokenizer that belongs to the model in its folder",
+        )
 
 
 def _texts(path: Path, samples: int) -> tuple[list[str], int]:

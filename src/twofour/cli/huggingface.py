@@ -89,12 +89,16 @@ def tokenizer(folder: Path) -> Any:
     """Load the tokenizer beside the model.
 
     Raises:
-        SourceError: transformers is not installed, or the folder holds no tokenizer.
+        SourceError: transformers is not installed, or the folder holds no tokenizer; transformers makes one without any
+            word for a folder that holds none.
     """
     transformers = transformers_for(folder)
     try:
         with reading(folder):
-            return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            found = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            if len(found) <= len(set(found.all_special_tokens)):
+                raise ValueError(f"a tokenizer of {len(found)} special tokens and no word")
+            return found
     except Exception as error:  # every kind of trouble in a foreign folder ends in the same sentence
         raise SourceError(
             f"{folder} has no tokenizer that can be loaded",

@@ -11,7 +11,7 @@ from torch import nn
 from twofour import calls, shrinking
 from twofour.cli import data as calibration
 from twofour.cli import source as sources
-from twofour.cli.console import JsonFile, print_table, progress, say, write
+from twofour.cli.console import JsonFile, print_table, progress, remedies_of_options, say, warn, write
 from twofour.cli.options import DenseModel, Folder, SampleShape
 from twofour.cli.prune import Data, Samples
 from twofour.errors import ShrinkError, one_of
@@ -24,6 +24,14 @@ from twofour.streaming.companions import companions, copy_companions
 from twofour.structure.shrink import cuts_of
 
 WEIGHTS = "model.safetensors"
+
+REMEDIES = {
+    "quiet machine": "measure on a quiet machine, or ask for more; --streams cuts residual streams too",
+    "streams=True": "--streams cuts residual streams too; or ask for more",
+    "budget=": "--budget 0.5, and --count for what it counts",
+    "on it yourself": "--length takes fewer tokens, --input another shape, --data inputs of yours",
+}
+"""What stands in the remedy of an error, and what to say of options instead."""
 
 Fraction = Annotated[float, typer.Option("--budget", metavar="FRACTION", help="What may stay, above 0 and below 1.")]
 Count = Annotated[str, typer.Option(help=f"What the budget counts: one of {', '.join(KINDS)}.")]
@@ -69,7 +77,8 @@ def shrink(
     With --data the weights that read what went are solved anew; without, train the model afterwards.
     """
     one_of("the budget counts nothing of that name", count, KINDS, ShrinkError)
-    limit = Budget(**{count: budget})
+    with remedies_of_options(REMEDIES):
+        limit = Budget(**{count: budget})
     result_folder.require_free(out, force)
     found = sources.resolve(source)
     result_folder.require_apart(out, found.path)
@@ -79,7 +88,8 @@ def shrink(
         model = found.model()
     options: dict[str, Any] = {"streams": streams, "layers": tuple(drop or ()), "multiple": multiple}
     options["uniform"] = folder is not None if uniform is None else uniform
-    small, report = _shrunk(model, found, limit, (given, length, data), samples or SAMPLES, options)
+    with remedies_of_options(REMEDIES):
+        small, report = _shrunk(model, found, limit, (given, length, data), samples or SAMPLES, options)
     with result_folder.folder(out, force) as target:
         copy_companions(beside, target)
         _write(small, target, folder is not None)
@@ -137,9 +147,12 @@ def show(report: Report) -> None:
     rows = [(w.name, str(w.before), str(w.after), f"{w.loss:.1%}", w.source) for w in report.widths]
     print_table("channels", ("group", "before", "after", "lost", "by"), rows, right=range(1, 4))
     if report.uncut:
-        rows = [(uncut.names[0], str(uncut.size), uncut.reason) for uncut in report.uncut]
+        said = [uncut.reason.replace("uniform=True", "--uniform") for uncut in report.uncut]
+        rows = [(u.names[0], str(u.size), reason) for u, reason in zip(report.uncut, said, strict=True)]
         print_table("", ("stays whole", "channels", "reason"), rows, right=range(1, 2))
     sizes = {"parameters": report.parameters, "MACs": report.macs, "milliseconds": report.milliseconds}
     for name, (before, after) in ((name, size) for name, size in sizes.items() if size is not None):
         digits = ",.3f" if isinstance(after, float) else ","
         say(f"{name} {before:{digits}} -> {after:{digits}} ({after / before if before else 1:.1%})")
+    for note in report.notes:
+        warn(note)

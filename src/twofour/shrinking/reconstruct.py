@@ -76,6 +76,25 @@ def _solve(weight: PrunableWeight, statistics: Statistics, gone: Tensor) -> None
         bias += (lost @ mean[gone] - change @ mean[~gone]).to(bias)
 
 
+def batch_norms(model: nn.Module) -> list[Any]:
+    """Return the batch norms of a model that keep statistics."""
+    return [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+
+
+def norms_said(model: nn.Module, batches: Sequence[Batch], count: int) -> tuple[str, ...]:
+    """Return a sentence about batch norms whose statistics are the large model's, none where there are none.
+
+    Args:
+        model: The small model.
+        batches: The calibration data.
+        count: Of how many batch norms the statistics were taken anew.
+    """
+    left = len(batch_norms(model)) - count
+    because = "the data do not reach them, or give one value a channel" if batches else "there are no calibration data"
+    said = f"{left} batch norms keep the means and variances of the large model: {because}; train the small model"
+    return (said,) if left else ()
+
+
 @torch.no_grad()
 def refit_norms(model: nn.Module, batches: Sequence[Batch]) -> int:
     """Take the statistics of batch normalisations anew from calibration data; return of how many.
@@ -83,7 +102,7 @@ def refit_norms(model: nn.Module, batches: Sequence[Batch]) -> int:
     Batch norms behind cut channels see other means and variances. Where the data are too few (one value a channel) all
     stay as they are, and those that the data do not reach do in any case.
     """
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    norms = batch_norms(model)
     if not norms:
         return 0
     before = [{name: value.clone() for name, value in norm.named_buffers()} for norm in norms]

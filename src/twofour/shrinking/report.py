@@ -50,6 +50,7 @@ class Report:
             `from_pretrained` does.
         milliseconds: Of one forward pass of the example, measured before and after, where time is the budget.
         unused: Parameters that the example's forward did not use; they stay whole.
+        notes: Sentences about what the small model still needs.
     """
 
     widths: tuple[Width, ...]
@@ -62,6 +63,7 @@ class Report:
     config: str = ""
     milliseconds: tuple[float, float] | None = None
     unused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON holds it; the cut is in the model's file."""
@@ -75,6 +77,7 @@ class Report:
             "config": self.config,
             "milliseconds": self.milliseconds and list(self.milliseconds),
             "unused": list(self.unused),
+            "notes": list(self.notes),
         }
 
     def __str__(self) -> str:
@@ -86,6 +89,7 @@ class Report:
         lines += [f"  {width}" for width in self.widths]
         lines += [f"  {uncut}" for uncut in self.uncut]
         lines += [f"  {name} was not solved anew: {reason}" for name, reason in self.skipped]
+        lines += [f"  {note}" for note in self.notes]
         return "\n".join(lines)
 
 

@@ -18,7 +18,7 @@ from twofour.progress import Progress
 from twofour.shrinking.budget import Budget, Prices, uses
 from twofour.shrinking.choose import choose
 from twofour.shrinking.curves import Curve, Reader, columns_of, covariance, magnitude, second_order, widths_of
-from twofour.shrinking.reconstruct import reconstruct, refit_norms
+from twofour.shrinking.reconstruct import norms_said, reconstruct, refit_norms
 from twofour.shrinking.report import Report, Width, attach
 from twofour.shrinking.times import milliseconds, times
 from twofour.shrinking.uniform import sayable
@@ -102,13 +102,12 @@ def shrink(
         plan = found.plan({name: curves[name].kept(width) for name, width in widths.items()})
         solved, skipped = reconstruct(twin, plan, work.weights, batches, display) if batches else ((), {})
     small = structure.cut(twin, plan, inplace=True)
-    if batches:
-        refit_norms(small, batches)
+    notes = norms_said(small, batches, refit_norms(small, batches) if batches else 0)
     told = tuple(_width(group, curves[group.name], widths[group.name]) for group in chosen)
     sizes = ((_parameters(model), _parameters(small)), (_macs(model, example), _macs(small, example)))
     config = structure.configure(small)
     report = Report(
-        told, found.uncut + unsaid, *sizes, solved, tuple(skipped.items()), plan, config, promised, found.unused
+        told, found.uncut + unsaid, *sizes, solved, tuple(skipped.items()), plan, config, promised, found.unused, notes
     )
     _log.info("shrunk: %s", report)
     attach(small, report)

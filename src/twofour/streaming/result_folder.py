@@ -40,7 +40,7 @@ def require_free(out: Path, force: bool) -> None:
     """Refuse an output folder that holds something, before any long work.
 
     Raises:
-        SourceError: It exists and is not empty; with `force`, it is not exactly what `twofour prune` wrote.
+        SourceError: It exists and is not empty; with `force`, it is not exactly what `twofour` wrote.
     """
     with _writing(out):
         _require_own(out)
@@ -75,9 +75,9 @@ def _require_free(out: Path, force: bool) -> None:
         )
     if reason := _foreign(out):
         raise SourceError(
-            f"{out} is not just the result of an earlier `twofour prune` and is not replaced",
+            f"{out} is not just the result of an earlier run of `twofour` and is not replaced",
             got=reason,
-            wanted="a folder with nothing but what `twofour prune` wrote, or a new one",
+            wanted="a folder with nothing but what `twofour` wrote, or a new one",
             remedy="choose another --out, or move what is yours elsewhere",
         )
 
@@ -263,7 +263,7 @@ def _remove_result(old: Path) -> None:
     for name in (names - {REPORT}, {REPORT}):  # the report last: with it a killed removal goes on
         remove_known(old, name)
     if old.exists():
-        _log.warning("%s stays: there are files in it that `twofour prune` did not write", old)
+        _log.warning("%s stays: there are files in it that `twofour` did not write", old)
 
 
 def write_report(target: Path, content: Mapping[str, Any], files: Iterable[str] | None = None) -> dict[str, Any]:
@@ -295,7 +295,7 @@ def _writing(out: Path) -> Iterator[None]:
 
 
 def _foreign(out: Path) -> str | None:
-    """Say what shows that `out` is not exactly what `twofour prune` wrote, or None."""
+    """Say what shows that `out` is not exactly what `twofour` wrote, or None."""
     if not out.is_dir():
         return "a file"
     try:
@@ -305,12 +305,12 @@ def _foreign(out: Path) -> str | None:
     except (OSError, ValueError):
         report = None
     if not isinstance(report, dict) or not isinstance(report.get("files"), list) or "source" not in report:
-        return f"a {REPORT} that `twofour prune` did not write"
+        return f"a {REPORT} that `twofour` did not write"
     known = {str(name) for name in report["files"]}
     known |= {parent.as_posix() for name in known for parent in Path(name).parents}
     found = sorted(path.relative_to(out).as_posix() for path in out.rglob("*"))
     unknown = [name for name in found if name not in known]
-    return f"`{unknown[0]}`, which `twofour prune` did not write ({len(unknown)} such entries)" if unknown else None
+    return f"`{unknown[0]}`, which `twofour` did not write ({len(unknown)} such entries)" if unknown else None
 
 
 def _bring_back(earlier: Path, out: Path) -> None:

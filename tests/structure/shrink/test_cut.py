@@ -150,6 +150,35 @@ def test_plans_of_another_model_are_refused_by_name(plan: Any, name: str | None,
     assert caught.value.layer == name
 
 
+def test_a_plan_that_takes_a_layer_apart_is_refused_by_name() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    norm = [(f"1.{name}", 0) for name in ("weight", "bias", "running_mean", "running_var")]
+    places = [("0.weight", 0), ("0.bias", 0), *norm, ("3.weight", 1)]
+    for left, layer in (("0.bias", "0"), ("1.running_var", "1")):
+        plan = Cut((AxisCut(8, (0, 1, 2, 5), tuple(place for place in places if place[0] != left)),))
+        with pytest.raises(ShrinkError, match=f"all of `{left[2:]}`") as caught:
+            shrink.cut(model, plan)
+        assert caught.value.layer == layer
+    shifted = Cut((AxisCut(8, (0, 1), tuple(places[:1])), AxisCut(8, (2, 3), tuple(places[1:]))))
+    with pytest.raises(ShrinkError, match="0-1 of `weight`, 2-3 of `bias`"):
+        shrink.cut(model, shifted)
+    assert shrink.cut(model, Cut((AxisCut(8, (0, 1, 2, 5), tuple(places)),)))(IMAGE).shape[1] == 4
+
+
+@pytest.mark.parametrize("kept", [5, None, ["gate.weight:0"], {"gate.weight:0": 5}, {"gate.weight:0": "01"}])
+def test_a_choice_of_channels_that_is_none_is_refused(kept: Any) -> None:
+    model, example = made("squeeze")
+    with pytest.raises(ShrinkError, match="the channels that are to stay are impossible"):
+        shrink.channels(model, example).plan(kept)
+
+
+def test_places_that_a_pooling_leaves_are_no_channels() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8 * 9, 4))
+    found = shrink.channels(model, IMAGE)
+    assert [group.name for group in found.groups] == ["0.weight:0"]
+    assert [uncut.names[0] for uncut in found.uncut] == ["0.weight", "3.weight"], "the model's inputs and outputs"
+
+
 def test_masked_weights_are_refused() -> None:
     model, example = made("squeeze")
     found = shrink.channels(model, example)

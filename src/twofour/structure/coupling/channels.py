@@ -17,7 +17,15 @@ from twofour.structure.coupling.tracer import Tracer, coordinates_or_none, follo
 Found = dict[str, list[dict[Atom, Coordinates]]]
 """Name of a tensor -> for each of its axes where the channels of each atom stand."""
 
-NO_CHANNELS = ("places of a convolution", "rows of an embedding", "gates", "directions", "layers", "a stack of tensors")
+NO_CHANNELS = (
+    "places of a convolution",
+    "places of a pooling",
+    "rows of an embedding",
+    "gates",
+    "directions",
+    "layers",
+    "a stack of tensors",
+)
 """Why axes are fixed that nobody would call channels."""
 
 

@@ -258,7 +258,7 @@ def pooling(call: Call) -> Value:
     apart = "neighbours that a pooling or LocalResponseNorm takes together"
     for axis in x[-spatial:]:
         fix(axis, apart)
-    answer = [*x[:-spatial], *(fresh(size, apart) for size in call.shape[-spatial:])]
+    answer = [*x[:-spatial], *(fresh(size, "places of a pooling") for size in call.shape[-spatial:])]
     return answer if len(call.shapes) == 1 else [answer, [fresh(n, "indices") for n in call.shapes[1]]]
 
 

@@ -108,8 +108,9 @@ class Channels:
             layers: Names of modules to drop.
 
         Raises:
-            ShrinkError: A name is no group, or an index none of its channels, or none would stay.
+            ShrinkError: It is no mapping, a name is no group, or an index none of its channels, or none would stay.
         """
+        _require_choice(kept)
         known = self.by_name
         masks: dict[int, Tensor] = {}
         for name, chosen in kept.items():
@@ -149,6 +150,19 @@ class Channels:
         """Whether a number is the size of an axis, along which some of the groups that it counts stand."""
         alike = extent.module == module and self.numbers[module, name] == extent.size
         return alike and extent.counted == (name in COUNTED) and any(group.number in extent.index for group in groups)
+
+
+def _require_choice(kept: object) -> None:
+    """Refuse what does not say which channels of which groups stay."""
+    found = kept if isinstance(kept, Mapping) else None
+    strange = [one for one in (found or {}).values() if not isinstance(one, Sequence | Tensor) or isinstance(one, str)]
+    if found is None or strange:
+        raise ShrinkError(
+            "the channels that are to stay are impossible",
+            got=cut(repr(kept), 80) if found is None else f"{cut(repr(strange[0]), 60)} for a group",
+            wanted="a mapping from names of groups to indices of the channels that stay, or to booleans",
+            remedy='found.plan({"conv1.weight:0": range(8)})',
+        )
 
 
 def _apart(module: str, name: str, groups: Sequence[Cuttable], sizes: Sequence[int]) -> ShrinkError:

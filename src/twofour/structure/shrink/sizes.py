@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -71,6 +71,28 @@ SIZES: tuple[tuple[Any, Callable[[Any], dict[str, Any]]], ...] = (
     (nn.RNNBase, _recurrent),
 )
 """Kinds of layers, each with what its attributes are for the tensors that it has."""
+
+
+RECURRENT = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+ROWS: tuple[tuple[Any, Mapping[str, int]], ...] = (
+    ((nn.Linear, Convolution), {"weight": 0, "bias": 0}),
+    (Transposed, {"weight": 1, "bias": 0}),
+    (_NormBase, dict.fromkeys(("weight", "bias", "running_mean", "running_var"), 0)),
+    ((nn.LayerNorm, nn.GroupNorm), {"weight": 0, "bias": 0}),
+    (nn.MultiheadAttention, {"in_proj_weight": 0, "in_proj_bias": 0}),
+)
+"""Kinds of layers, each with the axes of its tensors that hold the same channels."""
+
+
+def same_axes(module: nn.Module) -> dict[str, int]:
+    """Return the axes of a layer's tensors that hold the same channels, by attribute; {} of one that is not known."""
+    if isinstance(module, Transposed) and module.groups > 1:  # the bias has the channels of all groups
+        return {}
+    if isinstance(module, nn.RNNBase):  # states of all layers and directions: torch keeps one size
+        return {name: 0 for name in module._parameters if name.startswith(RECURRENT)}
+    if is_hugging_face_conv1d(module):
+        return {"weight": 1, "bias": 0}
+    return dict(next((axes for kind, axes in ROWS if isinstance(module, kind)), {}))
 
 
 def is_known(module: nn.Module) -> bool:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from twofour.errors import ShrinkError
+from twofour.errors import cut as cut_text
 from twofour.layers import compiled_parts, describe_attached, is_distributed, is_masked, require_unwrapped
-from twofour.structure.shrink.cut import Cut
+from twofour.structure.shrink.cut import Cut, runs
 from twofour.structure.shrink.layers import drop, require_layers
-from twofour.structure.shrink.sizes import refresh
+from twofour.structure.shrink.sizes import refresh, same_axes
 
 _MARK = "_twofour_cuts"
 
@@ -181,7 +182,8 @@ def require_fit(model: nn.Module, plan: object) -> None:
     """Refuse a plan that is not one of the model.
 
     Raises:
-        ShrinkError: A tensor, attribute or layer is missing or of another size, or a tensor is masked or sharded.
+        ShrinkError: A tensor, attribute or layer is missing or of another size, a tensor is masked or sharded, or
+            tensors of one layer that hold the same channels keep others.
     """
     if not isinstance(plan, Cut):
         raise ShrinkError("the plan is none", got=type(plan).__name__, wanted="a `Cut`", remedy="Cut.from_text(text)")
@@ -195,6 +197,7 @@ def require_fit(model: nn.Module, plan: object) -> None:
                 found = f"axis {dim} of {tuple(tensor.shape)} in the model, {axis.size} in the plan"
                 raise _misfit(found, name)
             _require_free(model, name, tensor)
+    _require_whole_layers(model, plan, tensors)
     for attribute in plan.attributes:
         module = _module(model, attribute.module)
         value = module.__dict__.get(attribute.name)
@@ -205,6 +208,24 @@ def require_fit(model: nn.Module, plan: object) -> None:
         if getattr(_module(model, name), "bias", 0) is not None:
             raise _misfit("a bias, or no layer that could have one", name)
     require_layers(model, plan.layers)
+
+
+def _require_whole_layers(model: nn.Module, plan: Cut, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse a plan that leaves a layer whose tensors do not fit each other, such as a bias that stays whole."""
+    kept: dict[tuple[int, int], tuple[int, ...]] = {(id(tensors[n]), dim): held for (n, dim), held in plan.kept.items()}
+    for layer, module in model.named_modules() if kept else ():
+        held = {**module._parameters, **module._buffers}
+        axes = {name: dim for name, dim in same_axes(module).items() if held.get(name) is not None}
+        found = {name: kept.get((id(held[name]), dim)) for name, dim in axes.items()}
+        if len(set(found.values())) > 1:
+            told = (f"{'all' if one is None else runs(one)} of `{name}`" for name, one in found.items())
+            raise ShrinkError(
+                "the cut takes a layer's tensors apart",
+                got=f"channels that stay: {cut_text(', '.join(told), 160)}",
+                wanted=f"the same channels of {', '.join(f'`{name}`' for name in found)}",
+                remedy="plans of `Channels.plan` cut all that a channel touches; edit none by hand",
+                layer=layer,
+            )
 
 
 def _module(model: nn.Module, name: str) -> nn.Module:
