@@ -168,6 +168,25 @@ def low_bit_nets(
     measured(cells, bits_nets.Bench(seconds), place(json, "bits-nets", record), resume, bits_nets.show)
 
 
+@app.command("shrunk")
+def shrunk_models(
+    only: Annotated[str, typer.Option(help="Models, comma separated.")] = "minilm,resnet50",
+    budgets: Annotated[str, typer.Option(help="Shares of the compiled time, comma separated.")] = "0.6",
+    without: Annotated[list[str] | None, typer.Option(help="A runtime to leave out, by its name in the table.")] = None,
+    seconds: SecondsOption = 8.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Models shrunk to a share of their time, then 2:4, against OpenVINO with the whole model, on one thread."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from cases import shrunk as shrunk_case
+
+    cells = shrunk_case.cells(only.split(","), list(map(float, budgets.split(","))))
+    bench = shrunk_case.Bench(seconds, without or ())
+    measured(cells, bench, place(json, "shrunk-float32", record), resume, shrunk_case.show)
+
+
 @app.command()
 def recurrent(
     layers: Annotated[str, typer.Option(help="lstm, gru, rnnoise; comma separated.")] = "lstm,gru,rnnoise",

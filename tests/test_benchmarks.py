@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import twofour
 from twofour import checker, measure, patterns
 from twofour.errors import DataError, MeasureError
 from twofour.kernels import Prepared
@@ -21,11 +23,11 @@ ROOT = Path(__file__).resolve().parent.parent / "benchmarks"
 @pytest.fixture
 def cases(benchmarks: Path):
     """The cases that several tests use."""
-    from cases import bits, grid, linear, mask, models, models_table, records, recurrent, shapes, table
+    from cases import bits, grid, linear, mask, models, models_table, records, recurrent, shapes, shrunk, table
 
     return {
         module.__name__.split(".")[1]: module
-        for module in (bits, grid, linear, mask, models, models_table, records, recurrent, shapes, table)
+        for module in (bits, grid, linear, mask, models, models_table, records, recurrent, shapes, shrunk, table)
     }
 
 
@@ -353,6 +355,34 @@ def test_models_time_what_is_built_and_say_what_is_not(cases, monkeypatch, capsy
     assert table.figures(record)["dense / OpenVINO"] is None and table.figures(record)["2:4 / dense"] > 0
     with pytest.raises(DataError, match="there is no model 'nothing'"):
         models.cells(["nothing"], "float32", [1], [1])
+
+
+def test_shrunk_models_are_timed_beside_what_was_promised(cases, monkeypatch, capsys: pytest.CaptureFixture[str]):
+    shrunk = cases["shrunk"]
+    from models import Subject
+
+    net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32)).eval()
+    subject = Subject("tiny", "random weights", net, (torch.randn(4, 32),), 1, 4)
+    monkeypatch.setattr(shrunk, "BUILDERS", {"tiny": None})
+
+    def shrink(model, example, budget, **options):
+        small = twofour.shrinking.shrink(model, example, budget.time, **options)
+        report = twofour.shrinking.report_of(small)
+        twofour.shrinking.report.attach(small, dataclasses.replace(report, milliseconds=(2.0, 1.2), timing="fake"))
+        return small
+
+    monkeypatch.setattr(twofour, "shrink", shrink)
+    bench = shrunk.Bench(0.02, without=[shrunk.OPENVINO])
+    bench.builders = {"tiny": lambda batch: subject}
+    (cell,) = shrunk.cells(["tiny"], [0.6])
+    record = bench(cell)
+    assert set(record.timings) == {shrunk.DENSE, shrunk.SHRUNK, shrunk.SPARSE}
+    assert record.meta["promised"] == 0.6 and record.meta["parameters"][1] <= 0.6 * record.meta["parameters"][0]
+    shrunk.show([record], Console(width=250))
+    shown = capsys.readouterr().out
+    assert "0.600" in shown and f"{record.median(shrunk.SHRUNK) / record.median(shrunk.DENSE):.3f}" in shown
+    with pytest.raises(DataError, match="there is no model 'nothing'"):
+        shrunk.cells(["nothing"], [0.5])
 
 
 def test_a_wrong_answer_is_not_timed(cases):

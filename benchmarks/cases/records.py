@@ -28,6 +28,7 @@ KEY = (
     "weights",
     "dtype",
     "beside",
+    "budget",
 )
 
 

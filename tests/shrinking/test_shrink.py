@@ -1,6 +1,5 @@
 """shrink: budgets are met, what is solved anew is the least squares of what stays, and refusals say what can be."""
 
-import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +13,13 @@ import twofour
 from tests.structure.shrink.networks import IMAGE, MobileNet, made
 from twofour import calls, shrinking
 from twofour.calibration import Batch
-from twofour.errors import ShrinkError
-from twofour.shrinking import times
+from twofour.errors import CompileError, ShrinkError
+from twofour.shrinking import by_time, times
 from twofour.shrinking.budget import Budget, Prices, uses
-from twofour.shrinking.curves import Reader, widths_of
+from twofour.shrinking.curves import Reader
 from twofour.shrinking.reconstruct import refit_norms
 from twofour.structure import shrink as structure
+from twofour.structure.shrink.widths import widths_of
 
 
 class Wide(nn.Module):
@@ -43,8 +43,11 @@ def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("kind", ["parameters", "macs"])
-@pytest.mark.parametrize("name", ["mobilenet", "densenet", "tagger", "gpt2"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, kind) for name in ("mobilenet", "densenet", "tagger", "gpt2") for kind in ("parameters", "macs")]
+    + [("mobilenet", "bytes")],
+)
 def test_a_budget_is_met_and_the_report_counts_what_is_there(name: str, kind: str) -> None:
     if name == "gpt2":
         pytest.importorskip("transformers", reason="needs the extra [text]")
@@ -56,6 +59,7 @@ def test_a_budget_is_met_and_the_report_counts_what_is_there(name: str, kind: st
     assert report.macs == tuple(
         sum(p.numel() * uses(m, example).get(n, 0) for n, p in m.named_parameters()) for m in (model, small)
     )
+    assert report.bytes == tuple(sum(p.nbytes for p in net.parameters()) for net in (model, small))
     before, after = getattr(report, kind)
     assert after <= 0.8 * before and after > 0.5 * before
     with calls.without_cache(small):
@@ -107,11 +111,10 @@ class Tied(nn.Module):
         return self.h(x + self.g(self.f(x).relu()))
 
 
-def test_a_tied_weight_is_counted_ranked_and_not_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tied_weight_is_counted_ranked_and_not_solved(by_torch: None) -> None:
     torch.manual_seed(0)
     model, ids = Tied(), torch.randint(0, 50, (16, 10))
-    monkeypatch.setattr(times, "_ms", lambda cells: dict.fromkeys(cells, 1.0))
-    found = times.times(model, ids)
+    found = times.times(model, ids, times.Clock(model, ids), (), 9.0)
     assert found.grids.keys() == {"e.weight", "f.weight", "g.weight"} and found.price("e.weight", (50, 32)) > 0
     groups = {group.name: group.group.consumers for group in structure.channels(model, ids).groups}
     assert ("f.weight", "e.weight") in groups.values() or ("e.weight", "f.weight") in groups.values()
@@ -126,12 +129,13 @@ def test_a_tied_weight_is_counted_ranked_and_not_solved(monkeypatch: pytest.Monk
     assert len(kept) < 64 and torch.equal(small.e.weight, model.e.weight[:, list(kept)])
 
 
-def test_layers_that_differ_in_padding_are_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_differ_in_padding_are_timed_apart(by_torch: None, monkeypatch: pytest.MonkeyPatch) -> None:
     padded = nn.Conv2d(4, 4, 3, padding=1)
     model = nn.Sequential(padded, nn.Conv2d(4, 4, 3, padding=2, dilation=2), nn.Conv2d(4, 4, 3, padding=1))
-    monkeypatch.setattr(times, "_ms", lambda cells: dict.fromkeys(cells, 1.0))
-    grids = times.times(model, torch.randn(1, 4, 6, 6)).grids
-    assert grids["0.weight"] is grids["2.weight"] and grids["0.weight"] is not grids["1.weight"]
+    x, count = torch.randn(1, 4, 6, 6), iter(range(1, 99))
+    monkeypatch.setattr(times, "_ms", lambda cells: {name: next(count) for name in cells})
+    grids = times.times(model, x, times.Clock(model, x), (), 99.0).grids
+    assert grids["0.weight"] == grids["2.weight"] != grids["1.weight"]
 
 
 @pytest.mark.parametrize(("size", "unit"), [(12, 1), (32, 8), (100, 8), (128, 16), (200, 16)])
@@ -296,42 +300,92 @@ def test_the_small_model_is_pruned_compiled_and_estimated() -> None:
     assert twofour.estimate(small, tokens=256, machine="a100-sxm")
 
 
-def test_a_budget_of_time_is_chosen_by_measured_layers_and_held_to_what_is_measured(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_layers_are_measured_as_compile_makes_them_and_a_side_that_stays_is_measured_whole() -> None:
+    torch.manual_seed(0)
+    model = Wide()
+    clock = times.Clock(model, ROWS[:2])
+    assert not clock.reason and clock.told.startswith("compiled in float32")
+    whole = clock.ms({"large": clock.large})["large"]
+    found = times.times(model, ROWS[:2], clock, {("a.weight", 0), ("b.weight", 1)}, whole)
+    assert found.whole == whole > 0 and found.shapes == {"a.weight": (48, 16), "b.weight": (8, 48)}
+    rows, columns = found.grids["a.weight"].ms, list(zip(*found.grids["b.weight"].ms, strict=True))
+    assert all(row == (row[0],) * 3 for row in rows) and all(column == (column[0],) * 3 for column in columns)
+    assert sum(grid.ms[0][0] for grid in found.grids.values()) + sum(found.rest.values()) == pytest.approx(whole)
+
+
+@pytest.fixture
+def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be compiled, and every layer takes a millisecond."""
+
+    def compile(*_: object, **__: object) -> nn.Module:
+        raise CompileError("no kernel takes it")
+
+    monkeypatch.setattr(times, "compile", compile)
+    monkeypatch.setattr(times, "_ms", lambda cells: dict.fromkeys(cells, 1.0))
+
+
+class Scales:
+    """A clock that reads parameters."""
+
+    told = "read off"
+
+    def __init__(self, model: nn.Module, example: Any) -> None:
+        self.large = model
+
+    def made(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def ms(self, models: dict[str, nn.Module]) -> dict[str, float]:
+        return {name: float(parameters(model)) for name, model in models.items()}
+
+
+@pytest.mark.parametrize("error", [0.5, 1.2])
+def test_a_budget_of_time_is_held_to_what_the_model_takes(error: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers are said to cost less or more than they do, so that the first choice is too wide, or too narrow."""
     model, _ = made("mobilenet")
-    found = times.times(model, IMAGE)
-    assert found.whole > 0 and set(found.shapes) == {name for name, p in model.named_parameters() if p.ndim > 1}
-    assert {name for name in found.shapes if name not in found.grids} == {
-        f"features.{i}.parts.1.0.weight" for i in (1, 2, 3)
-    }, "depth-wise convolutions are part of the rest"
-    # A clock that reads parameters: layers are said to cost half of what they do, so that the first choice is too wide.
-    clock = importlib.import_module("twofour.shrinking.shrink")
-    monkeypatch.setattr(clock, "milliseconds", lambda net, _: float(parameters(net)))
-    halves = {name: times.Grid(tuple(tuple(0.5 * a * b * found_size(model, name) for b in times.SHARES)
-        for a in times.SHARES)) for name in found.shapes}  # fmt: skip
-    rest = {name: 0.5 * found_size(model, name) for name in found.shapes}
-    fake = times.Times(float(parameters(model)), halves, rest, found.shapes, found.axes)
-    monkeypatch.setattr(clock, "times", lambda *_: fake)
+    sizes = {name: p.numel() for name, p in model.named_parameters() if p.ndim > 1}
+    grids = {
+        name: times.Grid(tuple(tuple(error * a * b * size for b in times.SHARES) for a in times.SHARES))
+        for name, size in sizes.items()
+    }
+    shapes = {name: (model.get_parameter(name).shape[0], model.get_parameter(name).shape[1]) for name in sizes}
+    fake = times.Times(float(parameters(model)), grids, dict.fromkeys(sizes, 0.0), shapes, dict.fromkeys(sizes, 1))
+    monkeypatch.setattr(by_time, "times", lambda *_: fake)
+    monkeypatch.setattr(by_time, "Clock", Scales)
     small = twofour.shrink(model, IMAGE, Budget(time=0.7), multiple=1)
     report = shrinking.report_of(small)
     assert report is not None and report.milliseconds == (float(parameters(model)), float(parameters(small)))
-    assert parameters(small) <= 0.7 * 1.03 * parameters(model)
+    assert 0.6 * parameters(model) < parameters(small) <= by_time.NEAR * 0.7 * parameters(model)
+    assert "read off" in str(report) and report.to_dict()["timing"] == "read off"
 
 
-def test_a_budget_of_time_that_no_try_meets_is_refused_with_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_of_time_that_no_try_meets_is_refused_with_the_least(
+    by_torch: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
-    model, readings = Wide(), iter([100.0, 90.0, 85.0, 88.0, 87.0])
-    module = importlib.import_module("twofour.shrinking.shrink")
-    monkeypatch.setattr(module, "milliseconds", lambda *_: next(readings))
-    monkeypatch.setattr(times, "milliseconds", lambda *_: 100.0)
-    monkeypatch.setattr(times, "_ms", lambda cells: dict.fromkeys(cells, 1.0))
-    with pytest.raises(ShrinkError, match=r"cannot be met[\s\S]*0\.800 of the time[\s\S]*at least 0\.850: .* measured"):
+    model, readings = Wide(), iter([90.0, 85.0, 88.0, 87.0])
+
+    def ms(_: object, models: dict[str, nn.Module]) -> dict[str, float]:
+        return {name: 100.0 if name == "large" else next(readings) for name in models}
+
+    monkeypatch.setattr(times.Clock, "ms", ms)
+    with pytest.raises(ShrinkError, match=r"cannot be met[\s\S]*0\.800 of the time[\s\S]*at least 0\.8[58]0: .* measured"):
         twofour.shrink(model, ROWS[:2], Budget(time=0.8), multiple=1)
 
 
-def found_size(model: nn.Module, name: str) -> int:
-    return model.get_parameter(name).numel()
+def test_what_cannot_be_compiled_is_timed_as_torch_runs_it_and_the_report_says_so(
+    by_torch: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(times.Clock, "ms", lambda _, models: {n: float(parameters(m)) for n, m in models.items()})
+    report = shrinking.report_of(twofour.shrink(Wide(), ROWS[:2], Budget(time=0.8), multiple=1))
+    assert report is not None and report.timing.startswith("as torch runs it (CompileError: no kernel takes it)")
+
+
+def test_vectors_say_the_widths_of_a_budget_of_time() -> None:
+    model, example = made("mobilenet")
+    found = structure.channels(model, example)
+    assert {by_time.multiple_of(group) for group in found.groups if group.size < 16} == {None}
+    assert {by_time.multiple_of(group) for group in found.groups if 16 <= group.size < 64} == {8}
 
 
 def test_times_are_interpolated_between_measured_widths() -> None:

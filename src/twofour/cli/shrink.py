@@ -150,8 +150,9 @@ def show(report: Report) -> None:
         said = [uncut.reason.replace("uniform=True", "--uniform") for uncut in report.uncut]
         rows = [(u.names[0], str(u.size), reason) for u, reason in zip(report.uncut, said, strict=True)]
         print_table("", ("stays whole", "channels", "reason"), rows, right=range(1, 2))
-    sizes = {"parameters": report.parameters, "MACs": report.macs, "milliseconds": report.milliseconds}
-    for name, (before, after) in ((name, size) for name, size in sizes.items() if size is not None):
+    sizes = {"parameters": report.parameters, "MACs": report.macs, "bytes": report.bytes}
+    sizes |= {f"milliseconds, {report.timing}:": report.milliseconds} if report.milliseconds else {}
+    for name, (before, after) in sizes.items():
         digits = ",.3f" if isinstance(after, float) else ","
         say(f"{name} {before:{digits}} -> {after:{digits}} ({after / before if before else 1:.1%})")
     for note in report.notes:

@@ -14,7 +14,7 @@ from twofour.errors import ShrinkError, cut
 from twofour.layers import PrunableWeight, walk
 from twofour.structure.shrink import Channels, Cuttable
 
-KINDS = ("parameters", "macs", "time")
+KINDS = ("parameters", "macs", "bytes", "time")
 """What a budget may count."""
 
 
@@ -26,12 +26,15 @@ class Budget:
         parameters: Of its parameters.
         macs: Of the multiply-add operations of its weights in one forward pass of the example; products of activations
             with each other, as of queries and keys, are not counted.
-        time: Of the milliseconds of one forward pass of the example on this machine, as torch runs it with the threads
-            that it has: layers are measured at several widths (`shrinking.times`).
+        bytes: Of the bytes of its parameters, in the dtypes that they have.
+        time: Of the milliseconds of one forward pass of the example on this machine, as `compile` makes it in float32,
+            with the threads that torch has: layers are measured at several widths (`shrinking.times`). What cannot be
+            compiled is timed as torch runs it, and the report says why.
     """
 
     parameters: float | None = None
     macs: float | None = None
+    bytes: float | None = None
     time: float | None = None
 
     def __post_init__(self) -> None:
@@ -40,13 +43,13 @@ class Budget:
             raise ShrinkError(
                 "the budget is impossible",
                 got=", ".join(f"{kind}={cut(repr(value), 40)}" for kind, value in given.items()) or "no limit",
-                wanted="one of parameters, macs and time, a fraction above 0 and below 1",
+                wanted="one of parameters, macs, bytes and time, a fraction above 0 and below 1",
                 remedy="budget=0.5, or twofour.shrinking.Budget(macs=0.5)",
             )
 
     @property
     def kind(self) -> str:
-        """What is counted: "parameters", "macs" or "time"."""
+        """What is counted: "parameters", "macs", "bytes" or "time"."""
         return next(kind for kind in KINDS if getattr(self, kind) is not None)
 
     @property

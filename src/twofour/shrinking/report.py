@@ -43,12 +43,14 @@ class Report:
         uncut: Channels that stay whole, with the reason.
         parameters: Parameters before and after.
         macs: Multiply-add operations of the weights in one forward pass of the example, before and after.
+        bytes: Bytes of the parameters, before and after.
         reconstructed: Weights that were solved anew for the channels that stay.
         skipped: Weights that were not, with the reason.
         cut: What was cut.
         config: Why a model's configuration does not say its sizes, so that `twofour.load` has to load it; "" where
             `from_pretrained` does.
         milliseconds: Of one forward pass of the example, measured before and after, where time is the budget.
+        timing: How they were measured: "compiled in float32, 1 threads", or as torch runs it and why.
         unused: Parameters that the example's forward did not use; they stay whole.
         notes: Sentences about what the small model still needs.
     """
@@ -57,11 +59,13 @@ class Report:
     uncut: tuple[Uncut, ...]
     parameters: tuple[int, int]
     macs: tuple[int, int]
+    bytes: tuple[int, int]
     reconstructed: tuple[str, ...]
     skipped: tuple[tuple[str, str], ...]
     cut: Cut
     config: str = ""
     milliseconds: tuple[float, float] | None = None
+    timing: str = ""
     unused: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -70,22 +74,24 @@ class Report:
         return {
             "parameters": list(self.parameters),
             "macs": list(self.macs),
+            "bytes": list(self.bytes),
             "widths": [asdict(width) for width in self.widths],
             "uncut": [asdict(uncut) for uncut in self.uncut],
             "reconstructed": list(self.reconstructed),
             "skipped": dict(self.skipped),
             "config": self.config,
             "milliseconds": self.milliseconds and list(self.milliseconds),
+            "timing": self.timing,
             "unused": list(self.unused),
             "notes": list(self.notes),
         }
 
     def __str__(self) -> str:
-        pairs = (("parameters", self.parameters), ("MACs", self.macs))
+        pairs = (("parameters", self.parameters), ("MACs", self.macs), ("bytes", self.bytes))
         lines = [", ".join(f"{what} {a:,} -> {b:,} ({b / max(a, 1):.1%})" for what, (a, b) in pairs)]
         if self.milliseconds is not None:
             before, after = self.milliseconds
-            lines[0] += f", {before:.3f} ms -> {after:.3f} ms ({after / before:.1%})"
+            lines[0] += f", {before:.3f} ms -> {after:.3f} ms ({after / before:.1%}), {self.timing}"
         lines += [f"  {width}" for width in self.widths]
         lines += [f"  {uncut}" for uncut in self.uncut]
         lines += [f"  {name} was not solved anew: {reason}" for name, reason in self.skipped]

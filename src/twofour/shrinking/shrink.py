@@ -16,25 +16,20 @@ from twofour.errors import ShrinkError, cut, integer_from
 from twofour.layers import PrunableWeight, require_unwrapped, walk
 from twofour.progress import Progress
 from twofour.shrinking.budget import Budget, Prices, uses
+from twofour.shrinking.by_time import chosen_by_time, multiple_of
 from twofour.shrinking.choose import choose
-from twofour.shrinking.curves import Curve, Reader, columns_of, covariance, magnitude, second_order, widths_of
+from twofour.shrinking.curves import Curve, Reader, columns_of, covariance, magnitude, second_order
 from twofour.shrinking.reconstruct import norms_said, reconstruct, refit_norms
 from twofour.shrinking.report import Report, Width, attach
-from twofour.shrinking.times import milliseconds, times
 from twofour.shrinking.uniform import sayable
 from twofour.structure import shrink as structure
 from twofour.structure.shrink import Channels, Cuttable
+from twofour.structure.shrink.widths import widths_of
 
 _log = logging.getLogger("twofour.shrinking")
 
 SAMPLES = 128
 """Samples of calibration data, as SparseGPT takes (Frantar and Alistarh 2023)."""
-
-LANES = 8
-"""Widths below 32 are multiples of it where time is the budget: torch's convolutions pad channels to vectors."""
-
-ROUNDS, NEAR = 4, 1.03
-"""How often widths are chosen for a budget of time, and how near it what was measured has to be: 3 % are noise."""
 
 
 def shrink(
@@ -61,8 +56,8 @@ def shrink(
     Args:
         model: A trained dense model on the CPU or a GPU; it stays as it is.
         example: Input of one forward pass: a tensor, a tuple or list of positional or a dict of keyword arguments.
-        budget: Fraction of the parameters that may stay, or a `Budget` of parameters, MACs or
-            time.
+        budget: Fraction of the parameters that may stay, or a `Budget` of parameters, MACs, bytes or time. A budget of
+            time compiles the model, its layers at several widths, and up to four small models.
         data: Calibration data, as in `prune`.
         samples: How many samples of them are used, at least 1. Default: 128.
         streams: Cut residual streams and widths of embeddings too, and channels that a normalisation runs along, which
@@ -98,16 +93,26 @@ def shrink(
     with Progress(shown=progress and bool(batches)) as display:
         work = _Work(twin, chosen, walk(twin, eligibility="any", tied="*").weights, batches, display)
         curves = work.curves({group.name: _widths(group, multiple, limit, least) for group in chosen})
-        widths, promised = _chosen(found, curves, limit, (model, twin), example, uniform)
+        widths, promised, timing = _chosen(found, curves, limit, (model, twin), example, uniform)
         plan = found.plan({name: curves[name].kept(width) for name, width in widths.items()})
         solved, skipped = reconstruct(twin, plan, work.weights, batches, display) if batches else ((), {})
     small = structure.cut(twin, plan, inplace=True)
     notes = norms_said(small, batches, refit_norms(small, batches) if batches else 0)
     told = tuple(_width(group, curves[group.name], widths[group.name]) for group in chosen)
-    sizes = ((_parameters(model), _parameters(small)), (_macs(model, example), _macs(small, example)))
-    config = structure.configure(small)
     report = Report(
-        told, found.uncut + unsaid, *sizes, solved, tuple(skipped.items()), plan, config, promised, found.unused, notes
+        told,
+        found.uncut + unsaid,
+        (_parameters(model), _parameters(small)),
+        (_macs(model, example), _macs(small, example)),
+        (_bytes(model), _bytes(small)),
+        reconstructed=solved,
+        skipped=tuple(skipped.items()),
+        cut=plan,
+        config=structure.configure(small),
+        milliseconds=promised,
+        timing=timing,
+        unused=found.unused,
+        notes=notes,
     )
     _log.info("shrunk: %s", report)
     attach(small, report)
@@ -163,9 +168,8 @@ class _Work:
 
 
 def _widths(group: Cuttable, multiple: int | None, limit: Budget, least: float) -> tuple[int, ...]:
-    """Return the widths that a group may have; for a budget of time no fewer than vectors have lanes."""
-    narrow = limit.kind == "time" and 2 * LANES <= group.size < 32
-    return widths_of(group.size, multiple or (LANES if narrow else None), least)
+    """Return the widths that a group may have; for a budget of time as vectors have lanes."""
+    return widths_of(group.size, multiple or (multiple_of(group) if limit.kind == "time" else None), least)
 
 
 def _width(group: Cuttable, curve: Curve, width: int) -> Width:
@@ -179,55 +183,26 @@ def _chosen(
     models: tuple[nn.Module, nn.Module],
     example: Any,
     uniform: bool,
-) -> tuple[dict[str, int], tuple[float, float] | None]:
-    """Return the width of each group, and the milliseconds before and after where they are the budget."""
+) -> tuple[dict[str, int], tuple[float, float] | None, str]:
+    """Return the width of each group, and milliseconds before and after and how they were taken where they count."""
     model, twin = models
     if limit.kind == "time":
-        return _chosen_by_time(found, curves, limit, models, example, uniform)
-    used = uses(twin, example) if limit.kind == "macs" else dict.fromkeys(found.shapes, 1)
-    whole = _macs(model, example) if limit.kind == "macs" else _parameters(model)
-    prices = Prices(found, lambda name, sizes: prod(sizes) * used.get(name, 0))
-    return choose(prices, curves, limit, whole, uniform=uniform), None
-
-
-def _chosen_by_time(
-    found: Channels,
-    curves: Mapping[str, Curve],
-    limit: Budget,
-    models: tuple[nn.Module, nn.Module],
-    example: Any,
-    uniform: bool,
-) -> tuple[dict[str, int], tuple[float, float]]:
-    """Choose by measured layers, cut a copy, measure it, and choose again where it takes longer than was predicted.
-
-    Raises:
-        ShrinkError: No choice meets the budget, as predicted or within `NEAR` of it as measured.
-    """
-    model, twin = models
-    whole, of_layers, aim = milliseconds(model, example), times(twin, example), limit.fraction
-    measured: list[float] = []
-    for _ in range(ROUNDS):
-        try:
-            widths = choose(Prices(found, of_layers.price), curves, Budget(time=aim), whole, uniform=uniform)
-        except ShrinkError:
-            if not measured:
-                raise
-            break  # narrower than the narrowest
-        plan = found.plan({name: curves[name].kept(width) for name, width in widths.items()})
-        measured.append(milliseconds(structure.cut(twin, plan), example))
-        if measured[-1] <= NEAR * limit.fraction * whole:
-            return widths, (whole, measured[-1])
-        aim *= limit.fraction * whole / measured[-1]
-    raise ShrinkError(
-        "the budget cannot be met",
-        got=f"{limit.fraction:.3f} of the time",
-        wanted=f"at least {min(measured) / whole:.3f}: the least that was measured, in {len(measured)} tries",
-        remedy="measure on a quiet machine, or ask for more; streams=True cuts residual streams too",
-    )
+        return chosen_by_time(found, curves, limit, models, example, uniform)
+    whole, each = {
+        "parameters": lambda: (_parameters(model), dict.fromkeys(found.shapes, 1)),
+        "macs": lambda: (_macs(model, example), uses(twin, example)),
+        "bytes": lambda: (_bytes(model), {name: p.element_size() for name, p in twin.named_parameters()}),
+    }[limit.kind]()
+    prices = Prices(found, lambda name, sizes: prod(sizes) * each.get(name, 0))
+    return choose(prices, curves, limit, whole, uniform=uniform), None, ""
 
 
 def _parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _bytes(model: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def _macs(model: nn.Module, example: Any) -> int:

@@ -24,11 +24,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from twofour import masks
 from twofour.errors import TrainingError, integer_from
 from twofour.layers import require_unwrapped
-from twofour.shrinking.curves import widths_of
 from twofour.structure import shrink
 from twofour.structure.coupling.group import some
 from twofour.structure.shrink import Cut
 from twofour.structure.shrink.absorb import left_open
+from twofour.structure.shrink.widths import widths_of
 from twofour.training.schemes.base import Scheme, require_free
 from twofour.training.schemes.gated import Gated, block_gates, channel_gates
 from twofour.training.schemes.slots import Slot

@@ -1,0 +1,97 @@
+"""by_time: widths within a budget of time, chosen by measured layers and held to what the whole model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from twofour.errors import ShrinkError
+from twofour.shrinking.budget import Budget, Prices
+from twofour.shrinking.choose import choose
+from twofour.shrinking.curves import Curve
+from twofour.shrinking.times import Clock, times
+from twofour.structure import shrink as structure
+from twofour.structure.shrink import Channels, Cuttable
+
+LANES = 8
+"""Widths from 16 on are multiples of it where time is the budget, from 64 on of twice as many: the lanes of vectors of
+AVX2 and of AVX-512, to which kernels of convolutions and products pad."""
+
+ROUNDS, NEAR, FAR = 4, 1.03, 0.94
+"""How often widths are chosen, and how near the budget what was measured has to be: 3 % above it are noise; where it is
+6 % below, more could have stayed."""
+
+
+def multiple_of(group: Cuttable) -> int | None:
+    """Return what the widths of a group are multiples of, None where vectors do not ask for any.
+
+    A head is whole vectors already.
+    """
+    positions = max(int((place.index >= 0).sum()) for place in group.group.places)
+    if group.size < 2 * LANES or positions >= LANES * group.size:
+        return None
+    return LANES if group.size < 8 * LANES else 2 * LANES
+
+
+def chosen_by_time(
+    found: Channels,
+    curves: Mapping[str, Curve],
+    limit: Budget,
+    models: tuple[nn.Module, nn.Module],
+    example: Any,
+    uniform: bool,
+) -> tuple[dict[str, int], tuple[float, float], str]:
+    """Choose by measured layers, cut a copy, measure it, and choose again where it takes another time than predicted.
+
+    Args:
+        found: Channels of the twin.
+        curves: What each group that may be cut loses.
+        limit: The budget.
+        models: The large model, and its twin that is cut, which may have fewer layers.
+        example: Input of one forward pass.
+        uniform: As for `choose`.
+
+    Returns:
+        The width of each group, milliseconds of the large and the small model, and how they were measured.
+
+    Raises:
+        ShrinkError: No choice meets the budget, as predicted or within `NEAR` of it as measured.
+    """
+    model, twin = models
+    clock = Clock(model, example)
+    whole = clock.ms({"large": clock.large})["large"]
+    alike = structure.cuts_of(twin) == structure.cuts_of(model)
+    now = whole if alike else clock.ms({"twin": clock.made(twin)})["twin"]
+    axes = {(p.name, p.axis) for group in found.groups if group.name in curves for p in group.group.places}
+    of_layers = times(twin, example, clock, axes, now)
+    aim, tried = limit.fraction, list[tuple[float, dict[str, int], tuple[float, float]]]()
+    for _ in range(ROUNDS):
+        try:
+            widths = choose(Prices(found, of_layers.price), curves, Budget(time=aim), whole, uniform=uniform)
+        except ShrinkError:
+            if not tried:
+                raise
+            break  # narrower than the narrowest
+        if any(widths == before for _, before, _ in tried):
+            break
+        plan = found.plan({name: curves[name].kept(width) for name, width in widths.items()})
+        took = clock.ms({"large": clock.large, "small": clock.made(structure.cut(twin, plan))})
+        tried.append((took["small"] / took["large"], widths, (took["large"], took["small"])))
+        if FAR <= tried[-1][0] / limit.fraction <= NEAR:
+            break
+        aim = min(aim * limit.fraction / tried[-1][0], 0.999)
+    if fitting := [one for one in tried if one[0] <= NEAR * limit.fraction]:
+        _, widths, promised = max(fitting, key=lambda one: one[0])
+        return widths, promised, clock.told
+    raise _too_slow(limit, min(share for share, _, _ in tried), len(tried))
+
+
+def _too_slow(limit: Budget, least: float, tries: int) -> ShrinkError:
+    return ShrinkError(
+        "the budget cannot be met",
+        got=f"{limit.fraction:.3f} of the time",
+        wanted=f"at least {least:.3f}: the least that was measured, in {tries} tries",
+        remedy="measure on a quiet machine, or ask for more; streams=True cuts residual streams too",
+    )
