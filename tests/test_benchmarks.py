@@ -372,11 +372,12 @@ def test_shrunk_models_are_timed_beside_what_was_promised(cases, monkeypatch, ca
         return small
 
     monkeypatch.setattr(twofour, "shrink", shrink)
-    bench = shrunk.Bench(0.02, without=[shrunk.OPENVINO])
+    monkeypatch.setattr(shrunk.peers, "openvino", shrunk.peers.eager)
+    bench = shrunk.Bench(0.02)
     bench.builders = {"tiny": lambda batch: subject}
     (cell,) = shrunk.cells(["tiny"], [0.6])
     record = bench(cell)
-    assert set(record.timings) == {shrunk.DENSE, shrunk.SHRUNK, shrunk.SPARSE}
+    assert set(record.timings) == {shrunk.OPENVINO, shrunk.DENSE, shrunk.SHRUNK, shrunk.SPARSE}
     assert record.meta["promised"] == 0.6 and record.meta["parameters"][1] <= 0.6 * record.meta["parameters"][0]
     shrunk.show([record], Console(width=250))
     shown = capsys.readouterr().out

@@ -90,7 +90,9 @@ def show(records: Sequence[Record], console: Console) -> None:
         table.add_column(head, justify="right" if index else "left")
     for record in records:
         shares = [(SHRUNK, DENSE), (SPARSE, OPENVINO)]
-        told = [f"{record.median(a) / record.median(b):.3f}" if {a, b} <= record.timings.keys() else "-" for a, b in shares]
+        told = [
+            f"{record.median(a) / record.median(b):.3f}" if {a, b} <= record.timings.keys() else "-" for a, b in shares
+        ]
         ms = [f"{1e3 * record.median(name):.3f}" if name in record.timings else "-" for name in names]
         table.add_row(
             str(record.meta["model"]), str(record.meta["budget"]), *ms, f"{record.meta['promised']:.3f}", *told

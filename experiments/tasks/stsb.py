@@ -92,11 +92,11 @@ class ShrinkStsb(Stsb):
     name = "shrink-stsb"
     title = "STS Benchmark, MiniLM-L6 with half of its encoder's parameters"
     notes = (
-        "Spearman's rank correlation times 100 on the test split. Parameters are those of the encoder's layers. Dense "
-        "is the published model trained {epochs} epoch on the 5,749 training pairs (AdamW 5e-5, batch 32, squared error "
-        "of the cosine against score / 5, one cycle); cut is the published model cut once on 512 training sentences, all "
-        "layers alike, so that `from_pretrained` loads it, and not trained; distilled is that one trained as long on the "
-        "same batches (AdamW 2e-4), half of its loss the distance to the vectors of the dense one of its seed."
+        "Spearman's rank correlation times 100 on the test split. Parameters: those of the encoder's layers. Dense is "
+        "the published model trained {epochs} epoch on 5,749 training pairs (AdamW 5e-5, batch 32, squared error of "
+        "the cosine against score / 5, one cycle). Cut is the published model cut once on 512 training sentences, all "
+        "layers alike, so that `from_pretrained` loads it, and not trained. Distilled is that one trained as long on "
+        "the same batches (AdamW 1e-4); half of its loss is the distance to the vectors of the dense one of its seed."
     )
 
 

@@ -30,7 +30,11 @@ def test_a_function_is_shrunk_and_loads_into_its_large_model(run: Any, monkeypat
     loaded = twofour.load("out/model.safetensors", zoo_cli.small(), masked=True)
     assert sum(p.numel() for p in loaded.parameters()) == report["parameters"][1]
     refused(run("shrink", "zoo_cli:small", "--out", "out", "--input", "64"), "out exists already")
-    refused(run("shrink", "zoo_cli:small", "--out", "two", "--input", "64", "--budget", "0.01"), "cannot be met", "try     --streams")
+    refused(
+        run("shrink", "zoo_cli:small", "--out", "two", "--input", "64", "--budget", "0.01"),
+        "cannot be met",
+        "try     --streams",
+    )
     refused(run("shrink", "zoo_cli:small", "--out", "two", "--budget", "1.5"), "the budget is impossible")
     refused(run("shrink", "zoo_cli:small", "--out", "two"), "the shape of its input is not known")
     refused(run("shrink", "zoo_cli:small", "--out", "two", "--count", "watts"), "counts nothing of that name", "macs")

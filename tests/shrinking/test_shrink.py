@@ -135,7 +135,7 @@ def test_layers_that_differ_in_padding_are_timed_apart(by_torch: None, monkeypat
     x, count = torch.randn(1, 4, 6, 6), iter(range(1, 99))
     monkeypatch.setattr(times, "_ms", lambda cells: {name: next(count) for name in cells})
     grids = times.times(model, x, times.Clock(model, x), (), 99.0).grids
-    assert grids["0.weight"] == grids["2.weight"] != grids["1.weight"]
+    assert grids["0.weight"].ms == grids["2.weight"].ms != grids["1.weight"].ms
 
 
 @pytest.mark.parametrize(("size", "unit"), [(12, 1), (32, 8), (100, 8), (128, 16), (200, 16)])
@@ -369,7 +369,9 @@ def test_a_budget_of_time_that_no_try_meets_is_refused_with_the_least(
         return {name: 100.0 if name == "large" else next(readings) for name in models}
 
     monkeypatch.setattr(times.Clock, "ms", ms)
-    with pytest.raises(ShrinkError, match=r"cannot be met[\s\S]*0\.800 of the time[\s\S]*at least 0\.8[58]0: .* measured"):
+    with pytest.raises(
+        ShrinkError, match=r"cannot be met[\s\S]*0\.800 of the time[\s\S]*at least 0\.8[58]0: .* measured"
+    ):
         twofour.shrink(model, ROWS[:2], Budget(time=0.8), multiple=1)
 
 

@@ -198,7 +198,9 @@ def _require_known_words(path: Path, tokenizer: Any, batches: list[dict[str, Ten
     """Refuse texts of which a tokenizer knows hardly a word: statistics of its token for unknown words say nothing."""
     ids = torch.cat([batch["input_ids"].flatten() for batch in batches])
     unknown = tokenizer.unk_token_id
-    special = torch.tensor([number for number in tokenizer.all_special_ids if number != unknown], dtype=ids.dtype, device="cpu")
+    special = torch.tensor(
+        [number for number in tokenizer.all_special_ids if number != unknown], dtype=ids.dtype, device="cpu"
+    )
     words = ids[~torch.isin(ids, special)]
     share = float((words == unknown).float().mean()) if len(words) and unknown is not None else 0.0
     if share > UNKNOWN:

@@ -76,9 +76,7 @@ def shrink(
 
     With --data the weights that read what went are solved anew; without, train the model afterwards.
     """
-    one_of("the budget counts nothing of that name", count, KINDS, ShrinkError)
-    with remedies_of_options(REMEDIES):
-        limit = Budget(**{count: budget})
+    limit = _limit(count, budget)
     result_folder.require_free(out, force)
     found = sources.resolve(source)
     result_folder.require_apart(out, found.path)
@@ -88,8 +86,7 @@ def shrink(
         model = found.model()
     options: dict[str, Any] = {"streams": streams, "layers": tuple(drop or ()), "multiple": multiple}
     options["uniform"] = folder is not None if uniform is None else uniform
-    with remedies_of_options(REMEDIES):
-        small, report = _shrunk(model, found, limit, (given, length, data), samples or SAMPLES, options)
+    small, report = _shrunk(model, found, limit, (given, length, data), samples or SAMPLES, options)
     with result_folder.folder(out, force) as target:
         copy_companions(beside, target)
         _write(small, target, folder is not None)
@@ -103,6 +100,12 @@ def shrink(
     write(json, content)
 
 
+def _limit(count: str, budget: float) -> Budget:
+    one_of("the budget counts nothing of that name", count, KINDS, ShrinkError)
+    with remedies_of_options(REMEDIES):
+        return Budget(**{count: budget})
+
+
 def _shrunk(
     model: nn.Module,
     found: sources.Source,
@@ -114,7 +117,7 @@ def _shrunk(
     """Shrink a model on the example, and by the data, that the options give: --input, --length, --data."""
     given, length, data = inputs
     what = "channels are found by running the model"
-    with calls.without_cache(model):
+    with calls.without_cache(model), remedies_of_options(REMEDIES):
         example, _ = calibration.traced(model, found, given, length, None if given else data, what=what)
         if data is not None:
             batches = calibration.read(data, found, samples, length)

@@ -74,14 +74,15 @@ def chosen_by_time(
             if not tried:
                 raise
             break  # narrower than the narrowest
-        if any(widths == before for _, before, _ in tried):
+        found_before = [one for one in tried if one[1] == widths]
+        if not found_before:
+            plan = found.plan({name: curves[name].kept(width) for name, width in widths.items()})
+            took = clock.ms({"large": clock.large, "small": clock.made(structure.cut(twin, plan))})
+            tried.append((took["small"] / took["large"], widths, (took["large"], took["small"])))
+        share = (found_before or tried)[-1][0]
+        if FAR <= share / limit.fraction <= NEAR:
             break
-        plan = found.plan({name: curves[name].kept(width) for name, width in widths.items()})
-        took = clock.ms({"large": clock.large, "small": clock.made(structure.cut(twin, plan))})
-        tried.append((took["small"] / took["large"], widths, (took["large"], took["small"])))
-        if FAR <= tried[-1][0] / limit.fraction <= NEAR:
-            break
-        aim = min(aim * limit.fraction / tried[-1][0], 0.999)
+        aim = min(aim * limit.fraction / share, 0.999)
     if fitting := [one for one in tried if one[0] <= NEAR * limit.fraction]:
         _, widths, promised = max(fitting, key=lambda one: one[0])
         return widths, promised, clock.told

@@ -97,23 +97,11 @@ def shrink(
         plan = found.plan({name: curves[name].kept(width) for name, width in widths.items()})
         solved, skipped = reconstruct(twin, plan, work.weights, batches, display) if batches else ((), {})
     small = structure.cut(twin, plan, inplace=True)
-    notes = norms_said(small, batches, refit_norms(small, batches) if batches else 0)
     told = tuple(_width(group, curves[group.name], widths[group.name]) for group in chosen)
-    report = Report(
-        told,
-        found.uncut + unsaid,
-        (_parameters(model), _parameters(small)),
-        (_macs(model, example), _macs(small, example)),
-        (_bytes(model), _bytes(small)),
-        reconstructed=solved,
-        skipped=tuple(skipped.items()),
-        cut=plan,
-        config=structure.configure(small),
-        milliseconds=promised,
-        timing=timing,
-        unused=found.unused,
-        notes=notes,
-    )
+    notes = norms_said(small, batches, refit_norms(small, batches) if batches else 0)
+    further: dict[str, Any] = {"cut": plan, "reconstructed": solved, "skipped": tuple(skipped.items()), "notes": notes}
+    further |= {"milliseconds": promised, "timing": timing, "unused": found.unused}
+    report = _report(model, small, example, told, found.uncut + unsaid, further)
     _log.info("shrunk: %s", report)
     attach(small, report)
     return small
@@ -195,6 +183,20 @@ def _chosen(
     }[limit.kind]()
     prices = Prices(found, lambda name, sizes: prod(sizes) * each.get(name, 0))
     return choose(prices, curves, limit, whole, uniform=uniform), None, ""
+
+
+def _report(
+    large: nn.Module,
+    small: nn.Module,
+    example: Any,
+    widths: tuple[Width, ...],
+    uncut: tuple[structure.Uncut, ...],
+    further: Mapping[str, Any],
+) -> Report:
+    """Return the report of a small model, with its sizes beside the large one's, and let its configuration say them."""
+    counts = _parameters, lambda model: _macs(model, example), _bytes
+    parameters, macs, size = ((count(large), count(small)) for count in counts)
+    return Report(widths, uncut, parameters, macs, size, config=structure.configure(small), **further)
 
 
 def _parameters(model: nn.Module) -> int:

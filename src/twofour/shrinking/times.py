@@ -101,6 +101,7 @@ class _Cells(nn.Module):
     def forward(self, *inputs: Tensor) -> list[Tensor]:
         return [part(x) for part, x in zip(self.parts, inputs, strict=True)]
 
+
 @dataclass(frozen=True, eq=False)
 class Grid:
     """Milliseconds of one layer at shares of its outputs (rows) and inputs (columns), as `SHARES` has them."""
@@ -217,7 +218,9 @@ def _seen(
     return inputs, values
 
 
-def _grid(of: Sequence[int], cells: Sequence[Mapping[tuple[int, int], Cell]], found: Mapping[str, float]) -> Grid | None:
+def _grid(
+    of: Sequence[int], cells: Sequence[Mapping[tuple[int, int], Cell]], found: Mapping[str, float]
+) -> Grid | None:
     """Return what a layer takes in all of its calls; a side that stays whole is measured whole."""
     rows = [[0.0] * len(SHARES) for _ in SHARES]
     for kind in of:

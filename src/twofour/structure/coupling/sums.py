@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twofour.structure.coupling.axes import Axis, DoesNotDivide, fix, regroup, unify
+from twofour.structure.coupling.axes import Axis, DoesNotDivide, factors, fix, regroup, unify
 from twofour.structure.coupling.axes import size as size_of
 from twofour.structure.coupling.call import Axes, Call, Value, fresh, rule
 
@@ -256,9 +256,12 @@ def pooling(call: Call) -> Value:
     name = call.node.target._schema.name  # type: ignore[union-attr]
     spatial = next(n for n in (1, 2, 3) if f"{n}d" in name)
     apart = "neighbours that a pooling or LocalResponseNorm takes together"
-    for axis in x[-spatial:]:
+    answer = list(x[:-spatial])
+    for axis, size in zip(x[-spatial:], call.shape[-spatial:], strict=True):
+        # LocalResponseNorm pools channels, which are to be named: places alone go on as places.
+        places = all(atom.fixed in ("places of a convolution", "places of a pooling") for atom in factors(axis))
+        answer.append(fresh(size, "places of a pooling" if places else apart))
         fix(axis, apart)
-    answer = [*x[:-spatial], *(fresh(size, "places of a pooling") for size in call.shape[-spatial:])]
     return answer if len(call.shapes) == 1 else [answer, [fresh(n, "indices") for n in call.shapes[1]]]
 
 
