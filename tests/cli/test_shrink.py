@@ -36,6 +36,8 @@ def test_a_function_is_shrunk_and_loads_into_its_large_model(run: Any, monkeypat
         "try     --streams",
     )
     refused(run("shrink", "zoo_cli:small", "--out", "two", "--budget", "1.5"), "the budget is impossible")
+    options = ("--out", "two", "--input", "64", "--drop", "auto")
+    refused(run("shrink", "zoo_cli:small", *options), "no layer can be chosen", "try     --data")
     refused(run("shrink", "zoo_cli:small", "--out", "two"), "the shape of its input is not known")
     refused(run("shrink", "zoo_cli:small", "--out", "two", "--count", "watts"), "counts nothing of that name", "macs")
     assert not Path("two").exists()

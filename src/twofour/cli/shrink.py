@@ -29,6 +29,7 @@ REMEDIES = {
     "quiet machine": "measure on a quiet machine, or ask for more; --streams cuts residual streams too",
     "streams=True": "--streams cuts residual streams too; or ask for more",
     "budget=": "--budget 0.5, and --count for what it counts",
+    "data=loader": "--data inputs of yours, or --drop encoder.layer.3",
     "on it yourself": "--length takes fewer tokens, --input another shape, --data inputs of yours",
 }
 """What stands in the remedy of an error, and what to say of options instead."""
@@ -45,7 +46,12 @@ Uniform = Annotated[
         show_default="uniform for a folder",
     ),
 ]
-Drop = Annotated[list[str] | None, typer.Option(metavar="LAYER", help="Drop this layer, such as encoder.layer.3.")]
+Drop = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="LAYER", help="Drop this layer, such as encoder.layer.3; auto: what the data and the budget say."
+    ),
+]
 Multiple = Annotated[
     int | None, typer.Option(min=1, help="Widths are multiples of it; narrower groups stay.", show_default="16, 8 or 1")
 ]
@@ -84,7 +90,7 @@ def shrink(
     beside = {} if folder is None else companions(folder)  # refuses what cannot be copied before any long work
     with progress(f"reading {source}"):
         model = found.model()
-    options: dict[str, Any] = {"streams": streams, "layers": tuple(drop or ()), "multiple": multiple}
+    options: dict[str, Any] = {"streams": streams, "layers": _layers(drop), "multiple": multiple}
     options["uniform"] = folder is not None if uniform is None else uniform
     small, report = _shrunk(model, found, limit, (given, length, data), samples or SAMPLES, options)
     with result_folder.folder(out, force) as target:
@@ -98,6 +104,10 @@ def shrink(
         say(_loads(report))
     say(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     write(json, content)
+
+
+def _layers(drop: list[str] | None) -> str | tuple[str, ...]:
+    return "auto" if drop == ["auto"] else tuple(drop or ())
 
 
 def _limit(count: str, budget: float) -> Budget:
@@ -147,6 +157,8 @@ def _write(small: nn.Module, target: Path, hugging_face: bool) -> None:
 
 def show(report: Report) -> None:
     """Print widths before and after, then the sizes."""
+    for name in report.layers:
+        say(f"{name} went")
     rows = [(w.name, str(w.before), str(w.after), f"{w.loss:.1%}", w.source) for w in report.widths]
     print_table("channels", ("group", "before", "after", "lost", "by"), rows, right=range(1, 4))
     if report.uncut:

@@ -122,11 +122,13 @@ class Prices:
         found: Its channels.
         price: Name and sizes of a tensor -> what it costs.
         width: Channels that each group has now, by name.
+        gone: Layers that went.
     """
 
     found: Channels
     price: Callable[[str, tuple[int, ...]], float]
     width: dict[str, int] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.width = {group.name: group.size for group in self.found.groups}
@@ -142,7 +144,20 @@ class Prices:
         """What all tensors cost now."""
         return sum(self._of(name) for name in self.found.shapes)
 
+    def drop(self, layer: str, *, back: bool = False) -> float:
+        """Take a layer out, or put it back; return what that saves."""
+        names = [name for name in self.found.shapes if name.startswith(f"{layer}.")]
+        before = sum(map(self._of, names))
+        (self.gone.discard if back else self.gone.add)(layer)
+        return before - sum(map(self._of, names))
+
+    def went(self, name: str) -> bool:
+        """Whether a tensor went with its layer."""
+        return any(name.startswith(f"{layer}.") for layer in self.gone)
+
     def _of(self, name: str) -> float:
+        if self.gone and self.went(name):
+            return 0.0
         shape = self.found.shapes[name]
         return self.price(name, tuple(self._length.get((name, axis), size) for axis, size in enumerate(shape)))
 

@@ -11,7 +11,7 @@ from twofour.errors import ShrinkError
 from twofour.shrinking.budget import Budget, Prices
 from twofour.shrinking.choose import choose
 from twofour.shrinking.curves import Curve
-from twofour.shrinking.times import Clock, times
+from twofour.shrinking.times import Clock, Times, times
 from twofour.structure import shrink as structure
 from twofour.structure.shrink import Channels, Cuttable
 
@@ -59,13 +59,8 @@ def chosen_by_time(
     Raises:
         ShrinkError: No choice meets the budget, as predicted or within `NEAR` of it as measured.
     """
-    model, twin = models
-    clock = Clock(model, example)
-    whole = clock.ms({"large": clock.large})["large"]
-    alike = structure.cuts_of(twin) == structure.cuts_of(model)
-    now = whole if alike else clock.ms({"twin": clock.made(twin)})["twin"]
-    axes = {(p.name, p.axis) for group in found.groups if group.name in curves for p in group.group.places}
-    of_layers = times(twin, example, clock, axes, now)
+    _, twin = models
+    clock, of_layers, whole = timed(found, curves, models, example)
     aim, tried = limit.fraction, list[tuple[float, dict[str, int], tuple[float, float]]]()
     for _ in range(ROUNDS):
         try:
@@ -87,6 +82,19 @@ def chosen_by_time(
         _, widths, promised = max(fitting, key=lambda one: one[0])
         return widths, promised, clock.told
     raise _too_slow(limit, min(share for share, _, _ in tried), len(tried))
+
+
+def timed(
+    found: Channels, curves: Mapping[str, Curve], models: tuple[nn.Module, nn.Module], example: Any
+) -> tuple[Clock, Times, float]:
+    """Return the clock, what the twin's layers take at several widths, and the milliseconds of the large model."""
+    model, twin = models
+    clock = Clock(model, example)
+    whole = clock.ms({"large": clock.large})["large"]
+    alike = structure.cuts_of(twin) == structure.cuts_of(model)
+    now = whole if alike else clock.ms({"twin": clock.made(twin)})["twin"]
+    axes = {(p.name, p.axis) for group in found.groups if group.name in curves for p in group.group.places}
+    return clock, times(twin, example, clock, axes, now), whole
 
 
 def _too_slow(limit: Budget, least: float, tries: int) -> ShrinkError:

@@ -32,9 +32,42 @@ def choose(
     Raises:
         ShrinkError: The narrowest widths are too wide for the budget.
     """
-    limit, now = budget.fraction * whole, prices.total
     held = [(group, curves[group.name]) for group in prices.found.groups if group.name in curves]
     bundles = [_Bundle(prices, members) for members in _together(prices.found, curves, uniform)]
+    _fill(bundles, budget, whole, prices.total)
+    widths = {group.name: curve.widths[bundle.step] for bundle in bundles for group, curve in bundle.members}
+    return {group.name: group.size for group, _ in held} | widths
+
+
+def choose_layers(
+    prices: Prices,
+    curves: Mapping[str, Curve],
+    budget: Budget,
+    whole: float,
+    layers: Mapping[str, float],
+    uniform: bool,
+) -> tuple[str, ...]:
+    """Return the layers that go where layers and channels are chosen together, the least loss for what is saved.
+
+    Args:
+        prices: Of the model at its own widths; afterwards at those that were chosen.
+        curves: What each group loses, as a share of its layer's output.
+        budget: What is counted, and how much of it may stay.
+        whole: What the large model has of it.
+        layers: What each layer loses by going, as a share of its output. One of each list of layers stays.
+        uniform: As for `choose`.
+
+    Raises:
+        ShrinkError: What is narrowest and shallowest is too large for the budget.
+    """
+    bundles = [_Bundle(prices, members) for members in _together(prices.found, curves, uniform)]
+    entire = [_Entire(prices, name, loss, tuple(layers), bundles) for name, loss in layers.items()]
+    _fill([*bundles, *entire], budget, whole, prices.total)
+    return tuple(one.name for one in entire if one.step)
+
+
+def _fill(bundles: Sequence[_Bundle | _Entire], budget: Budget, whole: float, now: float) -> None:
+    limit = budget.fraction * whole
     while now > limit:
         best = min(bundles, key=lambda bundle: bundle.rank(1)[0], default=None)
         if best is None or best.rank(1)[0] == math.inf:
@@ -44,8 +77,6 @@ def choose(
     for bundle in sorted(bundles, key=lambda bundle: -bundle.loss(bundle.step)):
         while bundle.step and now - bundle.rank(-1)[1] <= limit:
             now -= bundle.go(-1)
-    widths = {group.name: curve.widths[bundle.step] for bundle in bundles for group, curve in bundle.members}
-    return {group.name: group.size for group, _ in held} | widths
 
 
 def _together(channels: Channels, curves: Mapping[str, Curve], uniform: bool) -> list[list[Member]]:
@@ -84,7 +115,8 @@ class _Bundle:
 
     def loss(self, step: int) -> float:
         """Return what their losses count as at a step."""
-        return sum(cost(curve.losses[step]) for _, curve in self.members)
+        stay = [curve for group, curve in self.members if not self.prices.went(group.group.places[0].name)]
+        return sum(cost(curve.losses[step]) for curve in stay)
 
     def go(self, by: int) -> float:
         """Go on by some steps; return what that saves."""
@@ -99,6 +131,48 @@ class _Bundle:
         saved = self.go(by)
         self.go(-by)
         return (self.loss(step + by) - self.loss(step)) / saved if saved > 0 else math.inf, saved
+
+
+@dataclass(eq=False)
+class _Entire:
+    """A whole layer.
+
+    Attributes:
+        prices: Of the model at the widths that its groups have now.
+        name: Of the layer.
+        lost: Share of its output that is lost without it.
+        others: All layers that may go.
+        bundles: Groups of channels, some of them in the layer.
+        step: 1 once it went.
+    """
+
+    prices: Prices
+    name: str
+    lost: float
+    others: Sequence[str]
+    bundles: Sequence[_Bundle]
+    step: int = 0
+
+    def loss(self, step: int) -> float:
+        """Return what its loss counts as."""
+        return step * cost(self.lost)
+
+    def go(self, by: int) -> float:
+        """Take it out, or put it back; return what that saves."""
+        self.step += by
+        return self.prices.drop(self.name, back=by < 0)
+
+    def rank(self, by: int) -> tuple[float, float]:
+        """Return the loss for what is saved, less what its own channels have lost by now, and what is saved."""
+        parent = self.name.rpartition(".")[0]
+        stay = [one for one in self.others if one.rpartition(".")[0] == parent and one not in self.prices.gone]
+        if not 0 <= self.step + by <= 1 or (by > 0 and len(stay) < 2):
+            return math.inf, 0
+        before = sum(bundle.loss(bundle.step) for bundle in self.bundles)
+        saved = self.go(by)
+        inner = before - sum(bundle.loss(bundle.step) for bundle in self.bundles)
+        self.go(-by)
+        return max(by * cost(self.lost) - inner, 0.0) / saved if saved > 0 else math.inf, saved
 
 
 def cost(share: float) -> float:

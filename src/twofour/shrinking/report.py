@@ -20,7 +20,8 @@ class Width:
         name: Of the group: tensor and axis.
         before: Channels that it had.
         after: Channels that it has.
-        loss: Share of the energy of its readers' outputs that went, before anything was made up for across layers.
+        loss: Share of the energy of its readers' outputs that went, before anything was made up for across layers; of
+            its layer's output, where whole layers compete with channels.
         source: How it was ranked: "second-order" or "magnitude".
     """
 
@@ -52,6 +53,7 @@ class Report:
         milliseconds: Of one forward pass of the example, measured before and after, where time is the budget.
         timing: How they were measured: "compiled in float32, 1 threads", or as torch runs it and why.
         unused: Parameters that the example's forward did not use; they stay whole.
+        layers: Whole layers that went, by their names in the large model.
         notes: Sentences about what the small model still needs.
     """
 
@@ -67,6 +69,7 @@ class Report:
     milliseconds: tuple[float, float] | None = None
     timing: str = ""
     unused: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,6 +86,7 @@ class Report:
             "milliseconds": self.milliseconds and list(self.milliseconds),
             "timing": self.timing,
             "unused": list(self.unused),
+            "layers": list(self.layers),
             "notes": list(self.notes),
         }
 
@@ -92,6 +96,7 @@ class Report:
         if self.milliseconds is not None:
             before, after = self.milliseconds
             lines[0] += f", {before:.3f} ms -> {after:.3f} ms ({after / before:.1%}), {self.timing}"
+        lines += [f"  {name} went" for name in self.layers]
         lines += [f"  {width}" for width in self.widths]
         lines += [f"  {uncut}" for uncut in self.uncut]
         lines += [f"  {name} was not solved anew: {reason}" for name, reason in self.skipped]

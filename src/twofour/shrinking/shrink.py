@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -16,9 +16,10 @@ from twofour.errors import ShrinkError, cut, integer_from
 from twofour.layers import PrunableWeight, require_unwrapped, walk
 from twofour.progress import Progress
 from twofour.shrinking.budget import Budget, Prices, uses
-from twofour.shrinking.by_time import chosen_by_time, multiple_of
-from twofour.shrinking.choose import choose
+from twofour.shrinking.by_time import chosen_by_time, multiple_of, timed
+from twofour.shrinking.choose import choose, choose_layers
 from twofour.shrinking.curves import Curve, Reader, columns_of, covariance, magnitude, second_order
+from twofour.shrinking.depth import Energies, droppable, energies
 from twofour.shrinking.reconstruct import norms_said, reconstruct, refit_norms
 from twofour.shrinking.report import Report, Width, attach
 from twofour.shrinking.uniform import sayable
@@ -42,7 +43,7 @@ def shrink(
     streams: bool = False,
     multiple: int | None = None,
     least: float = 0.125,
-    layers: Sequence[str] = (),
+    layers: Sequence[str] | Literal["auto"] = (),
     uniform: bool = False,
     progress: bool = True,
 ) -> nn.Module:
@@ -65,7 +66,8 @@ def shrink(
         multiple: Widths are multiples of it, and groups of fewer channels, such as heads, stay whole; default: 16 from
             128 channels on, 8 from 32 on, else 1.
         least: Least share of each group that stays, above 0 and at most 1.
-        layers: Names of whole layers to drop, such as "encoder.layer.3"; they are chosen by you.
+        layers: Names of whole layers to drop, such as "encoder.layer.3"; or "auto": residual blocks and layers compete
+            with channels by what they lose on the data for what they save, and as many go as the budget asks for.
         uniform: Give all layers the same widths, and leave whole what the configuration of a model of transformers
             cannot say, such as the heads of BERT: the folder that `small.save_pretrained` writes then loads with
             `from_pretrained`.
@@ -85,26 +87,75 @@ def shrink(
     require_unwrapped(model, ShrinkError)
     limit = Budget.of(budget)
     _require_options(multiple, least, samples, layers)
-    twin = structure.cut(model, structure.Cut(layers=tuple(layers)))
-    found = structure.channels(twin, example)
-    chosen, unsaid = _cuttable(twin, found, streams, uniform)
     count = SAMPLES if samples is None else samples
-    batches = [] if data is None else calibration.take(twin, data, count, tell=_log.warning)
+    batches = [] if data is None else calibration.take(model, data, count, tell=_log.warning)
+    ways = _Ways(limit, streams, uniform, multiple, least, layers == "auto")
     with Progress(shown=progress and bool(batches)) as display:
-        work = _Work(twin, chosen, walk(twin, eligibility="any", tied="*").weights, batches, display)
-        curves = work.curves({group.name: _widths(group, multiple, limit, least) for group in chosen})
+        names = ways.layers(model, example, batches, display) if ways.auto else tuple(layers)
+        twin = structure.cut(model, structure.Cut(layers=names))
+        found = structure.channels(twin, example)
+        work, unsaid = ways.work(twin, found, batches, display)
+        curves, _ = ways.curves(work, example)
         widths, promised, timing = _chosen(found, curves, limit, (model, twin), example, uniform)
         plan = found.plan({name: curves[name].kept(width) for name, width in widths.items()})
         solved, skipped = reconstruct(twin, plan, work.weights, batches, display) if batches else ((), {})
     small = structure.cut(twin, plan, inplace=True)
-    told = tuple(_width(group, curves[group.name], widths[group.name]) for group in chosen)
+    told = tuple(_width(group, curves[group.name], widths[group.name]) for group in work.groups)
     notes = norms_said(small, batches, refit_norms(small, batches) if batches else 0)
     further: dict[str, Any] = {"cut": plan, "reconstructed": solved, "skipped": tuple(skipped.items()), "notes": notes}
-    further |= {"milliseconds": promised, "timing": timing, "unused": found.unused}
+    further |= {"milliseconds": promised, "timing": timing, "unused": found.unused, "layers": names}
     report = _report(model, small, example, told, found.uncut + unsaid, further)
     _log.info("shrunk: %s", report)
     attach(small, report)
     return small
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """How a model may be cut: options of `shrink`."""
+
+    limit: Budget
+    streams: bool
+    uniform: bool
+    multiple: int | None
+    least: float
+    auto: bool
+
+    def work(
+        self, model: nn.Module, found: Channels, batches: Sequence[Batch], display: Progress
+    ) -> tuple[_Work, tuple[structure.Uncut, ...]]:
+        """Return the groups that are cut, to be ranked, and those that stay whole though they could be cut."""
+        chosen, unsaid = _cuttable(model, found, self.streams, self.uniform)
+        return _Work(model, chosen, walk(model, eligibility="any", tied="*").weights, batches, display), unsaid
+
+    def widths(self, group: Cuttable) -> tuple[int, ...]:
+        """Return the widths that a group may have; for a budget of time as vectors have lanes."""
+        vectors = multiple_of(group) if self.limit.kind == "time" else None
+        return widths_of(group.size, self.multiple or vectors, self.least)
+
+    def curves(self, work: _Work, example: Any) -> tuple[dict[str, Curve], Energies]:
+        """Return what each group loses, as a share of its layer's output where layers compete, and what layers give."""
+        curves = work.curves(self)
+        if not self.auto:
+            return curves, Energies({}, {})
+        gave = energies(work.model, droppable(work.model, example), work.weights, work.batches)
+        return {group.name: gave.scaled(group, curves[group.name]) for group in work.groups}, gave
+
+    def layers(self, model: nn.Module, example: Any, batches: Sequence[Batch], display: Progress) -> tuple[str, ...]:
+        """Return the layers that the budget lets go, where they compete with channels."""
+        if not batches:
+            raise ShrinkError(
+                "no layer can be chosen",
+                got='layers="auto" without data',
+                wanted="calibration data, which show what each layer adds",
+                remedy='data=loader, or name the layers: layers=["encoder.layer.3"]',
+            )
+        twin = structure.cut(model, structure.Cut())
+        found = structure.channels(twin, example)
+        work, _ = self.work(twin, found, batches, display)
+        curves, gave = self.curves(work, example)
+        price, whole = _priced(found, curves, self.limit, (twin, twin), example)
+        return choose_layers(Prices(found, price), curves, self.limit, whole, gave.losses(), self.uniform)
 
 
 @dataclass(eq=False)
@@ -117,7 +168,7 @@ class _Work:
     batches: Sequence[Batch]
     display: Progress
 
-    def curves(self, widths: Mapping[str, tuple[int, ...]]) -> dict[str, Curve]:
+    def curves(self, ways: _Ways) -> dict[str, Curve]:
         """Return what each group loses: second-order where the data show all of its readers, else by magnitude."""
         readers = self._readers() if self.batches else {}
         named = {name: weight for weight in self.weights for name in weight.names}
@@ -126,9 +177,9 @@ class _Work:
         for group in self.groups:
             of_group = [readers[group.name, name] for name in group.group.consumers if (group.name, name) in readers]
             if of_group and len(of_group) == len(group.group.consumers):
-                found[group.name] = second_order(group, of_group, widths[group.name])
+                found[group.name] = second_order(group, of_group, ways.widths(group))
             else:
-                found[group.name] = magnitude(group, tensors, named, widths[group.name])
+                found[group.name] = magnitude(group, tensors, named, ways.widths(group))
         return found
 
     def _readers(self) -> dict[tuple[str, str], Reader]:
@@ -155,11 +206,6 @@ class _Work:
         return readers
 
 
-def _widths(group: Cuttable, multiple: int | None, limit: Budget, least: float) -> tuple[int, ...]:
-    """Return the widths that a group may have; for a budget of time as vectors have lanes."""
-    return widths_of(group.size, multiple or (multiple_of(group) if limit.kind == "time" else None), least)
-
-
 def _width(group: Cuttable, curve: Curve, width: int) -> Width:
     return Width(group.name, group.size, width, curve.losses[curve.widths.index(width)], curve.source)
 
@@ -173,16 +219,30 @@ def _chosen(
     uniform: bool,
 ) -> tuple[dict[str, int], tuple[float, float] | None, str]:
     """Return the width of each group, and milliseconds before and after and how they were taken where they count."""
-    model, twin = models
     if limit.kind == "time":
         return chosen_by_time(found, curves, limit, models, example, uniform)
+    price, whole = _priced(found, curves, limit, models, example)
+    return choose(Prices(found, price), curves, limit, whole, uniform=uniform), None, ""
+
+
+def _priced(
+    found: Channels,
+    curves: Mapping[str, Curve],
+    limit: Budget,
+    models: tuple[nn.Module, nn.Module],
+    example: Any,
+) -> tuple[Callable[[str, tuple[int, ...]], float], float]:
+    """Return what a tensor of some sizes costs of a budget, and what the large model does."""
+    model, twin = models
+    if limit.kind == "time":
+        _, of_layers, whole = timed(found, curves, models, example)
+        return of_layers.price, whole
     whole, each = {
         "parameters": lambda: (_parameters(model), dict.fromkeys(found.shapes, 1)),
         "macs": lambda: (_macs(model, example), uses(twin, example)),
         "bytes": lambda: (_bytes(model), {name: p.element_size() for name, p in twin.named_parameters()}),
     }[limit.kind]()
-    prices = Prices(found, lambda name, sizes: prod(sizes) * each.get(name, 0))
-    return choose(prices, curves, limit, whole, uniform=uniform), None, ""
+    return (lambda name, sizes: prod(sizes) * each.get(name, 0)), whole
 
 
 def _report(
@@ -217,11 +277,12 @@ def _require_options(multiple: object, least: object, samples: object, layers: o
         integer_from(1, "`multiple` is impossible", ShrinkError, "None takes what suits the width", multiple=multiple)
     if samples is not None:
         integer_from(1, "`samples` is impossible", ShrinkError, f"None takes {SAMPLES}", samples=samples)
-    if not isinstance(layers, list | tuple) or not all(isinstance(name, str) for name in layers):
+    named = isinstance(layers, list | tuple) and all(isinstance(name, str) for name in layers)
+    if not named and layers != "auto":
         raise ShrinkError(
             "`layers` is impossible",
             got=cut(repr(layers), 40),
-            wanted="a list or tuple of names of layers",
+            wanted='a list or tuple of names of layers, or "auto"',
             remedy='layers=["encoder.layer.3"]',
         )
     if not isinstance(least, int | float) or isinstance(least, bool) or not 0 < least <= 1:
