@@ -282,3 +282,51 @@ def test_rotary_positions_are_one_block(width: int) -> None:
     blocks, before, after = fused(made.module(last))
     assert len(blocks.labels) == 1 and not blocks.alone, blocks
     assert_same(before, after, made.inputs)
+
+
+def turned(made: Grown, x: fx.Node) -> fx.Node:
+    """Each number's neighbour in a pair, the first of them negated: GPT-J's rotary embedding."""
+    even, odd = made.call(aten.slice.Tensor, x, -1, 0, 2**63 - 1, 2), made.call(aten.slice.Tensor, x, -1, 1, 999, 2)
+    return made.call(aten.stack.default, [made.call(aten.neg.default, odd), even], -1)
+
+
+@pytest.mark.parametrize("width", [6, 20, 64])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_rotary_positions_of_pairs_are_one_block(width: int, kind: torch.dtype) -> None:
+    """Angles are repeated for both numbers of a pair; the stacked pairs are read under another shape."""
+    made = Grown()
+    x = made.input(torch.randn(2, 3, 4, width).to(kind))
+    angles = made.input(torch.randn(3, 1, width // 2).to(kind))
+    cos, sin = (
+        made.call(aten.repeat_interleave.self_int, made.call(function, angles), 2, 2)
+        for function in (aten.cos.default, aten.sin.default)
+    )
+    pairs = made.call(aten.flatten.using_ints, turned(made, x), -2)
+    straight, crossed = made.call(aten.mul.Tensor, x, cos), made.call(aten.mul.Tensor, pairs, sin)
+    blocks, before, after = fused(made.module(made.call(aten.add.Tensor, straight, crossed)))
+    assert len(blocks.labels) == 1 and not blocks.alone and blocks.fused == 9, blocks
+    assert "slice" not in after.text
+    assert_same(before, after, made.inputs, 1e-5 if kind is torch.float32 else 4e-2)
+
+
+def test_what_alternates_is_read_in_pairs_and_whole() -> None:
+    """The stack itself, a view of it, a slice of what is computed from that, and three numbers that alternate."""
+    made = Grown()
+    x, row = made.input(torch.randn(5, 34)), made.input(torch.randn(17))
+    pairs = turned(made, x)
+    flat = made.call(aten.view.default, made.call(aten.tanh.default, pairs), [5, 34])
+    last = made.call(aten.mul.Tensor, made.call(aten.slice.Tensor, made.call(aten.exp.default, flat), 1, 1, 34, 2), row)
+    three = made.call(aten.stack.default, [last, last, made.call(aten.relu.default, last)], 2)
+    blocks, before, after = fused(made.module(pairs, flat, last, three))
+    assert blocks.fused >= 5, blocks.text()
+    assert_same(before, after, made.inputs)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_stacks_on_other_axes_are_no_block(axis: int) -> None:
+    made = Grown()
+    x = made.input(torch.randn(4, 6))
+    stacked = made.call(aten.stack.default, [made.call(aten.tanh.default, x), x], axis)
+    blocks, before, after = fused(made.module(made.call(aten.neg.default, stacked)))
+    assert not blocks.labels
+    assert_same(before, after, made.inputs)

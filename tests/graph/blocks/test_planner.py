@@ -264,3 +264,22 @@ def test_free_sizes_of_a_captured_model() -> None:
     assert blocks.fused >= 6, blocks.text()
     for batch, length in ((2, 6), (3, 6), (5, 9), (1, 7)):
         assert_same(before, after, [torch.randn(batch, length, 16), torch.rand(batch, length) > 0.5])
+
+
+class Pairs(torch.nn.Module):
+    """GPT-J's rotary embedding: numbers that stand side by side are turned by one angle."""
+
+    def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        heads = x.view(x.shape[0], x.shape[1], 2, 8)
+        turned = torch.stack((-heads[:, :, :, 1::2], heads[:, :, :, ::2]), -1).flatten(-2)
+        cos, sin = (torch.repeat_interleave(f(angles)[:, :, None, :], 2, 3) for f in (torch.cos, torch.sin))
+        return heads * cos + turned * sin
+
+
+def test_pairs_of_a_captured_model_turn_in_one_block() -> None:
+    x, angles = torch.randn(2, 6, 16), torch.randn(1, 6, 4)
+    graph = capture(Pairs(), {"x": x, "angles": angles}, {})
+    blocks, before, after = fused(graph.module)
+    assert len(blocks.labels) == 1 and blocks.fused == 7 and "stack" in blocks.labels[0], blocks.text()
+    for batch, length in ((2, 6), (1, 9)):
+        assert_same(before, after, [torch.randn(batch, length, 16), torch.randn(1, length, 4)])

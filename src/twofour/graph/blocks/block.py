@@ -37,16 +37,21 @@ class _Seen:
     row_axes: int
     part: int | None
     parts: int
+    alternate: bool
+    stacked: bool
 
     @classmethod
     def of(cls, index: int, operand: Operand, lowered: Lowered) -> _Seen:
         inverse = tuple(operand.order.index(axis) for axis in range(len(operand.order)))
-        return cls(index, operand.dropped, inverse, lowered.row_axes, operand.part, lowered.parts)
+        of_parts = operand.part, lowered.parts, lowered.alternate, operand.stacked
+        return cls(index, operand.dropped, inverse, lowered.row_axes, *of_parts)
 
     def __call__(self, x: Tensor, *, view: bool = False) -> Tensor:
         """Return the tensor as the domain has it, the row as its last axis; `view`: never a copy."""
         if self.order:
             x = x[(None,) * (len(self.order) - x.ndim)].permute(self.order)
+        if self.part is not None and self.alternate:
+            return x.select(-1, self.part) if self.stacked else x[..., self.part :: self.parts]
         if self.part is not None:
             width = x.shape[-1] // self.parts
             return x.narrow(-1, self.part * width, width)

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor, fx
 
 from twofour.graph.base import aten, same_axes, value
-from twofour.graph.blocks.axes import SHUFFLES, UnfitError, axis_orders, part_of
+from twofour.graph.blocks.axes import (
+    SHUFFLES,
+    UnfitError,
+    alternates,
+    axis_orders,
+    part_of,
+    parts_of,
+    stacks,
+)
 from twofour.graph.blocks.pointwise import lowering_of, operands
 from twofour.graph.blocks.rows import REDUCTIONS, WHOLE_ROWS, axes_of, keeps_axes
 from twofour.graph.operators import numel
@@ -31,6 +39,7 @@ LOOKS = (
     aten.squeeze.dims,
     aten.view.default,
     aten.reshape.default,
+    aten.flatten.using_ints,
     aten.alias.default,
     aten.detach.default,
     aten.dropout.default,
@@ -49,6 +58,7 @@ class Operand:
         dropped: It has no axes of the row.
         order: Of each of its axes the domain's; () where they are the same.
         part: Which of the row's parts, None for all of it.
+        stacked: The parts are on an axis of their own, the last.
         gathered: Of a table what chooses its rows; of that, which has no axis of the row, the table.
     """
 
@@ -57,6 +67,7 @@ class Operand:
     order: tuple[int, ...] = ()
     part: int | None = None
     gathered: fx.Node | None = None
+    stacked: bool = False
 
 
 @dataclass
@@ -69,7 +80,8 @@ class Lowered:
         outputs: In the order of its stores; of a tensor in parts one for each.
         row_axes: How many of the domain's last axes are the row; 0: the last one, and nothing is summed.
         domain: Its sizes, numbers or symbols.
-        parts: How many domains, one behind the other on the last axis, make the largest tensors: operands of `cat`.
+        parts: How many domains make the largest tensors: operands of `cat`, one behind the other on the last axis.
+        alternate: The parts alternate there instead: operands of `stack`, whose last two axes a view made one.
     """
 
     expression: Expression
@@ -78,6 +90,7 @@ class Lowered:
     row_axes: int
     domain: tuple[Any, ...]
     parts: int = 1
+    alternate: bool = False
 
     @property
     def answers(self) -> list[fx.Node]:
@@ -106,7 +119,7 @@ def why_alone(node: fx.Node) -> str:
     wrong += [str(found.dtype)] * (found.dtype not in WRITTEN)
     if node.target not in LOOKS and wrong:
         return f"{wrong[0].removeprefix('torch.')}: blocks compute in float32"
-    if is_look(node) or _reduces(node) or _joins(node):
+    if is_look(node) or _reduces(node) or parts_of(node):
         return ""
     return "" if lowering_of(node) is not None else "no lowering in graph/blocks"
 
@@ -147,12 +160,12 @@ class _Lowering:
         self.expression = Expression()
         self.known: dict[fx.Node, _Placed] = {}
         self.loads: dict[Operand, Value] = {}
-        self.row_axes, self.parts = 0, 1
+        self.row_axes, self.parts, self.alternate = 0, 1, False
         self.orders = axis_orders(nodes)
         self.domain = self._domain()
 
     def _domain(self) -> tuple[Any, ...]:
-        reductions, joins = [node for node in self.nodes if _reduces(node)], [n for n in self.nodes if _joins(n)]
+        reductions, joined = [node for node in self.nodes if _reduces(node)], [n for n in self.nodes if parts_of(n)]
         for node in reductions:
             axes, ndim = axes_of(node), value(node.args[0]).ndim
             if axes != tuple(range(ndim - len(axes), ndim)) or not axes or self.orders[node]:
@@ -160,19 +173,27 @@ class _Lowering:
             if self.row_axes not in (0, len(axes)) or ndim != value(reductions[0].args[0]).ndim:
                 raise UnfitError("reductions over different axes")
             self.row_axes = len(axes)
-        tensors: list[Any] = [*self.nodes, *(node.args[0] for node in reductions)]
+        tensors: list[Any] = [node for node in self.nodes if not stacks(node)]
+        tensors += [node.args[0] for node in reductions]
+        tensors += [part for node in joined if stacks(node) for part in parts_of(node)]
         largest = max(tensors, key=lambda node: (numel(node), value(node).ndim))
         domain = self._in_domain(value(largest).shape, self.orders.get(largest, ()))
         if self.row_axes and all(map(_is_one, domain[-self.row_axes :])):
             raise UnfitError("rows of one number")
-        if joins:
-            self.parts = len(joins[0].args[0])  # pyright: ignore
-            widths = [value(part).shape[-1] for node in joins for part in node.args[0]]  # pyright: ignore
-            alike = all(same_axes([width], widths[:1]) for width in widths) and not _is_one(widths[0])
-            if reductions or not alike or not same_axes(domain[-1:], [self.parts * widths[0]]) or self.orders[joins[0]]:
-                raise UnfitError("tensors joined from other parts than equal ones of a row")
-            domain = (*domain[:-1], widths[0])
-        return domain
+        return self._part(domain, joined, bool(reductions)) if joined else domain
+
+    def _part(self, whole: tuple[Any, ...], joined: Sequence[fx.Node], reduces: bool) -> tuple[Any, ...]:
+        """Return the domain of tensors that are joined from equal parts: one part."""
+        parts = [parts_of(node) for node in joined]
+        self.parts, self.alternate = len(parts[0]), alternates(joined[0])
+        width = value(parts[0][0]).shape[-1]
+        alike = all(same_axes([value(part).shape[-1]], [width]) for given in parts for part in given)
+        alike &= all(len(given) == self.parts for given in parts) and not _is_one(width)
+        alike &= all(alternates(node) == self.alternate and not self.orders[node] for node in joined)
+        fits = same_axes(whole[-1:], [self.parts * width]) or (self.alternate and same_axes(whole[-1:], [width]))
+        if reduces or not alike or not fits:
+            raise UnfitError("tensors joined from other parts than equal ones of a row")
+        return (*whole[:-1], width)
 
     def _in_domain(self, shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
         """Return a shape in the domain's order of axes, as it is where that is its own."""
@@ -185,21 +206,24 @@ class _Lowering:
         for node in self.nodes:
             self.known[node] = self._look(node) if is_look(node) else self._computed(node)
         outputs = [operand for node in read_outside for operand in self._stored(node)]
-        return Lowered(self.expression, list(self.loads), outputs, self.row_axes, self.domain, self.parts)
+        loads = list(self.loads)
+        return Lowered(self.expression, loads, outputs, self.row_axes, self.domain, self.parts, self.alternate)
 
     def _computed(self, node: fx.Node) -> _Placed:
-        if _joins(node):
-            given: Any = node.args[0]
-            return _Placed(tuple(self._operand(part, node, False, None) for part in given))
+        if parts := parts_of(node):
+            joined = tuple(self._operand(part, node, False, None) for part in parts)
+            if any(value.of_row for value in joined):
+                raise UnfitError("a number of each row joined with others")
+            return _Placed(joined)
         if node.target is aten.embedding.default:
             return _Placed((self._gathered(node),))
         sources = [source for source in node.all_input_nodes if source in self.known]
         dropped = any(self.known[source].dropped and value(source).ndim for source in sources)
         dropped = dropped or (not sources and not _reduces(node) and self._is_dropped(node))
         parts = range(self.parts) if self._is_wide(value(node).shape) else (None,)
-        values = [self._value(node, dropped, part) for part in parts]
-        made = tuple(found for found in values if found is not None)
-        if len(made) < len(values):
+        found = [self._value(node, dropped, part) for part in parts]
+        made = tuple(one for one in found if one is not None)
+        if len(made) < len(found):
             raise UnfitError("arguments that no step has")
         return _Placed(made, not keeps_axes(node) if node.target in REDUCTIONS else dropped)
 
@@ -241,6 +265,14 @@ class _Lowering:
         """Whether a tensor has all parts of the row."""
         return self.parts > 1 and len(shape) > 0 and same_axes(shape[-1:], [self.parts * self.domain[-1]])
 
+    def _is_stacked(self, shape: Sequence[Any]) -> bool:
+        """Whether a tensor in parts has them on an axis of their own."""
+        return self.alternate and same_axes(shape[-2:], (self.domain[-1], self.parts))
+
+    def _part_of(self, node: fx.Node) -> tuple[fx.Node, int] | None:
+        """Return of a slice that is a part of a row what it looks at, and which one."""
+        return part_of(node, self.domain[-1], self.parts if self.alternate else 1)
+
     def _aligned(self, shape: Sequence[Any]) -> bool:
         """Whether broadcasting puts a shape into the domain."""
         from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -270,7 +302,7 @@ class _Lowering:
             if not same_axes(shape, self.domain[: -self.row_axes]):
                 raise UnfitError("an operand of another shape")
             return Operand(node, dropped=True)
-        if self.parts > 1 and (found := part_of(node, self.domain[-1])) is not None:
+        if self.parts > 1 and (found := self._part_of(node)) is not None:
             node, part = found
             shape = value(node).shape
         if reader.target is aten.batch_norm.default and node is not reader.args[0]:
@@ -307,11 +339,12 @@ class _Lowering:
         if node.target in SHUFFLES:
             return placed
         if node.target is aten.slice.Tensor:
-            found = part_of(node, self.domain[-1]) if len(placed.values) > 1 else None
+            found = self._part_of(node) if len(placed.values) > 1 else None
             if found is None:
                 raise UnfitError("a view that moves values to other places")
             return _Placed((placed.values[found[1]],))
-        if same_axes(shape, before):
+        flat = len(placed.values) > 1 and self._is_stacked(before) and self._is_wide(shape)
+        if same_axes(shape, before) or (flat and same_axes(shape[:-1], before[:-2])):
             return placed
         if placed.dropped:
             if same_axes(shape, (*self.domain[: -self.row_axes], *[1] * self.row_axes)):
@@ -336,23 +369,15 @@ class _Lowering:
             count = max(1, self.row_axes)
             dropped = bool(self.row_axes) and len(shape) == len(self.domain) - count
             wanted = (*self.domain[:-count], *[1] * (0 if dropped else count))
+        stacked = len(placed.values) > 1 and self._is_stacked(shape)
         if len(placed.values) > 1:
-            wanted = (*self.domain[:-1], self.parts * self.domain[-1])
+            wanted = (*self.domain, self.parts) if stacked else (*self.domain[:-1], self.parts * self.domain[-1])
         if not same_axes(shape, wanted):
             raise UnfitError("others read a tensor smaller than the domain")
         for made in placed.values:
             self.expression.store(made)
         parts = range(self.parts) if len(placed.values) > 1 else (None,)
-        return [Operand(node, dropped, order, part) for part in parts]
-
-
-def _joins(node: fx.Node) -> bool:
-    """Whether a node joins tensors on their last axis."""
-    if node.target is not aten.cat.default:
-        return False
-    axis, tensors = (*node.args[1:], 0)[0], node.args[0]
-    ndim = value(node).ndim
-    return isinstance(axis, int) and axis % ndim == ndim - 1 and len(tensors) > 1  # pyright: ignore
+        return [Operand(node, dropped, order, part, stacked=stacked) for part in parts]
 
 
 def _reduces(node: fx.Node) -> bool:

@@ -122,6 +122,10 @@ class TileOperands {
         const float value = read(*x);
         for (; i < width; i++) y[i] = value;
       } else {
+        if constexpr (sizeof(T) > 1)
+          if (inner == 2)  // two parts alternate; behind the last number of one there may be no memory
+            for (; i + V::width < width; i += V::width)
+              V::store_unaligned(y + i, V::evens(V::load_unaligned(x + 2 * i), V::load_unaligned(x + 2 * i + V::width)));
         for (; i < width; i++) y[i] = read(x[i * inner]);
       }
     });
