@@ -52,6 +52,9 @@ def blocks(
     floats: Annotated[int, typer.Option(help="Numbers of an operand.")] = blocks_case.FLOATS,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     without: Annotated[list[str] | None, typer.Option(help="A runtime to leave out, by its name in the table.")] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Fresh processes of each cell, the median of which counts; 1: none.")
+    ] = blocks_case.PROCESSES,
     seconds: SecondsOption = 1.5,
     resume: ResumeOption = False,
     record: RecordOption = False,
@@ -65,7 +68,7 @@ def blocks(
     cells = blocks_case.cells(only.split(","), numbers(threads), floats, dtype)
     measured(
         cells,
-        blocks_case.Bench(seconds, without or ()),
+        blocks_case.Bench(seconds, without or (), processes),
         place(json, f"blocks-{dtype}", record),
         resume,
         blocks_case.show,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cases import bits, bits_nets, block, recurrent
+from cases import bits, bits_nets, block, processes, recurrent
 from cases.blocks import EAGER, INDUCTOR, OURS
 from fusion_tables import markdown
 from twofour.measure import Record, geometric_mean
@@ -39,7 +39,7 @@ def of_block(records: Sequence[Record]) -> str:
 
 
 def of_fused(records: Sequence[Record]) -> str:
-    """Return milliseconds of each, and torch's and Inductor's over ours: above 1 ours is faster."""
+    """Return milliseconds of each, and torch's and Inductor's over ours, by process in brackets: above 1 is faster."""
     names = (EAGER, INDUCTOR, OURS)
     lines = [["operators, row length", *(f"{name}, ms" for name in names), *(f"{name} / ours" for name in names[:2])]]
     over: dict[str, list[float]] = {name: [] for name in names[:2]}
@@ -48,9 +48,14 @@ def of_fused(records: Sequence[Record]) -> str:
             over[name].append(record.median(name) / record.median(OURS))
         times = (f"{record.median(name) * 1e3:.2f}" for name in names)
         label = f"{record.meta['model']}, {record.meta['shape']}"
-        lines.append([label, *times, *(f"{values[-1]:.2f}" for values in over.values())])
+        lines.append([label, *times, *(_between(record, name, values[-1]) for name, values in over.items())])
     means = (f"**{geometric_mean(values):.2f}**" for values in over.values())
     return markdown([*lines, ["geometric mean", *[""] * len(names), *means]])
+
+
+def _between(record: Record, peer: str, ratio: float) -> str:
+    by_process = processes.ratios(record, OURS, peer)
+    return f"{ratio:.2f}" + (f" ({by_process[0]:.2f}-{by_process[-1]:.2f})" if len(by_process) > 1 else "")
 
 
 def of_bits(records: Sequence[Record]) -> str:

@@ -76,11 +76,46 @@ def test_calls_in_the_text_of_inductor_are_counted():
 def test_blocks_are_timed_against_eager(tmp_path: Path) -> None:
     out = tmp_path / "blocks.json"
     words = ("blocks", "--only", "chain,softmax", "--floats", "8192", "--without", "Inductor", "--seconds", "0.02")
-    done = suite(*words, "--json", str(out))
+    done = suite(*words, "--processes", "1", "--json", str(out))
     assert done.returncode == 0, done.stderr
     assert "eager's speed" in done.stdout
     found = [(record.meta["model"], record.meta["shape"]) for record in measure.load(out)]
     assert found == [("chain", "8x1024"), ("softmax", "128x64"), ("softmax", "8x1024"), ("softmax", "2x4096")]
+
+
+@pytest.mark.long
+def test_blocks_are_timed_in_processes_of_their_own(tmp_path: Path) -> None:
+    out = tmp_path / "blocks.json"
+    words = ("blocks", "--only", "chain", "--floats", "8192", "--without", "Inductor", "--seconds", "0.02")
+    done = suite(*words, "--processes", "2", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    assert len(measure.Record.load(out).meta["medians"]["twofour"]) == 2
+
+
+def test_records_of_processes_are_joined(capsys: pytest.CaptureFixture[str]) -> None:
+    """The median of their medians, with each of them; what a process prints is a record."""
+    from cases import blocks, processes
+    from operation_tables import of_fused
+
+    cell = blocks.cells(["chain"], [1], 4096)[0]
+    blocks.main(json.dumps({"cell": cell, "seconds": 0.01, "without": [blocks.INDUCTOR]}))
+    one = measure.Record.from_dict(json.loads(capsys.readouterr().out.splitlines()[-1]))
+    assert one.meta["shape"] == "4x1024" and set(one.timings) == {"eager", "twofour"}
+
+    def found(eager: float, inductor: float, ours: float) -> measure.Record:
+        times = {"eager": eager, "Inductor": inductor, "twofour": ours}
+        made = {name: measure.Timing(t, 0.9 * t, 1.1 * t, 0.8 * t, 20, 3) for name, t in times.items()}
+        return measure.Record(made, ("eager",), noise=ours / 100, meta=dict(cell))
+
+    record = processes.joined([found(8.0, 2.0, 4.0), found(8.5, 3.0, 1.0), found(9.0, 4.0, 3.0)])
+    assert (record.median("Inductor"), record.median("twofour"), record.noise) == (3.0, 3.0, 0.03)
+    timing = record.timing("twofour")
+    assert (timing.lower, timing.upper, timing.minimum, timing.samples) == (2.0, 3.5, 0.8, 60)
+    assert processes.ratios(record, "twofour", "Inductor") == [0.5, 4 / 3, 3.0]
+    assert "| 1.00 (0.50-3.00) |" in of_fused([record])
+    assert measure.Record.from_dict(record.to_dict()) == record
+    single = found(8.0, 2.0, 4.0)
+    assert processes.ratios(single, "twofour", "Inductor") == [0.5] and "| 0.50 |" in of_fused([single])
 
 
 def test_an_unknown_block_is_refused() -> None:

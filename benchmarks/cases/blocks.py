@@ -2,12 +2,14 @@
 
 All three allocate their outputs inside the timing, from memory that malloc keeps: else the system maps and clears 16 MB
 for each answer, which takes as long as many of the blocks. Ours and Inductor run the same captured graph; Inductor's
-C++ is compiled outside the timing.
+C++ is compiled outside the timing. A cell is measured in several fresh processes (`processes`).
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
+import sys
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,6 +18,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cases import processes
 from cases.records import machine_line
 from twofour import measure
 from twofour.capture import capture
@@ -28,6 +31,7 @@ TOLERANCES = {"float32": 1e-5, "bfloat16": 3e-2}
 """Largest errors of an answer's norm: torch rounds each operator's answer to eight bits."""
 EAGER, INDUCTOR, OURS = "eager", "Inductor", "twofour"
 FLOATS = 1 << 22
+PROCESSES = 5
 
 
 def _chain(x: Tensor, y: Tensor) -> Tensor:
@@ -130,13 +134,16 @@ def keep_freed_memory() -> None:
 
 
 class Bench:
-    """Measures cells."""
+    """Measures cells, each in so many fresh processes; 1: in this one."""
 
-    def __init__(self, seconds: float, without: Sequence[str] = ()) -> None:
-        self.seconds, self.without = seconds, set(without)
+    def __init__(self, seconds: float, without: Sequence[str] = (), processes: int = 1) -> None:
+        self.seconds, self.without, self.processes = seconds, set(without), processes
 
     def __call__(self, cell: dict[str, object]) -> Record:
         """Measure one cell."""
+        if self.processes > 1:
+            settings = {"cell": cell, "seconds": self.seconds, "without": sorted(self.without)}
+            return processes.measured("blocks", settings, self.processes)
         keep_freed_memory()
         width, threads = int(str(cell["width"])), int(str(cell["threads"]))
         generator = torch.Generator().manual_seed(0)
@@ -192,6 +199,7 @@ def show(records: Sequence[Record], console: Console) -> None:
         "twofour ms",
         "to eager",
         "to Inductor",
+        "by process",
     ):
         table.add_column(name, justify="left" if name == "block" else "right")
     ratios: dict[str, list[float]] = {EAGER: [], INDUCTOR: []}
@@ -204,8 +212,23 @@ def show(records: Sequence[Record], console: Console) -> None:
             *(str(record.meta[name]) for name in ("model", "shape", "dtype", "threads")),
             *(f"{1e3 * times[name]:.2f}" if name in times else "-" for name in (EAGER, INDUCTOR, OURS)),
             *(f"{against[name]:.2f}x" if name in against else "-" for name in ratios),
+            " ".join(f"{ratio:.2f}" for ratio in processes.ratios(record, OURS, INDUCTOR))
+            if INDUCTOR in times
+            else "-",
         )
     console.print(table)
     means = ", ".join(f"{geometric_mean(found):.2f}x {name}'s speed" for name, found in ratios.items() if found)
     console.print(f"geometric means: {means}", highlight=False)
     console.print(machine_line(records[0]), highlight=False)
+
+
+def main(settings: str) -> None:
+    """Print the record of one cell, measured in this process; JSON to JSON."""
+    given = json.loads(settings)
+    torch.set_num_threads(1)  # as `records.run` does
+    record = Bench(given["seconds"], given["without"])(given["cell"])
+    print(json.dumps(record.to_dict()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
