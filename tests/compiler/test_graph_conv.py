@@ -1,5 +1,7 @@
 """Residual networks through compile(..., graph=True): normalisation, sums and ReLU inside the convolutions."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from twofour.compiler import choose_conv
 from twofour.compiler import graph as compiled_graph
 from twofour.compiler.graph_conv import ConvLayer, kept_convs
 from twofour.kernels.base import Row
+from twofour.kernels.conv import ConvProblem, Geometry
 
 
 class Block(nn.Module):
@@ -163,3 +166,30 @@ def test_what_a_library_was_chosen_for_is_measured_with_what_follows_it(
     assert layer.bytes_before == model[1].weight.nbytes and layer.dispatch
     for given in (x, torch.randn(1, 16, 13, 8)):
         torch.testing.assert_close(fast(given), model(given), atol=1e-5, rtol=1e-5)
+
+
+def test_a_convolution_is_measured_on_as_many_copies_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as the whole model's weights make: a weight alone would stay in the cache."""
+    found: list[int] = []
+
+    def raced(kernels, prepare, call, copies, what):
+        found.append(copies)
+        return {kernel.name: 2.0 - (kernel.isa == "any") for kernel in kernels}, True
+
+    monkeypatch.setattr(choose_conv, "race_kernels", raced)
+    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, True))
+    model = nn.Sequential(nn.Conv2d(8, 24, 3), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 600))
+    fast = quick(model.eval(), torch.randn(1, 8, 11, 9), graph=True)
+    weights = model[0].weight.nbytes, model[4].weight.nbytes
+    assert found == [sum(weights) // weights[0]] * 2 and found[0] > 1
+    assert len(fast.plan.layers) == 2
+
+
+def test_uneven_zeros_are_more_than_sums() -> None:
+    """A library makes them in a pass of its own, which is in its time."""
+    geometry = Geometry(4, 8, (3, 3), before=(0, 1), after=(1, 1))
+    uneven, even = (ConvProblem.of(g) for g in (geometry, replace(geometry, before=(1, 1))))
+    weight, images = torch.randn(8, 4, 3, 3), (1, 6, 6)
+    fused = [choose_conv.ConvCase("c", weight, None, problem, images).fused for problem in (uneven, even)]
+    assert fused == [True, False]
+    assert choose_conv.ConvCase("c", weight, None, even, images, residual=True).fused

@@ -66,8 +66,8 @@ class ConvCase:
 
     @property
     def fused(self) -> bool:
-        """Whether something follows the sums, which a kernel does in its pass or in one of its own."""
-        return self.residual or self.problem.activation != "none"
+        """Whether a kernel has more to do than sums; see `more_than_sums`."""
+        return more_than_sums(self.problem, self.residual)
 
     @property
     def text(self) -> str:
@@ -85,6 +85,14 @@ class ConvCase:
         return [
             channels_last(torch.randn(shape, generator=draw, dtype=torch.float32, device="cpu")) for shape in shapes
         ]
+
+
+def more_than_sums(problem: ConvProblem, residual: bool) -> bool:
+    """Tell whether a kernel does something besides sums in its pass, or in one of its own.
+
+    That is a residual or an activation behind them, or other zeros on one side of the image than on the other.
+    """
+    return residual or problem.activation != "none" or not problem.geometry.symmetric
 
 
 def conv_candidates(

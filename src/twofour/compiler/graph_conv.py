@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor, fx, nn
 
 from twofour.compiler.choose import Choice
-from twofour.compiler.choose_conv import ConvCase, choose_conv
+from twofour.compiler.choose_conv import ConvCase, choose_conv, more_than_sums
 from twofour.compiler.conv import CompiledConv
 from twofour.compiler.layer import PreparedWeights
 from twofour.compiler.plan import LayerPlan, described
@@ -56,7 +56,7 @@ def place_convs(
         terms: What holds for every layer.
     """
     added: list[LayerPlan] = []
-    footprint = sum(layer.prepared.nbytes for layer in layers.values())
+    footprint = sum(plan.bytes_before for plan in plans.values() if plan.tokens is not None)  # of all that was measured
     for index, node in enumerate([node for node in module.graph.nodes if "convolution" in node.meta]):
         marked: Convolution = node.meta["convolution"]
         before, plan = layers[marked.layer], plans.get(marked.layer)
@@ -81,8 +81,7 @@ def _chosen_anew(
 
     With memory="small" the choice stays, since its weight is held once.
     """
-    geometry, (kernel,) = layer.geometry, layer.dispatch.kernels
-    asked = layer.residual or layer.problem.activation != "none" or not geometry.symmetric
+    (kernel,), asked = layer.dispatch.kernels, more_than_sums(layer.problem, layer.residual)
     if not asked or kernel.isa != "any" or terms.memory == "small" or min(layer.images) < 1:
         return layer, None
     source = layer.prepared.source()
