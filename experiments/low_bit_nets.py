@@ -1,9 +1,10 @@
-"""Nets of 1 and 2 bits, trained from a trained float net, beside that net trained again for as long."""
+"""Nets of few bits, trained from a trained float net, beside that net trained again for as long."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -14,13 +15,33 @@ from tasks import Task
 from twofour import quantization
 from twofour.errors import TrainingError
 
-ARMS: dict[str, tuple[str, str] | None] = {
-    "float": None,
-    "w1a1": ("w1", "a1"),
-    "w1a2": ("w1", "a2"),
-    "w2a2": ("w2", "a2"),
+
+@dataclass(frozen=True)
+class Arm:
+    """One row.
+
+    Attributes:
+        weights: Their width.
+        inputs: Theirs.
+        learned: Whether inputs have one learned step, found on calibration data; else each token has its own range.
+    """
+
+    weights: str
+    inputs: str
+    learned: bool = True
+
+
+FLOAT = "float"
+
+ARMS: dict[str, Arm | None] = {
+    FLOAT: None,
+    "w1a1": Arm("w1", "a1"),
+    "w1a2": Arm("w1", "a2"),
+    "w2a2": Arm("w2", "a2"),
+    "w1.58a8": Arm("w1.58", "a8", learned=False),
 }
-"""Key of a row -> widths of weights and inputs; None: the control, trained again in floats."""
+"""Key of a row -> what is computed in; None: the control, trained again in floats. Ternary weights and a range of 8
+bits for each token are those of BitNet b1.58 (Ma et al. 2024, arXiv 2402.17764, section 2)."""
 
 Evaluate = Callable[[Task, nn.Module], float]
 Train = Callable[[Task, nn.Module, int, str], float]
@@ -43,15 +64,16 @@ def measured(task: Task, model: nn.Module, key: str, seed: int, evaluate: Evalua
     Raises:
         TrainingError: The whole-number answer of a test image differs from the trained model's.
     """
-    widths, dense = ARMS[key], evaluate(task, model)
+    arm, dense = ARMS[key], evaluate(task, model)
     begin = time.perf_counter()
     one_shot = dense
-    if widths is not None:
-        twofour.quantize(model, *widths, data=task.calibration(), samples=1000)
+    if arm is not None:
+        data = task.calibration() if arm.learned else None
+        twofour.quantize(model, arm.weights, arm.inputs, data=data, samples=1000)
         one_shot = evaluate(task, model)
     value = train(task, model, seed, key)
     seconds = time.perf_counter() - begin
-    if widths is not None:
+    if arm is not None:
         _require_whole(task, model, value, evaluate)
     return Row(key, seed, dense, one_shot, value, seconds, task.epochs, version())
 

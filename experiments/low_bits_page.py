@@ -6,16 +6,17 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from low_bit_nets import ARMS
+from low_bit_nets import FLOAT
 from over_seeds import difference, interval, paired, signed, values
 from records import Row, load
-from tasks import TASKS, Task
+from tasks import LOW_BITS, Task
 
 HEAD = """## Low bits: what a row is
 
-Weights and inputs of 1 or 2 bits (`twofour.quantize`), first and last layer 8 bits. Each net starts from the trained
+Weights and inputs of few bits (`twofour.quantize`), first and last layer 8 bits: `w1a2` has weights of 1 bit and inputs
+of 2, `w1.58a8` ternary weights and inputs of 8 bits with a range for each token. Each net starts from the trained
 float net of the same seed; **float** is that net trained again for as long, and *difference* is to it. *Rounded* is
-the accuracy before any training in low bits. After training, the answers of 64-bit whole numbers to all held-out
+the figure before any training in low bits. After training, the answers of 64-bit whole numbers to all held-out
 examples give the same figure, and to the example the same bits: a row that did not would not be kept. Where a task's
 note says that a layer stays dense, it has 8 bits here.
 """
@@ -27,24 +28,26 @@ WITHIN = 3.0
 def sections(folder: Path) -> list[str]:
     """What all tables share, then one section per task that has a record."""
     found = [
-        _section(TASKS[name](), *load(path)) for name in TASKS if (path := folder / f"low-bits-{name}.json").exists()
+        _section(LOW_BITS[name](), *load(path))
+        for name in LOW_BITS
+        if (path := folder / f"low-bits-{name}.json").exists()
     ]
     return [HEAD, *found] if found else []
 
 
 def _section(task: Task, head: dict[str, Any], rows: list[Row]) -> str:
-    metric = head["metric"]
-    of = {key: [row for row in rows if row.key == key] for key in ARMS}
-    missing = [key for key in ARMS if not of[key]]
+    metric, keys = head["metric"], (FLOAT, *task.low_bits)
+    name = metric["name"] + (f" ({metric['unit']})" if metric["unit"] else "")
+    of = {key: [row for row in rows if row.key == key] for key in keys}
+    missing = [key for key in keys if not of[key]]
     hours = sum(row.seconds for row in rows) / 3600
     lines = [
         f"## Low bits: {task.title}\n",
         f"`python experiments/run.py low-bits {task.name} --record`\n",
-        f"{metric['name']} ({metric['unit']}), {metric['held_out']:,} held-out {metric['of']}. "
-        f"{task.notes.format(epochs=task.epochs)}\n",
-        f"| net | rounded | {metric['name']} ({metric['unit']}) | difference to float | seeds |",
+        f"{name}, {metric['held_out']:,} held-out {metric['of']}. {task.notes.format(epochs=task.epochs)}\n",
+        f"| net | rounded | {name} | difference to float | seeds |",
         "| --- | --- | --- | --- | --- |",
-        *(_line(key, of, metric) for key in ARMS if of[key]),
+        *(_line(key, of, metric) for key in keys if of[key]),
         "",
         *_verdict(of),
         *([f"Not run: {', '.join(missing)}.\n"] if missing else []),
@@ -57,15 +60,15 @@ def _section(task: Task, head: dict[str, Any], rows: list[Row]) -> str:
 def _line(key: str, of: dict[str, list[Row]], metric: dict[str, Any]) -> str:
     rows = of[key]
     value = values([row.value for row in rows], metric)
-    if ARMS[key] is None:
+    if key == FLOAT:
         return f"| {key} | | {value} | | {len(rows)} |"
     rounded = values([row.one_shot for row in rows], metric)
-    return f"| {key} | {rounded} | {value} | {difference(rows, of['float'])} | {len(rows)} |"
+    return f"| {key} | {rounded} | {value} | {difference(rows, of[FLOAT])} | {len(rows)} |"
 
 
 def _verdict(of: dict[str, list[Row]]) -> list[str]:
     """Say whether w1a2 is within what is expected of float, and above w1a1."""
-    to_float, to_binary = (paired(of["w1a2"], of[key]) for key in ("float", "w1a1"))
+    to_float, to_binary = (paired(of.get("w1a2", []), of.get(key, [])) for key in (FLOAT, "w1a1"))
     if len(to_float) < 2 or len(to_binary) < 2:
         return []
     lost = -statistics.mean(a - b for a, b in to_float)

@@ -24,7 +24,7 @@ import shrink_encoder
 import shrink_nets
 from arms import FOLLOW_LOSS, Arm, again, built, one_shot
 from records import SCRATCH, Nearness, Records, Row, Run, Shrunk, Trained, version
-from tasks import BLOCKS, GRADIENTS, SHRINK, TASKS, Task
+from tasks import BLOCKS, GRADIENTS, LOW_BITS, SHRINK, TASKS, Task
 from twofour import training
 from twofour.checkpoints import write_tensors
 from twofour.errors import TwofourError
@@ -152,21 +152,21 @@ def shrink(
 
 @app.command("low-bits")
 def low_bits(
-    name: Annotated[str, typer.Argument(help=", ".join(TASKS))] = "fashion",
+    name: Annotated[str, typer.Argument(help=", ".join(LOW_BITS))] = "fashion",
     seeds: Annotated[str, typer.Option(help="Comma separated.")] = "0,1,2",
     only: Annotated[str, typer.Option(help="Globs of rows, comma separated: 'float,w1*'.")] = "*",
     threads: Annotated[int, typer.Option(help="0: torch's own choice.")] = 0,
     record: Annotated[bool, typer.Option("--record", help="Keep the rows in experiments/records, in git.")] = False,
 ) -> None:
-    """Train nets of 1 and 2 bits and their float control; a stopped run goes on where it stopped."""
-    if name not in TASKS:
-        raise typer.BadParameter(f"{name!r}: wanted {', '.join(TASKS)}")
+    """Train nets of few bits and their float control; a stopped run goes on where it stopped."""
+    if name not in LOW_BITS:
+        raise typer.BadParameter(f"{name!r}: wanted {', '.join(LOW_BITS)}")
     if threads:
         torch.set_num_threads(threads)
-    subject = TASKS[name]()
+    subject = LOW_BITS[name]()
     records = Records(f"low-bits-{name}", asdict(subject.metric), record)
     for seed in map(int, seeds.split(",")):
-        for key in low_bit_nets.ARMS:
+        for key in (low_bit_nets.FLOAT, *subject.low_bits):
             if (key, seed) in records.rows or not any(fnmatch.fnmatch(key, glob) for glob in only.split(",")):
                 continue
             row = low_bit_nets.measured(subject, dense_model(subject, seed), key, seed, _evaluated, _trained)

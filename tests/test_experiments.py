@@ -246,7 +246,7 @@ def test_two_processes_that_add_rows_keep_those_of_both(here):
     assert [found.key for found in load(one.path)[1]] == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("key", ["float", "w1a2", "w2a2"])
+@pytest.mark.parametrize("key", ["float", "w1a2", "w2a2", "w1.58a8"])
 def test_a_row_of_low_bits_is_trained_and_held_to_whole_numbers(key, monkeypatch):
     import low_bit_nets
     import run

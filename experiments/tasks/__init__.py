@@ -1,6 +1,7 @@
 """The tasks of the results page, by name."""
 
 from tasks.base import Metric, Task
+from tasks.char_gpt import ShakespeareGpt
 from tasks.characters import ShakespeareGru, ShakespeareLstm, WikiTextGru, WikiTextLstm
 from tasks.cifar10 import Cifar10
 from tasks.digits import DigitsGru
@@ -17,6 +18,8 @@ from tasks.wikitext import GradientsWikiText, WikiText
 TASKS: dict[str, type[Task]] = {
     task.name: task for task in (Cifar10, Fashion, Speech, Stsb, Sst2, Sst2Pretrained, WikiText, Stories)
 }
+LOW_BITS: dict[str, type[Task]] = TASKS | {ShakespeareGpt.name: ShakespeareGpt}
+"""Nets that are trained in few bits."""
 GRADIENTS: dict[str, type[Task]] = {
     task.name: task for task in (GradientsCifar10, GradientsCifar10Short, GradientsWikiText)
 }
@@ -29,4 +32,4 @@ BLOCKS: dict[str, type[Recurrent]] = {
 SHRINK: dict[str, type[Task]] = {task.name: task for task in (ShrinkFashion, ShrinkStsb)}
 """Nets that lose channels."""
 
-__all__ = ["BLOCKS", "GRADIENTS", "SHRINK", "TASKS", "Metric", "Recurrent", "Task"]
+__all__ = ["BLOCKS", "GRADIENTS", "LOW_BITS", "SHRINK", "TASKS", "Metric", "Recurrent", "Task"]

@@ -46,6 +46,7 @@ class Task(ABC):
         skip: Layers that stay dense, beside those that `eligibility` leaves out.
         eligibility: As in `twofour.prune`.
         patterns: What the task is pruned to beside the patterns of every task.
+        low_bits: Rows of its table of low bits, beside the float control.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Task(ABC):
     skip: tuple[str, ...] = ()
     eligibility: str = "asp"
     patterns: tuple[str, ...] = ()
+    low_bits: tuple[str, ...] = ("w1a1", "w1a2", "w2a2")
 
     @property
     @abstractmethod
