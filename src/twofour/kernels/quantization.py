@@ -134,6 +134,11 @@ class Quantization:
             self.y_zero,
         )
 
+    @cached_property
+    def of_bits(self) -> tuple[bool, float, int, float, int, int, int, bool]:
+        """The fields of `Quantization` in matmul.h."""
+        return *self.codes, self.most, self.factor, self.levels in ("twos", "bipolar")
+
 
 DYNAMIC = Quantization()
 """Every token gets its own range; the answer has the input's dtype."""

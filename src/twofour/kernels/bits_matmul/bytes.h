@@ -11,6 +11,7 @@
 namespace {
 
 using twofour::kBytesPanel;
+using twofour::kMostInGroup;
 
 struct ByteDots {
   using V = WholeLanes;
@@ -31,33 +32,22 @@ struct ByteDots {
   static TWOFOUR_INLINE Sum four(const uint32_t* x) {
     return (Sum)V::broadcast(reinterpret_cast<const float*>(x));
   }
-  // Codes `i` of `bits` bits of every byte.
-  template <int bits>
-  static TWOFOUR_INLINE Sum codes(Sum packed, int i) {
-    if constexpr (bits == 8) return packed;
-    return (Sum)((V::U)packed >> (i * bits) & 0x01010101u * ((1u << bits) - 1));
-  }
 };
 
 // Sums of `columns` vectors of outputs for T tokens, whose inputs are dwords, to sums[columns][T][width].
-template <class D, int bits, bool narrow, int T, class Inputs>
+template <class D, bool narrow, int T, class Inputs>
 TWOFOUR_NOINLINE void byte_tile(const char* w, const Inputs& x, int64_t blocks, int32_t* sums) {
   using V = typename D::V;
-  constexpr int per = 8 / bits;
   typename D::Sum sum[T][D::columns] = {};
   for (int64_t b = 0; b < blocks; b++, w += kBytesPanel * 4) {
+    typename D::Sum weights[D::columns];
     TWOFOUR_UNROLL
-    for (int i = 0; i < per; i++) {
-      typename D::Sum weights[D::columns];
+    for (int c = 0; c < D::columns; c++) weights[c] = V::load_index(w + c * V::width * 4);
+    TWOFOUR_UNROLL
+    for (int t = 0; t < T; t++) {
+      const auto four = D::four(x.at(t, b));
       TWOFOUR_UNROLL
-      for (int c = 0; c < D::columns; c++)
-        weights[c] = D::template codes<bits>(V::load_index(w + c * V::width * 4), i);
-      TWOFOUR_UNROLL
-      for (int t = 0; t < T; t++) {
-        const auto four = D::four(x.at(t, per * b + i));
-        TWOFOUR_UNROLL
-        for (int c = 0; c < D::columns; c++) sum[t][c] = D::template dot<narrow>(sum[t][c], four, weights[c]);
-      }
+      for (int c = 0; c < D::columns; c++) sum[t][c] = D::template dot<narrow>(sum[t][c], four, weights[c]);
     }
   }
   TWOFOUR_UNROLL
@@ -67,19 +57,106 @@ TWOFOUR_NOINLINE void byte_tile(const char* w, const Inputs& x, int64_t blocks, 
   }
 }
 
+constexpr int32_t kCodesAround = 128;  // what codes of a token are less by where they are bytes with a sign
+
+// Whether codes in so many neighbouring places of a byte can be multiplied where they stand, for T rows: registers suffice for
+// sums of each place, and no pair of products passes 16 bits (AVX2).
+template <class D, int bits, int T>
+constexpr bool apart_fits(int places) {
+  constexpr bool wide = D::V::width == 16;
+  if (places * bits > (wide ? 8 : 7)) return false;
+  return places == 2 ? T * D::columns <= 8 : places * T * D::columns <= (wide ? 16 : 8);
+}
+
+// Sums of packed codes times bytes with a sign of T rows, of up to kMostInGroup inputs. Codes in `apart` neighbouring places
+// of a byte are multiplied where they stand, each place in sums of its own, which are shifted at the end: a shift for every
+// `apart` codes.
+template <class D, int bits, int T>
+struct CodeSums {
+  using V = typename D::V;
+  using Sum = typename D::Sum;
+  static constexpr int apart = apart_fits<D, bits, T>(4) ? 4 : apart_fits<D, bits, T>(2) ? 2 : 1;
+  Sum sum[apart][T][D::columns] = {};
+
+  // Inputs 4 i ... 4 i + 3 of a block; `inputs` are those of each row.
+  template <class Inputs>
+  TWOFOUR_INLINE void add(const Sum (&packed)[D::columns], int i, const Inputs& inputs) {
+    constexpr uint32_t mask = 0x01010101u * ((1u << bits) - 1);
+    constexpr bool narrow = bits < 8;
+    const int place = i % apart;
+    Sum weights[D::columns];
+    TWOFOUR_UNROLL
+    for (int c = 0; c < D::columns; c++)
+      weights[c] = (Sum)((typename V::U)packed[c] >> ((i - place) * bits) & mask << place * bits);
+    TWOFOUR_UNROLL
+    for (int t = 0; t < T; t++) {
+      const auto four = D::four(inputs(t));
+      TWOFOUR_UNROLL
+      for (int c = 0; c < D::columns; c++) sum[place][t][c] = D::template dot<narrow>(sum[place][t][c], weights[c], four);
+    }
+  }
+  TWOFOUR_INLINE Sum at(int t, int c) const {
+    Sum all = sum[0][t][c];
+    TWOFOUR_UNROLL
+    for (int p = 1; p < apart; p++) all = V::add(all, (Sum)((typename V::I)sum[p][t][c] >> p * bits));
+    return all;
+  }
+};
+
+// As byte_tile, of packed codes and inputs with a sign.
+template <class D, int bits, int T, class Inputs>
+TWOFOUR_NOINLINE void packed_tile(const char* w, const Inputs& x, int64_t blocks, int32_t* sums) {
+  using V = typename D::V;
+  constexpr int per = 8 / bits;
+  constexpr int64_t most = kMostInGroup / (4 * per);
+  for (int64_t first = 0; first < blocks; first += most) {
+    CodeSums<D, bits, T> part;
+    for (int64_t b = first; b < blocks && b < first + most; b++, w += kBytesPanel * 4) {
+      typename D::Sum packed[D::columns];
+      TWOFOUR_UNROLL
+      for (int c = 0; c < D::columns; c++) packed[c] = V::load_index(w + c * V::width * 4);
+      TWOFOUR_UNROLL
+      for (int i = 0; i < per; i++) part.add(packed, i, [&](int t) { return x.at(t, per * b + i); });
+    }
+    TWOFOUR_UNROLL
+    for (int c = 0; c < D::columns; c++) {
+      TWOFOUR_UNROLL
+      for (int t = 0; t < T; t++) {
+        int32_t* to = sums + (c * T + t) * V::width;
+        const auto sum = part.at(t, c);
+        V::store_ints(to, first == 0 ? sum : V::add(sum, V::load_ints(reinterpret_cast<const uint8_t*>(to))));
+      }
+    }
+  }
+}
+
 // The tile of up to `tokens` tokens, and how many it takes of them.
 template <class D, int bits, bool narrow, class Inputs>
 struct ByteTile {
   void (*run)(const char*, const Inputs&, int64_t, int32_t*);
   int64_t tokens;
   static ByteTile of(int64_t left) {
-    if (left >= D::tokens) return {byte_tile<D, bits, narrow, D::tokens, Inputs>, D::tokens};
-    if (D::tokens > 4 && left >= 4) return {byte_tile<D, bits, narrow, 4, Inputs>, 4};
-    if (left >= 3 && D::tokens > 3) return {byte_tile<D, bits, narrow, 3, Inputs>, 3};
-    if (left >= 2) return {byte_tile<D, bits, narrow, 2, Inputs>, 2};
-    return {byte_tile<D, bits, narrow, 1, Inputs>, 1};
+    if (left >= D::tokens) return {tile<D::tokens>(), D::tokens};
+    if (D::tokens > 4 && left >= 4) return {tile<4>(), 4};
+    if (left >= 3 && D::tokens > 3) return {tile<3>(), 3};
+    if (left >= 2) return {tile<2>(), 2};
+    return {tile<1>(), 1};
+  }
+  template <int T>
+  static constexpr auto tile() {
+    if constexpr (bits == 8) return byte_tile<D, narrow, T, Inputs>;
+    else return packed_tile<D, bits, T, Inputs>;
   }
 };
+
+// Codes of token `t`, packed weights' other operand, become bytes with a sign: 128 less, and so are zero point and sum. What
+// stands behind the inputs meets weights of code 0.
+inline void signed_codes(const Matmul& a, int64_t t, uint8_t* codes, int64_t padded, const TokenFacts& facts) {
+  for (int64_t k = 0; k < padded; k++) codes[k] ^= kCodesAround;
+  facts.sums[t] = static_cast<int32_t>(static_cast<uint32_t>(facts.sums[t]) -
+                                       static_cast<uint32_t>(kCodesAround) * static_cast<uint32_t>(a.in_features));
+  facts.ranges[t].zero -= kCodesAround * a.quantization.x_factor;
+}
 
 // Panels [begin, end) for `count` tokens from `first` on, whose codes are `x`.
 template <class D, int bits, bool narrow>
@@ -134,8 +211,10 @@ void bytes_product(const Matmul& a) {
     for (int64_t pass = 0; pass < a.tokens; pass += plan.per_pass) {
       const int64_t count = least(plan.per_pass, a.tokens - pass);
       if (pass > 0) team.barrier();  // the last tokens are still being read
-      for (int64_t t = team.me; t < count; t += team.size)
+      for (int64_t t = team.me; t < count; t += team.size) {
         token_codes<typename D::V>(a, pass + t, x + t * plan.token_bytes, plan.padded, facts);
+        if constexpr (packed) signed_codes(a, pass + t, x + t * plan.token_bytes, plan.padded, facts);
+      }
       team.barrier();
       with_widths<packed>(w.head.bits, a.quantization.x_most, [&](auto bits, auto narrow) {
         byte_panels<D, bits.value, narrow.value>(a, w, x, plan, facts, pass, count, begin, end);

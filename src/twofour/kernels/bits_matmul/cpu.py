@@ -88,12 +88,13 @@ class BitsMatmul(NativeProduct):
         """
         epilogue, quantization = problem.epilogue, problem.quantization
         *leading, in_features = x.shape
-        y = torch.empty((*leading, problem.rows), dtype=quantization.output(x), device="cpu")
+        if type(x) is Tensor and quantization.output(x) is x.dtype:
+            y = x.new_empty(*leading, problem.rows)  # a microsecond less than `torch.empty` with dtype and device
+        else:
+            y = torch.empty((*leading, problem.rows), dtype=quantization.output(x), device="cpu")
         other = None if epilogue.plain else second_operand(epilogue, other, x, y)
-        centred = quantization.levels in ("twos", "bipolar")
-        codes = quantization.most, quantization.factor, centred
         x = x if x.is_contiguous() else together(x)
-        arguments = x, weight.tensor, bias, y, *epilogue.codes, other, *quantization.codes, *codes
+        arguments = x, weight.tensor, bias, y, *epilogue.codes, other, *quantization.of_bits
         if not self._call()(self.index, *arguments, native.threads()):
             raise foreign(self, weight.tensor, problem.rows, in_features)
         return y

@@ -18,7 +18,6 @@ using twofour::GroupShape;
 constexpr int kDigits = 3;                    // bytes of an input that stays real
 constexpr int kMostOfDigits = (1 << 22) - 1;  // the greatest such q: Lanes::to_ints rounds no greater ones everywhere
 constexpr uint32_t kDigitsAround = 0x808080;  // what makes digits from -128 on those from 0 on
-constexpr int32_t kCodesAround = 128;
 constexpr int64_t kGroupsAhead = 8192;  // bytes of weights that are fetched before they are read: best of 1, 2, 4, 8 KB
 
 // Tokens in the workspace: the facts of all, then of each of a pass its rows of bytes (one, or three) and their sums in
@@ -96,58 +95,27 @@ TWOFOUR_INLINE typename V::I widened(const char* from) {
   return __builtin_convertvector(numbers, typename V::I);
 }
 
-// What code 0 of a vector of outputs stands for, and the step between codes, times the step of an input.
+// What code 0 of a vector of outputs stands for, one number or, with zero points, one each, and the step between codes, times
+// the step of an input.
 template <class V>
 struct GroupLevels {
-  typename V::U beta;
-  uint32_t alpha;
+  typename V::U betas{};
+  uint32_t alpha, beta;
+  bool shifted;
 
   TWOFOUR_INLINE GroupLevels(const GroupTile& tile, const char* group, int64_t c) {
     const uint32_t step = tile.a.quantization.x_factor == 0 ? 1 : static_cast<uint32_t>(tile.a.quantization.x_factor);
     alpha = step * static_cast<uint32_t>(tile.w.head.alpha);
-    if (tile.a.zeros) beta = (typename V::U)widened<V, int8_t>(group + tile.shape.zeros + c) * step;
-    else beta = typename V::U{} + step * static_cast<uint32_t>(tile.w.head.beta);
+    beta = step * static_cast<uint32_t>(tile.w.head.beta);
+    shifted = tile.a.zeros;
+    if (shifted) betas = (typename V::U)widened<V, int8_t>(group + tile.shape.zeros + c) * step;
   }
   // The sum of values times inputs, from those over codes and inputs alone.
   TWOFOUR_INLINE typename V::ints operator()(typename V::ints sum, int32_t inputs) const {
     typename V::U whole = (typename V::U)sum;
     if (alpha != 1) whole *= alpha;
-    return (typename V::ints)(whole + beta * static_cast<uint32_t>(inputs));
-  }
-};
-
-// Sums of codes of T rows. Codes are taken apart two at a time, and the upper ones of a pair are multiplied where they stand,
-// in sums of their own: half of the shifts, where registers suffice and no pair of products passes 16 bits (AVX2).
-template <class D, int bits, int T>
-struct GroupSums {
-  using V = typename D::V;
-  using Sum = typename D::Sum;
-  static constexpr bool split = T * D::columns <= 8 && (bits < 4 || V::width == 16);
-  Sum low[T][D::columns] = {}, high[split ? T : 1][D::columns] = {};
-
-  // Inputs 4 i ... 4 i + 3 of a block; `inputs` are those of each row.
-  template <class Inputs>
-  TWOFOUR_INLINE void add(const Sum (&packed)[D::columns], int i, const Inputs& inputs) {
-    constexpr uint32_t mask = 0x01010101u * ((1u << bits) - 1);
-    constexpr bool narrow = bits < 8;
-    const bool upper = split && i % 2;
-    Sum weights[D::columns];
-    TWOFOUR_UNROLL
-    for (int c = 0; c < D::columns; c++)
-      weights[c] = upper ? (Sum)((typename V::U)packed[c] >> ((i - 1) * bits) & mask << bits)
-                         : (Sum)((typename V::U)packed[c] >> (i * bits) & mask);
-    TWOFOUR_UNROLL
-    for (int t = 0; t < T; t++) {
-      const auto four = D::four(inputs(t));
-      TWOFOUR_UNROLL
-      for (int c = 0; c < D::columns; c++) {
-        Sum& sum = upper ? high[split ? t : 0][c] : low[t][c];
-        sum = D::template dot<narrow>(sum, weights[c], four);
-      }
-    }
-  }
-  TWOFOUR_INLINE Sum at(int t, int c) const {
-    return split ? V::add(low[t][c], (Sum)((typename V::I)high[split ? t : 0][c] >> bits)) : low[t][c];
+    const auto sum_of_inputs = static_cast<uint32_t>(inputs);
+    return (typename V::ints)(shifted ? whole + betas * sum_of_inputs : whole + beta * sum_of_inputs);
   }
 };
 
@@ -161,7 +129,7 @@ TWOFOUR_INLINE void add_group(const GroupTile& tile, int64_t g, int64_t output,
   const char* codes = group + tile.shape.codes + output * 4;
   const uint8_t* x = tile.x + g * tile.shape.inputs;
   const int32_t around = kCodesAround * tile.a.quantization.x_factor;
-  GroupSums<D, bits, T * R> sums_of;
+  CodeSums<D, bits, T * R> sums_of;
   for (int64_t b = 0; b < tile.shape.blocks; b++, codes += kBytesPanel * 4, x += 4 * per) {
     typename D::Sum packed[D::columns];
     TWOFOUR_UNROLL
