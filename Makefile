@@ -6,7 +6,7 @@
 # make test-ray two Ray workers on this machine, in an environment of its own inside build/ (75 MB to download)
 # make test-arm  rows for aarch64, compiled here and run under qemu: needs g++-aarch64-linux-gnu, qemu-user, cmake
 # make check   formatting, lint, types, and the lines of each stage beside its budget
-# make bench   OP=linear|block|bits|bits-nets|shrunk|grid|conv|recurrent|mask|models|fusion|blocks|algebra|memory|executor: timings; ARGS=--record keeps them
+# make bench   OP=linear|block|bits|bits-nets|bits-lm|shrunk|grid|conv|recurrent|mask|models|fusion|blocks|algebra|memory|executor: timings; ARGS=--record keeps them
 # make records measures what is kept in benchmarks/records, in order of interest; it goes on where it stopped
 # make figures draws docs/figures from records and tables, and writes the tables of README.md and docs/benchmarks.md
 # make fuzz   a minute of hostile input for each reader and for the native calls, then under the sanitizers;

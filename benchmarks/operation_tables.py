@@ -1,10 +1,10 @@
-"""Records of the cases `recurrent`, `block`, `blocks`, `bits` and `bits-nets` as Markdown for docs/benchmarks.md."""
+"""Records of `recurrent`, `block`, `blocks`, `bits`, `bits-nets` and `bits-lm` as Markdown for docs/benchmarks.md."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cases import bits, bits_nets, block, processes, recurrent
+from cases import bits, bits_lm, bits_nets, block, processes, recurrent
 from cases.blocks import EAGER, INDUCTOR, OURS
 from fusion_tables import markdown
 from twofour.measure import Record, geometric_mean
@@ -91,6 +91,21 @@ def of_nets(records: Sequence[Record]) -> str:
     return markdown(lines)
 
 
+def of_language(records: Sequence[Record]) -> str:
+    """Return tokens a second of language models, and ours over each other one: above 1 ours is faster."""
+    peers = bits_lm.INT8, bits_lm.FLOAT, bits_lm.EAGER
+    names = (bits_lm.OURS, *peers)
+    lines = [
+        ["net, widths, tokens of a call", *(f"{name}, tokens/s" for name in names), *(f"to {name}" for name in peers)]
+    ]
+    for record in records:
+        tokens, ours = int(str(record.meta["tokens"])), record.median(bits_lm.OURS)
+        rates = (f"{tokens / record.median(name):,.0f}" for name in names)
+        ratios = (f"{record.median(name) / ours:.2f}" for name in peers)
+        lines.append([f"{record.meta['model']}, {record.meta['dtype']}, {tokens}", *rates, *ratios])
+    return markdown(lines)
+
+
 TABLES: dict[str, tuple[str, Callable[[Sequence[Record]], str]]] = {
     "recurrent": (
         "Microseconds a step; the time of the best float32 peer over it, then of its own type's.",
@@ -108,6 +123,10 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Record]], str]]] = {
     "bits-nets": (
         "Whole nets of low bits, images of 28 x 28, against OpenVINO with weights of int8 and float32.",
         of_nets,
+    ),
+    "bits-lm": (
+        "Transformers of low bits in tokens a second, and the rate over that of the same net in int8 and float32.",
+        of_language,
     ),
 }
 """Names of records -> what their table says, and what writes it."""

@@ -10,7 +10,7 @@ from rich.console import Console
 
 import engine
 from cases import bits as bits_case
-from cases import bits_nets, models_table, shapes, table
+from cases import bits_lm, bits_nets, models_table, shapes, table
 from cases import block as block_case
 from cases import calibrated as calibrated_case
 from cases import check as check_case
@@ -153,9 +153,7 @@ def bits(
 
 @app.command("bits-nets")
 def low_bit_nets(
-    nets: Annotated[str, typer.Option(help=f"Comma separated: {', '.join(bits_nets.NETS)}.")] = ",".join(
-        bits_nets.NETS
-    ),
+    nets: Annotated[str, typer.Option(help="vgg, resnet18; comma separated.")] = ",".join(bits_nets.NETS),
     widths: Annotated[str, typer.Option(help="Pairs of widths, comma separated.")] = ",".join(bits_nets.WIDTHS),
     batch: Annotated[str, typer.Option(help="Images of a call, comma separated.")] = "1,8",
     seconds: SecondsOption = 2.0,
@@ -166,6 +164,19 @@ def low_bit_nets(
     """Whole nets of 1 and 2 bits against OpenVINO int8 and float32, on one thread."""
     cells = bits_nets.cells(nets.split(","), widths.split(","), list(map(int, batch.split(","))))
     measured(cells, bits_nets.Bench(seconds), place(json, "bits-nets", record), resume, bits_nets.show)
+
+
+@app.command("bits-lm")
+def low_bit_language_models(
+    nets: Annotated[str, typer.Option(help=f"Comma separated: {', '.join(bits_lm.NETS)}.")] = ",".join(bits_lm.NETS),
+    seconds: SecondsOption = 2.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Language models of ternary weights in tokens a second, against compiled int8 and float32 and torch's float32."""
+    cells = bits_lm.cells(nets.split(","))
+    measured(cells, bits_lm.Bench(seconds), place(json, "bits-lm", record), resume, bits_lm.show)
 
 
 @app.command("shrunk")

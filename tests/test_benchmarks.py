@@ -109,6 +109,16 @@ def test_nets_of_low_bits_are_held_to_whole_numbers_and_set_beside_openvino(tmp_
     assert record.meta["model"] == "vgg" and record.meta["dtype"] == "w1a2"
 
 
+@pytest.mark.long
+def test_language_models_of_low_bits_are_set_beside_int8_in_tokens_a_second(tmp_path: Path):
+    out = tmp_path / "r.json"
+    done = suite("bits-lm", "--nets", "gpt", "--seconds", "0.05", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "twofour int8" in done.stdout and "/s" in done.stdout
+    (record,) = measure.load(out)
+    assert record.baseline == ("twofour int8", "twofour float32", "torch float32") and record.meta["tokens"] == 64
+
+
 @pytest.mark.parametrize(("sizes", "widths"), [(["3x4x4"], ["w1"]), (["3x4"], ["w1a1"])])
 def test_bits_refuses_sizes_and_widths_that_are_none(cases, sizes: list[str], widths: list[str]):
     with pytest.raises(DataError, match="not known"):
