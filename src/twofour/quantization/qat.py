@@ -17,6 +17,7 @@ from twofour.kernels.nm_matmul import quantize_input
 from twofour.masks import Mask
 from twofour.packing import encodings
 from twofour.packing.encodings import Encoding, dequantize
+from twofour.quantization.straight_through import straight
 from twofour.training.schemes import Slot, require_free
 from twofour.training.schemes.over_masks import OverMasks, fitting
 
@@ -139,8 +140,7 @@ class _Rounding(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """Weight (out, in) -> the same rounded, with the gradient of the mask alone."""
-        kept = weight.masked_fill(~self.keep, 0)
-        return kept + (self.rounded(kept.detach()) - kept.detach())
+        return straight(weight.masked_fill(~self.keep, 0), self.rounded)
 
     def rounded(self, kept: Tensor) -> Tensor:
         """What the packed weight will hold: the scales of kept values are those of whole rows, zeros add nothing."""
@@ -158,7 +158,9 @@ def _round_inputs(
 
 
 def _rounded_tokens(x: Tensor) -> Tensor:
-    flat = x.detach().reshape(-1, x.shape[-1])
-    whole, scale, zero = quantize_input(flat.float())
-    rounded = ((whole.float() - zero) * scale).to(x.dtype).view_as(x)
-    return x + (rounded - x.detach())
+    return straight(x, _nearest_tokens)
+
+
+def _nearest_tokens(x: Tensor) -> Tensor:
+    whole, scale, zero = quantize_input(x.reshape(-1, x.shape[-1]).float())
+    return ((whole.float() - zero) * scale).to(x.dtype).view_as(x)
