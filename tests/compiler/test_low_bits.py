@@ -11,7 +11,8 @@ from torch import nn
 import twofour
 from twofour import quantization
 from twofour.compiler import low_bits
-from twofour.errors import QuantizationError
+from twofour.compiler.codes import hold_floats
+from twofour.errors import KernelError, QuantizationError
 from twofour.kernels.bits_matmul import bits_rows
 from twofour.kernels.dense_matmul import PLAIN
 from twofour.measure.cache import Cache
@@ -141,24 +142,58 @@ def test_models_of_other_dtypes_run_in_their_floats_and_the_plan_says_so(dtype: 
     assert torch.equal(fast(x), model(x))
 
 
-def test_copies_changed_weights_and_other_inputs_are_served() -> None:
-    model, other, x = of_bits("w4", "a8"), of_bits("w4", "a8"), torch.randn(3, 71)
-    fast = twofour.compile(model, x, tokens=(3,), graph=False)
+def test_codes_are_the_weight_and_what_stands_beside_them_is_followed() -> None:
+    model, x = of_bits("w4", "a8", data=True), torch.randn(3, 71)
+    fast: Any = twofour.compile(model, x, tokens=(3,), graph=False)
+    assert {"0.weight", "0.weight_step"} <= set(model.state_dict())
+    assert set(fast.state_dict()) == {
+        "0.bias",
+        *(f"{i}.{part}" for i in (0, 2) for part in ("input_step", "input_zero")),
+    }
+    for layer in fast.plan.layers[::2]:
+        assert layer.bytes_after == fast[int(layer.name)].__dict__["_twofour_attached"].runs.product.prepared.nbytes
     for again in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
         assert all(run(again)) and torch.equal(again(x), whole(model, x))
+    whole_weight, scales = quantization.of(model)["0"].whole_weight(model[0])  # type: ignore[index]
+    assert torch.equal(fast[0].weight.clone(), whole_weight * scales.detach()[:, None])
     with torch.no_grad():
-        other[0].weight.mul_(-2)  # type: ignore[union-attr, operator]
-        other[0].weight_step.mul_(1.5)  # type: ignore[union-attr, operator]
-    fast.load_state_dict(other.state_dict())
-    assert torch.equal(fast(x), whole(other, x)) and not torch.equal(fast(x), whole(model, x))
-    assert torch.equal(fast(x.double()), other(x.double()))
+        for one in (model, fast):
+            one[0].bias.mul_(-2)
+            one[0].input_step.mul_(1.5)
+    assert torch.equal(fast(x), whole(model, x)) and torch.equal(fast(x.double()), model(x.double()))
     given = x.clone().requires_grad_()
     fast(given).sum().backward()
     assert given.grad is not None and given.grad.abs().sum() > 0
     with quantization.in_whole_numbers(fast):
-        assert torch.equal(fast(x), whole(other, x))
-    quantization.remove(fast)
-    assert type(fast[0]) is nn.Linear  # type: ignore[index]
+        assert torch.equal(fast(x), whole(model, x))
+    with pytest.raises(KernelError, match="cannot be changed"):
+        fast[0].weight.mul_(2)
+    with pytest.raises(QuantizationError, match="codes in the place"):
+        quantization.remove(fast)
+    hold_floats(fast[0])
+    assert torch.equal(fast(x), whole(model, x)) and type(fast[0]) is type(model[0])  # type: ignore[index]
+
+
+def test_a_weight_that_another_layer_has_too_stays_and_is_followed() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.embed, self.head = nn.Embedding(64, 48), nn.Linear(48, 64, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.embed(x))
+
+    model, x = twofour.quantize(Tied().eval(), "w4", "a8", ends=None), torch.tensor([1, 5, 7])
+    fast: Any = twofour.compile(model, x, tokens=(3,), graph=False)
+    assert fast.head.weight is fast.embed.weight and "another layer has" in fast.plan.layers[-1].reason
+    assert torch.equal(fast(x), whole(model, x))
+    with torch.no_grad():
+        for one in (model, fast):
+            one.embed.weight.mul_(-2)  # type: ignore[union-attr, operator]
+            one.head.weight_step.mul_(1.5)  # type: ignore[union-attr, operator]
+    assert torch.equal(fast(x), whole(model, x))
 
 
 @pytest.mark.parametrize("bad", [0.0, float("nan")])

@@ -78,16 +78,19 @@ def test_kernels_give_the_bits_of_the_whole_numbers(weights: str, inputs: str, d
         assert torch.equal(fast(x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x), whole(model, x))
 
 
-def test_changed_weights_copies_and_other_inputs_are_served(monkeypatch) -> None:
+def test_codes_are_the_weight_copies_and_other_inputs_are_served(monkeypatch) -> None:
     monkeypatch.setattr("twofour.compiler.low_bits_conv.race", floats_last)
     model, other, x = of_bits("w2", "a2"), of_bits("w2", "a2"), torch.randn(2, 3, 9, 9)
     fast = twofour.compile(model, x, graph=False)
     for again in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
         assert by_kernels(again) and torch.equal(again(x), whole(model, x))
+    assert not any(name.endswith((".weight", "weight_step")) for name in fast.state_dict())
+    held = [low.runs.product.prepared.nbytes for low in quantization.of(fast).values()]  # type: ignore[union-attr]
+    assert [layer.bytes_after for layer in fast.plan.layers] == held  # type: ignore[union-attr]
     with torch.no_grad():
-        other[0].weight.mul_(-2)
-        other[2].input_step.mul_(1.5)
-    fast.load_state_dict(other.state_dict())
+        for one in (other, fast):
+            one[0].bias.mul_(-2)
+            one[2].input_step.mul_(1.5)
     assert torch.equal(fast(x), whole(other, x)) and not torch.equal(fast(x), whole(model, x))
     given = x.clone().requires_grad_()
     fast(given).sum().backward()

@@ -117,6 +117,8 @@ def test_what_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
     for weights in ("w1", "w1.58", "b3"):
         with pytest.raises(QuantizationError, match="no zero points"):
             twofour.quantize(model, weights, symmetric=False, ends=None)
+    with pytest.raises(QuantizationError, match="`symmetric` is no truth value"):
+        twofour.quantize(model, "w4", symmetric="no")
     with pytest.raises(QuantizationError, match="`group` cannot be used"):
         twofour.quantize(model, "w4", group=0)
     assert not quantization.of(model)

@@ -104,7 +104,8 @@ def masked_sizes(fast: nn.Module, layers: Sequence[LayerPlan]) -> list[LayerPlan
         module = fast.get_submodule(name)
         if id(module.weight) not in elsewhere:
             mask = masked.get(f"{name}.weight".lstrip("."))
-            sizes[name] = bytes_in_file(module, low, None if mask is None else mask.pattern)
+            pattern = module.pattern if isinstance(module, WeightedLayer) else None  # of a weight that stands in codes
+            sizes[name] = bytes_in_file(module, low, pattern if mask is None else mask.pattern)
     return [replace(layer, bytes_in_file=sizes.get(layer.name, layer.bytes_in_file)) for layer in layers]
 
 

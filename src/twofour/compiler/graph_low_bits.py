@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,37 +17,20 @@ from torch import Tensor, fx, nn
 
 from twofour import quantization
 from twofour.capture import KEPT
-from twofour.compiler.low_bits import Codes
-from twofour.compiler.low_bits_conv import ConvCodes, codes_of
+from twofour.compiler.codes import Codes
+from twofour.compiler.low_bits import LinearOfCodes
+from twofour.compiler.low_bits_conv import ConvOfCodes
 from twofour.compiler.replaceable import no_kernel
 from twofour.compiler.thresholds import Apply, Sums
 from twofour.errors import KernelError
 from twofour.graph.base import argument, aten, calls, place
-from twofour.kernels.base import Prepared
-from twofour.kernels.bits_matmul.conv import BitsConv, BitsConvProblem, Requantised
+from twofour.kernels.bits_matmul.conv import Requantised
 from twofour.kernels.conv import Geometry
 
 _log = logging.getLogger("twofour.compiler")
 
 CODES = "convolutions hand codes on"
 """What the plan calls the rewrite."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """One convolution of a chain.
-
-    Attributes:
-        row: Its kernel.
-        prepared: Its weight.
-        problem: What it computes.
-        bias: float32 (out,), None without one and where its thresholds hold it.
-    """
-
-    row: BitsConv
-    prepared: Prepared
-    problem: BitsConvProblem
-    bias: Tensor | None
 
 
 class BitsConvChain(nn.Module):
@@ -58,7 +41,7 @@ class BitsConvChain(nn.Module):
         links: The convolutions, the first one first.
     """
 
-    def __init__(self, name: str, links: Sequence[Link]) -> None:
+    def __init__(self, name: str, links: Sequence[ConvOfCodes]) -> None:
         super().__init__()
         self.name, self.links = name, tuple(links)
 
@@ -141,17 +124,17 @@ def place_low_bits(module: fx.GraphModule, fast: nn.Module, *, hand_on: bool = T
     for index, node in enumerate(calls(module.graph, KEPT)):
         layer = fast.get_submodule(str(node.args[1]))
         low = quantization.held_by(layer)
-        if low is not None and isinstance(low.runs, Codes):
-            _place(module, node, node.args[:1], f"bits_linear_{index}", BitsLinear(low.runs.layer))
+        if isinstance(product := _product(layer), LinearOfCodes):
+            _place(module, node, node.args[:1], f"bits_linear_{index}", BitsLinear(product))
         elif low is not None and low.runs is None:  # in the graph of a file; here floats are faster
             _place(module, node, node.args[:1], f"bits_floats_{index}", layer)
-    nodes = [node for node in calls(module.graph, KEPT) if _low_bits(fast, node) is not None]
+    links = {node: found for node in calls(module.graph, KEPT) if (found := _low_bits(fast, node)) is not None}
+    nodes = list(links)
     before: dict[fx.Node, tuple[fx.Node, Requantised]] = {}  # by the convolution that reads the codes
     for node in nodes if hand_on else ():
         found = _handed_on(module, fast, node)
         if found is not None:
             before[found[0]] = node, found[1]
-    links = {node: _link(_low_bits(fast, node)) for node in nodes}
     for source, answer in before.values():
         links[source] = replace(links[source], problem=replace(links[source].problem, answer=answer), bias=None)
     sources = {source for source, _ in before.values()}
@@ -171,21 +154,18 @@ def _place(module: fx.GraphModule, node: fx.Node, args: tuple[Any, ...], name: s
     place(module, node, name, layer)
 
 
-def _low_bits(fast: nn.Module, node: Any) -> ConvCodes | None:
+def _low_bits(fast: nn.Module, node: Any) -> ConvOfCodes | None:
     """Return what a kept convolution runs on, where it is one of low bits."""
     if not isinstance(node, fx.Node) or node.target is not KEPT or not node.args[3]:
         return None
-    layer = fast.get_submodule(str(node.args[1]))
+    product = _product(fast.get_submodule(str(node.args[1])))
+    return product if isinstance(product, ConvOfCodes) else None
+
+
+def _product(layer: nn.Module) -> object:
+    """Return what a layer of low bits runs on for what it holds now, None where floats serve."""
     low = quantization.held_by(layer)
-    if low is None or not isinstance(low.runs, ConvCodes):
-        return None
-    low.runs.follow(layer)
-    return low.runs
-
-
-def _link(codes: ConvCodes | None) -> Link:
-    assert codes is not None
-    return Link(codes.row, codes.prepared, codes.problem, codes.bias)
+    return low.runs.following(layer) if low is not None and isinstance(low.runs, Codes) else None
 
 
 def _handed_on(module: fx.GraphModule, fast: nn.Module, node: Any) -> tuple[fx.Node, Requantised] | None:
@@ -251,15 +231,14 @@ def _held(module: fx.GraphModule, part: Any) -> Any:
 
 
 def _thresholds(
-    node: fx.Node, fast: nn.Module, reader: ConvCodes, applied: Sequence[Apply], pool: int
+    node: fx.Node, fast: nn.Module, reader: ConvOfCodes, applied: Sequence[Apply], pool: int
 ) -> Requantised | None:
     """Return how a convolution's sums become the codes of the next one, None where the kernels do not do it."""
-    codes, name = _low_bits(fast, node), str(node.args[1])
+    codes = _low_bits(fast, node)
     assert codes is not None
-    weight = codes_of(name, fast.get_submodule(name))
-    sums = Sums(codes.problem, weight, codes.bias, applied, reader.problem.quantization)
+    sums = Sums(codes.problem, codes.restored(), codes.bias, applied, reader.problem.quantization)
     found = None if sums.unfit else sums.thresholds(reader.row.planes, pool)
     if found is None:
         why = sums.unfit or "what stands between answers NaN, or turns back within a channel"
-        _log.info("%s hands no codes to %s: %s", name, reader.name, why)
+        _log.info("%s hands no codes to %s: %s", codes.name, reader.name, why)
     return found

@@ -5,17 +5,15 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch._C import _is_tracing, _len_torch_dispatch_stack
-from torch.compiler import is_compiling
 
 from twofour import native, quantization
+from twofour.compiler.codes import Codes, codes_of, is_coded
 from twofour.compiler.plan import LayerPlan
 from twofour.compiler.replaceable import IN_FLOATS
-from twofour.compiler.stamps import Stamp, has_changed, stamp_of
 from twofour.compiler.terms import Terms
 from twofour.errors import KernelError
 from twofour.kernels.base import Prepared, widest
@@ -35,19 +33,17 @@ UNSEEN = 14
 """Height and width of the image on which kernels are measured that no example shows."""
 
 
-@dataclass
-class ConvCodes:
-    """What a convolution of low bits runs on: its weight in codes, prepared anew where what it was made from changes.
+@dataclass(frozen=True, eq=False)
+class ConvOfCodes:
+    """A convolution of codes.
 
     Attributes:
         name: Of the layer.
         row: Its kernel.
         prepared: The weight as the kernel reads it.
         problem: Geometry, and range of the inputs.
-        bias: float32 (out,) or None.
+        bias: float32 (out,); None without one, and where thresholds hold it.
         images: The input its kernel was chosen for.
-        stamp: What it was prepared from. What is written through `.data` or numpy, or to tensors made in inference
-            mode, leaves no trace and is not seen.
     """
 
     name: str
@@ -56,15 +52,26 @@ class ConvCodes:
     problem: BitsConvProblem
     bias: Tensor | None
     images: Images
-    stamp: Stamp
+    traced: ClassVar[bool] = False
 
-    def __call__(self, module: nn.Module, x: Tensor) -> Tensor | None:
-        """Return the answer, None for inputs that floats serve: another dtype or device, traced, or for a gradient."""
-        if x.dtype is not torch.float32 or not x.is_cpu or (x.requires_grad and torch.is_grad_enabled()):
-            return None
-        if is_compiling() or _is_tracing() or _len_torch_dispatch_stack() or x.ndim not in (3, 4):
-            return None
-        self.follow(module)
+    @classmethod
+    def of(
+        cls, name: str, module: nn.Conv2d, row: BitsConv, images: Images, prepared: Prepared | None = None
+    ) -> ConvOfCodes:
+        """Return what a convolution runs on by a row, its weight prepared unless that is given."""
+        low = quantization.held_by(module)
+        assert low is not None
+        problem = BitsConvProblem(Geometry.of(module), low.range(module))
+        prepared = prepared or row.prepare(codes_of(name, module, low), problem.geometry)
+        bias = module.bias.detach().float() if isinstance(module.bias, Tensor) else None
+        return cls(name, row, prepared, problem, bias, images)
+
+    def takes(self, x: Tensor) -> bool:
+        """Tell whether kernels read such an input."""
+        return x.dtype is torch.float32 and x.ndim in (3, 4)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the answer to images, or one image."""
         try:
             images = x.resolve_neg() if x.ndim == 4 else x.resolve_neg()[None]
             y = self.row.run(images, self.prepared, self.bias, self.problem)
@@ -72,61 +79,32 @@ class ConvCodes:
             raise error.for_layer(self.name) from None
         return y if x.ndim == 4 else y[0]
 
+    def anew(self, module: nn.Conv2d) -> ConvOfCodes:
+        """Return the same for what the layer holds now."""
+        return self.of(self.name, module, self.row, self.images, self.prepared if is_coded(module) else None)
+
+    def restored(self) -> BitWeight:
+        """Return the weight (out, inputs)."""
+        return self.row.restore(self.prepared, self.problem.geometry)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return _found, (
-            self.name,
-            self.row.name,
-            self.prepared.tensor,
-            self.problem,
-            self.bias,
-            self.images,
-            self.stamp,
-        )
-
-    def follow(self, module: nn.Module) -> None:
-        """Prepare the weight anew where the layer holds other values than it was made from."""
-        if has_changed(self.stamp, module):
-            made = prepared_conv(self.name, module, self.row, self.images)
-            self.prepared, self.problem, self.bias, self.stamp = made.prepared, made.problem, made.bias, made.stamp
+        return _found, (self.name, self.row.name, self.prepared.tensor, self.problem, self.bias, self.images)
 
 
-def _found(name: str, row: str, weight: Tensor, *others: Any) -> ConvCodes:
+def _found(name: str, row: str, weight: Tensor, *others: Any) -> ConvOfCodes:
     """Return what a convolution runs on, its kernel by name: refused where it cannot run here."""
     try:
         found = DispatchTable((), (row,)).kernels[0]
     except KernelError as error:
         raise error.for_layer(name) from None
     assert isinstance(found, BitsConv)
-    return ConvCodes(name, found, Prepared(found, weight), *others)
-
-
-def prepared_conv(name: str, module: nn.Module, row: BitsConv, images: Images) -> ConvCodes:
-    """Return what a convolution runs on by a row."""
-    stamp = stamp_of(module)  # first: what is written while the weight is read is seen at the next call
-    weight, problem = codes_of(name, module), _problem(module)
-    bias = module.bias.detach().float() if isinstance(module.bias, Tensor) else None
-    return ConvCodes(name, row, row.prepare(weight, problem.geometry), problem, bias, images, stamp)
-
-
-def codes_of(name: str, module: nn.Module) -> BitWeight:
-    """Return the weight of a layer of low bits in codes (out, inputs)."""
-    low = quantization.held_by(module)
-    assert low is not None
-    whole, scales = low.whole_weight(module, name)
-    return BitWeight(low.widths.weights.codes_of(whole.flatten(1)), low.widths.levels, scales.detach().float())
-
-
-def _problem(module: nn.Module) -> BitsConvProblem:
-    low = quantization.held_by(module)
-    assert low is not None and isinstance(module, nn.Conv2d)
-    return BitsConvProblem(Geometry.of(module), low.range(module))
+    return ConvOfCodes(name, found, Prepared(found, weight), *others)
 
 
 def run_conv(
-    name: str, module: nn.Module, low: LowBits, entry: LayerPlan, images: Images | None, terms: Terms
-) -> LayerPlan:
-    """Choose what one convolution runs on, let it run so, and return its plan."""
-    assert isinstance(module, nn.Conv2d)
+    name: str, module: nn.Conv2d, low: LowBits, entry: LayerPlan, images: Images | None, terms: Terms
+) -> tuple[Codes | None, LayerPlan]:
+    """Choose what one convolution runs on; return it, None where floats serve, and the layer's plan."""
     geometry, widths = Geometry.of(module), low.widths
     size = images or _unseen(geometry)
     reasons = {row: row.refuses(geometry, widths.levels, low.range(module), size) for row in bits_conv_rows()}
@@ -134,11 +112,12 @@ def run_conv(
     if module.weight.dtype is not torch.float32 or not fitting:
         here = next((reason for row, reason in reasons.items() if row.unavailable() is None and reason), None)
         why = here or f"its weight is {module.weight.dtype}, the kernels of convolutions take float32"
-        return replace(entry, reason=f"dense: {widths.name}: {why}; {IN_FLOATS}")
+        return None, replace(entry, reason=f"dense: {widths.name}: {why}; {IN_FLOATS}")
     fastest = [
         widest([row for row in fitting if row.layout == layout])[0] for layout in {row.layout for row in fitting}
     ]
-    runs = {row.name: prepared_conv(name, module, row, size) for row in sorted(fastest, key=lambda row: row.name)}
+    rows = sorted(fastest, key=lambda row: row.name)
+    runs = {row.name: Codes.of(module, partial(ConvOfCodes.of, name, module, row, size)) for row in rows}
     x = torch.rand(size[0], geometry.in_channels, *size[1:], dtype=torch.float32, device="cpu")
     x = x.contiguous(memory_format=torch.channels_last)
     calls: dict[str, Any] = {key: partial(found, module, x) for key, found in runs.items()}
@@ -150,9 +129,8 @@ def run_conv(
     seconds = terms.cache.times(key, tuple(calls), lambda: race(calls, seconds=0.1))
     best = min(runs, key=seconds.__getitem__)
     if seconds[_FLOATS] < seconds[best]:
-        return replace(entry, reason=f"dense: {widths.name}: floats are faster here; {IN_FLOATS}")
-    low.runs = runs[best]
-    return _described(entry, runs[best], seconds, widths.name, terms.cache.origin([key]))
+        return None, replace(entry, reason=f"dense: {widths.name}: floats are faster here; {IN_FLOATS}")
+    return runs[best], _described(entry, runs[best].product, seconds, widths.name, terms.cache.origin([key]))
 
 
 def _unseen(geometry: Geometry) -> Images:
@@ -160,7 +138,7 @@ def _unseen(geometry: Geometry) -> Images:
     return 1, max(UNSEEN, reach[0]), max(UNSEEN, reach[1])
 
 
-def _described(entry: LayerPlan, runs: ConvCodes, seconds: dict[str, float], widths: str, origin: str) -> LayerPlan:
+def _described(entry: LayerPlan, runs: ConvOfCodes, seconds: dict[str, float], widths: str, origin: str) -> LayerPlan:
     ratio, design = seconds[PLAIN.name] / seconds[runs.row.name], runs.row.layout.removeprefix("bits_")
     reason = f"{widths} {design}: {ratio:.2f}x the speed of torch's float32 convolution"
     reason += f" ({origin})" if origin else ""
@@ -173,6 +151,6 @@ def _described(entry: LayerPlan, runs: ConvCodes, seconds: dict[str, float], wid
         dispatch=runs.row.name,
         reason=reason,
         dense_ms=1e3 * seconds[runs.row.name],
-        bytes_after=entry.bytes_before + runs.prepared.nbytes,
+        bytes_after=runs.prepared.nbytes,
         times={tokens: {key: found for key, found in seconds.items() if key != _FLOATS}},
     )

@@ -6,12 +6,13 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from twofour import quantization
+from twofour.compiler.codes import CodedLayer, is_coded
 from twofour.errors import FormatError, QuantizationError, cut
 from twofour.export.file import Contents
 from twofour.export.fit import misfit
@@ -21,7 +22,7 @@ from twofour.patterns import Pattern
 from twofour.quantization import LowBits, Widths
 from twofour.quantization.carried import STEPS, WEIGHT_SCALE, WEIGHT_STEP, WEIGHT_ZERO, over, require_steps
 from twofour.quantization.layer import add_steps, give_low_bits, take_low_bits
-from twofour.quantization.stored import SCALES, empty_steps, packed_of, shared
+from twofour.quantization.stored import SCALES, empty_steps, packed_of, shared, steps_of_codes
 from twofour.quantization.widths import encoding_of
 
 LOW_BITS = "low_bits"
@@ -47,7 +48,7 @@ def described(model: nn.Module) -> dict[str, dict[str, Any]]:
 def take_packed(
     model: nn.Module, plain: dict[str, Tensor], aliases: Mapping[str, str], patterns: Mapping[str, Pattern]
 ) -> Iterator[tuple[str, Packed]]:
-    """Move weights of low bits and their scales from `plain` into packed form.
+    """Move weights of low bits and their scales from `plain` into packed form, where a compiled model has them already.
 
     A weight that another module has too, as an embedding that a head is tied to, stays a plain tensor with its step.
 
@@ -58,12 +59,30 @@ def take_packed(
     elsewhere = shared(model)
     for name, held in quantization.of(model).items():
         module, key = model.get_submodule(name), _key(name, "weight")
-        if id(module.weight) in elsewhere or key in aliases or key not in plain:
+        if not is_coded(module) and (id(module.weight) in elsewhere or key in aliases or key not in plain):
             continue
         packed = packed_of(name, module, held, patterns.get(key))
         for part in ("weight", *SCALES):
             plain.pop(_key(name, part), None)
         yield key, packed
+
+
+def unpacked(model: nn.Module) -> dict[str, Tensor]:
+    """Return weights and steps of the layers that have codes in their place, by name: floats for the same numbers."""
+    found: dict[str, Tensor] = {}
+    for name, held in quantization.of(model).items():
+        module = model.get_submodule(name)
+        if (codes := held.codes(module)) is not None:
+            parts = {"weight": cast(Tensor, module.weight).clone(), **steps_of_codes(held, codes)}
+            found |= {_key(name, part): tensor for part, tensor in parts.items()}
+    return found
+
+
+def patterns_of_codes(model: nn.Module) -> dict[str, Pattern]:
+    """Return what the weights obey that stand in codes, by name."""
+    layers = {name: model.get_submodule(name) for name in quantization.of(model)}
+    held = {_key(name, "weight"): module.pattern for name, module in layers.items() if isinstance(module, CodedLayer)}
+    return {key: pattern for key, pattern in held.items() if pattern is not None}
 
 
 def with_low_bits(path: Any, model: nn.Module, contents: Contents) -> tuple[nn.Module, Contents]:

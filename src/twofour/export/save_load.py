@@ -22,7 +22,7 @@ from twofour.export import cuts
 from twofour.export.cuts import CUTS
 from twofour.export.file import Contents, read, untie, write
 from twofour.export.fill import fill_compiled, fill_given, fitting
-from twofour.export.low_bits import LOW_BITS, described, take_packed
+from twofour.export.low_bits import LOW_BITS, described, patterns_of_codes, take_packed, unpacked
 from twofour.export.shards import write_folder
 from twofour.files import named
 from twofour.layers import describe_schemes, require_unwrapped
@@ -72,9 +72,9 @@ def save(
     plain, aliases = untie(_tensors(model))
     masked = {aliases.get(name, name): mask for name, mask in masks.of(model).items()}
     _ = [mask.parameter for mask in masked.values()]  # refuses a module that has lost it
-    patterns = {name: mask.pattern.name for name, mask in masked.items()}
+    obeyed = {name: mask.pattern for name, mask in masked.items()} | patterns_of_codes(model)
+    patterns = {name: pattern.name for name, pattern in obeyed.items()}
     axes = {name: mask.axis.axis for name, mask in masked.items() if mask.axis.axis != 1}
-    obeyed = {name: mask.pattern for name, mask in masked.items()}
     weights = dict(take_packed(model, plain, aliases, obeyed)) if packed else {}
     for name, mask in masked.items():
         weights |= _sparse(plain, name, mask, packed) if name not in weights else {}
@@ -84,7 +84,7 @@ def save(
             patterns.setdefault(name, weight.header.pattern)
         axes |= {name: weight.header.axis} if weight.header.axis != 1 else {}
     if not packed:
-        plain |= {name: weight.unpack() for name, weight in weights.items()}
+        plain |= unpacked(model) | {name: weight.unpack() for name, weight in weights.items()}
         weights = {}
     compiled = compilation_of(model)
     made = compiled.to_dict() if compiled is not None else {"kind": "masked" if masks.of(model) else "plain"}

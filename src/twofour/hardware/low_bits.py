@@ -12,6 +12,7 @@ import copy
 from torch import nn
 
 from twofour import quantization
+from twofour.compiler.codes import hold_floats, is_coded
 from twofour.hardware.costs import Costs, price
 from twofour.hardware.fitted import FITTED
 from twofour.hardware.machine import Machine
@@ -26,7 +27,10 @@ def as_floats(model: nn.Module) -> nn.Module:
     """Return a model that shares every tensor and whose layers compute in floats, so that their products are seen."""
     twin = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
     for name in quantization.of(twin):
-        take_low_bits(twin.get_submodule(name))
+        module = twin.get_submodule(name)
+        if is_coded(module):
+            hold_floats(module)
+        take_low_bits(module)
     return twin
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, cast
+from typing import ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from twofour.errors import QuantizationError
+from twofour.kernels.bits_matmul import BitWeight
 from twofour.kernels.quantization import Quantization
 from twofour.layers import CARRIED
 from twofour.layers.modules import named_modules
@@ -38,6 +39,18 @@ TINY = torch.finfo(torch.float32).tiny
 """Least step, the smallest normal float32, as in kernels/quantization.py."""
 
 
+class Runs(Protocol):
+    """What a compiled model runs in place of floats outside training."""
+
+    def __call__(self, module: nn.Module, x: Tensor) -> Tensor | None:
+        """Return the answer of a layer, None for inputs that it does not take."""
+        ...
+
+    def weight(self) -> BitWeight:
+        """Return the weight (out, inputs) that it multiplies by."""
+        ...
+
+
 @dataclass
 class LowBits:
     """How one layer computes.
@@ -48,8 +61,7 @@ class LowBits:
         group: Inputs of a Linear that share a scale of its weight; 0: all of an output.
         shifted: Whether weights have zero points, a whole number for each scale.
         whole: Whether sums are made in 64-bit whole numbers: the reference.
-        runs: What a compiled model runs in place of floats outside training: (layer, inputs) -> answer, None for inputs
-            that it does not take.
+        runs: What a compiled model runs; where the layer has no float weight beside it, its codes are the weight.
     """
 
     widths: Widths
@@ -57,7 +69,7 @@ class LowBits:
     group: int = 0
     shifted: bool = False
     whole: bool = False
-    runs: Callable[[nn.Module, Tensor], Tensor | None] | None = field(default=None, repr=False, compare=False)
+    runs: Runs | None = field(default=None, repr=False, compare=False)
     title: ClassVar[str] = TITLE
 
     @property
@@ -70,6 +82,18 @@ class LowBits:
         """Whether the weight has a step that is learned; signs and ternary values have the mean of magnitudes."""
         return self.widths.weights.levels != "ternary" and self.widths.weights.name != "b1"
 
+    def codes(self, module: nn.Module) -> BitWeight | None:
+        """Return the codes that stand in the place of a compiled layer's float weight, None where it has that one."""
+        return None if self.runs is None or module._parameters.get("weight") is not None else self.runs.weight()
+
+    def zeros(self, module: nn.Module, like: Tensor) -> Tensor | None:
+        """Return the zero points of a weight, float32 of the shape of its scales `like`, None without any."""
+        if not self.shifted:
+            return None
+        codes = self.codes(module)
+        held = module.weight_zero if codes is None else codes.zeros
+        return cast(Tensor, held).float().view_as(like)
+
     def weight(self, module: nn.Module) -> tuple[Tensor, Tensor]:
         """Return the weight in whole numbers less their zero points, float32 of its shape, and scales, with gradients.
 
@@ -81,6 +105,11 @@ class LowBits:
         arXiv 1602.02830, section 1.3). Ternary: s = mean |w| of the values that are not zero, and the gradient passes
         as it is (Ma et al. 2024, arXiv 2402.17764). Scales of a file stand in the place of a mean.
         """
+        if (codes := self.codes(module)) is not None:
+            whole = codes.values().float()
+            return (
+                whole.unflatten(1, (-1, *module.kernel_size)) if isinstance(module, nn.Conv2d) else whole
+            ), codes.scales
         weight = cast(Tensor, module.weight).float()
         whole, scale = self._rounded(module, weight.reshape(-1, self.group or weight[0].numel()))
         return whole.view(weight.shape), scale.view(len(weight), -1) if self.group else scale

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -38,7 +39,7 @@ class LowBitConv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         """Return the same for every place of an image; what it is padded with is exactly zero."""
         answer = _by_kernels(self, input)
-        return _answer(self, input, self.weight[0].numel()) if answer is None else answer
+        return _answer(self, input, math.prod(self.weight.shape[1:])) if answer is None else answer
 
 
 Layer = LowBitLinear | LowBitConv2d

@@ -91,10 +91,11 @@ def quantize(
     _require_free(model)
     integer_from(1, "`samples` cannot be used", QuantizationError, "leave it out to use 128", samples=samples)
     one_of("the scales are not known", scales, ("channel", "tensor"), QuantizationError, 'scales="channel"')
+    one_of("`symmetric` is no truth value", symmetric, (True, False), QuantizationError, "False adds zero points")
     if group is not None:
         integer_from(1, "`group` cannot be used", QuantizationError, "group=64, or leave it out", group=group)
     chosen = _chosen(model, weights, activations, parse_globs(skip, kind=QuantizationError), ends)
-    runs = {name: _run(model, name, widths, group, symmetric, scales) for name, widths in chosen.items()}
+    runs = {name: _run(model, name, widths, group, bool(symmetric), scales) for name, widths in chosen.items()}
     seen: dict[str, Seen] = {}
     if data is not None:
         reading = [name for name, widths in chosen.items() if widths.inputs is not None]
@@ -115,8 +116,15 @@ def remove(model: nn.Module) -> nn.Module:
     """Let the layers compute in floats again, on the weights as they were trained; returns the model.
 
     Raises:
-        QuantizationError: The model has no layer of low bits.
+        QuantizationError: The model has no layer of low bits, or is compiled.
     """
+    if parts := compiled_parts(model):
+        raise QuantizationError(
+            "a compiled model has codes in the place of its float weights",
+            got=parts,
+            wanted="the model that it was compiled from",
+            remedy="take low bits off that one, and compile it again",
+        )
     found = of(model)
     if not found:
         raise _nothing(model, ["it computes in floats already"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from twofour.errors import TwofourError
+from twofour.kernels.bits_matmul import BitWeight
 from twofour.layers.modules import named_modules, parameters_of
 from twofour.packing import Header, Packed, encodings, has_form, pack, packed_rule
 from twofour.packing.encodings import Bits
@@ -48,7 +49,7 @@ def packed_of(name: str, module: nn.Module, held: LowBits, pattern: Pattern | No
     whole, scales = held.whole_weight(module, name)
     try:
         axis = 1 if whole.ndim > 1 else -1
-        zeros = cast(Tensor, module.weight_zero) if held.shifted else None
+        zeros = held.zeros(module, scales)
         codes = whole if zeros is None else whole + over(zeros, whole).to(whole.dtype)
         packed = pack(codes.cpu(), stored_pattern(held, pattern), stored_encoding(held).name, axis=axis)
         rows = {"scales": scales.detach(), **({} if zeros is None else {"zeros": zeros})}
@@ -66,12 +67,18 @@ def bytes_in_file(module: nn.Module, held: LowBits, pattern: Pattern | None) -> 
     assert isinstance(weight, Tensor)
     rule = packed_rule(stored_pattern(held, pattern))
     header = Header(rule.name, stored_encoding(held).name, tuple(weight.shape), 1)
-    return header.format.nbytes + scale_bytes(held, len(weight), weight[0].numel())
+    return header.format.nbytes + scale_bytes(held, len(weight), math.prod(weight.shape[1:]))
 
 
 def scale_bytes(held: LowBits, rows: int, columns: int) -> int:
     """Return the bytes of scales and zero points of a weight."""
     return 4 * rows * (columns // held.group if held.group else 1) * (1 + held.shifted)
+
+
+def steps_of_codes(held: LowBits, weight: BitWeight) -> dict[str, Tensor]:
+    """Return the steps of a layer, by name, that has a weight of codes: float32."""
+    zeros = {} if weight.zeros is None else {WEIGHT_ZERO: weight.zeros.float()}
+    return {WEIGHT_STEP if held.learned else WEIGHT_SCALE: weight.scales.clone(), **zeros}
 
 
 def shared(model: nn.Module) -> set[int]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from twofour import layers, masks, quantization
 from twofour.checker.weights import KINDS, Expectation, Skipped, Weight, unaligned
 from twofour.compiler import CompiledConv, CompiledLinear
+from twofour.compiler.codes import is_coded
 from twofour.errors import QuantizationError
 from twofour.layers import PrunableWeight, Reduction, full_tensor
 from twofour.masks import Mask
@@ -57,9 +58,11 @@ def _low_bits(model: nn.Module, found: Iterable[Weight]) -> Iterator[Weight]:
     for one in found:
         yield _rounded(model, one, *low.pop(one.name)) if one.name in low else one
     for key, (name, held) in low.items():
-        weight = model.get_submodule(name).weight
-        assert isinstance(weight, Tensor)
-        plain = Weight(key, KINDS[weight.ndim], tuple(weight.shape), Reduction(1), weight.detach)
+        module = model.get_submodule(name)
+        weight, pattern = module.weight, module.pattern if is_coded(module) else None
+        assert isinstance(weight, Tensor) and (pattern is None or isinstance(pattern, Pattern))
+        shape, by = tuple(weight.shape), None if pattern is None else "packed form"
+        plain = Weight(key, KINDS[len(shape)], shape, Reduction(1), weight.detach, pattern, by=by)
         yield _rounded(model, plain, name, held)
 
 

@@ -13,7 +13,7 @@ from twofour.errors import KernelError
 from twofour.kernels.base import Prepared, Row
 from twofour.kernels.bits_matmul.codes import BitWeight, Levels
 from twofour.kernels.bits_matmul.conv.codes import CodedImages, Requantised
-from twofour.kernels.bits_matmul.layout import to_layout
+from twofour.kernels.bits_matmul.layout import from_layout, to_layout
 from twofour.kernels.conv import Geometry, Images, channels_last, require_image, too_many_taps
 from twofour.kernels.problem import MaybeTensor
 from twofour.kernels.quantization import Quantization
@@ -97,6 +97,12 @@ class BitsConv(Row):
         buffer = to_layout(padded, self.layout, of_rows, tap_sums.nbytes)
         buffer[-tap_sums.nbytes :] = tap_sums.view(torch.uint8).flatten()
         return Prepared(self, buffer)
+
+    def restore(self, prepared: Prepared, geometry: Geometry) -> BitWeight:
+        """Return the weight that `prepare` was given."""
+        held, taps = from_layout(prepared.tensor), geometry.kernel[0] * geometry.kernel[1]
+        codes = held.codes.view(len(held.codes), taps, -1)[..., : geometry.in_channels].transpose(1, 2).flatten(1)
+        return BitWeight(codes.contiguous(), held.levels, held.scales)
 
     def run(
         self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: BitsConvProblem, other: MaybeTensor = None
