@@ -18,6 +18,11 @@ from twofour.shapes import UInt8
 _HEAD = struct.Struct("<6i40x")  # BitsHead: bits, alpha, beta of what is stored; those of the weight's own codes
 
 
+def _panel(layout: str) -> int:
+    """Return the outputs of a panel of a layout: kBitsLayouts of bits.h."""
+    return native.extension().bits_panels[layout]
+
+
 class Layout(Protocol):
     """One order: how codes are stored, and where."""
 
@@ -48,12 +53,13 @@ class Bytes:
         _, alpha, beta = self.stored(levels)
         values = (codes.short() * levels.alpha + levels.beta - beta) // alpha
         padded = _padded(values.to(torch.int8).view(torch.uint8), 4)
-        return padded.view(-1, 64, padded.shape[1] // 4, 4).transpose(1, 2).flatten()
+        return padded.view(-1, _panel("bits_bytes"), padded.shape[1] // 4, 4).transpose(1, 2).flatten()
 
     def to_codes(self, data: Tensor, out: int, columns: int, levels: Levels) -> Tensor:
         """See `Layout.to_codes`."""
         _, alpha, beta = self.stored(levels)
-        values = data.view(-1, -(-columns // 4), 64, 4).transpose(1, 2).reshape(out, -1)[:, :columns].view(torch.int8)
+        fours = data.view(-1, -(-columns // 4), _panel("bits_bytes"), 4).transpose(1, 2)
+        values = fours.reshape(out, -1)[:, :columns].view(torch.int8)
         return ((values.short() * alpha + beta - levels.beta) // levels.alpha).to(torch.uint8)
 
 
@@ -69,7 +75,7 @@ class PackedCodes:
         bits = self.stored(levels)[0]
         per = 8 // bits
         padded = _padded(codes, 4 * per)
-        fours = padded.view(-1, 64, padded.shape[1] // (4 * per), per, 4)
+        fours = padded.view(-1, _panel("bits_packed"), padded.shape[1] // (4 * per), per, 4)
         packed = sum(fours[..., i, :] << (i * bits) for i in range(per))
         assert isinstance(packed, Tensor)
         return packed.transpose(1, 2).flatten()
@@ -78,7 +84,7 @@ class PackedCodes:
         """See `Layout.to_codes`."""
         bits = self.stored(levels)[0]
         per = 8 // bits
-        packed = data.view(-1, -(-columns // (4 * per)), 64, 4).transpose(1, 2)
+        packed = data.view(-1, -(-columns // (4 * per)), _panel("bits_packed"), 4).transpose(1, 2)
         fours = torch.stack([packed >> (i * bits) & ((1 << bits) - 1) for i in range(per)], -2)
         return fours.reshape(out, -1)[:, :columns].contiguous()
 
@@ -94,13 +100,14 @@ class Planes:
         """See `Layout.to_bytes`."""
         padded = _padded(codes, 64).numpy()
         planes = [np.packbits(padded >> p & 1, axis=1, bitorder="little").view(np.uint64) for p in range(levels.bits)]
-        words = np.stack(planes, 1).reshape(-1, 32, levels.bits, padded.shape[1] // 64).transpose(0, 2, 3, 1)
+        outputs = np.stack(planes, 1).reshape(-1, _panel("bits_planes"), levels.bits, padded.shape[1] // 64)
+        words = outputs.transpose(0, 2, 3, 1)
         return torch.as_tensor(np.ascontiguousarray(words).view(np.uint8).reshape(-1), dtype=torch.uint8, device="cpu")
 
     def to_codes(self, data: Tensor, out: int, columns: int, levels: Levels) -> Tensor:
         """See `Layout.to_codes`."""
-        words = data.numpy().view(np.uint64).reshape(-1, levels.bits, -(-columns // 64), 32).transpose(0, 3, 1, 2)
-        planes = np.ascontiguousarray(words).view(np.uint8).reshape(out, levels.bits, -1)
+        words = data.numpy().view(np.uint64).reshape(-1, levels.bits, -(-columns // 64), _panel("bits_planes"))
+        planes = np.ascontiguousarray(words.transpose(0, 3, 1, 2)).view(np.uint8).reshape(out, levels.bits, -1)
         ones = np.unpackbits(planes, axis=2, bitorder="little")[:, :, :columns]
         codes = (ones << np.arange(levels.bits, dtype=np.uint8)[:, None]).sum(1, dtype=np.uint8)
         return torch.as_tensor(codes, dtype=torch.uint8, device="cpu")
@@ -200,7 +207,8 @@ def from_layout(buffer: Tensor) -> BitWeight:
 def _groups(weight: BitWeight, codes: Tensor, padded: int) -> Tensor:
     """Return panels of groups, flat, from the codes of whole panels (bits.h, GroupShape)."""
     group, values = weight.group or weight.shape[1], weight.values()
-    groups, size = weight.shape[1] // group, (padded // 64, 64, -1)
+    groups, panels = weight.shape[1] // group, padded // _panel(GROUPS)
+    size = (panels, _panel(GROUPS), -1)
 
     def of_groups(numbers: Tensor) -> Tensor:
         whole = torch.nn.functional.pad(numbers.reshape(len(values), groups), (0, 0, 0, padded - len(values)))
@@ -210,27 +218,28 @@ def _groups(weight: BitWeight, codes: Tensor, padded: int) -> Tensor:
     parts = [of_groups(weight.scales), of_groups(sums.to(torch.int16) if weight.group else sums)]
     if weight.zeros is not None:
         parts.append(of_groups((weight.levels.beta - weight.zeros.int()).to(torch.int8)))
-    return torch.cat([*parts, codes.view(padded // 64, groups, -1)], 2).flatten()
+    return torch.cat([*parts, codes.view(panels, groups, -1)], 2).flatten()
 
 
 def _of_groups(data: Tensor, levels: Levels, shape: tuple[int, int], runs: tuple[int, bool]) -> BitWeight:
     """Return the weight that `_groups` was given."""
     (out, columns), (group, shifted) = shape, runs
-    panels, groups = -(-out // 64), columns // (group or columns)
-    parts, at = data.view(panels, groups, -1), 256 + 64 * (2 if group else 4)
+    panel = _panel(GROUPS)
+    panels, groups = -(-out // panel), columns // (group or columns)
+    parts, at = data.view(panels, groups, -1), panel * (4 + (2 if group else 4))
 
     def of_rows(numbers: Tensor) -> Tensor:
         found = numbers.transpose(1, 2).reshape(-1, groups)[:out].contiguous()
         return found if group else found.flatten()
 
-    codes = LAYOUTS[GROUPS].to_codes(parts[..., at + 64 * shifted :].reshape(-1), panels * 64, columns, levels)
+    codes = LAYOUTS[GROUPS].to_codes(parts[..., at + panel * shifted :].reshape(-1), panels * panel, columns, levels)
     zeros = (
-        of_rows((levels.beta - parts[..., at : at + 64].contiguous().view(torch.int8).int()).to(torch.int8))
+        of_rows((levels.beta - parts[..., at : at + panel].contiguous().view(torch.int8).int()).to(torch.int8))
         if shifted
         else None
     )
     return BitWeight(
-        codes[:out].contiguous(), levels, of_rows(parts[..., :256].contiguous().view(torch.float32)), zeros
+        codes[:out].contiguous(), levels, of_rows(parts[..., : 4 * panel].contiguous().view(torch.float32)), zeros
     )
 
 

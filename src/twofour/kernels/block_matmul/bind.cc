@@ -52,6 +52,9 @@ void bind_block_matmul(nb::module_& m) {
   add_products(m, kBlockMatmulKernels, std::size(kBlockMatmulKernels), [](const RowBase& row, const PackedWeight& packed) {
     require_blocks(packed, row.dtype);
   });
+  m.attr("block_window") = kWindow;
+  m.attr("block_largest_side") = kLargestSide;
+  m.attr("block_last_index") = kLastIndex;
   // Of a weight (rows, columns) in blocks of r x c, its rows in `parts`, a value of `width` bytes: rows of a strip, dwords
   // of a run, rows of a part with padding, the index of the zeros, what the indices of a strip are a multiple of.
   m.def("block_shape", [](int64_t rows, int64_t columns, int64_t r, int64_t c, int64_t parts, int64_t width) {

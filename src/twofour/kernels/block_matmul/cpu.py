@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twofour import native
 from twofour.kernels.base import Prepared
-from twofour.kernels.block_matmul.layout import LAST_INDEX, Grid, from_layout, to_layout
+from twofour.kernels.block_matmul.layout import Grid, from_layout, last_index, to_layout
 from twofour.kernels.native_product import NativeProduct
 from twofour.kernels.quantization import LARGEST_REDUCTION
 from twofour.packing import HEADER_BYTES, Packed
@@ -35,7 +35,7 @@ class BlockMatmul(NativeProduct):
         if self.dtype == "int8" and packed.header.reduction > LARGEST_REDUCTION // 2:  # all of them may be kept
             return f"sums of {packed.header.reduction} inputs may exceed int32; at most {LARGEST_REDUCTION // 2}"
         if not Grid(packed.header).fits:
-            return f"counts inputs with 16 bits, up to {LAST_INDEX}; the weight has {packed.header.reduction}"
+            return f"counts inputs with 16 bits, up to {last_index()}; the weight has {packed.header.reduction}"
         return None
 
     def prepare(self, weight: Packed | Tensor) -> Prepared:

@@ -19,8 +19,10 @@ from twofour.patterns import Block, parse
 
 _HEAD = struct.Struct("<iiiiq40s")  # r, c, parts, unused, indices, the pattern's text
 
-LAST_INDEX = 0xFFFF
-"""What an index of a layout can say: kLastIndex of blocks.h."""
+
+def last_index() -> int:
+    """Return what an index of a layout can say: kLastIndex of blocks.h."""
+    return native.extension().block_last_index
 
 
 class Places(NamedTuple):
@@ -141,7 +143,7 @@ def to_layout(packed: Packed, layout: str) -> Tensor:
         raise PackingError(
             "the layout of a weight of blocks cannot hold its inputs",
             got=f"{header.reduction} inputs in {rule.name}, {header.dtype}",
-            wanted=f"indices of at most {LAST_INDEX}",
+            wanted=f"indices of at most {last_index()}",
             remedy="run the layer dense",
         )
     starts, indices, values = _arranged(packed, grid)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from twofour.errors import PackingError
 from twofour.kernels.block_matmul.cpu import BlockMatmul, block_rows
-from twofour.kernels.block_matmul.layout import LAST_INDEX
+from twofour.kernels.block_matmul.layout import last_index
 from twofour.kernels.conv import (
     ConvKernel,
     ConvProblem,
@@ -56,8 +56,8 @@ class BlockConv(ConvKernel):
         """Return why not: a convolution that is more than a product, or more channels than an index of 16 bits says."""
         if not geometry.pointwise:
             return "blocks have kernels for 1x1 convolutions of stride 1 without groups or padding"
-        if geometry.in_channels > LAST_INDEX - LARGEST_SIDE:
-            return f"in_channels {geometry.in_channels} is more than {LAST_INDEX - LARGEST_SIDE}"
+        if geometry.in_channels > last_index() - LARGEST_SIDE:
+            return f"in_channels {geometry.in_channels} is more than {last_index() - LARGEST_SIDE}"
         return self.unavailable()
 
     def prepare(self, weight: Packed | Tensor, geometry: Geometry, images: Images | None = None) -> PreparedBlocks:

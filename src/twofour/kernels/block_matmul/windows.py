@@ -5,8 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-WINDOW = 128
-"""Inputs of a window: kWindow of blocks.h."""
+from twofour import native
+
+
+def window() -> int:
+    """Return the inputs of a window: kWindow of blocks.h."""
+    return native.extension().block_window
 
 
 def to_windows(starts: Tensor, indices: Tensor, zero: int, windows: int) -> tuple[Tensor, Tensor]:
@@ -24,9 +28,9 @@ def to_windows(starts: Tensor, indices: Tensor, zero: int, windows: int) -> tupl
     """
     strip = torch.arange(len(starts) - 1, device="cpu").repeat_interleave(starts.diff())
     held = indices != zero
-    window = strip[held] * windows + indices[held] // WINDOW
-    counts = torch.bincount(window, minlength=(len(starts) - 1) * windows).view(-1, windows)
-    return counts.to(torch.uint8), (indices % WINDOW * held).to(torch.uint8)
+    of_window = strip[held] * windows + indices[held] // window()
+    counts = torch.bincount(of_window, minlength=(len(starts) - 1) * windows).view(-1, windows)
+    return counts.to(torch.uint8), (indices % window() * held).to(torch.uint8)
 
 
 def from_windows(starts: Tensor, counts: Tensor, places: Tensor, zero: int) -> Tensor | None:
@@ -34,9 +38,11 @@ def from_windows(starts: Tensor, counts: Tensor, places: Tensor, zero: int) -> T
     lengths, kept = starts.diff(), counts.long().sum(1)
     if bool((kept > lengths).any()):
         return None
-    window = torch.arange(counts.shape[1], device="cpu").repeat(len(counts)).repeat_interleave(counts.flatten().long())
+    of_window = (
+        torch.arange(counts.shape[1], device="cpu").repeat(len(counts)).repeat_interleave(counts.flatten().long())
+    )
     first = (starts[:-1] - torch.cat([kept.new_zeros(1), kept.cumsum(0)[:-1]])).repeat_interleave(kept)
     at = torch.arange(int(kept.sum()), device="cpu") + first
     indices = torch.full(places.shape, zero, dtype=torch.int64, device="cpu")
-    indices[at] = window * WINDOW + places[at].long()
+    indices[at] = of_window * window() + places[at].long()
     return indices

@@ -17,7 +17,7 @@ constexpr DenseMatmulKernel kDenseMatmulKernels[] = {
 #undef TWOFOUR_ROW
 };
 
-constexpr int64_t kLongestWhole = int64_t{1} << 16;
+constexpr int64_t kLongestWhole = int64_t{1} << 16;  // inputs of whole numbers: 2^16 products of 255 x 127 fit int32
 
 // A header that packing writes, and as many bytes behind it as it says.
 void require_int4(const PackedWeight& packed) {
@@ -46,6 +46,8 @@ void bind_dense_matmul(nb::module_& m) {
   bind_table(m, kDenseMatmulKernels);
   add_products(m, kDenseMatmulKernels, std::size(kDenseMatmulKernels), require_row,
                [](const RowBase& row) { return std::strcmp(row.dtype, "float32") == 0; });
+  m.attr("dense_panel") = kDensePanel;
+  m.attr("dense_longest_whole") = kLongestWhole;
   m.def("dense_int4_bytes", int4_dense_layout__bytes);
   // `packed`: a header that says what is wanted, and the bytes to be written behind it.
   m.def("dense_int4_pack", [](const Operand& packed, const Operand& values, const Operand& scales, const Operand& zeros) {

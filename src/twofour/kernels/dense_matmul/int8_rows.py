@@ -7,14 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from twofour import native
 from twofour.errors import KernelError
 from twofour.kernels.base import Prepared
 from twofour.kernels.dense_matmul.int8 import whole_rows
-from twofour.kernels.dense_matmul.native_dense import PANEL, PanelMatmul
-from twofour.kernels.quantization import LARGEST_REDUCTION
+from twofour.kernels.dense_matmul.native_dense import PanelMatmul, panel
 from twofour.packing import Packed
 
-_LONGEST = LARGEST_REDUCTION // 2
+
+def longest() -> int:
+    """Return of how many inputs sums fit int32 where all may be kept: kLongestWhole of dense_matmul/bind.cc."""
+    return native.extension().dense_longest_whole
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Int8Panels(PanelMatmul):
 
     def fits(self, rows: int, columns: int) -> bool:
         """Whether sums of this many inputs fit int32: all of them may be kept, where 2:4 keeps half."""
-        return columns <= _LONGEST
+        return columns <= longest()
 
     def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return the weight in this row's layout: uint8.
@@ -39,7 +42,7 @@ class Int8Panels(PanelMatmul):
             raise KernelError(
                 "sums of a weight's products may exceed int32",
                 got=f"{whole.shape[1]} inputs",
-                wanted=f"at most {_LONGEST} (127 x 255 each)",
+                wanted=f"at most {longest()} (127 x 255 each)",
                 remedy="compute in float32 or bfloat16, or split the layer by its inputs",
             )
         return self.written(whole, scales, whole.sum(1, dtype=torch.int32))
@@ -47,5 +50,5 @@ class Int8Panels(PanelMatmul):
     def restore(self, prepared: Prepared) -> Tensor:
         """Return the weight as `prepare` rounded it: float32 (out, in)."""
         whole = self.values(prepared)
-        scales = self._beside(prepared.tensor, 0, len(whole) + -len(whole) % PANEL, torch.float32)
+        scales = self._beside(prepared.tensor, 0, len(whole) + -len(whole) % panel(), torch.float32)
         return whole.float() * scales[: len(whole), None]

@@ -14,8 +14,10 @@ from twofour.kernels.native_product import NativeProduct
 from twofour.native import pages
 from twofour.packing import HEADER_BYTES, Packed, layout_head, layout_header, read_layout_header
 
-PANEL = 32
-"""Outputs of a panel: kDensePanel of dense_matmul.h."""
+
+def panel() -> int:
+    """Return the outputs of a panel: kDensePanel of dense_matmul.h."""
+    return native.extension().dense_panel
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class PanelMatmul(NativeDenseMatmul):
     def least_bytes(self, out_features: int, in_features: int) -> int:
         """Return the bytes of header and panels, of whole numbers with a scale and a sum of each row."""
         beside = 2 if self.dtype == "int8" else 0
-        return HEADER_BYTES + 4 * (self.dwords(in_features) + beside) * (out_features + -out_features % PANEL)
+        return HEADER_BYTES + 4 * (self.dwords(in_features) + beside) * (out_features + -out_features % panel())
 
     def written(self, values: Tensor, *beside: Tensor) -> Prepared:
         """Return a weight behind its header: uint8.
@@ -59,25 +61,25 @@ class PanelMatmul(NativeDenseMatmul):
         head = layout_header("dense", self.dtype, self.layout, rows, columns)
         buffer[:HEADER_BYTES] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         dwords, per = self.dwords(columns), 4 // values.element_size()
-        padded = torch.nn.functional.pad(values, (0, dwords * per - columns, 0, -rows % PANEL))
+        padded = torch.nn.functional.pad(values, (0, dwords * per - columns, 0, -rows % panel()))
         for place, part in enumerate(beside):
             self._beside(buffer, place, len(padded), part.dtype).copy_(
                 torch.nn.functional.pad(part, (0, len(padded) - rows))
             )
-        self._panels(buffer, rows, columns).copy_(padded.view(-1, PANEL, dwords, per).transpose(1, 2))
+        self._panels(buffer, rows, columns).copy_(padded.view(-1, panel(), dwords, per).transpose(1, 2))
         return Prepared(self, buffer)
 
     def values(self, prepared: Prepared) -> Tensor:
         """Return what `written` was given: (out, in), of this row's dtype."""
         rows, columns = read_layout_header(layout_head(prepared.tensor)).shape
         panels = self._panels(prepared.tensor, rows, columns).transpose(1, 2)
-        return panels.reshape(len(panels) * PANEL, -1)[:rows, :columns].contiguous()
+        return panels.reshape(len(panels) * panel(), -1)[:rows, :columns].contiguous()
 
     def _panels(self, buffer: Tensor, rows: int, columns: int) -> Tensor:
-        count = rows + -rows % PANEL
+        count = rows + -rows % panel()
         first = self.least_bytes(rows, columns) - 4 * count * self.dwords(columns)
         flat = buffer[first:].view(self.value)
-        return flat.view(-1, self.dwords(columns), PANEL, 4 // self.value.itemsize)
+        return flat.view(-1, self.dwords(columns), panel(), 4 // self.value.itemsize)
 
     @staticmethod
     def _beside(buffer: Tensor, place: int, count: int, dtype: torch.dtype) -> Tensor:
