@@ -120,7 +120,7 @@ void unit_panel_of(int64_t vectors, const Matmul& a, const Blocks& b, int64_t un
   if constexpr (NB > 1) unit_panel_of<D, S, apart, NB - 1>(vectors, a, b, unit, panel, first, tokens, kept, scratch);
 }
 
-// Tokens in panels of PanelTile::tokens, as many per pass over the weights as fit kBlockPass.
+// Tokens in panels of PanelTile::tokens, as many per pass over the weights as fit half_second_level().
 template <class D>
 struct PanelPlan {
   static constexpr int width = D::V::width;
@@ -130,7 +130,7 @@ struct PanelPlan {
     with_shape<D>(b.shape, [&](auto strip, auto) { tile = PanelTile<typename D::V, strip.value>::tokens; });
     places = round_up(b.shape.places(), width);
     panels = ceil_div(a.tokens, tile);
-    per_pass = least(panels, kBlockPass / (places * tile * 4) + 1);
+    per_pass = least(panels, half_second_level() / (places * tile * 4) + 1);
     kept_bytes = round_up(a.tokens * static_cast<int64_t>(sizeof(typename D::Token)), 64);
     scratch_bytes = round_up(rows_bytes<D>(b), 64);
   }

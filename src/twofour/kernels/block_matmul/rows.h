@@ -171,7 +171,7 @@ struct RowsPlan {
 
   RowsPlan(const Matmul& a, const Blocks& b)
       : token_bytes(b.shape.token_bytes()),
-        per_pass(least(a.tokens, round_up(kBlockPass / token_bytes + 1, kFewTokens))),
+        per_pass(least(a.tokens, round_up(half_second_level() / token_bytes + 1, kFewTokens))),
         kept_bytes(round_up(a.tokens * static_cast<int64_t>(sizeof(typename D::Token)), 64)),
         scratch_bytes(b.shape.windowed() ? least(a.tokens, kFewTokens) * b.per_unit() * kept_bytes_of(b.shape) : 0) {}
   int64_t scratch_at() const { return kept_bytes + per_pass * token_bytes; }

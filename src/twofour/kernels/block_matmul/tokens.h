@@ -7,13 +7,13 @@
 
 #include "blocks.h"
 #include "kernels/matmul.h"
+#include "native/caches.h"
 #include "native/compiler.h"
 
 namespace {
 
+using twofour::half_second_level;  // bytes of tokens per pass over the weights
 using twofour::Matmul;
-
-constexpr int64_t kBlockPass = 512 * 1024;  // bytes of tokens per pass over the weights: half of a small L2
 
 // One token as the dots read it; what stands behind its inputs is zero.
 template <class D>
