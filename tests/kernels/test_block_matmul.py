@@ -21,6 +21,7 @@ from twofour.kernels.nm_matmul import Quantization, nm_matmul_int8_reference
 from twofour.kernels.problem import Problem
 from twofour.packing import HEADER_BYTES, Packed, pack
 from twofour.patterns import parse
+from twofour.patterns.block import LARGEST_SIDE
 
 LAYOUTS = {"float32": "blocks", "bfloat16": "bf16_blocks", "int8": "int8_blocks"}
 ROWS = [row for row in rows() if isinstance(row, BlockMatmul)]
@@ -64,6 +65,18 @@ def test_any_shape(
     x = torch.randn(tokens, columns, generator=torch.Generator().manual_seed(seed))
     with threads(1 + seed % 3):
         assert_right(row, packed, x, torch.randn(out))
+
+
+@each_row([row for row in ROWS if row.tokens_least == 1])
+@pytest.mark.parametrize("block", ["8x1", "16x1", "4x4", "2x1"])
+def test_more_units_than_leave_at_once_and_parts_that_end_inside_one(row: BlockMatmul, block: str) -> None:
+    packed = weight_of(3 * 141, 40, f"{block}@0.6/3", row.dtype)
+    for tokens in (1, 3, 9):
+        assert_right(row, packed, torch.randn(tokens, 40), torch.randn(3 * 141))
+
+
+def test_sizes_that_both_sides_know() -> None:
+    assert native.extension().block_largest_side == LARGEST_SIDE
 
 
 @each_row(ROWS)

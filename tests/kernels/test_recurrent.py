@@ -107,6 +107,13 @@ def assert_alike(found: tuple[Any, ...], want: tuple[Any, ...], tolerance: float
             torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("kernel", [row for row in products() if row.operation == "block_matmul"], ids=str)
+def test_steps_that_read_many_units_of_blocks_from_the_last(kernel: Kernel) -> None:
+    case = Case(RecurrentProblem("lstm", 20, 45, 45), kernel, biased=True)  # 180 rows: twelve units
+    x, (state, memory) = case.randn(4, 20), case.state(1)
+    assert_alike(recurrent(case.problem, case.directions, x, 1, None, state, memory), case.want(x, state, memory))
+
+
 @SETTINGS
 @hypothesis.given(
     cell=st.sampled_from(list(CELLS)),

@@ -58,11 +58,12 @@ class NativeProduct(Kernel):
             raise not_plain(self.name, quantization)
         if x.dtype is torch.uint8 and self.dtype == "int8" and quantization.dynamic:
             raise _no_range(self)
-        sizes = x.shape[:-1]
-        if quantization is DYNAMIC and type(x) is Tensor:
-            y = x.new_empty(*sizes, problem.rows)  # a microsecond less than `torch.empty` with dtype and device
+        if quantization is not DYNAMIC or type(x) is not Tensor:
+            y = torch.empty((*x.shape[:-1], problem.rows), dtype=quantization.output(x), device="cpu")
+        elif x.ndim == 2:
+            y = x.new_empty(x.shape[0], problem.rows)  # half a microsecond less than all sizes but the last, unpacked
         else:
-            y = torch.empty((*sizes, problem.rows), dtype=quantization.output(x), device="cpu")
+            y = x.new_empty(*x.shape[:-1], problem.rows)  # a microsecond less than `torch.empty` with dtype and device
         other = None if epilogue is PLAIN_EPILOGUE or epilogue.plain else second_operand(epilogue, other, x, y)
         x = x if x.is_contiguous() else together(x)
         given = self.index, x, weight.tensor, bias, y, *epilogue.codes, other, *quantization.codes

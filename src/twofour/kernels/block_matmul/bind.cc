@@ -68,7 +68,7 @@ void bind_block_matmul(nb::module_& m) {
     if (indices < 0 || indices > kMostIndices) throw nb::value_error("no such blocks");
     const BlockShape shape = shape_of(rows, columns, r, c, parts, width);
     const BlockPlaces places(shape, indices);
-    const int64_t windows = shape.windowed() ? shape.counted() : 0;
+    const int64_t windows = shape.windowed() ? shape.counted : 0;
     return nb::make_tuple(windows, places.starts, places.counts, places.indices, places.scales, places.sums, places.weights, places.end);
   });
   // Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous.

@@ -49,7 +49,8 @@ struct BlockShape {
   int64_t part_out;  // rows of a part
   int64_t part_units, units, strips;
   int64_t zero;      // index of the zeros behind the inputs
-  int64_t multiple;  // indices of a strip are a multiple of this
+  int64_t multiple;  // indices of a strip are a multiple of this, a power of two
+  int64_t windows, counted;  // of the inputs, and counts of a strip: held, as finding them divides
 
   BlockShape(int64_t rows, int64_t columns, int64_t block_rows, int64_t block_columns, int64_t of, int64_t bytes)
       : out(rows), in(columns), r(block_rows), c(block_columns), parts(of), per(4 / bytes) {
@@ -63,12 +64,12 @@ struct BlockShape {
     strips = units * kBlockUnit / strip;
     zero = round_up(round_up(in, c), 16 * per) / (run == 0 ? 1 : per);
     multiple = run == 0 ? per * vector : run < vector ? vector / run : 1;
+    windows = ceil_div(round_up(in, c), kWindow);  // the last block may reach over the end
+    counted = round_up(windows, 8);
   }
   bool sound() const { return zero <= kLastIndex; }
   // Whether indices are places in windows: each index of a byte weight costs the bandwidth that one of its bytes does.
   bool windowed() const { return run == 0 && per == 4; }
-  int64_t windows() const { return ceil_div(round_up(in, c), kWindow); }  // the last block may reach over the end
-  int64_t counted() const { return round_up(windows(), 8); }  // counts of a strip
   // Dwords, or inputs where an index is of one, that a token has with the zeros.
   int64_t places() const { return zero + (run > 16 ? run : 16); }
   // Bytes of a token as vectors are loaded from it: the last one begins at the last place, and windows are whole.
@@ -92,7 +93,7 @@ struct BlockPlaces {
   BlockPlaces(const BlockShape& shape, int64_t count) {
     starts = sizeof(BlockHead);
     counts = starts + round_up((shape.strips + 1) * 4, 64);
-    indices = counts + (shape.windowed() ? round_up(shape.strips * shape.counted(), 64) : 0);
+    indices = counts + (shape.windowed() ? round_up(shape.strips * shape.counted, 64) : 0);
     scales = indices + round_up(count * (shape.windowed() ? 1 : 2), 64);
     const int64_t head = shape.per == 4 ? round_up((shape.out + kBlockUnit) * 4, 64) : 0;
     sums = scales + head;
@@ -137,20 +138,21 @@ struct Blocks {
   }
   int64_t per_unit() const { return kBlockUnit / shape.strip; }
 
-  // Calls D::finish of the sums of a unit's rows.
+  // Calls D::finish of the sums of the rows of `units` units from `unit` on, all of one part.
   template <class D>
   void finish(const twofour::Matmul& a, const typename D::Sum* sums, const typename D::Token* kept, int64_t first,
-              int64_t tokens, int64_t unit) const {
-    const int64_t row = shape.row(unit);
-    D::finish(a, {scales, sums_of_rows}, sums, kBlockUnit / D::V::width, kept, first, tokens, row, row + shape.rows(unit));
+              int64_t tokens, int64_t unit, int64_t units = 1) const {
+    const int64_t row = shape.row(unit), last = unit + units - 1, vectors = units * (kBlockUnit / D::V::width);
+    D::finish(a, {scales, sums_of_rows}, sums, vectors, kept, first, tokens, row, shape.row(last) + shape.rows(last));
   }
 
   // Whether the strips of units [begin, end) stay inside the layout, and their inputs inside a token.
   bool sound(int64_t begin, int64_t end) const {
     const int64_t first = begin * per_unit(), last = end * per_unit();
+    const int64_t rest = shape.multiple - 1;  // of a power of two: a division per strip took a tenth of a small call
     for (int64_t s = first; s < last; s++)
-      if (starts[s] > starts[s + 1] || starts[s] % shape.multiple != 0) return false;
-    if (starts[last] > head.indices || starts[last] % shape.multiple != 0) return false;
+      if (starts[s] > starts[s + 1] || (starts[s] & rest) != 0) return false;
+    if (starts[last] > head.indices || (starts[last] & rest) != 0) return false;
     if (shape.windowed()) {
       for (int64_t s = first; s < last; s++)
         if (!sound_counts(s)) return false;
@@ -165,7 +167,7 @@ struct Blocks {
   // behind the last that fill its counts up to 8: kernels do not walk those.
   bool sound_counts(int64_t strip) const {
     constexpr uint64_t every = 0x0101010101010101, pairs = 0x00ff00ff00ff00ff;
-    const int64_t counted = shape.counted();
+    const int64_t counted = shape.counted;
     int64_t sum = 0;
     uint64_t above = 0;  // the highest bit of each byte of more than 128
     uint64_t eight = 0;
@@ -174,7 +176,7 @@ struct Blocks {
       above |= ((eight & 0x7f * every) + 0x7f * every) & eight & 0x80 * every;
       sum += static_cast<int64_t>(((eight & pairs) + (eight >> 8 & pairs)) * (every & pairs) >> 48);
     }
-    const int64_t last = shape.windows() % 8;
+    const int64_t last = shape.windows % 8;
     const uint64_t behind = last == 0 ? 0 : eight >> 8 * last;  // counts are little-endian, as all machines here are
     const int64_t filled = (sum + shape.multiple - 1) & -shape.multiple;  // a power of two: no division per strip
     return above == 0 && behind == 0 && filled == starts[strip + 1] - starts[strip];

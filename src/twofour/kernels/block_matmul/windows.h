@@ -13,10 +13,11 @@ namespace {
 
 using twofour::kWindow;
 
+constexpr int kZerosBehind = 64;    // bytes of zeros behind what a strip keeps
 constexpr int kStripsTogether = 4;  // strips for which a window of the token is loaded once, at most
 
 // Bytes of what is brought together for one strip: whole vectors, and what stores of whole vectors write behind them.
-inline int64_t kept_bytes_of(const BlockShape& shape) { return shape.windows() * kWindow + 4 * 64; }
+inline int64_t kept_bytes_of(const BlockShape& shape) { return shape.windows * kWindow + 4 * 64; }
 
 #if defined(TWOFOUR_SET_avx512_vnni)
 // The bytes of the window (low, high) at `count` <= 128 places -> to. Stores write 32 bytes, or 128 where a window is
@@ -41,12 +42,12 @@ TWOFOUR_INLINE void keep_window(__m512i low, __m512i high, const uint8_t* places
 
 template <int strips, bool many>
 TWOFOUR_NOINLINE void keep_strips(const Blocks& b, int64_t strip, const char* x, char* to, int64_t stride) {
-  const int64_t windows = b.shape.windows();
+  const int64_t windows = b.shape.windows;
   const uint8_t* places[strips];
   char* at[strips];
   TWOFOUR_UNROLL
   for (int j = 0; j < strips; j++) places[j] = b.places + b.starts[strip + j], at[j] = to + j * stride;
-  const int64_t counted = b.shape.counted();
+  const int64_t counted = b.shape.counted;
   const uint8_t* counts = b.counts + strip * counted;
   for (int64_t w = 0; w < windows; w++, x += kWindow) {
     const __m512i low = _mm512_loadu_si512(x), high = _mm512_loadu_si512(x + 64);
@@ -61,23 +62,23 @@ TWOFOUR_NOINLINE void keep_strips(const Blocks& b, int64_t strip, const char* x,
   for (int j = 0; j < strips; j++) _mm512_storeu_si512(at[j], _mm512_setzero_si512());
 }
 
-// What strips [strip, strip + strips) keep of the token x -> to[strips][stride], each filled up to a vector by zeros.
+// What strips [strip, strip + strips) keep of the token x -> to[strips][stride], each with kZerosBehind zeros behind it.
 template <int strips>
 inline void keep(const Blocks& b, int64_t strip, const char* x, char* to, int64_t stride) {
   const int64_t kept = b.starts[strip + strips] - b.starts[strip];
-  if (kept > 24 * strips * b.shape.windows()) keep_strips<strips, true>(b, strip, x, to, stride);
+  if (kept > 24 * strips * b.shape.windows) keep_strips<strips, true>(b, strip, x, to, stride);
   else keep_strips<strips, false>(b, strip, x, to, stride);
 }
 #else
 template <int strips>
 inline void keep(const Blocks& b, int64_t strip, const char* x, char* to, int64_t stride) {
-  const int64_t windows = b.shape.windows();
+  const int64_t windows = b.shape.windows;
   for (int j = 0; j < strips; j++) {
     const uint8_t* place = b.places + b.starts[strip + j];
     char* at = to + j * stride;
     for (int64_t w = 0; w < windows; w++)
-      for (int left = b.counts[(strip + j) * b.shape.counted() + w]; left > 0; left--) *at++ = x[w * kWindow + *place++ % kWindow];
-    std::memset(at, 0, 64);
+      for (int left = b.counts[(strip + j) * b.shape.counted + w]; left > 0; left--) *at++ = x[w * kWindow + *place++ % kWindow];
+    std::memset(at, 0, kZerosBehind);
   }
 }
 #endif
@@ -94,11 +95,11 @@ inline void keep_unit(const Blocks& b, int64_t unit, const char* x, int64_t stri
 
 // Numbers of the inputs that a strip keeps, filled up by that of zeros -> to.
 inline void inputs_of(const Blocks& b, int64_t strip, uint16_t* to) {
-  const int64_t windows = b.shape.windows(), all = b.starts[strip + 1] - b.starts[strip];
+  const int64_t windows = b.shape.windows, all = b.starts[strip + 1] - b.starts[strip];
   const uint8_t* place = b.places + b.starts[strip];
   int64_t i = 0;
   for (int64_t w = 0; w < windows; w++) {
-    const int64_t count = b.counts[strip * b.shape.counted() + w];
+    const int64_t count = b.counts[strip * b.shape.counted + w];
     for (int64_t k = 0; k < count; k++) to[i + k] = static_cast<uint16_t>(w * kWindow + place[i + k] % kWindow);
     i += count;
   }
