@@ -20,21 +20,26 @@ constexpr int kStripsTogether = 4;  // strips for which a window of the token is
 inline int64_t kept_bytes_of(const BlockShape& shape) { return shape.windows * kWindow + 4 * 64; }
 
 #if defined(TWOFOUR_SET_avx512_vnni)
-// The bytes of the window (low, high) at `count` <= 128 places -> to. Stores write 32 bytes, or 128 where a window is
-// expected to keep many (`many`): a branch on a count near 64 is foretold by nothing.
+// The bytes of the window (low, high) at `count` <= 128 places -> to. Stores write 32 bytes, or 96 where a window is
+// expected to keep many (`many`), and the rest of 128 where there are more: a branch on a count near 64 is foretold by nothing.
 template <bool many>
 TWOFOUR_INLINE void keep_window(__m512i low, __m512i high, const uint8_t* places, int64_t count, char* to) {
   const auto at = [&](int64_t i) __attribute__((always_inline)) {
     return _mm512_permutex2var_epi8(low, _mm512_loadu_si512(places + i), high);
   };
+  const auto few = [&](int64_t i) __attribute__((always_inline)) {
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(places + i));
+    const __m512i found = _mm512_permutex2var_epi8(low, _mm512_castsi256_si512(half), high);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), _mm512_castsi512_si256(found));
+  };
   if constexpr (many) {
     _mm512_storeu_si512(to, at(0));
-    _mm512_storeu_si512(to + 64, at(64));
+    few(64);
+    if (__builtin_expect(count > 96, 0)) few(96);
   } else {
-    const __m512i few = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(places)));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_castsi512_si256(_mm512_permutex2var_epi8(low, few, high)));
+    few(0);
     if (__builtin_expect(count > 32, 0)) {
-      _mm512_storeu_si512(to, at(0));
+      few(32);
       _mm512_storeu_si512(to + 64, at(64));
     }
   }
