@@ -15,7 +15,7 @@ import importlib
 from typing import Any
 
 TARGETS = ("load", "read", "index", "safetensors", "pickle", "onnx", "recipe", "systolic", "journal", "checkpoint")
-TARGETS += ("layout", "graph", "native")
+TARGETS += ("layout", "graph", "native", "cut")
 """Modules of this folder, in the order in which they run."""
 
 
