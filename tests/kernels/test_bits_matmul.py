@@ -174,6 +174,18 @@ def test_the_longest_sum_that_is_accepted_fits_and_a_longer_one_is_refused(row: 
         assert whole.abs().max() <= (1 << 31) - 1 and torch.equal(y, whole.float())
 
 
+@each_row([row for row in PLAIN if row.layout == "bits_packed"])
+def test_sums_of_places_are_shifted_before_they_pass_32_bits(row: BitsMatmul) -> None:
+    columns, quantization = 300_001, Quantization(1.0, bits=8)  # 75,001 inputs a place, at 192 times 128
+    x = torch.tensor([[0], [255]], dtype=torch.uint8).expand(2, columns).contiguous()
+    for levels in (unsigned(1), twos(2), unsigned(4)):
+        weight = BitWeight(torch.full((1, columns), levels.most, dtype=torch.uint8), levels, torch.ones(1))
+        prepared = row.prepare(weight)
+        for some in (x[:1], x[1:], x):
+            y = row.run(some, prepared, None, Problem(1, quantization=quantization))
+            assert torch.equal(y, whole_product(some, weight, quantization)[0].float())
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_gives_back_the_weight(layout: str) -> None:
     for levels, (out, columns) in itertools.product(EVERY, ((1, 1), (33, 65), (130, 300))):
