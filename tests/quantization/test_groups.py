@@ -109,6 +109,19 @@ def test_the_plan_says_which_groups_no_kernel_takes(times_cache: Path, monkeypat
     torch.testing.assert_close(fast(x), model(x), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("weights", ["w1", "w1.58"])
+def test_means_of_groups_come_back_to_the_bit_where_no_graph_rounds_anew(
+    tmp_path: Path, times_cache: Path, monkeypatch: pytest.MonkeyPatch, weights: str
+) -> None:
+    monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
+    model, x, path = made(weights, "a8"), torch.randn(3, 48), tmp_path / "m.safetensors"
+    twofour.save(twofour.compile(model, x, tokens=(3,)), path)
+    again = twofour.load(path, made(weights, "a8"), tokens=(3,), graph=False)
+    for part in zip(*(quantization.of(one)["0"].whole_weight(one[0]) for one in (model, again)), strict=True):
+        assert torch.equal(*part)
+    assert torch.equal(again(x), model(x))  # by a graph only as near as float32: no kernel takes groups of 16
+
+
 def test_what_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(48, 10), nn.ReLU(), nn.Linear(10, 4))
     for options in ({"group": 7}, {"group": 16}, {"group": 2, "scales": "tensor"}):
