@@ -34,3 +34,28 @@ def test_bfloat16_is_read_and_written_where_it_stands(
         found = run(row, expression, inputs, poisoned(expression, inputs, dtype))
         for got, want in zip(found, exact, strict=True):
             torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=1e-5)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("width", [16, 32, 48, 50, 64, 128, 144, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_every_row_has_is_read_again(row: native.NativeRow, width: int, dtype: torch.dtype) -> None:
+    """A weight and a bias of several tiles of rows, as first and second operand, beside sums of rows and without."""
+    expression = Expression()
+    x, weight, bias = expression.load(), expression.load(), expression.load()
+    apart = expression.apply("sub", x, expression.apply("over_width", expression.apply("sum", x)))
+    expression.store(expression.apply("add", expression.apply("mul", apart, weight), bias))
+    expression.store(expression.apply("maximum", expression.apply("sub", weight, x), bias))
+    expression.store(expression.apply("amax", expression.apply("mul", weight, apart)))
+    inputs = [tensor.to(dtype) for tensor in operands((2 * 4096 // width + 3, width), (width,), (1, width))]
+    exact = fused_block_reference(expression, inputs, torch.float64)
+    tolerance = 2**-8 if dtype is torch.bfloat16 else 1e-5
+    before = native.extension().block_streams_from(0)
+    try:
+        for _ in range(2):  # past the caches, and through them
+            found = run(row, expression, inputs, poisoned(expression, inputs, dtype))
+            for got, want in zip(found, exact, strict=True):
+                torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=1e-5)
+            native.extension().block_streams_from(1 << 40)
+    finally:
+        native.extension().block_streams_from(before)

@@ -43,23 +43,29 @@ struct PreciseMath : FloatMath<V> {
     return __builtin_shuffle(a, b, I{(2 * i + begin)...});  // GCC before 12
 #endif
   }
-  // Vectors -> one number of each, in their order: the first, or V::width, which are overwritten.
-  template <class Of>
-  static TWOFOUR_INLINE F across_one(F x, const Of& of) {
-    constexpr std::make_integer_sequence<int, V::width> all{};
-    TWOFOUR_UNROLL
-    for (int half = V::width / 2; half > 0; half /= 2) x = of(every_second<0>(x, x, all), every_second<1>(x, x, all));
-    return x;
+  // The upper words of a's dwords, then of b's.
+  template <int... i>
+  static TWOFOUR_INLINE F upper_words(F a, F b, std::integer_sequence<int, i...>) {
+    typedef uint16_t W __attribute__((vector_size(sizeof(F))));
+#if __has_builtin(__builtin_shufflevector)
+    return (F)__builtin_shufflevector((W)a, (W)b, (2 * i + 1)...);
+#else
+    return (F)__builtin_shuffle((W)a, (W)b, W{(2 * i + 1)...});  // GCC before 12
+#endif
   }
-  template <class Of>
+  // `count` vectors, a power of two up to V::width -> one number of each, in their order and again behind it. They are
+  // overwritten.
+  template <int count, class Of>
   static TWOFOUR_INLINE F across(F* parts, const Of& of) {
     constexpr std::make_integer_sequence<int, V::width> all{};
     TWOFOUR_UNROLL
-    for (int count = V::width / 2; count > 0; count /= 2)
-      for (int k = 0; k < count; k++) {
-        const F a = parts[2 * k], b = parts[2 * k + 1];
-        parts[k] = of(every_second<0>(a, b, all), every_second<1>(a, b, all));
+    for (int left = V::width, n = count; left > 1; left /= 2, n = (n + 1) / 2) {
+      TWOFOUR_UNROLL
+      for (int k = 0; k < n; k += 2) {
+        const F a = parts[k], b = parts[n == 1 ? k : k + 1];
+        parts[k / 2] = of(every_second<0>(a, b, all), every_second<1>(a, b, all));
       }
+    }
     return parts[0];
   }
 

@@ -23,7 +23,7 @@ class RowOfVector {
   }
 
  private:
-  static constexpr int64_t kVectors = twofour::kTile / V::width;
+  static constexpr int64_t kVectors = twofour::kMostTile / V::width;
   int64_t vectors_a_row_ = 0;
   int16_t rows_[kVectors];
 };
@@ -32,6 +32,7 @@ class RowOfVector {
 struct Places {
   const float* floats = nullptr;
   const uint16_t* halves = nullptr;
+  bool repeats = false;  // every row of the tile has the same: the first ones are read again, which stay in the cache
 };
 
 template <class V>
@@ -43,10 +44,10 @@ class Chain {
 
  public:
   // Where the result of a link goes, else than to the next one.
-  struct Target {
-    float* floats = nullptr;
-    uint16_t* halves = nullptr;
-    bool stream = false;
+  struct Target {  // without defaults: a pass would write those of all links
+    float* floats;
+    uint16_t* halves;
+    bool stream;
   };
   // The second operand of a link: the one number there is, one for each place, or one for each row of a group's.
   enum Second { of_all, of_floats, of_halves, of_row };
@@ -57,24 +58,26 @@ class Chain {
     float value;
     const void* second;
     Target to;
-    bool writes;
+    bool writes, repeats;
   };
 
   // Over `rows` rows of `width` numbers from `from` on. Rows are whole vectors, or there are no links of rows.
   Chain(Places from, int64_t rows, int64_t width, RowOfVector<V>& row_of, Ahead& ahead)
-      : from_(from), rows_(rows), width_(width), row_of_(row_of), ahead_(ahead) {}
+      : repeats_(from.repeats), from_(from), rows_(rows), width_(width), row_of_(row_of), ahead_(ahead) {}
   void add(StepOp op, Places places, const float* of_rows, float value, Target to) {
     Link& link = links_[count_++];  // field by field: a whole one would be read back before it is written
     link.code = code_of(op, of_rows ? of_row : places.floats ? of_floats : places.halves ? of_halves : of_all);
     link.second = of_rows ? of_rows : places.floats ? static_cast<const void*>(places.floats) : places.halves;
-    link.value = value, link.writes = to.floats || to.halves;
+    link.value = value, link.writes = to.floats || to.halves, link.repeats = places.repeats;
     link.to.floats = to.floats, link.to.halves = to.halves, link.to.stream = to.stream;
-    of_rows_ |= of_rows != nullptr;
+    of_rows_ |= of_rows != nullptr, repeats_ |= places.repeats;
   }
 
   void run() {
-    if (of_rows_ && (rows_ == 1 || width_ >= kGroup * V::width)) return by_row([](const auto&) {});
+    const bool long_rows = width_ >= kGroup * V::width, whole = width_ % V::width == 0;
+    if (of_rows_ ? rows_ == 1 || long_rows : repeats_ && long_rows && whole) return by_row([](const auto&) {});
     if (of_rows_) shared_ = row_of_.of(width_ / V::width);
+    share_groups();
     through(0, rows_ * width_, [](const auto&) {});
   }
 
@@ -102,8 +105,13 @@ class Chain {
     for (int i = 0; of_rows_ && i < count_; i++)
       if ((by_row_[i] = links_[i].code % 4 == of_row)) links_[i].code += of_all - of_row;
   }
+  // Where whole rows make up a group, what every row has is the same for every group.
+  void share_groups() {
+    if (kGroup * V::width % width_ == 0) within_ = kGroup * V::width - 1;
+  }
   template <class Take>
   TWOFOUR_INLINE void row(int64_t r, const Take& take) {
+    begin_ = r * width_;
     for (int i = 0; of_rows_ && i < count_; i++)
       if (by_row_[i]) links_[i].value = static_cast<const float*>(links_[i].second)[r];
     through(r * width_, (r + 1) * width_, take);
@@ -135,6 +143,7 @@ class Chain {
   template <int kVectors>
   void reduce_short(RowNumbers<V>& to) {
     shared_ = row_of_.of(kVectors);
+    share_groups();
     through(0, rows_ * width_, [&](const auto& x) {
       constexpr int n = sizeof x / sizeof(F);
       if constexpr (n >= kVectors)
@@ -156,13 +165,14 @@ class Chain {
   template <int kVectors, class Take>
   TWOFOUR_INLINE void group(int64_t at, const Take& take) {
     F x[kVectors];
+    const int64_t again = (at - begin_) & within_;
     if (from_.halves) first(from_.halves + at, x);
-    else first(from_.floats + at, x);
+    else first(from_.floats + (from_.repeats ? again : at), x);
     for (const Link *link = links_, *end = links_ + count_; link < end; link++) {
       switch (link->code) {
 #define TWOFOUR_CASE(name, result, of)                                                               \
   case code_of(StepOp::name, of):                                                                    \
-    with_second<of, kVectors>(*link, at, [&](const auto& second) __attribute__((always_inline)) {    \
+    with_second<of, kVectors>(*link, link->repeats ? again : at, [&](const auto& second) __attribute__((always_inline)) {    \
       TWOFOUR_UNROLL                                                                                 \
       for (int k = 0; k < kVectors; k++) {                                                           \
         const F a = x[k];                                                                            \
@@ -194,14 +204,29 @@ class Chain {
     for (int k = 0; k < kVectors; k++) x[k] = V::load_unaligned(from + k * V::width);
     read_on<kVectors>(from);
   }
-  template <class T, int kVectors>
-  static TWOFOUR_INLINE void put(T* to, const F (&x)[kVectors], bool stream) {
+  template <int kVectors>
+  static TWOFOUR_INLINE void put(float* to, const F (&x)[kVectors], bool stream) {
     if (stream) {
       TWOFOUR_UNROLL
       for (int k = 0; k < kVectors; k++) V::stream(to + k * V::width, x[k]);
     } else {
       TWOFOUR_UNROLL
       for (int k = 0; k < kVectors; k++) V::store_unaligned(to + k * V::width, x[k]);
+    }
+  }
+  // Two vectors to bfloat16 are one: half as many stores, each of a whole line where vectors are. A row of an odd count
+  // of vectors ends in the middle of one: the next row is not streamed.
+  template <int kVectors>
+  static TWOFOUR_INLINE void put(uint16_t* to, const F (&x)[kVectors], bool stream) {
+    constexpr std::make_integer_sequence<int, 2 * V::width> all{};
+    if constexpr (kVectors == 1) return V::store_unaligned(to, x[0]);
+    stream &= reinterpret_cast<uintptr_t>(to) % V::streamed == 0;
+    TWOFOUR_UNROLL
+    for (int k = 0; k + 1 < kVectors; k += 2) {
+      const F pair = M::upper_words(V::to_upper(x[k]), V::to_upper(x[k + 1]), all);
+      auto* at = reinterpret_cast<float*>(to + k * V::width);
+      if (stream) V::stream(at, pair);
+      else V::store_unaligned(at, pair);
     }
   }
   // The prefetchers of a core stop at the end of a page of 4 KB, which a tile reaches every time.
@@ -224,7 +249,12 @@ class Chain {
     } else if constexpr (of == of_row) {
       const int16_t* rows = shared_ + at / V::width;
       const float* of_rows = static_cast<const float*>(link.second);
-      use([&](int k) { return V::broadcast(of_rows + rows[k]); });
+      if (kVectors == kGroup && width_ == kGroup / 2 * V::width) {  // two rows a group
+        const F halves[2] = {V::broadcast(of_rows + rows[0]), V::broadcast(of_rows + rows[kGroup / 2])};
+        use([&](int k) { return halves[k / (kGroup / 2)]; });
+      } else {
+        use([&](int k) { return V::broadcast(of_rows + rows[k]); });
+      }
     } else {
       const F b = V::broadcast(&link.value);
       use([&](int) { return b; });
@@ -233,10 +263,11 @@ class Chain {
 
   Link links_[twofour::kMostChain];
   int count_ = 0;
-  bool of_rows_ = false, by_row_[twofour::kMostChain];
+  bool of_rows_ = false, repeats_, by_row_[twofour::kMostChain];
   Places from_;
   int64_t rows_, width_;
   RowOfVector<V>& row_of_;
+  int64_t begin_ = 0, within_ = -1;  // of what repeats: the row's first place, and which bits of a place count from there
   const int16_t* shared_ = nullptr;  // where rows share groups, the row of each vector
   Ahead& ahead_;
   bool reads_on_ = false;

@@ -24,7 +24,8 @@ constexpr int kNumber = -1;            // the second operand is Step::value
 constexpr int kOuterAxes = 6;          // besides the row
 constexpr int kMostChain = 16;
 constexpr int kMostRegisters = 64, kMostOperands = 64;
-constexpr int64_t kTile = 2048;  // places of a tile, 8 KB: measured; half as many wait longer for sums of rows
+// Places of a tile, 8 KB of floats: measured; half as many wait longer for sums of rows. Of bfloat16 alone twice as many.
+constexpr int64_t kTile = 2048, kMostTile = 2 * kTile;
 
 // to = op(a, b, c). `load`: a is an input, `store`: to is an output.
 // `chain` steps from here on each hand their result to the next one; 1: it is by itself. `lasts`: others read it too.

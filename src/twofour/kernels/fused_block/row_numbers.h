@@ -38,8 +38,7 @@ class RowNumbers {
   TWOFOUR_NOINLINE void finish() {
     reduction<V>(op_, [&](float first, const auto& of) {
       for (int i = 0; i < count_; i += V::width, y_ += V::width) {
-        for (int k = count_; k < i + V::width && count_ > 1; k++) held_[k] = held_[i];
-        F all = of(M::all(first), count_ == 1 ? M::across_one(held_[i], of) : M::across(held_ + i, of));
+        F all = of(M::all(first), across<V::width>(held_ + i, count_ - i, of));
         if (adds_) all = of(V::load_unaligned(y_), all);
         V::store_unaligned(y_, all);
       }
@@ -48,6 +47,15 @@ class RowNumbers {
   }
 
  private:
+  // No more vectors than there are: a tile of long rows has one or two, and the next step waits for their sums.
+  template <int most, class Of>
+  static TWOFOUR_INLINE F across(F* rows, int count, const Of& of) {
+    if constexpr (most > 1)
+      if (count <= most / 2) return across<most / 2>(rows, count, of);
+    for (int k = count; k < most; k++) rows[k] = rows[0];
+    return M::template across<most>(rows, of);
+  }
+
   static constexpr int kMost = V::width > 8 ? V::width : 8;  // a chain makes up to eight rows' at once
   twofour::StepOp op_;
   float* y_;

@@ -106,6 +106,7 @@ class Tiles : TileOperands<V> {
       at = stays_[step.a];
       if (!gathered_[step.a]) gather(operand, at, width_);
       gathered_[step.a] = true;
+      repeats_[step.to] = at;
     }
     if (at) base_[step.to] = at;
     else gather(operand, target(step.to), width_);
@@ -123,7 +124,7 @@ class Tiles : TileOperands<V> {
     if (halves_[i]) widen(i);
     return base_[i];
   }
-  Places places(int i) const { return {halves_[i] ? nullptr : base_[i], halves_[i]}; }
+  Places places(int i) const { return {halves_[i] ? nullptr : base_[i], halves_[i], !halves_[i] && base_[i] == repeats_[i]}; }
   // What stands as bfloat16 in an operand -> its register.
   TWOFOUR_NOINLINE void widen(int i) {
     const uint16_t* from = halves_[i];
@@ -282,7 +283,7 @@ class Tiles : TileOperands<V> {
       // Taken before the target is: that may be the same register, which then stands elsewhere.
       const Places second = binary && !of_rows ? places(step.b) : Places{};
       const float* rows = of_rows ? source(step.b) : nullptr;
-      typename Chain<V>::Target to;
+      typename Chain<V>::Target to{};
       if (ends && halves) to.halves = halves, to.stream = streams(halves);
       else if (ends) to.floats = target(step.to), to.stream = streams_;
       else if (step.lasts) to.floats = base_[step.to] = own(step.to), halves_[step.to] = nullptr;
@@ -346,6 +347,7 @@ class Tiles : TileOperands<V> {
   const uint16_t* halves_[twofour::kMostRegisters] = {};  // where a register's numbers stand as bfloat16, if they do
   float* stays_[twofour::kMostOperands];  // where a tile of an input stands that is the same for all tiles
   bool gathered_[twofour::kMostOperands] = {};
+  const float* repeats_[twofour::kMostRegisters] = {};  // where a register stood when it last was one of those
   float* straight_ = nullptr;  // where the step at hand leaves its result, if not in its register
   bool streams_ = false;       // and whether past the caches
   Ahead ahead_;
