@@ -383,3 +383,16 @@ def test_inputs_of_row_values(row: native.NativeRow, shape: tuple[int, ...]) -> 
     if shape[-1] > 1:
         with pytest.raises(KernelError, match="one number a row"):
             program(expression).run(row.index, [inputs[0], inputs[0]], [inputs[0].clone(), inputs[1].clone()], 1)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_one_number_for_all_is_gathered_for_whole_tiles(row: native.NativeRow, count: int) -> None:
+    """A thread may begin at the last piece of a row, which is shorter than those it reads afterwards."""
+    expression = Expression()
+    x, gain = expression.load(), expression.load()
+    expression.store(expression.apply("mul", x, gain))
+    x, gain = torch.randn(21, 5000), torch.full((), 3.0).expand(21, 5000)
+    with threads(count):
+        (found,) = run(row, expression, [x, gain], poisoned(expression, [x, gain]))
+    assert torch.equal(found, x * gain)

@@ -104,7 +104,8 @@ class Tiles : TileOperands<V> {
     float* at = in_place(operand);
     if (!at && stays_[step.a]) {  // every tile reads the same
       at = stays_[step.a];
-      if (!gathered_[step.a]) gather(operand, at, width_);
+      // The first tile may be the last and shorter piece of a row; the others read on from it.
+      if (!gathered_[step.a]) gather(operand, at, block_.tile_width);
       gathered_[step.a] = true;
       repeats_[step.to] = at;
     }
