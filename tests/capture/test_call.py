@@ -3,12 +3,13 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twofour.capture import Guard, arguments, capture
+from twofour.capture import Guard, alike, arguments, capture
 
 
 class Scaled(nn.Module):
@@ -107,3 +108,29 @@ def test_guards_that_round_up_are_evaluated() -> None:
 
     guard = Guard(capture(Padded(), {"x": torch.randn(2, 4, 16)}))
     assert guard.leaves({"x": torch.randn(2, 4, 16)}) is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (2, 2, True),
+        (2, 2.0, False),
+        (1, True, False),
+        (0.0, -0.0, False),
+        (float("nan"), float("nan"), True),
+        ((1, "a"), (1, "a"), True),
+        ((1, 2), (1, 2.0), False),
+        (torch.float16, torch.float16, True),
+        (np.ones(2), np.ones(2), False),
+        (2, torch.tensor(2), False),
+        (None, 0, False),
+    ],
+)
+def test_constants_are_alike_where_a_forward_cannot_tell_them_apart(one: object, other: object, same: bool) -> None:
+    assert alike(one, other) is same and alike(other, one) is same
+
+
+def test_an_argument_of_another_type_than_the_default_is_given() -> None:
+    model, x = Scaled(), torch.ones(2)
+    assert "scale" not in arguments(model, (x,), {"scale": 2.0})
+    assert "scale" in arguments(model, (x,), {"scale": 2})

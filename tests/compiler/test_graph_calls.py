@@ -164,3 +164,140 @@ def test_the_graph_has_the_signature_of_the_model() -> None:
     fast = quick(twofour.prune(mlp(), "2:4"), example)
     program = torch.export.export(fast, (example,), dynamic_shapes={"input": {0: torch.export.Dim("batch")}})
     torch.testing.assert_close(program.module()(torch.randn(7, 64)).shape, torch.Size((7, 10)))
+
+
+class Multiplied(nn.Module):
+    """Two layers, and whole numbers that a constant of the call multiplies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor, ids: Tensor, by: object) -> tuple[Tensor, Tensor]:
+        return self.down(input=torch.relu(self.up(x))), ids * by
+
+
+@pytest.mark.parametrize("by", [2.0, True, torch.tensor([[2.0]]), torch.arange(6)])
+def test_a_constant_of_another_type_is_another_call(by: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, ids = twofour.prune(Multiplied(), "2:4"), torch.randn(4, 64), torch.arange(6)
+    fast = quick(model, (x, ids, 2), memory="small")
+    assert _served(fast, monkeypatch, x=x, ids=ids, by=2)
+    got, want = fast(x, ids, by), model(x, ids, by)
+    assert got[1].dtype == want[1].dtype and torch.equal(got[1], want[1])
+    assert not _served(fast, monkeypatch, x=x, ids=ids, by=by)
+
+
+class Windows(nn.Module):
+    """Overlapping windows by the strides of the input, as Longformer's."""
+
+    def __init__(self, direct: bool) -> None:
+        super().__init__()
+        self.direct, self.up, self.down = direct, nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, c = x.shape
+        x = x if self.direct else torch.sigmoid(x).contiguous()
+        found = x.as_strided((n - 1, 2, c), (x.stride(0), x.stride(0), x.stride(1)))
+        return self.down(torch.relu(self.up(found)))
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_call_that_lies_otherwise_is_not_read_by_the_strides_of_the_example(
+    direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = twofour.prune(Windows(direct).eval(), "2:4")
+    fast = quick(model, torch.randn(12, 64))
+    for x in (torch.randn(12, 64), torch.randn(64, 12).t(), torch.randn(12, 64)):
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+    assert _served(fast, monkeypatch, x=torch.randn(12, 64))
+    assert not _served(fast, monkeypatch, x=torch.randn(64, 12).t())
+
+
+class Copied(nn.Module):
+    """Answers with copies of what the model and the caller keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.register_buffer("table", torch.randn(4, 64))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.down(torch.relu(self.up(x)))
+        table, x = self.table.to("cpu", copy=True), x.to(torch.float32, copy=True)
+        return y, y.to(torch.float32, copy=True), table, x
+
+
+def test_copies_among_the_answers_are_tensors_of_their_own() -> None:
+    model, x = twofour.prune(Copied(), "2:4"), torch.randn(4, 64)
+    fast, before = quick(model, x), x.clone()
+    y, copied, table, given = fast(x)
+    for answer in (copied, table, given):
+        answer.zero_()
+    assert torch.equal(x, before) and torch.equal(fast.table, model.table) and y.any()
+    assert torch.equal(fast(x)[2], model.table)
+
+
+def test_a_module_in_training_mode_runs_layer_by_layer(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(64, 128), nn.Dropout(0.5), nn.Linear(128, 64)).eval()
+    fast, x = quick(twofour.prune(model, "2:4"), torch.randn(4, 64)), torch.randn(4, 64)
+    assert torch.equal(fast(x), fast(x))
+    fast[1].train()
+    assert not torch.equal(fast(x), fast(x)) and "with `1` in training mode" in caplog.text
+    fast[1].eval()
+    assert torch.equal(fast(x), fast(x))
+
+
+class Noisy(nn.Module):
+    """Draws numbers in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x + torch.randn_like(x))))
+
+
+def test_a_model_that_draws_numbers_is_no_fault_of_the_graph() -> None:
+    fast = quick(twofour.prune(Noisy(), "2:4"), torch.randn(4, 64), memory="small")
+    assert fast.plan.account.engine == "layers" and "differently from call to call" in fast.plan.account.reason
+
+
+def test_an_input_of_another_width_is_refused_by_the_layer() -> None:
+    fast = quick(twofour.prune(mlp(), "2:4"), torch.randn(4, 64))
+    with pytest.raises(KernelError, match=r"layer `.*`.*does not fit"):
+        fast(torch.randn(2, 63))
+
+
+class Steps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.gru = nn.Linear(64, 64), nn.GRU(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gru(torch.relu(self.up(x)))[0]
+
+
+def test_the_plan_names_sizes_of_one_that_stay() -> None:
+    account = quick(twofour.prune(Steps(), "2:4"), torch.randn(5, 1, 64)).plan.account
+    assert "1 on axis 1 of `x`" in account.reason
+
+
+class Episodes(nn.Module):
+    """Resets the states of episodes that have ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.gru = nn.Linear(64, 64), nn.GRU(64, 32, num_layers=2)
+
+    def forward(self, x: Tensor, h: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
+        return self.gru(torch.relu(self.up(x)), h * (1 - done))
+
+
+def test_recurrent_layers_of_a_graph_take_states_however_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, done = twofour.prune(Episodes(), "2:4"), torch.randn(5, 3, 64), torch.zeros(3, 1)
+    fast = quick(model, (x, torch.randn(2, 3, 32), done), memory="small")
+    h = torch.randn(3, 2, 32).transpose(0, 1)
+    for got, want in zip(fast(x, h, done), model(x, h, done), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert _served(fast, monkeypatch, x=x, h=h, done=done)

@@ -1,6 +1,6 @@
 """capture: a model's forward as a graph of torch operators, and which calls that graph holds for."""
 
-from twofour.capture.call import arguments, bind
+from twofour.capture.call import alike, arguments, bind
 from twofour.capture.forward import (
     KEPT,
     TRACING,
@@ -19,6 +19,7 @@ __all__ = [
     "Graph",
     "Guard",
     "Structure",
+    "alike",
     "arguments",
     "attribute",
     "bind",

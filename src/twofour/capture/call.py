@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 FROM_CONFIG = ("output_attentions", "output_hidden_states", "return_dict", "use_cache")
 """Arguments that Hugging Face's models take from their configuration where a call leaves them out or gives None
@@ -50,8 +50,27 @@ def bind(
     return given
 
 
+def alike(one: Any, other: Any) -> bool:
+    """Tell whether two constants are the same to a forward: 1, 1.0 and True are not, nor are 0.0 and -0.0; NaN is NaN.
+
+    Sequences are compared item by item; what cannot say whether it equals another, as an array, is alike to itself.
+    """
+    if one is other:
+        return True
+    if type(one) is not type(other) or isinstance(one, Tensor):
+        return False
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, float | complex):
+        return repr(one) == repr(other)
+    try:
+        return bool(one == other)
+    except Exception:  # a caller's class may refuse in any way it likes
+        return False
+
+
 def _is_default(default: Any, value: Any) -> bool:
-    return value is default or (isinstance(value, _PLAIN) and type(value) is type(default) and value == default)
+    return value is default or (isinstance(value, _PLAIN) and alike(value, default))
 
 
 def _from_config(model: nn.Module, name: str, value: Any) -> bool:

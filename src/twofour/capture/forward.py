@@ -271,14 +271,23 @@ def _kept_whole(model: nn.Module, kept: Mapping[str, tuple[int, ...]]) -> Iterat
         for name, (width, *axes) in kept.items():
             module = model.get_submodule(name)
             if "forward" not in module.__dict__:  # a module that has several names is done once
-                forward = partial(_answer, name=name, width=width, axes=axes)
+                inputs = getattr(module, "in_channels" if axes else "in_features", None)
+                forward = partial(_answer, name=name, width=width, axes=axes, inputs=inputs)
                 object.__setattr__(module, "forward", forward)
                 stack.callback(object.__delattr__, module, "forward")
         yield
 
 
-def _answer(x: Tensor, *, name: str, width: int, axes: list[int]) -> Tensor:
-    return KEPT(x, name, width, axes)
+def _answer(input: Tensor, *, name: str, width: int, axes: list[int], inputs: int | None) -> Tensor:
+    axis = -1 - len(axes) // 4
+    if inputs is not None and input.shape[axis] != inputs:  # a condition that the graph holds for from here on
+        raise CompileError(
+            f"the input of `{name}` does not fit",
+            got=f"{tuple(input.shape)}",
+            wanted=f"{inputs} numbers on axis {axis}",
+            remedy="pass an input that the model itself takes",
+        )
+    return KEPT(input, name, width, axes)
 
 
 class _TooLateError(Exception):

@@ -10,8 +10,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
 
+from twofour.capture.call import alike
 from twofour.capture.forward import Graph
 from twofour.errors import cut
+
+READ_STRIDES = (
+    torch.ops.aten.as_strided.default,
+    torch.ops.aten.as_strided_copy.default,
+    torch.ops.aten.view_as_complex.default,
+    torch.ops.aten.view.dtype,
+)
+"""Operators whose answer, or whether there is one, depends on how their operand lies in memory."""
 
 
 class Guard:
@@ -30,6 +39,7 @@ class Guard:
         axes = [(index, axis, size) for index, value in tensors for axis, size in enumerate(value.shape)]
         self.fixed = [(index, axis, size) for index, axis, size in axes if isinstance(size, int)]
         self.free = {(index, axis) for index, axis, size in axes if not isinstance(size, int)}
+        self.laid_out = _strides(graph) if any(node.target in READ_STRIDES for node in graph.module.graph.nodes) else {}
         self.more_than_one: list[tuple[int, int]] = []
         self.text = " and ".join(f"({guard})" for guard in graph.guards) or "True"
         self._test: Callable[[dict[str, Any]], bool] | None = None
@@ -42,6 +52,11 @@ class Guard:
     def free_axes(self) -> list[int]:
         """Return the axes on which some size may differ."""
         return sorted({axis for _, axis in self.free})
+
+    def ones(self) -> list[str]:
+        """Return the axes whose size is 1 in every call: "axis 1 of `x`"."""
+        names = _names(self._held())
+        return [f"axis {axis} of `{names[index]}`" for index, axis, size in self.fixed if size == 1]
 
     def refuse_ones(self, axis: int) -> None:
         """Refuse sizes of 1 on an axis from now on."""
@@ -87,7 +102,7 @@ class Guard:
     def _fault(self, leaves: Sequence[Any]) -> tuple[int, str] | None:
         """Return the first leaf that the graph does not hold for, and what it holds for, its guards left out."""
         for index, value in self.constants.items():
-            if leaves[index] != value:
+            if not alike(leaves[index], value):
                 return index, f", and the graph holds for {_shown(value)}"
         for index, dtype, ndim in self.kinds:
             leaf = leaves[index]
@@ -98,6 +113,10 @@ class Guard:
         for index, axis, size in self.fixed:
             if leaves[index].size(axis) != size:
                 return index, f", and the graph holds for a size of {size} on axis {axis}"
+        for index, strides in self.laid_out.items():
+            leaf = leaves[index]
+            if not (leaf.is_contiguous() if strides is None else leaf.stride() == strides):
+                return index, f" of strides {leaf.stride()}, and the graph reads numbers by their places in memory"
         for index, axis in self.more_than_one:
             if leaves[index].size(axis) == 1:
                 return index, f", and the graph holds for sizes over 1 on axis {axis}"
@@ -119,6 +138,12 @@ class Guard:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_test": None}
+
+
+def _strides(graph: Graph) -> dict[int, tuple[int, ...] | None]:
+    """Return the strides of the leaves a graph was captured with, None of contiguous ones, whatever their sizes."""
+    tensors = {index: leaf for index, leaf in enumerate(graph.example) if isinstance(leaf, Tensor)}
+    return {index: None if leaf.is_contiguous() else leaf.stride() for index, leaf in tensors.items()}
 
 
 def _alike(value: Any, held: Any) -> Any:

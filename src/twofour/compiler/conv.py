@@ -50,11 +50,11 @@ class CompiledConv(MeasuredLayer):
         """Sizes of the convolution."""
         return self.problem.geometry
 
-    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
-        """Return activation(conv(x, W) + bias + other).
+    def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
+        """Return activation(conv(input, W) + bias + other).
 
         Args:
-            x: float32 ([images,] in, [height,] width), any strides; channels last is not copied.
+            input: float32 ([images,] in, [height,] width), any strides; channels last is not copied.
             other: float32 of the output's shape, or None.
 
         Returns:
@@ -63,6 +63,7 @@ class CompiledConv(MeasuredLayer):
         Raises:
             KernelError: Shape, dtype or device of an operand do not fit, or a gradient is asked for.
         """
+        x = input  # torch's name of it, by which a model may call its layer
         if not isinstance(x, Tensor) or x.is_nested or not self.dimensions < x.ndim < self.dimensions + 3:
             raise self._unfit(x)
         single, missing = x.ndim == self.dimensions + 1, 2 - self.dimensions

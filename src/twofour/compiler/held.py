@@ -26,6 +26,7 @@ class Held:
     def __init__(self, model: nn.Module) -> None:
         named = [(name, held) for name, module in model.named_modules() for held in _places(module) if held]
         self._prefixes, self._places = [name for name, _ in named], [held for _, held in named]
+        self._modes = [(name, vars(module)) for name, module in model.named_modules()]
         self._names = self._listed()
         self._values = [*self._present()]
         self._ids = [*map(id, self._values)]
@@ -33,6 +34,10 @@ class Held:
         self._written = [(n, v) for n, v in zip(self._names, self._values, strict=True) if _counts(v)]
         self._tensors = [value for _, value in self._written]
         self._versions = [*map(_version, self._tensors)]
+
+    def training(self) -> str:
+        """Return the name of a module that is in training mode, as one for Monte Carlo dropout, "" where none is."""
+        return next((name for name, held in self._modes if held["training"]), "")
 
     def changed(self) -> str:
         """Return the name of something that was replaced, removed, added or written to since, "" where nothing was."""

@@ -139,16 +139,17 @@ class CompiledLinear(MeasuredLayer):
         self.reads = dispatch.reads
         self.on_cpu = self.placed.type == "cpu"
 
-    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
-        """Return epilogue(x @ W.T + bias): x (..., in), float32 or bfloat16 -> (..., out) in x's dtype.
+    def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
+        """Return epilogue(input @ W.T + bias): (..., in), float32 or bfloat16 -> (..., out) in the input's dtype.
 
         Args:
-            x: The input.
+            input: The input.
             other: Second operand of the epilogue, (..., out), where it has one.
 
         Raises:
-            KernelError: Shape, dtype or device of `x` or `other` do not fit, or a gradient is asked for.
+            KernelError: Shape, dtype or device of `input` or `other` do not fit, or a gradient is asked for.
         """
+        x = input  # torch's name of it, by which a model may call its layer
         # `by_operators` and `has_tangent` written out: two calls of Python are a tenth of a microsecond.
         if is_compiling() or _is_tracing() or _len_torch_dispatch_stack():
             return self._by_operator(x, other)

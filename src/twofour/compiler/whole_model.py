@@ -67,7 +67,8 @@ def _lie(values: Sequence[Any], positional: int, names: tuple[str, ...]) -> Any:
         return None
     if any(value.is_nested for value in values):
         return None
-    return positional, names, tuple([(value.shape, value.dtype, bool(value.numel())) for value in values])
+    lie = [(value.shape, value.dtype, value.stride(), bool(value.numel())) for value in values]
+    return positional, names, tuple(lie)
 
 
 class WholeModel:
@@ -148,6 +149,8 @@ class WholeModel:
         """Return why the graph is not what the model has become, "" where it still is."""
         if self._held is None:
             self._held = Held(self.model)
+        if name := self._held.training():
+            return f"with `{name}` in training mode"
         self._changed = self._changed or self._held.changed()
         return f"after a change of `{self._changed}`, of which the graph has a copy," if self._changed else ""
 

@@ -18,6 +18,9 @@ from twofour.kernels.epilogue import PLAIN_EPILOGUE, Epilogue
 aten = torch.ops.aten
 
 
+KNOWN_SPACES = ("aten", "prims", "twofour")
+"""Namespaces of operators whose answers come from their operands alone, but for random ones."""
+
 NO_WEIGHT: Mapping[str, Any] = {"weight": ""}
 """What a constant notes that no product may take as its weight."""
 
@@ -153,6 +156,15 @@ def activation_name(node: fx.Node) -> str:
 def argument(node: fx.Node, index: int, name: str, default: Any = None) -> Any:
     """Return an argument given by position or by keyword."""
     return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
+
+
+def named_argument(node: fx.Node, name: str) -> Any:
+    """Return an argument of an operator by its name in the schema; None where it has none of that name."""
+    schema = getattr(node.target, "_schema", None)
+    for index, known in enumerate(schema.arguments if schema is not None else ()):
+        if known.name == name:
+            return node.kwargs.get(name, node.args[index] if index < len(node.args) else known.default_value)
+    return None
 
 
 def escapes(node: fx.Node) -> bool:

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from twofour import native
+from twofour.graph.base import KNOWN_SPACES
 
 ROOMS = ("empty", "empty_like", "empty_strided", "new_empty")
 """Functions that make a tensor and write nothing into it."""
@@ -32,9 +33,6 @@ RANDOM = (
     *("gamma", "dirichlet", "binomial", "rrelu", "geometric", "cauchy"),
 )
 """Parts of the names of functions whose answers differ from call to call."""
-
-SPACES = ("aten", "prims", "twofour")
-"""Namespaces of operators whose answers come from their operands alone, but for random ones."""
 
 RESHAPING = ("set_", "resize_", "resize_as_", "__set__")
 """Functions after which a tensor stands elsewhere."""
@@ -344,9 +342,9 @@ def tensors_in(*roots: Any) -> Iterator[Tensor]:
 def _is_certain(func: Any, name: str) -> bool:
     """Tell whether a function answers constants with a constant; an operator of others may look at what it likes."""
     if isinstance(func, OpOverload):
-        known = func._schema.name.partition("::")[0] in SPACES
+        known = func._schema.name.partition("::")[0] in KNOWN_SPACES
         return known and torch.Tag.nondeterministic_seeded not in func.tags and not any(part in name for part in ROOMS)
-    if isinstance(func, OpOverloadPacket) and func._qualified_op_name.partition("::")[0] not in SPACES:
+    if isinstance(func, OpOverloadPacket) and func._qualified_op_name.partition("::")[0] not in KNOWN_SPACES:
         return False
     return not any(part in name for part in (*ROOMS, *RANDOM))
 

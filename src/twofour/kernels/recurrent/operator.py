@@ -77,7 +77,8 @@ class HeldLayers:
 
     def __call__(self, x: Tensor, batch: int, *given: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return what `recurrent` answers; `given`: sizes, state and memory, or fewer."""
-        return recurrent(self.problem, self.directions, x.contiguous(), batch, *given)
+        laid_out = [None if tensor is None else tensor.contiguous() for tensor in given]
+        return recurrent(self.problem, self.directions, x.contiguous(), batch, *laid_out)
 
 
 def _recurrent(

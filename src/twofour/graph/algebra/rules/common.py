@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import fx
 
-from twofour.graph.algebra.rule import EXACT, Candidate, Rule
+from twofour.capture import alike
+from twofour.graph.algebra.rule import EXACT, SAME_BITS, Candidate, Rule
+from twofour.graph.base import KNOWN_SPACES
 
 
 def find(node: fx.Node) -> Iterator[Candidate]:
@@ -18,17 +19,18 @@ def find(node: fx.Node) -> Iterator[Candidate]:
         return
     if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
         return
+    if target.namespace not in KNOWN_SPACES:
+        return  # an operator of others may answer as it likes, each time
     for twin in node.all_input_nodes[0].users:
-        if twin.target is target and twin < node and _alike(twin.args, node.args) and twin.kwargs == node.kwargs:
+        if twin.target is target and twin < node and _alike(twin, node):
             yield Candidate(node, (node, twin), lambda builder, twin=twin: twin)
             return
 
 
-def _alike(one: Any, other: Any) -> bool:
-    """Tell whether arguments are the same; 1 and 1.0 and True are not, nor is -0.0 what 0.0 is."""
-    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    return one is other or (type(one) is type(other) and repr(one) == repr(other))
+def _alike(one: fx.Node, other: fx.Node) -> bool:
+    keys = sorted({*one.kwargs, *other.kwargs})
+    given = ([*node.args, *(node.kwargs.get(key) for key in keys)] for node in (one, other))
+    return alike(*given)
 
 
 COMMON: tuple[Rule, ...] = (
@@ -38,7 +40,7 @@ COMMON: tuple[Rule, ...] = (
         "f(A)",
         EXACT,
         "every value; nothing random, nothing that the caller is given twice",
-        "0, bit for bit",
+        SAME_BITS,
         "a call",
         "any",
         find=find,
