@@ -11,6 +11,7 @@ from tests.graph.small import Cached, Encoder, GatedBlock, PreNormBlock, RMSNorm
 from twofour.capture import Graph, capture
 from twofour.graph import Product, Program, arrange, fuse, lower_activations, simplify
 from twofour.graph.base import aten
+from twofour.graph.rules.fuse_convolutions import convolution_of
 
 
 def captured(model: nn.Module, *inputs: Tensor) -> tuple[Graph, dict[str, int]]:
@@ -236,3 +237,39 @@ def test_heads_that_change_on_their_way_are_read_where_they_end(change: Callable
     graph, _ = captured(model, x)
     assert arrange(graph.module)["heads read in place"] == 0
     torch.testing.assert_close(Program(graph.module)(x)[0], model(x)[0], atol=1e-5, rtol=1e-5)
+
+
+class Formula(nn.Module):
+    """GELU's tanh formula, with a number that one of its additions multiplies what it adds by."""
+
+    def __init__(self, inner: float, outer: float) -> None:
+        super().__init__()
+        self.inner, self.outer = inner, outer
+
+    def forward(self, x: Tensor) -> Tensor:
+        cubed = torch.add(x, 0.044715 * torch.pow(x, 3.0), alpha=self.inner)
+        return 0.5 * x * torch.add(torch.tanh(0.7978845608028654 * cubed), 1.0, alpha=self.outer)
+
+
+@pytest.mark.parametrize(("inner", "outer"), [(1, 1), (3, 1), (1, 2)])
+def test_a_formula_with_other_factors_is_no_gelu(inner: int, outer: int) -> None:
+    model, x = Formula(inner, outer), torch.randn(64)
+    graph, counts = captured(model, x)
+    assert counts["GELU written out"] == (inner == outer == 1)
+    torch.testing.assert_close(Program(graph.module)(x)[0], model(x))
+
+
+class PaddedChannels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(12, 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(functional.pad(x, (1, 1, 2, 2)))
+
+
+def test_zeros_around_channels_are_none_around_an_image() -> None:
+    model, x = PaddedChannels().eval(), torch.randn(2, 8, 18)
+    graph = capture(model, {"x": x}, {"conv": (8, 3, 1, 0, 1)})
+    fuse(graph.module)
+    assert not any(found.pad != (0, 0, 0, 0) for found in map(convolution_of, graph.module.graph.nodes) if found)

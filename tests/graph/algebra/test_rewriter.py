@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from tests.graph.algebra.cases import Of
 from twofour.capture import capture
@@ -89,3 +90,63 @@ def test_a_rewrite_keeps_strides_that_are_looked_at(end: Callable[[Tensor], Tens
     found, want = program(*inputs)[0], model(*inputs)
     assert found.stride() == want.stride()
     torch.testing.assert_close(found, want)
+
+
+def half(number: float) -> Tensor:
+    return torch.full((64, 64), number, dtype=torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (lambda a, b: a * 0.25 + b * 0.25, (half(4e4), half(4e4))),
+        (lambda a, b: (a / 64).sum(-1) + b, (half(2e3), half(1.0))),
+        (lambda a, b: a @ b + a @ (b * 0.5), (half(2.0**-7), half(6e4))),
+    ],
+)
+def test_what_is_finite_in_float16_stays_finite(
+    function: Callable[[Tensor, Tensor], Tensor], inputs: tuple[Tensor, Tensor]
+) -> None:
+    program, _ = rewritten(Of(function, 2, []), *inputs)
+    assert function(*inputs).isfinite().all() and program(*inputs)[0].isfinite().all()
+
+
+def test_the_magnitude_of_a_negated_whole_number_is_kept() -> None:
+    x = torch.arange(5, dtype=torch.uint8)
+    program, _ = rewritten(Of(lambda x: (-x).abs() + 1, 1, []), x)
+    assert torch.equal(program(x)[0], (-x).abs() + 1)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.rsqrt().sqrt().square(),
+        lambda x: x.relu().reciprocal().log().exp(),
+        lambda x: (1 / x.sqrt()).log().exp(),
+    ],
+)
+def test_the_reciprocal_of_a_negative_zero_is_negative(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.tensor([-0.0, 0.0, 1.0, 4.0])
+    program, _ = rewritten(Of(function, 1, []), x)
+    torch.testing.assert_close(program(x)[0], function(x), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x, w, v: linear(x, w) + linear(x, v), lambda x, w, v: linear(linear(x, v), w)]
+)
+def test_a_weight_of_one_axis_is_merged_with_none(function: Callable[..., Tensor]) -> None:
+    model, x = Of(function, 1, [torch.randn(4, 4), torch.randn(4)]), torch.randn(4, 4)
+    program, outcome = rewritten(model, x)
+    assert not outcome.counts
+    torch.testing.assert_close(program(x)[0], model(x))
+
+
+def test_an_operator_of_others_is_called_each_time() -> None:
+    @torch.library.custom_op("test_rewriter::noise", mutates_args=())
+    def noise(x: Tensor) -> Tensor:
+        return torch.randn(x.shape)
+
+    noise.register_fake(torch.empty_like)
+    x = torch.randn(64)
+    program, _ = rewritten(Of(lambda x: noise(x) - noise(x), 1, []), x)
+    assert program(x)[0].abs().max() > 0.1

@@ -94,7 +94,8 @@ def _is_a(kind: str, given: Any, root: fx.Node) -> bool:
     if kind == "bias" and given is None:
         return True
     if kind in ("weight", "bias"):
-        return isinstance(given, fx.Node) and given.op == "get_attr" and _one_type(given, root)
+        held = isinstance(given, fx.Node) and given.op == "get_attr" and _one_type(given, root)
+        return held and (kind == "bias" or value(given).ndim == 2)  # F.linear takes a weight of one axis too
     return _one_type(given, root)
 
 

@@ -21,7 +21,7 @@ from twofour.graph.algebra.builder import Builder
 from twofour.graph.algebra.cost import Cost, Graph
 from twofour.graph.algebra.expressions import Call
 from twofour.graph.algebra.match import matches
-from twofour.graph.algebra.rule import CLOSE, EXACT, HEADROOM, Candidate, Match, Rule
+from twofour.graph.algebra.rule import CLOSE, EXACT, HEADROOM, SAME_BITS, Candidate, Match, Rule
 from twofour.graph.algebra.rules import ALL_RULES
 from twofour.graph.algebra.vocabulary import read
 from twofour.graph.base import aten, escapes, may_view, rewriting, same_axes, value
@@ -225,6 +225,8 @@ def _written(rule: Rule, builder: Builder, match: Match) -> fx.Node:
 
 
 def _of_type(rule: Rule, found: Tensor) -> bool:
+    if found.dtype is torch.float16 and rule.bound != SAME_BITS:
+        return False
     floats = found.dtype.is_floating_point
     return rule.dtypes == "any" or floats == (rule.dtypes == "floats")
 

@@ -16,7 +16,11 @@ RULES = (EXACT, CLOSE)
 """What `rules=` may be: docs/rewriting.md defines both."""
 
 HEADROOM = 32
-"""An exact rule makes no number overflow whose variables are below 2^HEADROOM in magnitude."""
+"""An exact rule makes no number overflow whose variables are below 2^HEADROOM in magnitude. The largest number of
+float16 is 65,504: there only rules hold that keep every bit."""
+
+SAME_BITS = "0, bit for bit"
+"""The error of such a rule."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,11 @@ from torch import Tensor, fx
 from twofour.graph.algebra.vocabulary import read
 from twofour.graph.base import aten, value
 
-_POSITIVE = ("exp", "abs", "square", "relu", "softmax", "sqrt", "rsqrt")
-_KEEPING = ("add", "mul", "div", "sum", "mean", "prod", "recip")
+_ABOVE = ("exp", "abs", "square", "softmax")
+"""Never negative, and their zeros are +0.0, of which the reciprocal is +inf."""
+_POSITIVE = (*_ABOVE, "relu", "sqrt")
+_KEEPING = ("add", "mul", "sum", "mean", "prod")
+_DIVIDING = ("div", "recip", "rsqrt")
 _OTHERS = (aten.sigmoid.default, aten.relu6.default, aten.hardsigmoid.default)
 _VIEWS = (
     aten.view.default,
@@ -45,7 +48,19 @@ def never_negative(given: Any, depth: int = 8) -> bool:
         return False
     if found.op in _POSITIVE or (found.op == "mul" and found.operands[0] is found.operands[1]):
         return bool(value(given).dtype.is_floating_point)
+    if found.op in _DIVIDING:
+        *above, below = found.operands
+        return all(never_negative(operand, depth - 1) for operand in above) and _above(below)
     return found.op in _KEEPING and all(never_negative(operand, depth - 1) for operand in found.operands)
+
+
+def _above(given: Any) -> bool:
+    """Tell whether every value is +0.0 or more, or NaN: of -0.0 the reciprocal is -inf."""
+    if not isinstance(given, fx.Node):
+        return given is not None and given > 0
+    found = read(given)
+    square = found is not None and found.op == "mul" and found.operands[0] is found.operands[1]
+    return found is not None and (found.op in _ABOVE or square)
 
 
 def attribute(node: fx.Node) -> Any:

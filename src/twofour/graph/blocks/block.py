@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from twofour import native
+from twofour.errors import KernelError
 from twofour.graph.blocks.lowering import Lowered, Operand, is_look
 from twofour.graph.program import Program
 from twofour.kernels.fused_block import program
@@ -20,6 +21,9 @@ logger = logging.getLogger("twofour.compiler")
 
 MOST_SIZES = 64
 """Sizes of operands whose answers' layouts are kept."""
+
+MOST_AXES = 7
+"""Axes that a program goes through however its operands lie (`kOuterAxes` and the row)."""
 
 _NEW: Any = object()
 """In place of layouts that are not known yet."""
@@ -129,7 +133,7 @@ class FusedBlock(nn.Module):
         layouts: list[Layout] | None = [(y.shape, y.stride(), y.dtype) for y in made]
         if not all(x.numel() for x in operands):
             layouts = None  # a reduction of nothing is torch's to answer
-        elif why := self._misfit(made):
+        elif why := self._misfit(made) or self._too_many_axes(operands, made):
             logger.warning("%s runs unfused on %s: %s", self.label, [tuple(x.shape) for x in operands], why)
             layouts = None
         self._layouts[key] = layouts
@@ -146,6 +150,16 @@ class FusedBlock(nn.Module):
                 )
             if any(stride == 0 and size > 1 for size, stride in zip(answer.shape, answer.stride(), strict=True)):
                 return "an answer whose values share memory"
+        return ""
+
+    def _too_many_axes(self, operands: Sequence[Tensor], made: Sequence[Tensor]) -> str:
+        """Return why the program cannot go through operands that lie so differently, "" where it can: it is asked."""
+        if max(x.ndim for x in operands) <= MOST_AXES:
+            return ""
+        try:
+            self.run(operands, [torch.empty_strided(y.shape, y.stride(), dtype=y.dtype, device="cpu") for y in made])
+        except KernelError as error:
+            return f"{error.what}: {error.got}"
         return ""
 
     def __getstate__(self) -> dict[str, Any]:

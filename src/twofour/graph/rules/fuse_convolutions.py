@@ -21,6 +21,7 @@ from twofour.graph.base import (
     is_float32,
     replace_with,
     same_size,
+    value,
 )
 
 
@@ -78,10 +79,10 @@ def _pads(graph: fx.Graph) -> int:
     """Let a convolution pad what was padded for it alone, which kernels that leave out taps outside do for nothing."""
     count = 0
     for node in calls(graph, aten.pad.default, aten.constant_pad_nd.default):
-        sizes, value = node.args[1], argument(node, 3 if node.target is aten.pad.default else 2, "value")
+        sizes, fill = node.args[1], argument(node, 3 if node.target is aten.pad.default else 2, "value")
         zeros = argument(node, 2, "mode", "constant") == "constant" if node.target is aten.pad.default else True
-        image = len(sizes) == 4 and all(isinstance(size, int) and size >= 0 for size in sizes)
-        if not (zeros and image and not value and all(convolution_of(user) for user in node.users)):
+        image = value(node).ndim == 4 and len(sizes) == 4 and all(isinstance(size, int) and size >= 0 for size in sizes)
+        if not (zeros and image and not fill and all(convolution_of(user) for user in node.users)):
             continue
         for user in list(node.users):
             found = convolution_of(user)

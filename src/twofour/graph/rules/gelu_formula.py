@@ -29,7 +29,7 @@ def _read(tanh: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """Return x and the last node of the formula around `tanh`."""
     inner, factor = _with_number(tanh.args[0], aten.mul.Tensor)
     cubed_sum = inner if factor is not None and math.isclose(factor, math.sqrt(2 / math.pi), rel_tol=1e-5) else None
-    if not isinstance(cubed_sum, fx.Node) or cubed_sum.target is not aten.add.Tensor:
+    if not isinstance(cubed_sum, fx.Node) or cubed_sum.target is not aten.add.Tensor or cubed_sum.kwargs:
         return None
     x, cubic = cubed_sum.args[:2]
     cube, small = _with_number(cubic, aten.mul.Tensor)
@@ -48,6 +48,8 @@ def _read(tanh: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 def _with_number(node: Any, target: Any = None) -> tuple[Any, float | None]:
     """Return operand and number of `operand op number`, in either order."""
     if not isinstance(node, fx.Node) or (target is not None and node.target is not target) or len(node.args) != 2:
+        return None, None
+    if node.kwargs:  # an addition's `alpha` multiplies what is added
         return None, None
     a, b = node.args
     if isinstance(b, int | float):

@@ -5,9 +5,20 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
-from twofour.graph.base import Rule, argument, aten, calls, escapes, replace_with, same_size, value
+from twofour.graph.base import (
+    Rule,
+    argument,
+    aten,
+    calls,
+    escapes,
+    named_argument,
+    replace_with,
+    same_size,
+    value,
+)
 
 _ALWAYS = (
     aten.alias.default,
@@ -47,8 +58,10 @@ def _nothing(node: fx.Node) -> bool:
     if not isinstance(x, Tensor) or not isinstance(y, Tensor) or x.dtype != y.dtype:
         return False
     target = node.target
-    if target in (*_FRESH, *_PADS) and escapes(node):
+    if (target in (*_FRESH, *_PADS) or named_argument(node, "copy")) and escapes(node):
         return False  # the caller may change what it gets, not the model's constant or its own input
+    if target in _CASTS and named_argument(node, "memory_format") not in (None, torch.preserve_format):
+        return False
     if target in _ALWAYS or target in _CASTS:
         return x.device == y.device
     if target in (aten.dropout.default, aten.feature_dropout.default):

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from twofour.graph.algebra.builder import Builder
-from twofour.graph.algebra.rule import EXACT, Candidate, Rule
+from twofour.graph.algebra.rule import EXACT, SAME_BITS, Candidate, Rule
 from twofour.graph.algebra.vocabulary import UNARY, read
 from twofour.graph.base import aten, same_size, value
 
@@ -103,7 +103,7 @@ def _element_wise(node: fx.Node) -> bool:
 
 
 LAYOUT: tuple[Rule, ...] = tuple(
-    Rule(name, before, after, EXACT, "every value", "0, bit for bit", saves, "any", find=find)
+    Rule(name, before, after, EXACT, "every value", SAME_BITS, saves, "any", find=find)
     for name, before, after, saves, find in (
         ("transposed twice", "transpose(transpose(A))", "A, or one permute(A)", "a call", find_transposes),
         ("reshaped twice", "reshape(reshape(A))", "A, or one reshape(A)", "a call, or a copy", find_reshapes),

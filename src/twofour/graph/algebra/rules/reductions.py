@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twofour.graph.algebra.expressions import biases, call, numbers, tensors, weights
-from twofour.graph.algebra.rule import CLOSE, EXACT, Match, Rule
+from twofour.graph.algebra.rule import CLOSE, EXACT, SAME_BITS, Match, Rule
 from twofour.graph.base import value
 
 A, B, C = tensors("A B C")
@@ -100,7 +100,7 @@ REDUCTIONS: tuple[Rule, ...] = (
         call("shift", call("sum", A), s),
         EXACT,
         "64-bit integers: both sides are modulo 2^64, narrower ones are widened by the sum",
-        "0, bit for bit",
+        SAME_BITS,
         "a shift for each value",
         "integers",
     ),
