@@ -204,19 +204,10 @@ def _rewritten(
     runner.agreement = agreement(fast, plan.dtype, leaves, lambda: _answers(fast, guard, leaves), between)
     account = GraphReport("layers", "", {}, found.counts, before, after, outlines, None, **found.said)
     if not (error := _probe(runner, graph, leaves)) <= runner.agreement:
-        reason = f"the rewritten graph differs from the layers by {error:.1e} on the example, please report it"
-        if not _repeats(runner, leaves):
-            reason = (
-                "the model answers one example differently from call to call, so that no graph can be compared with it"
-            )
-        raise _RefusedError(reason, account)
+        raise _RefusedError(_unlike(runner, leaves, error), account)
     calls = program.prepare(leaves)
     times = {n: 1e3 * s for n, s in terms.cache.times(case, ENGINES, lambda: _engines(runner, leaves)).items()}
-    served = f"the example's sizes alone: {graph.reason or 'they differ'}"
-    if guard.dynamic:
-        ones = ", ".join(guard.ones())
-        served = "other sizes too" + (f", but for those of 1 on {ones}, which torch takes as fixed" if ones else "")
-    engine, reason = _faster(times, served, terms.cache.origin([case]))
+    engine, reason = _faster(times, _sizes(guard, graph), terms.cache.origin([case]))
     account = replace(account, engine=engine, reason=reason, engine_ms=times, calls=calls)
     if engine == "graph":
         object.__setattr__(fast, "forward", runner)
@@ -229,10 +220,20 @@ def _answers(model: nn.Module, guard: Guard, leaves: Sequence[Any]) -> list[Any]
     return tree_flatten(by_layers(model, guard.inputs.value(leaves)))[0]
 
 
-def _repeats(runner: WholeModel, leaves: Sequence[Any]) -> bool:
-    """Tell whether the layers answer the example twice alike: a forward that draws numbers does not."""
+def _unlike(runner: WholeModel, leaves: Sequence[Any], error: float) -> str:
+    """Say why a graph differs from the layers: they may differ from call to call, as a forward that draws numbers."""
     one, other = (_answers(runner.model, runner.guard, leaves) for _ in range(2))
-    return distance(one, other) <= runner.agreement
+    if distance(one, other) <= runner.agreement:
+        return f"the rewritten graph differs from the layers by {error:.1e} on the example, please report it"
+    return "the model answers one example differently from call to call, so that no graph can be compared with it"
+
+
+def _sizes(guard: Guard, graph: Graph) -> str:
+    """Say which sizes a graph serves."""
+    if not guard.dynamic:
+        return f"the example's sizes alone: {graph.reason or 'they differ'}"
+    ones = ", ".join(guard.ones())
+    return "other sizes too" + (f", but for those of 1 on {ones}, which torch takes as fixed" if ones else "")
 
 
 def _faster(times: Mapping[str, float], served: str, origin: str) -> tuple[str, str]:

@@ -46,8 +46,8 @@ class Var(Expr):
 
     Attributes:
         name: What the text of the rule calls it.
-        kind: "tensor" of the root's dtype, "number" of Python, "weight": a constant of the model, "bias": a weight or
-            nothing.
+        kind: "tensor" of the root's dtype, "number" of Python, "weight": a constant of the model, "vector": one of
+            one axis, "bias": either or nothing.
     """
 
     name: str
@@ -111,8 +111,13 @@ def numbers(names: str) -> list[Var]:
 
 
 def weights(names: str) -> list[Var]:
-    """Return variables for constants of the model."""
+    """Return variables for constants of the model, but for those of one axis, which F.linear takes too."""
     return [Var(name, "weight") for name in names.split()]
+
+
+def vectors(names: str) -> list[Var]:
+    """Return variables for constants of the model with one axis."""
+    return [Var(name, "vector") for name in names.split()]
 
 
 def biases(names: str) -> list[Var]:

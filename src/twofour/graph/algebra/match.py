@@ -93,9 +93,9 @@ def _is_a(kind: str, given: Any, root: fx.Node) -> bool:
         return isinstance(given, int | float) and not isinstance(given, bool)
     if kind == "bias" and given is None:
         return True
-    if kind in ("weight", "bias"):
+    if kind in ("weight", "vector", "bias"):
         held = isinstance(given, fx.Node) and given.op == "get_attr" and _one_type(given, root)
-        return held and (kind == "bias" or value(given).ndim == 2)  # F.linear takes a weight of one axis too
+        return held and (kind == "bias" or (value(given).ndim == 1) == (kind == "vector"))
     return _one_type(given, root)
 
 

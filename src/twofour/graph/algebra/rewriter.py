@@ -34,6 +34,9 @@ MOST_PASSES = 50
 MERGES = "merging weights needs a second copy of them, which memory='small' does not keep"
 
 
+OVERFLOWS = "float16 ends at 65,504: what stayed below it might overflow"
+
+
 @dataclass(frozen=True)
 class Rewrite:
     """One use of a rule.
@@ -171,7 +174,9 @@ class _Search:
             return candidate.why_not
         if rule.kind == CLOSE and self.kind != CLOSE:
             return 'it is only close: compile(..., rules="close") allows it'
-        return builder.sealed() or (MERGES if builder.merged() and not self.merge else "")
+        if why := builder.sealed() or (MERGES if builder.merged() and not self.merge else ""):
+            return why
+        return OVERFLOWS if value(candidate.root).dtype is torch.float16 and rule.bound != SAME_BITS else ""
 
     def applied(self, rule: Rule, candidate: Candidate, saved: Cost, touched: set[fx.Node]) -> bool:
         """Make a replacement unless an earlier one of this pass has changed its surroundings."""
@@ -225,8 +230,6 @@ def _written(rule: Rule, builder: Builder, match: Match) -> fx.Node:
 
 
 def _of_type(rule: Rule, found: Tensor) -> bool:
-    if found.dtype is torch.float16 and rule.bound != SAME_BITS:
-        return False
     floats = found.dtype.is_floating_point
     return rule.dtypes == "any" or floats == (rule.dtypes == "floats")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from twofour.graph.algebra.expressions import biases, call, numbers, tensors, weights
+from twofour.graph.algebra.expressions import biases, call, numbers, tensors, vectors, weights
 from twofour.graph.algebra.rule import EXACT, Match, Rule
 from twofour.graph.base import same_axes, value
 
 A, B, C = tensors("A B C")
 (s,) = numbers("s")
-W, V, L, R, P, Q, S = weights("W V L R P Q S")
+W, V, L, R, P, Q = weights("W V L R P Q")
+(S,) = vectors("S")
 b, c = biases("b c")
 
 SUMS = "every value; of infinite operands NaN may become an infinity"
