@@ -76,7 +76,7 @@ inline void keep(const Blocks& b, int64_t strip, const char* x, char* to, int64_
 }
 #else
 template <int strips>
-inline void keep(const Blocks& b, int64_t strip, const char* x, char* to, int64_t stride) {
+TWOFOUR_NOINLINE void keep(const Blocks& b, int64_t strip, const char* x, char* to, int64_t stride) {
   const int64_t windows = b.shape.windows;
   for (int j = 0; j < strips; j++) {
     const uint8_t* place = b.places + b.starts[strip + j];
