@@ -8,6 +8,7 @@ from twofour.capture.forward import (
     Structure,
     attribute,
     capture,
+    changes_in_place,
     outside_tracing,
     without_torchs_log,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "attribute",
     "bind",
     "capture",
+    "changes_in_place",
     "outside_tracing",
     "without_torchs_log",
 ]

@@ -174,7 +174,7 @@ def capture(
             try:
                 with _Deadline(name) if sizes is not None else nullcontext(), redirect_stderr(_OthersAlone()):
                     program = torch.export.export(model, (), attempt, dynamic_shapes=sizes, strict=False)
-                    if any(_changes(node) for node in program.graph.nodes):
+                    if any(changes_in_place(node) for node in program.graph.nodes):
                         program = program.run_decompositions({})  # the same operators, without changes in place
                 return _graph(program, leaves, spec, sizes is not None, "; ".join(reasons[:1]))
             except Exception as error:  # whatever a model's own code raises under tracing
@@ -354,7 +354,8 @@ def _has_unknown_size(node: fx.Node) -> bool:
     return any(isinstance(size, torch.SymInt) and not size.node.has_hint() for size in sizes)
 
 
-def _changes(node: fx.Node) -> bool:
+def changes_in_place(node: fx.Node) -> bool:
+    """Tell whether a node is a call of an operator that writes into what it is given."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 

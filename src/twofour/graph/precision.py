@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from twofour.capture import changes_in_place
 from twofour.graph.base import aten, constant, insert, is_float32, product_of, value
 from twofour.kernels.attention import attention, attention_of_windows
 from twofour.kernels.norm import norm, norm_in_place
@@ -54,7 +55,7 @@ def lower_activations(module: fx.GraphModule) -> int:
         How many tensors are bfloat16 now; 0 where the graph changes a tensor in place, which is left alone.
     """
     graph = module.graph
-    if any(_mutates(node) for node in graph.nodes):
+    if any(changes_in_place(node) for node in graph.nodes):
         return 0
     lowering = _Lowering(module)
     for node in list(graph.nodes):
@@ -62,11 +63,6 @@ def lower_activations(module: fx.GraphModule) -> int:
     graph.eliminate_dead_code()
     graph.lint()
     return len(lowering.low)
-
-
-def _mutates(node: fx.Node) -> bool:
-    overload = node.target
-    return isinstance(overload, torch._ops.OpOverload) and overload._schema.is_mutable
 
 
 class _Lowering:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from twofour.capture import changes_in_place
 from twofour.graph.algebra.builder import Builder
 from twofour.graph.algebra.cost import Cost, Graph
 from twofour.graph.algebra.expressions import Call
@@ -101,7 +102,7 @@ def rewrite(
         FailedRuleError: A rule raised where none is expected to: while it looks, or when its replacement is made.
     """
     outcome = Outcome()
-    if any(_changes_in_place(node) for node in module.graph.nodes):
+    if any(changes_in_place(node) for node in module.graph.nodes):
         outcome.refused["every rule", "graph"] = "the graph changes tensors in place"
         return outcome
     search = _Search(module, rules, kind, merge, outcome)
@@ -111,10 +112,6 @@ def rewrite(
     module.graph.eliminate_dead_code()
     module.graph.lint()
     return outcome
-
-
-def _changes_in_place(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 class _Search:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from twofour.capture import changes_in_place
 from twofour.graph.base import value
 from twofour.graph.blocks.axes import UnfitError
 from twofour.graph.blocks.candidate import Candidate
@@ -100,8 +101,7 @@ class _Planner:
         segment = 0
         self.order = {node: index for index, node in enumerate(self.module.graph.nodes)}
         for node in self.order:
-            target = node.target
-            segment += isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+            segment += changes_in_place(node)
             self.segments.setdefault(node, segment)
 
     def seeds(self) -> list[fx.Node]:
