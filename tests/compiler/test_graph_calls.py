@@ -301,3 +301,25 @@ def test_recurrent_layers_of_a_graph_take_states_however_they_lie(monkeypatch: p
     for got, want in zip(fast(x, h, done), model(x, h, done), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     assert _served(fast, monkeypatch, x=x, h=h, done=done)
+
+
+class Embedded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 64), nn.Embedding(8, 64)
+        self.up, self.down = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+        return self.down(torch.relu(self.up(x)))
+
+
+def test_an_index_out_of_range_is_the_models_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, ids = quick(twofour.prune(Embedded(), "2:4"), torch.randint(50, (2, 5))), torch.randint(50, (2, 5))
+    assert _served(fast, monkeypatch, ids=ids)
+    for wrong in (50, -1):
+        ids[1, 2] = wrong
+        for _ in range(2):
+            with pytest.raises(IndexError):
+                fast(ids)
+    fast(torch.randint(50, (2, 5)))

@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from twofour.capture import Graph, Guard, bind
 from twofour.compiler.agreement import AGREEMENT
 from twofour.compiler.held import Held
+from twofour.errors import KernelError
 from twofour.graph import Executor
 from twofour.kernels.operator import inference_only
 from twofour.native.surroundings import by_operators
@@ -111,7 +112,10 @@ class WholeModel:
         like = None if own or self.written else _lie(values, len(args), tuple(kwargs))
         order = self._served.get(like) if like is not None else None
         if order is not None and not torch.is_grad_enabled():
-            return self.outputs.value(self.program(*[values[place] for place in order]))
+            try:
+                return self.outputs.value(self.program(*[values[place] for place in order]))
+            except KernelError as error:
+                return self._refused(error, args, kwargs)
         given = bind(_signature(kind), self.model, args, kwargs)
         leaves = None if own else self.guard.leaves(given)
         if leaves is not None and like is not None:
@@ -119,9 +123,23 @@ class WholeModel:
         if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves or ()):
             raise inference_only()
         if leaves is not None:
-            return self.answer(given, self.outputs.value(self.program(*leaves)))
+            try:
+                return self.answer(given, self.outputs.value(self.program(*leaves)))
+            except KernelError as error:
+                return self._refused(error, args, kwargs)
         self._say(own, given)
         return kind.forward(self.model, *args, **kwargs)
+
+    def _refused(self, error: KernelError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the layers answer to values that a kernel of the graph refuses, or raise what they raise.
+
+        An index out of range is an IndexError then, as of the model itself, and an operand's error names its layer.
+        """
+        answer = type(self.model).forward(self.model, *args, **kwargs)
+        if error.what not in self._said:
+            self._said.add(error.what)
+            logger.warning("a call that the graph refuses (%s) runs layer by layer (said once)", error.what)
+        return answer
 
     def _own(self) -> str:
         """Return why the model's own forward runs whatever it is given, "" where the graph may."""
