@@ -388,6 +388,8 @@ def test_vectors_say_the_widths_of_a_budget_of_time() -> None:
     found = structure.channels(model, example)
     assert {by_time.multiple_of(group) for group in found.groups if group.size < 16} == {None}
     assert {by_time.multiple_of(group) for group in found.groups if 16 <= group.size < 64} == {8}
+    flat = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Flatten(), nn.Linear(64 * 36, 4))
+    assert [by_time.multiple_of(group) for group in structure.channels(flat, IMAGE).groups] == [16]
 
 
 def test_times_are_interpolated_between_measured_widths() -> None:

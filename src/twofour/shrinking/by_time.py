@@ -27,9 +27,9 @@ ROUNDS, NEAR, FAR = 4, 1.03, 0.94
 def multiple_of(group: Cuttable) -> int | None:
     """Return what the widths of a group are multiples of, None where vectors do not ask for any.
 
-    A head is whole vectors already.
+    A head is whole vectors already: each of its places has many positions for one head.
     """
-    positions = max(int((place.index >= 0).sum()) for place in group.group.places)
+    positions = min(int((place.index >= 0).sum()) for place in group.group.places)
     if group.size < 2 * LANES or positions >= LANES * group.size:
         return None
     return LANES if group.size < 8 * LANES else 2 * LANES
