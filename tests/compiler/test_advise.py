@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from twofour.compiler import advise
-from twofour.compiler.advice import verdict_of
+from twofour.compiler.advice import Advice, Raced, judged, verdict_of
 from twofour.errors import CompileError, PatternError
 
 HALF = ("2:4", "block:8x8@0.5")
@@ -93,3 +93,16 @@ def test_nothing_to_measure_is_an_error_with_reasons() -> None:
         broken.weight[1, 2] = float("inf")
     with pytest.raises(PatternError, match=r"\(1, 2\)"):
         advise(broken, tokens=(1,))
+
+
+def test_rows_of_one_layer_share_the_least_disturbed_dense_time() -> None:
+    races = [
+        Raced("a", (8, 4), 1, "2:4", ("dense", 4.0), ("sparse", 2.0)),
+        Raced("a", (8, 4), 1, "block:8x1@0.5", ("dense", 9.0), ("blocks", 3.0)),
+        Raced("b", (8, 4), 1, "2:4", ("dense", 1.0), ("sparse", 5.0)),
+    ]
+    advice = Advice(judged(races), (), (1,), 1, "scalar", ("2:4", "block:8x1@0.5"))
+    assert [row.dense_ms for row in advice.rows] == [4000, 4000, 1000]
+    assert [row.ratio for row in advice.rows] == [2, 4 / 3, 0.2]
+    assert advice.total(1) == (5000, 3000) and advice.total(1, "block:8x1@0.5") == (5000, 4000)
+    assert "5000.000 ms dense, the sum of their rows" in advice.summary(1)

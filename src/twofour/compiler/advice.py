@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from twofour.compiler.grouped import grouped
 from twofour.compiler.plan import aligned
@@ -20,7 +21,7 @@ class AdviceRow:
         layer: Name of the layer.
         shape: (out_features, in_features); of a recurrent layer the first weight's.
         tokens: Rows of the activation; of a recurrent layer steps of one sequence.
-        dense_ms: Best dense time.
+        dense_ms: Best dense time, the least of the races of this layer at this token count: one for all its patterns.
         sparse_ms: Best time with the pattern.
         kernel: The kernel that would run.
         verdict: One sentence.
@@ -42,15 +43,31 @@ class AdviceRow:
         return self.dense_ms / self.sparse_ms
 
 
-def judged(
-    layer: str,
-    shape: tuple[int, int],
-    tokens: int,
-    pattern: str,
-    dense: tuple[str, float],
-    sparse: tuple[str, float],
-) -> AdviceRow:
-    """Return the row of two measured kernels, each a name and seconds."""
+class Raced(NamedTuple):
+    """The best dense kernel and the best one of a pattern in one race, each a name and seconds; else as `AdviceRow`."""
+
+    layer: str
+    shape: tuple[int, int]
+    tokens: int
+    pattern: str
+    dense: tuple[str, float]
+    sparse: tuple[str, float]
+
+
+def judged(races: Sequence[Raced]) -> tuple[AdviceRow, ...]:
+    """Return a row for each race; those of one layer and token count stand beside the fastest dense run of them all.
+
+    The dense kernels are the same in each race: a slower run of them was disturbed.
+    """
+    least: dict[tuple[str, int], tuple[str, float]] = {}
+    for race in races:
+        place = race.layer, race.tokens
+        least[place] = min(least.get(place, race.dense), race.dense, key=lambda one: one[1])
+    return tuple(_row(race, least[race.layer, race.tokens]) for race in races)
+
+
+def _row(race: Raced, dense: tuple[str, float]) -> AdviceRow:
+    layer, shape, tokens, pattern, _, sparse = race
     ratio = dense[1] / sparse[1]
     if ratio >= WORTH:
         verdict = f"{pattern} is {ratio:.2f}x as fast"
@@ -102,8 +119,8 @@ class Advice:
         for layer in dict.fromkeys(row.layer for row in self.rows):
             rows = self.of(layer, tokens)
             own = min(row.dense_ms for row in rows.values())
-            chosen = [row.ratio for name, row in rows.items() if pattern in (None, name)]
-            dense, best = dense + own, best + own / max([1.0, *chosen])  # of one race each: a ratio is what both saw
+            chosen = [row.sparse_ms for name, row in rows.items() if pattern in (None, name)]
+            dense, best = dense + own, best + min([own, *chosen])
         return dense, best
 
     def __str__(self) -> str:
@@ -132,7 +149,8 @@ class Advice:
         each = ", ".join(f"{pattern} {ms:.3f} ms ({dense / ms:.2f}x)" for pattern, ms in found)
         many = "token" if tokens == 1 else "tokens"
         return (
-            f"{tokens} {many}: these layers take {dense:.3f} ms dense; with the better of dense and a pattern: {each}"
+            f"{tokens} {many}: these layers take {dense:.3f} ms dense, the sum of their rows; with the better of dense "
+            f"and a pattern in each: {each}"
         )
 
     def left_dense(self) -> list[tuple[str, str, str]]:

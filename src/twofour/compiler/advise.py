@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour import native
-from twofour.compiler.advice import Advice, AdviceRow, judged
+from twofour.compiler.advice import Advice, Raced, judged
 from twofour.compiler.advise_low_bits import low_bit_linears, low_bit_rows, own_widths
 from twofour.compiler.choose import Progress, choose, require_room
 from twofour.compiler.choose_recurrent import raced_patterns
@@ -84,12 +84,12 @@ def advise(
     terms = Terms(computing, "fast", tuple(tokens))
     held = [entry.parameter.nbytes for entry in entries] + [module.weight.nbytes for module in low.values()]
     measuring = _Measuring(chosen, terms, sum(held), skipped)
-    rows = list(measuring.rows(layers, low, asked, progress))
+    rows = judged(list(measuring.rows(layers, low, asked, progress)))
     if not rows:
         raise _nothing(skipped, computing, chosen)
     terms.cache.finish()
     texts = tuple(dict.fromkeys((*(pattern.name for pattern in chosen if layers), *(row.pattern for row in rows))))
-    return Advice(tuple(rows), tuple(skipped), tuple(tokens), native.threads(), native.isa(), texts)
+    return Advice(rows, tuple(skipped), tuple(tokens), native.threads(), native.isa(), texts)
 
 
 def _parsed(patterns: object) -> tuple[Pattern, ...]:
@@ -145,8 +145,8 @@ class _Measuring:
         low: Mapping[str, nn.Linear],
         asked: Sequence[Widths],
         progress: Progress | None,
-    ) -> Iterator[AdviceRow]:
-        """Yield the rows of all layers: patterns of those in floats, widths of Linears where they are asked for.
+    ) -> Iterator[Raced]:
+        """Yield the races of all layers: patterns of those in floats, widths of Linears where they are asked for.
 
         Args:
             layers: Weights of the layers in floats.
@@ -167,8 +167,8 @@ class _Measuring:
         if progress is not None:
             progress(count, count, "")
 
-    def linear(self, entry: PrunableWeight) -> Iterator[AdviceRow]:
-        """Yield the rows of a layer with one weight."""
+    def linear(self, entry: PrunableWeight) -> Iterator[Raced]:
+        """Yield the races of a layer with one weight."""
         bias = entry.module._parameters["bias"]
         bias = None if bias is None else bias.detach().float()
         computing, refused = self.terms.computing, dict[str, str]()
@@ -183,11 +183,11 @@ class _Measuring:
             for count in self.terms.tokens:
                 dense, sparse = choice.best(count, sparse=False), choice.best(count, sparse=True)
                 assert dense and sparse, choice.times
-                yield judged(entry.layer, (entry.rows, entry.reduction), count, pattern.name, dense, sparse)
+                yield Raced(entry.layer, (entry.rows, entry.reduction), count, pattern.name, dense, sparse)
         self._say(entry.name, refused)
 
-    def recurrent(self, weights: Sequence[PrunableWeight]) -> Iterator[AdviceRow]:
-        """Yield the rows of a recurrent layer, all of whose weights are pruned."""
+    def recurrent(self, weights: Sequence[PrunableWeight]) -> Iterator[Raced]:
+        """Yield the races of a recurrent layer, all of whose weights are pruned."""
         first, refused = weights[0], dict[str, str]()
         pruned: dict[str, dict[str, tuple[Pattern, Tensor]]] = {}
         for entry in weights:
@@ -204,7 +204,7 @@ class _Measuring:
             refused |= unpacked
             dense = min((one for name, one in found.items() if name not in fitting), key=lambda one: one[1])
             for name in (name for name in fitting if name in found):
-                yield judged(first.layer, (first.rows, first.reduction), count, name, dense, found[name])
+                yield Raced(first.layer, (first.rows, first.reduction), count, name, dense, found[name])
         self._say(first.name, refused)
 
     def _pruned(self, entry: PrunableWeight, refused: dict[str, str]) -> Iterator[tuple[Pattern, Tensor]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour import quantization
-from twofour.compiler.advice import AdviceRow, judged
+from twofour.compiler.advice import Raced
 from twofour.compiler.choose import Choice, choose
 from twofour.compiler.terms import Terms
 from twofour.errors import KernelError
@@ -42,8 +42,8 @@ def low_bit_rows(
     terms: Terms,
     footprint: int,
     skipped: list[tuple[str, str]],
-) -> Iterator[AdviceRow]:
-    """Yield a row for dense int8 and for each width, at each token count; what has no kernel goes to `skipped`.
+) -> Iterator[Raced]:
+    """Yield a race for dense int8 and for each width, at each token count; what has no kernel goes to `skipped`.
 
     The weight is rounded anew: what counts for time are the bits of its codes.
 
@@ -72,7 +72,7 @@ def low_bit_rows(
             skipped.append((f"{name}.weight".lstrip("."), f"{what}: {error.what}"))
             continue
         for count in terms.tokens:
-            yield judged(name, shape, count, what, _fastest(dense, count), _fastest(choice, count))
+            yield Raced(name, shape, count, what, _fastest(dense, count), _fastest(choice, count))
 
 
 def _fastest(choice: Choice, count: int) -> tuple[str, float]:
