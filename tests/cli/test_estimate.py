@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from tests.cli.small import refused
@@ -43,3 +44,17 @@ def test_refusals(run):
         "does not run on the shapes",
         "--batch rows",
     )
+
+
+def test_a_recurrent_model_of_ids_is_named_or_followed_with_data(run):
+    done = run("estimate", "zoo_cli:tagger", "--machine", "a100-sxm", "--json", "out.json")
+    assert done.exit_code == 0 and "left out of all figures: 1" in done.stdout, done.output
+    assert json.loads(Path("out.json").read_text())["left_out"] == ["1"]
+    assert "without 1: they are priced with an example" in done.stdout.splitlines()[-1]
+    for given in (("--data", "zoo_cli:ids"), ("--length", "6", "--batch", "2")):
+        done = run("estimate", "zoo_cli:tagger", "--machine", "a100-sxm", *given)
+        assert done.exit_code == 0 and "left out" not in done.stdout, done.output
+        assert re.search(r"^1 +12 +2 x 64 x 16 ", done.stdout, re.MULTILINE), (
+            done.output
+        )  # two products in each of six steps
+    refused(run("estimate", "zoo_cli:tagger", "--machine", "h200", "--data", "zoo_cli:ids", "--length", "8"), "--data")

@@ -148,3 +148,13 @@ def test_plots(tmp_path):
         plot("a100-sxm", tmp_path / "one.gif")
     with pytest.raises(HardwareError, match="cannot be drawn"):
         plot("a100-sxm", tmp_path / "one.svg" / "below a file.svg")
+
+
+def test_steps_of_a_recurrent_layer_are_one_line():
+    result = twofour.estimate(nn.LSTM(32, 32, batch_first=True), torch.randn(2, 50, 32), machine="a100-sxm")
+    assert len(result.rows) == 100 and len(result.grouped()) == 1
+    lines = str(result).splitlines()
+    assert len(lines) == 2 and ", 100 times: 2 x 128 x 32: " in lines[0]
+    assert twofour.estimate(nn.Sequential(nn.GRU(8, 8), nn.Linear(8, 8)), tokens=2, machine="a100-sxm").left_out == (
+        "0",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from torch import nn
 
 from twofour import hardware
+from twofour.cli import data as inputs
 from twofour.cli import source as sources
 from twofour.cli.console import JsonFile, print_table, progress, remedies_of_options, say, write
 from twofour.cli.options import DenseModel, SampleShape, Skip, require_room, shape_of
@@ -18,9 +20,13 @@ from twofour.hardware.estimate import TWO_FOUR
 from twofour.hardware.machine import SPARSE_DTYPES
 
 REMEDIES = {
-    "give tokens=": "--input SHAPE for real numbers, --length for token ids; without either its Linear layers alone "
-    "are priced, on --batch rows",
+    "give tokens=": "--input SHAPE for real numbers, --length for token ids, --data for inputs of any form; without "
+    "any its Linear layers alone are priced, on --batch rows",
 }
+
+
+LENGTH = 128
+"""Tokens of a text of --data at most."""
 
 
 def estimate(
@@ -30,6 +36,9 @@ def estimate(
     given: SampleShape = None,
     length: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a sample, where the model takes token ids.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="DATA", help="Inputs as for `twofour prune`, two samples of which are taken.")
     ] = None,
     dtype: Annotated[str, typer.Option(help=f"Computing type: {', '.join(SPARSE_DTYPES)}.")] = "bfloat16",
     skip: Skip = None,
@@ -44,11 +53,14 @@ def estimate(
     """Predict per layer and for the whole model the time on a GPU that is not here, dense and sparse. Nothing runs."""
     found = hardware.machine(machine)
     shape = shape_of(given)
-    if shape is not None and length is not None:
-        raise typer.BadParameter("a model takes real numbers or token ids, not both", param_hint="--length")
+    _require_one(shape, length, data)
     with progress(f"reading {source}"):
-        model = sources.resolve(source).model()
-    example = _example(model, batch, shape, length)
+        origin = sources.resolve(source)
+        model = origin.model()
+    if data is None:
+        example = _example(model, batch, shape, length)
+    else:
+        example, _ = inputs.traced(model, origin, None, LENGTH, data, what="A model is followed with its input")
     with remedies_of_options(REMEDIES):
         tokens = batch if example is None else None
         result = hardware.estimate(
@@ -60,23 +72,34 @@ def estimate(
     write(json, {"source": source, "batch": batch, **result.to_dict()})
 
 
+def _require_one(shape: tuple[int, ...] | None, length: int | None, data: str | None) -> None:
+    """Refuse more than one form of input.
+
+    Raises:
+        typer.BadParameter: There is more than one.
+    """
+    if shape is not None and length is not None:
+        raise typer.BadParameter("a model takes real numbers or token ids, not both", param_hint="--length")
+    if data is not None and (shape or length):
+        raise typer.BadParameter("the samples of --data have sizes of their own", param_hint="--data")
+
+
 def show(result: Estimate) -> None:
     """Print one line per distinct product, then the whole model."""
-    groups: dict[tuple[object, ...], list[Row]] = {}
-    for row in result.rows:
-        groups.setdefault((row.m, row.n, row.k, row.batch, row.reason), []).append(row)
     head = ("layer", "times", "M x N x K", "dense ms", "bound", f"{result.pattern} ms", "bound", "ratio", "")
-    print_table("each product, predicted", head, [_cells(rows) for rows in groups.values()], right=(1, 2, 3, 5, 7))
+    print_table("each product, predicted", head, [_cells(rows) for rows in result.grouped()], right=(1, 2, 3, 5, 7))
     if result.other_ms:
         say(f"everything else, as traffic to memory with nothing fused: {result.other_ms:.3f} ms")
     if not result.traced:
-        say("no input was given (--input, --length): each linear layer was taken once, nothing else was")
+        say("no input was given (--input, --length, --data): each linear layer was taken once, nothing else was")
+        if result.left_out:
+            say(f"left out of all figures: {', '.join(result.left_out)}")
     if result.loses:
         say(f"sparse loses in: {', '.join(result.loses)}")
     say(result.summary())
 
 
-def _cells(rows: list[Row]) -> tuple[str, ...]:
+def _cells(rows: Sequence[Row]) -> tuple[str, ...]:
     row = rows[0]
     size = f"{row.m} x {row.n} x {row.k}" + (f" ({row.batch})" if row.batch > 1 else "")
     sparse = ("-", "-", "-", row.reason)

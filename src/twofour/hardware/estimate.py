@@ -79,6 +79,7 @@ class Estimate:
         cold: Whether weights were taken to come from memory: together they do not fit the cache.
         traced: Whether an example was followed through the model; else each linear weight was taken once.
         pattern: What sparse weights are.
+        left_out: Where nothing was traced: layers whose weights are no linear layer's, which is not priced.
     """
 
     machine: Machine
@@ -88,6 +89,7 @@ class Estimate:
     cold: bool
     traced: bool
     pattern: str = TWO_FOUR
+    left_out: tuple[str, ...] = ()
 
     @property
     def dense_ms(self) -> float:
@@ -115,14 +117,22 @@ class Estimate:
         return tuple(dict.fromkeys(row.layer for row in self.rows if row.ratio is not None and row.ratio < 1))
 
     def __str__(self) -> str:
-        lines = [f"{row.layer}: {row.m} x {row.n} x {row.k}: {_cell(row, self.pattern)}" for row in self.rows]
+        lines = [f"{label_of(rows)}: {_cell(rows[0], self.pattern)}" for rows in self.grouped()]
         return "\n".join([*lines, self.summary()])
+
+    def grouped(self) -> tuple[tuple[Row, ...], ...]:
+        """Return the rows that are alike together, in the order of the first of each: steps, heads, equal layers."""
+        groups: dict[tuple[object, ...], list[Row]] = {}
+        for row in self.rows:
+            groups.setdefault((row.m, row.n, row.k, row.batch, row.reason, row.width), []).append(row)
+        return tuple(map(tuple, groups.values()))
 
     def summary(self) -> str:
         """Say the whole model in two sentences."""
         lost = f"; sparse loses in {len(self.loses)} layers" if self.loses else ""
         widths = ", ".join(dict.fromkeys(row.width for row in self.rows if row.width))
         lost += f"; {self.low_bits_ms:.3f} ms in its low bits ({widths})" if widths else ""
+        lost += f"; without {listed(self.left_out)}: they are priced with an example" if self.left_out else ""
         return (
             f"{self.machine.name}, {self.dtype}: {self.dense_ms:.3f} ms dense, {self.sparse_ms:.3f} ms with every "
             f"legal weight {self.pattern}, {self.best_ms:.3f} ms with the better in each: "
@@ -135,8 +145,21 @@ class Estimate:
         totals |= {"low_bits_ms": self.low_bits_ms}
         rows = [{**asdict(row), "ratio": row.ratio} for row in self.rows]
         place = {"machine": self.machine.name, "dtype": self.dtype, "cold": self.cold, "traced": self.traced}
-        place["pattern"] = self.pattern
+        place |= {"pattern": self.pattern, "left_out": list(self.left_out)}
         return {**place, **totals, "other_ms": self.other_ms, "loses": list(self.loses), "rows": rows}
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def label_of(rows: Sequence[Row]) -> str:
+    """Return the layers of rows that are alike, how often they run, and their size."""
+    row, layers = rows[0], tuple(dict.fromkeys(row.layer for row in rows))
+    times = f", {len(rows)} times" if len(rows) > 1 else ""
+    return f"{listed(layers, 1)}{times}: {row.m} x {row.n} x {row.k}"
 
 
 def _cell(row: Row, pattern: str) -> str:
@@ -207,7 +230,16 @@ def estimate(
     other = traced.values * min(BITS[dtype], 16) / 8 / (device.bandwidth * FITTED.memory)
     rows = _rows(traced.products, reasons, device, dtype, cold, rule)
     rows = tuple(_with_width(row, p, low, device, dtype, cold) for row, p in zip(rows, traced.products, strict=True))
-    return Estimate(device, dtype, rows, other * 1e3, cold, tokens is None, TWO_FOUR if rule is None else rule.name)
+    name = TWO_FOUR if rule is None else rule.name
+    left_out = () if tokens is None else _left_out(model, traced.products)
+    return Estimate(device, dtype, rows, other * 1e3, cold, tokens is None, name, left_out)
+
+
+def _left_out(model: nn.Module, products: Sequence[Product]) -> tuple[str, ...]:
+    """Return the layers with weights that no product has."""
+    priced = {product.weight for product in products}
+    found = [weight.name for weight in walk(model, eligibility="any").weights if weight.name not in priced]
+    return tuple(dict.fromkeys(name.rpartition(".")[0] or name for name in found))
 
 
 def _sparse(device: Machine, dtype: str, pattern: str | Pattern) -> Block | None:
