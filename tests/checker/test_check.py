@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
 import twofour
-from twofour import checker, layers, masks, patterns
+from twofour import checker, kernels, layers, masks, patterns
 from twofour.errors import LayerError, PatternError
 
 TWO_FOUR = patterns.parse("2:4")
@@ -281,3 +282,15 @@ def test_a_weight_with_nan_is_ready_for_nothing():
     (found,) = report.layers
     assert not report.ok and not found.sparse and not any(fit.ready for fit in found.fits)
     assert all("1 values are NaN or infinite" in fit.reason for fit in found.fits if fit.aligned)
+
+
+@pytest.mark.parametrize("pattern", ["2:4", "block:8x1@0.5"])
+@pytest.mark.parametrize("kind", [nn.Linear, nn.LSTM, nn.GRUCell])
+def test_our_rules_are_those_of_the_kernel_table(kind: Callable[..., nn.Module], pattern: str) -> None:
+    named = (pattern, pattern.split(":")[0])
+    table = {row.dtype for row in kernels.sparse_products() if row.pattern in named}
+    assert {"float32", "bfloat16", "int8"} <= table
+    for found in checker.check(twofour.prune(nn.Sequential(kind(32, 32)), pattern)).layers:
+        ready = [fit for fit in found.fits if fit.runtime == "twofour CPU" and fit.ready]
+        assert {dtype for fit in ready for dtype in fit.dtypes.split()} == table
+        assert {"block" in fit.source for fit in ready} == {"block" in pattern}

@@ -398,3 +398,19 @@ def test_what_load_refuses_is_refused_for_the_same_reason(tmp_path: Path, code: 
         with pytest.raises(FormatError) as caught:
             twofour.check(path)
         assert caught.value.code == code, caught.value
+
+
+@pytest.mark.parametrize(
+    ("layer", "kind"),
+    [(nn.LSTM(32, 64, proj_size=16), "lstm"), (nn.GRU(64, 64), "gru"), (nn.RNNCell(64, 64), "rnn_cell")],
+    ids=["lstm", "gru", "rnn_cell"],
+)
+def test_recurrent_weights_of_a_bare_file_are_known_by_names_and_shapes(tmp_path, layer: nn.Module, kind: str) -> None:
+    weights = {f"l.{name}": value.detach() for name, value in layer.named_parameters() if value.ndim == 2}
+    held = {**weights, "m.weight_hh_l0": random(64, 64), "n.weight_hh_l0": random(40, 64)}  # no ih: another's names
+    report = twofour.check(saved(tmp_path / "w.safetensors", held))
+    assert {found.name: found.kind for found in report.layers} == {
+        **dict.fromkeys(weights, kind),
+        "m.weight_hh_l0": "linear",
+        "n.weight_hh_l0": "linear",
+    }

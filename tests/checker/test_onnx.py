@@ -194,9 +194,9 @@ def test_constants_that_are_no_weights_get_a_reason(tmp_path) -> None:
     assert not report.layers and dict(report.skipped) == {
         "d": "its zero point is FLOAT, the weight INT8",
         "m": "`m` goes through Mul first, which is computed at run time",
-        "e": "no operand of Conv, Gemm or MatMul",
+        "e": "no operand of Conv, Gemm, MatMul or a recurrent operator",
         "o": "shape (16, 32) is no convolution weight",
-        "i": "no operand of Conv, Gemm or MatMul",
+        "i": "no operand of Conv, Gemm, MatMul or a recurrent operator",
         "n": "type INT64 is none that a weight is checked in",
     }
 
@@ -380,3 +380,50 @@ def test_what_is_computed_from_an_input_is_no_weight(tmp_path: Path) -> None:
     nodes = [node("Mul", "w", "x", out="h"), node("Gemm", "x", "h", out="g"), node("Gemm", "g", "v", transB=1)]
     report = checked(tmp_path, nodes, [constant("w", weight), constant("v", weight)], expect="2:4")
     assert report.ok and "w" in dict(report.skipped)
+
+
+def _recurrent(kind: str, *before, r: str = "r", constants=(), **options):
+    """Return nodes and constants of a recurrent operator: W is (1, 32, 64), R is what `before` makes."""
+    numbers = {"zero": [0], "one": [1], "half": [16], "end": [32], "two": [2]}
+    whole = [numpy_helper.from_array(np.array(value, np.int64), name) for name, value in numbers.items()]
+    last = node(kind, "x", "w", r, hidden_size=8, **options)
+    return [*before, last], [constant("w", pruned(random(1, 32, 64), 2)), *constants, *whole]
+
+
+def test_recurrent_operators_read_rows_that_are_laid_out(tmp_path: Path) -> None:
+    before = [
+        node("Slice", "h", "zero", "half", "zero", out="upper"),
+        node("Slice", "h", "half", "end", "zero", out="lower"),
+        node("Concat", "lower", "upper", out="turned", axis=0),
+        node("Unsqueeze", "turned", "zero", out="r"),
+    ]
+    held = [constant("h", pruned(random(32, 16), 1))]
+    for kind in ("LSTM", "GRU", "RNN"):
+        report = checked(tmp_path, *_recurrent(kind, *before, constants=held), expect={"w": "2:4", "h": "2:4"})
+        assert report.ok and [found.kind for found in report.layers] == [kind.lower()] * 2
+        assert [(found.name, found.axis, found.reduction) for found in report.layers] == [
+            ("w", "in = 64", 2),
+            ("h", "in = 16", 1),
+        ]
+    across = [constant("h", pruned(random(32, 16), 0))]
+    report = checked(tmp_path, *_recurrent("LSTM", *before, constants=across), expect={"h": "2:4"})
+    assert not report.ok and "wrong axis" in finding(report, "h").verdict
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        [node("Slice", "h", "zero", "half", "two", out="r")],
+        [node("Concat", "h", "h", out="r", axis=2)],
+        [node("Slice", "h", "zero", "half", "x", out="r")],
+        [node("Unsqueeze", "h", "two", out="r")],
+        [node("Neg", "h", out="r")],
+        [node("Slice", "h", "zero", "half", "e", out="r")],
+    ],
+    ids=["columns cut", "columns joined", "axes of an input", "an axis inside", "computed", "axes that are no numbers"],
+)
+def test_what_else_becomes_a_recurrent_weight_is_not_judged(tmp_path: Path, before) -> None:
+    held = [constant("h", pruned(random(1, 32, 16), 2)), constant("e", random(2))]
+    report = checked(tmp_path, *_recurrent("GRU", *before, constants=held))
+    assert [found.name for found in report.layers] == ["w"]
+    assert dict(report.skipped)["h"]

@@ -281,3 +281,25 @@ def test_a_dense_file_is_said_to_be_dense(tmp_path: Path, caplog: pytest.LogCapt
     caplog.clear()
     export.to_safetensors(_mlp(), tmp_path / "s.safetensors")
     assert "no masks" not in caplog.text
+
+
+class Tagger(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0]
+
+
+@pytest.mark.parametrize("pattern", ["2:4", "block:16x16@0.5"])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_keep_their_promise(tmp_path: Path, kind: type[nn.RNNBase], pattern: str) -> None:
+    two_ways = kind is nn.LSTM
+    layer = kind(96, 96, batch_first=True, bidirectional=two_ways)
+    done = to_onnx(twofour.prune(Tagger(layer).eval(), pattern), tmp_path / "m.onnx", torch.randn(2, 3, 96))
+    assert not done.lost and len(done.weights) == (4 if two_ways else 2)
+    assert {one.operator for one in done.weights} == {kind.__name__ if kind is not nn.RNN else "MatMul"}
+    report = twofour.check(tmp_path / "m.onnx")
+    assert report.ok and {found.promised for found in report.layers} == {pattern}
+    assert all("twofour CPU" in {fit.runtime for fit in found.fits if fit.ready} for found in report.layers)

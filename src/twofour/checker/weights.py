@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from twofour.errors import LayerError, cut
+from twofour.layers import KINDS as LAYER_KINDS
 from twofour.layers import Reduction, matches
 from twofour.patterns import COUNTED_DTYPES, Pattern, parse
 
@@ -16,6 +17,11 @@ KINDS = {2: "linear", 3: "conv1d", 4: "conv2d", 5: "conv3d"}
 """What a tensor without a model is taken for, by its number of axes."""
 FIRST = {2: "hf_conv1d", 3: "conv_transpose1d", 4: "conv_transpose2d", 5: "conv_transpose3d"}
 """The same where its reduction axis is known to be 0."""
+
+RECURRENT = tuple(kind.name for kind in LAYER_KINDS if issubclass(kind.base, nn.RNNBase | nn.RNNCellBase))
+"""Kinds of the weights of recurrent layers."""
+MATRICES = ("matmul", *RECURRENT)
+"""Kinds whose weights are matrices, or in ONNX stacks of them: the last two axes are those of the product."""
 
 JUDGED = tuple(dtype for dtype in COUNTED_DTYPES if dtype.is_floating_point or dtype is torch.int8)
 """Types that weights come in; other whole numbers are indices, bits or several values in one."""
@@ -81,7 +87,7 @@ class Weight:
     @property
     def is_matrix(self) -> bool:
         """Whether it is a matrix or a stack of them, not a convolution's."""
-        return len(self.shape) == 2 or self.kind == "matmul"
+        return len(self.shape) == 2 or self.kind in MATRICES
 
 
 def unaligned(rows: int, columns: int) -> str:

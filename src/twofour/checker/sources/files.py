@@ -212,6 +212,30 @@ _EMBEDDING = re.compile(
 _CONV1D = re.compile(r"(^|\.)(c_attn|c_proj|c_fc|q_attn)\.weight$")
 """Names that Hugging Face's Conv1D (in, out) has in GPT-2 and its kin, and Linear (out, in) in others."""
 
+_HIDDEN = re.compile(r"weight_hh(?P<at>_l\d+(_reverse)?)?$")
+"""How torch names the weight of the hidden state of a recurrent layer, or of a cell, which has no `_l0`."""
+_GATES = {4: "lstm", 3: "gru", 1: "rnn"}
+
+
+def recurrent_kinds(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """Return the kinds of the tensors that by name and shape are the weights of recurrent layers of torch.
+
+    `weight_hh` has gates times hidden rows; its columns are the hidden state, or what `weight_hr` (proj, hidden) makes
+    of it (torch.nn.LSTM).
+    """
+    found: dict[str, str] = {}
+    for name, shape in shapes.items():
+        if (match := _HIDDEN.search(name)) is None or len(shape) != 2:
+            continue
+        stem, at = name[: match.start()], match["at"] or ""
+        hidden = shapes.get(f"{stem}weight_hr{at}", shape)[-1]
+        kind = _GATES.get(shape[0] // hidden) if hidden and shape[0] % hidden == 0 else None
+        if kind is not None and shapes.get(f"{stem}weight_ih{at}", ())[:1] == shape[:1]:
+            parts = [f"{stem}weight_{part}{at}" for part in ("ih", "hh", "hr")]
+            found |= dict.fromkeys([part for part in parts if part in shapes], kind if at else f"{kind}_cell")
+    return found
+
+
 _HWIO = (
     "by its shape a kernel of Keras or TensorFlow, (height, width, in, out), whose products sum over axis 2; "
     "it was judged as (out, in, height, width): transpose it with permute(3, 2, 0, 1) first"
@@ -273,9 +297,10 @@ class ByModel:
 class ByName:
     """Layers of a bare file: by the axes that are given, else by shape; where the name leaves it open, on both axes."""
 
-    def __init__(self, path: object, names: Sequence[str], axes: Mapping[str, int], said: Mapping[str, int]) -> None:
-        require_names("axes", axes, names, path)
-        self._axes, self._said = axes, said
+    def __init__(self, contents: Contents, axes: Mapping[str, int]) -> None:
+        require_names("axes", axes, list(contents.stored), contents.checkpoint.path)
+        self._axes, self._said = axes, contents.axes
+        self._recurrent = recurrent_kinds({name: tuple(stored.shape) for name, stored in contents.stored.items()})
 
     def find(self, name: str, shape: tuple[int, ...]) -> Layer | str:
         """Return what a tensor is taken for, or why it can be no weight."""
@@ -283,7 +308,7 @@ class ByName:
             return f"shape {shape} is no Linear or convolution weight"
         given = next((axis for glob, axis in reversed(list(self._axes.items())) if matches(glob, name)), None)
         axis = self._said.get(name, 1) if given is None else given
-        kind = KINDS[len(shape)] if axis else FIRST[len(shape)]
+        kind = self._recurrent.get(name, KINDS[len(shape)]) if axis else FIRST[len(shape)]
         known = given is not None or name in self._said
         notes = (_HWIO,) if given is None and _looks_hwio(shape) else ()
         small = unaligned(shape[1 - axis], shape[axis])
@@ -307,14 +332,14 @@ def layers_of(contents: Contents, axes: Mapping[str, int], named: bool) -> ByMod
         LayerError: `axes` names what is not there, or is given beside a config.json that tells the axes.
         SourceError: The folder's model cannot be made, and nothing else tells the axes.
     """
-    checkpoint, names = contents.checkpoint, list(contents.stored)
+    checkpoint = contents.checkpoint
     if checkpoint.config is None:
-        return ByName(checkpoint.path, names, axes, contents.axes)
+        return ByName(contents, axes)
     try:
         found = structure(checkpoint, {name: tuple(stored.shape) for name, stored in contents.stored.items()})
     except SourceError as error:
         if axes or named:
-            return ByName(checkpoint.path, names, axes, contents.axes)
+            return ByName(contents, axes)
         error.remedy = (
             f"{error.remedy or 'look at the config.json'}; or name the weights: --include GLOB, --axis GLOB=0"
         )

@@ -1,4 +1,4 @@
-"""The weights of an ONNX file: constants that Conv, Gemm and MatMul multiply with, also behind Q/DQ and Transpose."""
+"""The weights of an ONNX file: constants that Conv, Gemm, MatMul, LSTM, ... multiply with, also behind Q/DQ."""
 
 from __future__ import annotations
 
@@ -11,8 +11,18 @@ import torch
 from torch import Tensor
 
 from twofour.checker.sources.onnx_graph import OPERANDS, Initializer, Operand, Scope, Way, attributes_of, trace
+from twofour.checker.sources.onnx_recurrent import trace_rows
 from twofour.checker.sources.packed import known
-from twofour.checker.weights import LEFT_OUT, Expectation, Skipped, Weight, named_by, require_names, unaligned
+from twofour.checker.weights import (
+    LEFT_OUT,
+    MATRICES,
+    Expectation,
+    Skipped,
+    Weight,
+    named_by,
+    require_names,
+    unaligned,
+)
 from twofour.checkpoints import MOST_LETTERS, read_promise
 from twofour.errors import FormatError, SourceError, absent, cut
 from twofour.files import read_bytes, unreadable
@@ -86,7 +96,7 @@ def onnx_weights(path: Path, expectation: Expectation, include: Sequence[str]) -
     unread = unread if promises.everywhere else {}
     weights += [replace(weight, promise=promises.everywhere, by="expect") for weight in unread.values()]
     rest = [c for c in constants.values() if c.name not in uses and c.name not in unread and len(c.shape) > 1]
-    skipped += [(c.name, reasons.get(c.name, "no operand of Conv, Gemm or MatMul")) for c in rest]
+    skipped += [(c.name, reasons.get(c.name, "no operand of Conv, Gemm, MatMul or a recurrent operator")) for c in rest]
     return weights, skipped
 
 
@@ -200,17 +210,17 @@ def _uses(node: Any, scope: Scope, reasons: dict[str, str], computed: dict[str, 
         if operand.position >= len(node.input):
             continue
         name = node.input[operand.position]
-        way = trace(name, scope)
-        if isinstance(way, Way):
-            found = _use(node, operand, way, scope)
-            if isinstance(found, _Use):
-                yield found
-            else:
-                reasons.setdefault(way.constant.name, found)
-        elif way is not None:
-            reasons.setdefault(way.name, way.reason)
-            if way.computed is not None and (weight := _unread(node, operand, way.computed, way.reason)):
-                computed.setdefault(way.name, weight)
+        for way in trace_rows(name, scope) if operand.laid_out else (trace(name, scope),):
+            if isinstance(way, Way):
+                found = _use(node, operand, way, scope)
+                if isinstance(found, _Use):
+                    yield found
+                else:
+                    reasons.setdefault(way.constant.name, found)
+            elif way is not None:
+                reasons.setdefault(way.name, way.reason)
+                if way.computed is not None and (weight := _unread(node, operand, way.computed, way.reason)):
+                    computed.setdefault(way.name, weight)
 
 
 def _unread(node: Any, operand: Operand, constant: Initializer, reason: str) -> Weight | None:
@@ -225,7 +235,7 @@ def _unread(node: Any, operand: Operand, constant: Initializer, reason: str) -> 
 
 
 def _outputs(kind: str, axis: Reduction, shape: Sequence[int]) -> int:
-    return 1 - axis.axis if kind != "matmul" else 2 * len(shape) - 3 - axis.axis
+    return 2 * len(shape) - 3 - axis.axis if kind in MATRICES else 1 - axis.axis
 
 
 def _use(node: Any, operand: Operand, way: Way, scope: Scope) -> _Use | str:

@@ -196,12 +196,14 @@ class Operand:
         axis: (shape, attributes) -> kind and reduction axis of it, or the reason why there is none.
         zero: The place of its zero point, where whole numbers go in themselves.
         per: The axis that a zero point of one axis belongs to.
+        laid_out: Whether Slice, Concat and Unsqueeze lay out its rows first.
     """
 
     position: int
     axis: Callable[[tuple[int, ...], Mapping[str, Any]], Axis]
     zero: int | None = None
     per: int = 0
+    laid_out: bool = False
 
 
 def _conv(shape: tuple[int, ...], attributes: Mapping[str, Any]) -> Axis:
@@ -230,6 +232,10 @@ def _matmul(second: bool, shape: tuple[int, ...], attributes: Mapping[str, Any])
     return "matmul", Reduction(len(shape) - (2 if second else 1))
 
 
+def _recurrent(kind: str, shape: tuple[int, ...], attributes: Mapping[str, Any]) -> Axis:
+    return (kind, Reduction(len(shape) - 1)) if 2 <= len(shape) <= 3 else f"shape {shape} is no recurrent weight"
+
+
 _GEMM, _MATMUL = ([partial(way, second) for second in (False, True)] for way in (_gemm, _matmul))
 OPERANDS: dict[str, tuple[Operand, ...]] = {
     "Conv": (Operand(1, _conv),),
@@ -240,6 +246,10 @@ OPERANDS: dict[str, tuple[Operand, ...]] = {
     "MatMulInteger": (Operand(0, _MATMUL[0], zero=2, per=-2), Operand(1, _MATMUL[1], zero=3, per=-1)),
     "QLinearConv": (Operand(3, _conv, zero=5),),
     "QLinearMatMul": (Operand(0, _MATMUL[0], zero=2, per=-2), Operand(3, _MATMUL[1], zero=5, per=-1)),
+    **{
+        kind.upper(): tuple(Operand(at, partial(_recurrent, kind), laid_out=True) for at in (1, 2))
+        for kind in ("lstm", "gru", "rnn")
+    },
 }
 """Operator of ONNX's own domain -> the operands that may be weights (ONNX operator reference)."""
 

@@ -19,7 +19,10 @@ TRANSPOSED = ".T"
 """Behind the name of a weight that stands as (in, out): MatMul multiplies from the left."""
 
 
-PRODUCTS = ("Gemm", "MatMul", "Conv", "ConvTranspose")
+PRODUCTS = ("Gemm", "MatMul", "Conv", "ConvTranspose", "LSTM", "GRU", "RNN")
+
+LAYING_OUT = ("Slice", "Concat", "Unsqueeze", "Transpose")
+"""Operators behind which a recurrent weight is used: they put its gates in ONNX's order, stack or turn it."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class SparseWeight:
         initializer: Name of the constant.
         pattern: What it obeys.
         axis: The axis of the constant that the pattern lies along.
-        operator: What multiplies with it: "Gemm", "MatMul", "Conv", ...
+        operator: What multiplies with it: "Gemm", "MatMul", "Conv", "LSTM", ...
     """
 
     name: str
@@ -74,9 +77,19 @@ def find(graph: Any, model: nn.Module) -> tuple[list[SparseWeight], list[str]]:
 
 
 def _weight(name: str, value: Any, mask: masks.Mask, turned: bool) -> SparseWeight:
-    users = [node for node, _ in value.uses() if node.op_type in PRODUCTS]
     axis = 1 - mask.axis.axis if turned else mask.axis.axis
-    return SparseWeight(name, value.name, mask.pattern, axis, users[0].op_type if users else "none")
+    return SparseWeight(name, value.name, mask.pattern, axis, _operator(value))
+
+
+def _operator(value: Any) -> str:
+    """Return what multiplies with a constant, also behind nodes that lay out its rows; "none" where nothing does."""
+    waiting = [value]
+    while waiting:
+        nodes = [node for node, _ in waiting.pop().uses()]
+        if users := [node.op_type for node in nodes if node.op_type in PRODUCTS]:
+            return users[0]
+        waiting += [output for node in nodes if node.op_type in LAYING_OUT for output in node.outputs]
+    return "none"
 
 
 def _is_scaled(value: Any, mask: masks.Mask) -> bool:
