@@ -70,7 +70,7 @@ def _section(task: Task, head: dict[str, Any], rows: list[Shrunk], figures: Path
     ]
     if first:
         _draw(figures / f"{task.name}.svg", of[first])
-        lines.append(f"![Widths that were learned](figures/{task.name}.svg)\n")
+        lines.append("`python experiments/run.py page` draws the widths into docs/figures, which git ignores.\n")
     hours = sum(row.seconds for row in rows) / 3600
     commits = ", ".join(sorted({row.commit for row in rows}))
     lines.append(f"Measured in {hours:.1f} h, the last row on {head['machine']['cpu']}; twofour at {commits}.\n")

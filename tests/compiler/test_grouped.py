@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from twofour.compiler import LayerPlan, Plan
-from twofour.compiler.advise import Advice, AdviceRow
+from twofour.compiler.advice import Advice, AdviceRow
 from twofour.compiler.graph_report import GraphReport, OperatorTime
 from twofour.compiler.grouped import grouped, one_text, without_numbers
 
