@@ -19,6 +19,7 @@ from twofour.compiler.whole_model import WholeModel
 from twofour.errors import CompileError
 from twofour.export.file import read, write
 from twofour.graph.stored import fingerprint
+from twofour.graph.stored.seal import sealed
 
 
 class Net(nn.Module):
@@ -69,7 +70,7 @@ def no_capture(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def change(path: Path, **parts: Any) -> None:
     contents = read(path)
-    contents.settings["graph"] |= parts
+    contents.settings["graph"] = sealed(contents.settings["graph"] | parts)
     write(path, contents)
 
 
@@ -186,7 +187,7 @@ LARGE = {"dtype": "int64", "shape": ["s0", "s1"], "example": [1 << 13, 1 << 13],
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
-        ({"version": 2}, "another version"),
+        ({"version": 3}, "another version"),
         ({"nodes": [["aten.set_.default", [{"node": 0}], {}]]}, "is not known here"),
         ({"nodes": [["aten.add_.Tensor", [{"node": 0}, 1], {}]]}, "is not known here"),
         ({"nodes": [["aten.full.default", [[1 << 30, 1 << 4], 0], {}]]}, "would take too much"),
@@ -214,7 +215,7 @@ def test_what_a_file_may_not_ask_for_is_left_aside(file: Path, parts: dict[str, 
 
 
 def test_an_example_replaces_a_graph_that_was_left_aside(file: Path) -> None:
-    change(file, version=2)
+    change(file, version=3)
     assert twofour.load(file, network(1), graph=True, example=inputs(2, 8)).plan.account.engine == "graph"
 
 

@@ -13,6 +13,7 @@ from tests.fuzz.cursor import Cursor, edit_json
 from tests.fuzz.targets.graph import EDITS, KEYS, stored
 from twofour.capture import Guard, capture
 from twofour.graph.stored import UnfitError, describe, rebuild
+from twofour.graph.stored.seal import sealed
 
 
 def test_what_is_written_comes_back() -> None:
@@ -45,9 +46,19 @@ def test_damage_is_refused_or_gives_a_graph() -> None:
         for _ in range(draw.randint(1, 3)):
             edit_json(cursor, found, EDITS, KEYS)
         try:
-            rebuild(found, model, {})
+            rebuild(sealed(found), model, {})
             outcomes.add("rebuilt")
         except UnfitError as error:
             assert str(error)
             outcomes.add("refused")
     assert outcomes == {"rebuilt", "refused"}
+
+
+def test_one_damaged_number_of_a_well_formed_graph_is_refused() -> None:
+    model, _, good = stored()
+    found = json.loads(good)
+    (scale,) = (node for node in found["nodes"] if node[0].startswith("aten.mul"))
+    scale[1][1] += 1
+    rebuild(sealed(found), model, {})
+    with pytest.raises(UnfitError, match="damaged"):
+        rebuild(found, model, {})

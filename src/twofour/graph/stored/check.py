@@ -11,9 +11,10 @@ from torch.utils._pytree import tree_flatten
 from twofour.errors import cut
 from twofour.graph.base import aten
 from twofour.graph.stored import inputs
+from twofour.graph.stored.seal import digest
 from twofour.graph.stored.values import DTYPES, GETITEM, LARGEST, SIZES, UnfitError, decode, find_target
 
-VERSION = 1
+VERSION = 2
 """Of the stored graph; readers leave others aside."""
 
 MOST_NODES, MOST_LEAVES, MOST_SYMBOLS = 1 << 15, 256, 256
@@ -32,6 +33,7 @@ _FIELDS = {
     "nodes": (list,),
     "answer": (list,),
     "code": (str,),
+    "digest": (str,),
 }
 
 _NUMBERS = {int, float, bool}
@@ -64,6 +66,8 @@ def require_graph(found: Any, weights: Collection[str]) -> None:
     for entry in found["nodes"]:
         words.call(entry)
     decode(found["answer"], words.refer)
+    if found["digest"] != digest(found):
+        raise UnfitError("it is damaged: its digest is of other words")
 
 
 def _require_fields(found: Any) -> None:

@@ -12,6 +12,7 @@ from torch.utils._sympy.numbers import int_oo
 from twofour.capture import KEPT, Graph
 from twofour.graph.stored.check import MOST_CONSTANTS, MOST_NODES, VERSION
 from twofour.graph.stored.inputs import describe_structure, describe_values, read_guards
+from twofour.graph.stored.seal import sealed
 from twofour.graph.stored.values import DTYPES, UnfitError, encode, target_name
 
 
@@ -34,7 +35,7 @@ def describe(graph: Graph, leaves: Sequence[Any], names: frozenset[str], code: s
         raise UnfitError("the graph is larger than what a file may hold")
     structure = graph.inputs.value([None] * len(leaves))
     (output,) = (node for node in graph.module.graph.nodes if node.op == "output")
-    return {
+    parts = {
         "version": VERSION,
         "inputs": describe_structure(structure),
         "leaves": described,
@@ -47,6 +48,7 @@ def describe(graph: Graph, leaves: Sequence[Any], names: frozenset[str], code: s
         "answer": encode(list(output.args[0]), writer.refer),
         "code": code,
     }
+    return sealed(parts)
 
 
 class _Writer:
