@@ -41,6 +41,7 @@ def test_what_the_configuration_says_counts_as_not_given() -> None:
     [
         ({"scale": 3.0}, "scale", "3.0, and the graph was captured without it"),
         ({"mask": torch.ones(2)}, "mask", r"torch.float32 \(2,\), and the graph was captured without it"),
+        ({"mask": [torch.ones(2)] * 3}, "mask", r"^a list of 3 tensors, torch.float32 \(2,\) the first, and"),
         ({"x": torch.ones(2, 8).double()}, "x", "torch.float64 .* holds for torch.float32 of 2 axes"),
         ({"x": torch.ones(0, 8)}, "x", "empty"),
     ],

@@ -164,4 +164,7 @@ def _shown(leaf: Any) -> str:
     if isinstance(leaf, Tensor):
         where = "" if leaf.is_cpu else f" on {leaf.device.type}"
         return f"{leaf.dtype} {tuple(leaf.shape)}{where}"
+    tensors = [part for part in tree_flatten(leaf)[0] if isinstance(part, Tensor)]
+    if tensors:  # whose text would be their numbers
+        return f"a {type(leaf).__name__} of {len(tensors)} tensors, {_shown(tensors[0])} the first"
     return cut(repr(leaf), 40)
