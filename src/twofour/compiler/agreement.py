@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from twofour.compiler.layer import CompiledLinear
 from twofour.measure.distance import distance
-from twofour.packing import Packed, encodings
+from twofour.packing import dense_of, encodings
 
 AGREEMENT = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """Computing type -> relative difference beyond which a graph does not compute what the layers do: fusion changes the
@@ -59,7 +59,7 @@ def _on_exact_activations(model: nn.Module) -> Iterator[None]:
 
                 def forward(x: Tensor, layer: CompiledLinear = layer) -> Tensor:
                     held = layer.prepared.source()
-                    weight = held.unpack() if isinstance(held, Packed) else held
+                    weight = dense_of(held)
                     return F.linear(x.float(), weight.float(), layer.bias).to(x.dtype)
 
                 object.__setattr__(layer, "forward", forward)

@@ -29,7 +29,7 @@ from twofour.measure.cache import Cache
 from twofour.measure.chooser import race
 from twofour.measure.machine import free_memory_bytes
 from twofour.native import gpu
-from twofour.packing import Packed
+from twofour.packing import Packed, shape_of
 
 logger = logging.getLogger("twofour.compiler")
 
@@ -110,7 +110,7 @@ def candidates(
     if isinstance(weight, BitWeight):
         return _of_codes(weight, problem.quantization if problem else DYNAMIC)
     fitting = [kernel for kernel in sparse_products() if isinstance(weight, Packed) and not kernel.refuses(weight)]
-    rows, columns = weight.header.shape if isinstance(weight, Packed) else weight.shape
+    rows, columns = shape_of(weight)
     dense = [kernel for kernel in available("dense_matmul") if kernel.dtype == dtype and kernel.fits(rows, columns)]
     found = (*_worth_measuring(fitting), *_worth_measuring(dense))
     if native_alone:

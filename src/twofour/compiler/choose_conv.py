@@ -22,7 +22,7 @@ from twofour.kernels.conv_operator import to_numbers
 from twofour.kernels.dispatch import DispatchTable
 from twofour.kernels.nm_conv import CONV_REFERENCE
 from twofour.measure.cache import Cache
-from twofour.packing import Packed, pack
+from twofour.packing import Packed, dense_of, pack
 from twofour.patterns import Pattern
 
 LIBRARY_CALL = 1e-5
@@ -61,7 +61,7 @@ class ConvCase:
         """Return the case of a layer by itself."""
         problem, weight = entry.problem, entry.weight
         assert isinstance(problem, ConvProblem), entry.name
-        dense = weight.unpack() if isinstance(weight, Packed) else weight
+        dense = dense_of(weight)
         return cls(entry.name, dense, entry.bias, problem, entry.images, entry.pattern, entry.dense_because)
 
     @property

@@ -23,7 +23,7 @@ from twofour.measure import device_seconds
 from twofour.measure.cache import Cache
 from twofour.measure.chooser import fault, race
 from twofour.native import gpu
-from twofour.packing import Packed
+from twofour.packing import Packed, dense_of, shape_of
 
 logger = logging.getLogger("twofour.compiler")
 
@@ -56,7 +56,7 @@ def on_gpu(weight: Packed | Tensor, dtype: str) -> tuple[Kernel, ...]:
     Raises:
         KernelError: There is none.
     """
-    rows, columns = weight.header.shape if isinstance(weight, Packed) else weight.shape
+    rows, columns = shape_of(weight)
     sparse = [k for k in available("nm_matmul", "cuda") if isinstance(weight, Packed) and not k.refuses(weight)]
     types = (dtype, "bfloat16") if dtype == "int4" else (dtype,)
     dense = [k for k in available("dense_matmul", "cuda") if k.dtype in types]
@@ -162,7 +162,7 @@ def _run(kernel: Kernel, weight: Prepared, case: Case, operands: tuple[Tensor, .
 
 def _reference(source: Packed | Tensor, case: Case, operands: tuple[Tensor, ...]) -> Tensor:
     """Return the product in float64, which no setting rounds to tf32."""
-    weight = (source.unpack() if isinstance(source, Packed) else source).to(gpu.device(), torch.float64)
+    weight = dense_of(source).to(gpu.device(), torch.float64)
     x, *other = operands
     y = x.double() @ weight.t()
     y = y if case.bias is None else y + case.bias

@@ -25,7 +25,7 @@ from twofour.errors import KernelError, cut
 from twofour.kernels.base import FLOATS
 from twofour.kernels.recurrent import RecurrentProblem
 from twofour.measure.chooser import race
-from twofour.packing import Packed
+from twofour.packing import Packed, dense_of
 from twofour.patterns import Pattern
 
 Steps = tuple[int, int]
@@ -169,7 +169,7 @@ def choose_recurrent(layer: RecurrentWeights, terms: Terms, footprint: int) -> t
 def _chosen_dense(layer: RecurrentWeights, name: str, terms: Terms, steps: Steps, footprint: int) -> tuple[Choice, str]:
     """Choose the products of a weight that is unpacked."""
     weight = layer.weights[name]
-    plain = weight.weight.unpack() if isinstance(weight.weight, Packed) else weight.weight
+    plain = dense_of(weight.weight)
     return _chosen(layer, name, replace(weight, weight=plain, pattern=None), terms, steps, footprint)
 
 

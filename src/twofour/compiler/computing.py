@@ -13,7 +13,7 @@ from torch import Tensor
 from twofour.errors import CompileError, PackingError
 from twofour.kernels import rows
 from twofour.kernels.base import Kernel
-from twofour.packing import Packed, encodings, pack, packed_rule, rewrite
+from twofour.packing import Packed, dense_of, encodings, pack, packed_rule, rewrite
 from twofour.packing.encodings import GROUPS
 from twofour.patterns import Pattern
 from twofour.patterns.base import Conformity, is_finite, non_finite
@@ -207,7 +207,7 @@ class Computing:
                 weight = weight.unpack().float()
             return pack(weight, form, self.stored, group=self.group, symmetric=self.symmetric), ""
         except PackingError as error:
-            dense = weight.unpack() if isinstance(weight, Packed) else weight
+            dense = dense_of(weight)
             found = form.check(dense)
             return dense, f"{error.what}: {error.got}" if found.ok else broken(form, found)
 

@@ -22,7 +22,7 @@ from twofour.graph.base import insert, place, product, value
 from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.kernels.problem import Problem
 from twofour.measure.chooser import race
-from twofour.packing import Header, Packed
+from twofour.packing import Header, Packed, dense_of, shape_of
 
 logger = logging.getLogger("twofour.compiler")
 
@@ -156,7 +156,7 @@ class _Placer:
         """Choose kernels for a weight that no compiled layer has; None where its parts are faster apart."""
         names = [source.layer or source.weight.removesuffix(".weight") for source in product.sources]
         name = _name(names)
-        rows, columns = weight.header.shape if isinstance(weight, Packed) else weight.shape
+        rows, columns = shape_of(weight)
         terms = self.terms
         parts = [self.layers[source.layer] for source in product.sources if source.layer in self.layers]
         ranged = parts[0].problem.quantization if parts else DYNAMIC  # joined layers have one input, so one range
@@ -236,7 +236,7 @@ def joined(weights: Sequence[Packed | Tensor]) -> Packed | Tensor:
     packed = [weight for weight in weights if isinstance(weight, Packed)]
     kinds = {_kind(weight) for weight in packed}
     if len(packed) < len(weights) or len(kinds) > 1:
-        return torch.cat([weight.unpack() if isinstance(weight, Packed) else weight for weight in weights])
+        return torch.cat([dense_of(weight) for weight in weights])
     first = packed[0]
     rows = sum(weight.header.rows for weight in packed)
     header = Header(**{**first.header.__dict__, "shape": (rows, *first.header.shape[1:])})

@@ -17,7 +17,7 @@ from twofour.graph import CLOSE, Convolution, Norm
 from twofour.graph.base import place
 from twofour.kernels.conv import ConvProblem, PreparedConv
 from twofour.kernels.fold import fold_batch_norm
-from twofour.packing import Packed
+from twofour.packing import dense_of
 from twofour.patterns import Pattern
 
 
@@ -85,7 +85,7 @@ def _chosen_anew(
     if not asked or kernel.isa != "any" or terms.memory == "small" or min(layer.images) < 1:
         return layer, None
     source = layer.prepared.source()
-    weight = source.unpack() if isinstance(source, Packed) else source
+    weight = dense_of(source)
     weight = weight if weight.ndim == 4 else weight.unsqueeze(2)
     case = ConvCase(layer.name, weight, layer.bias, layer.problem, layer.images, pattern, residual=layer.residual)
     choice, _ = choose_conv(
@@ -103,7 +103,7 @@ def _layer(module: fx.GraphModule, layer: CompiledConv, marked: Convolution) -> 
     prepared, bias = layer.prepared, layer.bias
     if marked.norm is not None:
         source = prepared.source()
-        dense = source.unpack() if isinstance(source, Packed) else source
+        dense = dense_of(source)
         weight, bias = fold_batch_norm(dense, bias, _module(module, marked.norm, len(dense)))
         prepared = PreparedWeights(held.again(weight) for held in prepared.weights)
     left, right, above, below = marked.pad

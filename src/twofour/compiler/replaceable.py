@@ -21,7 +21,7 @@ from twofour.kernels.conv import ConvProblem, Geometry, Images
 from twofour.kernels.nm_matmul import DYNAMIC, Quantization
 from twofour.kernels.problem import Problem
 from twofour.layers import compiled_parts, is_hugging_face_conv1d, kind_of, obstacle, require_unwrapped
-from twofour.packing import Header, Packed, encodings, has_form, packed_bytes, packed_rule
+from twofour.packing import Header, Packed, encodings, has_form, packed_bytes, packed_rule, shape_of
 from twofour.patterns import Pattern
 from twofour.quantization.carried import LowBits, held_by
 
@@ -84,7 +84,7 @@ class LayerWeight:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of `weight`."""
-        return tuple(self.weight.header.shape if isinstance(self.weight, Packed) else self.weight.shape)
+        return shape_of(self.weight)
 
     @property
     def nbytes(self) -> int:
@@ -178,7 +178,7 @@ def layer_weight(
     kind = kind if geometry is None else type(module).__name__
     stored = torch.float32 if isinstance(weight, Packed) else weight.dtype
     held = exchanged(weight if isinstance(weight, Packed) else weight.detach(), axis)
-    rows, *taps = held.header.shape if isinstance(held, Packed) else held.shape
+    rows, *taps = shape_of(held)
     bias = None if bias is None else bias.detach().float()
     last = held if isinstance(held, Packed) else held.movedim(1, -1)
     pattern, because = computing.pattern_of(name, last, pattern)

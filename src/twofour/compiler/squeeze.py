@@ -14,7 +14,7 @@ from twofour.compiler.graph_conv import ConvLayer
 from twofour.compiler.plan import LayerPlan
 from twofour.graph.base import argument, aten, calls, is_float32, replace_with, same_axes, value
 from twofour.kernels.squeeze_excite import SqueezeExcite
-from twofour.packing import Packed
+from twofour.packing import dense_of
 
 SQUEEZED = "squeeze-and-excite fused"
 """What the plan calls the rewrite."""
@@ -92,7 +92,7 @@ def _kept_again(plan: LayerPlan, layer: Small) -> LayerPlan:
 
 def _dense(layer: Small) -> Tensor:
     source = layer.prepared.source()
-    return (source.unpack() if isinstance(source, Packed) else source).detach().float().flatten(1).contiguous()
+    return dense_of(source).float().flatten(1).contiguous()
 
 
 def _plain(bias: Tensor | None) -> Tensor | None:

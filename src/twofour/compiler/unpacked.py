@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from twofour.capture import outside_tracing
 from twofour.errors import KernelError, TwofourError
 from twofour.layers import CompiledLayer
-from twofour.packing import Packed, has_form, pack, packed_rule, rewrite
+from twofour.packing import Packed, dense_of, has_form, pack, packed_rule, rewrite
 from twofour.patterns import Pattern
 
 logger = logging.getLogger("twofour.compiler")
@@ -225,7 +225,7 @@ class WeightedLayer(CompiledLayer):
                 reads.add(name)
             with outside_tracing():
                 source = exchanged(prepared.source(), axis)
-                return (source.unpack() if isinstance(source, Packed) else source).to(dtype).contiguous()
+                return dense_of(source).to(dtype).contiguous()
 
         return values
 

@@ -28,7 +28,7 @@ from twofour.export.fit import misfit, require_fit, with_ties
 from twofour.export.layers import Allowance, FileLayers, Stored, affordable
 from twofour.export.low_bits import LOW_BITS, adopt, require_codes, with_low_bits
 from twofour.layers import PrunableWeight, walk
-from twofour.packing import Packed
+from twofour.packing import Packed, dense_of
 from twofour.packing.encodings import Bits
 from twofour.patterns import Pattern, parse
 
@@ -203,7 +203,7 @@ def _dense(stored: Mapping[str, Stored], model: nn.Module) -> dict[str, Tensor]:
     dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     for name, weight in stored.items():
         if id(weight) not in made:
-            dense = weight.unpack() if isinstance(weight, Packed) else weight
+            dense = dense_of(weight)
             held = isinstance(weight, Packed)
             whole = held and (isinstance(weight.header.encoding, Bits) or not dense.is_floating_point())
             made[id(weight)] = dense.to(dtypes[name]) if whole else dense

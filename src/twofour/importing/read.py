@@ -25,7 +25,7 @@ from twofour.importing.marlin import Marlin
 from twofour.importing.semi_structured import SemiStructured
 from twofour.importing.source import opened
 from twofour.layers import Reduction, nearest, reduction_axes, walk
-from twofour.packing import Packed, pack
+from twofour.packing import Packed, dense_of, pack
 from twofour.quantization.carried import WEIGHT_SCALE
 
 FORMATS: tuple[Format, ...] = (Bitmask(), Marlin(), BitNet(), SemiStructured(), ASP(), Zeros())
@@ -72,7 +72,7 @@ class Imported:
         dense = {name: found.weight for name, found in (*self.sparse.items(), *self.low_bits.items())}
         return {
             **self.plain,
-            **{name: weight.unpack() if isinstance(weight, Packed) else weight for name, weight in dense.items()},
+            **{name: dense_of(weight) for name, weight in dense.items()},
         }
 
     def contents(self, packed: bool = True) -> Contents:

@@ -16,7 +16,7 @@ from twofour.kernels.base import Prepared, Row
 from twofour.kernels.epilogue import ACTIVATIONS, Epilogue
 from twofour.kernels.operands import require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
-from twofour.packing import Packed
+from twofour.packing import Packed, dense_of
 from twofour.patterns import Pattern
 
 Pair = tuple[int, int]
@@ -205,7 +205,7 @@ class ConvKernel(Row):
         Raises:
             PackingError: A sparse kernel is given a weight that is not 2:4 along axis 1.
         """
-        dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
+        dense = dense_of(weight)
         image = dense.float() if dense.ndim == 4 else dense.float().unsqueeze(2)
         tensor = self.reorder(image, geometry, images)
         return PreparedConv(self, tensor, geometry=geometry, images=images, shape=tuple(dense.shape))

@@ -14,7 +14,7 @@ from twofour.packing.header import (
     read_layout_header,
     read_pattern,
 )
-from twofour.packing.pack import Packed, pack, packed_rule
+from twofour.packing.pack import Packed, dense_of, pack, packed_rule, shape_of
 from twofour.packing.rewrite import rewrite
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "LARGEST_WEIGHT",
     "Header",
     "Packed",
+    "dense_of",
     "encodings",
     "formats",
     "has_form",
@@ -35,4 +36,5 @@ __all__ = [
     "read_layout_header",
     "read_pattern",
     "rewrite",
+    "shape_of",
 ]

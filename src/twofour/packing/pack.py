@@ -104,6 +104,16 @@ class Packed:
         return found if found is None else found.repeat_interleave(self.header.rows // len(found), dim=0)
 
 
+def dense_of(weight: Packed | Tensor) -> Tensor:
+    """Return the values of a weight: opened where it is packed, detached where it is dense."""
+    return weight.unpack() if isinstance(weight, Packed) else weight.detach()
+
+
+def shape_of(weight: Packed | Tensor) -> tuple[int, ...]:
+    """Return the dense shape of a weight, packed or not."""
+    return tuple(weight.header.shape if isinstance(weight, Packed) else weight.shape)
+
+
 def pack(
     weight: Real[Tensor, "*shape"],
     pattern: str | Pattern,

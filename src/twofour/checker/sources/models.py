@@ -15,7 +15,7 @@ from twofour.compiler.codes import is_coded
 from twofour.errors import QuantizationError
 from twofour.layers import PrunableWeight, Reduction, full_tensor
 from twofour.masks import Mask
-from twofour.packing import Packed
+from twofour.packing import Packed, shape_of
 from twofour.patterns import Pattern, parse
 from twofour.quantization import LowBits
 from twofour.quantization.carried import over
@@ -114,7 +114,7 @@ def _compiled(model: nn.Module, expectation: Expectation) -> Iterator[Weight]:
         if not isinstance(module, CompiledLinear | CompiledConv):
             continue
         name, source = f"{layer}.weight".lstrip("."), module.source()
-        shape = tuple(source.header.shape if isinstance(source, Packed) else source.shape)
+        shape = shape_of(source)
         refused = unaligned(shape[1 - module.axis], shape[module.axis])
         promise, by = expectation.find(name) or (None if refused else expectation.everywhere), "expect"
         if promise is None and isinstance(source, Packed) and source.header.sparse:

@@ -25,7 +25,7 @@ from twofour.importing.marlin import PARTS as MARLIN_PARTS
 from twofour.importing.marlin import Marlin
 from twofour.importing.semi_structured import PARTS as TORCH_PARTS
 from twofour.importing.semi_structured import SemiStructured
-from twofour.packing import Header, Packed
+from twofour.packing import Header, dense_of
 from twofour.packing.encodings import Bits
 from twofour.patterns import Pattern, parse
 
@@ -129,7 +129,7 @@ class Foreign:
         found = self.format.decode(source, None)
         known = {**found.sparse, **found.low_bits}
         weight = known[self.name].weight if self.name in known else found.plain[self.name]
-        dense = weight.unpack() if isinstance(weight, Packed) else weight
+        dense = dense_of(weight)
         if tuple(dense.shape) != self.shape:
             raise FormatError(
                 "a compressed weight has another shape than its parts say",

@@ -17,7 +17,7 @@ from twofour.kernels.dense_matmul.onednn import ONEDNN
 from twofour.kernels.dense_matmul.plain import PLAIN
 from twofour.kernels.operands import require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
-from twofour.packing import Packed
+from twofour.packing import Packed, dense_of
 
 WHOLE_STEP = 32
 """Columns that AMX multiplies at once in bfloat16; a width that is a multiple of it has no remainder."""
@@ -82,7 +82,7 @@ class Bf16Matmul(Kernel):
 
     def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return the weight rounded to bfloat16, in the float32 row's order, widened where that row has to be."""
-        dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
+        dense = dense_of(weight)
         dense = dense.to(torch.bfloat16)
         columns = dense.shape[1]
         if not reads_past_rows(self.kernel, columns):

@@ -13,7 +13,7 @@ from twofour.kernels.cuda import HALVES, CudaKernel, held_bias, padded, rounded_
 from twofour.kernels.nm_matmul.cuda import TYPES, Part, joined, opened, rescaled, rounded, rounded_reference, size
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import gpu
-from twofour.packing import Packed, layout_head, layout_header, read_layout_header
+from twofour.packing import Packed, dense_of, layout_head, layout_header, read_layout_header
 
 LEAST_TOKENS = 32
 """`_int_mm` refuses 16 tokens and fewer; beyond, multiples of 8 suit it and `_scaled_mm`."""
@@ -38,7 +38,7 @@ class CublasMatmul(CudaKernel):
 
     def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return the weight (out, in) in the row's type on the current GPU, a copy of its own."""
-        dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
+        dense = dense_of(weight)
         return Prepared(self, dense.to(gpu.device(), self.torchs, copy=True).contiguous())
 
     def restore(self, prepared: Prepared) -> Tensor:
@@ -78,7 +78,7 @@ class EightBitMatmul(CudaKernel):
         if isinstance(weight, Packed) and self.dtype == "int8" and weight.scales is not None:
             values, scales = replace(weight, scales=None).unpack(), weight.scales
         else:
-            dense = weight.unpack() if isinstance(weight, Packed) else weight.detach().cpu()
+            dense = dense_of(weight).cpu()
             values, scales = rounded_reference(dense, self._type)
         rows, columns = values.shape
         more = rounded_up(rows, 16) - rows, rounded_up(columns, 16) - columns

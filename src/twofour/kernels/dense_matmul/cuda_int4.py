@@ -12,7 +12,7 @@ from twofour.kernels.cuda import CudaKernel
 from twofour.kernels.nm_matmul.cuda import ALIGNED, Part, joined, opened, size
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import gpu
-from twofour.packing import Packed, layout_head, layout_header, read_layout_header
+from twofour.packing import Packed, dense_of, layout_head, layout_header, read_layout_header
 from twofour.packing.encodings import GROUPS, INT4, INT4_LEAST
 
 INNER_TILES = 8
@@ -45,7 +45,7 @@ class TinyMatmul(CudaKernel):
             runs = weight.unpack().view(len(scales), -1, group)
             whole = (runs / scales.unsqueeze(-1) + zeros.unsqueeze(-1)).round().view(len(scales), -1)
         else:
-            dense = weight.unpack() if isinstance(weight, Packed) else weight.detach().cpu()
+            dense = dense_of(weight).cpu()
             group = 64
             whole, scales, _ = INT4.quantize(dense.float().contiguous(), group)
             zeros = torch.zeros_like(scales)

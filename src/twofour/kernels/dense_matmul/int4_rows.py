@@ -12,7 +12,7 @@ from twofour.kernels.base import Prepared
 from twofour.kernels.dense_matmul.native_dense import NativeDenseMatmul
 from twofour.kernels.problem import Problem
 from twofour.native import pages
-from twofour.packing import HEADER_BYTES, Packed, layout_head, layout_header, read_layout_header
+from twofour.packing import HEADER_BYTES, Packed, dense_of, layout_head, layout_header, read_layout_header
 from twofour.packing.encodings import GROUPS, INT4
 
 RESTORED = 256
@@ -69,7 +69,7 @@ def _quantized(weight: Packed | Tensor) -> tuple[Tensor, Tensor, Tensor | None, 
         if weight.zeros is not None:
             whole += weight.zeros.unsqueeze(-1)
         return whole.view(len(scales), -1), scales, weight.zeros, group
-    dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
+    dense = dense_of(weight)
     columns = dense.shape[1]
     group = GROUP if columns % GROUP == 0 else min(GROUPS)
     padded = torch.nn.functional.pad(dense.float(), (0, -columns % group))

@@ -19,7 +19,7 @@ from twofour.kernels.operands import plain_bias, require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.kernels.quantization import DYNAMIC, Quantization, quantize_output
 from twofour.native import pages
-from twofour.packing import Packed
+from twofour.packing import Packed, dense_of
 from twofour.packing.encodings import INT8
 
 LARGEST_SCALE = torch.finfo(torch.float32).max / 255
@@ -31,7 +31,7 @@ def whole_rows(weight: Packed | Tensor) -> tuple[Tensor, Tensor]:
     if isinstance(weight, Packed) and weight.header.dtype == "int8" and weight.scales is not None:
         whole, scales = replace(weight, scales=None).unpack(), weight.scales
     else:
-        dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
+        dense = dense_of(weight)
         whole, scales, _ = INT8.quantize(dense.float())
     return whole.contiguous(), scales.flatten().contiguous()
 

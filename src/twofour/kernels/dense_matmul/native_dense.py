@@ -12,7 +12,7 @@ from twofour import native
 from twofour.kernels.base import Prepared
 from twofour.kernels.native_product import NativeProduct
 from twofour.native import pages
-from twofour.packing import HEADER_BYTES, Packed, layout_head, layout_header, read_layout_header
+from twofour.packing import HEADER_BYTES, Packed, dense_of, layout_head, layout_header, read_layout_header
 
 
 def panel() -> int:
@@ -93,7 +93,7 @@ class RealPanels(PanelMatmul):
 
     def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return the weight in this row's layout: uint8."""
-        dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
+        dense = dense_of(weight)
         return self.written(dense.to(self.value))
 
     def restore(self, prepared: Prepared) -> Tensor:

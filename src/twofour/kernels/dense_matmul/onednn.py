@@ -15,7 +15,7 @@ from twofour.kernels.epilogue import COMBINES
 from twofour.kernels.operands import plain_bias, require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import pages
-from twofour.packing import Packed
+from twofour.packing import Packed, dense_of
 
 REORDER_TOKENS = 128
 """Token count that the reorder is told; the blocked weight serves every other count too."""
@@ -34,7 +34,7 @@ class OneDnnMatmul(Kernel):
 
     def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return the weight in oneDNN's blocked order: an opaque tensor of mkldnn layout."""
-        dense = weight.unpack() if isinstance(weight, Packed) else weight.detach()
+        dense = dense_of(weight)
         blocked = torch.ops.mkldnn._reorder_linear_weight(dense.contiguous(), REORDER_TOKENS)
         return Prepared(self, pages.collapse(blocked))
 

@@ -11,7 +11,7 @@ from twofour.kernels.base import Kernel, Prepared
 from twofour.kernels.operands import plain_bias, require_memory
 from twofour.kernels.problem import MaybeTensor, Problem
 from twofour.native import pages
-from twofour.packing import Packed
+from twofour.packing import Packed, dense_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class PlainMatmul(Kernel):
 
     def prepare(self, weight: Packed | Tensor) -> Prepared:
         """Return the weight (out, in), contiguous and not the caller's own: what he does to his later must not show."""
-        return Prepared(self, pages.copy(weight.unpack() if isinstance(weight, Packed) else weight))
+        return Prepared(self, pages.copy(dense_of(weight)))
 
     def run(
         self, x: Tensor, weight: Prepared, bias: MaybeTensor, problem: Problem, other: MaybeTensor = None

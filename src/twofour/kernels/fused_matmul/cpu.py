@@ -15,7 +15,7 @@ from twofour.kernels.norm import DTYPES, RowNorm
 from twofour.kernels.norm import norm as normalise
 from twofour.kernels.operands import together
 from twofour.kernels.problem import MaybeTensor
-from twofour.packing import Packed
+from twofour.packing import dense_of
 
 _NO_NORM = (-1, None, None, 0.0, False)
 
@@ -51,7 +51,7 @@ class Factor:
     def dense(self) -> Tensor:
         """Return W: float32 (rows, in)."""
         weight = self.weight.restore()
-        return (weight.unpack() if isinstance(weight, Packed) else weight).float()
+        return dense_of(weight).float()
 
 
 @dataclass(frozen=True)
