@@ -85,11 +85,12 @@ class Structure:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _structure_of, (tree_unflatten([None] * self.spec.num_leaves, self.spec),)
+        # of zeros: an output of Hugging Face leaves out what is None when it is unpickled
+        return _structure_of, (tree_unflatten([0] * self.spec.num_leaves, self.spec),)
 
 
 def _structure_of(value: Any) -> Structure:
-    return Structure(tree_flatten(value, is_leaf=lambda leaf: leaf is None)[1])
+    return Structure(tree_flatten(value)[1])
 
 
 @dataclass(frozen=True)
