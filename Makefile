@@ -4,9 +4,10 @@
 # make test-long  the long sweeps: tests marked `long`
 # make test-isa the same under each TWOFOUR_ISA that this CPU has, in turn: what runs on lesser CPUs is run here
 # make test-ray two Ray workers on this machine, in an environment of its own inside build/ (75 MB to download)
+# make test-hf4  the Hugging Face integration with the last transformers 4, in an environment of its own inside build/
 # make test-arm  rows for aarch64, compiled here and run under qemu: needs g++-aarch64-linux-gnu, qemu-user, cmake
 # make check   formatting, lint, types, and the lines of each stage beside its budget
-# make bench   OP=linear|block|bits|bits-nets|bits-lm|shrunk|grid|conv|recurrent|mask|models|fusion|blocks|algebra|memory|executor: timings; ARGS=--record keeps them
+# make bench   OP=linear|block|bits|bits-nets|bits-lm|shrunk|embeddings|grid|conv|recurrent|mask|models|fusion|blocks|algebra|memory|executor: timings; ARGS=--record keeps them
 # make records measures what is kept in benchmarks/records, in order of interest; it goes on where it stopped
 # make figures draws docs/figures from records and tables, and writes the tables of README.md and docs/benchmarks.md
 # make fuzz   a minute of hostile input for each reader and for the native calls, then under the sanitizers;
@@ -32,7 +33,7 @@ NATIVE := $(shell find src -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name
 OP ?= linear
 JOBS ?= 2
 
-.PHONY: demo tiny test test-long test-arm test-isa test-gpu bench-gpu test-ray check bench records figures sanitize sanitize-threads fuzz fuzz-quick kill kernels tables build clean
+.PHONY: demo tiny test test-long test-arm test-isa test-gpu bench-gpu test-ray test-hf4 check bench records figures sanitize sanitize-threads fuzz fuzz-quick kill kernels tables build clean
 
 demo: $(VENV)/demo.stamp $(VENV)/package.stamp
 	$(BIN)/twofour demo $(ARGS)
@@ -56,13 +57,23 @@ test-isa: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
 	done; \
 	if [ -n "$$failed" ]; then echo "failed under TWOFOUR_ISA =$$failed"; exit 1; fi
 
-# An environment that reads .venv's packages, its .pth files included, so that Ray is not among those of `make test`.
+# Environments that read .venv's packages, its .pth files included, so that Ray and an old transformers are not among
+# those of `make test`.
 test-ray: $(VENV)/test.stamp $(VENV)/package.stamp
-	$(BIN)/python -m venv build/ray
-	printf 'import site; site.addsitedir("%s")\n' $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])') \
-	  > $$(build/ray/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/packages.pth
+	$(call BESIDE,build/ray)
 	build/ray/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/ray.txt
 	build/ray/bin/python -m pytest tests/streaming/test_cluster.py $(ARGS)
+
+test-hf4: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
+	$(call BESIDE,build/hf4)
+	build/hf4/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --ignore-installed -r requirements/hf4.txt
+	OMP_NUM_THREADS=1 build/hf4/bin/python -m pytest tests/integrations $(ARGS)
+
+define BESIDE
+	$(BIN)/python -m venv $(1)
+	printf 'import site; site.addsitedir("%s")\n' $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])') \
+	  > $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/packages.pth
+endef
 
 # Once with every instruction set that qemu has, once with the least.
 ARM := build/arm
@@ -78,12 +89,12 @@ check: $(VENV)/check.stamp $(VENV)/test.stamp $(VENV)/package.stamp
 	$(BIN)/pyright
 	$(BIN)/python tests/sizes.py
 
-bench: $(if $(filter linear grid models fusion algebra serving,$(OP)),$(VENV)/peers.stamp) $(if $(filter models serving,$(OP)),$(VENV)/weights.stamp) $(VENV)/package.stamp
+bench: $(if $(filter linear grid models fusion algebra serving embeddings,$(OP)),$(VENV)/peers.stamp) $(if $(filter models serving embeddings,$(OP)),$(VENV)/weights.stamp) $(if $(filter embeddings,$(OP)),$(VENV)/demo.stamp) $(VENV)/package.stamp
 	$(BIN)/python benchmarks/run.py $(OP) $(ARGS)
 
 # The records in git, most wanted first, about 50 minutes on two quiet cores; run again, it goes on where it stopped.
 RECORD = $(BIN)/python benchmarks/run.py
-records: $(VENV)/peers.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
+records: $(VENV)/peers.stamp $(VENV)/weights.stamp $(VENV)/demo.stamp $(VENV)/package.stamp
 	$(RECORD) linear --record --resume --dtype float32,bfloat16,int8,int4 --threads 1 --seconds 0.8
 	$(RECORD) models --record --resume --only minilm,bert-base --batch 1
 	$(RECORD) models --record --resume --dtype bfloat16,int8 --only minilm,bert-base --batch 1 --threads 1
@@ -97,6 +108,7 @@ records: $(VENV)/peers.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
 	$(RECORD) linear --record --resume --threads 2 --hot --seconds 0.8
 	$(RECORD) models --record --resume --dtype bfloat16,int8 --only minilm,bert-base --batch 8 --threads 1
 	$(RECORD) models --record --resume --only minilm,bert-base --batch 8 --threads 2 --without torch.compile
+	$(RECORD) embeddings --record --resume
 
 # Both end with exit code 0 and a line that says so where there is no GPU. Each stays under eight minutes.
 ON_GPU = $(if $(GPU_PYTHON),$(GPU_PYTHON),$(BIN)/python)

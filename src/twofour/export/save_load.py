@@ -62,6 +62,15 @@ def save(
     require_unwrapped(model, FormatError)
     path = named(path, FormatError)
     folder = _is_folder(path, max_shard_bytes)
+    contents = contents_of(model, packed=packed)
+    if folder:
+        write_folder(path, contents, max_shard_bytes)
+    else:
+        write(path, contents)
+
+
+def contents_of(model: nn.Module, *, packed: bool = True) -> Contents:
+    """Return what a file of a masked or compiled model holds; `save` says what that is, and what is raised."""
     if found := describe_schemes(model):
         raise FormatError(
             "a model in the middle of its training cannot be saved",
@@ -91,11 +100,7 @@ def save(
     low = described(model)
     settings = {**made, "patterns": patterns, **({"axes": axes} if axes else {}), **({LOW_BITS: low} if low else {})}
     settings |= {CUTS: plans} if (plans := cuts.described(model)) else {}
-    contents = Contents(plain, weights, aliases, settings)
-    if folder:
-        write_folder(path, contents, max_shard_bytes)
-    else:
-        write(path, contents)
+    return Contents(plain, weights, aliases, settings)
 
 
 def load(

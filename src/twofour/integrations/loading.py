@@ -1,0 +1,79 @@
+"""A model that transformers has loaded with its dense weights: pruned where that is asked for, and compiled."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+
+import twofour
+from twofour import masks
+from twofour.compiler import CompiledConv, CompiledLinear
+from twofour.compiler.computing import Computing
+from twofour.compiler.recurrent import RecurrentLayer
+from twofour.integrations.config import TwoFourConfig
+from twofour.integrations.example import batches, example_of, runs
+from twofour.layers import PrunableWeight, walk
+from twofour.patterns.base import is_finite
+
+logger = logging.getLogger("twofour.integrations")
+
+
+def compiled(model: Any, config: TwoFourConfig) -> nn.Module:
+    """Return a compiled copy of a loaded model; with `config.prune` the model is pruned before.
+
+    Raises:
+        TwofourError: As `twofour.prune` and `twofour.compile` do.
+    """
+    if model.dtype == torch.float16:
+        logger.info("float16 is computed in float32: CPUs have no products for it")
+        nn.Module.float(model)
+    if config.prune is not None:
+        _prune(model, config, config.prune)
+    example = example_of(model, config.batch, config.length) if config.graph else None
+    example = example if example is not None and runs(model, example) else None
+    graph = config.graph if example is not None else "auto"
+    fast = twofour.compile(model, example, config.dtype or _own(model), memory=config.memory or "fast", graph=graph)
+    if not _is_sparse(fast):
+        logger.warning(
+            "no weight of %s is sparse: it runs on the best dense kernels. A folder that `twofour prune` or training "
+            'with twofour.prune made is faster; TwoFourConfig(prune="2:4", data=sentences) prunes this one now',
+            model.config.name_or_path or type(model).__name__,
+        )
+    return fast
+
+
+def _prune(model: Any, config: TwoFourConfig, pattern: str) -> None:
+    given, samples = (None, None) if config.data is None else batches(model, config.data)
+    twofour.prune(
+        model, pattern, criterion=config.criterion, skip=config.skip, data=given, samples=samples, progress=False
+    )
+    shot = "by magnitude, without data" if given is None else "on the data"
+    logger.warning(
+        "%s was pruned %s in one shot %s: measure what that costs before you use it; training wins it back "
+        "(docs/huggingface.md)",
+        model.config.name_or_path or type(model).__name__,
+        pattern,
+        shot,
+    )
+
+
+def _own(model: nn.Module) -> str:
+    """Return the computing type of the model's own weights."""
+    found = {module.weight.dtype for module in model.modules() if isinstance(module, nn.Linear)}
+    return "bfloat16" if found == {torch.bfloat16} else "float32"
+
+
+def _is_sparse(fast: nn.Module) -> bool:
+    """Tell whether a compiled model has a weight that obeys a pattern, also one that runs dense here."""
+    held = [module for module in fast.modules() if isinstance(module, CompiledLinear | CompiledConv | RecurrentLayer)]
+    if masks.of(fast) or any(getattr(module, "pattern", None) is not None for module in held):
+        return True
+    return any(map(_obeys, walk(fast, eligibility="any", tied="*").weights))
+
+
+def _obeys(weight: PrunableWeight) -> bool:
+    last = weight.reduction_last(weight.parameter.detach())
+    return is_finite(last) and Computing().find(last)[0] is not None
