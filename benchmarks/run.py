@@ -199,6 +199,26 @@ def shrunk_models(
 
 
 @app.command()
+def embeddings(
+    sentences: Annotated[str, typer.Option(help="stsb, mixed; comma separated.")] = "stsb,mixed",
+    threads: ThreadsOption = "2",
+    batch: Annotated[int, typer.Option(help="Sentences of a call of the encoder.")] = 32,
+    without: Annotated[list[str] | None, typer.Option(help="An engine to leave out, by its name in the table.")] = None,
+    seconds: SecondsOption = 60.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """MiniLM in sentence-transformers, sentences a second and Spearman on STS-B, in every runtime."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from cases import embeddings as embeddings_case
+
+    cells = embeddings_case.cells(sentences.split(","), numbers(threads), batch)
+    bench = embeddings_case.Bench(seconds, without or ())
+    measured(cells, bench, place(json, "embeddings", record), resume, embeddings_case.show)
+
+
+@app.command()
 def recurrent(
     layers: Annotated[str, typer.Option(help="lstm, gru, rnnoise; comma separated.")] = "lstm,gru,rnnoise",
     hidden: Annotated[str, typer.Option(help="Units, comma separated.")] = "256,512,1024,2048",

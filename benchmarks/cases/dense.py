@@ -138,7 +138,7 @@ def _openvino_model(weight: Tensor, bias: Tensor, x: Tensor) -> Any:
     layer.weight, layer.bias = nn.Parameter(weight, requires_grad=False), nn.Parameter(bias, requires_grad=False)
     model = ov.convert_model(layer, example_input=x)
     model.reshape({0: list(x.shape)})
-    return quantize_openvino(model, (x,), "int4")
+    return quantize_openvino(model, [(x,)], "int4")
 
 
 def _openvino(model: Any, dynamic_group: int) -> Any:

@@ -66,7 +66,7 @@ def openvino(subject: Subject, dtype: str, threads: int, *, sparse_rate: float |
         warnings.simplefilter("ignore")
         model = ov.convert_model(subject.model, example_input=subject.inputs)
     model.reshape({index: list(tensor.shape) for index, tensor in enumerate(subject.inputs)})
-    model = quantize_openvino(model, subject.inputs, dtype)
+    model = quantize_openvino(model, [subject.inputs], dtype)
     settings: dict[str, object] = {
         "INFERENCE_PRECISION_HINT": HINTS[dtype],
         "INFERENCE_NUM_THREADS": threads,
@@ -108,13 +108,21 @@ def onnxruntime(subject: Subject, dtype: str, threads: int, *, optimised: Path |
     return lambda: session.run([name], feed)[0]
 
 
-def export(subject: Subject, path: Path) -> Path:
-    """Write a subject as ONNX, its inputs named input0 and on, and return the path."""
+def export(subject: Subject, path: Path, free: tuple[int, ...] = ()) -> Path:
+    """Write a subject as ONNX, its inputs named input0 and on, and return the path.
+
+    Args:
+        subject: Model and inputs.
+        path: File to write.
+        free: Axes of every input, and of the output, whose sizes may differ from the example's.
+    """
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")
         names = [f"input{index}" for index in range(len(subject.inputs))]
+        axes = {name: {axis: f"size{axis}" for axis in free} for name in (*names, "output")}
+        options = {"input_names": names, "output_names": ["output"], "dynamic_axes": axes if free else None}
         torch.onnx.export(
-            subject.model, subject.inputs, str(path), dynamo=False, input_names=names, opset_version=17, verbose=False
+            subject.model, subject.inputs, str(path), dynamo=False, opset_version=17, verbose=False, **options
         )
     return path
 

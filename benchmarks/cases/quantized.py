@@ -7,6 +7,7 @@ import copy
 import io
 import logging
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +17,24 @@ from torch import Tensor, nn
 GROUP = 128
 
 
-def quantize_openvino(model: Any, inputs: tuple[Tensor, ...], dtype: str) -> Any:
+def quantize_openvino(model: Any, samples: Sequence[tuple[Tensor, ...]], dtype: str) -> Any:
     """Return the OpenVINO model in int8 (weights and activations, calibrated) or with int4 weights, through nncf."""
     if dtype not in ("int8", "int4"):
         return model
     import nncf
 
     with contextlib.redirect_stdout(io.StringIO()):  # its progress bars
-        return _with_nncf(nncf, model, inputs, dtype)
+        return _with_nncf(nncf, model, samples, dtype)
 
 
-def _with_nncf(nncf: Any, model: Any, inputs: tuple[Tensor, ...], dtype: str) -> Any:
+def _with_nncf(nncf: Any, model: Any, samples: Sequence[tuple[Tensor, ...]], dtype: str) -> Any:
     logging.getLogger("nncf").setLevel(logging.ERROR)
     if dtype == "int4":
         mode = nncf.CompressWeightsMode.INT4_ASYM
         return nncf.compress_weights(model, mode=mode, group_size=GROUP, ratio=1.0, all_layers=True)
-    arrays = [tensor.contiguous().numpy() for tensor in inputs]
-    kind = None if inputs[0].ndim == 4 else nncf.ModelType.TRANSFORMER
-    return nncf.quantize(model, nncf.Dataset([arrays]), model_type=kind, subset_size=1)
+    arrays = [[tensor.contiguous().numpy() for tensor in inputs] for inputs in samples]
+    kind = None if samples[0][0].ndim == 4 else nncf.ModelType.TRANSFORMER
+    return nncf.quantize(model, nncf.Dataset(arrays), model_type=kind, subset_size=len(arrays))
 
 
 def quantize_onnx(path: Path, dtype: str) -> Path:
