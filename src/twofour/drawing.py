@@ -58,7 +58,7 @@ def require_matplotlib(kind: type[TwofourError], numbers: str) -> Any:
             "drawing needs matplotlib, which is not installed",
             got=str(error),
             wanted="matplotlib 3",
-            remedy=f"pip install matplotlib; the figures are also in {numbers}",
+            remedy=f'pip install "twofour[figures]"; the figures are also in {numbers}',
         ) from error
     return matplotlib
 

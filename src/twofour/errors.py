@@ -115,7 +115,7 @@ def explained(error: BaseException) -> str:
 
 def absent(kind: type[Kind], what: str, error: ImportError, wanted: str, extra: str) -> Kind:
     """Build the error for a package that is not installed, which the extra of that name brings."""
-    remedy = f'`pip install ".[{extra}]"` in a checkout of twofour'
+    remedy = f'pip install "twofour[{extra}]"'
     return kind(what, got=explained(error), wanted=wanted, remedy=remedy)
 
 

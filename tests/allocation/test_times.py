@@ -88,7 +88,7 @@ def test_drawing_without_matplotlib_names_the_remedy(found, tmp_path, monkeypatc
     with pytest.raises(MeasureError) as caught:
         plot(found, tmp_path / "page.svg")
     assert str(caught.value).startswith("drawing needs matplotlib, which is not installed")
-    assert "pip install matplotlib" in str(caught.value)
+    assert 'pip install "twofour[figures]"' in str(caught.value)
 
 
 def test_a_page_that_cannot_be_drawn_says_why(found, tmp_path):

@@ -12,6 +12,7 @@
 #include "kernels/layouts/layout.h"
 #include "kernels/nm_matmul/nm_matmul.h"
 #include "native/isa.h"
+#include "native/scratch.h"
 #include "patterns/nm_mask.h"
 
 using namespace twofour;
@@ -141,10 +142,10 @@ float from_half(uint16_t half) {
 }
 
 struct Aligned {
-  explicit Aligned(int64_t bytes) : data(std::aligned_alloc(64, static_cast<size_t>((bytes + 127) / 64 * 64))) {
+  explicit Aligned(int64_t bytes) : data(allocate_aligned(64, static_cast<size_t>((bytes + 127) / 64 * 64))) {
     std::memset(data, 0xFF, static_cast<size_t>(bytes));  // NaN
   }
-  ~Aligned() { std::free(data); }
+  ~Aligned() { free_aligned(data); }
   void* data;
 };
 

@@ -15,7 +15,7 @@ from twofour.errors import KernelError
 from twofour.kernels.nm_matmul import native_rows
 from twofour.native import InstructionSet
 
-DEF = Path(native.__file__).parent / "isa.def"
+DEF = Path(__file__).parent.parent.parent / "src/twofour/native/isa.def"  # the wheel has no sources
 CACHED = (native._isa, native._levels_within, native.level)
 
 TWO_BRANCHES = {

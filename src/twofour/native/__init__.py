@@ -28,8 +28,8 @@ def extension() -> ModuleType:
         raise KernelError(
             "the native extension of twofour does not load",
             got=str(error),
-            wanted="twofour/native/_ext built for this Python and this C++ library",
-            remedy="reinstall with `pip install --no-build-isolation .` in the environment that holds torch",
+            wanted="twofour/native/_ext built for this system, and the package nanobind-backend beside it",
+            remedy="`pip install --force-reinstall --no-deps twofour nanobind-backend`, or `make build` in a checkout",
         ) from error
     _ext.__getattr__ = _older  # asked for what the module does not have (PEP 562)
     next(source for source in thread_sources() if _ext.use_threads(source, torch._C.__file__))

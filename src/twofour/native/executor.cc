@@ -143,7 +143,7 @@ class Executor {
           if (operand == kNone) {
             operands.push_back({});
           } else if (operand < kNone) {
-            operands.push_back({PyList_GET_ITEM(values.ptr(), -2 - operand)});
+            operands.push_back({PyList_GetItem(values.ptr(), -2 - operand)});
           } else {
             const Place& place = places_[static_cast<size_t>(operand)];
             views.push_back(place.geometry.at(bases[static_cast<size_t>(place.value)] + place.offset));
@@ -171,7 +171,7 @@ class Executor {
   bool look(const nb::list& values, int value, std::vector<char*>* bases) const {
     const int buffer = buffer_of_[static_cast<size_t>(value)];
     if (buffer == kNone) return true;
-    const View view = Border("a recorded program").strided(Operand{PyList_GET_ITEM(values.ptr(), value)}, "buffer", kEveryType);
+    const View view = Border("a recorded program").strided(Operand{PyList_GetItem(values.ptr(), value)}, "buffer", kEveryType);
     (*bases)[static_cast<size_t>(value)] = view.data;
     return buffers_[static_cast<size_t>(buffer)].geometry.is(view);
   }
@@ -179,10 +179,10 @@ class Executor {
   bool call_python(const Call& call, const nb::list& values, std::vector<char*>* bases) const {
     PyObject* arguments[kMostArguments + 1] = {};
     for (size_t i = 0; i < call.arguments.size(); i++)
-      arguments[i + 1] = PyList_GET_ITEM(values.ptr(), call.arguments[i]);
+      arguments[i + 1] = PyList_GetItem(values.ptr(), call.arguments[i]);
     const size_t named = call.names.is_valid() ? nb::len(call.names) : 0;
-    const nb::object result = nb::steal(PyObject_Vectorcall(
-        call.callee.ptr(), arguments + 1, (call.arguments.size() - named) | PY_VECTORCALL_ARGUMENTS_OFFSET,
+    const nb::object result = nb::steal(nb::detail::vectorcall(
+        call.callee.ptr(), arguments + 1, (call.arguments.size() - named) | NB_VECTORCALL_ARGUMENTS_OFFSET,
         call.names.ptr()));
     if (!result.is_valid()) throw nb::python_error();
     for (size_t i = 0; i < call.results.size(); i++) {

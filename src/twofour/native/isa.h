@@ -6,6 +6,9 @@
 #if defined(__linux__) && defined(TWOFOUR_ARM)
 #include <sys/auxv.h>
 #endif
+#if defined(__APPLE__) && defined(TWOFOUR_ARM)
+#include <sys/sysctl.h>
+#endif
 #if defined(__linux__) && defined(TWOFOUR_X86)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -44,14 +47,22 @@ inline bool has_amx() {
 
 #ifdef TWOFOUR_ARM
 
-// Linux, <asm/hwcap.h> for arm64: bit 20 of the first word is dotprod; 13 and 14 of the second i8mm and bf16.
+// A feature as Arm names it, FEAT_DotProd and so on. Linux, <asm/hwcap.h> for arm64: bit 20 of the first word is DotProd; 13
+// and 14 of the second I8MM and BF16. macOS has a number of each name. Other systems are not asked.
+inline bool has_feature(const char* name) {
 #if defined(__linux__)
-inline bool has_capability(unsigned long word, int bit) { return getauxval(word) >> bit & 1; }
-#else
-#define AT_HWCAP 0
-#define AT_HWCAP2 0
-inline bool has_capability(unsigned long, int) { return false; }
+  if (!std::strcmp(name, "DotProd")) return getauxval(AT_HWCAP) >> 20 & 1;
+  if (!std::strcmp(name, "I8MM")) return getauxval(AT_HWCAP2) >> 13 & 1;
+  if (!std::strcmp(name, "BF16")) return getauxval(AT_HWCAP2) >> 14 & 1;
+#elif defined(__APPLE__)
+  char key[64] = "hw.optional.arm.FEAT_";
+  std::strncat(key, name, sizeof key - std::strlen(key) - 1);
+  int has = 0;
+  size_t bytes = sizeof has;
+  if (sysctlbyname(key, &has, &bytes, nullptr, 0) == 0) return has != 0;
 #endif
+  return false;
+}
 
 #define TWOFOUR_ON_arm(...) __VA_ARGS__
 #else

@@ -67,9 +67,11 @@ std::string text_of(nb::handle given) {
 }  // namespace
 
 void translate_refusals() {
-  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+  // Called where the exception is handled, so it can be thrown on: a copy of its pointer would take functions that the
+  // libstdc++ of GCC 10 lacks (CXXABI_1.3.13).
+  nb::register_exception_translator([](const std::exception_ptr&, void*) {
     try {
-      std::rethrow_exception(thrown);
+      throw;
     } catch (const Refusal& refusal) {
       const nb::object kind = nb::module_::import_("twofour.errors").attr("KernelError");
       nb::dict parts;

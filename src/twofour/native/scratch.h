@@ -11,6 +11,9 @@
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
+#ifdef _WIN32
+#include <malloc.h>
+#endif
 
 namespace twofour {
 
@@ -30,6 +33,22 @@ inline void advise_huge_pages(void* address, size_t bytes, bool now = false) {
   if (now) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_COLLAPSE);
 #else
   (void)address, (void)bytes, (void)now;
+#endif
+}
+
+// `bytes`, a multiple of `alignment`; null where there is no memory.
+inline void* allocate_aligned(size_t alignment, size_t bytes) {
+#ifdef _WIN32
+  return _aligned_malloc(bytes, alignment);
+#else
+  return std::aligned_alloc(alignment, bytes);
+#endif
+}
+inline void free_aligned(void* data) {
+#ifdef _WIN32
+  _aligned_free(data);
+#else
+  std::free(data);
 #endif
 }
 
@@ -61,13 +80,13 @@ class Scratch {
           return found;
         }
       if (!free_.empty()) {  // all too small: replace one rather than hoard
-        std::free(free_.back().first);
+        free_aligned(free_.back().first);
         free_.pop_back();
       }
     }
     const size_t page = bytes >= kHugePage ? kHugePage : size_t{4096};
     const size_t rounded = (bytes + page - 1) / page * page;
-    void* data = std::aligned_alloc(page, rounded);
+    void* data = allocate_aligned(page, rounded);
     if (!data) throw std::bad_alloc();
     advise_huge_pages(data, rounded);
     return {data, rounded};

@@ -4,13 +4,12 @@
 // torch's is there (a second one halves the speed), and libtorch is no library of the extension.
 #include "native/team.h"
 
-#include <dlfcn.h>
-
 #include <atomic>
 #include <cstring>
 
-#include "native/thread_pool.h"
 #include "native/barrier.h"
+#include "native/loaded.h"
+#include "native/thread_pool.h"
 
 namespace twofour {
 namespace {
@@ -76,16 +75,13 @@ struct Source {
 constexpr Source kOpenMp{"openmp", run_openmp}, kTorch{"torch", run_torch}, kOwn{"own", run_pool};
 std::atomic<const Source*> chosen{&kOwn};
 
-// Finds a function as the library's own calls would: in the process, then in the library and what it was linked with.
 template <class Function>
-bool find(void* library, const char* name, Function** function) {
-  void* found = dlsym(RTLD_DEFAULT, name);
-  if (!found && library) found = dlsym(library, name);
-  *function = reinterpret_cast<Function*>(found);
-  return found;
+bool find(const char* library, const char* name, Function** function) {
+  *function = reinterpret_cast<Function*>(loaded_function(name, library));
+  return *function;
 }
 
-bool find_openmp(void* library) {
+bool find_openmp(const char* library) {
   return find(library, "GOMP_parallel", &openmp.parallel) && find(library, "GOMP_barrier", &openmp.barrier) &&
          find(library, "omp_get_thread_num", &openmp.thread_num) &&
          find(library, "omp_get_num_threads", &openmp.num_threads);
@@ -94,11 +90,10 @@ bool find_openmp(void* library) {
 }  // namespace
 
 bool use_threads(const char* source, const char* library) {
-  void* torch = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
   const Source* wanted = nullptr;
   if (!std::strcmp(source, "own")) wanted = &kOwn;
-  if (!kOwnAlone && !std::strcmp(source, "openmp") && find_openmp(torch)) wanted = &kOpenMp;
-  if (!kOwnAlone && !std::strcmp(source, "torch") && find(torch, "torch_parallel_for", &torch_loop)) wanted = &kTorch;
+  if (!kOwnAlone && !std::strcmp(source, "openmp") && find_openmp(library)) wanted = &kOpenMp;
+  if (!kOwnAlone && !std::strcmp(source, "torch") && find(library, "torch_parallel_for", &torch_loop)) wanted = &kTorch;
   if (wanted) chosen = wanted;
   return wanted;
 }

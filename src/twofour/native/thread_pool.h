@@ -1,7 +1,9 @@
 // Threads of our own, for a process whose torch has none that serve: kept between calls, never shared by two at once.
 #pragma once
 
+#ifndef _WIN32
 #include <pthread.h>
+#endif
 
 #include <atomic>
 #include <mutex>
@@ -73,8 +75,10 @@ class ThreadPools {
   // A forked child has none of its parent's threads, so it starts with no pools.
   static ThreadPools& here() {
     static ThreadPools* pools = new ThreadPools;
+#ifndef _WIN32
     static const int watching = pthread_atfork(nullptr, nullptr, [] { pools = new ThreadPools; });
     static_cast<void>(watching);
+#endif
     return *pools;
   }
 

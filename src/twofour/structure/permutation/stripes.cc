@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <exception>
 #include <memory>
 #include <new>
 #include <vector>
@@ -33,19 +32,18 @@ constexpr int64_t kChoice = 16;
 constexpr int64_t kBetweenTells = 5'000'000'000;
 
 // As parallel_for, for a body that allocates: an exception may not leave a thread of a team, which would end the
-// process, so the first is kept and thrown here.
+// process, so the only one that it has, of memory that is not there, is thrown here.
 template <class Body>
-void parallel_for_throwing(int64_t count, int64_t grain, int threads, const Body& body) {
-  std::exception_ptr first;
-  std::atomic_flag taken = ATOMIC_FLAG_INIT;
+void parallel_for_allocating(int64_t count, int64_t grain, int threads, const Body& body) {
+  std::atomic<bool> failed{false};
   parallel_for(count, grain, threads, [&](int64_t begin, int64_t end) {
     try {
       body(begin, end);
     } catch (...) {
-      if (!taken.test_and_set()) first = std::current_exception();
+      failed = true;
     }
   });
-  if (first) std::rethrow_exception(first);
+  if (failed) throw std::bad_alloc();
 }
 
 struct Aligned {
@@ -233,7 +231,7 @@ class Refiner {
     const int threads = size * work < kWorthThreads ? 1 : a.threads;
     const int64_t step = std::max<int64_t>(16, kBetweenTells / work);
     for (int64_t from = 0; from < size; from += step) {
-      parallel_for_throwing(std::min(step, size - from), 8, threads, [&](int64_t begin, int64_t end) {
+      parallel_for_allocating(std::min(step, size - from), 8, threads, [&](int64_t begin, int64_t end) {
         Bench own(deals);
         for (int64_t i = from + begin; i < from + end; ++i) gains[stale[i]] = look(stale[i], own).gain;
       });
@@ -312,7 +310,7 @@ class Assigner {
   bool deal_all() {
     const int64_t blocks = (stripes + block - 1) / block;
     std::vector<char> gained(blocks);
-    parallel_for_throwing(blocks, 1, a.threads, [&](int64_t begin, int64_t end) {
+    parallel_for_allocating(blocks, 1, a.threads, [&](int64_t begin, int64_t end) {
       const Floats least = floats(block * a.rows);
       for (int64_t b = begin; b < end; ++b)
         gained[b] = deal(b * block, std::min((b + 1) * block, stripes) - b * block, least.get());
