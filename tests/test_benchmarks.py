@@ -350,7 +350,7 @@ def test_models_time_what_is_built_and_say_what_is_not(cases, monkeypatch, capsy
         raise ValueError("no such thing")
 
     for name in ("openvino", "onnxruntime", "inductor"):
-        monkeypatch.setattr(models.peers, name, fails)
+        monkeypatch.setattr(models.engines, name, fails)
     (cell,) = models.cells(["tiny"], "float32", [1], [1])
     record = models.Bench(0.02, without=[models.INDUCTOR])(cell)
     assert set(record.timings) == {models.EAGER, models.DENSE, models.SPARSE} and record.baseline == (models.EAGER,)
@@ -382,7 +382,7 @@ def test_shrunk_models_are_timed_beside_what_was_promised(cases, monkeypatch, ca
         return small
 
     monkeypatch.setattr(twofour, "shrink", shrink)
-    monkeypatch.setattr(shrunk.peers, "openvino", shrunk.peers.eager)
+    monkeypatch.setattr(shrunk.engines, "openvino", shrunk.engines.eager)
     bench = shrunk.Bench(0.02)
     bench.builders = {"tiny": lambda batch: subject}
     (cell,) = shrunk.cells(["tiny"], [0.6])

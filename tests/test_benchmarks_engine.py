@@ -12,21 +12,21 @@ from rich.console import Console
 from torch import nn
 
 from tests.test_benchmarks import suite
-from twofour import measure
+from twofour import engines, measure
 from twofour.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("benchmarks")
 
 
 def test_fusion_counts_kernels_and_bytes(monkeypatch, capsys: pytest.CaptureFixture[str]):
-    from cases import counts, fusion, peers
+    from cases import counts, fusion
     from models import Subject
 
     net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32)).eval()
     subject = Subject("tiny", "random weights", net.requires_grad_(False), (torch.randn(4, 32),), 1, 4)
     monkeypatch.setattr(fusion, "FUSION", {"tiny": lambda: subject})
     for name in ("openvino", "inductor"):
-        monkeypatch.setattr(peers, name, lambda *_, **__: pytest.fail("left out"))
+        monkeypatch.setattr(engines, name, lambda *_, **__: pytest.fail("left out"))
     left_out = [fusion.INDUCTOR, fusion.OPENVINO, fusion.OPENVINO_SPARSE]
     bench = fusion.FusionBench(0.02, without=left_out, count=False)
     record = bench(fusion.cells(["tiny"])[0])
@@ -42,14 +42,14 @@ def test_fusion_counts_kernels_and_bytes(monkeypatch, capsys: pytest.CaptureFixt
 
 
 def test_algebra_measures_both_kinds_of_rules(monkeypatch, capsys: pytest.CaptureFixture[str]):
-    from cases import algebra, peers
+    from cases import algebra
     from models import Subject
 
     net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 8)).eval()
     subject = Subject("tiny", "random weights", net.requires_grad_(False), (torch.randn(4, 32),), 1, 4)
     monkeypatch.setattr(algebra, "ALGEBRA", {"tiny": lambda: subject})
     for name in ("openvino", "inductor"):
-        monkeypatch.setattr(peers, name, lambda *_, **__: pytest.fail("left out"))
+        monkeypatch.setattr(engines, name, lambda *_, **__: pytest.fail("left out"))
     bench = algebra.AlgebraBench(0.02, without=[algebra.INDUCTOR, algebra.OPENVINO])
     record = bench(algebra.cells(["tiny"])[0])
     assert set(record.timings) == {algebra.EAGER, algebra.ORT, algebra.EXACT, algebra.CLOSE}

@@ -13,11 +13,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from cases import peers
-from cases.models import EAGER, INDUCTOR, OPENVINO, ORT, Bench, Builders, Side, compiled, numpy_of
+from cases.models import EAGER, INDUCTOR, OPENVINO, ORT, Bench, Builders, Side, compiled
 from cases.records import machine_line
 from models import Subject
 from models.algebra import ALGEBRA
+from twofour import engines
 from twofour.errors import DataError
 from twofour.measure import Record, geometric_mean
 
@@ -51,12 +51,12 @@ class AlgebraBench(Bench):
     def build(self, subject: Subject, pruned: Subject, dtype: str, threads: int) -> Side:
         """Build what is timed."""
         side = Side()
-        reference = numpy_of(peers.eager(subject, "float32", threads)())
+        reference = engines.values_of(engines.eager(subject, "float32", threads)())
         builders: Builders = {
-            EAGER: (partial(peers.eager, subject, dtype, threads), reference),
-            INDUCTOR: (partial(peers.inductor, subject, dtype, threads), reference),
-            ORT: (partial(peers.onnxruntime, subject, dtype, threads), reference),
-            OPENVINO: (partial(peers.openvino, subject, dtype, threads), reference),
+            EAGER: (partial(engines.eager, subject, dtype, threads), reference),
+            INDUCTOR: (partial(engines.inductor, subject, dtype, threads), reference),
+            ORT: (partial(engines.onnxruntime, subject, dtype, threads), reference),
+            OPENVINO: (partial(engines.openvino, subject, dtype, threads), reference),
             EXACT: (partial(compiled, side, EXACT, subject, dtype), reference),
             CLOSE: (partial(compiled, side, CLOSE, subject, dtype, rules="close"), reference),
         }

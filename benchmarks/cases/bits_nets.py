@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 import twofour
 from cases.bits import widths_of
-from cases.peers import openvino
 from cases.records import machine_line
 from models import Subject
 from twofour import measure, quantization
+from twofour.engines import openvino
 from twofour.errors import DataError, MeasureError
 from twofour.measure import Record
 from twofour.measure.distance import distance

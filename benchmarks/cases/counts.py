@@ -12,8 +12,8 @@ from unittest import mock
 
 from torch.profiler import ProfilerActivity, profile
 
-from cases import peers
 from models import Subject
+from twofour import engines
 from twofour.compiler.graph_report import GraphReport
 
 MOVES = {
@@ -40,13 +40,13 @@ EXTERN = re.compile(r"^\s+(?:\w+ = )?(?:extern_kernels\.\w+|torch\.ops\.(?!induc
 """Calls in the text that Inductor writes: its own kernels, and those of others."""
 
 
-def inductor_kernels(subject: Subject, *, freezing: bool) -> tuple[dict[str, int], peers.Answer]:
+def inductor_kernels(subject: Subject, *, freezing: bool) -> tuple[dict[str, int], engines.Answer]:
     """Compile with Inductor, once more; return its own kernels and those of others that one run calls, and the call."""
     from torch._inductor.graph import GraphLowering
 
     texts: list[str] = []
     with mock.patch.object(GraphLowering, "save_output_code", texts.append):
-        call = peers.inductor(subject, "float32", 1, freezing=freezing)
+        call = engines.inductor(subject, "float32", 1, freezing=freezing)
     lines = [line for text in texts for line in text.partition("def call(")[2].splitlines()]
     own, others = (sum(bool(kind.match(line)) for line in lines) for kind in (KERNEL, EXTERN))
     return {"own": own, "others": others, "all": own + others}, call
@@ -58,7 +58,7 @@ def onnxruntime_kernels(subject: Subject) -> dict[str, int]:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "optimised.onnx"
-        peers.onnxruntime(subject, "float32", 1, optimised=path)
+        engines.onnxruntime(subject, "float32", 1, optimised=path)
         nodes = [node.op_type for node in onnx.load(str(path), load_external_data=False).graph.node]
     return {"nodes": len(nodes), "all": sum(name not in MOVES for name in nodes)}
 

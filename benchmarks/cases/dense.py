@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cases.quantized import GROUP, int4_of_torch, quantize_openvino
+from twofour.engines import GROUP, int4_of_torch, quantize_openvino
 from twofour.native import pages
 
 Call = Callable[[], Any]

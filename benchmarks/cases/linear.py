@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from cases import dense
-from cases.quantized import GROUP
 from cases.shapes import Shape
 from twofour import measure, packing, patterns
+from twofour.engines import GROUP
 from twofour.errors import KernelError, MeasureError
 from twofour.kernels import Kernel, available
 from twofour.kernels.base import Prepared

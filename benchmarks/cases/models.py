@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,51 +18,28 @@ import numpy as np
 import torch
 
 import twofour
-from cases import peers
 from models import BUILDERS, Subject
-from twofour import measure
+from twofour import engines
+from twofour.engines import EAGER, INDUCTOR, OPENVINO, ORT, values_of
 from twofour.errors import DataError, TwofourError
 from twofour.measure import Record
 
-EAGER, INDUCTOR, ORT, OPENVINO = "torch eager", "torch.compile", "ONNX Runtime", "OpenVINO"
 OPENVINO_SPARSE = "OpenVINO, sparse weights"
 PEERS = (EAGER, INDUCTOR, ORT, OPENVINO, OPENVINO_SPARSE)
 DENSE, SPARSE = "twofour dense", "twofour 2:4"
 SPARSE_RATE = 0.49
 """OpenVINO decompresses weights with at least this share of zeros while it computes; 2:4 has 0.5."""
-LARGEST_ERROR = {"float32": 1e-3, "bfloat16": 0.1}
-"""Relative to torch in float32, in norm; int8 and int4 differ by what their quantisation costs, which is recorded."""
-
 
 Builders: TypeAlias = dict[str, tuple[Callable[[], Callable[[], Any]], np.ndarray]]
 """Candidate -> what builds it, and the answer that it must give."""
 
 
 @dataclass
-class Side:
-    """The candidates of one cell while they are built."""
+class Side(engines.Candidates):
+    """The candidates of one cell while they are built, and of ours the plans."""
 
-    calls: dict[str, Callable[[], Any]] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
-    errors: dict[str, float] = field(default_factory=dict)
     plans: dict[str, str] = field(default_factory=dict)
     accounts: dict[str, Any] = field(default_factory=dict)
-
-    def add(self, name: str, build: Callable[[], Callable[[], Any]], reference: np.ndarray, dtype: str) -> None:
-        """Build a candidate and compare its answer; a failure becomes a reason."""
-        try:
-            call = build()
-            error = _distance(call(), reference)
-        except (peers.NotBuilt, TwofourError, ImportError) as error:
-            self.missing[name] = _reason(error)
-            return
-        except Exception as error:  # a peer's own failure is a finding about the peer, not an end of the run
-            self.missing[name] = f"{type(error).__name__}: {_reason(error)}"
-            return
-        if error > LARGEST_ERROR.get(dtype, float("inf")) or error != error:
-            self.missing[name] = f"wrong: relative error {error:.1e}"
-            return
-        self.calls[name], self.errors[name] = call, error
 
 
 def cells(models: Sequence[str], dtype: str, batches: Sequence[int], threads: Sequence[int]) -> list[dict[str, object]]:
@@ -115,29 +91,19 @@ class Bench:
             "errors": side.errors,
             "plans": side.plans,
         }
-        alone = threads == 1 and all(_on_this_thread(call) for call in side.calls.values())
-        return measure.compare(
-            side.calls,
-            baseline=tuple(name for name in side.calls if name in PEERS),
-            seconds=self.seconds,
-            repeats=40,
-            threads=threads,
-            clock="thread" if alone else "wall",
-            pin=threads == 1,
-            noise=True,
-            meta=facts,
-        )
+        baseline = [name for name in side.calls if name in PEERS]
+        return engines.compare(side.calls, baseline, threads, self.seconds, facts)
 
     def build(self, subject: Subject, pruned: Subject, dtype: str, threads: int) -> Side:
         """Build what is timed."""
         side = Side()
-        dense, sparse = (numpy_of(peers.eager(entry, "float32", threads)()) for entry in (subject, pruned))
+        dense, sparse = (values_of(engines.eager(entry, "float32", threads)()) for entry in (subject, pruned))
         builders: Builders = {
-            EAGER: (partial(peers.eager, subject, dtype, threads), dense),
-            INDUCTOR: (partial(peers.inductor, subject, dtype, threads), dense),
-            ORT: (partial(peers.onnxruntime, subject, dtype, threads), dense),
-            OPENVINO: (partial(peers.openvino, subject, dtype, threads), dense),
-            OPENVINO_SPARSE: (partial(peers.openvino, pruned, dtype, threads, sparse_rate=SPARSE_RATE), sparse),
+            EAGER: (partial(engines.eager, subject, dtype, threads), dense),
+            INDUCTOR: (partial(engines.inductor, subject, dtype, threads), dense),
+            ORT: (partial(engines.onnxruntime, subject, dtype, threads), dense),
+            OPENVINO: (partial(engines.openvino, subject, dtype, threads), dense),
+            OPENVINO_SPARSE: (partial(engines.openvino, pruned, dtype, threads, sparse_rate=SPARSE_RATE), sparse),
             **self.ours(side, subject, dtype, dense),
             **self.ours_pruned(side, pruned, dtype, sparse),
         }
@@ -177,32 +143,7 @@ def compiled(
     try:
         fast = compiling(graph=graph)
     except TwofourError as error:
-        side.missing[f"{name}, graph"] = _reason(error)
+        side.missing[f"{name}, graph"] = engines.reason_of(error)
         fast = compiling(graph=False)
     side.plans[name], side.accounts[name] = str(fast.plan), fast.plan.account
-    return partial(peers.first_output, fast, subject.inputs)
-
-
-def _on_this_thread(call: Callable[[], Any]) -> bool:
-    """Whether a runtime computes on the calling thread, so that this thread's clock sees all of it."""
-    call()
-    thread, process = time.thread_time(), time.process_time()
-    call()
-    return time.thread_time() - thread >= 0.9 * (time.process_time() - process)
-
-
-def numpy_of(answer: Any) -> np.ndarray:
-    """Return an answer as an array of float32."""
-    return answer.float().numpy() if isinstance(answer, torch.Tensor) else np.array(answer, dtype=np.float32)
-
-
-def _distance(answer: Any, reference: np.ndarray) -> float:
-    found = numpy_of(answer)
-    if found.shape != reference.shape:
-        return float("nan")
-    return float(np.linalg.norm((found - reference).ravel()) / np.linalg.norm(reference.ravel()))
-
-
-def _reason(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:3])[:300] or type(error).__name__
+    return partial(engines.first_output, fast, subject.inputs)

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import twofour
-from cases import peers
 from cases.memory import resident, trim
 from models import Subject
 from models.fusion import FUSION
+from twofour import engines
 
 RUNS = 3
 Prepared = Callable[[], Any]
@@ -25,7 +25,7 @@ Prepared = Callable[[], Any]
 def export(model: str, folder: Path) -> int:
     """Write a model as ONNX and its inputs as arrays; return the bytes of its weights."""
     subject = FUSION[model]()
-    peers.export(subject, folder / "model.onnx")
+    engines.export(subject, folder / "model.onnx")
     np.savez(folder / "inputs.npz", *(tensor.contiguous().numpy() for tensor in subject.inputs))
     return sum(parameter.nbytes for parameter in subject.model.parameters())
 
@@ -36,7 +36,7 @@ def eager(model: str, folder: Path) -> Callable[[], Prepared]:
 
     def build() -> Prepared:
         subject = FUSION[model]()
-        return partial(peers.first_output, subject.model, subject.inputs)
+        return partial(engines.first_output, subject.model, subject.inputs)
 
     return build
 
@@ -107,13 +107,13 @@ def peak(build: Callable[[], Prepared]) -> int:
 def _compiled(model: str, change: Callable[[Subject], object]) -> Callable[[], Prepared]:
     FUSION[model]()  # imports what it is made of
     small = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)).eval()
-    peers.first_output(twofour.compile(small, torch.randn(8, 64)), (torch.randn(8, 64),))  # code that is loaded once
+    engines.first_output(twofour.compile(small, torch.randn(8, 64)), (torch.randn(8, 64),))  # code that is loaded once
 
     def build() -> Prepared:
         subject = FUSION[model]()
         change(subject)
         fast = twofour.compile(subject.model, subject.inputs, tokens=(subject.tokens,))
-        return partial(peers.first_output, fast, subject.inputs)
+        return partial(engines.first_output, fast, subject.inputs)
 
     return build
 

@@ -17,11 +17,11 @@ from rich.table import Table
 from torch import nn
 
 import twofour
-from cases import models, peers
-from cases.models import DENSE, OPENVINO, Builders, Side, compiled, numpy_of
+from cases import models
+from cases.models import DENSE, OPENVINO, Builders, Side, compiled
 from cases.records import machine_line
 from models import BUILDERS, Subject
-from twofour import shrinking
+from twofour import engines, shrinking
 from twofour.errors import DataError
 from twofour.measure import Record
 from twofour.shrinking import Budget
@@ -60,10 +60,10 @@ class Bench(models.Bench):
         """Build what is timed."""
         side = Side()
         whole, small, sparse = (
-            numpy_of(peers.eager(entry, "float32", threads)()) for entry in (subject, self.small, pruned)
+            engines.values_of(engines.eager(entry, "float32", threads)()) for entry in (subject, self.small, pruned)
         )
         builders: Builders = {
-            OPENVINO: (partial(peers.openvino, subject, dtype, threads), whole),
+            OPENVINO: (partial(engines.openvino, subject, dtype, threads), whole),
             DENSE: (partial(compiled, side, DENSE, subject, dtype), whole),
             SHRUNK: (partial(compiled, side, SHRUNK, self.small, dtype), small),
             SPARSE: (partial(compiled, side, SPARSE, pruned, dtype), sparse),

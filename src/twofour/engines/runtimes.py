@@ -12,17 +12,30 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cases.quantized import quantize_onnx, quantize_openvino, quantize_torch
-from models import Subject
+from twofour.engines.quantized import quantize_onnx, quantize_openvino, quantize_torch
 
 Answer = Callable[[], "Tensor | np.ndarray[Any, Any]"]
 HINTS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32", "int4": "f32"}
+
+
+class Subject(Protocol):
+    """A model and the inputs of one call; it answers with a tensor, or a tuple whose first entry is compared."""
+
+    @property
+    def model(self) -> nn.Module:
+        """In evaluation mode, float32."""
+        ...
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Its positional arguments."""
+        ...
 
 
 class NotBuilt(Exception):
@@ -105,7 +118,7 @@ def onnxruntime(subject: Subject, dtype: str, threads: int, *, optimised: Path |
     feed = {f"input{index}": tensor.contiguous().numpy() for index, tensor in enumerate(subject.inputs)}
     feed = {entry.name: feed[entry.name] for entry in session.get_inputs()}
     name = session.get_outputs()[0].name
-    return lambda: session.run([name], feed)[0]
+    return lambda: np.asarray(session.run([name], feed)[0])
 
 
 def export(subject: Subject, path: Path, free: tuple[int, ...] = ()) -> Path:

@@ -52,7 +52,7 @@ def quantize_onnx(path: Path, dtype: str) -> Path:
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
     # accuracy_level 4: activations are quantised to int8 inside the product, its fastest way on a CPU.
-    quantizer = MatMulNBitsQuantizer(onnx.load(path), block_size=GROUP, is_symmetric=True, accuracy_level=4)
+    quantizer: Any = MatMulNBitsQuantizer(onnx.load(path), block_size=GROUP, is_symmetric=True, accuracy_level=4)
     quantizer.process()
     quantizer.model.save_model_to_file(str(target), use_external_data_format=False)
     return target
