@@ -16,7 +16,7 @@ from twofour import measure
 from twofour.checker import check
 from twofour.demo import data as datasets
 from twofour.demo import demo
-from twofour.demo.folder import run_folder
+from twofour.demo.folder import RESULTS, run_folder
 from twofour.demo.network import VisionTransformer
 from twofour.demo.settings import SETTINGS, quick
 from twofour.demo.summary import BEST_DENSE, EAGER, OURS, Difference
@@ -54,11 +54,14 @@ def test_it_measures_four_models_and_three_latencies(run):
 
 def test_it_leaves_a_run_folder(run):
     names = {path.name for path in run.folder.iterdir()}
-    assert names == {"model.safetensors", "records.json", "recipe.toml", "summary.json", "summary.txt"}
+    assert names == set(RESULTS)
     assert tomllib.loads((run.folder / "recipe.toml").read_text())["rule"] == [{"layers": "*", "pattern": "2:4"}]
     assert [record.meta["batch"] for record in measure.load(run.folder / "records.json")] == [1, 4]
     stored = json.loads((run.folder / "summary.json").read_text())
     assert stored["accuracy"]["sparse"] == run.accuracy["sparse"] and stored["bytes"]["packed"] == run.bytes_packed
+    page = (run.folder / "report.html").read_text()
+    for words in ("Demo on digits", "Loss of training", "layers run sparse", "masks are kept", "too small to judge by"):
+        assert words in page
     text = (run.folder / "summary.txt").read_text()
     for word in (
         "F.linear",

@@ -184,6 +184,14 @@ class HardwareError(TwofourError, ValueError):
     """A machine is unknown, cannot exist, or has no unit for what is asked of it."""
 
 
+class ReportError(TwofourError, ValueError):
+    """A run cannot be read, or its report cannot be written."""
+
+
+class OptimizeError(TwofourError, RuntimeError):
+    """A model cannot be optimised as asked."""
+
+
 class DataError(TwofourError, ValueError):
     """A data set is missing or not in the expected form."""
 

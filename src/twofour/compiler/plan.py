@@ -145,7 +145,12 @@ class Plan:
     def to_dict(self) -> dict[str, object]:
         """Return JSON-ready fields."""
         layers = [
-            {**layer.__dict__, "shape": list(layer.shape), "times": {str(n): t for n, t in layer.times.items()}}
+            {
+                **layer.__dict__,
+                "shape": list(layer.shape),
+                "sparse": layer.sparse,
+                "times": {str(n): t for n, t in layer.times.items()},
+            }
             for layer in self.layers
         ]
         account = self.account and self.account.to_dict()

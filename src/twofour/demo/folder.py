@@ -13,7 +13,15 @@ from twofour import measure
 from twofour.errors import DataError, cut
 from twofour.files import is_temporary, json_or_none, locked, remove_left
 
-RESULTS = ("model.safetensors", "records.json", "recipe.toml", "summary.json", "summary.txt")
+RESULTS = (
+    "model.safetensors",
+    "records.json",
+    "recipe.toml",
+    "plan.json",
+    "summary.json",
+    "summary.txt",
+    "report.html",
+)
 UNFINISHED = "unfinished.json"
 """Says what the run was asked, from its start to its end."""
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twofour.checker import Report
+from twofour.compiler import Plan
 from twofour.measure import Record
 from twofour.training import Result
 
@@ -53,7 +55,8 @@ class Summary:
         bytes_packed: Bytes of the packed checkpoint.
         latency: Batch size to the interleaved comparison of the three models.
         training: The sparse run and its control.
-        plan: The compiled model's plan, as text.
+        plan: The compiled model's plan.
+        masks: What `twofour.check` says of the trained masked model.
         seconds: Wall time of the whole demo.
         seed: Seed of everything.
         folder: Where the run's files lie.
@@ -69,7 +72,8 @@ class Summary:
     bytes_packed: int
     latency: Mapping[int, Record]
     training: Result
-    plan: str
+    plan: Plan
+    masks: Report
     seconds: float
     seed: int
     folder: Path
@@ -94,6 +98,10 @@ class Summary:
             "bytes": {"dense": self.bytes_dense, "packed": self.bytes_packed},
             "latency": {str(batch): record.to_dict() for batch, record in self.latency.items()},
             "training": self.training.to_dict(),
+            "weights": [
+                {"name": w.name, "promised": w.promised, "zeros": w.zeros, "legal": w.legal, "verdict": w.verdict}
+                for w in self.masks.layers
+            ],
             "seconds": self.seconds,
             "folder": str(self.folder),
         }

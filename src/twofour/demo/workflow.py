@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from twofour import measure
+from twofour import measure, report
+from twofour.checker import check
 from twofour.compiler import compile as compile_model
 from twofour.demo import data as datasets
 from twofour.demo.data import Images
@@ -122,7 +123,8 @@ def run_all(job: Job, data: str, quick: bool, started: float) -> Summary:
         bytes_packed=file.stat().st_size,
         latency=latency,
         training=result,
-        plan=str(fast.plan),
+        plan=fast.plan,
+        masks=check(model),
         seconds=time.perf_counter() - started,
         seed=job.seed,
         folder=job.folder,
@@ -220,16 +222,18 @@ def accuracies(dense: Run, result: Result) -> Mapping[str, float]:
 
 
 def finish(summary: Summary) -> None:
-    """Print the table and write recipe, summary.json and summary.txt, the last with the plan below the table."""
+    """Print the table and write what is found: recipe, plan, summary, the report's page."""
     from rich.console import Console
 
     folder = summary.folder
     table = summary.table()
     RECIPE.save(folder / "recipe.toml")
+    measure.write_json(folder / "plan.json", measure.without_nan(summary.plan.to_dict()))
     measure.write_json(folder / "summary.json", summary.to_dict())
+    page = report.write(report.read(folder), folder / "report.html")
     with replacing(folder / "summary.txt") as temporary, open(temporary, "w", encoding="utf-8") as file:
         Console(file=file, width=120).print(table)
         file.write(f"{summary.notes()}\n\n{summary.plan}\n")
     console = Console(highlight=False)
     console.print(table, width=max(console.width, 80))
-    console.print(f"{summary.notes()}\n\nThe run's folder: {folder}", markup=False, soft_wrap=True)
+    console.print(f"{summary.notes()}\n\nThe run's folder: {folder}\nThe report: {page}", markup=False, soft_wrap=True)
