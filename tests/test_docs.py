@@ -54,6 +54,9 @@ def test_every_command_is_documented() -> None:
     commands = [info.name or (info.callback.__name__ if info.callback else "") for info in app.registered_commands]
     assert set(commands) == {
         "demo",
+        "optimize",
+        "bench",
+        "report",
         "shrink",
         "prune",
         "check",

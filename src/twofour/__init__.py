@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from twofour.export import load, save
     from twofour.hardware import estimate
     from twofour.importing import read
+    from twofour.optimizing import optimize
     from twofour.pruning import prune
     from twofour.quantization import quantize
     from twofour.shrinking import shrink
@@ -50,6 +51,7 @@ _VERBS = {
     "save": "twofour.export",
     "load": "twofour.export",
     "read": "twofour.importing",
+    "optimize": "twofour.optimizing",
     "check": "twofour.checker",
     "estimate": "twofour.hardware",
 }
@@ -81,6 +83,7 @@ __all__ = [
     "load",
     "masks",
     "measure",
+    "optimize",
     "packing",
     "patterns",
     "prune",

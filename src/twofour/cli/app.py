@@ -12,7 +12,22 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from twofour.cli import advise, check, demo, estimate, explain, export, importing, kernels, prune, shrink, simulate
+from twofour.cli import (
+    advise,
+    bench,
+    check,
+    demo,
+    estimate,
+    explain,
+    export,
+    importing,
+    kernels,
+    optimize,
+    prune,
+    report,
+    shrink,
+    simulate,
+)
 from twofour.cli.console import ToStderr, print_error
 from twofour.errors import SourceError, TwofourError, explained
 
@@ -81,12 +96,15 @@ def _root(
 
 
 app.command("demo")(demo.demo)
+app.command("optimize")(optimize.optimize)
 app.command("shrink")(shrink.shrink)
 app.command("prune")(prune.prune)
 app.command("check")(check.check)
 app.command("import")(importing.convert)
 app.command("export")(export.export)
 app.command("advise")(advise.advise)
+app.command("bench")(bench.bench)
+app.command("report")(report.report)
 app.command("explain")(explain.explain)
 app.command("estimate")(estimate.estimate)
 app.command("simulate")(simulate.simulate)

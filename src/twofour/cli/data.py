@@ -36,7 +36,7 @@ class FromFile:
     rest: int = 0
 
 
-def read(text: str, source: sources.Source, samples: int, length: int) -> Any:
+def read(text: str, source: sources.Source, samples: int, length: int, batch: int = BATCH) -> Any:
     """Return calibration data as `twofour.prune` takes them.
 
     Arrays of a file go to the arguments of the model's forward that have their names; a single array goes to the first
@@ -48,15 +48,16 @@ def read(text: str, source: sources.Source, samples: int, length: int) -> Any:
         source: The model's.
         samples: No more texts are read.
         length: Tokens of a text at most.
+        batch: Samples of a batch of a file's.
 
     Raises:
         SourceError: It is neither, the file cannot be read, or the model has no tokenizer for texts.
     """
     path = Path(text).expanduser()
     if path.suffix in ARRAYS and path.is_file():
-        return FromFile(_batches(_arrays(path)))
+        return FromFile(_batches(_arrays(path), batch))
     if path.suffix in TEXTS and path.is_file():
-        return FromFile(*_tokens(path, source, samples, length))
+        return FromFile(*_tokens(path, source, samples, length, batch))
     if ":" in text and not path.exists():
         return sources.returned(text, FORMS)
     raise SourceError(
@@ -169,14 +170,14 @@ def _arrays(path: Path) -> dict[str, Tensor]:
     return arrays
 
 
-def _batches(arrays: dict[str, Tensor]) -> list[Any]:
-    parts = {name: array.split(BATCH) for name, array in arrays.items()}
+def _batches(arrays: dict[str, Tensor], batch: int) -> list[Any]:
+    parts = {name: array.split(batch) for name, array in arrays.items()}
     if len(parts) == 1:
         return list(next(iter(parts.values())))
     return [dict(zip(parts, group, strict=True)) for group in zip(*parts.values(), strict=True)]
 
 
-def _tokens(path: Path, source: sources.Source, samples: int, length: int) -> tuple[list[Any], int]:
+def _tokens(path: Path, source: sources.Source, samples: int, length: int, batch: int) -> tuple[list[Any], int]:
     if source.kind != "folder" or source.path is None:
         raise SourceError(
             f"the texts of --data {path} need a tokenizer",
@@ -187,7 +188,7 @@ def _tokens(path: Path, source: sources.Source, samples: int, length: int) -> tu
     tokenizer = huggingface.tokenizer(source.path)
     texts, rest = _texts(path, samples)
     # A tokenizer that cannot pad takes one text at a time.
-    size = BATCH if tokenizer.pad_token is not None else 1
+    size = batch if tokenizer.pad_token is not None else 1
     options = {"padding": size > 1, "truncation": True, "max_length": length, "return_tensors": "pt"}
     batches = [dict(tokenizer(texts[at : at + size], **options)) for at in range(0, len(texts), size)]
     _require_known_words(path, tokenizer, batches)

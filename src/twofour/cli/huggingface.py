@@ -11,6 +11,7 @@ from twofour.checkpoints import CONFIG, Checkpoint, architectures, empty_model, 
 from twofour.checkpoints.configuration import described, reading
 from twofour.checkpoints.limits import size_of
 from twofour.errors import SourceError, explained
+from twofour.files import json_or_none
 
 GROWTH, SLACK = 8, 1 << 30
 """A model may be eight times its files, 4 bits there and float32 here, and a gigabyte: a head that is not there."""
@@ -83,6 +84,15 @@ def _require_filled(folder: Path) -> None:
             wanted=f"at most {most} bytes: {GROWTH} times those of the files, and a gigabyte",
             remedy="put the config.json beside the weights that they were saved with",
         )
+
+
+def pooling(folder: Path) -> str:
+    """Return how a folder of sentence-transformers makes one embedding of those of the tokens: "mean" or "cls"."""
+    for place in (folder, folder.parent):
+        found = json_or_none(place / "1_Pooling" / CONFIG)
+        if isinstance(found, dict):
+            return "cls" if found.get("pooling_mode_cls_token") is True else "mean"
+    return "mean"
 
 
 def tokenizer(folder: Path) -> Any:

@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -116,11 +117,11 @@ def _installed(name: str) -> Path | None:
     return next((folder.resolve() for folder in folders if huggingface.is_model(folder)), None)
 
 
-def returned(text: str, wanted: str) -> Any:
-    """Import "package.module:function", call the function and return what it returns.
+def function(text: str, wanted: str) -> Callable[..., Any]:
+    """Import "package.module:function" and return the function.
 
     Raises:
-        SourceError: It cannot be imported, is no function, or raises.
+        SourceError: It cannot be imported, or is no function.
     """
     module_name, _, function_name = text.partition(":")
     if os.getcwd() not in sys.path:
@@ -134,15 +135,25 @@ def returned(text: str, wanted: str) -> Any:
             wanted=wanted,
             remedy="run from the folder that holds the module, or install its package",
         ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
+    found = getattr(module, function_name, None)
+    if not callable(found):
         names = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
         raise SourceError(
             f"`{module_name}` has no function `{function_name}`",
             got=f"functions {', '.join(names[:8]) or 'none'}",
             wanted=wanted,
         )
+    return found
+
+
+def returned(text: str, wanted: str) -> Any:
+    """Import "package.module:function", call the function and return what it returns.
+
+    Raises:
+        SourceError: It cannot be imported, is no function, or raises.
+    """
+    made = function(text, wanted)
     try:
-        return function()
+        return made()
     except (Exception, SystemExit) as error:
         raise SourceError(f"{text} raised {type(error).__name__}", got=str(error), wanted=wanted) from error

@@ -1,0 +1,126 @@
+"""`twofour optimize`: a dense model and data in, the fastest model whose quality holds out, with a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import nn
+
+from twofour import measure, optimizing
+from twofour.cli import data as inputs
+from twofour.cli import huggingface
+from twofour.cli import source as sources
+from twofour.cli.console import JsonFile, print_table, progress, remedies_of_options, say, write
+from twofour.cli.options import DenseModel, Skip
+from twofour.cli.prune import CriterionText, PatternText
+from twofour.criteria import SAMPLES
+from twofour.optimizing import Outcome
+from twofour.optimizing.folder import PAGE
+from twofour.optimizing.samples import MOST_HELD
+from twofour.optimizing.timing import NAMES, SECONDS
+from twofour.shrinking import Budget
+from twofour.streaming import result_folder
+from twofour.streaming.companions import companions
+
+EVALUATES = "package.module:function, called as function(model), that returns a number, the higher the better"
+REMEDIES = {"batch=1": "--batch 1, or larger batches of the function", "evaluate": "--evaluate module:function"}
+
+Data = Annotated[
+    str, typer.Option(metavar="DATA", help="Inputs: module:function, .npz, .npy, .safetensors, .txt or .jsonl.")
+]
+Evaluate = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE:FUNCTION", help="Judge by function(model) -> number, the higher the better."),
+]
+Within = Annotated[
+    float | None,
+    typer.Option(min=0, metavar="POINTS", help="Points of quality that may be lost: bfloat16 and int8 are tried too."),
+]
+Out = Annotated[
+    Path, typer.Option("--out", metavar="DIR", help="Folder to write; new, or left by the same command: it goes on.")
+]
+Shrink = Annotated[
+    float | None, typer.Option(metavar="FRACTION", help="Shrink it first to this fraction of its measured time.")
+]
+Width = Annotated[list[str] | None, typer.Option(help="Low bits to try too, such as w4a8; may be given several times.")]
+Batch = Annotated[int, typer.Option(min=1, help="Samples of one call that is timed.")]
+Length = Annotated[int, typer.Option(min=1, help="Tokens at most of a text of the data.")]
+Without = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help=f"Leave a runtime out: {', '.join(NAMES[1:])}. May be given several times."),
+]
+Seconds = Annotated[float, typer.Option(min=0.01, help="Time box of the comparison.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads; torch's default when left out.")]
+
+
+def optimize(
+    source: DenseModel,
+    data: Data,
+    out: Out,
+    evaluate: Evaluate = None,
+    within: Within = None,
+    pattern: PatternText = "2:4",
+    criterion: CriterionText = None,
+    skip: Skip = None,
+    samples: Annotated[int, typer.Option(min=1, help="Samples that calibrate; others are held back.")] = SAMPLES,
+    length: Length = 128,
+    batch: Batch = 1,
+    shrink: Shrink = None,
+    width: Width = None,
+    without: Without = None,
+    seconds: Seconds = SECONDS,
+    threads: Threads = None,
+    json: JsonFile = None,
+) -> None:
+    """Make a model faster here: prune, compile, judge on data held back, time beside other runtimes, keep the best.
+
+    A run that was stopped goes on with the same command. DIR gets the model, plan.json, results.json and report.html.
+    """
+    use_threads(threads)
+    found = sources.resolve(source)
+    result_folder.require_apart(out, found.path)
+    judge = None if evaluate is None else sources.function(evaluate, EVALUATES)
+    folder = found.path if found.kind == "folder" else None
+    beside = {} if folder is None else companions(folder)  # refuses what cannot be copied before any long work
+    with progress(f"reading {source}"):
+        model = found.model()
+        count = samples + MOST_HELD
+        given = inputs.fitted(inputs.read(data, found, count, length, max(batch, inputs.BATCH)), model, count)
+    options: dict[str, Any] = {"evaluate": judge, "within": within, "pattern": pattern, "criterion": criterion}
+    options |= {"skip": skip or (), "samples": samples, "batch": batch, "widths": width or (), "seconds": seconds}
+    options |= {"budget": None if shrink is None else Budget(time=shrink), "without": without or (), "name": source}
+    options |= {"pooling": "mean" if folder is None else huggingface.pooling(folder), "beside": beside}
+    with remedies_of_options(REMEDIES):
+        outcome = optimizing.optimize(model, given, out, loading=_loading(found, model, out), **options)
+    show(outcome)
+    write(json, outcome.to_dict())
+
+
+def use_threads(threads: int | None) -> None:
+    """Give torch so many threads; None leaves its own number."""
+    if threads is not None:
+        measure.require_threads(threads)
+        torch.set_num_threads(threads)
+
+
+def _loading(found: sources.Source, model: nn.Module, out: Path) -> str:
+    """Return Python that loads the result, where {file} stands for its path."""
+    if found.kind == "function":
+        module, _, name = found.text.partition(":")
+        return f'import twofour\nfrom {module} import {name}\nfast = twofour.load("{{file}}", {name}())'
+    name = type(model).__name__
+    made = f'{name}(AutoConfig.from_pretrained("{out}"))'
+    return f'import twofour\nfrom transformers import AutoConfig, {name}\nfast = twofour.load("{{file}}", {made})'
+
+
+def show(outcome: Outcome) -> None:
+    """Print the one table, what was won, where the files are and how the model is loaded."""
+    head = ("model", "ms", "times as fast", "quality", "")
+    title = "one call each, interleaved; times as fast as the fastest dense runtime"
+    print_table(title, head, outcome.rows(), (1, 2, 3))
+    files = ", ".join(sorted(path.name for path in outcome.folder.iterdir()))
+    say(f"\n{outcome.verdict}\n\nwrote {outcome.folder}: {files}")
+    say(f"the report: {outcome.folder / PAGE}\n\n{outcome.loading}")

@@ -1,0 +1,396 @@
+"""optimize: prune, compile in the types allowed, judge, time beside dense runtimes, keep the fastest that holds."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from twofour import calls, checker, measure, report
+from twofour.calls import Example
+from twofour.compiler import advise
+from twofour.compiler import compile as compile_model
+from twofour.errors import LayerError, OptimizeError, TwofourError, cut
+from twofour.export import load, save
+from twofour.files import named, replacing
+from twofour.layers import require_module
+from twofour.measure import Record
+from twofour.optimizing.folder import MODEL, PAGE, PLAN, RECORD, Journal, digest, opened
+from twofour.optimizing.outcome import Choice, Outcome, Tried, choose, verdict_of
+from twofour.optimizing.quality import OWN, TITLES, Evaluate, Judge
+from twofour.optimizing.samples import SEED, Samples, example_of, parted, tokens_of
+from twofour.optimizing.timing import SECONDS, require_known, timed
+from twofour.progress import Progress
+from twofour.pruning import outcomes, prune
+from twofour.quantization import quantize
+from twofour.quantization.widths import Widths
+from twofour.report import Score
+from twofour.shrinking import Budget, report_of, shrink
+
+SPARSE, DENSE = "2:4", "dense"
+TYPES = ("float32", "bfloat16", "int8")
+"""Computing types that are tried where a loss is allowed; without a limit the first alone."""
+FLOAT = "float32"
+_IN_THE_FILE = ("graph", "machines")
+"""Parts of a plan that the model's file holds; plan.json goes without them."""
+
+
+def optimize(
+    model: nn.Module,
+    data: Any,
+    out: str | Path,
+    *,
+    evaluate: Evaluate | None = None,
+    within: float | None = None,
+    pattern: str = SPARSE,
+    criterion: str | None = None,
+    skip: str | Sequence[str] = (),
+    samples: int = 128,
+    batch: int = 1,
+    budget: Budget | None = None,
+    widths: Sequence[str] = (),
+    without: Sequence[str] = (),
+    seconds: float = SECONDS,
+    pooling: str = "mean",
+    name: str = "model",
+    loading: str = "",
+    beside: Mapping[str, Path] | None = None,
+    progress: bool = True,
+) -> Outcome:
+    """Make a dense model faster on this machine: prune it once, compile it, judge it, measure it, keep what is best.
+
+    A part of the data is held back for judging; the rest calibrates the pruning and the ranges of int8. The model is
+    compiled pruned and dense, in float32, and where `within` allows a loss in bfloat16 and int8 too; each is saved,
+    loaded again, judged, and timed beside the dense runtimes that are installed, in the types that were tried. The
+    fastest whose quality holds is kept: a dense one where nothing sparse holds, and the verdict says so.
+
+    Stopped and called again with the same arguments, it goes on after the last step that was done.
+
+    Args:
+        model: The trained dense model, on the CPU; it stays as it is.
+        data: Inputs, or pairs (input, target), as `twofour.prune` takes them; at least eight samples.
+        out: Folder to write: the model, plan.json, results.json, report.html. New or empty, or left by the same run.
+        evaluate: `evaluate(model)` -> one number, the higher the better. A dense model's number from -1 to 1 is a
+            fraction: it and all others are multiplied by 100. Without it, answers are compared with the dense model's
+            on the samples held back: top-1 agreement where the model answers with logits or the targets are classes,
+            the cosine of embeddings for encoders of transformers, else 100 minus the relative error in per cent.
+        within: Points of that quality that may be lost. None: float32 alone, and the fastest is kept.
+        pattern: What to prune to.
+        criterion: As in `twofour.prune`; its best for one shot by default.
+        skip: Globs of layers to leave dense.
+        samples: Samples of the data that calibrate.
+        batch: Samples of one call that is timed; they are the median of the data in size.
+        budget: Shrink the model to this first (`twofour.shrink`).
+        widths: Low bits to try too, such as "w4a8".
+        without: Runtimes to leave out: "torch.compile", "ONNX Runtime", "OpenVINO".
+        seconds: Time box of the comparison.
+        pooling: How token embeddings become one where cosines are compared: "mean" or "cls".
+        name: Of the model, for the report.
+        loading: Python that loads the result, in which {file} stands for its path; made up where empty.
+        beside: Files that are copied into the folder: path inside it -> where they are.
+        progress: Show progress with the time left on standard error.
+
+    Returns:
+        What was found; `outcome.model` is the kept model as its file gives it.
+
+    Raises:
+        OptimizeError: An argument is impossible, the folder holds something else or another run, the function that
+            judges fails, or no model was compiled.
+        DataError: The data cannot be used, or are too few.
+        TwofourError: The model cannot be pruned or shrunk as asked.
+    """
+    require_module(model, OptimizeError)
+    require_known(without)
+    _require(within, seconds, pooling, widths)
+    given = parted(model, data, samples)
+    example = example_of(given.held, batch)
+    task = _Task(model, given, example, evaluate, within, pattern, criterion, skip, budget, tuple(widths))
+    task = replace(task, without=tuple(without), seconds=seconds, pooling=pooling, name=name, batch=batch)
+    folder, others = named(out, OptimizeError), tuple(beside or ())
+    with ExitStack() as stack:
+        display = stack.enter_context(Progress(progress))
+        journal = stack.enter_context(opened(folder, task.asked(), others, display))
+        stack.enter_context(calls.without_cache(model))
+        return replace(task, journal=journal).run(loading or _LOADING, beside or {})
+
+
+_LOADING = 'import twofour\nfast = twofour.load("{file}", model)'
+
+
+def _require(within: float | None, seconds: float, pooling: str, widths: Sequence[str]) -> None:
+    if within is not None and not within >= 0:
+        raise OptimizeError("the loss allowed is impossible", got=f"within={within!r}", wanted="points, at least 0")
+    if not seconds > 0:
+        raise OptimizeError("the time box is impossible", got=f"seconds={seconds!r}", wanted="seconds above 0")
+    if pooling not in ("mean", "cls"):
+        raise OptimizeError("the pooling is not known", got=repr(pooling), wanted='"mean" or "cls"')
+    for text in widths:
+        Widths.parse(text)
+
+
+def _name_of(evaluate: Evaluate | None) -> str | None:
+    if evaluate is None:
+        return None
+    return f"{getattr(evaluate, '__module__', '')}:{getattr(evaluate, '__qualname__', type(evaluate).__name__)}"
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A model that is compiled: whether it is the pruned one, its type, and low bits if any."""
+
+    sparse: bool
+    dtype: str
+    widths: str = ""
+
+    def name(self, pattern: str) -> str:
+        return f"twofour {pattern if self.sparse else DENSE}, {self.widths or self.dtype}"
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One run: `optimize`'s arguments, and its steps."""
+
+    model: nn.Module
+    data: Samples
+    example: Any
+    evaluate: Evaluate | None
+    within: float | None
+    pattern: str
+    criterion: str | None
+    skip: str | Sequence[str]
+    budget: Budget | None
+    widths: tuple[str, ...]
+    without: tuple[str, ...] = ()
+    seconds: float = SECONDS
+    pooling: str = "mean"
+    name: str = "model"
+    batch: int = 1
+    journal: Journal = field(default_factory=lambda: Journal(Path(), {}, Progress(False)))
+
+    def asked(self) -> dict[str, Any]:
+        """Return what makes the run this one, JSON-ready: another model, other data or versions are another run."""
+        held = [[batch.inputs, batch.target] for batch in self.data.held]
+        return {
+            **{"model": self.name, "weights": digest(self.model), "data": digest(held), "samples": self.data.count},
+            **{"evaluate": _name_of(self.evaluate), "within": self.within, "pattern": self.pattern},
+            **{"criterion": self.criterion, "skip": [self.skip] if isinstance(self.skip, str) else list(self.skip)},
+            **{"batch": self.batch, "budget": repr(self.budget), "widths": list(self.widths)},
+            **{"without": list(self.without), "seconds": self.seconds, "pooling": self.pooling},
+            **{"threads": torch.get_num_threads(), "machine": measure.processor(), "versions": measure.software()},
+        }
+
+    def run(self, loading: str, beside: Mapping[str, Path]) -> Outcome:
+        """Make every step that is not done."""
+        names = [one.name(self.pattern) for one in self._candidates]
+        self.journal.display.begin(f"optimizing {self.name}", total=5 + 2 * len(names))
+        dense = _score(self.journal.step("judge the dense model", lambda: vars(self._judge[1])))
+        advice = self.journal.step(f"measure per layer what {self.pattern} brings", self._advised)
+        pruned = self.journal.step(f"prune to {self.pattern}", self._prune)
+        unpruned = pruned.get("refused", "")
+        found = {name: self._try(one, name, unpruned) for one, name in zip(self._candidates, names, strict=True)}
+        if all(one.refused for one in found.values()):
+            raise OptimizeError(
+                "the model was compiled in no form",
+                reasons=[f"{name}: {one.refused}" for name, one in found.items()],
+                wanted="a model with layers that compile takes",
+            )
+        compiled = [name for name, one in found.items() if not one.refused]
+        record = Record.from_dict(self.journal.step("time the models and the runtimes", partial(self._timed, compiled)))
+        tried = [one if one.refused else replace(one, seconds=record.median(name)) for name, one in found.items()]
+        least = None if self.within is None else dense.value - self.within
+        choice = choose(tried, least)
+        return self._finished(record, tried, choice, dense, (advice, pruned), loading, beside)
+
+    @property
+    def _candidates(self) -> list[_Candidate]:
+        """The models to compile, the likeliest to be kept first."""
+        types = TYPES[:1] if self.within is None else TYPES
+        found = [_Candidate(sparse, dtype) for dtype in types for sparse in (True, False)]
+        return found + [_Candidate(True, FLOAT, text) for text in self.widths]
+
+    @cached_property
+    def _judge(self) -> tuple[Judge, Score]:
+        """What judges, and the dense model's score."""
+        if self.evaluate is not None:
+            return Judge.by_function(self.model, self.evaluate)
+        judge = Judge.by_agreement(self.model, self.data.held, self.pooling)
+        return judge, Score(DENSE, 100.0)
+
+    @cached_property
+    def _loaded(self) -> dict[str, nn.Module]:
+        return {}
+
+    def _advised(self) -> dict[str, Any]:
+        try:
+            found = advise(self.model, tokens=(tokens_of(Example.of(self.example).leaves),), patterns=(self.pattern,))
+        except TwofourError as error:
+            return {"refused": error.what}
+        return {"summary": found.summary(found.tokens[0]), "ratios": {row.layer: row.ratio for row in found.rows}}
+
+    def _prune(self) -> dict[str, Any]:
+        """Prune a copy, smaller first where that is asked for, and keep it for the steps to come."""
+        made, told = copy.deepcopy(self.model), []
+        if self.budget is not None:
+            made = shrink(made, self.example, self.budget, data=self.data.calibration, progress=False)
+            found = report_of(made)
+            told.append(f"Shrunk first: {str(found).partition(chr(10))[0]}.")
+        options = {"criterion": self.criterion, "skip": self.skip, "progress": False}
+        try:
+            made = prune(made, self.pattern, data=self.data.calibration, samples=self.data.count, **options)
+        except LayerError as error:  # nothing in it can be pruned: it may still run faster dense
+            return {"refused": _said(error), "losses": {}, "weights": [], "told": told}
+        file = self.journal.work("pruned")
+        save(made, file)
+        losses = {one.name.removesuffix(".weight"): one.error for one in outcomes(made) if one.error is not None}
+        checked = checker.check(made)
+        weights = [
+            {"name": w.name, "promised": w.promised, "zeros": w.zeros, "legal": w.legal, "verdict": w.verdict}
+            for w in checked.layers
+        ]
+        criterion = next((one.criterion for one in outcomes(made)), "")
+        return {"losses": losses, "weights": weights, "criterion": criterion, "told": told}
+
+    def _pruned(self) -> nn.Module:
+        return load(self.journal.work("pruned"), copy.deepcopy(self.model), masked=True).eval()
+
+    def _try(self, one: _Candidate, name: str, unpruned: str) -> Tried:
+        """Compile a model, judge it; both once. `unpruned`: why there is no pruned one, "" where there is."""
+        made = self.journal.step(f"compile {name}", partial(self._compile, one, name, unpruned))
+        if "refused" in made:
+            self.journal.display.advance()
+            return Tried(name, False, refused=made["refused"])
+        score = _score(self.journal.step(f"judge {name}", lambda: vars(self._judge[0].score(name, self._load(name)))))
+        return Tried(name, bool(made["sparse"]), score, None, made["bytes"])
+
+    def _compile(self, one: _Candidate, name: str, unpruned: str) -> dict[str, Any]:
+        if one.sparse and unpruned:
+            return {"refused": unpruned}
+        try:
+            base = self._pruned() if one.sparse else self.model
+            if one.widths:
+                weights, _, inputs = one.widths.partition("a")
+                base = quantize(base, weights, f"a{inputs}", data=self.data.calibration, skip=self.skip)
+            options: dict[str, Any] = {"data": self.data.calibration} if one.dtype == "int8" else {}
+            fast: Any = compile_model(base, self.example, one.dtype, **options)
+            save(fast, file := self.journal.work(name))
+        except TwofourError as error:
+            return {"refused": _said(error)}
+        plan = fast.plan
+        sparse = one.sparse and any(layer.sparse for layer in plan.layers)
+        told = {key: value for key, value in plan.to_dict().items() if key not in _IN_THE_FILE}
+        return {"plan": told, "bytes": file.stat().st_size, "sparse": sparse}
+
+    def _load(self, name: str) -> nn.Module:
+        """Return a compiled model as its file gives it: what is judged and timed is what the user will load."""
+        if name not in self._loaded:
+            self._loaded[name] = load(self.journal.work(name), self.model)
+        return self._loaded[name]
+
+    def _timed(self, names: Sequence[str]) -> dict[str, Any]:
+        types = TYPES[:1] if self.within is None else TYPES
+        ours = {name: self._load(name) for name in names}
+        tell = self.journal.display.say
+        meta = {"case": "optimize", "model": self.name, "batch": self.batch}
+        meta |= {"tokens": tokens_of(Example.of(self.example).leaves)}
+        options = {"without": self.without, "seconds": self.seconds, "meta": meta, "tell": tell}
+        return timed(ours, self.model, self.example, types, **options).to_dict()
+
+    def _finished(
+        self,
+        record: Record,
+        tried: Sequence[Tried],
+        choice: Choice,
+        dense: Score,
+        steps: tuple[dict[str, Any], dict[str, Any]],
+        loading: str,
+        beside: Mapping[str, Path],
+    ) -> Outcome:
+        """Write what is kept and what was found; return it with the model."""
+        folder = self.journal.folder
+        kept = next(one for one in tried if one.name == choice.kept)
+        if "finished" not in self.journal.done:
+            _copy(self.journal.work(kept.name), folder / MODEL)
+        for name, place in beside.items():
+            _copy(place, folder / name)
+        reasons = {**choice.reasons, **{name: f"not timed: {why}" for name, why in _missing(record).items()}}
+        code = loading.replace("{file}", str(folder / MODEL))
+        scores = [one.score for one in tried if one.score is not None]
+        verdict, figures = verdict_of(
+            record, kept, dense, choice.held, self.within, _Candidate(False, FLOAT).name(self.pattern)
+        )
+        meta = {"verdict": verdict, "figures": figures, "candidates": reasons, "loading": code, "kept": kept.name}
+        meta |= self._meta(dense, scores, choice, kept, *steps)
+        record = replace(record, meta={**record.meta, **measure.without_nan(meta)})
+        measure.write_json(folder / PLAN, self.journal.done[f"compile {kept.name}"]["plan"])
+        measure.save([record], folder / RECORD)
+        report.write(report.read(folder), folder / PAGE)
+        self.journal.step("finished", lambda: True)
+        self.journal.clear()
+        fast = load(folder / MODEL, self.model)
+        by_name = {score.name: score for score in (dense, *scores)}
+        return Outcome(folder, kept.name, kept.sparse, choice.held, record, by_name, reasons, code, verdict, fast)
+
+    def _meta(
+        self,
+        dense: Score,
+        scores: Sequence[Score],
+        choice: Choice,
+        kept: Tried,
+        advice: Mapping[str, Any],
+        pruned: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Return what the record holds for the report, beside times and verdict."""
+        title, said = self._title
+        floor = None if self.within is None else dense.value - self.within
+        noted = [dict(vars(score), note=choice.reasons[score.name].partition(";")[0]) for score in scores]
+        judged = {"title": title, "said": said, "unit": "", "floor": floor, "scores": [vars(dense), *noted]}
+        sizes = {"dense weights": sum(p.nbytes for p in self.model.parameters()), f"kept: {kept.name}": kept.nbytes}
+        return {
+            **{"quality": [judged], "sizes": sizes, "losses": pruned["losses"], "weights": pruned["weights"]},
+            **{"notes": self._notes(advice, pruned), "advice": advice},
+        }
+
+    @property
+    def _title(self) -> tuple[str, str]:
+        if self.evaluate is not None:
+            return TITLES[OWN], "What the function answers for each model; the samples are its own."
+        judge = self._judge[0]
+        return TITLES[judge.kind], f"{judge.said()} {self.data.said[0].upper()}{self.data.said[1:]}."
+
+    def _notes(self, advice: Mapping[str, Any], pruned: Mapping[str, Any]) -> list[str]:
+        notes = [f"Pruned to {self.pattern} by {pruned['criterion']}, once, nothing was trained; seed {SEED}."]
+        if "refused" in pruned:
+            notes = [f"Not pruned: {pruned['refused']}."]
+        if self.within is not None:
+            notes.append("The int8 of other runtimes is made by their own tools on the example and is not judged.")
+        notes += [str(told) for told in pruned["told"]]
+        notes.append(f"Per layer: {advice.get('summary') or advice.get('refused')}.")
+        sample = f"{self.batch} sample{'s' * (self.batch > 1)} of the data held back, of the median size"
+        return [*notes, f"One call is {sample}: {tokens_of(Example.of(self.example).leaves)} tokens or samples."]
+
+
+def _copy(file: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as temporary:
+        shutil.copyfile(file, temporary)
+
+
+def _missing(record: Record) -> dict[str, str]:
+    found = record.meta.get("missing")
+    return {str(name): str(why) for name, why in found.items()} if isinstance(found, Mapping) else {}
+
+
+def _said(error: TwofourError) -> str:
+    return cut(f"{error.what}: {error.got}" if error.got else error.what, 300)
+
+
+def _score(found: Mapping[str, Any]) -> Score:
+    return Score(**found)

@@ -1,0 +1,153 @@
+"""The user's data in two parts, for calibration and for judging, and the example that is timed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from twofour.calibration import Batch, take
+from twofour.errors import DataError, integer_from
+
+SEED = 0
+HELD = 4
+"""One sample in so many is held back at least; of more data than calibration takes, the rest up to `MOST_HELD`."""
+MOST_HELD = 256
+LEAST = 8
+"""Samples below which there is nothing to hold back."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The user's data.
+
+    Attributes:
+        used: Batches for calibration.
+        held: Batches that no step but the judging sees.
+        said: In words, how many of each.
+    """
+
+    used: tuple[Batch, ...]
+    held: tuple[Batch, ...]
+    said: str
+
+    @property
+    def count(self) -> int:
+        """Samples for calibration."""
+        return sum(map(rows, self.used))
+
+    @property
+    def calibration(self) -> list[Batch]:
+        """The data that pruning and int8 ranges are made with."""
+        return list(self.used)
+
+
+def parted(model: nn.Module, data: Any, samples: int) -> Samples:
+    """Hold a part of the data back, drawn by a fixed seed: whole batches where there are several, else parts of them.
+
+    Args:
+        model: Its forward tells pairs from arguments.
+        data: As `twofour.prune` takes them.
+        samples: Samples of calibration at most.
+
+    Raises:
+        DataError: There are fewer than `LEAST` samples, or what `calibration.take` refuses.
+    """
+    remedy = "leave it out to use 128, as SparseGPT and Wanda do"
+    integer_from(1, "`samples` cannot be used", DataError, remedy, samples=samples)
+    batches = take(model, data, samples + MOST_HELD)
+    total = sum(map(rows, batches))
+    if total < LEAST:
+        raise DataError(
+            "there are too few data to hold some of them back for judging",
+            got=f"{total} samples",
+            wanted=f"at least {LEAST}, of which one in {HELD} is held back",
+            remedy="more inputs, as the model sees them where it works",
+        )
+    if len(batches) < HELD:  # a few large batches: each gives its share
+        batches = [piece for batch in batches for piece in split(batch, max(1, rows(batch) // (2 * HELD)))]
+    order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(SEED), device="cpu").tolist()
+    count = max(1, round(len(batches) * max(1 / HELD, (total - samples) / total)))
+    held, used = ([batches[index] for index in sorted(part)] for part in (order[:count], order[count:]))
+    taken = take(model, used, samples)
+    judged = sum(map(rows, held))
+    said = f"judged on {judged} samples held back, calibrated on {sum(map(rows, taken))} others"
+    return Samples(tuple(taken), tuple(held), said)
+
+
+def rows(batch: Batch) -> int:
+    """Return how many samples a batch holds."""
+    return next(leaf.shape[0] if leaf.ndim else 1 for leaf in tree_leaves(batch.inputs) if isinstance(leaf, Tensor))
+
+
+def split(batch: Batch, size: int) -> list[Batch]:
+    """Return a batch in pieces of `size` samples."""
+    return [_rows(batch, at, at + size) for at in range(0, rows(batch), size)]
+
+
+def example_of(batches: Sequence[Batch], count: int) -> Any:
+    """Return the inputs of `count` samples whose size is the median of all such groups; padding of all of them is cut.
+
+    Raises:
+        DataError: No batch has so many samples.
+    """
+    groups = [trimmed(piece.inputs) for batch in batches for piece in split(batch, count) if rows(piece) == count]
+    if not groups:
+        raise DataError(
+            f"no batch of the data has {count} samples",
+            got=f"batches of at most {max(map(rows, batches))}",
+            wanted="batches with as many samples as are to be timed in one call",
+            remedy="ask for fewer (batch=1), or give larger batches",
+        )
+    return sorted(groups, key=_values)[len(groups) // 2]
+
+
+def trimmed(inputs: Any) -> Any:
+    """Return arguments without the places at the end that an attention mask hides in every sample."""
+    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        return inputs
+    seen = (mask != 0).any(0).nonzero()
+    length = int(seen.max()) + 1 if len(seen) else mask.shape[1]
+    alike = mask.shape
+    return {
+        name: value[:, :length].contiguous() if isinstance(value, Tensor) and value.shape[:2] == alike else value
+        for name, value in inputs.items()
+    }
+
+
+def tokens_of(inputs: Any) -> int:
+    """Return the tokens of one call, of ids (batch, tokens) or values (batch, tokens, width); else its samples."""
+    first = next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
+    axes = 2 if first.ndim == 3 or (first.ndim == 2 and not first.is_floating_point()) else 1
+    return math.prod(first.shape[:axes])
+
+
+def _values(inputs: Any) -> int:
+    return sum(leaf.numel() for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
+
+
+def _rows(batch: Batch, begin: int, end: int) -> Batch:
+    size = rows(batch)
+
+    def cut(value: Any) -> Any:
+        return _mapped(value, lambda leaf: leaf[begin:end] if leaf.ndim and leaf.shape[0] == size else leaf)
+
+    return Batch(cut(batch.inputs), cut(batch.target))
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    match value:
+        case torch.Tensor():
+            return change(value)
+        case tuple() | list():
+            return type(value)(_mapped(item, change) for item in value)
+        case Mapping():
+            return {key: _mapped(item, change) for key, item in value.items()}
+        case _:
+            return value

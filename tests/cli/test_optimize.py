@@ -1,0 +1,101 @@
+"""twofour optimize, bench and report: from words to a folder that loads, and a page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.cli.small import refused
+from twofour import measure
+
+QUICK = ("--without", "torch.compile", "--without", "OpenVINO", "--without", "ONNX Runtime", "--seconds", "0.02")
+MAGNITUDE = ("--criterion", "magnitude", *QUICK)
+
+
+@pytest.fixture
+def rows() -> str:
+    save_file({"x": torch.randn(64, 64, generator=torch.Generator().manual_seed(0))}, "rows.safetensors")
+    return "rows.safetensors"
+
+
+def last_lines(printed: str) -> str:
+    """The program that loads the result: the last three lines."""
+    return "\n".join(printed.rstrip().splitlines()[-3:])
+
+
+def test_a_function_is_optimized_reported_and_loads(run: Any, rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run("optimize", "zoo_cli:small", "--data", rows, "--out", "out", *MAGNITUDE, "--json", "r.json")
+    assert result.exit_code == 0, result.output
+    assert "2:4, float32" in result.stdout and "torch eager" in result.stdout and "times as fast as" in result.stdout
+    assert json.loads(Path("r.json").read_text())["kept"].startswith("twofour ")
+    program = last_lines(result.stdout)
+    assert program.startswith("import twofour\nfrom zoo_cli import small\nfast = twofour.load(")
+    monkeypatch.syspath_prepend(".")
+    scope: dict[str, Any] = {}
+    exec(program, scope)
+    assert scope["fast"](torch.randn(3, 64)).shape == (3, 10)
+    again = run("optimize", "zoo_cli:small", "--data", rows, "--out", "out", *MAGNITUDE)
+    assert again.exit_code == 0 and last_lines(again.stdout) == program
+    page = run("report", "out", "--out", "page.html", "--json", "p.json")
+    assert page.exit_code == 0 and page.stdout == "wrote page.html\n"
+    assert "layers" in json.loads(Path("p.json").read_text())["sections"]
+    assert Path("page.html").read_text() == Path("out/report.html").read_text()
+
+
+def test_what_cannot_be_optimized_is_refused(run: Any, rows: str) -> None:
+    words = ("optimize", "zoo_cli:small", "--data", rows, "--out")
+    refused(run("optimize", "zoo_cli:none", "--data", rows, "--out", "out"), "has no function `none`")
+    refused(run("optimize", "zoo_cli:small", "--data", "none.npz", "--out", "out"), "no such file")
+    refused(run(*words, "out", "--evaluate", "zoo_cli:none"), "has no function `none`")
+    refused(run(*words, "out", "--evaluate", "zoo_cli:small", *MAGNITUDE), "the function that judges the model failed")
+    refused(run(*words, "out", "--batch", "9", "--without", "torch"), "no such runtime to leave out")
+    Path("full").mkdir()
+    Path("full/mine").write_text("")
+    refused(run(*words, "full", *MAGNITUDE), "holds something else", "mine")
+    save_file({"x": torch.randn(64, 32)}, "narrow.safetensors")
+    refused(
+        run("optimize", "zoo_cli:small", "--data", "narrow.safetensors", "--out", "two", *MAGNITUDE),
+        "does not run on the data held back",
+    )
+    refused(run("report", "full"), "is no run that a report can be made of")
+
+
+def test_a_folder_of_sentence_transformers_is_judged_by_its_embeddings(run: Any) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs the extra [text]")
+    config = transformers.BertConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=50
+    )
+    transformers.BertModel(config).save_pretrained("encoder")
+    Path("encoder/1_Pooling").mkdir()
+    Path("encoder/1_Pooling/config.json").write_text('{"pooling_mode_cls_token": true}')
+    ids = torch.randint(1, 50, (64, 12), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(12) < torch.arange(64)[:, None] % 10 + 3).long()
+    save_file({"input_ids": ids * mask, "attention_mask": mask}, "ids.safetensors")
+    result = run("optimize", "encoder", "--data", "ids.safetensors", "--out", "out", *MAGNITUDE)
+    assert result.exit_code == 0, result.output
+    assert Path("out/1_Pooling/config.json").exists() and Path("out/config.json").exists()
+    (record,) = measure.load("out/results.json")
+    quality = record.meta["quality"]
+    assert isinstance(quality, list) and quality[0]["title"].startswith("Cosine of embeddings")
+    program = last_lines(result.stdout)
+    scope: dict[str, Any] = {}
+    exec(program, scope)
+    answer = scope["fast"](input_ids=ids[:1], attention_mask=torch.ones_like(ids[:1]))
+    assert answer.last_hidden_state.shape == (1, 12, 32)
+
+
+def test_bench_is_the_measuring_half(run: Any, rows: str) -> None:
+    result = run("bench", "zoo_cli:small", "--data", rows, "--out", "record.json", *QUICK)
+    assert result.exit_code == 0, result.output
+    assert "twofour, float32" in result.stdout and "not timed: OpenVINO: left out as asked" in result.stdout
+    assert set(measure.Record.load("record.json").timings) == {"torch eager", "twofour, float32"}
+    assert run("report", "record.json").exit_code == 0 and Path("report.html").exists()
+    assert run("bench", "zoo_cli:small", "--input", "64", "--batch", "2", *QUICK).exit_code == 0
+    refused(run("bench", "zoo_cli:small", "--input", "64", "--dtype", "float7", *QUICK), "float7")
+    assert "zoo_cli" in sys.modules

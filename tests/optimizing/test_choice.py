@@ -1,0 +1,63 @@
+"""Which model is kept, and what is said of the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.report.runs import timing
+from twofour.measure import Record
+from twofour.optimizing.outcome import Tried, choose, verdict_of
+from twofour.report import Score
+
+
+def tried(name: str, seconds: float, value: float, sparse: bool = True) -> Tried:
+    return Tried(name, sparse, Score(name, value), seconds, 1000)
+
+
+FLOAT, INT8, DENSE = tried("float", 2e-3, 99.8), tried("int8", 1e-3, 97.0), tried("dense", 3e-3, 100.0, sparse=False)
+REFUSED = Tried("bfloat16", False, refused="no kernel")
+
+
+def test_the_fastest_whose_quality_holds_is_kept() -> None:
+    choice = choose([FLOAT, INT8, DENSE, REFUSED], 99.5)
+    assert (choice.kept, choice.held) == ("float", True)
+    assert choice.reasons["float"] == "kept: the fastest whose quality holds; 2.00 ms, quality 99.80"
+    assert choice.reasons["int8"].startswith("its quality does not hold: 97.00, at least 99.50 was wanted")
+    assert choice.reasons["dense"].startswith("slower than the one that is kept, by 50%")
+    assert choice.reasons["bfloat16"] == "not compiled: no kernel"
+    assert choose([FLOAT, INT8, DENSE], None).kept == "int8"
+
+
+def test_dense_is_kept_where_nothing_sparse_holds() -> None:
+    assert choose([FLOAT, INT8, DENSE], 99.9).kept == "dense"
+
+
+def test_of_equal_times_the_better_quality_is_kept() -> None:
+    near = tried("near", 1.01e-3, 99.0)
+    choice = choose([near, tried("fast", 1e-3, 98.0)], None)
+    assert choice.kept == "near"
+    assert choice.reasons["fast"].startswith("as fast as the one that is kept, of no better quality")
+
+
+def test_where_none_holds_the_best_is_kept_and_it_is_said() -> None:
+    choice = choose([FLOAT, INT8], 99.9)
+    assert (choice.kept, choice.held) == ("float", False)
+    assert choice.reasons["float"].startswith("kept: no model's quality holds")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sparse", "held", "words"),
+    [
+        (1e-3, True, True, "2.00 times as fast as OpenVINO"),
+        (4e-3, True, True, "OpenVINO is faster on this machine: nothing was won in time"),
+        (1e-3, False, True, "Nothing sparse was faster"),
+        (1e-3, True, False, "No model stays within 0.5 points"),
+    ],
+)
+def test_the_verdict_is_honest(seconds: float, sparse: bool, held: bool, words: str) -> None:
+    times = {"torch eager": timing(5e-3), "OpenVINO": timing(2e-3), "ours": timing(seconds)}
+    kept = tried("ours", seconds, 99.0, sparse)
+    record = Record(times, ("torch eager", "OpenVINO"))
+    verdict, figures = verdict_of(record, kept, Score("dense", 100.0), held, 0.5, "ours")
+    assert words in verdict and "1.00 points below the dense model's" in verdict
+    assert figures[0][:2] == ("times as fast", f"{2e-3 / seconds:.2f}x") and len(figures) == 4

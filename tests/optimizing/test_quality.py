@@ -1,0 +1,98 @@
+"""How answers are compared with the dense model's, and what the user's function may answer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from twofour.calibration import Batch
+from twofour.errors import OptimizeError
+from twofour.optimizing.quality import AGREEMENT, COSINE, ERROR, Judge
+
+X = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Answers(nn.Module):
+    """Answers with a field of transformers' outputs, some rows of it turned round."""
+
+    def __init__(self, field: str, wrong: int = 0) -> None:
+        super().__init__()
+        self.field, self.wrong = field, wrong
+
+    def forward(self, x: Tensor) -> SimpleNamespace | Tensor:
+        y = x * torch.where(torch.arange(len(x)) < self.wrong, -1.0, 1.0).view(-1, *[1] * (x.ndim - 1))
+        return y if self.field == "" else Output({self.field: y})
+
+
+class Output(dict):
+    """As transformers' outputs: keys are attributes too."""
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name in self:
+            return self[name]
+        raise AttributeError(name)
+
+
+@pytest.mark.parametrize(
+    ("field", "x", "target", "kind"),
+    [
+        ("logits", X, None, AGREEMENT),
+        ("", X, torch.zeros(32, dtype=torch.long), AGREEMENT),
+        ("last_hidden_state", X[:, None].expand(-1, 3, -1), None, COSINE),
+        ("", X, None, ERROR),
+        ("", X, torch.zeros(32), ERROR),
+    ],
+)
+def test_the_outputs_say_what_is_compared(field: str, x: Tensor, target: Tensor | None, kind: str) -> None:
+    judge = Judge.by_agreement(Answers(field), [Batch(x, target)], "mean")
+    same, half = judge.score("same", Answers(field)), judge.score("half", Answers(field, 16))
+    assert (
+        judge.kind == kind and same.value == pytest.approx(100.0, abs=1e-4) and same.error == pytest.approx(0, abs=1e-4)
+    )
+    worst = {AGREEMENT: 50.0, COSINE: 0.0, ERROR: 50.0}[kind]
+    assert half.value == pytest.approx(worst, abs=1e-3) and half.error is not None and half.error > 5
+
+
+def test_padding_is_no_part_of_an_embedding() -> None:
+    class Encoder(nn.Module):
+        def __init__(self, off: float) -> None:
+            super().__init__()
+            self.off = off
+
+        def forward(self, x: Tensor, attention_mask: Tensor) -> Output:
+            return Output(last_hidden_state=x + self.off * (1 - attention_mask[..., None]))
+
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    batch = Batch({"x": torch.randn(2, 3, 4), "attention_mask": mask})
+    for pooling in ("mean", "cls"):
+        judge = Judge.by_agreement(Encoder(0.0), [batch], pooling)
+        assert judge.score("other", Encoder(50.0)).value == pytest.approx(100.0, abs=1e-3)
+
+
+def test_nan_counts_as_wrong() -> None:
+    class Nan(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * float("nan")
+
+    assert Judge.by_agreement(Answers(""), [Batch(X)], "mean").score("nan", Nan()).value == 0.0
+    with pytest.raises(OptimizeError, match="NaN or infinity"):
+        Judge.by_agreement(Nan(), [Batch(X)], "mean")
+
+
+def test_a_function_judges_in_points() -> None:
+    judge, dense = Judge.by_function(MODEL, lambda model: 0.91)
+    assert dense.value == pytest.approx(91.0) and judge.score("same", MODEL).value == pytest.approx(91.0)
+    judge, dense = Judge.by_function(MODEL, lambda model: torch.tensor(82.5))
+    assert dense.value == 82.5 and judge.score("same", MODEL).error is None
+
+
+@pytest.mark.parametrize("answer", ["good", None, float("nan"), {"accuracy": 1.0}])
+def test_a_function_that_answers_with_no_number_is_refused(answer: object) -> None:
+    with pytest.raises(OptimizeError, match="judges the model"):
+        Judge.by_function(MODEL, lambda model: answer)
+
+
+MODEL = nn.Linear(4, 2)
