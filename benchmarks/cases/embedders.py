@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cases.peers import export
-from cases.quantized import quantize_onnx, quantize_openvino
 from models import Subject
 from models.encoder import LastHidden
+from twofour.engines import export, quantize_onnx, quantize_openvino
 
 Run = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Token ids and mask (batch, length), int64 -> hidden states (batch, length, width)."""
