@@ -70,7 +70,7 @@ test-ray: $(VENV)/test.stamp $(VENV)/package.stamp
 test-hf4: $(VENV)/test.stamp $(VENV)/weights.stamp $(VENV)/package.stamp
 	$(call BESIDE,build/hf4)
 	build/hf4/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --ignore-installed -r requirements/hf4.txt
-	OMP_NUM_THREADS=1 build/hf4/bin/python -m pytest tests/integrations $(ARGS)
+	OMP_NUM_THREADS=1 build/hf4/bin/python -m pytest -m "long or not long" tests/integrations $(ARGS)
 
 define BESIDE
 	$(BIN)/python -m venv $(1)

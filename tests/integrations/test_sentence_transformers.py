@@ -49,7 +49,7 @@ def test_packed_out_and_in(folder, tmp_path):
     fast = sentence_transformers.SentenceTransformer(folder, device="cpu", model_kwargs={"quantization_config": config})
     fast.save_pretrained(str(tmp_path / "packed"))
     again = sentence_transformers.SentenceTransformer(str(tmp_path / "packed"), device="cpu")
-    assert np.array_equal(again.encode(SENTENCES), fast.encode(SENTENCES))
+    np.testing.assert_allclose(again.encode(SENTENCES), fast.encode(SENTENCES), atol=0.05)
 
 
 @pytest.mark.long

@@ -16,6 +16,8 @@ import twofour
 from tests.integrations.folders import SENTENCES, folder_of, model_of, packed_folder, with_tokenizer
 from twofour.checkpoints import Checkpoint, read_header, write_tensors
 from twofour.errors import CompileError, DataError, ExportError, FormatError
+from twofour.export.file import parts_of
+from twofour.export.save_load import contents_of
 from twofour.integrations import TwoFourConfig
 from twofour.integrations.folder import Packed
 
@@ -100,6 +102,20 @@ def test_data_without_sentences_are_refused(places):
             AutoModel.from_pretrained(places["dense"], quantization_config=config)
 
 
+def same_weights(one, other):
+    """What both hold is equal to the bit; which kernels were the faster ones on a busy machine may differ."""
+    found, wanted = contents_of(one), contents_of(other)
+    assert found.packed.keys() == wanted.packed.keys() and found.plain.keys() == wanted.plain.keys()
+    for name, weight in wanted.packed.items():
+        for part, tensor in parts_of(name, weight).items():
+            assert torch.equal(parts_of(name, found.packed[name])[part], tensor), part
+    for name, tensor in wanted.plain.items():
+        assert torch.equal(found.plain[name], tensor), name
+
+
+ROUNDED = {"float32": 1e-5, "bfloat16": 0.05, "int8": 0.05, "int4": 0.05}
+
+
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=pytest.mark.long)])
 def test_a_packed_folder_is_loaded_without_dense_weights(places, tmp_path, dtype, caplog, monkeypatch):
     plain = AutoModel.from_pretrained(places["zeros"])
@@ -118,7 +134,8 @@ def test_a_packed_folder_is_loaded_without_dense_weights(places, tmp_path, dtype
     assert [name for name in held if "encoder" in name and "LayerNorm" not in name] == []
     held = [name for name, _ in fast.named_parameters()]
     assert [name for name in held if "encoder" in name and "LayerNorm" not in name and "bias" not in name] == []
-    alike(fast, made, inputs, 0)
+    same_weights(fast, made)
+    alike(fast, made, inputs, ROUNDED[dtype])
     assert (fast.plan.dtype, fast.plan.memory) == (dtype, "small") and "layer by layer" not in caplog.text
     assert not any(tensor.is_meta for tensor in (*fast.parameters(), *fast.buffers()))
 
@@ -140,7 +157,9 @@ def test_a_packed_folder_in_several_files(places, tmp_path):
     (folder / "model.safetensors").unlink()
     twofour.save(made, folder, max_shard_bytes=40_000)
     assert len(list(folder.glob("*.safetensors"))) > 1
-    alike(AutoModel.from_pretrained(folder, quantization_config=TwoFourConfig()), made, calls(folder), 0)
+    fast = AutoModel.from_pretrained(folder, quantization_config=TwoFourConfig())
+    same_weights(fast, made)
+    alike(fast, made, calls(folder))
 
 
 def test_what_a_packed_folder_cannot_be(places, tmp_path):
@@ -191,14 +210,15 @@ LONG = [pytest.param(dtype, marks=pytest.mark.long) for dtype in ("float32", "bf
 
 
 @pytest.mark.parametrize("dtype", [*LONG, "int8"])
-def test_packed_weights_out_answer_the_same_to_the_bit(places, tmp_path, dtype):
+def test_packed_weights_come_back_to_the_bit(places, tmp_path, dtype):
     config = TwoFourConfig(dtype, packed=True)
     fast = AutoModel.from_pretrained(places["zeros"], quantization_config=config)
     fast.save_pretrained(tmp_path / "out")
     with_tokenizer(tmp_path / "out")
     again = AutoModel.from_pretrained(tmp_path / "out")  # the key names us
     assert again.plan.dtype == dtype
-    alike(again, fast, calls(places["zeros"]), 0)
+    same_weights(again, fast)
+    alike(again, fast, calls(places["zeros"]), ROUNDED[dtype])
     again.save_pretrained(tmp_path / "plain", packed=False, config_key=False)
     plain = AutoModel.from_pretrained(tmp_path / "plain")
     assert {tensor.dtype for tensor in plain.parameters()} == {torch.float32}

@@ -110,10 +110,6 @@ class TwoFourConfig(QuantizationConfigMixin):
         """Return the same: transformers 4 asks for what differs from the defaults."""
         return self.to_dict()
 
-    def get_loading_attributes(self) -> dict[str, Any]:
-        """Return what an argument says in the place of a folder's own key."""
-        return {name: getattr(self, name) for name in STORED}
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy the settings; data are shared: transformers copies configurations often, and a loader cannot be."""
         return copy.copy(self)
