@@ -1,4 +1,4 @@
-"""`twofour export`: a sparse model to plain safetensors, ONNX or a folder of Hugging Face."""
+"""`twofour export`: a sparse model to plain safetensors, ONNX, a folder of Hugging Face, or a file for libtwofour."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Annotated, Any
 import typer
 from torch import nn
 
+from twofour import compiler as compiling
 from twofour import export as exporting
+from twofour import masks
 from twofour.cli import data as calibration
 from twofour.cli import source as sources
 from twofour.cli import sparse
@@ -21,12 +23,14 @@ from twofour.export.plain import write_plain
 from twofour.files import read_json
 from twofour.recipe import Recipe
 
-FORMATS = ("safetensors", "onnx", "huggingface")
+FORMATS = ("safetensors", "onnx", "huggingface", "runtime")
+TRACED = ("onnx", "runtime")
 ONLY = {
-    "onnx": ("given", "length", "data", "dtype", "matmul", "opset", "fixed"),
-    "huggingface": ("recipe", "accuracy"),
+    **dict.fromkeys(("given", "length", "data", "dtype"), TRACED),
+    **dict.fromkeys(("matmul", "opset", "fixed"), ("onnx",)),
+    **dict.fromkeys(("recipe", "accuracy"), ("huggingface",)),
 }
-"""Formats and the arguments that mean something for them alone."""
+"""Arguments that mean something for some formats alone, and for which."""
 REMEDIES = {
     "dtype='float32'": "--dtype float32",
     "matmul='matmul'": "--matmul matmul",
@@ -45,12 +49,18 @@ PatternText = Annotated[
     str | None,
     typer.Option("--pattern", metavar="PATTERN", help="What the weights obey, where SOURCE does not say so."),
 ]
-Length = Annotated[int, typer.Option(min=1, help="Tokens of a sample, where the model takes token ids (onnx).")]
+Length = Annotated[
+    int, typer.Option(min=1, help="Tokens of a sample, where the model takes token ids (onnx, runtime).")
+]
 Data = Annotated[
     str | None,
-    typer.Option(metavar="DATA", help="Inputs as for `twofour prune`: the example, and ranges for int8 (onnx)."),
+    typer.Option(
+        metavar="DATA", help="Inputs as for `twofour prune`: the example, and ranges for int8 (onnx, runtime)."
+    ),
 ]
-Dtype = Annotated[str, typer.Option(help="float32, or int8 with Q/DQ; needs --data (onnx).")]
+Dtype = Annotated[
+    str, typer.Option(help="float32, or int8: with Q/DQ, which needs --data (onnx); or as compile has it (runtime).")
+]
 Matmul = Annotated[str, typer.Option(help="matmul, or gemm for TensorRT 8 (onnx).")]
 Opset = Annotated[
     int, typer.Option(min=OLDEST, max=OPSETS[1], help=f"Operator set, {OPSETS[0]} on for any model (onnx).")
@@ -93,12 +103,10 @@ def export(
         require_packages()
     found = sources.resolve(source)
     with progress(f"exporting {source}"):
-        if to == "safetensors" and found.kind == "file" and model is None:
-            weights = sparse.weights(found, pattern)
-            write_plain(out, weights.tensors, weights.patterns, weights.axes)
-            said: dict[str, Any] = {"sparse": list(weights.patterns)}
-        elif to == "safetensors":
-            said = {"sparse": exporting.to_safetensors(sparse.model(found, model, pattern), out)}
+        if to == "safetensors":
+            said = _to_safetensors(found, model, pattern, out)
+        elif to == "runtime":
+            said = _to_runtime(found, sparse.model(found, model, pattern), out, (given, length, data), dtype)
         elif to == "huggingface":
             said = _to_huggingface(found, sparse.model(found, model, pattern), out, recipe, accuracy)
         else:
@@ -115,14 +123,14 @@ def _require_meant(context: typer.Context, to: str) -> None:
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         given = source is not None and source.name == "COMMANDLINE"
-        for form, names in ONLY.items():
-            if given and form != to and parameter.name in names:
-                raise SourceError(
-                    f"{parameter.opts[0]} means nothing for --to {to}",
-                    got=f"{parameter.opts[0]}, which is for --to {form}",
-                    wanted=f"the options of --to {to}",
-                    remedy=f"leave {parameter.opts[0]} out, or --to {form}",
-                )
+        forms = ONLY.get(parameter.name or "", FORMATS)
+        if given and to not in forms:
+            raise SourceError(
+                f"{parameter.opts[0]} means nothing for --to {to}",
+                got=f"{parameter.opts[0]}, which is for --to {' and '.join(forms)}",
+                wanted=f"the options of --to {to}",
+                remedy=f"leave {parameter.opts[0]} out, or --to {' or '.join(forms)}",
+            )
 
 
 def _require_data(to: str, given: str | None, data: str | None, dtype: str) -> None:
@@ -154,6 +162,27 @@ def _to_onnx(
         done = exporting.to_onnx(model, out, example, **options, data=batches if options["dtype"] == "int8" else None)
     _show(done)
     return {"sparse": [weight.initializer for weight in done.weights], **done.to_dict()}
+
+
+def _to_safetensors(found: sources.Source, model: str | None, pattern: str | None, out: Path) -> dict[str, Any]:
+    if found.kind != "file" or model is not None:
+        return {"sparse": exporting.to_safetensors(sparse.model(found, model, pattern), out)}
+    weights = sparse.weights(found, pattern)
+    write_plain(out, weights.tensors, weights.patterns, weights.axes)
+    return {"sparse": list(weights.patterns)}
+
+
+def _to_runtime(
+    found: sources.Source, model: nn.Module, out: Path, inputs: tuple[str | None, int, str | None], dtype: str
+) -> dict[str, Any]:
+    what = "a program for libtwofour is recorded by running the model"
+    example, batches = calibration.traced(model, found, *inputs, what=what, batch=1)
+    sparse_weights = list(masks.of(model))
+    fast = compiling.compile(model.eval(), example, dtype, data=batches if dtype == "int8" else None, graph="native")
+    done = exporting.to_runtime(fast, out, example)
+    for shapes, answers, calls in zip(done.inputs, done.outputs, done.calls, strict=True):
+        say(f"{calls} calls: {shapes} -> {answers}; {done.file_bytes / 1e6:.1f} MB")
+    return {"sparse": sparse_weights, **done.to_dict()}
 
 
 def _to_huggingface(

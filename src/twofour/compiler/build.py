@@ -131,6 +131,7 @@ class _Chooser:
         try:
             terms, close = self.terms, self.terms.rules == CLOSE
             options = {"memory": terms.memory, "footprint": self.footprint, "cache": terms.cache}
+            options |= {"native_alone": terms.native}
             return choose_conv(ConvCase.of(entry), **options, close=close)
         except TwofourError as error:
             raise error.for_layer(entry.name) from None

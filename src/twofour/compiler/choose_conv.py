@@ -96,7 +96,13 @@ def more_than_sums(problem: ConvProblem, residual: bool) -> bool:
 
 
 def conv_candidates(
-    weight: Tensor, geometry: Geometry, pattern: Pattern | None, because: str, close: bool = False
+    weight: Tensor,
+    geometry: Geometry,
+    pattern: Pattern | None,
+    because: str,
+    close: bool = False,
+    *,
+    native_alone: bool = False,
 ) -> tuple[tuple[ConvKernel, ...], str]:
     """Return the kernels worth measuring for a convolution, and why none of them is sparse, "" when some are.
 
@@ -108,8 +114,11 @@ def conv_candidates(
         pattern: What the weight obeys along its input channels, None for a dense one.
         because: Why there is no pattern.
         close: Whether rows whose error is larger than a sum's are candidates.
+        native_alone: Leave the libraries' rows out, where a native one fits.
     """
     fitting = [k for k in convolutions() if not k.sparse and not k.refuses(geometry)]
+    if native_alone:
+        fitting = [k for k in fitting if k.isa != "any"] or fitting
     own = widest([k for k in fitting if k.isa != "any" and not k.close])
     dense = (*(k for k in fitting if k.isa == "any" and not k.close), *own)
     dense += tuple(widest([k for k in fitting if k.close])) if close else ()
@@ -167,7 +176,7 @@ def pick(times: Mapping[str, float], memory: str, *, fused: bool = False) -> Con
 
 
 def choose_conv(
-    case: ConvCase, *, memory: str, footprint: int, cache: Cache, close: bool = False
+    case: ConvCase, *, memory: str, footprint: int, cache: Cache, close: bool = False, native_alone: bool = False
 ) -> tuple[Choice, str]:
     """Measure the candidates for one convolution on channels-last images and keep the fastest.
 
@@ -178,13 +187,14 @@ def choose_conv(
         cache: Times measured earlier on this machine.
         close: Whether rows whose error is larger than a sum's are candidates; not with memory="small", as their weights
             are larger.
+        native_alone: As `conv_candidates` takes it.
 
     Returns:
         The choice at the output's pixels of all images, and why no sparse kernel was measured, "" when one was.
     """
     problem, images, weight, geometry = case.problem, case.images, case.weight, case.problem.geometry
     close = close and memory == "fast"
-    kernels, because = conv_candidates(weight, geometry, case.pattern, case.because, close)
+    kernels, because = conv_candidates(weight, geometry, case.pattern, case.because, close, native_alone=native_alone)
     copies = min(MOST_COPIES, max(1, min(footprint, ROTATED_BYTES) // (weight.numel() * 4)))
     blocks = _blocks(weight, case.pattern, kernels)
     key = cache.key(case.text + ("" if blocks is None else f"/{blocks.header.pattern}"), copies)

@@ -159,7 +159,7 @@ def choose_recurrent(layer: RecurrentWeights, terms: Terms, footprint: int) -> t
     made = {way: _compiled(layer, of_way) for way, of_way in ways.items()}
     seconds = _raced(layer, made, terms, steps)
     best = NATIVE if small else min(ways, key=lambda way: seconds[way])
-    if seconds[best] > seconds[TORCH] and not (sparse and small):
+    if seconds[best] > seconds[TORCH] and not (sparse and small) and not terms.native:
         ratio = seconds[best] / seconds[TORCH]
         return None, _plan(layer, chosen, seconds, f"dense: torch's own is faster, ours takes {ratio:.2f}x its time")
     reason = _reason(layer, ways[best], seconds, best)

@@ -25,7 +25,7 @@ from twofour.compiler.compilation import Compilation
 from twofour.compiler.computing import Computing, dtype_name
 from twofour.compiler.conv import images_of
 from twofour.compiler.foreign import watch
-from twofour.compiler.graph import require_graph
+from twofour.compiler.graph import NATIVE, require_graph
 from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.low_bits import run_low_bits
 from twofour.compiler.plan import Plan
@@ -100,6 +100,8 @@ def compile(
             where that can be done and is faster: linear layers with what follows them, attention and normalisation
             become single calls. The plan accounts for the time per operator; calls the graph does not hold for run
             layer by layer. True does the same and warns where there is no graph, False leaves the layers by themselves.
+            "native" measures this package's kernels alone, no library's, and runs the graph whatever the layers' times:
+            what `export.to_runtime` writes for libtwofour (docs/runtime.md).
             "inductor" also measures torch.compile around the compiled layers, which needs a C++ compiler and up to a
             minute, and keeps the fastest of the three; `plan.account` has their times.
         rules: Rules of algebra that a graph is rewritten by (docs/rewriting.md): "exact" for those that keep the domain
@@ -126,13 +128,13 @@ def compile(
         images = images if (computing.dtype, device) == ("float32", "cpu") else {}
         weights = _ranged(model, dict(replaceable(model, computing, images)), data)
         recurrent = dict(recurrent_layers(model, computing, steps))
-        terms = Terms(computing, memory, tuple(tokens), rules=rules)
+        terms = Terms(computing, memory, tuple(tokens), rules=rules, native=graph == NATIVE)
         left = left_alone(model, computing, {**weights, **recurrent})
         fast, layers = build(model, weights, counts, terms, recurrent=recurrent, left=left, progress=progress)
         layers = run_low_bits(fast, layers, counts, terms, images)
         require_runs(fast, example)
         plan = fastest_engine(fast, layers, example, terms, graph, model) if graph and example is not None else layers
-        if example is not None and memory == "fast" and device == "cpu" and not _empty(reference):
+        if example is not None and memory == "fast" and device == "cpu" and not terms.native and not _empty(reference):
             plan = never_slower(fast, plan, layers, model, example.run)
         if example is not None:
             plan = _verified(fast, plan, layers, example, reference, model)

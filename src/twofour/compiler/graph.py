@@ -39,6 +39,9 @@ logger = logging.getLogger("twofour.compiler")
 ENGINES = ("layers", "graph")
 """What a whole model is timed as."""
 
+NATIVE = "native"
+"""`graph=` for a graph that calls kernels of this package alone, whatever the times of others."""
+
 TIE = 1.05
 """The layers' time over which the graph's must be for it to be given up: it computes the same with fewer calls, so that
 a smaller difference is the noise of a busy machine."""
@@ -50,11 +53,11 @@ def require_graph(graph: bool | str, example: Any, rules: str = EXACT) -> None:
     Raises:
         CompileError: As above.
     """
-    if not isinstance(graph, bool) and graph not in ("auto", "inductor"):
+    if not isinstance(graph, bool) and graph not in ("auto", "inductor", NATIVE):
         raise CompileError(
             "the graph is not known",
             got=repr(graph),
-            wanted="'auto', False, True or 'inductor'",
+            wanted="'auto', False, True, 'native' or 'inductor'",
             remedy="leave it out: with an example the model is captured, and run as a graph where that is faster",
         )
     if graph and graph != "auto" and example is None:
@@ -207,7 +210,7 @@ def _rewritten(
         raise _RefusedError(_unlike(runner, leaves, error), account)
     calls = program.prepare(leaves)
     times = {n: 1e3 * s for n, s in terms.cache.times(case, ENGINES, lambda: _engines(runner, leaves)).items()}
-    engine, reason = _faster(times, _sizes(guard, graph), terms.cache.origin([case]))
+    engine, reason = _faster(times, _sizes(guard, graph), terms.cache.origin([case]), asked=terms.native)
     account = replace(account, engine=engine, reason=reason, engine_ms=times, calls=calls)
     if engine == "graph":
         object.__setattr__(fast, "forward", runner)
@@ -236,9 +239,11 @@ def _sizes(guard: Guard, graph: Graph) -> str:
     return "other sizes too" + (f", but for those of 1 on {ones}, which torch takes as fixed" if ones else "")
 
 
-def _faster(times: Mapping[str, float], served: str, origin: str) -> tuple[str, str]:
+def _faster(times: Mapping[str, float], served: str, origin: str, *, asked: bool = False) -> tuple[str, str]:
     """Return the engine to run and why; `served`: which sizes a graph holds for; `origin`: of times of a file."""
     whence = f" ({origin})" if origin else ""
+    if asked:
+        return "graph", f"asked for by graph='native'; {served}"
     if times["graph"] > TIE * times["layers"]:
         return "layers", f"layer by layer is faster on the example{whence}"
     better = "faster than" if times["graph"] < times["layers"] else "within 5 % of"

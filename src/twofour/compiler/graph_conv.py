@@ -88,9 +88,8 @@ def _chosen_anew(
     weight = dense_of(source)
     weight = weight if weight.ndim == 4 else weight.unsqueeze(2)
     case = ConvCase(layer.name, weight, layer.bias, layer.problem, layer.images, pattern, residual=layer.residual)
-    choice, _ = choose_conv(
-        case, memory=terms.memory, footprint=footprint, cache=terms.cache, close=terms.rules == CLOSE
-    )
+    options = {"memory": terms.memory, "footprint": footprint, "cache": terms.cache, "native_alone": terms.native}
+    choice, _ = choose_conv(case, **options, close=terms.rules == CLOSE)
     if choice.dispatch.names == layer.dispatch.names:
         return layer, None
     prepared = PreparedWeights(choice.layouts.values())

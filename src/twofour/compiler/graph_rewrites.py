@@ -28,7 +28,7 @@ from twofour.compiler.squeeze import SQUEEZED, place_squeeze_excite
 from twofour.compiler.terms import Terms
 from twofour.graph import JOIN_QKV, Outcome, arrange, fuse, lower_activations, simplify
 from twofour.graph.base import rewriting
-from twofour.graph.blocks import Blocks, Measured, fuse_blocks
+from twofour.graph.blocks import Always, Blocks, Measured, fuse_blocks
 
 LOWERED = ("bfloat16", "int8")
 """Computing types whose graphs hand bfloat16 from layer to layer: their products round what they read to no more than
@@ -131,7 +131,8 @@ def rewrite_graph(
     found.step(IN_A_CHAIN, chains)
 
     def blocks() -> int:
-        found.blocks = fuse_blocks(module, Measured(terms.cache))
+        times = Always() if terms.native else Measured(terms.cache)
+        found.blocks = fuse_blocks(module, times, singles=terms.native)
         return len(found.blocks.labels)
 
     found.step(BLOCKS, blocks)

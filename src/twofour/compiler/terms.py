@@ -32,6 +32,7 @@ class Terms:
         given: Times that a saved model carries.
         fresh: Measure everything once more.
         rules: Which rules of algebra a graph is rewritten by, and which convolutions are measured: "exact" or "close".
+        native: Whether kernels of this package alone are candidates, and the graph is the engine: for `to_runtime`.
     """
 
     computing: Computing
@@ -40,6 +41,7 @@ class Terms:
     given: tuple[MachineTimes, ...] = ()
     fresh: bool = False
     rules: str = EXACT
+    native: bool = False
 
     @cached_property
     def cache(self) -> Cache:
@@ -74,7 +76,7 @@ class Terms:
         """
         tokens = set(self.tokens if among is None else among) | ({count} if count else set())
         terms = {"memory": self.memory, "cache": self.cache, "device": self.computing.device}
-        terms |= {"dtype": self.computing.dtype, "problem": problem, **options}
+        terms |= {"dtype": self.computing.dtype, "problem": problem, "native_alone": self.native, **options}
         try:
             return choose(weight, bias, tokens, footprint=footprint, example=count, **terms)
         except TwofourError as error:

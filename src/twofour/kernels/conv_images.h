@@ -30,7 +30,7 @@ inline ConvAxis axis(const Axis& given, int64_t input, int64_t output) {
   constexpr int64_t most = 1 << 30;  // products of two stay far below 2^63
   if (taps < 1 || taps > kConvTaps || stride < 1 || stride > most || padding < 0 || padding > most || dilation < 1 ||
       dilation > most)
-    throw nanobind::value_error("no such convolution");
+    throw std::invalid_argument("no such convolution");
   return {input, output, taps, stride, padding, dilation};
 }
 

@@ -42,25 +42,35 @@ inline std::vector<ConvolutionRow>& convolutions() {
 
 // Adds the rows of a family, whose functions are those of `like`; Python reads `convolutions`, their names in order.
 template <class Row, size_t kCount>
-void add_convolutions(nanobind::module_& m, const Row (&rows)[kCount], ConvolutionRow like) {
-  if (!nanobind::hasattr(m, "convolutions")) m.attr("convolutions") = nanobind::list();
-  auto names = nanobind::cast<nanobind::list>(m.attr("convolutions"));
+void add_convolutions(nb::module_& m, const Row (&rows)[kCount], ConvolutionRow like) {
+  nb::list names;
   for (const Row& row : rows) {
     like.row = &row;
     convolutions().push_back(like);
     names.append(row.name);
   }
+  append_to(m, "convolutions", names);
 }
 
 // The convolution at that place of `convolutions`, whose instructions this CPU has.
 inline const ConvolutionRow& convolution_at(int index) {
   if (index < 0 || static_cast<size_t>(index) >= convolutions().size())
-    throw nanobind::index_error("no such convolution");
+    throw std::out_of_range("no such convolution");
   const ConvolutionRow& found = convolutions()[static_cast<size_t>(index)];
-  if (!cpu_has(found.row->isa))
-    throw Refusal{std::string(found.row->name) + " cannot run on this CPU", "a CPU without " + std::string(found.row->isa),
-                  "one that has it", "choose a row that native.supports"};
+  if (!cpu_has(found.row->isa)) no_such_instructions(found.row->name, found.row->isa);
   return found;
 }
+
+// An argument that is such a place.
+struct ConvolutionAt : NumberArgument {
+  static std::string name(int place) { return convolutions().at(static_cast<size_t>(place)).row->name; }
+  static int find(const std::string& name) {
+    for (size_t i = 0; i < convolutions().size(); i++)
+      if (name == convolutions()[i].row->name) return convolution_at(static_cast<int>(i)), static_cast<int>(i);
+    no_such_kernel(name);
+  }
+};
+template <>
+struct Argument<ConvolutionAt> : NamedArgument<ConvolutionAt, ConvolutionAt> {};
 
 }  // namespace twofour

@@ -23,7 +23,7 @@ struct NormedRows {
         offsets(border.numbers(shift, "bias of the norm", from.width)) {
     const bool bf16 = from.type == Type::bf16;
     if (std::strcmp(kernel->dtype, bf16 ? "bfloat16" : "float32") != 0)
-      throw nanobind::value_error("no norm of rows of this type");
+      throw std::invalid_argument("no norm of rows of this type");
     norm = {from.data, from.stride, factors.data(), offsets.data(), to, bf16, from.rows, from.width, eps, centred};
   }
   NormedRows(const NormedRows&) = delete;  // `norm` points into it

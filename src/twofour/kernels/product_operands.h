@@ -31,7 +31,7 @@ struct ProductOperands {
                    "contiguous, as many rows as the input");
     if (codes[0] < 0 || codes[0] > static_cast<int>(Activation::silu) || codes[1] < 0 ||
         codes[1] > static_cast<int>(Combine::multiply))
-      throw nanobind::value_error("no such epilogue");
+      throw std::invalid_argument("no such epilogue");
     epilogue = {static_cast<Activation>(codes[0]), static_cast<Combine>(codes[1]), nullptr, 0};
     if (epilogue.combine == Combine::none) return;
     const Type type = to.type == Type::bf16 ? Type::bf16 : Type::f32;
@@ -73,7 +73,7 @@ void run_product(const Border& border, const Kernel& kernel, Matmul args) {
   bool damaged = false;
   args.damaged = &damaged;
   {
-    nanobind::gil_scoped_release release;
+    const Unlocked unlocked;
     const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
     args.workspace = lease.data();
     kernel.run(args);

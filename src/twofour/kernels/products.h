@@ -48,26 +48,36 @@ inline std::vector<Product>& products() {
 
 // Adds the rows of a family; Python reads `products`, their names in order.
 template <class Row>
-void add_products(nanobind::module_& m, const Row* rows, size_t count,
+void add_products(nb::module_& m, const Row* rows, size_t count,
                   void (*require)(const RowBase&, const PackedWeight&),
                   bool (*whole_rows)(const RowBase&) = [](const RowBase&) { return false; }) {
-  if (!nanobind::hasattr(m, "products")) m.attr("products") = nanobind::list();
-  auto names = nanobind::cast<nanobind::list>(m.attr("products"));
+  nb::list names;
   for (size_t i = 0; i < count; i++) {
     products().push_back({&rows[i], rows[i].workspace_bytes, rows[i].run, require, cpu_has(rows[i].isa), whole_rows(rows[i])});
     names.append(rows[i].name);
   }
+  append_to(m, "products", names);
 }
 
 // The product at that place of `products`, whose instructions this CPU has.
 inline const Product& product_at(int index) {
-  if (index < 0 || static_cast<size_t>(index) >= products().size()) throw nanobind::index_error("no such product");
+  if (index < 0 || static_cast<size_t>(index) >= products().size()) throw std::out_of_range("no such product");
   const Product& found = products()[static_cast<size_t>(index)];
-  if (!found.runs)
-    throw Refusal{std::string(found.row->name) + " cannot run on this CPU", "a CPU without " + std::string(found.row->isa),
-                  "one that has it", "choose a row that native.supports"};
+  if (!found.runs) no_such_instructions(found.row->name, found.row->isa);
   return found;
 }
+
+// An argument that is such a place, -1 for none where the call says so.
+struct ProductAt : NumberArgument {
+  static std::string name(int place) { return products().at(static_cast<size_t>(place)).row->name; }
+  static int find(const std::string& name) {
+    for (size_t i = 0; i < products().size(); i++)
+      if (name == products()[i].row->name) return product_at(static_cast<int>(i)), static_cast<int>(i);
+    no_such_kernel(name);
+  }
+};
+template <>
+struct Argument<ProductAt> : NamedArgument<ProductAt, ProductAt> {};
 
 // A product inside, its weight held against the row that reads it.
 inline Part part_of(const Border& border, int product, const Operand& weight, const char* role, const Numbers& bias,

@@ -1,12 +1,10 @@
 // The compiled extension: kernel tables and calls. Tensors come in through the border (operand.h); no libtorch in here.
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/string.h>
-
 #include <string>
 
 #include "binding.h"
 #include "isa.h"
 #include "operand.h"
+#include "runtime/digest.h"
 #include "scratch.h"
 #include "team.h"
 
@@ -16,7 +14,7 @@
 
 NB_MODULE(_ext, m) {
   using namespace twofour;
-  translate_refusals();
+  read_tensors();
   m.def("cpu_has", [](const std::string& name) { return cpu_has(name.c_str()); });
   m.def("instruction_sets", [] {
     nanobind::list sets;
@@ -27,6 +25,11 @@ NB_MODULE(_ext, m) {
   m.def("threads_backend", [] { return std::string(threads_backend()); });
   m.def("use_threads", [](const std::string& source, const std::string& library) {
     return use_threads(source.c_str(), library.c_str());
+  });
+  // Of bytes, uint8 (count,): what a file of programs says of its own (runtime/digest.h).
+  m.def("digest", [](const Operand& bytes, uint64_t seed) {
+    const View view = Border("digest").dense(bytes, "bytes", {Type::u8});
+    return digest(view.data, static_cast<uint64_t>(view.count()), seed);
   });
   // Addresses, since oneDNN's opaque tensors are none that DLPack describes; nothing is read or written there, and the
   // system refuses what is not mapped.
@@ -59,5 +62,6 @@ NB_MODULE(_ext, m) {
   bind_attention(m);
   bind_norm(m);
   bind_fused_block(m);
+  bind_copy(m);
   bind_executor(m);
 }

@@ -3,20 +3,13 @@
 // Every tensor of a native call is a place: bytes behind the address of one of the run's buffers, with the geometry it was
 // recorded with. Places are held against their buffers when the program is made, buffers against theirs in each run, and
 // the border of each call looks at the descriptors as it does at tensors.
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
 #include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "binding.h"
-#include "recording.h"
-
-namespace nb = nanobind;
+#include "geometry.h"
 
 namespace twofour {
 namespace {
@@ -25,37 +18,10 @@ thread_local PyObject* listener = nullptr;
 
 using Fields = std::tuple<int, int64_t, std::vector<int64_t>, std::vector<int64_t>>;  // type, bytes of a number, shape, strides
 
-// A tensor without its address.
-struct Geometry {
-  Type type;
-  int64_t width;
-  std::vector<int64_t> shape, strides;
-
-  explicit Geometry(const Fields& fields)
-      : type(static_cast<Type>(std::get<0>(fields))), width(std::get<1>(fields)), shape(std::get<2>(fields)),
-        strides(std::get<3>(fields)) {
-    if (shape.size() != strides.size() || width < 1) throw nb::value_error("no such tensor");
-  }
-  View at(char* data) const {
-    return {data, type, width, static_cast<int>(shape.size()), shape.data(), strides.data()};
-  }
-  // Bytes from the first number to the end of the last one.
-  int64_t reach() const {
-    int64_t last = 0;
-    for (size_t i = 0; i < shape.size(); i++) {
-      if (shape[i] == 0) return 0;
-      if (strides[i] < 0 || shape[i] < 0) throw nb::value_error("no such tensor");
-      last += (shape[i] - 1) * strides[i];
-    }
-    return (last + 1) * width;
-  }
-  bool is(const View& view) const {
-    if (view.type != type || view.width != width || view.ndim != static_cast<int>(shape.size())) return false;
-    for (size_t i = 0; i < shape.size(); i++)
-      if (view.shape[i] != shape[i] || (shape[i] > 1 && view.strides[i] != strides[i])) return false;
-    return true;
-  }
-};
+Geometry geometry_of(const Fields& fields) {
+  const auto& [type, width, shape, strides] = fields;
+  return Geometry(static_cast<Type>(type), width, shape, strides);
+}
 
 // A tensor inside the buffer that the run's value `value` is.
 struct Place {
@@ -88,14 +54,14 @@ class Executor {
       : values_(values), given_(given), buffer_of_(static_cast<size_t>(values), kNone) {
     for (const auto& [value, fields] : buffers) {
       buffer_of_[in(value)] = static_cast<int>(buffers_.size());
-      buffers_.push_back({value, 0, Geometry(fields)});
+      buffers_.push_back({value, 0, geometry_of(fields)});
     }
     for (const auto& [value, offset, fields] : places) {
-      places_.push_back({value, offset, Geometry(fields)});
+      places_.push_back({value, offset, geometry_of(fields)});
       const int buffer = buffer_of_[in(value)];
       if (buffer == kNone || offset < 0 ||
           offset > buffers_[static_cast<size_t>(buffer)].geometry.reach() - places_.back().geometry.reach())
-        throw nb::value_error("a place outside its buffer");
+        throw std::invalid_argument("a place outside its buffer");
     }
     for (const auto& [callee, operands, names, results, dropped] : calls) {
       Call call{callee, nullptr, {}, {}, {}, results, dropped};
@@ -104,11 +70,11 @@ class Executor {
       if (!names.is_none()) call.names = names;
       for (const int operand : call.operands)
         if (operand <= -2) in(-2 - operand);
-        else if (operand >= static_cast<int>(places_.size())) throw nb::value_error("no such place");
+        else if (operand >= static_cast<int>(places_.size())) throw std::invalid_argument("no such place");
       for (const int value : call.arguments) in(value);
-      if (call.arguments.size() > kMostArguments) throw nb::value_error("too many arguments");
+      if (call.arguments.size() > kMostArguments) throw std::invalid_argument("too many arguments");
       if (call.names.is_valid() && (!PyTuple_Check(call.names.ptr()) || nb::len(call.names) > call.arguments.size()))
-        throw nb::value_error("no such names");
+        throw std::invalid_argument("no such names");
       for (const int value : call.results)
         if (value != kNone) in(value);
       for (const int value : call.dropped) in(value);
@@ -129,7 +95,7 @@ class Executor {
   // `values`: what the run is given first, then what it reads, then room for results. False: a tensor is not what it was
   // when the program was recorded.
   bool run(const nb::list& values) const {
-    if (static_cast<int>(nb::len(values)) != values_) throw nb::value_error("another number of values");
+    if (static_cast<int>(nb::len(values)) != values_) throw std::invalid_argument("another number of values");
     std::vector<char*> bases(buffer_of_.size(), nullptr);
     for (const Place& buffer : buffers_)
       if (buffer.value < given_ && !look(values, buffer.value, &bases)) return false;
@@ -150,7 +116,7 @@ class Executor {
             operands.push_back({{}, &views.back()});
           }
         }
-        if (!call.step->run(operands.data())) return false;
+        if (!call.step->run(operands.data(), 0)) return false;
       } else if (!call_python(call, values, &bases)) {
         return false;
       }
@@ -161,7 +127,7 @@ class Executor {
 
  private:
   size_t in(int value) const {
-    if (value < 0 || value >= values_) throw nb::value_error("no such value");
+    if (value < 0 || value >= values_) throw std::invalid_argument("no such value");
     return static_cast<size_t>(value);
   }
 
@@ -224,7 +190,7 @@ nb::handle recorder() { return listener; }
 void tell_recorder(RecordedCall call, const std::vector<RecordedOperand>& operands) {
   nb::list tensors, written;
   for (const auto& [one, writes] : operands) {
-    tensors.append(one.tensor.is_valid() ? nb::borrow(one.tensor) : nb::none());
+    tensors.append(one.tensor ? nb::borrow(static_cast<PyObject*>(one.tensor)) : nb::none());
     written.append(writes);
   }
   const nb::handle told(listener);
@@ -232,7 +198,13 @@ void tell_recorder(RecordedCall call, const std::vector<RecordedOperand>& operan
 }
 
 void bind_executor(nb::module_& m) {
-  nb::class_<RecordedCall>(m, "RecordedCall").def_ro("name", &RecordedCall::name);
+  nb::class_<RecordedCall>(m, "RecordedCall")
+      .def_ro("name", &RecordedCall::name)
+      .def("arguments", [](const RecordedCall& call) {  // but for its operands, as `Argument` writes them
+        ByteWriter to;
+        call.write(to);
+        return nb::bytes(to.bytes().data(), to.bytes().size());
+      });
   // Tells `told` (call, tensors, whether each is written) of each native call of this thread; None: nobody. The caller keeps it alive.
   m.def("record_calls", [](const nb::object& told) { listener = told.is_none() ? nullptr : told.ptr(); }, nb::arg().none());
   nb::class_<Executor>(m, "Executor", nb::type_slots(executor_slots))

@@ -1,57 +1,8 @@
-// Tensors read through DLPack's exchange table, and the refusals of the border.
+// The border's questions to operands, and its refusals.
 #include "operand.h"
-
-#include <nanobind/stl/string.h>
-
-#include "dlpack.h"
-
-namespace nb = nanobind;
 
 namespace twofour {
 namespace {
-
-// torch.Tensor's table. It lives as long as torch, which is never unloaded.
-const DLPackExchangeAPI& exchange() {
-  static const DLPackExchangeAPI* const table = [] {
-    const nb::object type = nb::module_::import_("torch").attr("Tensor");
-    const nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
-    const auto* found = capsule.is_none() ? nullptr
-                                          : static_cast<const DLPackExchangeAPI*>(
-                                                PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-    if (found == nullptr || found->version.major != kDlpackMajor || found->dltensor_from_py_object_no_sync == nullptr) {
-      PyErr_Clear();
-      throw Refusal{"this torch does not let the kernels look at its tensors",
-                    "torch.Tensor without a table of DLPack 1 for exchange", "torch 2.11 or newer",
-                    "pip install -U torch"};
-    }
-    return found;
-  }();
-  return *table;
-}
-
-Type type_of(const DLDataType& dtype) {
-  if (dtype.lanes != 1) return Type::other;
-  switch (dtype.code << 8 | dtype.bits) {
-    case kDLFloat << 8 | 32: return Type::f32;
-    case kDLBfloat << 8 | 16: return Type::bf16;
-    case kDLUInt << 8 | 8: return Type::u8;
-    case kDLInt << 8 | 8: return Type::s8;
-    case kDLBool << 8 | 8: return Type::boolean;
-    case kDLInt << 8 | 64: return Type::s64;
-    default: return Type::other;
-  }
-}
-
-// "torch.float32 (8, 64) on cpu", or the type of what is no tensor or does not tell.
-std::string described(nb::handle given) {
-  if (!given.is_valid()) return "None";
-  try {
-    const nb::object shape = nb::module_::import_("builtins").attr("tuple")(given.attr("shape"));
-    return nb::cast<std::string>(nb::str("{} {} on {}").format(given.attr("dtype"), shape, given.attr("device")));
-  } catch (const nb::python_error&) {
-    return "a " + nb::cast<std::string>(nb::str(given.type().attr("__name__")));
-  }
-}
 
 std::string described(const View& view) {
   std::string shape;
@@ -59,29 +10,7 @@ std::string described(const View& view) {
   return Types{view.type}.text() + " (" + shape + ") of a recorded program";
 }
 
-std::string text_of(nb::handle given) {
-  const auto name = nb::cast<std::string>(nb::str(given.type().attr("__name__")));
-  return name == "Tensor" || name == "Parameter" ? "" : ", a " + name;
-}
-
 }  // namespace
-
-void translate_refusals() {
-  // Called where the exception is handled, so it can be thrown on: a copy of its pointer would take functions that the
-  // libstdc++ of GCC 10 lacks (CXXABI_1.3.13).
-  nb::register_exception_translator([](const std::exception_ptr&, void*) {
-    try {
-      throw;
-    } catch (const Refusal& refusal) {
-      const nb::object kind = nb::module_::import_("twofour.errors").attr("KernelError");
-      nb::dict parts;
-      parts["got"] = refusal.got;
-      parts["wanted"] = refusal.wanted;
-      parts["remedy"] = refusal.remedy;
-      PyErr_SetObject(kind.ptr(), kind(refusal.what, **parts).ptr());
-    }
-  });
-}
 
 std::string Types::text() const {
   constexpr const char* names[] = {"float32", "bfloat16", "uint8", "int8", "bool", "int64"};
@@ -111,21 +40,22 @@ Numbers::Numbers(const View& from, int64_t count) : data_(reinterpret_cast<const
 }
 
 View Border::strided(const Operand& operand, const char* role, Types types) const {
-  DLTensor seen{};
   if (!operand.given()) refuse(operand, role, "a tensor");
   if (operand.described) {
     if (!types.has(operand.described->type)) refuse(operand, role, types.text() + " on cpu");
     return *operand.described;
   }
-  if (exchange().dltensor_from_py_object_no_sync(operand.tensor.ptr(), &seen) != 0) {
-    PyErr_Clear();  // torch's words name neither the call nor the operand
-    refuse(operand, role, types.text() + " on cpu", "pass a dense tensor on the CPU: x.cpu(), x.to_dense()");
+  View view;
+  switch (tensor_reader.read(operand.tensor, &view)) {
+    case TensorReader::none:
+      refuse(operand, role, types.text() + " on cpu", "pass a dense tensor on the CPU: x.cpu(), x.to_dense()");
+    case TensorReader::elsewhere:
+      refuse(operand, role, types.text() + " on cpu", "move it: x.cpu()");
+    case TensorReader::memory:
+      break;
   }
-  const View view{static_cast<char*>(seen.data) + seen.byte_offset, type_of(seen.dtype), seen.dtype.bits / 8,
-                  seen.ndim, seen.shape, seen.strides};
-  if (seen.device.device_type != kDLCPU) refuse(operand, role, types.text() + " on cpu", "move it: x.cpu()");
   if (!types.has(view.type)) refuse(operand, role, types.text() + " on cpu");
-  if (seen.data == nullptr && view.count() != 0)
+  if (view.data == nullptr && view.count() != 0)
     refuse(operand, role, "a tensor with memory of its own",
            "fake, functional, zero and wrapper tensors and freed storage have none: pass the plain tensor behind them");
   return view;
@@ -171,8 +101,9 @@ Numbers Border::numbers(const Operand& operand, const char* role, int64_t count)
 
 void Border::refuse(const Operand& operand, const char* role, const std::string& wanted,
                     const std::string& remedy) const {
-  std::string got = operand.described ? described(*operand.described) : described(operand.tensor);
-  if (operand.tensor.is_valid()) got += text_of(operand.tensor);
+  const std::string got = operand.described ? described(*operand.described)
+                          : operand.tensor  ? tensor_reader.describe(operand.tensor)
+                                            : "None";
   throw Refusal{std::string(call_) + " cannot read its " + role, got, wanted, remedy};
 }
 

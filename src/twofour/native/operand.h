@@ -1,12 +1,8 @@
 // The border between tensors and kernels: what a native call is handed is looked at here before a pointer is taken.
 //
-// Bound functions take tensors, not addresses. A tensor is read through DLPack's exchange table, which torch offers on
-// its type: data, device, dtype, shape and strides in some 60 ns, about what `tensor.data_ptr()` alone costs, and
-// without the ABI of libtorch. DLPack does not tell how many bytes stand behind a tensor: one whose storage was shrunk
-// to something under it, which torch's own operators read past too, is not seen.
+// Bound functions take tensors, not addresses; how a tensor of Python is read stands in tensors.cc. An executor, and a program
+// without Python, hand descriptors of memory instead, which are looked at in the same way.
 #pragma once
-
-#include <nanobind/nanobind.h>
 
 #include <cstdint>
 #include <initializer_list>
@@ -15,6 +11,7 @@
 #include <vector>
 
 #include "type.h"
+#include "unlocked.h"
 
 namespace twofour {
 
@@ -22,15 +19,14 @@ namespace twofour {
 struct Refusal {
   std::string what, got, wanted, remedy;
 };
-void translate_refusals();
 
 struct View;
 
-// An argument as Python passed it, or what an executor says of one; None is neither.
+// An argument as Python passed it, a PyObject, or what an executor says of one; None is neither.
 struct Operand {
-  nanobind::handle tensor;
+  void* tensor = nullptr;
   const View* described = nullptr;
-  bool given() const { return tensor.is_valid() || described; }
+  bool given() const { return tensor || described; }
 };
 
 // One that the call writes.
@@ -68,6 +64,14 @@ struct View {
   int64_t count() const;
   bool contiguous() const;
 };
+
+// What knows tensors of Python: the extension sets it when it is imported.
+struct TensorReader {
+  enum Found { memory, none, elsewhere };  // it stands on the CPU, it does not tell where it stands, it stands on a device
+  Found (*read)(void* tensor, View* view) = nullptr;
+  std::string (*describe)(void* tensor) = nullptr;
+};
+inline TensorReader tensor_reader;
 
 // (..., width) as rows: numbers of a row stand together, rows `stride` apart.
 struct Rows {
@@ -121,35 +125,3 @@ class Border {
 };
 
 }  // namespace twofour
-
-namespace nanobind::detail {
-
-template <>
-struct has_arg_defaults<twofour::Operand> : std::true_type {};  // None is passed on
-template <>
-struct has_arg_defaults<twofour::Answer> : std::true_type {};
-
-template <class One>
-struct operand_caster {
-  NB_TYPE_CASTER(One, const_name("torch.Tensor | None"))
-  bool from_python(handle src, uint32_t, cleanup_list*) noexcept {
-    value.tensor = src.is_none() ? handle() : src;
-    return true;
-  }
-};
-template <>
-struct type_caster<twofour::Operand> : operand_caster<twofour::Operand> {};
-template <>
-struct type_caster<twofour::Answer> : operand_caster<twofour::Answer> {};
-
-template <class One>
-struct type_caster<twofour::ListOf<One>> {
-  NB_TYPE_CASTER(twofour::ListOf<One>, const_name("list[torch.Tensor]"))
-  bool from_python(handle src, uint32_t, cleanup_list*) noexcept {
-    if (!isinstance<list>(src)) return false;
-    for (const handle one : borrow<list>(src)) value.emplace_back().tensor = one.is_none() ? handle() : one;
-    return true;
-  }
-};
-
-}  // namespace nanobind::detail

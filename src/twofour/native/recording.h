@@ -1,8 +1,7 @@
 // Native calls that can be recorded and run again: a function bound by `bind_call` is one for Python, and a `RecordedCall` for an
-// executor, which hands it descriptors in place of tensors. The border looks at both alike.
+// executor, which hands it descriptors in place of tensors. The border looks at both alike. Without Python such calls are read
+// from bytes, by the names that they are bound by.
 #pragma once
-
-#include <nanobind/nanobind.h>
 
 #include <functional>
 #include <string>
@@ -11,23 +10,34 @@
 #include <utility>
 #include <vector>
 
+#include "arguments.h"
 #include "operand.h"
 
 namespace twofour {
 
-// One call without its operands: `run` takes as many as there were. False: a weight is not what it was.
+// One call without its operands: `run` takes as many as there were, and how many threads it may use, 0 for as many as it was
+// recorded with. False: a weight is not what it was. `write` gives its other arguments as bytes.
 struct RecordedCall {
   std::string name;
-  std::function<bool(const Operand*)> run;
+  std::function<bool(const Operand*, int threads)> run;
+  std::function<void(ByteWriter&)> write;
 };
 
-// Who is told of this thread's calls: the call, its tensors, and for each whether it is written; nobody is null.
-nanobind::handle recorder();
 struct RecordedOperand {
   Operand operand;
   bool written;
 };
-void tell_recorder(RecordedCall call, const std::vector<RecordedOperand>& operands);
+
+// A bound function by its name: `read` makes a call of the bytes of its arguments, and says of each operand whether it is
+// written.
+struct BoundCall {
+  std::string name;
+  std::function<RecordedCall(ByteReader&, std::vector<bool>* written)> read;
+};
+inline std::vector<BoundCall>& bound_calls() {
+  static std::vector<BoundCall> all;
+  return all;
+}
 
 namespace recording {
 
@@ -41,12 +51,13 @@ void collect(const ListOf<One>& several, std::vector<RecordedOperand>* all) {
 }
 
 template <class One>
-One pick(const One& kept, const Operand*& next) {
+One pick(const One& kept, const Operand*& next, int threads) {
   if constexpr (std::is_base_of_v<Operand, One>) return One{*next++};
+  else if constexpr (std::is_same_v<One, Threads>) return threads > 0 ? Threads{{threads}} : kept;
   else return kept;
 }
 template <class One>
-ListOf<One> pick(const ListOf<One>& kept, const Operand*& next) {
+ListOf<One> pick(const ListOf<One>& kept, const Operand*& next, int) {
   ListOf<One> several;
   for (size_t i = 0; i < kept.size(); i++) several.push_back(One{*next++});
   return several;
@@ -54,36 +65,42 @@ ListOf<One> pick(const ListOf<One>& kept, const Operand*& next) {
 
 template <class R, class... Args, size_t... kPlaces>
 RecordedCall recorded(const char* name, R (*function)(Args...), std::index_sequence<kPlaces...>,
-             const std::remove_cvref_t<Args>&... given) {
-  return {name, [function, kept = std::tuple<std::remove_cvref_t<Args>...>(given...)](const Operand* next) {
-            std::tuple<std::remove_cvref_t<Args>...> all{pick(std::get<kPlaces>(kept), next)...};  // in their order
+                      std::tuple<std::remove_cvref_t<Args>...> kept) {
+  const auto write = [kept](ByteWriter& to) {
+    (Argument<std::remove_cvref_t<Args>>::write(std::get<kPlaces>(kept), to), ...);
+  };
+  return {name,
+          [function, kept = std::move(kept)](const Operand* next, int threads) {
+            std::tuple<std::remove_cvref_t<Args>...> all{pick(std::get<kPlaces>(kept), next, threads)...};  // in their order
             if constexpr (std::is_void_v<R>) {
               std::apply(function, std::move(all));
               return true;
             } else {
               return std::apply(function, std::move(all));
             }
-          }};
+          },
+          write};
+}
+
+template <class R, class... Args>
+RecordedCall read(const char* name, R (*function)(Args...), ByteReader& from, std::vector<bool>* written) {
+  std::tuple<std::remove_cvref_t<Args>...> kept{Argument<std::remove_cvref_t<Args>>::read(from)...};  // in their order
+  if (from.left() != 0) throw Malformed("a call with more arguments than this library's");
+  std::vector<RecordedOperand> operands;
+  std::apply([&](const auto&... one) { (collect(one, &operands), ...); }, kept);
+  for (const RecordedOperand& one : operands) written->push_back(one.written);
+  return recorded(name, function, std::index_sequence_for<Args...>{}, std::move(kept));
 }
 
 }  // namespace recording
 
-// Binds a function to a module or class. Tensors are `Operand`s, those that it writes `Answer`s, or lists of
-// them; what else it takes is kept.
-template <class Scope, class R, class... Args>
-void bind_call(Scope&& scope, const char* name, R (*function)(Args...)) {
-  scope.def(name, [name, function](std::remove_cvref_t<Args>... given) -> R {
-    if (!recorder().is_valid()) return function(given...);
-    if constexpr (!std::is_void_v<R>) {
-      if (!function(given...)) return false;
-    } else {
-      function(given...);
-    }
-    std::vector<RecordedOperand> operands;
-    (recording::collect(given, &operands), ...);
-    tell_recorder(recording::recorded(name, function, std::index_sequence_for<Args...>{}, given...), operands);
-    if constexpr (!std::is_void_v<R>) return true;
-  });
+// Lets calls of a function be read from bytes. Tensors are `Operand`s, those that it writes `Answer`s, or lists of them; of
+// what else it takes `Argument` knows how it is written.
+template <class R, class... Args>
+void add_call(const char* name, R (*function)(Args...)) {
+  bound_calls().push_back({name, [name, function](ByteReader& from, std::vector<bool>* written) {
+                             return recording::read(name, function, from, written);
+                           }});
 }
 
 }  // namespace twofour

@@ -1,4 +1,5 @@
-// Where the threads of a team come from: the OpenMP runtime that torch has loaded, torch's own loop, or a pool of ours.
+// Where the threads of a team come from: the OpenMP runtime that torch has loaded, torch's own loop, a pool of ours, or the
+// caller of a library without Python.
 //
 // The functions of the first two are looked up in the process and never linked: whatever the compiler, no runtime but
 // torch's is there (a second one halves the speed), and libtorch is no library of the extension.
@@ -68,6 +69,22 @@ void run_torch(int threads, Member* member, const void* body) {
   if (torch_loop(0, threads, 1, each, &call) != 0 && call.ranges.load() == 0) member(body, 0, 1, nullptr);
 }
 
+// Of whoever calls: its function runs all places at once.
+thread_local const GivenThreads* given = nullptr;
+
+void run_given(int threads, Member* member, const void* body) {
+  struct Call {
+    Member* member;
+    const void* body;
+    int64_t threads;
+    Barrier meeting;
+  } call{member, body, threads, Barrier(threads)};
+  given->run(given->pool, threads, [](void* data, int64_t place) {
+    Call& all = *static_cast<Call*>(data);
+    all.member(all.body, place, all.threads, &all.meeting);
+  }, &call);
+}
+
 struct Source {
   const char* name;
   void (*run)(int threads, Member* member, const void* body);
@@ -100,7 +117,12 @@ bool use_threads(const char* source, const char* library) {
 
 const char* threads_backend() { return chosen.load()->name; }
 
-void run_team(int threads, Member* member, const void* body) { chosen.load()->run(threads, member, body); }
+GivenThreads::Use::Use(const GivenThreads* threads) : before_(given) { given = threads; }
+GivenThreads::Use::~Use() { given = before_; }
+
+void run_team(int threads, Member* member, const void* body) {
+  given ? run_given(threads, member, body) : chosen.load()->run(threads, member, body);
+}
 
 void wait_for_team(Barrier* meeting) { meeting ? meeting->wait() : openmp.barrier(); }
 

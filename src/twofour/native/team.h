@@ -22,6 +22,24 @@ bool use_threads(const char* source, const char* library);
 // The source in use, "own" until another is chosen.
 const char* threads_backend();
 
+// Threads of a caller's own: `run` calls `each` for every place below `count`, all at once, each on a thread of its own (they
+// wait for each other), and returns when all have ended. While a Use is there, teams that its thread starts are of these.
+struct GivenThreads {
+  void (*run)(void* pool, int64_t count, void (*each)(void* data, int64_t place), void* data);
+  void* pool;
+
+  class Use {
+   public:
+    explicit Use(const GivenThreads* threads);  // null: as without it
+    ~Use();
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    const GivenThreads* before_;
+  };
+};
+
 }  // namespace twofour
 
 namespace {

@@ -58,7 +58,7 @@ void bind_nm_tiles(nb::module_& m) {
     const int64_t count = from.count(), rows = from.ndim > 0 ? from.shape[0] : 0, columns = rows ? count / rows : 0;
     border.require(rows % 4 == 0 && columns % 4 == 0, scores, "scores", "rows and columns in multiples of 4");
     bool finite = true;
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     const int64_t grain = 1 + 4096 / (columns + 1);  // below 16384 values, starting a thread costs more than the search
     parallel_for(rows / 4, grain, threads, [&](int64_t begin, int64_t end) {
       const NmTiles part{reinterpret_cast<const float*>(from.data) + 4 * begin * columns,
@@ -85,8 +85,8 @@ NmNonzeroCounts nonzero(const NmNonzeroKernel& kernel, const char* values, char*
 }
 
 void require_groups(int64_t length, int n, int group) {
-  if (group < 2 || group > kNmGroupsLargest || n < 1 || n >= group) throw nb::value_error("no such N:M");
-  if (length % group != 0) throw nb::value_error("the length is no multiple of the group");
+  if (group < 2 || group > kNmGroupsLargest || n < 1 || n >= group) throw std::invalid_argument("no such N:M");
+  if (length % group != 0) throw std::invalid_argument("the length is no multiple of the group");
 }
 
 void bind_nm_nonzero(nb::module_& m) {
@@ -103,7 +103,7 @@ void bind_nm_nonzero(nb::module_& m) {
                    bits, "bits", "a bit for every value");
     NmNonzeroCounts found;
     {
-      nb::gil_scoped_release release;
+      const Unlocked unlocked;
       found = nonzero(kernel, from.data, to.data + first / 8, count, magnitude, finite, threads);
     }
     return nb::make_tuple(found.nonzero, found.negative, found.broken);
@@ -111,7 +111,7 @@ void bind_nm_nonzero(nb::module_& m) {
   m.def("nm_groups", [](const Operand& bits, int64_t outer, int64_t length, int64_t inner, int n, int group, bool pairs,
                         bool stop) {
     require_groups(length, n, group);
-    if (pairs && (n % 2 != 0 || group % 2 != 0)) throw nb::value_error("pairs take an even N:M");
+    if (pairs && (n % 2 != 0 || group % 2 != 0)) throw std::invalid_argument("pairs take an even N:M");
     const Border border("nm_groups");
     const View from = border.dense(bits, "bits", {Type::u8});
     int64_t count;
@@ -121,7 +121,7 @@ void bind_nm_nonzero(nb::module_& m) {
                    "a bit for every value and 8 bytes more");
     NmGroupsFound found;
     {
-      nb::gil_scoped_release release;
+      const Unlocked unlocked;
       found = nm_groups({reinterpret_cast<const uint8_t*>(from.data), outer, length, inner, n, group, pairs, stop});
     }
     return nb::make_tuple(found.offending, found.spare, found.first);
@@ -131,14 +131,14 @@ void bind_nm_nonzero(nb::module_& m) {
                       int group) {
     const NmTiesKernel& kernel = row(kNmTiesKernels, index);
     require_groups(length, n, group);
-    if (!takes(kernel, n, group)) throw nb::value_error("the row is of another N:M");
-    if (sign < 0 || sign > 2) throw nb::value_error("no such sign");
+    if (!takes(kernel, n, group)) throw std::invalid_argument("the row is of another N:M");
+    if (sign < 0 || sign > 2) throw std::invalid_argument("no such sign");
     const Border border(kernel.name);
     const View from = border.dense(values, "values", kAnyType);
     border.require(from.width == width(kernel) && product_is(from.count(), outer, length, inner), values, "values",
                    std::to_string(width(kernel)) + " bytes a value, outer * length * inner of them");
     if (from.count() == 0) return int64_t{0};  // one size of zero, whatever the others say
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     return kernel.run({from.data, static_cast<Sign>(sign), outer, length, inner, n, group});
   });
 }
@@ -150,14 +150,14 @@ void bind_nm_mask(nb::module_& m) {
   m.def("nm_mask", [](int index, const Operand& scores, const Operand& keep, int n, int group, bool absolute,
                       int threads) {
     const NmMaskKernel& kernel = row(kNmMaskKernels, index);
-    if (group < 1 || group > kNmMaskMaxGroup || n < 1 || n > group) throw nb::value_error("no such N:M");
-    if (!takes(kernel, n, group)) throw nb::value_error("the row is of another N:M");
+    if (group < 1 || group > kNmMaskMaxGroup || n < 1 || n > group) throw std::invalid_argument("no such N:M");
+    if (!takes(kernel, n, group)) throw std::invalid_argument("the row is of another N:M");
     const Border border(kernel.name);
     const View from = border.dense(scores, "scores", {Type::f32});
     const View to = border.exactly(keep, "mask", {Type::boolean}, from.count());
     border.require(from.count() % group == 0, scores, "scores", "groups of " + std::to_string(group));
     bool finite = true;
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     // 1024 groups a share: below that, starting a thread costs more than the mask.
     parallel_for(from.count() / group, 1024, threads, [&](int64_t begin, int64_t end) {
       const NmMask part{reinterpret_cast<const float*>(from.data) + begin * group,

@@ -59,14 +59,15 @@ class Blocks:
         )
 
 
-def fuse_blocks(module: fx.GraphModule, times: Times) -> Blocks:
+def fuse_blocks(module: fx.GraphModule, times: Times, *, singles: bool = False) -> Blocks:
     """Make blocks of a graph's operators.
 
     Args:
         module: The graph, its products with their kernels; it is changed.
         times: What decides where the table leaves it open, and whether a block stays.
+        singles: Make blocks of single operators too, where no function of torch is to be called.
     """
-    planner = _Planner(module, times)
+    planner = _Planner(module, times, 1 if singles else 2)
     for seed in planner.seeds():
         if seed not in planner.taken:
             planner.take(seed)
@@ -79,8 +80,8 @@ def fuse_blocks(module: fx.GraphModule, times: Times) -> Blocks:
 class _Planner:
     """One pass over a graph; `taken` holds nodes that are in a block, or that a block was tried with in vain."""
 
-    def __init__(self, module: fx.GraphModule, times: Times) -> None:
-        self.module, self.times = module, times
+    def __init__(self, module: fx.GraphModule, times: Times, least: int) -> None:
+        self.module, self.times, self.least = module, times, least
         self.taken: set[fx.Node] = set()
         self.found = Blocks()
         self.refused: dict[fx.Node, str] = {}
@@ -118,7 +119,7 @@ class _Planner:
     def take(self, seed: fx.Node) -> None:
         """Grow a block from a seed and put it into the graph, where that pays."""
         grown = self._grow(seed)
-        if grown is None or len(grown) < 2:
+        if grown is None or len(grown) < self.least:
             return  # another seed may still find it
         seconds = self.times.seconds(grown)
         self.taken.update(grown.nodes)

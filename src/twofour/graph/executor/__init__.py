@@ -116,6 +116,20 @@ class Executor:
             self._refuse(key, str(error))
         return outputs
 
+    def recorded(self, leaves: Sequence[Any]) -> tuple[Recorder, tuple[Any, ...]]:
+        """Return what a run on these inputs calls, and its outputs; nothing is kept here.
+
+        Raises:
+            RefusedError: It cannot be recorded.
+        """
+        self.python(*leaves)  # what kernels and blocks look up once for a size is not to be recorded
+        recorder, outputs = self._watched(leaves, fold=True)
+        if isinstance(recorder.error, FoldedError):
+            recorder, outputs = self._watched(leaves, fold=False)
+        if recorder.error:
+            raise recorder.error
+        return recorder, outputs
+
     def _watched(self, leaves: Sequence[Any], *, fold: bool) -> tuple[Recorder, tuple[Any, ...]]:
         recorder = Recorder(leaves, self.python.names, fold=fold)
         with recorder.watching():

@@ -1,6 +1,4 @@
 // Attention for Python: the rows and the calls.
-#include <nanobind/stl/array.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -11,8 +9,6 @@
 #include "native/binding.h"
 #include "native/parallel.h"
 #include "native/scratch.h"
-
-namespace nb = nanobind;
 
 namespace twofour {
 namespace {
@@ -110,7 +106,7 @@ Attention call_of(const Border& border, const Heads& q, const Heads& k, const He
 void run(const AttentionKernel& kernel, Attention args, int threads) {
   static Scratch scratch;
   if (args.batch == 0 || args.queries == 0 || args.value_width == 0) return;  // a broadcast mask may have no memory here
-  nb::gil_scoped_release release;
+  const Unlocked unlocked;
   if (args.keys == 0) args.mask_kind = AttentionMask::none, args.unseen = 0;  // a sum of nothing, not of hidden keys
   if (args.mask_kind == AttentionMask::keep && keeps_all(args)) args.mask_kind = AttentionMask::none;
   parallel_for(args.batch * args.heads, 1, threads, [&](int64_t begin, int64_t end) {
@@ -134,9 +130,9 @@ bool names_each_once(const int64_t* places, int64_t rows) {
 void bind_attention(nb::module_& m) {
   bind_table(m, kKernels);
   // Tensors of four axes, as in attention.h; `out` (batch, heads, queries, value width), any strides but the last.
-  bind_call(m, "attention", +[](int index, const Operand& q, const Operand& k, const Operand& v, const Answer& out,
+  bind_call(m, "attention", +[](RowOf<AttentionKernel> index, const Operand& q, const Operand& k, const Operand& v, const Answer& out,
                         const Operand& mask, const Operand& k_added, const Operand& v_added, float scale, bool causal,
-                        float unseen, int threads) {
+                        float unseen, Threads threads) {
     const AttentionKernel& kernel = row(kKernels, index);
     const Border border(kernel.name);
     const Types types = types_of(kernel);
@@ -158,9 +154,9 @@ void bind_attention(nb::module_& m) {
   });
   // q, k, v: (batch, rows, columns) and the columns of their heads, `width` each: begins and sizes of q, k and v; `out`
   // (batch, queries, columns of q), contiguous.
-  bind_call(m, "attention_of_columns", +[](int index, const Operand& q, const Operand& k, const Operand& v, const Answer& out,
+  bind_call(m, "attention_of_columns", +[](RowOf<AttentionKernel> index, const Operand& q, const Operand& k, const Operand& v, const Answer& out,
                                    const Operand& mask, std::array<int64_t, 3> begins, std::array<int64_t, 3> sizes,
-                                   int64_t width, float scale, bool causal, float unseen, int threads) {
+                                   int64_t width, float scale, bool causal, float unseen, Threads threads) {
     const AttentionKernel& kernel = row(kKernels, index);
     const Border border(kernel.name);
     const Types types = types_of(kernel);
@@ -174,9 +170,9 @@ void bind_attention(nb::module_& m) {
   });
   // q, k, v: (images, rows, columns), all columns in heads of `width`; `out` as q. `order` (windows, rows of one), int64,
   // says which rows of an image are a window, each row in one of them; `mask` is over (windows, heads, rows, rows).
-  bind_call(m, "attention_of_windows", +[](int index, const Operand& q, const Operand& k, const Operand& v, const Answer& out,
+  bind_call(m, "attention_of_windows", +[](RowOf<AttentionKernel> index, const Operand& q, const Operand& k, const Operand& v, const Answer& out,
                                    const Operand& mask, const Operand& order, int64_t width, float scale, float unseen,
-                                   int threads) {
+                                   Threads threads) {
     const AttentionKernel& kernel = row(kKernels, index);
     const Border border(kernel.name);
     const Types types = types_of(kernel);

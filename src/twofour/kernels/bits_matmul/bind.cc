@@ -1,12 +1,8 @@
 // Products of codes for Python: the table of kernels, the sizes of the layouts, the call.
-#include <nanobind/stl/string.h>
-
 #include "bits_matmul.h"
 #include "kernels/product_operands.h"
 #include "native/binding.h"
 #include "packed_codes.h"
-
-namespace nb = nanobind;
 
 namespace twofour {
 namespace {
@@ -39,17 +35,17 @@ void bind_bits_matmul(nb::module_& m) {
   m.def("bits_places", [](const std::string& name, int64_t rows, int64_t columns, int64_t bits, int64_t group,
                           bool shifted) {
     const BitsLayout* layout = bits_layout(name.c_str());
-    if (!layout || !layout->takes(bits) || columns < 1 || group < 0) throw nb::value_error("no such layout of codes");
+    if (!layout || !layout->takes(bits) || columns < 1 || group < 0) throw std::invalid_argument("no such layout of codes");
     const BitsPlaces places(*layout, rows, columns, bits, group, shifted);
     return nb::make_tuple(layout->panel, places.scales, places.sums, places.weights, places.end);
   });
   // Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous. x: real, or codes
   // up to `most`, which stand for x_scale * (factor * u - x_zero); `centred`: dynamic ranges lie around zero. factor 0: x
   // stays real, which rows with groups take.
-  bind_call(m, "bits_matmul", +[](int index, const Operand& x, const Operand& weight, const Operand& bias,
+  bind_call(m, "bits_matmul", +[](RowOf<BitsMatmulKernel> index, const Operand& x, const Operand& weight, const Operand& bias,
                                   const Answer& y, int activation, int combine, const Operand& other, bool dynamic,
                                   float x_scale, int x_zero, float y_scale, int y_zero, int most, int factor, bool centred,
-                                  int threads) {
+                                  Threads threads) {
     const BitsMatmulKernel& kernel = row(kBitsMatmulKernels, index);
     const Border border(kernel.name);
     const ProductOperands seen(border, x, bias, y, kInt8Reads, kInt8Writes, {activation, combine}, other);

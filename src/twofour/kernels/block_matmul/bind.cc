@@ -5,8 +5,6 @@
 #include "kernels/products.h"
 #include "native/binding.h"
 
-namespace nb = nanobind;
-
 namespace twofour {
 namespace {
 
@@ -28,7 +26,7 @@ bool are_blocks(int64_t rows, int64_t columns, int64_t r, int64_t c, int64_t par
 
 BlockShape shape_of(int64_t rows, int64_t columns, int64_t r, int64_t c, int64_t parts, int64_t width) {
   const bool known = width == 1 || width == 2 || width == 4;
-  if (!known || !are_blocks(rows, columns, r, c, parts)) throw nb::value_error("no such blocks");
+  if (!known || !are_blocks(rows, columns, r, c, parts)) throw std::invalid_argument("no such blocks");
   return {rows, columns, r, c, parts, width};
 }
 
@@ -65,16 +63,16 @@ void bind_block_matmul(nb::module_& m) {
   // bytes, and how many windows are counted: none where indices are not places in them.
   m.def("block_places",
         [](int64_t rows, int64_t columns, int64_t r, int64_t c, int64_t parts, int64_t width, int64_t indices) {
-    if (indices < 0 || indices > kMostIndices) throw nb::value_error("no such blocks");
+    if (indices < 0 || indices > kMostIndices) throw std::invalid_argument("no such blocks");
     const BlockShape shape = shape_of(rows, columns, r, c, parts, width);
     const BlockPlaces places(shape, indices);
     const int64_t windows = shape.windowed() ? shape.counted : 0;
     return nb::make_tuple(windows, places.starts, places.counts, places.indices, places.scales, places.sums, places.weights, places.end);
   });
   // Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous.
-  bind_call(m, "block_matmul", +[](int index, const Operand& x, const Operand& weight, const Operand& bias,
+  bind_call(m, "block_matmul", +[](RowOf<BlockMatmulKernel> index, const Operand& x, const Operand& weight, const Operand& bias,
                                    const Answer& y, int activation, int combine, const Operand& other, bool dynamic,
-                                   float x_scale, int x_zero, float y_scale, int y_zero, int threads) {
+                                   float x_scale, int x_zero, float y_scale, int y_zero, Threads threads) {
     const BlockMatmulKernel& kernel = row(kBlockMatmulKernels, index);
     const Border border(kernel.name);
     const WholeRange range(kernel.dtype, {dynamic, x_scale, x_zero, y_scale, y_zero});

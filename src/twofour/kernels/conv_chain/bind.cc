@@ -1,15 +1,10 @@
 // Convolutions in a row for Python: one call, by strips.
-#include <nanobind/stl/array.h>
-#include <nanobind/stl/vector.h>
-
 #include <algorithm>
 #include <array>
 
 #include "kernels/conv_images.h"
 #include "native/scratch.h"
 #include "strips.h"
-
-namespace nb = nanobind;
 
 namespace twofour {
 namespace {
@@ -25,17 +20,17 @@ Convolution convolution_of(const Numbers13& n, int64_t images, const Image& from
   constexpr int64_t channels = 1 << 22, pixels = 1 << 30;  // the sizes of weights and lines stay below 2^63
   int64_t floats;
   for (const int64_t one : {n[0], n[2], from.channels})
-    if (one < 1 || one > channels) throw nb::value_error("no such convolution");
+    if (one < 1 || one > channels) throw std::invalid_argument("no such convolution");
   for (const int64_t one : {n[3], n[4], from.height, from.width})
-    if (one < 1 || one > pixels) throw nb::value_error("no such convolution");
-  if (n[1] < 0 || n[1] > static_cast<int>(Activation::silu)) throw nb::value_error("no such activation");
+    if (one < 1 || one > pixels) throw std::invalid_argument("no such convolution");
+  if (n[1] < 0 || n[1] > static_cast<int>(Activation::silu)) throw std::invalid_argument("no such activation");
   if (from.channels % n[0] != 0 || n[2] % n[0] != 0 || __builtin_mul_overflow(n[2] * n[3], n[4], &floats) ||
       __builtin_mul_overflow(floats, 64 * (images + 1), &floats))
-    throw nb::value_error("no such convolution");
+    throw std::invalid_argument("no such convolution");
   Convolution c{nullptr, nullptr, 0, nullptr, nullptr, nullptr, images, from.channels, n[2], n[0],
                 axis({n[5], n[6], n[7], n[8]}, from.height, n[3]), axis({n[9], n[10], n[11], n[12]}, from.width, n[4]),
                 static_cast<Activation>(n[1]), threads, nullptr, damaged};
-  if (!all_meet(c.height)) throw nb::value_error("rows of the answer read no row of the image");
+  if (!all_meet(c.height)) throw std::invalid_argument("rows of the answer read no row of the image");
   return c;
 }
 
@@ -44,14 +39,14 @@ Convolution convolution_of(const Numbers13& n, int64_t images, const Image& from
 void bind_conv_chain(nb::module_& m) {
   // x and y: (images, channels, height, width) with channels densest. `kernels`: places in `convolutions`; for each of them a
   // weight in its layout, a bias, a second operand, None or of its answer's shape, and the numbers above. `rows`: of y in a strip.
-  bind_call(m, "conv_chain", +[](std::vector<int> kernels, const Operand& x, const Operands& weights, const Operands& biases,
+  bind_call(m, "conv_chain", +[](std::vector<ConvolutionAt> kernels, const Operand& x, const Operands& weights, const Operands& biases,
                                  const Operands& others, const Answer& y, std::vector<Numbers13> convs, int64_t rows,
-                                 int threads) {
+                                 Threads threads) {
     static Scratch scratch;
     const size_t count = kernels.size();
     if (count == 0 || weights.size() != count || biases.size() != count || others.size() != count || convs.size() != count)
-      throw nb::value_error("as many kernels, weights, biases, second operands and convolutions, at least one");
-    if (rows < 1) throw nb::value_error("a strip has at least one row");
+      throw std::invalid_argument("as many kernels, weights, biases, second operands and convolutions, at least one");
+    if (rows < 1) throw std::invalid_argument("a strip has at least one row");
     const Border border("conv_chain");
     const View from = pixels(border, x, "input"), to = pixels(border, y, "answer");
     border.require(from.shape[0] == to.shape[0], y, "answer", "as many images as the input");
@@ -82,7 +77,7 @@ void bind_conv_chain(nb::module_& m) {
     chain.convs.front().x = floats(from);
     chain.convs.back().y = floats(to);
     {
-      nb::gil_scoped_release release;
+      const Unlocked unlocked;
       chain.plan();
       const Scratch::Lease lease(scratch, static_cast<size_t>(chain.bytes()));
       chain.run(static_cast<char*>(lease.data()));

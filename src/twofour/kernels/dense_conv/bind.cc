@@ -1,6 +1,4 @@
 // Convolutions with dense weights for Python: the table of kernels and the call.
-#include <nanobind/stl/array.h>
-
 #include <algorithm>
 #include <string_view>
 
@@ -10,8 +8,6 @@
 #include "native/binding.h"
 #include "native/integers.h"
 #include "native/scratch.h"
-
-namespace nb = nanobind;
 
 namespace twofour {
 namespace {
@@ -54,7 +50,7 @@ const ConvolutionRow kInChains{
     [](const RowBase& row, const Convolution& c) { kernel_of(row).run(dense(c)); },
     [](const Border& border, const RowBase& row, const Operand& weight, Convolution* c) {
       const DenseConv a = dense(*c);
-      if (std::string_view(row.layout) != "direct" && !is_winograds(a)) throw nb::value_error("no such convolution");
+      if (std::string_view(row.layout) != "direct" && !is_winograds(a)) throw std::invalid_argument("no such convolution");
       c->weight = reinterpret_cast<const char*>(panels(border, weight, row, a));
     }};
 
@@ -66,8 +62,8 @@ void bind_dense_conv(nb::module_& m) {
   add_convolutions(m, kDenseConvKernels, kInChains);
   // x and y: (images, channels, height, width) with channels densest. `weight`: as the row's layout has it. `height` and
   // `width`: taps, stride, padding, dilation.
-  bind_call(m, "dense_conv", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& other,
-                         const Answer& y, int64_t groups, Axis height, Axis width, int activation, int threads) {
+  bind_call(m, "dense_conv", +[](RowOf<DenseConvKernel> index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& other,
+                         const Answer& y, int64_t groups, Axis height, Axis width, int activation, Threads threads) {
     static Scratch scratch;
     const DenseConvKernel& kernel = row(kDenseConvKernels, index);
     const Border border(kernel.name);
@@ -75,8 +71,8 @@ void bind_dense_conv(nb::module_& m) {
     border.require(from.shape[0] == to.shape[0], y, "answer", "as many images as the input");
     const int64_t in = from.shape[1], out = to.shape[1];
     if (in < 1 || out < 1 || groups < 1 || in % groups != 0 || out % groups != 0)
-      throw nb::value_error("no such convolution");
-    if (activation < 0 || activation > static_cast<int>(Activation::silu)) throw nb::value_error("no such activation");
+      throw std::invalid_argument("no such convolution");
+    if (activation < 0 || activation > static_cast<int>(Activation::silu)) throw std::invalid_argument("no such activation");
     const Numbers shift = border.numbers(bias, "bias", out);
     const View added = other.given() ? pixels(border, other, "second operand") : View{};
     border.require(!other.given() || std::equal(added.shape, added.shape + 4, to.shape), other, "second operand",
@@ -84,10 +80,10 @@ void bind_dense_conv(nb::module_& m) {
     DenseConv args{floats(from), nullptr, shift.data(), floats(added), floats(to), from.shape[0], in, out, groups,
                    axis(height, from.shape[2], to.shape[2]), axis(width, from.shape[3], to.shape[3]),
                    static_cast<Activation>(activation), threads, nullptr};
-    if (std::string_view(kernel.layout) != "direct" && !is_winograds(args)) throw nb::value_error("no such convolution");
+    if (std::string_view(kernel.layout) != "direct" && !is_winograds(args)) throw std::invalid_argument("no such convolution");
     args.weight = panels(border, weight, kernel, args);
     if (to.count() == 0) return;
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
     args.workspace = lease.data();
     kernel.run(args);

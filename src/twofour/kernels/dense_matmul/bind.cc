@@ -6,8 +6,6 @@
 #include "native/binding.h"
 #include "native/integers.h"
 
-namespace nb = nanobind;
-
 namespace twofour {
 namespace {
 
@@ -62,14 +60,14 @@ void bind_dense_matmul(nb::module_& m) {
     };
     const float* steps = floats(scales, "scales");
     const float* offsets = shape.zeros ? floats(zeros, "zero points") : nullptr;
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     int4_dense_layout__pack(reinterpret_cast<const uint8_t*>(halves.data), steps, offsets, shape.out, shape.in,
                             shape.group, to.bytes());
   });
   // Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous.
-  bind_call(m, "dense_matmul", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Answer& y,
+  bind_call(m, "dense_matmul", +[](RowOf<DenseMatmulKernel> index, const Operand& x, const Operand& weight, const Operand& bias, const Answer& y,
                                    int activation, int combine, const Operand& other, bool dynamic, float x_scale,
-                                   int x_zero, float y_scale, int y_zero, int threads) {
+                                   int x_zero, float y_scale, int y_zero, Threads threads) {
     const DenseMatmulKernel& kernel = row(kDenseMatmulKernels, index);
     const Border border(kernel.name);
     const WholeRange range(kernel.dtype, {dynamic, x_scale, x_zero, y_scale, y_zero});

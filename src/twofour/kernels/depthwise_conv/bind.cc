@@ -1,13 +1,9 @@
 // Convolutions with a filter of its own for each channel, for Python: the table of kernels and the call.
-#include <nanobind/stl/array.h>
-
 #include "depthwise_conv.h"
 #include "kernels/conv_images.h"
 #include "kernels/convolutions.h"
 #include "native/binding.h"
 #include "native/parallel.h"
-
-namespace nb = nanobind;
 
 namespace twofour {
 namespace {
@@ -32,7 +28,7 @@ const ConvolutionRow kInChains{
     },
     [](const Border& border, const RowBase&, const Operand& weight, Convolution* c) {
       if (c->groups != c->in_channels || c->groups != c->out_channels || c->other)
-        throw nb::value_error("no such convolution");
+        throw std::invalid_argument("no such convolution");
       c->weight = border.exactly(weight, "weight", {Type::f32}, c->height.taps * c->width.taps * c->groups).data;
     }};
 
@@ -43,8 +39,8 @@ void bind_depthwise_conv(nb::module_& m) {
   add_convolutions(m, kDepthwiseConvKernels, kInChains);
   // x and y: (images, channels, height, width) with channels densest. `weight`: float32 (taps, channels). `height` and
   // `width`: taps, stride, padding, dilation.
-  bind_call(m, "depthwise_conv", +[](int index, const Operand& x, const Operand& weight, const Operand& bias,
-                                 const Answer& y, Axis height, Axis width, int activation, int threads) {
+  bind_call(m, "depthwise_conv", +[](RowOf<DepthwiseConvKernel> index, const Operand& x, const Operand& weight, const Operand& bias,
+                                 const Answer& y, Axis height, Axis width, int activation, Threads threads) {
     const DepthwiseConvKernel& kernel = row(kDepthwiseConvKernels, index);
     const Border border(kernel.name);
     const View from = pixels(border, x, "input"), to = pixels(border, y, "answer");
@@ -53,12 +49,12 @@ void bind_depthwise_conv(nb::module_& m) {
     const ConvAxis high = axis(height, from.shape[2], to.shape[2]), wide = axis(width, from.shape[3], to.shape[3]);
     const View taps = border.exactly(weight, "weight", {Type::f32}, high.taps * wide.taps * from.shape[1]);
     const Numbers shift = border.numbers(bias, "bias", from.shape[1]);
-    if (activation < 0 || activation > static_cast<int>(Activation::silu)) throw nb::value_error("no such activation");
+    if (activation < 0 || activation > static_cast<int>(Activation::silu)) throw std::invalid_argument("no such activation");
     if (to.count() == 0) return;
     border.require(from.count() != 0, x, "input", "pixels where the answer has some");
     const Depthwise args{floats(from), floats(taps), shift.data(), floats(to), from.shape[0], from.shape[1],
                          high, wide, static_cast<Activation>(activation)};
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     run_rows(kernel, args, threads);
   });
 }

@@ -1,10 +1,4 @@
 // Fused blocks for Python: programs, checked once when they are made, and the call, whose operands give the domain.
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
 #include <algorithm>
 #include <atomic>
 #include <numeric>
@@ -19,8 +13,7 @@
 #include "native/caches.h"
 #include "native/parallel.h"
 #include "native/scratch.h"
-
-namespace nb = nanobind;
+#include "native/shared.h"
 
 namespace twofour {
 namespace {
@@ -57,9 +50,15 @@ class Program {
  public:
   using Fields = std::tuple<std::string, int, int, int, int, float>;
 
+  // What a program is made of: steps (name, to, a, b, c, value), loops (begin, end, whether of rows), which registers are
+  // kept, registers of rows, inputs, outputs, gathers (table, its rows).
+  using Source = std::tuple<std::vector<Fields>, std::vector<std::tuple<int, int, bool>>, std::vector<bool>, int, int, int,
+                            std::vector<std::pair<int, int>>>;
+
   Program(const std::vector<Fields>& steps, const std::vector<std::tuple<int, int, bool>>& loops,
           const std::vector<bool>& kept, int row_registers, int inputs, int outputs, const std::vector<std::pair<int, int>>& gathers)
-      : registers_(static_cast<int>(kept.size())), row_registers_(row_registers), inputs_(inputs), outputs_(outputs) {
+      : source_(steps, loops, kept, row_registers, inputs, outputs, gathers), registers_(static_cast<int>(kept.size())),
+        row_registers_(row_registers), inputs_(inputs), outputs_(outputs) {
     const auto counted = [](const char* what, int count, int most) {
       if (count < 0 || count > most)
         impossible("has an impossible number of " + std::string(what), std::to_string(count), "0 to " + std::to_string(most));
@@ -96,6 +95,8 @@ class Program {
       if (how != 1 && how != 2) impossible("writes an output not at all, or once a row and once a place", "", "one of them");
   }
 
+  const Source& source() const { return source_; }
+
   void run(int index, const Operands& inputs, const Answers& outputs, int threads) const {
     const BlockKernel& kernel = row(kKernels, index);
     const Border border("a fused block");
@@ -124,7 +125,7 @@ class Program {
     block.input_count = inputs_;
     block.streams = exceed_caches(views);
     block.reads_ahead = block.streams && reads_in_bursts();
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     const int64_t places = block.tile_rows * (reduces_ ? block.width : block.tile_width);
     const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, places));
     const int64_t each = block.padded(block.scratch());
@@ -357,6 +358,7 @@ class Program {
     return domain;
   }
 
+  Source source_;
   std::vector<Step> steps_;
   std::vector<Loop> loops_;
   bool kept_[kMostRegisters] = {}, of_rows_[kMostOperands] = {};  // inputs that have one number a row
@@ -366,7 +368,21 @@ class Program {
   std::vector<int> written_;
 };
 
+// A program as Python and recorded calls hold it.
+struct BlockProgram {
+  Shared<Program> program;
+};
+
 }  // namespace
+
+template <>
+struct Argument<BlockProgram> {
+  static void write(const BlockProgram& held, ByteWriter& to) { Argument<Program::Source>::write(held.program->source(), to); }
+  static BlockProgram read(ByteReader& from) {
+    return std::apply([](const auto&... part) { return BlockProgram{Shared<Program>::make(part...)}; },
+                      Argument<Program::Source>::read(from));
+  }
+};
 
 void bind_fused_block(nb::module_& m) {
   bind_table(m, kKernels);
@@ -380,11 +396,15 @@ void bind_fused_block(nb::module_& m) {
   m.attr("block_row_register") = kRowRegister;
   m.attr("block_number") = kNumber;
   m.def("block_streams_from", [](int64_t bytes) { return streams_from.exchange(bytes); });
-  nb::class_<Program> bound(m, "BlockProgram");
-  bound.def(nb::init<const std::vector<Program::Fields>&, const std::vector<std::tuple<int, int, bool>>&,
-                     const std::vector<bool>&, int, int, int, const std::vector<std::pair<int, int>>&>());
-  bind_call(bound, "run", +[](const nb::object& self, int index, const Operands& inputs, const Answers& outputs,
-                              int threads) { nb::cast<const Program&>(self).run(index, inputs, outputs, threads); });
+  nb::class_<BlockProgram> bound(m, "BlockProgram");
+  bound.def("__init__", [](BlockProgram* self, const std::vector<Program::Fields>& steps,
+                           const std::vector<std::tuple<int, int, bool>>& loops, const std::vector<bool>& kept, int row_registers,
+                           int inputs, int outputs, const std::vector<std::pair<int, int>>& gathers) {
+    new (self) BlockProgram{Shared<Program>::make(steps, loops, kept, row_registers, inputs, outputs, gathers)};
+  });
+  bind_call(bound, "run", +[](const BlockProgram& self, RowOf<BlockKernel> index, const Operands& inputs,
+                              const Answers& outputs, Threads threads) { self.program->run(index, inputs, outputs, threads); },
+            "fused_block");
 }
 
 }  // namespace twofour

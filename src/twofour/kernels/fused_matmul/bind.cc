@@ -4,9 +4,7 @@
 #include "fused_matmul.h"
 #include "kernels/normed_rows.h"
 #include "kernels/product_operands.h"
-#include "native/recording.h"
-
-namespace nb = nanobind;
+#include "native/binding.h"
 
 namespace twofour {
 namespace {
@@ -27,17 +25,17 @@ void bind_fused_matmul(nb::module_& m) {
   // `hidden` are of `first`, `activation`, `combine` and `other` belong to `last`. `before` and `after`: rows of the table of
   // norms, of rows of x and of rows of y, which `normed` takes and may be; -1 for none.
   bind_call(m, "fused_matmul",
-            +[](int first, int gate, int last, const Operand& x, const Operand& first_weight, const Operand& first_bias,
+            +[](ProductAt first, ProductAt gate, ProductAt last, const Operand& x, const Operand& first_weight, const Operand& first_bias,
                 const Operand& gate_weight, const Operand& gate_bias, const Operand& last_weight, const Operand& last_bias,
                 const Answer& y, int64_t hidden, int first_activation, int activation, int combine, const Operand& other,
-                int before, const Operand& before_scale, const Operand& before_shift, float before_eps, bool before_centred,
-                int after, const Operand& after_scale, const Operand& after_shift, float after_eps, bool after_centred,
-                const Answer& normed, int threads) {
+                RowOf<NormKernel> before, const Operand& before_scale, const Operand& before_shift, float before_eps, bool before_centred,
+                RowOf<NormKernel> after, const Operand& after_scale, const Operand& after_shift, float after_eps, bool after_centred,
+                const Answer& normed, Threads threads) {
     static Scratch scratch;
     const Border border("a fused product");
     const ProductOperands seen(border, x, last_bias, y, types_of({first, gate, last}), {}, {activation, combine}, other);
-    if (first_activation < 0 || first_activation > static_cast<int>(Activation::silu)) throw nb::value_error("no such epilogue");
-    if (first < 0 ? hidden != 0 || gate >= 0 : hidden < 1) throw nb::value_error("nothing between two products");
+    if (first_activation < 0 || first_activation > static_cast<int>(Activation::silu)) throw std::invalid_argument("no such epilogue");
+    if (first < 0 ? hidden != 0 || gate >= 0 : hidden < 1) throw std::invalid_argument("nothing between two products");
     const int64_t in = seen.from.width, out = seen.to.width;
     const Numbers one = border.numbers(first_bias, "bias", hidden), two = border.numbers(gate_bias, "bias", hidden);
     FusedMatmul all{{}, {}, part_of(border, last, last_weight, "last weight", seen.bias, out, first < 0 ? in : hidden),
@@ -60,7 +58,7 @@ void bind_fused_matmul(nb::module_& m) {
     if (all.tokens <= 0) return;
     bool damaged;
     {
-      nb::gil_scoped_release release;
+      const Unlocked unlocked;
       damaged = FusedRun(all, scratch).run();
     }
     if (damaged) border.damaged();

@@ -24,7 +24,7 @@ void bind_nm_compress(nb::module_& m) {
     border.require(from.width % 4 == 0, weight, "weight", "groups of four: a last size that is a multiple of 4");
     const View kept = border.exactly(values, "kept values", {Type::f32}, from.rows * (from.width / 2));
     const View codes = border.exactly(indices, "indices", {Type::u8}, from.rows * ((from.width + 7) / 8));
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     return kernel.run({reinterpret_cast<const float*>(from.data), from.stride, from.rows, from.width,
                        reinterpret_cast<float*>(kept.data), reinterpret_cast<uint8_t*>(codes.data), threads});
   });

@@ -1,6 +1,4 @@
 // Convolutions with packed weights for Python: the table of kernels and the call.
-#include <nanobind/stl/array.h>
-
 #include <algorithm>
 
 #include "kernels/conv_images.h"
@@ -9,8 +7,6 @@
 #include "native/binding.h"
 #include "native/scratch.h"
 #include "nm_conv.h"
-
-namespace nb = nanobind;
 
 namespace twofour {
 namespace {
@@ -23,7 +19,7 @@ constexpr NmConvKernel kNmConvKernels[] = {
 
 void require_groups(int64_t in, int64_t out, int64_t groups) {
   if (groups < 1 || in % groups != 0 || out % groups != 0 || in / groups % 4 != 0 || in == 0 || out == 0)
-    throw nb::value_error("the channels make no such groups of four");
+    throw std::invalid_argument("the channels make no such groups of four");
 }
 
 // Whether every group's header is that of this convolution, with as many bytes behind it as it says.
@@ -66,8 +62,8 @@ void bind_nm_conv(nb::module_& m) {
   // x and y: (images, channels, height, width) with channels densest. `weight`: one header and layout per group, one
   // after the other. Returns false, without touching y, when it was made for another layout or shape. `height` and
   // `width`: taps, stride, padding, dilation.
-  bind_call(m, "nm_conv", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& other,
-                      const Answer& y, int64_t groups, Axis height, Axis width, int activation, int threads) {
+  bind_call(m, "nm_conv", +[](RowOf<NmConvKernel> index, const Operand& x, const Operand& weight, const Operand& bias, const Operand& other,
+                      const Answer& y, int64_t groups, Axis height, Axis width, int activation, Threads threads) {
     static Scratch scratch;
     const NmConvKernel& kernel = row(kNmConvKernels, index);
     const Border border(kernel.name);
@@ -75,7 +71,7 @@ void bind_nm_conv(nb::module_& m) {
     border.require(from.shape[0] == to.shape[0], y, "answer", "as many images as the input");
     const int64_t in = from.shape[1], out = to.shape[1];
     require_groups(in, out, groups);
-    if (activation < 0 || activation > static_cast<int>(Activation::silu)) throw nb::value_error("no such activation");
+    if (activation < 0 || activation > static_cast<int>(Activation::silu)) throw std::invalid_argument("no such activation");
     const Numbers shift = border.numbers(bias, "bias", out);
     const View added = other.given() ? pixels(border, other, "second operand") : View{};
     border.require(!other.given() || std::equal(added.shape, added.shape + 4, to.shape), other, "second operand",
@@ -89,7 +85,7 @@ void bind_nm_conv(nb::module_& m) {
     bool damaged = false;
     args.damaged = &damaged;
     if (to.count() != 0) {
-      nb::gil_scoped_release release;
+      const Unlocked unlocked;
       const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
       args.workspace = lease.data();
       kernel.run(args);

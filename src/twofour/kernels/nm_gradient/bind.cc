@@ -36,7 +36,7 @@ void bind_nm_gradient(nb::module_& m) {
   m.def("nm_gradient", [](int index, const Operand& gradient, int mode, float eps, uint32_t seed, const Operand& out,
                           bool packed, int threads) {
     const NmGradientKernel& kernel = row(kNmGradientKernels, index);
-    if (mode < 0 || mode > static_cast<int>(GradientMode::unbiased)) throw nb::value_error("no such mode");
+    if (mode < 0 || mode > static_cast<int>(GradientMode::unbiased)) throw std::invalid_argument("no such mode");
     const Border border(kernel.name);
     const View seen = border.strided(gradient, "gradient", kReal);
     const Rows from = border.rows(gradient, "gradient", kReal);
@@ -44,7 +44,7 @@ void bind_nm_gradient(nb::module_& m) {
     NmGradient args{from.data, from.type == Type::bf16, from.stride, seen.shape[0], seen.shape[1], from.width,
                     static_cast<GradientMode>(mode), eps, seed, answer(border, out, from, packed), packed, threads, 0, 0};
     if (from.rows <= 0 || from.width <= 0) return;
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     parallel_for(GradientTasks(args).count(), 1, threads, [&](int64_t begin, int64_t end) {
       NmGradient mine = args;
       mine.begin = begin;

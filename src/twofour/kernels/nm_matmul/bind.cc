@@ -1,6 +1,4 @@
 // Products by packed weights for Python: the table of kernels, the layouts, the call.
-#include <nanobind/stl/string.h>
-
 #include <cstring>
 #include <string>
 
@@ -13,14 +11,12 @@
 #include "kernels/product_operands.h"
 #include "kernels/products.h"
 
-namespace nb = nanobind;
-
 namespace twofour {
 namespace {
 
 const Layout& layout_of(const std::string& name) {
   const Layout* layout = layout_called(name.c_str());
-  if (layout == nullptr) throw nb::value_error("no such layout");
+  if (layout == nullptr) throw std::invalid_argument("no such layout");
   return *layout;
 }
 
@@ -46,7 +42,7 @@ void bind_refill(nb::module_& m) {
     border.require(weight.ndim == 2 && weight.shape[0] == shape.out && weight.shape[1] == shape.in &&
                        least(weight.strides[0], weight.strides[1]) == 1,
                    from, "weight", "the packed weight's shape, one of its axes contiguous");
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     parallel_for(ceil_div(shape.out, kRefillRows), 1, threads, [&](int64_t begin, int64_t end) {
       kind.refill(shape, {weight.data, weight.type == Type::bf16, weight.strides[0], weight.strides[1]},
                   begin * kRefillRows, least(end * kRefillRows, shape.out), to.bytes());
@@ -92,7 +88,7 @@ void bind_layouts(nb::module_& m) {
     const PackedWeight to(border, packed, "packed weight");
     const Layout& kind = layout_of(to);
     const Parts parts(border, kind, to.shape(), {values, indices, scales, zeros});
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     kind.pack(to.shape(), {parts.values.data, reinterpret_cast<const uint8_t*>(parts.indices.data), parts.scales.data(),
                            parts.zeros.data()}, to.bytes());
   });
@@ -102,7 +98,7 @@ void bind_layouts(nb::module_& m) {
     const PackedWeight from(border, packed, "packed weight");
     const Layout& kind = layout_of(from);
     const Parts parts(border, kind, from.shape(), {values, indices, scales, zeros});
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     kind.unpack(from.shape(), from.bytes(), {parts.values.data, reinterpret_cast<uint8_t*>(parts.indices.data),
                                              const_cast<float*>(parts.scales.data()),
                                              const_cast<float*>(parts.zeros.data())});
@@ -141,9 +137,9 @@ void bind_nm_matmul(nb::module_& m) {
     packed.require_size(layout_of(row.layout));
   });
   // Returns false, without touching y, when `weight` was made for another layout or shape. y is contiguous.
-  bind_call(m, "nm_matmul", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Answer& y,
+  bind_call(m, "nm_matmul", +[](RowOf<NmMatmulKernel> index, const Operand& x, const Operand& weight, const Operand& bias, const Answer& y,
                         int activation, int combine, const Operand& other, bool dynamic, float x_scale, int x_zero,
-                        float y_scale, int y_zero, int threads) {
+                        float y_scale, int y_zero, Threads threads) {
     const NmMatmulKernel& kernel = kernel_at(index);
     const Border border(kernel.name);
     const WholeRange range(kernel.dtype, {dynamic, x_scale, x_zero, y_scale, y_zero});

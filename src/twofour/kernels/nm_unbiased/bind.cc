@@ -32,7 +32,7 @@ void bind_nm_unbiased(nb::module_& m) {
     if (!bf16 && !to.made_for("float32", "panels", from.width, from.rows))
       border.refuse(packed, "packed estimate", "a header of layout panels or bf16_panels for the transposed gradient");
     to.require_size(*layout_called(bf16 ? "bf16_panels" : "panels"));
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     parallel_for(ceil_div(from.width, kPanelRows), 1, threads, [&](int64_t begin, int64_t end) {
       kernel.run({from.data, from.type == Type::bf16, from.stride, from.rows, from.width, seed, bf16, to.bytes(),
                   begin * kPanelRows, least(end * kPanelRows, from.width)});

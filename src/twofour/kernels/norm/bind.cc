@@ -5,8 +5,6 @@
 #include "native/parallel.h"
 #include "norm.h"
 
-namespace nb = nanobind;
-
 namespace twofour {
 namespace {
 
@@ -22,8 +20,8 @@ const NormKernel& norm_kernel(int index) { return row(kKernels, index); }
 
 void bind_norm(nb::module_& m) {
   bind_table(m, kKernels);
-  bind_call(m, "norm", +[](int index, const Operand& x, const Operand& weight, const Operand& bias, const Answer& y, float eps,
-                   bool centred, int threads) {
+  bind_call(m, "norm", +[](RowOf<NormKernel> index, const Operand& x, const Operand& weight, const Operand& bias, const Answer& y, float eps,
+                   bool centred, Threads threads) {
     const NormKernel& kernel = norm_kernel(index);
     const Border border(kernel.name);
     const bool bf16 = std::strcmp(kernel.dtype, "bfloat16") == 0;
@@ -32,7 +30,7 @@ void bind_norm(nb::module_& m) {
     const Numbers scale = border.numbers(weight, "weight", from.width), shift = border.numbers(bias, "bias", from.width);
     const Norm args{from.data, from.stride, scale.data(), shift.data(), to.data, to.type == Type::bf16,
                     from.rows, from.width,  eps,          centred};
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     // 16384 elements a share: below that, starting a thread costs more than the rows.
     const int64_t grain = from.width > 0 && from.width < 16384 ? 16384 / from.width : 1;
     parallel_for(from.rows, grain, threads, [&](int64_t begin, int64_t end) { kernel.run(args, begin, end); });

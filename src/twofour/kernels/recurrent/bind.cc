@@ -8,8 +8,6 @@
 #include "recurrent.h"
 #include "sequence.h"
 
-namespace nb = nanobind;
-
 namespace twofour {
 namespace {
 
@@ -74,7 +72,7 @@ void run_sequence(const Border& border, const Sequence& sequence) {
   if (sequence.tokens == 0) return;
   bool damaged;
   {
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     const Scratch::Lease lease(scratch, static_cast<size_t>(sequence.bytes()));
     damaged = SequenceRun(sequence, lease.data()).run();
   }
@@ -89,19 +87,19 @@ void bind_recurrent(nb::module_& m) {
   // One direction of a layer, the one at `place` of the stack's: x (..., in) -> its columns of y (..., directions * width);
   // its part of state (ways, batch, width) and of memory (ways, batch, hidden), of an LSTM, as they end. Where y has two
   // directions every second place goes backward. The weights are those of `products`; `projection` is -1 where there is none.
-  bind_call(m, "recurrent", +[](int index, int cell_index, int input, int recurrent, int projection, const Operand& x,
+  bind_call(m, "recurrent", +[](RowOf<RecurrentKernel> index, int cell_index, ProductAt input, ProductAt recurrent, ProductAt projection, const Operand& x,
                                 const Operand& sizes, const Operand& input_weight, const Operand& input_bias,
                                 const Operand& recurrent_weight, const Operand& recurrent_bias,
                                 const Operand& projection_weight, const Operand& first_state,
                                 const Operand& first_memory, const Answer& y, const Answer& state,
-                                const Answer& memory, int place, int threads) {
+                                const Answer& memory, int place, Threads threads) {
     const RecurrentKernel& kernel = row(kRecurrentKernels, index);
     const Border border(kernel.name);
-    if (cell_index < 0 || cell_index > static_cast<int>(Cell::relu)) throw nb::value_error("no such cell");
+    if (cell_index < 0 || cell_index > static_cast<int>(Cell::relu)) throw std::invalid_argument("no such cell");
     const Cell cell = static_cast<Cell>(cell_index);
     const Rows from = border.rows(x, "input", {Type::f32}), to = border.rows(y, "answer", {Type::f32});
     const States last(border, state, "state");
-    if (place < 0 || place >= last.ways) throw nb::value_error("no such direction");
+    if (place < 0 || place >= last.ways) throw std::invalid_argument("no such direction");
     const int64_t directions = to.width / last.width, way = directions == 2 ? place % 2 : 0;
     border.require(to.width == directions * last.width && (directions == 1 || directions == 2), state, "state",
                    "(ways, batch, width of a direction of the answer)");

@@ -1,12 +1,8 @@
 // Squeeze-and-excite for Python: the table of kernels and the call.
-#include <nanobind/stl/array.h>
-
 #include "kernels/conv_images.h"
 #include "native/binding.h"
 #include "native/scratch.h"
 #include "squeeze_excite.h"
-
-namespace nb = nanobind;
 
 namespace twofour {
 namespace {
@@ -22,9 +18,9 @@ constexpr SqueezeExciteKernel kSqueezeExciteKernels[] = {
 void bind_squeeze_excite(nb::module_& m) {
   bind_table(m, kSqueezeExciteKernels);
   // x and y: (images, channels, height, width) with channels densest. `reduce` and `expand`: float32 (squeezed, channels).
-  bind_call(m, "squeeze_excite", +[](int index, const Operand& x, const Operand& reduce, const Operand& reduce_bias,
+  bind_call(m, "squeeze_excite", +[](RowOf<SqueezeExciteKernel> index, const Operand& x, const Operand& reduce, const Operand& reduce_bias,
                                  const Operand& expand, const Operand& expand_bias, const Answer& y, int activation,
-                                 int gate, int threads) {
+                                 int gate, Threads threads) {
     static Scratch scratch;
     const SqueezeExciteKernel& kernel = row(kSqueezeExciteKernels, index);
     const Border border(kernel.name);
@@ -37,15 +33,15 @@ void bind_squeeze_excite(nb::module_& m) {
     const View second = border.exactly(expand, "second weight", {Type::f32}, squeezed * channels);
     const Numbers shift = border.numbers(reduce_bias, "first bias", squeezed);
     const Numbers last = border.numbers(expand_bias, "second bias", channels);
-    if (activation < 0 || activation > static_cast<int>(Activation::silu)) throw nb::value_error("no such activation");
-    if (gate < 0 || gate > static_cast<int>(Gate::hardsigmoid)) throw nb::value_error("no such gate");
+    if (activation < 0 || activation > static_cast<int>(Activation::silu)) throw std::invalid_argument("no such activation");
+    if (gate < 0 || gate > static_cast<int>(Gate::hardsigmoid)) throw std::invalid_argument("no such gate");
     if (to.count() == 0) return;
     SqueezeExcite args{floats(from), floats(first), shift.data(), floats(second), last.data(), floats(to), from.shape[0],
                        from.shape[2] * from.shape[3], channels, squeezed, static_cast<Activation>(activation),
                        static_cast<Gate>(gate), threads, nullptr};
     const Scratch::Lease lease(scratch, static_cast<size_t>(args.floats()) * sizeof(float));
     args.workspace = static_cast<float*>(lease.data());
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     kernel.run(args);
   });
 }

@@ -27,7 +27,7 @@ void tell_python(void* told, int64_t done, int64_t of) {
 
 // What both searches look at: every position of `order` names a column that is there.
 StripeSearch search_of(const Border& border, const Operand& columns, const Operand& order, int n, int m) {
-  if (n < 1 || n >= m || m > 64) throw nb::value_error("no such search");
+  if (n < 1 || n >= m || m > 64) throw std::invalid_argument("no such search");
   const View held = border.dense(columns, "columns", {Type::f32}), places = border.dense(order, "order", {Type::s64});
   border.require(held.ndim == 2 && held.shape[1] % kStripeLanes == 0 && reinterpret_cast<uintptr_t>(held.data) % 64 == 0,
                  columns, "columns", "(columns, rows) at a multiple of 64, rows padded to vectors");
@@ -51,10 +51,10 @@ void bind_nm_stripes(nb::module_& m) {
     const Border border(found.name);
     StripeSearch search = search_of(border, columns, order, n, m);
     if (window % m || window > kStripeMaxWindow || window < 2 * m || window > search.count)
-      throw nb::value_error("no such search");
+      throw std::invalid_argument("no such search");
     search.kernel = &kernel, search.seed = seed, search.threads = threads;
     search.tell = tell_python, search.told = &tell;
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     return refine_stripes(search, window, escapes);
   });
   m.def("nm_stripes_assign", [](int index, const Operand& columns, const Operand& order, int n, int m, uint64_t seed,
@@ -63,9 +63,9 @@ void bind_nm_stripes(nb::module_& m) {
     const StripeKernel kernel = found.run();
     const Border border(found.name);
     StripeSearch search = search_of(border, columns, order, n, m);
-    if (block < 1) throw nb::value_error("no such search");
+    if (block < 1) throw std::invalid_argument("no such search");
     search.kernel = &kernel, search.seed = seed, search.threads = threads;
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     return assign_stripes(search, block, rounds, patience);
   });
   // `gains`: (count, count), finite; `columns` (count): the column of each row, so that the sum of gains is largest.
@@ -79,7 +79,7 @@ void bind_nm_stripes(nb::module_& m) {
     const std::vector<double> values(start, start + count * count);
     const auto finite = [](double value) { return std::isfinite(value); };
     border.require(std::all_of(values.begin(), values.end(), finite), gains, "gains", "finite values");
-    nb::gil_scoped_release release;
+    const Unlocked unlocked;
     const std::vector<int32_t> found = assign(values.data(), count);
     std::copy(found.begin(), found.end(), reinterpret_cast<int64_t*>(written.data));
   });

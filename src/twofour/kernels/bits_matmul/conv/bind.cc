@@ -1,7 +1,4 @@
 // Convolutions of codes for Python: the table of kernels, how the codes of a pixel stand, the call.
-#include <nanobind/stl/array.h>
-#include <nanobind/stl/tuple.h>
-
 #include <algorithm>
 
 #include "../packed_codes.h"
@@ -9,8 +6,6 @@
 #include "kernels/conv_images.h"
 #include "native/binding.h"
 #include "native/scratch.h"
-
-namespace nb = nanobind;
 
 namespace twofour {
 namespace {
@@ -54,7 +49,7 @@ Requantised requantised(const Border& border, const Operand& numbers, const std:
   const auto& [planes, most, pool] = to;
   if (!numbers.given()) return {nullptr, 0, {false, channels, 8}, 1};
   if (!(most == 1 || most == 3 || most == 7 || most == 15) || (pool != 1 && pool != 2) || (planes != 0 && planes != 1))
-    throw nb::value_error("no such codes of an answer");
+    throw std::invalid_argument("no such codes of an answer");
   const View view = border.exactly(numbers, "thresholds", {Type::u8}, (most + 1) * padded * 4);
   border.require(reinterpret_cast<uintptr_t>(view.data) % 4 == 0, numbers, "thresholds", "numbers of 32 bits in bytes");
   return {reinterpret_cast<const int32_t*>(view.data), static_cast<int32_t>(most),
@@ -68,16 +63,16 @@ void bind_bits_conv(nb::module_& m) {
   // x: float32 (images, channels, height, width), channels densest, or codes as this row reads them, uint8 (images, bytes);
   // y the same for `to`. Returns false, without touching y, when `weight` was made for another layout or shape. `high`,
   // `wide`: taps, stride, padding, dilation; `image`, `size`: height and width of x and of the convolution's own answer.
-  bind_call(m, "bits_conv", +[](int index, const Operand& x, const Operand& weight, const Operand& bias,
+  bind_call(m, "bits_conv", +[](RowOf<BitsConvKernel> index, const Operand& x, const Operand& weight, const Operand& bias,
                                 const Operand& numbers, const Answer& y, int64_t in, int64_t out, Axis high, Axis wide,
                                 std::array<int64_t, 2> image, std::array<int64_t, 2> size, std::array<int64_t, 3> to, bool dynamic, float x_scale,
-                                int x_zero, int most, int factor, bool centred, int threads) {
+                                int x_zero, int most, int factor, bool centred, Threads threads) {
     static Scratch scratch;
     const BitsConvKernel& kernel = row(kBitsConvKernels, index);
     const Border border(kernel.name);
     if (in < 1 || out < 1 || in > kMost || out > kMost || std::min(image[0], image[1]) < 0 ||
         std::min(size[0], size[1]) < 1)
-      throw nb::value_error("no such convolution");
+      throw std::invalid_argument("no such convolution");
     border.require(codes_possible(most, factor, x_zero), x, "input", "codes of 1 to 8 bits, a zero point among them");
     border.require(factor == 1 || centred || !dynamic, x, "input", "ranges around zero for odd levels");
     const PixelCodes form{kernel.planes, in, bits_for(most)};
@@ -110,7 +105,7 @@ void bind_bits_conv(nb::module_& m) {
     border.require(reach(args.height) * reach(args.width) * double(form.bytes()) < double(int64_t{1} << 31), x, "input",
                    "images whose codes with their zeros take less than 2 GB");
     if (back.count() != 0) {
-      nb::gil_scoped_release release;
+      const Unlocked unlocked;
       const Scratch::Lease lease(scratch, static_cast<size_t>(kernel.workspace_bytes(args)));
       args.workspace = lease.data();
       kernel.run(args);

@@ -1,0 +1,409 @@
+"""libtwofour: the same bits as Python from C, and no file or caller that ends the process."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from ctypes import byref, c_void_p
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import twofour
+from tests.export import runtime_library as lib
+from tests.native import border_cases
+from twofour import export, native
+from twofour.errors import ExportError
+from twofour.export.runtime import library as libtwofour
+from twofour.export.runtime.file import HEADER, seal
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLE = ROOT / "examples" / "runtime" / "run.c"
+
+
+@pytest.fixture(autouse=True)
+def poisoned_empty() -> None:
+    """Nothing: what fills a new tensor with NaN is a call of torch's, and would be recorded."""
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer and a head on its last step."""
+
+    def __init__(self, kind: type[nn.GRU | nn.LSTM]) -> None:
+        super().__init__()
+        self.inner, self.head = kind(16, 32, batch_first=True), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Return {"all": (B, T, 32), "last": (B, 8)} of (B, T, 16)."""
+        states, _ = self.inner(x)
+        return {"all": states, "last": self.head(states[:, -1])}
+
+
+class Words(nn.Module):
+    """What a language model begins with: an embedding, attention, a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(50, 32), nn.LayerNorm(32)
+        self.q, self.k, self.v, self.out = (nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return (B, 32) of int64 (B, T) and its mask."""
+        x = self.words(input_ids)
+        heads = [layer(x).view(*x.shape[:2], 2, 16).transpose(1, 2) for layer in (self.q, self.k, self.v)]
+        mask = attention_mask[:, None, None, :].bool()
+        mixed = nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask)
+        return self.norm(x + self.out(mixed.transpose(1, 2).reshape(x.shape)))[:, 0]
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 8))
+
+
+def conv() -> nn.Module:
+    parts = nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU()
+    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(16 * 6 * 6, 8))
+
+
+def ids(batch: int) -> dict[str, Tensor]:
+    mask = torch.ones(batch, 7, dtype=torch.int64)
+    mask[-1, 3:] = 0
+    return {"input_ids": torch.randint(50, (batch, 7)), "attention_mask": mask}
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any]]] = {
+    "mlp": (mlp, lambda n: {"input": torch.randn(n, 64)}, {}),
+    "mlp in int8": (mlp, lambda n: {"input": torch.randn(n, 64)}, {"dtype": "int8"}),
+    "gru": (lambda: Recurrent(nn.GRU), lambda n: {"x": torch.randn(n, 5, 16)}, {}),
+    "lstm": (lambda: Recurrent(nn.LSTM), lambda n: {"x": torch.randn(n, 5, 16)}, {}),
+    "words": (Words, ids, {}),
+    "conv": (conv, lambda n: {"input": torch.randn(n, 8, 8, 8)}, {}),
+}
+
+
+def compiled(name: str) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    build, example, options = MODELS[name]
+    model = twofour.prune(build().eval(), "2:4")
+    fast = twofour.compile(model, example(2), graph="native", tokens=(1,), **options)
+    return fast, example
+
+
+def named(answer: Any) -> dict[str, Tensor]:
+    return answer if isinstance(answer, dict) else {"output": answer}
+
+
+def same_bits(found: dict[str, Tensor], want: dict[str, Tensor]) -> None:
+    assert found.keys() == want.keys()
+    for name, one in want.items():
+        assert found[name].shape == one.shape and found[name].dtype is one.dtype, name
+        assert torch.equal(found[name].view(torch.uint8), one.contiguous().view(torch.uint8)), name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_models_answers_are_pythons_bit_for_bit(name: str, tmp_path: Path) -> None:
+    fast, example = compiled(name)
+    sizes = (2,) if name == "conv" else (2, 3)  # a convolution's graph holds for its images
+    done = export.to_runtime(fast, tmp_path / "model.2f4", *[example(n) for n in sizes])
+    assert done.file_bytes == (tmp_path / "model.2f4").stat().st_size and min(done.calls) > 0
+    model = lib.Model(tmp_path / "model.2f4")
+    assert model.programs == len(sizes)
+    for program, n in enumerate(sizes):
+        given = example(n)
+        with torch.inference_mode():
+            want = named(fast(**given))
+        assert {one: shape for one, _, shape in model.described("input", program)} == done.inputs[program]
+        for _ in range(3):  # the second run finds the first one's memory
+            same_bits(model.run(given, program), want)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensor, Tensor]:
+    """A file of an MLP, an input and its answer."""
+    fast, example = compiled("mlp")
+    path = tmp_path_factory.mktemp("runtime") / "mlp.2f4"
+    given = example(4)
+    export.to_runtime(fast, path, given)
+    with torch.inference_mode():
+        return path, given["input"], fast(**given).clone()
+
+
+def calls() -> Iterator[tuple[Callable[..., Any], list[Any]]]:
+    for make in (border_cases.products, border_cases.recurrent, border_cases.models):
+        for isa, function, arguments in make(1):
+            if native.supports(isa):
+                yield function, arguments
+
+
+def test_every_call_that_can_be_recorded_is_the_same_from_a_file() -> None:
+    names = set()
+    torch.manual_seed(0)
+    for function, arguments in calls():
+        made = lib.recorded_call(function, arguments)
+        if made is None:  # nm_matmul_columns, of training
+            continue
+        content, inputs, outputs = made
+        same_bits(lib.Model(content).run(inputs), outputs)
+        names.add(getattr(function, "__name__", ""))
+    assert names >= {
+        *("nm_matmul", "block_matmul", "bits_matmul", "bits_conv", "dense_matmul", "fused_matmul", "nm_conv"),
+        *("depthwise_conv", "squeeze_excite", "dense_conv", "conv_chain", "recurrent", "attention", "norm"),
+        *("attention_of_columns", "attention_of_windows", "fused_block"),
+    }
+
+
+TYPES = (torch.float32, torch.bfloat16, torch.uint8, torch.int8, torch.bool, torch.int64)
+
+
+@pytest.mark.parametrize("source", TYPES)
+def test_a_copy_converts_as_torch_does(source: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    numbers = torch.randn(5, 6, 7, generator=draw) * 100
+    numbers[0, 0, :4] = torch.tensor([0.0, float("nan"), float("inf"), 3e38])
+    if source is torch.int64:
+        numbers = torch.randint(-(1 << 60), 1 << 60, numbers.shape, generator=draw)
+    elif not source.is_floating_point:
+        numbers = numbers.nan_to_num(0, 0, 0).clamp(0, 127)
+    given = numbers.to(source)
+    for target in TYPES:
+        if source.is_floating_point and not target.is_floating_point and target is not torch.bool:
+            continue
+        for like in (given, given.transpose(0, 2), given[:, ::2, 1:]):
+            made = torch.zeros(like.shape, dtype=target)
+            native.extension().copy(like, made, 1)
+            want, none = like.to(target), torch.isnan(like.float())  # which bits are NaN in bfloat16 torch does not say
+            assert torch.equal(torch.isnan(made.float()) & none, torch.isnan(want.float()) & none)
+            same_bits({"y": made[~none]}, {"y": want[~none]})
+
+
+def test_threads_of_ours_and_of_the_caller_give_the_same_bits(small: tuple[Path, Tensor, Tensor]) -> None:
+    path, x, want = small
+    asked = []
+
+    def parallel(_: Any, count: int, each: Any, data: Any) -> None:
+        asked.append(count)
+        threads = [threading.Thread(target=each, args=(data, place)) for place in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    for model in (lib.Model(path, threads=2), lib.Model(path, threads=2, parallel=parallel)):
+        same_bits(model.run({"input": x}), {"output": want})
+    assert set(asked) <= {2}
+
+
+def test_several_threads_run_one_model(small: tuple[Path, Tensor, Tensor]) -> None:
+    path, x, want = small
+    model, wrong = lib.Model(path), []
+
+    def run() -> None:
+        for _ in range(50):
+            if not torch.equal(model.run({"input": x})["output"], want):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def changed(content: bytes, place: int, form: str, value: int) -> bytearray:
+    found = bytearray(content)
+    struct.pack_into(form, found, place, value)
+    seal(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("damage", "status", "text"),
+    [
+        (lambda c: c[:40], lib.DAMAGED, "shorter than a header"),
+        (lambda c: c[:-1], lib.DAMAGED, "where its header says"),
+        (lambda c: b"x" * 200, lib.DAMAGED, "does not begin"),
+        (lambda c: c[:100] + b"\xff" + c[101:], lib.DAMAGED, "its digest"),
+        (lambda c: changed(c, 8, "<I", 2), lib.VERSION, "version 2 of the format; this library reads 1"),
+        (lambda c: changed(c, 24, "<Q", 1 << 62), lib.DAMAGED, "parts outside"),
+        (lambda c: changed(c, HEADER.size, "<I", 1 << 31), lib.DAMAGED, "more than there can be"),
+        (lambda c: changed(c, HEADER.size + 4, "<Q", 1 << 40), lib.DAMAGED, "a constant outside"),
+        (lambda c: bytes(sealed(c.replace(b"__", b"_x", 1))), lib.UNSUPPORTED, "does not have"),
+    ],
+)
+def test_files_that_are_none_are_refused(
+    small: tuple[Path, Tensor, Tensor], damage: Callable[[bytes], bytes], status: int, text: str, tmp_path: Path
+) -> None:
+    bad = damage(small[0].read_bytes())
+    with pytest.raises(lib.RefusedError, match=text) as error:
+        lib.Model(bytearray(bad))
+    assert error.value.status == status
+    (tmp_path / "bad").write_bytes(bad)
+    with pytest.raises(lib.RefusedError, match=text):
+        lib.Model(tmp_path / "bad")
+
+
+def sealed(content: bytes) -> bytearray:
+    found = bytearray(content)
+    seal(found)
+    return found
+
+
+def test_a_kernel_of_instructions_that_this_cpu_lacks_is_named() -> None:
+    missing = [row for row in native.rows("nm_matmul") if not native.extension().cpu_has(row.isa)]
+    if not missing:
+        pytest.skip("this CPU has every instruction set that products are written for")
+    _, function, arguments = next(one for one in border_cases.products(1) if one[1].__name__ == "nm_matmul")
+    old, new = native.rows("nm_matmul")[arguments[0]].name, missing[-1]
+
+    def renamed(call: bytes) -> bytes:
+        texts = [struct.pack("<H", len(name)) + name.encode() for name in (old, new.name)]
+        assert texts[0] in call
+        return call.replace(texts[0], texts[1])
+
+    made = lib.recorded_call(function, arguments, renamed)
+    assert made is not None
+    with pytest.raises(
+        lib.RefusedError, match=f"{new.name} cannot run on this CPU; got a CPU without {new.isa}"
+    ) as error:
+        lib.Model(made[0])
+    assert error.value.status == lib.UNSUPPORTED
+
+
+def test_inputs_and_outputs_that_are_not_the_programs_are_refused(small: tuple[Path, Tensor, Tensor]) -> None:
+    path, x, _ = small
+    model, y = lib.Model(path), torch.empty(4, 8)
+    good, answer = lib.given_tensor("input", x), lib.given_tensor("output", y)
+
+    def but(one: lib.Given, **fields: Any) -> lib.Given:
+        values = {field[0]: getattr(one, field[0]) for field in one._fields_} | fields
+        return lib.Given(**values)
+
+    inputs = [
+        ([], "no program takes these inputs; got none; wanted `input` float32 \\(4, 64\\)"),
+        ([lib.given_tensor("x", x)], "got `x` float32"),
+        ([lib.given_tensor("input", x[:2])], "write the file with an example of this size"),
+        ([lib.given_tensor("input", x.long())], "got `input` int64"),
+        ([good, lib.given_tensor("more", x)], "no program takes"),
+        ([good, good], "two tensors of one name"),
+        ([but(good, data=None)], "takes 1024 bytes; got NULL"),
+        ([but(good, bytes=1000)], "takes 1024 bytes; got 1000"),
+        ([but(good, data=x.data_ptr() + 1)], "multiple of a number's size"),
+        ([but(good, name=None)], "whose name is NULL"),
+        ([but(good, shape=None)], "whose shape is NULL"),
+        ([but(good, axes=-1)], "whose shape is NULL"),
+        ([but(good, type=99)], "type 99"),
+    ]
+    outputs = [
+        (lib.given_tensor("y", y), "no output has this name"),
+        (lib.given_tensor("output", y[:2]), "another type or shape"),
+        (lib.given_tensor("output", y.bfloat16()), "another type or shape"),
+        (but(answer, data=None), "got NULL"),
+        (but(answer, bytes=4), "got 4"),
+    ]
+    for given, text in inputs:
+        with pytest.raises(lib.RefusedError, match=text) as error:
+            model.call(given, [answer])
+        assert error.value.status in (lib.INPUT, lib.ARGUMENT)
+    for given, text in outputs:
+        with pytest.raises(lib.RefusedError, match=text) as error:
+            model.call([good], [given])
+        assert error.value.status == lib.INPUT
+    model.call([good], [but(answer, shape=None, axes=0)])
+    model.call([good], [])  # nothing is asked for
+
+
+def test_nulls_and_strange_numbers_are_refused() -> None:
+    found, handle, text = lib.functions(), c_void_p(), (lib.ctypes.c_char * 200)()
+    assert found.twofour_load(None, None, byref(handle), text, 200) == lib.ARGUMENT and b"`path` is NULL" in text.value
+    assert found.twofour_load(b"x", None, None, text, 200) == lib.ARGUMENT
+    assert found.twofour_load(b"/nothing/here", None, byref(handle), None, 0) == lib.FILE
+    assert found.twofour_load(b"/", None, byref(handle), text, 200) == lib.FILE and b"is a folder" in text.value
+    assert found.twofour_load_memory(None, 5, None, byref(handle), text, 12) == lib.ARGUMENT
+    assert text.value == b"twofour_loa"  # cut, with its zero
+    assert found.twofour_run(None, None, 0, None, 0, text, 200) == lib.ARGUMENT
+    assert found.twofour_programs(None) == found.twofour_inputs(None, 0) == found.twofour_outputs(None, 3) == 0
+    assert found.twofour_input(None, 0, 0, None) == lib.ARGUMENT
+    found.twofour_free(None)
+    for options in (lib.Options(0, 1), lib.Options(lib.ctypes.sizeof(lib.Options), -1)):
+        assert found.twofour_load(b"x", byref(options), byref(handle), text, 200) == lib.ARGUMENT
+
+
+def test_an_index_out_of_range_is_refused(tmp_path: Path) -> None:
+    fast, example = compiled("words")
+    export.to_runtime(fast, tmp_path / "words.2f4", example(2))
+    model, given = lib.Model(tmp_path / "words.2f4"), example(2)
+    want = model.run(given)
+    for bad in (50, -1, 1 << 62):
+        wrong = given["input_ids"].clone()
+        wrong[0, 0] = bad
+        with pytest.raises(lib.RefusedError) as error:
+            model.run({**given, "input_ids": wrong})
+        assert error.value.status == lib.REFUSED and str(bad) in str(error.value)
+    same_bits(model.run(given), want)
+
+
+def test_what_has_no_program_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    fast, example = compiled("mlp")
+    refused = [
+        (lambda: export.to_runtime(mlp(), tmp_path / "x", example(2)), "not compiled"),
+        (lambda: export.to_runtime(fast, tmp_path / "x"), "needs an example"),
+        (lambda: export.to_runtime(fast, tmp_path / "x", torch.randn(2, 63)), "does not hold for an example"),
+        (lambda: export.to_runtime(fast, tmp_path, example(2)), "cannot be written"),
+    ]
+    for call, text in refused:
+        with pytest.raises(ExportError, match=text):
+            call()
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example in C, compiled."""
+    out, library = tmp_path_factory.mktemp("example") / "run", tmp_path_factory.mktemp("library") / "libtwofour.so.1"
+    library.symlink_to(libtwofour())  # by the name that it is looked for under
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", f"-I{ROOT / 'include'}"]
+    link = [str(library), f"-Wl,-rpath,{library.parent}"]
+    subprocess.run(["cc", *flags, str(EXAMPLE), "-o", str(out), *link], check=True)
+    return out
+
+
+def test_a_c_program_runs_a_thousand_times_and_answers_as_python(
+    program: Path, small: tuple[Path, Tensor, Tensor], tmp_path: Path
+) -> None:
+    path, x, want = small
+    (tmp_path / "in").write_bytes(x.numpy().tobytes())
+    command = [program, path, "--runs", "1000", "--in", tmp_path / "in", "--out", tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (tmp_path / "out").read_bytes() == want.numpy().tobytes()
+    for part in (f"twofour {lib.functions().twofour_version().decode()}", "input input: float32 (4, 64)", "1000 runs"):
+        assert part in done.stdout
+    bad = subprocess.run([program, tmp_path / "in"], capture_output=True, text=True, check=False)
+    assert bad.returncode == 1 and "does not begin" in bad.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_no_python_and_no_torch_are_in_the_process(program: Path, small: tuple[Path, Tensor, Tensor]) -> None:
+    with subprocess.Popen([program, small[0], "--runs", "1000000000"], stdout=subprocess.DEVNULL) as run:
+        maps = ""
+        until = time.monotonic() + 30
+        while "libtwofour" not in maps and time.monotonic() < until:
+            maps = Path(f"/proc/{run.pid}/maps").read_text()
+        time.sleep(0.2)  # it runs by now
+        maps = Path(f"/proc/{run.pid}/maps").read_text()
+        run.kill()
+    assert "libtwofour" in maps
+    assert not [name for name in ("python", "torch", "libstdc++", "libgomp") if name in maps], maps
+
+
+def test_the_header_is_c99_and_cpp() -> None:
+    for compiler, language in (("cc", "c"), ("c++", "c++")):
+        flags = ["-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-x", language]
+        flags += ["-std=c99", "-pedantic"] if language == "c" else []
+        subprocess.run([compiler, *flags, str(ROOT / "include" / "twofour.h")], check=True)
