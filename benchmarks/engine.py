@@ -13,7 +13,18 @@ from cases import layers as layers_case
 from models.algebra import ALGEBRA
 from models.fusion import FUSION
 from models.paper import PAPER
-from options import JsonOption, RecordOption, ResumeOption, SecondsOption, ThreadsOption, measured, numbers, place, show
+from options import (
+    JsonOption,
+    RecordOption,
+    ResumeOption,
+    SecondsOption,
+    ThreadsOption,
+    console,
+    measured,
+    numbers,
+    place,
+    show,
+)
 from twofour.errors import DataError
 
 
@@ -115,4 +126,38 @@ def peak(
     show(*peak_case.table(peak_case.run(only.split(","), path)), path)
 
 
-COMMANDS = (fusion, blocks, algebra, executor, layers, peak)
+def generate(
+    only: Annotated[str, typer.Option(help="Models, comma separated.")] = "gpt2-6x512,gpt2-small",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, int8 or int4; several, comma separated.")] = "float32",
+    threads: ThreadsOption = "1",
+    inductor: Annotated[bool, typer.Option(help="Compile and measure torch.compile with a static cache.")] = True,
+    seconds: SecondsOption = 20.0,
+    resume: ResumeOption = False,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Tokens a second of `generate()`: torch, torch.compile with a static cache, our layers and our graphs."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from cases import generate as generate_case
+
+    path = place(json, "generate", record)
+    cells = generate_case.cells(only.split(","), dtype.split(","), numbers(threads))
+    measured(cells, generate_case.Bench(seconds, inductor), path, resume, generate_case.show)
+
+
+def callers(
+    seconds: SecondsOption = 2.0,
+    mixed: Annotated[int, typer.Option(min=10, help="Calls of random shapes whose memory is watched.")] = 10_000,
+    record: RecordOption = False,
+    json: JsonOption = None,
+) -> None:
+    """Calls a second of 1, 2 and 4 threads that call one compiled MiniLM, and the memory that mixed calls leave."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from cases import callers as callers_case
+
+    path = place(json, "callers-float32", record)
+    callers_case.show(callers_case.run(seconds, mixed, path), console())
+    console().print(f"record: {path}", highlight=False)
+
+
+COMMANDS = (fusion, blocks, algebra, executor, layers, peak, generate, callers)

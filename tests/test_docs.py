@@ -128,8 +128,11 @@ def test_the_readme_code_runs(times_cache: Path, monkeypatch: pytest.MonkeyPatch
         [sys.executable, script], capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path
     )
     assert run.returncode == 0, run.stderr
-    (plan,) = re.findall(r"^```\n(layer .*?)^```", text("README.md"), re.S | re.M)
-    shown, printed = plan.splitlines(), run.stdout.splitlines()
+    (plan,) = re.findall(r"^```\n(one call on the example: .*?)^```", text("README.md"), re.S | re.M)
+    (won, *shown), (first, *printed) = plan.splitlines(), run.stdout.splitlines()
+    assert re.sub(r"[\d.]+", "N", won) == re.sub(r"[\d.]+", "N", first).replace("layers", "graph").replace(
+        "N threads", "N thread"
+    )
     assert shown[0].split() == printed[0].split(), "the plan in README has other columns than a plan has"
     assert [line.split()[:3] for line in shown[1:3]] == [line.split()[:3] for line in printed[1:3]]
     assert len(text("README.md").splitlines()) <= 80

@@ -78,30 +78,42 @@ class Lines:
 
 
 class Progress:
-    """Long steps inside `with Progress() as progress:`, one after the other.
+    """Long steps inside `with Progress() as progress:`, one after the other; one inside another adds to its bars.
 
     Args:
         shown: False shows nothing; whoever moves it need not ask.
         stays: Leave the bars on the terminal when all is done; elsewhere a line for each step that ended.
     """
 
+    _live: ClassVar[Bars | None] = None
+    """The bars on the terminal, which has one display at a time."""
+
     def __init__(self, shown: bool = True, *, stays: bool = False) -> None:
         self._shown, self._stays = shown, stays
+        self._inside = False
         self._lines: Lines | None = None
         self._bars: Bars | None = None
         self._task: TaskID | None = None
+        self._tasks: list[TaskID] = []
         self._begun, self._done = False, 0
 
     def __enter__(self) -> Progress:
         if self._shown and sys.stderr.isatty():
-            self._bars = _bars(self._stays)
-            self._bars.start()
+            self._inside = Progress._live is not None
+            if Progress._live is None:
+                Progress._live = _bars(self._stays)
+                Progress._live.start()
+            self._bars = Progress._live
         elif self._shown:
             self._lines = Lines("working").__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        if self._bars is not None:
+        if self._bars is not None and self._inside:
+            for task in self._tasks:
+                self._bars.remove_task(task)
+        elif self._bars is not None:
+            Progress._live = None
             self._bars.stop()
         if self._lines is not None:
             self._end_step()
@@ -118,6 +130,7 @@ class Progress:
         self._begun = True
         if self._bars is not None:
             self._task = self._bars.add_task(title, total=total, completed=done, what="")
+            self._tasks.append(self._task)
         if self._lines is not None:
             self._lines.begin(title, total, done)
         self._done = done

@@ -45,10 +45,10 @@ def own_cache(shared_cache: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which kernel and engine is faster is for a quiet machine to say: here the first kernel and the graph are."""
 
-    def first(kernels: list[Kernel], *_: object) -> tuple[dict[str, float], bool]:
-        return {kernel.name: 1.0 + index for index, kernel in enumerate(kernels)}, False
+    def first(kernels: list[Kernel], *_: object) -> tuple[dict[str, float], float]:
+        return {kernel.name: 1.0 + index for index, kernel in enumerate(kernels)}, 1.0
 
     monkeypatch.setenv("TWOFOUR_CACHE", "off")  # these times are for no other test
     monkeypatch.setattr(choose, "_measure", first)
-    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, True))
-    monkeypatch.setattr(fused_matmuls, "together_and_apart", lambda *_: ({"together": 1.0, "apart": 2.0}, True))
+    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, 0.0))
+    monkeypatch.setattr(fused_matmuls, "together_and_apart", lambda *_: ({"together": 1.0, "apart": 2.0}, 0.0))

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -11,24 +12,25 @@ from torch import nn
 import twofour
 from tests.compiler.small import mlp, quick
 from twofour.measure.cache import Cache
+from twofour.measure.effort import QUICK
 
 
 class Kernels:
     """Two kernels whose times are given, measured as often as they are asked for."""
 
-    def __init__(self, *looks: tuple[float, float, bool]) -> None:
+    def __init__(self, *looks: tuple[float, float, float]) -> None:
         self.looks = list(looks)
 
-    def measure(self) -> tuple[dict[str, float], bool]:
-        a, b, settled = self.looks.pop(0)
-        return {"a": a, "b": b}, settled
+    def measure(self) -> tuple[dict[str, float], float]:
+        a, b, doubt = self.looks.pop(0)
+        return {"a": a, "b": b}, doubt
 
     def times(self, cache: Cache, key: str = "case") -> dict[str, float]:
         return cache.times(key, ["a", "b"], self.measure)
 
 
 def test_a_settled_case_is_measured_once(own_cache: Path) -> None:
-    kernels = Kernels((1.0, 2.0, True))
+    kernels = Kernels((1.0, 2.0, 0.05))
     first = Cache.for_this_machine([])
     assert kernels.times(first) == kernels.times(first) == {"a": 1.0, "b": 2.0}
     first.save()
@@ -36,7 +38,7 @@ def test_a_settled_case_is_measured_once(own_cache: Path) -> None:
 
 
 def test_what_a_busy_machine_measured_is_kept_after_a_second_look(own_cache: Path) -> None:
-    kernels = Kernels((1.0, 3.0, False), (4.0, 2.0, False))
+    kernels = Kernels((1.0, 3.0, 0.4), (4.0, 2.0, 0.4))
     first = Cache.for_this_machine([])
     assert kernels.times(first) == kernels.times(first) == {"a": 1.0, "b": 3.0}, "one process looks once"
     first.save()
@@ -50,7 +52,30 @@ def test_a_kernel_that_is_new_is_measured(own_cache: Path) -> None:
     cache = Cache.for_this_machine([])
     cache.put("case", {"a": 1.0})
     cache.save()
-    assert Kernels((3.0, 2.0, True)).times(Cache.for_this_machine([])) == {"a": 1.0, "b": 2.0}
+    assert Kernels((3.0, 2.0, 0.0)).times(Cache.for_this_machine([])) == {"a": 1.0, "b": 2.0}
+
+
+def test_what_little_effort_measured_serves_compilations_of_no_more(own_cache: Path) -> None:
+    kernels = Kernels((1.0, 3.0, 0.0), (4.0, 2.0, 0.0))
+    first = Cache.for_this_machine([], effort=QUICK)
+    kernels.times(first)
+    first.finish()
+    assert kernels.times(Cache.for_this_machine([], effort=QUICK)) == {"a": 1.0, "b": 3.0}
+    full = Cache.for_this_machine([])
+    assert kernels.times(full) == {"a": 1.0, "b": 2.0} and not kernels.looks
+    full.save()
+    assert kernels.times(Cache.for_this_machine([])) == {"a": 1.0, "b": 2.0}
+
+
+def test_a_compilation_says_how_much_it_measured(own_cache: Path) -> None:
+    kernels = Kernels((1.0, 3.0, 0.0))
+    cache = Cache.for_this_machine([])
+    cache.put("known", {"a": 1.0, "b": 2.0})
+    cache.save()
+    cache = Cache.for_this_machine([])
+    for key in ("known", "case", "case"):
+        kernels.times(cache, key)
+    assert re.fullmatch(r"1 cases measured here in 0\.\d s, 1 known before", *cache.finish())
 
 
 def test_processes_add_to_one_file(own_cache: Path) -> None:
@@ -66,13 +91,16 @@ def test_processes_add_to_one_file(own_cache: Path) -> None:
 def test_a_busy_machine_is_told_of_in_one_line(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("twofour.measure.chooser.SETTLED", -1.0)
+    monkeypatch.setattr("twofour.measure.cache.SETTLED", -1.0)
     with caplog.at_level(logging.WARNING, logger="twofour"):
-        quick(twofour.prune(mlp(), "2:4"))
+        fast = quick(twofour.prune(mlp(), "2:4"))
     (said,) = [record.message for record in caplog.records if "busy" in record.message]
-    assert (
-        said == "6 of 6 times were taken on a busy machine: they serve now, and the next compile takes them once more"
+    assert re.fullmatch(
+        r"6 of 6 times were taken on a busy machine, the worst in doubt by \d+ % \(\d+x\d+\S+\): they serve now, "
+        r"and the next compile takes them once more",
+        said,
     )
+    assert said in str(fast.plan)
     caplog.clear()
     for _ in range(2):
         quick(twofour.prune(mlp(), "2:4"))

@@ -21,7 +21,7 @@ RACE = conv_chain._race
 @pytest.fixture(autouse=True)
 def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times by which a graph, and a call by strips, always pay: nothing here depends on a clock."""
-    monkeypatch.setattr(graph, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, True))
+    monkeypatch.setattr(graph, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, 0.0))
     monkeypatch.setattr(conv_chain, "_race", lambda *_: (FAST, True))
 
 
@@ -111,12 +111,12 @@ def test_what_others_read_ends_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_slower_call_is_not_made_and_the_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     ours(monkeypatch)
-    monkeypatch.setattr(conv_chain, "_race", lambda *_: ({APART: 1e-3, WHOLE: 1.06e-3, STRIPS: 2e-3}, True))
+    monkeypatch.setattr(conv_chain, "_race", lambda *_: ({APART: 1e-3, WHOLE: 1.06e-3, STRIPS: 2e-3}, 0.0))
     model, x = nn.Sequential(conv(12, 12, 3), conv(12, 12, 3)).eval(), torch.randn(1, 12, 6, 6)
     fast = quick(model, x, graph=True)
     assert fast.plan.account.rewrites[IN_A_CHAIN] == 0
     assert "`0` and `1` take 1.060 ms in one call, 1.000 ms apart" in str(fast.plan)
-    monkeypatch.setattr(conv_chain, "_race", lambda *_: ({APART: 1e-3, WHOLE: 1.04e-3, STRIPS: 2e-3}, True))
+    monkeypatch.setattr(conv_chain, "_race", lambda *_: ({APART: 1e-3, WHOLE: 1.04e-3, STRIPS: 2e-3}, 0.0))
     tied = quick(model, x[..., :5], graph=True)
     assert tied.plan.account.rewrites[IN_A_CHAIN] == 1, "a tie goes to the call that saves calls and bytes"
 
@@ -126,7 +126,7 @@ def test_a_race_is_of_the_calls_that_a_graph_makes(monkeypatch: pytest.MonkeyPat
     ours(monkeypatch)
     seen: list[dict[str, float]] = []
 
-    def watched(nodes: list[fx.Node], layers: list[ConvLayer]) -> tuple[dict[str, float], bool]:
+    def watched(nodes: list[fx.Node], layers: list[ConvLayer]) -> tuple[dict[str, float], float]:
         seen.append(RACE(nodes, layers)[0])
         return FAST, True
 

@@ -128,7 +128,7 @@ def test_the_plan_accounts_for_the_time() -> None:
 def test_products_that_are_faster_apart_are_not_joined(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fused_matmuls, "together_and_apart", lambda *_: ({"together": 2.0, "apart": 1.0}, True))
+    monkeypatch.setattr(fused_matmuls, "together_and_apart", lambda *_: ({"together": 2.0, "apart": 1.0}, 0.0))
     model = pruned(Encoder(layers=1))
     example = torch.randint(0, 50, (2, 16)), torch.ones(2, 16)
     fast = whole(model, example)
@@ -142,7 +142,7 @@ def test_products_that_are_faster_apart_are_not_joined(
 
 @pytest.mark.parametrize(("together", "joined"), [(1.04, True), (1.06, False)])
 def test_a_tie_goes_to_fewer_calls(monkeypatch: pytest.MonkeyPatch, together: float, joined: bool) -> None:
-    monkeypatch.setattr(fused_matmuls, "together_and_apart", lambda *_: ({"together": together, "apart": 1.0}, True))
+    monkeypatch.setattr(fused_matmuls, "together_and_apart", lambda *_: ({"together": together, "apart": 1.0}, 0.0))
     fast = whole(pruned(Encoder(layers=1)), (torch.randint(0, 50, (2, 16)), torch.ones(2, 16)))
     assert fast.plan.account.rewrites["products of one input joined"] == joined
     assert ("a tie: one call" in str(fast.plan)) == joined
@@ -157,7 +157,7 @@ def test_the_plan_counts_the_joins_that_are_left(monkeypatch: pytest.MonkeyPatch
 
 
 def test_slower_graphs_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: ({"layers": 1.0, "graph": 1.2}, True))
+    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: ({"layers": 1.0, "graph": 1.2}, 0.0))
     fast = quick(pruned(mlp()), torch.randn(4, 64), graph=True)
     assert "forward" not in fast.__dict__
     assert fast.plan.account.engine == "layers" and "faster" in fast.plan.account.reason
@@ -319,7 +319,7 @@ def test_joined_products_are_timed_in_the_type_of_the_model(monkeypatch: pytest.
 
     def timed(layer: nn.Module, parts: object, tokens: int, activations: torch.dtype) -> object:
         seen.append(activations)
-        return {"together": 1.0, "apart": 2.0}, True
+        return {"together": 1.0, "apart": 2.0}, 0.0
 
     def measured(*args: object, **options: object) -> object:
         if "dtype" in options:  # a product of the graph, not a layer

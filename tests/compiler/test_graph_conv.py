@@ -68,7 +68,7 @@ def test_what_follows_a_convolution_runs_in_its_pass() -> None:
 
 
 def test_small_memory_keeps_no_folded_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, True))
+    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, 0.0))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten()).eval()
     nn.init.uniform_(model[1].running_var, 0.5, 1.5)
@@ -150,10 +150,10 @@ def test_what_a_library_was_chosen_for_is_measured_with_what_follows_it(
         assert answer().shape[1] == 24
         return {
             kernel.name: 1.0 + (kernel.isa == "any") * (1.0 if follows and fused else -0.9) for kernel in kernels
-        }, True
+        }, 0.0
 
     monkeypatch.setattr(choose_conv, "race_kernels", raced)
-    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, True))
+    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, 0.0))
     torch.manual_seed(0)
     model = nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(16, 24, 3, 2), nn.BatchNorm2d(24), nn.SiLU()).eval()
     nn.init.uniform_(model[2].running_var, 0.5, 1.5)
@@ -174,10 +174,10 @@ def test_a_convolution_is_measured_on_as_many_copies_in_the_graph(monkeypatch: p
 
     def raced(kernels, prepare, call, copies, what):
         found.append(copies)
-        return {kernel.name: 2.0 - (kernel.isa == "any") for kernel in kernels}, True
+        return {kernel.name: 2.0 - (kernel.isa == "any") for kernel in kernels}, 0.0
 
     monkeypatch.setattr(choose_conv, "race_kernels", raced)
-    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, True))
+    monkeypatch.setattr(compiled_graph, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, 0.0))
     model = nn.Sequential(nn.Conv2d(8, 24, 3), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 600))
     fast = quick(model.eval(), torch.randn(1, 8, 11, 9), graph=True)
     weights = model[0].weight.nbytes, model[4].weight.nbytes

@@ -25,7 +25,7 @@ def _cache(times_cache, monkeypatch) -> None:
     """Let kernels beat floats, whatever a busy machine makes of layers this small."""
     monkeypatch.setenv("TWOFOUR_CACHE", str(times_cache))
     times = {"kernels": 1e-6, "floats": 2e-6}
-    monkeypatch.setattr(low_bits, "race", lambda calls, **_: ({name: times[name] for name in calls}, True))
+    monkeypatch.setattr(low_bits, "race", lambda calls, **_: ({name: times[name] for name in calls}, 0.0))
     stored = Cache.times
 
     def of_calls(cache: Cache, key: str, names: Any, measure: Any) -> dict[str, float]:
@@ -116,7 +116,7 @@ def test_graphs_and_exports_hold_the_products_of_codes(data: bool) -> None:
 
 
 def test_a_file_holds_the_graph_of_layers_that_no_kernel_takes(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("twofour.compiler.graph._engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, True))
+    monkeypatch.setattr("twofour.compiler.graph._engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, 0.0))
     model, x = nn.Sequential(nn.Linear(48, 16), nn.ReLU()).eval(), torch.randn(3, 48)
     twofour.quantize(model, "w4", "a8", group=16)
     fast = twofour.compile(model, x, tokens=(3,), graph=True)

@@ -37,21 +37,21 @@ def whole(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return model(x)
 
 
-def floats_last(calls: dict[str, Any], **_: Any) -> tuple[dict[str, float], bool]:
+def floats_last(calls: dict[str, Any], **_: Any) -> tuple[dict[str, float], float]:
     """A race that kernels win."""
-    return {name: 1.0 + (name == PLAIN.name) for name in calls}, True
+    return {name: 1.0 + (name == PLAIN.name) for name in calls}, 0.0
 
 
-def floats_first(calls: dict[str, Any], **_: Any) -> tuple[dict[str, float], bool]:
+def floats_first(calls: dict[str, Any], **_: Any) -> tuple[dict[str, float], float]:
     """A race that kernels lose."""
-    return {name: 2.0 - (name in (PLAIN.name, "floats")) for name in calls}, True
+    return {name: 2.0 - (name in (PLAIN.name, "floats")) for name in calls}, 0.0
 
 
 @pytest.fixture
 def graph_wins(monkeypatch) -> None:
     for module in ("low_bits_conv", "low_bits"):
         monkeypatch.setattr(f"twofour.compiler.{module}.race", floats_last)
-    monkeypatch.setattr("twofour.compiler.graph._engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, True))
+    monkeypatch.setattr("twofour.compiler.graph._engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, 0.0))
 
 
 def by_kernels(fast: nn.Module) -> bool:

@@ -27,8 +27,8 @@ def ours(no_measuring: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def racing(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
-    def race(calls: Any, **_: Any) -> tuple[dict[str, float], bool]:
-        return {name: seconds[name] for name in calls}, True
+    def race(calls: Any, **_: Any) -> tuple[dict[str, float], float]:
+        return {name: seconds[name] for name in calls}, 0.0
 
     monkeypatch.setattr(choose_recurrent, "race", race)
 

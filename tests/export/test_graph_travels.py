@@ -50,7 +50,7 @@ def network(seed: int = 0, **options: Any) -> Net:
 def graph_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph is the faster engine, whatever the clock says."""
     monkeypatch.setenv("TWOFOUR_CACHE", "off")
-    monkeypatch.setattr(engines, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, True))
+    monkeypatch.setattr(engines, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, 0.0))
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_layers_that_stay_torchs_own_here_are_operators_of_the_graph(
     twofour.save(fast, file)
     monkeypatch.undo()
     monkeypatch.setenv("TWOFOUR_CACHE", "off")
-    monkeypatch.setattr(engines, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, True))
+    monkeypatch.setattr(engines, "_engines", lambda *_: ({"layers": 2.0, "graph": 1.0}, 0.0))
     assert twofour.load(file, network(1)).plan.account.engine == "graph"
 
 

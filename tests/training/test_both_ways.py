@@ -321,7 +321,7 @@ def refilled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 names.clear()
                 run()
                 assert names == ([] if name in implementations.names(torch.empty(0)) else [name])
-        return {name: 1.0 / (1 + place) for place, name in enumerate(calls)}, True
+        return {name: 1.0 / (1 + place) for place, name in enumerate(calls)}, 0.0
 
     monkeypatch.setattr(kind, "refill", counted)
     monkeypatch.setattr(chooser, "race", race)

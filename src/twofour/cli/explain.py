@@ -49,8 +49,7 @@ def explain(
     example, _ = inputs.traced(
         model, found, given, length, data, what="A graph is captured by running the model", batch=batch
     )
-    with progress("compiling"):
-        fast: Any = compiler.compile(model, dtype=dtype, example=example, graph=True, rules=rules)
+    fast: Any = compiler.compile(model, dtype=dtype, example=example, graph=True, rules=rules)
     plan: Plan = fast.plan
     show(plan)
     if out is not None:

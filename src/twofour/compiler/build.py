@@ -88,7 +88,7 @@ def build(
 
 def concluded(plan: Plan, terms: Terms) -> Plan:
     """Keep the times, say in one line if the machine was busy, and let the plan carry them to a file."""
-    terms.cache.finish()
+    plan = replace(plan, notes=(*plan.notes, *terms.cache.finish()))
     return replace(plan, machines=terms.cache.machines()) if terms.computing.device == "cpu" else plan
 
 

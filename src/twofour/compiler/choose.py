@@ -36,6 +36,9 @@ logger = logging.getLogger("twofour.compiler")
 DEFAULT_TOKENS = (1, 8, 32, 128, 512)
 """Token counts measured besides the example's, so that later batch sizes are served well too."""
 
+QUICK_TOKENS = (1, 32)
+"""The same with `effort="quick"`."""
+
 ROTATED_BYTES = 64 << 20
 """Copies of a layer's weight that one candidate rotates over, at most: the footprint of a mid-sized model."""
 
@@ -319,7 +322,7 @@ def _one_layout(kernels: Sequence[Kernel], times: Times, shape: tuple[int, int],
 
 def _measure(
     kernels: Sequence[Kernel], layout: Callable[[Kernel], Prepared], case: Case, copies: int
-) -> tuple[dict[str, float], bool]:
+) -> tuple[dict[str, float], float]:
     operands = case.operands()
 
     def call(kernel: Kernel, weight: Prepared) -> Callable[[], object]:
@@ -335,8 +338,8 @@ def race_kernels(
     call: Callable[[R, Prepared], Callable[[], object]],
     copies: int,
     what: str,
-) -> tuple[dict[str, float], bool]:
-    """Race kernels on copies of one weight; return the seconds of each, and whether their order is settled.
+) -> tuple[dict[str, float], float]:
+    """Race kernels on copies of one weight; return the seconds of each, and in how much doubt their order is.
 
     Args:
         kernels: Candidates; those of one layout share the copies.
@@ -356,10 +359,10 @@ def race_kernels(
         return [call(kernel, weight) for weight in copied[kernel.layout]]
 
     with torch.inference_mode():
-        found, settled = race({kernel.name: calls(kernel) for kernel in kernels}, cold=copies > 1)
+        found, doubt = race({kernel.name: calls(kernel) for kernel in kernels}, cold=copies > 1)
     best = min(found, key=found.__getitem__)
     logger.info("%s: %s, %.4f ms", what, best, found[best] * 1e3)
-    return found, settled
+    return found, doubt
 
 
 def _layer(kernel: Kernel, weight: Prepared, case: Case) -> nn.Module:

@@ -202,7 +202,7 @@ def choose_conv(
     def prepare(kernel: ConvKernel) -> Prepared:
         return kernel.prepare(blocks if blocks is not None and kernel.sparse else weight, geometry, images)
 
-    def measure() -> tuple[dict[str, float], bool]:
+    def measure() -> tuple[dict[str, float], float]:
         inputs = case.inputs()
 
         def call(kernel: ConvKernel, made: Prepared) -> Callable[[], object]:

@@ -259,7 +259,7 @@ def _raced(layer: RecurrentWeights, made: Mapping[str, RecurrentLayer], terms: T
     facts = problem, steps, cell, first, str(dtype), bool(layer.biases), texts
     case = f"recurrent/{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
 
-    def measure() -> tuple[dict[str, float], bool]:
+    def measure() -> tuple[dict[str, float], float]:
         plain = twin(layer.module).to(dtype).eval()
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(count, batch, problem.inputs, generator=generator, dtype=torch.float32, device="cpu").to(dtype)

@@ -18,16 +18,18 @@ from twofour.calls import Example
 from twofour.compiler.against_dense import never_slower
 from twofour.compiler.agreement import has_halves
 from twofour.compiler.build import build, concluded
-from twofour.compiler.choose import DEFAULT_TOKENS, Progress
+from twofour.compiler.choose import DEFAULT_TOKENS, QUICK_TOKENS, Progress
 from twofour.compiler.choose_gpu import GPU_TOKENS, require_for_gpu
 from twofour.compiler.choose_recurrent import Steps, recurrent_layers, steps_of
 from twofour.compiler.compilation import Compilation
 from twofour.compiler.computing import Computing, dtype_name
 from twofour.compiler.conv import images_of
+from twofour.compiler.decoding import with_decoding
 from twofour.compiler.foreign import watch
 from twofour.compiler.graph import NATIVE, require_graph
 from twofour.compiler.inductor import fastest_engine
 from twofour.compiler.low_bits import run_low_bits
+from twofour.compiler.notes import unmeasured, without_example
 from twofour.compiler.plan import Plan
 from twofour.compiler.ranges import observe
 from twofour.compiler.recurrent_kinds import is_recurrent
@@ -42,13 +44,15 @@ from twofour.compiler.replaceable import (
     require_plain,
     require_tokens,
 )
+from twofour.compiler.stages import Stages, stages
 from twofour.compiler.terms import Terms
-from twofour.errors import CompileError, TwofourError
+from twofour.errors import CompileError, TwofourError, one_of
 from twofour.graph import EXACT
 from twofour.kernels.conv import Images
 from twofour.kernels.nm_matmul import DYNAMIC
 from twofour.layers import mark_compiled
 from twofour.measure.distance import distance, is_real
+from twofour.measure.effort import EFFORTS, FULL, QUICK, measuring
 from twofour.packing import encodings
 from twofour.patterns.base import is_finite
 
@@ -71,7 +75,8 @@ def compile(
     data: Iterable[Any] | None = None,
     graph: bool | str = "auto",
     rules: str = EXACT,
-    progress: Progress | None = None,
+    effort: str = "full",
+    progress: Progress | bool | None = None,
 ) -> nn.Module:
     """Return a copy of `model` for inference whose layers run on the fastest measured kernels.
 
@@ -108,7 +113,12 @@ def compile(
             of real arithmetic, "close" also for those that only keep what they state, and for convolutions by
             Winograd's algorithm (docs/kernels.md). The plan lists each use with its error bound, and what was left out
             with why.
-        progress: Called with layers done, layers in all and the next layer's name.
+        effort: How much is measured. "full" times every kernel until the order is sure, at the example's token count
+            and at `tokens`. "quick" takes seconds: three short rounds, one of a kernel that is half as slow again as
+            the fastest, at the example's token count, 1 and 32. What it leaves out the plan says; it is made up for by
+            a later compile with "full", on times that are kept.
+        progress: Called with layers done, layers in all and the next layer's name, at last "the whole model". None
+            shows a bar on a terminal, elsewhere a line in a quarter of a minute; False shows nothing.
 
     Raises:
         CompileError: An argument is impossible or means nothing for this dtype, the model is compiled already or is on
@@ -116,30 +126,65 @@ def compile(
         KernelError: No kernel of that computing type runs here.
         PatternError: A weight holds NaN or infinity.
     """
-    _require(model, memory, tokens, graph, example, rules)
+    _require(model, memory, tokens, graph, example, rules, effort)
     computing = Computing.of(dtype_name(dtype), device := device_of(model), group=group, symmetric=symmetric)
     if device == "cuda":
         graph = False if graph == "auto" else graph  # planned there
         require_for_gpu(data, graph)
         tokens = GPU_TOKENS if tokens is DEFAULT_TOKENS else tokens
-    example = _examined(example, data, computing.dtype)
-    with calls.evaluating(model), calls.keeping_buffers(model), torch.no_grad():
-        counts, images, steps, reference = _observe(model, example)
-        images = images if (computing.dtype, device) == ("float32", "cpu") else {}
-        weights = _ranged(model, dict(replaceable(model, computing, images)), data)
-        recurrent = dict(recurrent_layers(model, computing, steps))
-        terms = Terms(computing, memory, tuple(tokens), rules=rules, native=graph == NATIVE)
-        left = left_alone(model, computing, {**weights, **recurrent})
-        fast, layers = build(model, weights, counts, terms, recurrent=recurrent, left=left, progress=progress)
-        layers = run_low_bits(fast, layers, counts, terms, images)
-        require_runs(fast, example)
-        plan = fastest_engine(fast, layers, example, terms, graph, model) if graph and example is not None else layers
-        if example is not None and memory == "fast" and device == "cpu" and not terms.native and not _empty(reference):
-            plan = never_slower(fast, plan, layers, model, example.run)
-        if example is not None:
-            plan = _verified(fast, plan, layers, example, reference, model)
+    how = EFFORTS[effort]
+    notes = () if how is FULL else (unmeasured(how, tokens),)
+    tokens = QUICK_TOKENS if how is QUICK and tokens is DEFAULT_TOKENS else tokens
+    given = _examined(example, data, computing.dtype)
+    terms = Terms(computing, memory, tuple(tokens), rules=rules, native=graph == NATIVE, effort=how)
+    with calls.evaluating(model), calls.keeping_buffers(model), torch.no_grad(), measuring(how), stages(progress) as at:
+        fast, layers, reference = _layer_by_layer(model, given, data, terms, at)
+        layers = replace(layers, notes=notes)
+        at.whole()
+        if given is None:
+            plan = without_example(layers, graph)
+        else:
+            plan = _as_a_whole(fast, layers, model, given, reference, terms, graph)
     _restore_buffers(fast, model)
-    return with_plan(fast, concluded(plan, terms), terms.computing)
+    plan = concluded(plan, terms)
+    if plan.won:
+        logger.info("%s", plan.won)
+    return with_plan(fast, plan, terms.computing)
+
+
+def _layer_by_layer(
+    model: nn.Module, example: Example | None, data: Iterable[Any] | None, terms: Terms, at: Stages
+) -> tuple[nn.Module, Plan, list[Any]]:
+    """Return the model with its layers on their fastest kernels, the plan, and the leaves of what the model answers."""
+    computing = terms.computing
+    counts, images, ran, reference = _observe(model, example)
+    images = images if (computing.dtype, computing.device) == ("float32", "cpu") else {}
+    weights = _ranged(model, dict(replaceable(model, computing, images)), data)
+    recurrent = dict(recurrent_layers(model, computing, ran))
+    left = left_alone(model, computing, {**weights, **recurrent})
+    fast, layers = build(model, weights, counts, terms, recurrent=recurrent, left=left, progress=at.layer)
+    layers = run_low_bits(fast, layers, counts, terms, images)
+    require_runs(fast, example)
+    return fast, layers, reference
+
+
+def _as_a_whole(
+    fast: nn.Module,
+    layers: Plan,
+    model: nn.Module,
+    example: Example,
+    reference: Sequence[Any],
+    terms: Terms,
+    graph: bool | str,
+) -> Plan:
+    """Give the model its fastest engine on the example, compare it with the one given, and look at decoding."""
+    plan = fastest_engine(fast, layers, example, terms, graph, model) if graph else layers
+    ours = terms.memory == "fast" and terms.computing.device == "cpu" and not terms.native
+    if ours and not _empty(reference):
+        plan = never_slower(fast, plan, layers, model, example.run)
+    plan = _verified(fast, plan, layers, example, reference, model)
+    decoding = graph and not plan.kept_dense and not terms.native
+    return with_decoding(fast, plan, example, terms) if decoding else plan
 
 
 def with_plan(fast: nn.Module, plan: Plan, computing: Computing) -> nn.Module:
@@ -153,7 +198,9 @@ def with_plan(fast: nn.Module, plan: Plan, computing: Computing) -> nn.Module:
     return fast
 
 
-def _require(model: nn.Module, memory: str, tokens: Sequence[int], graph: bool | str, example: Any, rules: str) -> None:
+def _require(
+    model: nn.Module, memory: str, tokens: Sequence[int], graph: bool | str, example: Any, rules: str, effort: str
+) -> None:
     if not isinstance(model, nn.Module):
         raise _no_model(model)
     require_memory_mode(memory)
@@ -161,6 +208,7 @@ def _require(model: nn.Module, memory: str, tokens: Sequence[int], graph: bool |
     require_plain(model)
     require_no_autocast(model)
     require_graph(graph, example, rules)
+    one_of("the effort is not known", effort, tuple(EFFORTS), CompileError)
 
 
 def _examined(example: Any, data: Iterable[Any] | None, dtype: str) -> Example | None:

@@ -171,7 +171,7 @@ def _times(module: fx.GraphModule, nodes: Sequence[fx.Node], cache: Cache) -> di
     return cache.times(cache.key(f"conv_chain/{case}"), (APART, WHOLE, STRIPS), lambda: _race(nodes, layers))
 
 
-def _race(nodes: Sequence[fx.Node], layers: Sequence[ConvLayer]) -> tuple[dict[str, float], bool]:
+def _race(nodes: Sequence[fx.Node], layers: Sequence[ConvLayer]) -> tuple[dict[str, float], float]:
     """Race the calls as a graph makes them: native, what is between the separate ones in planned memory."""
     draw = torch.Generator().manual_seed(0)
     chain = ConvChain(tuple(map(_link, layers)))

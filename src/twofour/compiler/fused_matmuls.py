@@ -213,7 +213,7 @@ class _Placer:
 
 def together_and_apart(
     layer: CompiledLinear, parts: Sequence[CompiledLinear], tokens: int, activations: torch.dtype
-) -> tuple[dict[str, float], bool]:
+) -> tuple[dict[str, float], float]:
     """Race a joined product against its parts one after the other."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(tokens, layer.in_features, generator=generator, dtype=torch.float32, device="cpu").to(activations)

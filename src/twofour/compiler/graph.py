@@ -293,9 +293,8 @@ def _cache_in(fast: nn.Module, given: Mapping[str, Any], error: CompileError) ->
     names = ", ".join(f'"{name}": {name}' for name in given if name not in ("use_cache", "past_key_values"))
     example = f'example={{{names}, "use_cache": False}}'
     return (
-        "it answers with a cache, which no graph holds: `generate` needs one and calls the compiled layers one by one, "
-        f"so that nothing needs to be done for it; for single calls pass {example}: those with use_cache=False are "
-        "then a graph"
+        "it answers with a cache, which no graph holds: the calls of `generate` get graphs of their own where that can "
+        f"be done; for single calls pass {example}: those with use_cache=False are then a graph"
     )
 
 
@@ -356,7 +355,7 @@ def _case(
     return f"engines/{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
 
-def _engines(runner: WholeModel, leaves: Sequence[Any]) -> tuple[dict[str, float], bool]:
+def _engines(runner: WholeModel, leaves: Sequence[Any]) -> tuple[dict[str, float], float]:
     """Race the engines on the example."""
     value = runner.guard.inputs.value  # a forward may write into the containers it is given
     calls: dict[str, Callable[[], object]] = {

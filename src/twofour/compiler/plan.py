@@ -84,6 +84,7 @@ class Plan:
         rules: Which rules of algebra a graph may be rewritten by, "exact" or "close".
         machines: The times these decisions rest on and those of other machines, which `twofour.save` writes.
         graph: The captured graph as `twofour.save` writes it; None without one, or where a file has no words for it.
+        notes: What was measured, how surely, and what could not be done, a sentence each.
     """
 
     layers: tuple[LayerPlan, ...]
@@ -103,6 +104,20 @@ class Plan:
     rules: str = EXACT
     machines: tuple[MachineTimes, ...] = field(default=(), repr=False)
     graph: Mapping[str, Any] | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def won(self) -> str:
+        """What compiling won on the example, in one line; "" where the whole model was not timed."""
+        if not self.whole_ms:
+            return ""
+        dense, compiled = self.whole_ms["dense"], self.whole_ms["compiled"]
+        engine = self.account.engine if self.account else "layers"
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return (
+            f"one call on the example: dense {dense:.3f} ms, compiled {compiled:.3f} ms, {dense / compiled:.2f} times "
+            f"as fast ({engine}, {threads}; dense is the model as it was given, in eager torch)"
+        )
 
     @property
     def bytes_before(self) -> int:
@@ -157,12 +172,12 @@ class Plan:
         listed = {"layers": layers, "tokens": list(self.tokens), "counts": dict(self.counts), "account": account}
         listed |= {"steps": {name: list(found) for name, found in self.steps.items()}}
         listed |= {"whole_ms": dict(self.whole_ms), "kept_dense": list(self.kept_dense)}
-        listed |= {"machines": [machine.to_json() for machine in self.machines]}
+        listed |= {"notes": list(self.notes), "machines": [machine.to_json() for machine in self.machines]}
         return {**self.__dict__, **listed}
 
     def __str__(self) -> str:
         head = ("layer", "count", "shape", "tokens", "kernel", "dense ms", "sparse ms", "why")
-        lines = [aligned(head, _rows(self.layers))]
+        lines = [*filter(None, [self.won]), aligned(head, _rows(self.layers))]
         whole = [layer for layer in self.layers if not layer.parts]
         holding = {part: layer for layer in self.layers for part in layer.parts}
         sparse = sum(holding.get(layer.name, layer).sparse for layer in whole)  # a part runs as its product does
@@ -172,10 +187,7 @@ class Plan:
             f"their weights {self.bytes_before / 1e6:.2f} MB dense, {self.bytes_after / 1e6:.2f} MB as kept "
             f'(memory="{self.memory}"), {self.bytes_in_file / 1e6:.2f} MB of a file{error}'
         )
-        if self.whole_ms:
-            times = ", ".join(f"{name} {ms:.3f} ms" for name, ms in self.whole_ms.items())
-            lines.append(f"one call on the example: {times}")
-        return "\n".join([*lines, *(self.account.lines() if self.account else [])])
+        return "\n".join([*lines, *(self.account.lines() if self.account else []), *self.notes])
 
 
 def described(

@@ -17,6 +17,7 @@ from twofour.kernels import rows
 from twofour.kernels.bits_matmul import BitWeight
 from twofour.kernels.problem import Problem
 from twofour.measure.cache import Cache
+from twofour.measure.effort import FULL, Effort
 from twofour.measure.travelling import MachineTimes
 from twofour.packing import Packed
 
@@ -33,6 +34,7 @@ class Terms:
         fresh: Measure everything once more.
         rules: Which rules of algebra a graph is rewritten by, and which convolutions are measured: "exact" or "close".
         native: Whether kernels of this package alone are candidates, and the graph is the engine: for `to_runtime`.
+        effort: How much is measured.
     """
 
     computing: Computing
@@ -42,13 +44,13 @@ class Terms:
     fresh: bool = False
     rules: str = EXACT
     native: bool = False
+    effort: Effort = FULL
 
     @cached_property
     def cache(self) -> Cache:
         """The times that everything in this compilation is chosen by."""
-        return Cache.for_this_machine(
-            [kernel.name for kernel in rows()], self.computing.device, given=self.given, fresh=self.fresh
-        )
+        names, settings = [kernel.name for kernel in rows()], {"fresh": self.fresh, "effort": self.effort}
+        return Cache.for_this_machine(names, self.computing.device, given=self.given, **settings)
 
     def choose(
         self,

@@ -107,7 +107,7 @@ class WholeModel:
         kind = type(self.model)
         if layers_alone():
             return kind.forward(self.model, *args, **kwargs)
-        own = self._own()
+        own = self.own()
         values = [*args, *kwargs.values()]
         like = None if own or self.written else _lie(values, len(args), tuple(kwargs))
         order = self._served.get(like) if like is not None else None
@@ -141,7 +141,7 @@ class WholeModel:
             logger.warning("a call that the graph refuses (%s) runs layer by layer (said once)", error.what)
         return answer
 
-    def _own(self) -> str:
+    def own(self) -> str:
         """Return why the model's own forward runs whatever it is given, "" where the graph may."""
         if self._hooks is None:
             self._hooks = all_hooks(self.model)

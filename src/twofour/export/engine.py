@@ -15,6 +15,7 @@ from twofour.calls import Example
 from twofour.capture import Graph, Structure
 from twofour.checkpoints.limits import limited
 from twofour.compiler.compile import require_runs
+from twofour.compiler.decoding import prompt_like, with_decoding
 from twofour.compiler.graph import kept_layers, require_graph
 from twofour.compiler.graph_report import GraphReport
 from twofour.compiler.inductor import fastest_engine
@@ -44,6 +45,8 @@ def choose_engine(fast: nn.Module, plan: Plan, example: Any, terms: Terms, graph
     """
     if not graph:
         return plan
+    if plan.graph is None and example is None and (prompt := prompt_like(fast, plan)) is not None:
+        return with_decoding(fast, replace(plan, account=GraphReport("layers", NO_EXAMPLE)), prompt, terms)
     if plan.graph is None:
         require_graph(graph, example)
     if example is not None:
@@ -64,7 +67,7 @@ def choose_engine(fast: nn.Module, plan: Plan, example: Any, terms: Terms, graph
         stored, made_up = None, None
     given = Example.of(example) if example is not None else made_up
     assert given is not None
-    return fastest_engine(fast, plan, given, terms, graph, stored=stored)
+    return with_decoding(fast, fastest_engine(fast, plan, given, terms, graph, stored=stored), given, terms)
 
 
 def _from_file(fast: nn.Module, found: Mapping[str, Any]) -> tuple[Graph, Example]:

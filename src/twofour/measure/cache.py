@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,7 @@ import torch
 from twofour import native
 from twofour.errors import MeasureError
 from twofour.files import read_json
+from twofour.measure.effort import FULL, Effort
 from twofour.measure.gpu import gpu_facts
 from twofour.measure.machine import machine
 from twofour.measure.record import write_json
@@ -30,7 +32,10 @@ from twofour.measure.travelling import MachineTimes, extended, is_time, this_mac
 
 logger = logging.getLogger("twofour.compiler")
 
-MOST_LOOKS = 2
+SETTLED = 0.1
+"""Doubt up to which an order counts as settled: beyond, the next compile looks once more."""
+
+MOST_LOOKS = FULL.looks
 """Times a case is measured at most: the second look settles it, so that measuring ends on a busy machine too."""
 
 E = TypeVar("E")
@@ -53,11 +58,6 @@ class Entry:
     seconds: Mapping[str, float]
     looks: int = MOST_LOOKS
 
-    @property
-    def settled(self) -> bool:
-        """Whether it need not be measured again."""
-        return self.looks >= MOST_LOOKS
-
     def with_look(self, seconds: Mapping[str, float], settled: bool) -> Entry:
         """Return it with another look: of each kernel the lower time, which others disturbed least."""
         lower = {name: min(s, self.seconds.get(name, s)) for name, s in seconds.items()}
@@ -71,41 +71,58 @@ class Cache:
         path: The file; None keeps nothing.
         given: Times out of a saved model; those of a machine with this one's instruction sets are taken.
         fresh: Measure every case once more, whatever the file has.
+        effort: How often a case is looked at. What less than the full effort has measured serves compilations of no
+            more; a full one looks at it once more.
     """
 
-    def __init__(self, path: Path | None, given: Sequence[MachineTimes] = (), fresh: bool = False) -> None:
-        self.path, self.given, self._fresh = path, tuple(given), fresh
+    def __init__(
+        self, path: Path | None, given: Sequence[MachineTimes] = (), fresh: bool = False, effort: Effort = FULL
+    ) -> None:
+        self.path, self.given, self._fresh, self._effort = path, tuple(given), fresh, effort
         self._new: dict[str, Entry] = {}
         self._used: dict[str, Mapping[str, float]] = {}
         self._origins: dict[str, str] = {}
+        self._doubts: dict[str, float] = {}
+        self._seen: set[str] = set()
         self._written = 0
-        self._measured = 0
+        self._measured, self._seconds = 0, 0.0
 
     @classmethod
     def for_this_machine(
-        cls, kernels: Sequence[str], device: str = "cpu", *, given: Sequence[MachineTimes] = (), fresh: bool = False
+        cls,
+        kernels: Sequence[str],
+        device: str = "cpu",
+        *,
+        given: Sequence[MachineTimes] = (),
+        fresh: bool = False,
+        effort: Effort = FULL,
     ) -> Cache:
         """Open the cache of this machine, this torch and the kernels of these names; of its GPU for "cuda"."""
         folder = cache_folder()
-        return cls(None if folder is None else folder / f"times-{_identity(kernels, device)}.json", given, fresh)
+        return cls(
+            None if folder is None else folder / f"times-{_identity(kernels, device)}.json", given, fresh, effort
+        )
 
     def key(self, case: str, copies: int = 1) -> str:
         """Name a case with threads of our kernels and of torch's, and copies of the weight rotated over."""
         return f"{case}/{native.threads()}/{torch.get_num_threads()}t/{copies}c/{native.isa()}"
 
     def times(
-        self, key: str, names: Sequence[str], measure: Callable[[], tuple[dict[str, float], bool]]
+        self, key: str, names: Sequence[str], measure: Callable[[], tuple[dict[str, float], float]]
     ) -> dict[str, float]:
         """Return the seconds of each kernel: out of the saved model, from the file, or measured now.
 
         Args:
             key: From `key`.
             names: Of the kernels.
-            measure: Returns the seconds of each, and whether their order is settled.
+            measure: Returns the seconds of each, and in how much doubt their order is.
         """
+        self._seen.add(key)
         if (known := self._known(key, names)) is None:
-            found, settled = measure()
-            self.put(key, found, settled=settled)
+            begun = time.perf_counter()
+            found, doubt = measure()
+            self._seconds += time.perf_counter() - begun
+            self.put(key, found, doubt=doubt)
             known = self.get(key)
         return {name: known[name] for name in names}
 
@@ -121,7 +138,7 @@ class Cache:
         if here is not None and complete(times := here.seconds.get(key, {})):
             return self._from(here, key, times)
         kept = None if self._fresh else self._kept.get(key)
-        if kept is not None and kept.settled and complete(kept.seconds):
+        if kept is not None and kept.looks >= self._effort.looks and complete(kept.seconds):
             self._used[key] = kept.seconds
             return kept.seconds
         found = next((one for one in alike if complete(one.seconds.get(key, {}))), None)
@@ -154,17 +171,18 @@ class Cache:
         entry = self._new.get(key) or self._kept.get(key)
         return {} if entry is None else entry.seconds
 
-    def put(self, key: str, seconds: Mapping[str, float], *, settled: bool = True) -> None:
+    def put(self, key: str, seconds: Mapping[str, float], *, doubt: float = 0.0) -> None:
         """Remember the seconds of each kernel for this case, beside what an earlier look has found.
 
         Args:
             key: From `key`.
             seconds: Of each kernel.
-            settled: Whether their order is; else the next process looks once more.
+            doubt: About their order; beyond `SETTLED` the next process looks once more.
         """
         seconds = {name: float(f"{s:.{DIGITS}g}") for name, s in seconds.items()}
         before = self._new.get(key) or (None if self._fresh else self._kept.get(key)) or Entry({}, 0)
-        self._new[key] = before.with_look(seconds, settled)
+        self._new[key] = before.with_look(seconds, doubt <= SETTLED and self._effort == FULL)
+        self._doubts[key] = doubt
         self._used[key] = self._new[key].seconds
         self._measured += 1
 
@@ -186,15 +204,37 @@ class Cache:
         if write_kept(self.path, {case: vars(entry) for case, entry in entries.items()}, _TIMES):
             self._written = len(self._new)
 
-    def finish(self) -> None:
-        """Write what is new, and say in one line where the times come from that were not taken on a quiet machine."""
+    def finish(self) -> tuple[str, ...]:
+        """Write what is new; return what was measured, and of times in doubt, which a busy machine causes, one line.
+
+        The log has it too.
+        """
         self.save()
-        unsettled = [case for case, entry in self._new.items() if not entry.settled]
-        for case in unsettled:
-            logger.info("%s: the order of its kernels is not settled", case)
-        if unsettled:
-            what = "serve now" if self.path is None else "serve now, and the next compile takes them once more"
-            logger.warning("%d of %d times were taken on a busy machine: they %s", len(unsettled), self._measured, what)
+        found = self._account()
+        doubtful = {key: doubt for key, doubt in self._doubts.items() if self._new[key].looks < MOST_LOOKS}
+        if doubtful := {key: doubt for key, doubt in doubtful.items() if doubt > SETTLED}:
+            for case, doubt in doubtful.items():
+                logger.info("%s: the order of its kernels is in doubt by %.0f %%", case, 100 * doubt)
+            worst = max(doubtful, key=doubtful.__getitem__)
+            kept = "" if self.path is None else self._looks()
+            said = (
+                f"{len(doubtful)} of {self._measured} times were taken on a busy machine, the worst in doubt by "
+                f"{100 * doubtful[worst]:.0f} % ({worst}): they serve now{kept}"
+            )
+            logger.warning("%s", said)
+            return (*found, said)
+        return found
+
+    def _account(self) -> tuple[str, ...]:
+        """Return how many cases were measured and how many were known."""
+        if not self._seen:
+            return ()
+        known = len(self._seen) - len(self._seen & self._doubts.keys())
+        return (f"{self._measured} cases measured here in {self._seconds:.1f} s, {known} known before",)
+
+    def _looks(self) -> str:
+        again = "the next compile" if self._effort == FULL else 'the next with effort="full"'
+        return f", and {again} takes them once more"
 
 
 def _identity(kernels: Sequence[str], device: str) -> str:

@@ -14,15 +14,13 @@ from torch import Tensor
 from twofour import native
 from twofour.errors import TwofourError
 from twofour.measure.distance import distance
+from twofour.measure.effort import effort
 from twofour.measure.gpu import compare_on_gpu
 from twofour.measure.timing import Candidate, compare
 
 SURE = 0.05
 """How much slower than the fastest, judged by half of the rounds, the fastest of the other half may be before more
 rounds are made: as much as a further copy of a weight must save (`choose.WORTH_A_COPY`)."""
-
-SETTLED = 0.1
-"""The same, after these rounds, up to which the order counts as settled: beyond, the next compile looks once more."""
 
 
 def clock() -> str:
@@ -49,12 +47,14 @@ def fault(candidate: Callable[[], object], reference: Tensor, tolerance: float =
 
 def race(
     calls: Mapping[str, Candidate], *, repeats: int = 7, seconds: float = 0.3, cold: bool = False, gpu: bool = False
-) -> tuple[dict[str, float], bool]:
-    """Time the candidates of one case, interleaved; return seconds by name and whether their order is settled.
+) -> tuple[dict[str, float], float]:
+    """Time the candidates of one case, interleaved; return seconds by name, and in how much doubt their order is.
 
     On one thread processor time is taken: what others do meanwhile reaches it through the caches alone, and what slows
     a core evenly slows every candidate of a round. Several threads wait for the slowest of them, so that wall time is
-    taken, of which the first quartile counts. Where half of the rounds would choose otherwise, more are made.
+    taken, of which the first quartile counts. Where half of the rounds would choose otherwise, more are made. The doubt
+    is what the choice by half of the rounds costs in the other half: 0.1 is a tenth of the time. `measuring` says how
+    much is measured.
 
     Args:
         calls: Name to a callable, or to callables on copies of the weight.
@@ -65,10 +65,11 @@ def race(
     """
     if gpu:
         found = compare_on_gpu(calls, repeats=repeats, seconds=seconds)
-        return {name: found.median(name) for name in calls}, True
-    weights = "cold" if cold else "hot"
-    record = compare(calls, repeats=repeats, seconds=seconds, weights=weights, clock=clock(), sure=SURE)
-    return {name: record.undisturbed(name) for name in calls}, (record.doubt or 0.0) <= SETTLED
+        return {name: found.median(name) for name in calls}, 0.0
+    how, weights = effort(), "cold" if cold else "hot"
+    spent = {"repeats": min(repeats, how.rounds), "seconds": seconds * how.box, "sure": SURE if how.sure else None}
+    record = compare(calls, weights=weights, clock=clock(), behind=how.behind, **spent)
+    return {name: record.undisturbed(name) for name in calls}, record.doubt or 0.0
 
 
 def milliseconds(calls: Mapping[str, Candidate]) -> dict[str, float]:

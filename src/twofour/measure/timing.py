@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
+import math
 import os
 import statistics
 import time
@@ -145,7 +146,8 @@ class _Runner:
     def timing(self) -> Timing:
         # A clock that did not advance over a sample would give a ratio of infinity.
         samples = [max(sample, 1e-10) for sample in self.samples]
-        lower, _, upper = statistics.quantiles(samples, n=4, method="inclusive")
+        quartiles = statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else samples * 3
+        lower, _, upper = quartiles
         return Timing(statistics.median(samples), lower, upper, min(samples), len(samples), self.calls)
 
 
@@ -162,6 +164,7 @@ def compare(
     noise: bool = False,
     pin: bool = False,
     sure: float | None = None,
+    behind: float = math.inf,
     note: str | None = None,
     meta: Mapping[str, object] | None = None,
 ) -> Record:
@@ -188,6 +191,8 @@ def compare(
         noise: Also time the fastest baseline a second time as its own candidate (A/A).
         pin: Keep the calling thread on one core meanwhile (one thread only).
         sure: Go on, up to three times `repeats` and `seconds`, until `Record.doubt` is at most this; None: never.
+        behind: A candidate whose calls take more than this many times the fastest one's while they are counted gives
+            one sample.
         note: One line stored in the record.
         meta: Facts about the case, stored in the record; JSON-ready values.
 
@@ -200,7 +205,7 @@ def compare(
     _refuse(candidates, names, repeats, seconds, count, clock, weights, noise, pin)
     with _conditions(count, pin):
         _calibrate(runners, warmup, names if noise else ())
-        _rounds(runners, repeats, seconds, weights == "hot", sure)
+        _rounds(runners, behind, repeats, seconds, weights == "hot", sure)
     timings = {runner.name: runner.timing() for runner in runners}
     return Record(
         timings={name: timing for name, timing in timings.items() if not name.endswith(AGAIN)},
@@ -210,7 +215,7 @@ def compare(
         weights="hot" if weights == "hot" else "cold",
         cold=_rotation(weights, runners),
         noise=noise_of(timings),
-        doubt=_doubt(runners),
+        doubt=_doubt([runner for runner in runners if len(runner.samples) > 1]),
         note=note,
         meta=dict(meta or {}),
         machine=machine(),
@@ -322,7 +327,13 @@ def _twin(runners: Sequence[_Runner], baseline: tuple[str, ...]) -> _Runner:
     return _Runner(best.name + AGAIN, best.copies, best.clock, best.calls, best.seconds, best.next_copy + away)
 
 
-def _rounds(runners: Sequence[_Runner], repeats: int, seconds: float, hot: bool, sure: float | None) -> None:
+def _rounds(
+    runners: Sequence[_Runner], behind: float, repeats: int, seconds: float, hot: bool, sure: float | None
+) -> None:
+    """Sample in rounds; who took more than `behind` times the fastest one's time is in the first alone."""
+    last = min(runner.seconds for runner in runners) * behind
+    again = [runner.seconds <= last for runner in runners]
+    contenders = [runner for runner, stays in zip(runners, again, strict=True) if stays]
     orders = balanced_orders(len(runners))
     clock = runners[0].clock
     start = clock()
@@ -330,10 +341,11 @@ def _rounds(runners: Sequence[_Runner], repeats: int, seconds: float, hot: bool,
         elapsed = clock() - start
         late = elapsed > seconds and (index >= MIN_ROUNDS or (index >= 2 and elapsed > 4 * seconds))
         enough = sure is None or elapsed > FURTHER * seconds
-        if (late or index >= repeats) and (enough or _doubt(runners) <= (sure or 0.0)):
+        if (late or index >= repeats) and (enough or _doubt(contenders) <= (sure or 0.0)):
             return
         for position in orders[index % len(orders)]:
-            runners[position].sample(hot)
+            if index == 0 or again[position]:
+                runners[position].sample(hot)
 
 
 def _doubt(runners: Sequence[_Runner]) -> float:

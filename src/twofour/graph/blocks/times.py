@@ -74,7 +74,7 @@ def example_of(node: fx.Node) -> Tensor:
     return numbers.to(kind).as_strided(shape, strides)
 
 
-def _race(candidate: Candidate) -> tuple[dict[str, float], bool]:
+def _race(candidate: Candidate) -> tuple[dict[str, float], float]:
     """Race a block's native call, which is what a replay of the graph makes of it, with the operators."""
     operands = [example_of(node) for node in candidate.sources]
     block = candidate.block

@@ -1,0 +1,138 @@
+"""Generating: seconds of `generate()` from a prompt, by the dense model in torch, by our layers and by our graphs.
+
+Each sample generates all tokens greedily with transformers' own loop and cache; every float32 candidate must give the
+tokens of the dense model that it has the weights of. torch.compile is run as transformers runs it, with a static cache.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import twofour
+from cases.records import machine_line
+from twofour import measure
+from twofour.errors import DataError, MeasureError
+from twofour.measure import Record
+
+PROMPT, NEW = 16, 32
+EAGER, INDUCTOR, LAYERS, GRAPHS = "torch eager", "torch.compile, static cache", "twofour layers", "twofour graphs"
+DENSE = "twofour dense graphs"
+
+
+def gpt2(layers: int, width: int, heads: int) -> Any:
+    """Return a GPT-2 of random weights."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(n_layer=layers, n_embd=width, n_head=heads, bos_token_id=0, eos_token_id=None))
+
+
+def llama(layers: int, width: int, heads: int, key_heads: int, inner: int, vocabulary: int) -> Any:
+    """Return a Llama of random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": inner, "vocab_size": vocabulary}
+    heads_ = {"num_attention_heads": heads, "num_key_value_heads": key_heads}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads_, bos_token_id=0, eos_token_id=None))
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "gpt2-6x512": lambda: gpt2(6, 512, 8),
+    "gpt2-small": lambda: gpt2(12, 768, 12),
+    "llama-6x512": lambda: llama(6, 512, 8, 2, 1408, 32000),
+    "llama-3-8b-2-layers": lambda: llama(2, 4096, 32, 8, 14336, 128256),
+}
+
+
+def cells(models: Sequence[str], dtypes: Sequence[str], threads: Sequence[int]) -> list[dict[str, object]]:
+    """List the cells.
+
+    Raises:
+        DataError: There is no such model.
+    """
+    if unknown := [name for name in models if name not in MODELS]:
+        raise DataError(f"there is no model {unknown[0]!r}", got=",".join(models), wanted=", ".join(MODELS))
+    return [
+        {"case": "generate", "model": model, "dtype": dtype, "prompt": PROMPT, "new": NEW, "threads": count}
+        for model in models
+        for dtype in dtypes
+        for count in threads
+    ]
+
+
+class Bench:
+    """Measures cells.
+
+    Args:
+        seconds: Time box of one cell.
+        inductor: Also measure torch.compile, which takes minutes to compile.
+    """
+
+    def __init__(self, seconds: float, inductor: bool = True) -> None:
+        self.seconds, self.inductor = seconds, inductor
+
+    def __call__(self, cell: dict[str, object]) -> Record:
+        """Measure one cell: seconds of all new tokens, the prompt included."""
+        torch.set_num_threads(threads := int(str(cell["threads"])))
+        torch.manual_seed(0)
+        model, dtype = MODELS[str(cell["model"])]().eval().requires_grad_(False), str(cell["dtype"])
+        ids = torch.randint(1, 1000, (1, int(str(cell["prompt"]))), generator=torch.Generator().manual_seed(0))
+        sparse = twofour.prune(copy.deepcopy(model), "2:4")
+        if dtype == "bfloat16":
+            model, sparse = model.bfloat16(), sparse.bfloat16()
+        new = int(str(cell["new"]))
+        runs: dict[str, Callable[[], Tensor]] = {EAGER: _run(model, ids, new)}
+        if self.inductor:
+            compiled = copy.deepcopy(model)
+            compiled.forward = torch.compile(compiled.forward)
+            runs[INDUCTOR] = _run(compiled, ids, new, cache_implementation="static")
+        example = {"input_ids": ids}
+        ours = {DENSE: (model, "auto"), LAYERS: (sparse, False), GRAPHS: (sparse, "auto")}
+        plans: dict[str, object] = {}
+        for name, (source, graph) in ours.items():
+            fast: Any = twofour.compile(source, example, dtype=dtype, graph=graph)
+            runs[name], plans[name] = _run(fast, ids, new), list(fast.plan.notes)
+        if dtype == "float32":
+            _same(runs, {DENSE: _run(model, ids, new), LAYERS: _run(sparse, ids, new), GRAPHS: _run(sparse, ids, new)})
+        with torch.no_grad():
+            return measure.compare(
+                runs,
+                baseline=[name for name in (EAGER, INDUCTOR) if name in runs],
+                seconds=self.seconds,
+                threads=threads,
+                warmup=2,
+                meta={**cell, "notes": plans},
+            )
+
+
+def _run(model: Any, ids: Tensor, new: int, **options: Any) -> Callable[[], Tensor]:
+    wanted = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+    mask = torch.ones_like(ids)
+    return lambda: model.generate(ids, attention_mask=mask, **wanted, **options)
+
+
+def _same(runs: dict[str, Callable[[], Tensor]], references: dict[str, Callable[[], Tensor]]) -> None:
+    for name, reference in references.items():
+        if not torch.equal(found := runs[name](), want := reference()):
+            raise MeasureError(f"{name} generates other tokens", got=str(found.tolist()), wanted=str(want.tolist()))
+
+
+def show(records: Sequence[Record], console: Console) -> None:
+    """Print tokens a second, and how many times those of the best dense candidate they are."""
+    table = Table(box=None, pad_edge=False)
+    for index, name in enumerate(("model", "dtype", "threads", "engine", "tokens/s", "times best dense")):
+        table.add_column(name, justify="right" if index > 3 else "left")
+    for record in records:
+        best = min(record.undisturbed(name) for name in record.baseline)
+        for name in record.timings:
+            seconds = record.undisturbed(name)
+            keys = (str(record.meta[key]) for key in ("model", "dtype", "threads"))
+            table.add_row(*keys, name, f"{int(str(record.meta['new'])) / seconds:.1f}", f"{best / seconds:.2f}")
+    console.print(table)
+    console.print(machine_line(records[-1]), highlight=False, markup=False, soft_wrap=True)

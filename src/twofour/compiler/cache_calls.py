@@ -1,0 +1,125 @@
+"""The calls that `generate` makes of a decoder: a prompt with an empty cache, and one token behind its keys.
+
+Each is known as the layers make it and as a function of tensors alone, which can be captured.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from twofour.compiler.caches import Buffers, Pair, cache_of, empty_cache, is_served, recording_cache
+
+Call = dict[str, Any]
+"""What a function of tensors is given, by name."""
+
+
+class RefusedError(Exception):
+    """Decoding stays layer by layer for this reason."""
+
+
+def pair_of(layer: Any) -> Pair:
+    """Return what a layer of a cache holds."""
+    return layer.keys, layer.values
+
+
+def fields_of(answer: Any) -> dict[str, Any]:
+    """Return what a model answers beside its cache."""
+    return {name: value for name, value in answer.items() if name != "past_key_values"}
+
+
+def positions_at(length: int, rows: int) -> Tensor:
+    """Return the position of the token behind `length` others, (rows, 1)."""
+    return torch.full((rows, 1), length, dtype=torch.int64, device="cpu")
+
+
+class CacheCall:
+    """One kind of call with a cache, as the layers make it and as it is captured."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.keeps = "logits_to_keep" in inspect.signature(type(model).forward).parameters
+
+    def forward(self, cache: Any, **given: Any) -> Any:
+        """Return the answer of the model's own forward."""
+        options = {"use_cache": True, "past_key_values": cache} | ({"logits_to_keep": 1} if self.keeps else {})
+        return type(self.model).forward(self.model, **given, **options)
+
+
+class Prompt(CacheCall):
+    """All tokens of a prompt with an empty cache."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.kind: Any = None
+        self.count = 0
+
+    @property
+    def kept(self) -> int | None:
+        """How many logits a call must ask for; None: it cannot ask."""
+        return 1 if self.keeps else None
+
+    def layers(self, ids: Tensor) -> tuple[Any, list[Pair]]:
+        """Return the model's answer and the keys and values of each layer."""
+        cache = empty_cache(self.model)
+        answer = self.forward(cache, input_ids=ids)
+        kind = type(answer)
+        if not isinstance(answer, dict) or getattr(answer, "past_key_values", None) is not cache:
+            raise RefusedError(f"the model answers a prompt with {kind.__name__}, not with the cache it was given")
+        if not is_served(cache, len(cache.layers)) or not cache.layers:
+            raise RefusedError("its cache has layers of other kinds than keys and values that grow")
+        self.kind, self.count = kind, len(cache.layers)
+        return answer, [pair_of(layer) for layer in cache.layers]
+
+    def leaves(self, ids: Tensor) -> list[Any]:
+        """Return what the graph is to answer."""
+        answer, past = self.layers(ids)
+        return [*tree_leaves(fields_of(answer)), *tree_leaves(past)]
+
+    def example(self, ids: Tensor) -> Call:
+        """Return what the graph is given."""
+        positions = torch.arange(ids.shape[1], device="cpu").expand(len(ids), -1)
+        return {"input_ids": ids.contiguous(), "position_ids": positions.contiguous()}
+
+    def captured(self, input_ids: Tensor, position_ids: Tensor) -> Any:
+        """Return answer and added keys and values, for the capture."""
+        cache, layers = recording_cache([None] * self.count)
+        answer = self.forward(cache, input_ids=input_ids, position_ids=position_ids)
+        return fields_of(answer), [layer.added for layer in layers]
+
+
+class Step(CacheCall):
+    """One token behind the keys of a cache."""
+
+    def __init__(self, model: nn.Module, kind: Any, count: int) -> None:
+        super().__init__(model)
+        self.kind, self.count = kind, count
+
+    def layers(self, ids: Tensor, past: Sequence[Pair]) -> Any:
+        """Return the model's answer to the last of `ids` behind `past`."""
+        return self.forward(cache_of(past), input_ids=ids[:, -1:])
+
+    def leaves(self, ids: Tensor, past: Sequence[Pair]) -> list[Any]:
+        """Return what the graph is to answer."""
+        answer = self.layers(ids, past)
+        added = [t[:, :, -1:] for layer in answer.past_key_values.layers for t in pair_of(layer)]
+        return [*tree_leaves(fields_of(answer)), *added]
+
+    def example(self, ids: Tensor, past: Sequence[Pair]) -> Call:
+        """Return what the graph is given."""
+        buffers = Buffers(past)
+        pairs = list(zip(buffers.leaves[::2], buffers.leaves[1::2], strict=True))
+        given = {"input_ids": ids[:, -1:].contiguous(), "position_ids": positions_at(buffers.length, len(ids))}
+        return {**given, "attention_mask": buffers.mask, "past": pairs}
+
+    def captured(self, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor, past: list[Pair]) -> Any:
+        """Return answer and added keys and values, for the capture; keys that the mask hides may be anything."""
+        cache, layers = recording_cache(past)
+        given = {"input_ids": input_ids, "position_ids": position_ids, "attention_mask": attention_mask}
+        answer = self.forward(cache, **given)
+        return fields_of(answer), [layer.added for layer in layers]

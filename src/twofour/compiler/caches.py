@@ -1,0 +1,141 @@
+"""Keys and values of a Hugging Face cache in memory with room behind them, so that a step writes and copies nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Pair = tuple[Tensor, Tensor]
+"""Keys and values of one layer, (batch, key heads, keys, width) each."""
+
+ROOM = 64
+"""A capacity is a multiple of it. A step's program is recorded once for each capacity."""
+
+GROWTH = 1.25
+"""Capacity over length when a buffer is made: a step looks at a tenth of hidden keys on average, and the keys are
+copied once in a fifth of their number of steps."""
+
+
+def is_served(cache: Any, layers: int) -> bool:
+    """Tell whether this is transformers' `DynamicCache` of so many layers that all grow, none with a window."""
+    module: Any = sys.modules.get("transformers.cache_utils")
+    if module is None or type(cache) is not module.DynamicCache or getattr(cache, "offloading", False):
+        return False
+    return len(cache.layers) == layers and all(type(layer) is module.DynamicLayer for layer in cache.layers)
+
+
+def recording_cache(past: Sequence[Pair | None]) -> tuple[Any, list[Any]]:
+    """Return a `DynamicCache` for one captured call behind `past`, and its layers, whose `added` is what the call adds.
+
+    Args:
+        past: Of each layer, None where there is none.
+    """
+    from transformers import cache_utils
+
+    class Recording(cache_utils.DynamicLayer):
+        """A layer that joins keys for the attention of one call and keeps what was added apart."""
+
+        added: Pair
+
+        def __init__(self, past: Pair | None) -> None:
+            super().__init__()
+            if past is not None:
+                self.keys, self.values = past
+                self.is_initialized = True
+
+        def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Pair:
+            self.added = key_states, value_states
+            if not self.is_initialized:
+                return self.added
+            assert self.keys is not None and self.values is not None
+            return torch.cat([self.keys, key_states], -2), torch.cat([self.values, value_states], -2)
+
+    cache: Any = cache_utils.DynamicCache()
+    cache.layers = [Recording(pair) for pair in past]
+    return cache, cache.layers
+
+
+def empty_cache(model: Any) -> Any:
+    """Return a new cache as `generate` makes it for a model."""
+    from transformers import cache_utils
+
+    return cache_utils.DynamicCache(config=model.config)
+
+
+def cache_of(past: Sequence[Pair]) -> Any:
+    """Return a new `DynamicCache` that holds these very keys and values."""
+    from transformers import cache_utils
+
+    cache: Any = cache_utils.DynamicCache()
+    cache.layers = [cache_utils.DynamicLayer() for _ in past]
+    for layer, (keys, values) in zip(cache.layers, past, strict=True):
+        layer.lazy_initialization(keys, values)
+        layer.keys, layer.values = keys, values
+    return cache
+
+
+class Buffers:
+    """The keys and values of one cache, in memory that has room behind them.
+
+    They are written in place as long as the cache holds the very tensors that it was handed: what was cropped,
+    reordered or appended to by others is copied anew.
+
+    Args:
+        past: Of each layer, of one length.
+
+    Attributes:
+        length: Keys that are there.
+        mask: bool (batch, 1, 1, capacity + 1): which keys the next token sees, itself at last.
+        leaves: Keys and values with all of their room, layer by layer; what is behind `length` is finite.
+        checked: Whether a program was found to hold for them.
+    """
+
+    def __init__(self, past: Sequence[Pair]) -> None:
+        self.length = past[0][0].shape[2]
+        room = -(-int(self.length * GROWTH + 1) // ROOM) * ROOM
+        self.leaves: list[Tensor] = []
+        with torch.inference_mode(False), torch.no_grad():
+            for tensor in (one for pair in past for one in pair):
+                batch, heads, length, width = tensor.shape
+                held = torch.empty(batch, heads, room, width, dtype=tensor.dtype, device="cpu")
+                held[:, :, :length] = tensor
+                held[:, :, length:] = 0
+                self.leaves.append(held)
+            self.mask = torch.zeros(past[0][0].shape[0], 1, 1, room + 1, dtype=torch.bool, device="cpu")
+        self.mask[..., : self.length] = True
+        self.mask[..., room] = True
+        self.checked = False
+        self._handed: list[Tensor] = []
+
+    @classmethod
+    def of(cls, cache: Any) -> Buffers:
+        """Return those of a cache that has keys; it holds them from now on."""
+        found = cache.__dict__.get("_twofour_buffers")
+        if found is None or not found._are_in(cache) or found.length + 1 >= found.mask.shape[-1]:
+            found = cls([(layer.keys, layer.values) for layer in cache.layers])
+            found.hand(cache)
+        return found
+
+    def _are_in(self, cache: Any) -> bool:
+        handed = iter(self._handed)
+        return all(layer.keys is next(handed) and layer.values is next(handed) for layer in cache.layers)
+
+    def hand(self, cache: Any) -> None:
+        """Let a cache hold the keys and values that are there."""
+        self._handed = [tensor.narrow(2, 0, self.length) for tensor in self.leaves]
+        handed = iter(self._handed)
+        for layer in cache.layers:
+            layer.keys, layer.values = next(handed), next(handed)
+        cache.__dict__["_twofour_buffers"] = self
+
+    def append(self, added: Sequence[Tensor], cache: Any) -> None:
+        """Write keys and values of one token behind those that are there, and hand them to the cache."""
+        room = [tensor.narrow(2, self.length, 1) for tensor in self.leaves]
+        torch._foreach_copy_(room, list(added))  # pyright: ignore[reportPrivateImportUsage]
+        self.mask[..., self.length] = True
+        self.length += 1
+        self.hand(cache)

@@ -1,0 +1,322 @@
+"""A Hugging Face decoder's calls with a cache as two graphs: a prompt into an empty one, and one token behind its keys.
+
+`generate` makes these calls. No graph can hold a cache object; here the keys and values are inputs, those of the new
+token outputs, and the cache is written in place around the graph.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from twofour.calls import Example
+from twofour.capture import TRACING, Guard, arguments, capture, without_torchs_log
+from twofour.compiler.agreement import agreement
+from twofour.compiler.cache_calls import Call, Prompt, RefusedError, Step, positions_at
+from twofour.compiler.caches import ROOM, Buffers, Pair, cache_of, is_served
+from twofour.compiler.graph import ENGINES, TIE, kept_layers
+from twofour.compiler.graph_rewrites import rewrite_graph
+from twofour.compiler.plan import Plan
+from twofour.compiler.terms import Terms
+from twofour.compiler.whole_model import WholeModel, layers_alone, own_signature
+from twofour.errors import CompileError, KernelError, cut
+from twofour.graph import JOIN_QKV, Executor, Program
+from twofour.graph.base import FailedRuleError
+from twofour.measure.chooser import race
+from twofour.measure.distance import distance
+
+logger = logging.getLogger("twofour.compiler")
+
+TAKEN = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "return_dict", "logits_to_keep")
+"""Arguments of a call that the graphs serve; others must be None or False."""
+
+LONGEST = 256
+"""Tokens of a prompt that is made up."""
+
+
+def decodes(model: nn.Module) -> bool:
+    """Tell whether `generate` of a model calls it with a cache, and with all that a graph of such a call is given."""
+    config: Any = getattr(model, "config", None)
+    generates = getattr(model, "can_generate", None)
+    if config is None or not callable(generates) or not generates() or not getattr(config, "use_cache", True):
+        return False
+    named = inspect.signature(type(model).forward).parameters
+    takes = {"input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache"} <= named.keys()
+    return takes and not getattr(config, "is_encoder_decoder", False)
+
+
+def prompt_like(model: nn.Module, plan: Plan) -> Example | None:
+    """Return a prompt of random tokens, as many as the layers of a decoder saw in its example; None of other models."""
+    words = getattr(getattr(model, "config", None), "vocab_size", None)
+    count = max(plan.counts.values(), default=0)
+    if not decodes(model) or not isinstance(words, int) or count < 2:
+        return None
+    draw = torch.Generator().manual_seed(0)
+    return Example((), {"input_ids": torch.randint(words, (1, min(count, LONGEST)), generator=draw, device="cpu")})
+
+
+def with_decoding(fast: nn.Module, plan: Plan, example: Example, terms: Terms) -> Plan:
+    """Let a decoder's calls with a cache run as graphs, where these are right and faster; returns the plan with why.
+
+    Args:
+        fast: The model with compiled layers; its instance may get a `forward`, around the one it has.
+        plan: What was decided.
+        example: A prompt.
+        terms: What held for every layer.
+    """
+    ids = arguments(fast, example.args, example.kwargs).get("input_ids") if decodes(fast) else None
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel() or ids.shape[1] < 2:
+        return plan
+    try:
+        with TRACING, _own_forward(fast), torch.no_grad():
+            decoding, said = _chosen(fast, plan, ids, terms)
+    except RefusedError as error:
+        decoding, said = None, f"decoding runs layer by layer: {error}"
+    except Exception as error:  # a rewrite that fails on a model never seen must not cost the layers
+        text = cut(" ".join(str(error).split()), 200)
+        decoding, said = None, f"decoding runs layer by layer: {type(error).__name__}: {text}, please report it"
+        logger.debug("the graph of a step failed", exc_info=error)
+    logger.log(logging.INFO if decoding is not None else logging.WARNING, "%s", said)
+    if decoding is not None:
+        decoding.inner = fast.__dict__.get("forward")
+        object.__setattr__(fast, "forward", decoding)
+    return replace(plan, notes=(*plan.notes, said))
+
+
+@contextmanager
+def _own_forward(model: nn.Module) -> Iterator[None]:
+    """Let the forward of the model's class run inside, whatever stands in its place."""
+    before = model.__dict__.pop("forward", None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            object.__setattr__(model, "forward", before)
+
+
+def _chosen(fast: nn.Module, plan: Plan, ids: Tensor, terms: Terms) -> tuple[Decoding | None, str]:
+    """Capture and time both graphs; return the forward with those that are used, if any, and what the plan says."""
+    prompt = Prompt(fast)
+    past = prompt.layers(ids)[1]
+    step = Step(fast, prompt.kind, len(past))
+    given = step.example(ids, past)
+    runner = _runner(fast, plan, step.captured, given, terms, {})
+    for rows, keys in ((ids, past), (torch.cat([ids, ids]), [(_larger(k), _larger(v)) for k, v in past])):
+        _agree(runner, plan, step.example(rows, keys), partial(step.leaves, rows, keys), "a step")
+    decoding = Decoding(fast, prompt.kind, len(past), runner)
+    layers, graph = partial(step.layers, ids, past), partial(decoding.timed, ids[:, -1:], past)
+    times = {"step": _raced(runner, given, terms, layers, graph)}
+    try:
+        without, given = {JOIN_QKV.name: "its weights would be kept once more"}, prompt.example(ids)
+        first = _runner(fast, plan, prompt.captured, given, terms, without)
+        for rows in (ids, torch.cat([ids, ids])[:, 1:]):
+            _agree(first, plan, prompt.example(rows), partial(prompt.leaves, rows), "a prompt")
+        layers, graph = partial(prompt.layers, ids), partial(first.program, *tree_leaves(given))
+        times["prompt"] = _raced(first, given, terms, layers, graph)
+        if times["prompt"]["graph"] <= TIE * times["prompt"]["layers"]:
+            decoding.prompt, decoding.kept = first, prompt.kept
+    except (RefusedError, CompileError) as error:
+        logger.info("prompts run layer by layer: %s", error)
+    decoding.__dict__.pop("_timing", None)
+    parts = [
+        f"a {name} {ms['graph']:.3f} ms as a graph, {ms['layers']:.3f} ms layer by layer" for name, ms in times.items()
+    ]
+    said = f"decoding ({len(ids)} x {ids.shape[1]} tokens in the cache): {'; '.join(parts)}"
+    if times["step"]["graph"] > TIE * times["step"]["layers"]:
+        return None, f"{said}; the layers are faster"
+    return decoding, said
+
+
+def _larger(tensor: Tensor) -> Tensor:
+    """Return keys or values of twice as many sequences, behind more tokens than a first buffer has room for."""
+    return torch.cat([tensor, tensor]).repeat(1, 1, 1 + ROOM // tensor.shape[2], 1)
+
+
+def _runner(
+    fast: nn.Module, plan: Plan, call: Callable[..., Any], given: Call, terms: Terms, without: Mapping[str, str]
+) -> WholeModel:
+    """Return the rewritten graph of one kind of call."""
+    left_out = dict(without)
+    while True:
+        object.__setattr__(fast, "forward", call)
+        try:
+            graph = capture(fast, given, kept_layers(fast))
+        finally:
+            object.__delattr__(fast, "forward")
+        if not graph.dynamic:
+            raise RefusedError(f"its graph holds for one number of keys alone: {graph.reason}")
+        leaves = tree_leaves(given)
+        try:
+            with torch.inference_mode(), without_torchs_log():
+                rewrite_graph(fast, graph, plan, leaves, terms, left_out)
+                return WholeModel(fast, Guard(graph), Executor(Program(graph.module)), graph)
+        except FailedRuleError as error:
+            if error.rule in left_out:
+                raise
+            logger.warning("a graph is rewritten without one rule: %s, please report it", error)
+            left_out[error.rule] = error.reason
+
+
+def _agree(runner: WholeModel, plan: Plan, given: Call, layers: Callable[[], list[Any]], what: str) -> float:
+    """Compare a graph with the layers.
+
+    Raises:
+        RefusedError: They differ.
+    """
+    leaves = runner.guard.leaves(given)
+    if leaves is None:
+        raise RefusedError(f"the graph of {what} does not hold for its own example")
+    runner.agreement = agreement(runner.model, plan.dtype, leaves, layers)
+    error = distance(tree_leaves(runner.outputs.value(runner.program(*leaves))), layers())
+    if not error <= runner.agreement:
+        raise RefusedError(f"the graph of {what} differs from the layers by {error:.1e}")
+    return error
+
+
+def _raced(
+    runner: WholeModel, given: Call, terms: Terms, layers: Callable[[], object], graph: Callable[[], object]
+) -> dict[str, float]:
+    """Return the milliseconds of both engines on one call."""
+    sizes = [(tuple(leaf.shape), str(leaf.dtype)) for leaf in tree_leaves(given)]
+    digest = hashlib.sha256(repr((runner.program.python.text, sizes)).encode()).hexdigest()[:16]
+    runner.program.prepare(tree_leaves(given))
+    case = terms.cache.key(f"decoding/{digest}")
+    calls = {ENGINES[0]: layers, ENGINES[1]: graph}
+    found = terms.cache.times(case, ENGINES, lambda: race(calls, repeats=9, seconds=0.5))
+    return {name: 1e3 * seconds for name, seconds in found.items()}
+
+
+class Decoding:
+    """The forward of a decoder whose calls with a cache run as graphs; other calls run as they did.
+
+    Args:
+        model: The model with compiled layers.
+        kind: Class of its answers.
+        layers: Layers of its cache.
+        step: The graph of one token.
+
+    Attributes:
+        inner: The forward for other calls, None for that of the model's class.
+        prompt: The graph of a prompt, None where the layers are as fast.
+        kept: `logits_to_keep` of the calls that it holds for.
+    """
+
+    def __init__(self, model: nn.Module, kind: Any, layers: int, step: WholeModel) -> None:
+        self.model, self.kind, self.layers, self.step = model, kind, layers, step
+        self.inner: Callable[..., Any] | None = None
+        self.prompt: WholeModel | None = None
+        self.kept: int | None = None
+        self._said: set[str] = set()
+        self.__signature__ = own_signature(model)
+
+    @property
+    def __code__(self) -> CodeType:
+        """Code of the model's own forward, which torch.export names its frames by."""
+        return inspect.unwrap(type(self.model).forward).__code__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the model's own forward returns."""
+        cache = kwargs.get("past_key_values")
+        if cache is not None and not args and not layers_alone():
+            try:
+                answer = self._served(cache, kwargs)
+            except KernelError as error:  # the layers raise it with their names, or serve the call
+                answer = self._say(f"that a kernel of the graph refuses ({error.what})")
+            if answer is not None:
+                return answer
+            return type(self.model).forward(self.model, **kwargs)
+        if self.inner is not None:
+            return self.inner(*args, **kwargs)
+        return type(self.model).forward(self.model, *args, **kwargs)
+
+    def _served(self, cache: Any, given: Call) -> Any:
+        """Return the answer to a call that a graph holds for, else None."""
+        ids, mask = given.get("input_ids"), given.get("attention_mask")
+        if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel():
+            return self._say("without token ids")
+        if other := [name for name, value in given.items() if name not in TAKEN and value not in (None, False)]:
+            return self._say(f"with `{other[0]}`")
+        if given.get("use_cache") is False or given.get("return_dict") is False:
+            return self._say("that asks for an answer without a cache")
+        if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
+            return self._say("with an attention mask that is not (batch, keys)")
+        if not is_served(cache, self.layers):
+            if type(cache).__name__ != "DynamicCache" or cache.layers:
+                return self._say(f"with a {type(cache).__name__} that is not of {self.layers} layers that grow")
+            return None
+        if why := self.step.own():
+            return self._say(why)
+        if not cache.layers[0].is_initialized or not cache.layers[0].keys.numel():
+            return self._begun(cache, given)
+        if ids.shape[1] != 1 or given.get("logits_to_keep", 1) not in (0, 1):
+            return self._say("of several tokens behind a cache")
+        return self._stepped(cache, ids, mask, given.get("position_ids"))
+
+    def _stepped(self, cache: Any, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> Any:
+        buffers = Buffers.of(cache)
+        if mask is not None:
+            if mask.shape != (len(ids), buffers.length + 1):
+                return self._say("with an attention mask of another length than the cache and the token")
+            buffers.mask[:, 0, 0, : buffers.length] = mask[:, :-1]
+        if positions is None:
+            positions = positions_at(buffers.length, len(ids))
+        elif positions.shape != ids.shape:
+            positions = positions.expand(len(ids), 1)
+        leaves = [ids, positions, buffers.mask, *buffers.leaves]
+        if not buffers.checked and self.step.guard.leaves(self.step.guard.inputs.value(leaves)) is None:
+            return self._say("with a cache whose sizes the graph does not hold for")
+        buffers.checked = True
+        fields, added = self.step.outputs.value(self.step.program(*leaves))
+        buffers.append([tensor for pair in added for tensor in pair], cache)
+        return self.kind(**fields, past_key_values=cache)
+
+    def _begun(self, cache: Any, given: Call) -> Any:
+        ids, mask, positions = given["input_ids"], given.get("attention_mask"), given.get("position_ids")
+        if self.prompt is None or (mask is not None and not bool(mask.all())):
+            return None
+        if self.kept is not None and given.get("logits_to_keep", 0) != self.kept:
+            return None
+        if positions is None:
+            positions = torch.arange(ids.shape[1], device="cpu")
+        taken = {"input_ids": ids, "position_ids": positions.expand(len(ids), -1).contiguous()}
+        if (leaves := self.prompt.guard.leaves(taken)) is None:
+            return None
+        fields, past = self.prompt.outputs.value(self.prompt.program(*leaves))
+        for layer, pair in zip(cache.layers, past, strict=True):
+            layer.lazy_initialization(*pair)
+        Buffers(past).hand(cache)
+        return self.kind(**fields, past_key_values=cache)
+
+    def timed(self, ids: Tensor, past: Sequence[Pair]) -> Any:
+        """Return the answer of one step behind `past`, in buffers that are kept from call to call."""
+        if "_timing" not in self.__dict__:
+            cache = cache_of(past)
+            self.__dict__["_timing"] = cache, Buffers.of(cache), past[0][0].shape[2]
+        cache, buffers, length = self.__dict__["_timing"]
+        buffers.length, buffers.mask[..., length] = length, False
+        buffers.hand(cache)
+        return self._stepped(cache, ids, None, None)
+
+    def _say(self, why: str) -> None:
+        """Log, once for each reason, why a call with a cache runs layer by layer."""
+        if why not in self._said:
+            self._said.add(why)
+            logger.warning("a call %s runs layer by layer (said once)", why)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "__signature__": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__signature__ = own_signature(self.model)

@@ -1,0 +1,223 @@
+"""`generate` of Hugging Face's decoders: prompts and steps as graphs, the cache written in place, eager's tokens."""
+
+import copy
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import twofour
+from twofour.compiler import decoding
+from twofour.compiler.caches import ROOM, Buffers
+from twofour.compiler.decoding import Decoding
+
+from .small import TOKENS
+
+pytestmark = pytest.mark.usefixtures("no_measuring", "graphs")
+
+IDS = torch.randint(1, 90, (1, 9), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are faster."""
+    monkeypatch.setattr(decoding, "race", lambda calls, **_: (dict(zip(calls, (2.0, 1.0), strict=True)), 0.0))
+
+
+def gpt2(**options: Any) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 96, "n_positions": 256}
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=None, **options)).eval()
+
+
+def llama(**options: Any) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "vocab_size": 96}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, bos_token_id=0, eos_token_id=None, **options)).eval()
+
+
+_compiled: dict[str, tuple[Any, Any]] = {}
+
+
+@pytest.fixture(params=["gpt2", "llama"])
+def models(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
+    """The masked model and the compiled one, whose graphs are made once."""
+    if request.param not in _compiled:
+        masked = twofour.prune({"gpt2": gpt2, "llama": llama}[request.param](), "2:4")
+        _compiled[request.param] = masked, twofour.compile(masked, {"input_ids": IDS}, tokens=TOKENS)
+    yield _compiled[request.param]
+
+
+def generated(model: Any, ids: Tensor, new: int = 12, **options: Any) -> Any:
+    options = {"do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)} | options
+    return model.generate(ids, max_new_tokens=new, **options)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which of its graphs a model runs."""
+    seen: list[str] = []
+    for name in ("_stepped", "_begun"):
+        own = getattr(Decoding, name)
+
+        def counted(self: Decoding, *args: Any, name: str = name, own: Any = own) -> Any:
+            answer = own(self, *args)
+            seen.append(name if answer is not None else f"{name} by layers")
+            return answer
+
+        monkeypatch.setattr(Decoding, name, counted)
+    return seen
+
+
+def test_generate_runs_on_graphs_and_gives_the_same_tokens(models: tuple[Any, Any], calls: list[str]) -> None:
+    masked, fast = models
+    assert isinstance(fast.__dict__["forward"], Decoding)
+    assert any(note.startswith("decoding (1 x 9 tokens in the cache): a step 1000.000 ms") for note in fast.plan.notes)
+    assert torch.equal(generated(fast, IDS), generated(masked, IDS))
+    assert calls == ["_begun", *["_stepped"] * 11]
+
+
+def test_other_batches_and_lengths_are_served(models: tuple[Any, Any], calls: list[str]) -> None:
+    masked, fast = models
+    for batch, length, new in ((3, 5, 4), (1, 30, ROOM + 8)):
+        ids = torch.randint(1, 90, (batch, length), generator=torch.Generator().manual_seed(batch))
+        assert torch.equal(generated(fast, ids, new), generated(masked, ids, new))
+    assert set(calls) == {"_begun", "_stepped"}
+
+
+def test_padded_prompts_run_by_layers_and_their_steps_on_graphs(models: tuple[Any, Any], calls: list[str]) -> None:
+    masked, fast = models
+    ids, mask = torch.cat([IDS, IDS.flip(1)]), torch.ones(2, 9, dtype=torch.int64)
+    mask[1, :4] = 0
+    want, got = (generated(model, ids, attention_mask=mask) for model in (masked, fast))
+    assert torch.equal(got, want) and calls == ["_begun by layers", *["_stepped"] * 11]
+
+
+def test_steps_answer_as_the_model_and_leave_its_cache(models: tuple[Any, Any]) -> None:
+    from transformers import DynamicCache
+
+    answers = []
+    for model in models:
+        cache, found = DynamicCache(config=model.config), []
+        with torch.no_grad():
+            for ids in (IDS, IDS[:, :1], IDS[:, 1:2]):
+                found.append(model(input_ids=ids, past_key_values=cache, use_cache=True))
+        assert found[-1].past_key_values is cache and type(found[-1]) is type(found[0])
+        assert cache.get_seq_length() == 11
+        answers.append((found, cache))
+    (want, held), (got, cache) = answers
+    torch.testing.assert_close(got[-1].logits, want[-1].logits, atol=1e-4, rtol=1e-4)
+    for layer, other in zip(held.layers, cache.layers, strict=True):
+        torch.testing.assert_close(other.keys, layer.keys, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(other.values, layer.values, atol=1e-5, rtol=1e-4)
+
+
+def test_two_continuations_of_one_cache_do_not_meet(models: tuple[Any, Any]) -> None:
+    from transformers import DynamicCache
+
+    answers = []
+    for model in models:
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(input_ids=IDS, past_key_values=cache, use_cache=True)
+            model(input_ids=IDS[:, :1], past_key_values=cache, use_cache=True)
+            other = copy.deepcopy(cache)
+            model(input_ids=IDS[:, 1:2], past_key_values=cache, use_cache=True)
+            model(input_ids=IDS[:, 2:3], past_key_values=other, use_cache=True)
+            cache.crop(-3)
+            answers.append(
+                [model(input_ids=IDS[:, 3:4], past_key_values=c, use_cache=True).logits for c in (cache, other)]
+            )
+    torch.testing.assert_close(answers[1], answers[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"cache_implementation": "static"}, {"use_cache": False}])
+def test_other_ways_to_generate_give_the_same_tokens(models: tuple[Any, Any], options: dict[str, Any]) -> None:
+    masked, fast = models
+    assert torch.equal(generated(fast, IDS, 5, **options), generated(masked, IDS, 5, **options))
+
+
+def test_what_no_graph_serves_runs_by_layers_and_is_said_once(
+    models: tuple[Any, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, fast = models
+    fast.__dict__["forward"]._said.clear()
+    with caplog.at_level(logging.WARNING, "twofour"):
+        for _ in range(2):
+            want, got = (
+                generated(model, IDS, 3, output_hidden_states=True, return_dict_in_generate=True) for model in models
+            )
+    assert torch.equal(got.sequences, want.sequences) and len(got.hidden_states) == 3
+    assert [record.message for record in caplog.records] == [
+        "a call with `output_hidden_states` runs layer by layer (said once)"
+    ]
+
+
+def test_a_token_out_of_range_is_refused_as_by_the_model(models: tuple[Any, Any]) -> None:
+    from transformers import DynamicCache
+
+    for model in models:
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(input_ids=IDS, past_key_values=cache, use_cache=True)
+            with pytest.raises(IndexError):
+                model(input_ids=torch.tensor([[1000]]), past_key_values=cache, use_cache=True)
+
+
+def test_copies_generate_too(models: tuple[Any, Any], calls: list[str]) -> None:
+    masked, fast = models
+    assert torch.equal(generated(copy.deepcopy(fast), IDS, 4), generated(masked, IDS, 4))
+    assert set(calls) == {"_begun", "_stepped"}
+
+
+def test_a_loaded_model_generates_on_graphs(models: tuple[Any, Any], calls: list[str], tmp_path: Path) -> None:
+    masked, fast = models
+    twofour.save(fast, tmp_path / "model.safetensors")
+    loaded = twofour.load(tmp_path / "model.safetensors", masked)
+    assert torch.equal(generated(loaded, IDS, 4), generated(masked, IDS, 4))
+    assert set(calls) == {"_begun", "_stepped"}
+
+
+def test_a_change_of_the_model_leaves_the_graphs(models: tuple[Any, Any], calls: list[str]) -> None:
+    masked, fast = (copy.deepcopy(model) for model in models)
+    for model in (masked, fast):
+        generated(model, IDS, 2)
+        with torch.no_grad():
+            (model.model.norm if hasattr(model, "model") else model.transformer.ln_f).weight.mul_(-1.5)
+    calls.clear()
+    assert torch.equal(generated(fast, IDS, 4), generated(masked, IDS, 4))
+    assert not calls
+
+
+def test_a_bfloat16_model_keeps_its_cache_in_bfloat16(calls: list[str]) -> None:
+    masked = twofour.prune(llama().bfloat16(), "2:4")
+    fast = twofour.compile(masked, {"input_ids": IDS}, dtype="bfloat16", tokens=TOKENS)
+    answer = generated(fast, IDS, 3, return_dict_in_generate=True)
+    assert answer.past_key_values.layers[0].keys.dtype is torch.bfloat16 and "_stepped" in calls
+
+
+def test_buffers_have_room_and_grow() -> None:
+    from twofour.compiler.caches import cache_of
+
+    past = [(torch.randn(2, 2, 50, 4), torch.randn(2, 2, 50, 4)) for _ in range(2)]
+    cache = cache_of(past)
+    buffers = Buffers.of(cache)
+    added = [torch.randn(2, 2, 1, 4) for _ in range(4)]
+    for step in range(14):
+        assert Buffers.of(cache) is buffers, step
+        buffers.append(added, cache)
+    assert buffers.length == 64 and buffers.leaves[0].shape[2] == ROOM
+    larger = Buffers.of(cache)
+    assert larger is not buffers and larger.leaves[0].shape[2] == 2 * ROOM
+    assert torch.equal(cache.layers[1].values[:, :, :50], past[1][1])
+    assert torch.equal(cache.layers[1].values[:, :, 50:], added[3].expand(-1, -1, 14, -1))
+    assert larger.mask.sum() == 2 * 65
