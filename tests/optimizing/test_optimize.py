@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 import json
 from pathlib import Path
@@ -40,7 +41,8 @@ def test_a_run_leaves_a_model_that_loads_and_what_was_found(tmp_path: Path) -> N
     assert outcome.reasons["OpenVINO"] == "not timed: left out as asked"
     (record,) = measure.load(outcome.folder / "results.json")
     assert record.meta["case"] == "optimize" and record.meta["kept"] == outcome.kept
-    assert record.meta["losses"].keys() == {"0", "2"} and len(record.meta["weights"]) == 2
+    masks = 2 if outcome.kept == "twofour 2:4, float32" else 0
+    assert record.meta["losses"].keys() == {"0", "2"} and len(record.meta["weights"]) == masks
     assert {row["name"] for row in json.loads((outcome.folder / "plan.json").read_text())["layers"]} >= {"0", "2", "3"}
     scope: dict[str, Any] = {"model": small()}
     exec(outcome.loading, scope)
@@ -113,7 +115,8 @@ def test_within_a_limit_all_types_are_tried_and_a_function_judges(tmp_path: Path
 def test_a_shrunk_model_loads_into_the_large_one(tmp_path: Path) -> None:
     budget = twofour.shrinking.Budget(parameters=0.8)
     outcome = optimizing.optimize(small(), DATA, tmp_path / "run", budget=budget, **FAST)
-    assert "Shrunk first: parameters 17,226 ->" in (outcome.folder / "report.html").read_text()
+    page = html.unescape((outcome.folder / "report.html").read_text())
+    assert "Shrunk first: parameters 17,226 -> " in page
     assert outcome.quality["twofour 2:4, float32"].value < 100
 
 

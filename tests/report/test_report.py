@@ -84,6 +84,7 @@ def test_a_run_of_optimize_has_every_part_but_training(tmp_path: Path) -> None:
     text = " ".join(found.texts)
     for words in ("98.40 ± 0.50 %", "2 of 3 layers run sparse", "2.00 ms", "2.20 MB", "3 of 3 masks are kept"):
         assert words in text
+    assert "2026-01-01 00:00 UTC" in text
     heads = [attrs for name, attrs in found.elements if name == "th"]
     assert heads and all(attrs["aria-sort"] == "none" and attrs["scope"] == "col" for attrs in heads)
     charts = [attrs for name, attrs in found.elements if name == "svg" and attrs.get("class") == "chart"]

@@ -353,8 +353,10 @@ class _Task:
         noted = [dict(vars(score), note=choice.reasons[score.name].partition(";")[0]) for score in scores]
         judged = {"title": title, "said": said, "unit": "", "floor": floor, "scores": [vars(dense), *noted]}
         sizes = {"dense weights": sum(p.nbytes for p in self.model.parameters()), f"kept: {kept.name}": kept.nbytes}
+        masked = any(one.sparse and one.name(self.pattern) == kept.name for one in self._candidates)
+        weights = pruned["weights"] if masked else []  # a dense model has no masks to show
         return {
-            **{"quality": [judged], "sizes": sizes, "losses": pruned["losses"], "weights": pruned["weights"]},
+            **{"quality": [judged], "sizes": sizes, "losses": pruned["losses"], "weights": weights},
             **{"notes": self._notes(advice, pruned), "advice": advice},
         }
 

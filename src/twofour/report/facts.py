@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ _SAID = ("case", "model", "data", "dtype", "shape", "geometry", "pattern", "toke
 def described(record: Record) -> str:
     """Return in one line what was timed."""
     facts = {name: record.meta[name] for name in _SAID if isinstance(record.meta.get(name), str | int | float)}
+    if facts.get("case") in ("optimize", "bench"):  # whole models: the name says it
+        del facts["case"]
     said = [f"{name} {value}" if isinstance(value, int | float) else str(value) for name, value in facts.items()]
     return ", ".join(said) or record.note or "times"
 
@@ -28,6 +31,14 @@ def milliseconds(seconds: float) -> str:
 def size(nbytes: float) -> str:
     """Return bytes as people read them."""
     return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.2f} MB" if nbytes >= 1e5 else f"{nbytes:,} B"
+
+
+def moment(text: str) -> str:
+    """Return a time in ISO 8601 to the minute, as people read it; what is none stays as it is."""
+    try:
+        return f"{datetime.datetime.fromisoformat(text):%Y-%m-%d %H:%M} UTC"
+    except ValueError:
+        return text
 
 
 def facts_of(machine: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from twofour.errors import ReportError
 from twofour.files import named, replacing, writing
 from twofour.measure import Record
 from twofour.report.charts import Bar, Dot, bars, curves, dots
-from twofour.report.facts import described, facts_of, milliseconds, size
+from twofour.report.facts import described, facts_of, milliseconds, moment, size
 from twofour.report.markup import Markup, joined, tag
 from twofour.report.run import Layer, Quality, Run, Weight
 from twofour.report.tables import Cell, number, table
@@ -71,7 +71,7 @@ def to_html(run: Run) -> str:
     links = [tag("li", tag("a", title, href=f"#{name}")) for name, title, _ in sections]
     header = tag(
         "header",
-        tag("p", "twofour report", f" · {run.created}" if run.created else "", class_="kicker"),
+        tag("p", "twofour report", f" · {moment(run.created)}" if run.created else "", class_="kicker"),
         tag("h1", run.title),
         tag("p", run.verdict, class_="verdict") if run.verdict else None,
         tag("nav", tag("ul", *links), aria_label="Sections") if len(links) > 1 else None,
